@@ -1,0 +1,1 @@
+"""The explorer: a Streamlit app over inshrink_core."""

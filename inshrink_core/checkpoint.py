@@ -1,0 +1,330 @@
+"""The in-memory model of a checkpoint: named tensors with roles, read lazily, and the rest bit-exact.
+
+A checkpoint on disk is one or more files. Each file is described by a `FileLayout`: *regions*, where
+tensor bytes lie, and the *skeleton*, every other byte of the file (headers, pickles, scalars). Putting
+tensors back into the regions of an unchanged skeleton restores the file in its own format, so a
+lossless restore is byte-identical and a lossy one differs in tensor values alone.
+
+This module imports neither numpy nor torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from inshrink_core.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "DTYPE_SIZES",
+    "MODEL_ROLES",
+    "OPTIMIZER_ROLES",
+    "Checkpoint",
+    "FileLayout",
+    "LayerType",
+    "Member",
+    "Region",
+    "TensorRole",
+    "TensorSource",
+    "TensorSpec",
+    "ZipEntry",
+    "classify_layer",
+]
+
+DTYPE_SIZES: Mapping[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Bytes per element of every dtype Inshrink stores, by torch's name without the prefix."""
+
+
+class TensorRole(StrEnum):
+    """What a tensor is to the training."""
+
+    WEIGHT = "weight"
+    BUFFER = "buffer"
+    EXP_AVG = "exp_avg"
+    EXP_AVG_SQ = "exp_avg_sq"
+    MAX_EXP_AVG_SQ = "max_exp_avg_sq"
+    MOMENTUM = "momentum"
+    MASTER = "master"
+    GRADIENT = "gradient"
+    STEP = "step"
+
+
+MODEL_ROLES = frozenset({TensorRole.WEIGHT, TensorRole.BUFFER})
+"""What `ratio_weights` counts and an evaluator sees."""
+
+OPTIMIZER_ROLES = frozenset(set(TensorRole) - MODEL_ROLES - {TensorRole.GRADIENT})
+"""What `--optimizer` speaks of."""
+
+
+class LayerType(StrEnum):
+    """Kind of layer a parameter belongs to; partitions and steps are decided per layer type."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    CONVOLUTION = "convolution"
+    LINEAR = "linear"
+    VECTOR = "vector"
+
+
+_EMBEDDING = re.compile(r"(^|[._])(\w*emb(ed(ding)?s?)?|wte|wpe|tok(ens?)?)([._]|$)", re.IGNORECASE)
+_ATTENTION = re.compile(
+    r"(^|[._])(q|k|v|qkv)(_?proj)?([._]|$)|(^|[._])(self_)?\w*attn?(ention)?\w*([._]|$)", re.IGNORECASE
+)
+
+
+def classify_layer(name: str, shape: tuple[int, ...]) -> LayerType:
+    """Return the layer type a parameter's name and shape tell.
+
+    Parameters
+    ----------
+    name
+        Dotted parameter name.
+    shape
+        Its shape; at most one dimension is a `vector` whatever the name.
+
+    Examples
+    --------
+    >>> classify_layer("transformer.wte.weight", (50257, 768)).value
+    'embedding'
+    >>> classify_layer("h.0.attn.c_proj.weight", (768, 768)).value
+    'attention'
+    >>> classify_layer("conv1.weight", (16, 1, 3, 3)).value
+    'convolution'
+    """
+    if len(shape) <= 1:
+        return LayerType.VECTOR
+    if _EMBEDDING.search(name):
+        return LayerType.EMBEDDING
+    if len(shape) >= 3:
+        return LayerType.CONVOLUTION
+    if _ATTENTION.search(name):
+        return LayerType.ATTENTION
+    return LayerType.LINEAR
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpec:
+    """Name, role, dtype and shape of one tensor; no values.
+
+    Parameters
+    ----------
+    name
+        The parameter or buffer, as in the run with wrapper keys removed. A tensor of the optimizer
+        bears the name of its parameter.
+    role
+        What the tensor is to the training.
+    dtype
+        A key of `DTYPE_SIZES`.
+    shape
+        Extent of each dimension; ``()`` for a scalar.
+    exact
+        True where values must survive bit for bit whatever the codec, because another tensor shares
+        part of the storage.
+    layer
+        Layer type; by default what `classify_layer` tells from name and shape. Readers give it where
+        they know more, as for a head tied to an embedding.
+    """
+
+    name: str
+    role: TensorRole
+    dtype: str
+    shape: tuple[int, ...]
+    exact: bool = False
+    layer: LayerType | None = None
+
+    def __post_init__(self) -> None:
+        if self.layer is None:
+            object.__setattr__(self, "layer", classify_layer(self.name, self.shape))
+
+    @property
+    def key(self) -> str:
+        """Unique key within a checkpoint: the name, with ``@role`` for all but weights and buffers."""
+        return self.name if self.role in MODEL_ROLES else f"{self.name}@{self.role.value}"
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Raw size in bytes in the stored dtype."""
+        return self.numel * DTYPE_SIZES[self.dtype]
+
+
+class Member(NamedTuple):
+    """Where one tensor lies inside a region: byte offset, and element strides (None: contiguous)."""
+
+    key: str
+    start: int
+    stride: tuple[int, ...] | None
+
+
+class Region(NamedTuple):
+    """A span of a file that holds tensor bytes, and the tensors in it.
+
+    Almost always one contiguous tensor; several members share a region where their storages overlap.
+    """
+
+    offset: int
+    nbytes: int
+    members: tuple[Member, ...]
+
+
+class ZipEntry(NamedTuple):
+    """A zip member whose CRC-32 covers a region: data span, and where the CRC is written in the file."""
+
+    data_offset: int
+    data_nbytes: int
+    crc_offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileLayout:
+    """How one file of a checkpoint is put together.
+
+    Parameters
+    ----------
+    path
+        POSIX path relative to the checkpoint's root; a single-file checkpoint has one component.
+    nbytes
+        Size of the file.
+    kind
+        ``torch``, ``safetensors`` or ``opaque`` (no regions: the file travels as it is).
+    regions
+        Ascending, disjoint spans of tensor bytes. The skeleton is every byte outside of them.
+    zip_entries
+        Entries whose CRC must be written anew after the regions are filled; their CRC fields are
+        zero in the skeleton.
+    """
+
+    path: str
+    nbytes: int
+    kind: str
+    regions: tuple[Region, ...] = ()
+    zip_entries: tuple[ZipEntry, ...] = ()
+
+
+class TensorSource(Protocol):
+    """Whatever can produce the bytes of a checkpoint: files of a run, or frames of an archive."""
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        """Return the tensor, contiguous on the CPU in the stored dtype; the caller may keep it."""
+        ...
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        """Return the bytes of the file outside its regions, in order, CRC fields zeroed."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Checkpoint(Mapping[str, "Tensor"]):
+    """One saved state of a training: a lazy mapping from tensor key to tensor.
+
+    Parameters
+    ----------
+    step
+        The training step.
+    specs
+        Every distinct tensor, in file order; tensors that are one storage stand once.
+    source
+        Where values are read from, on demand.
+    files
+        How the files are put together, in path order.
+    aliases
+        Further keys of a tensor (tied weights), to the key in `specs`.
+    hyperparameters
+        Per parameter name, the numbers of its optimizer group: ``lr``, ``beta1``, ``beta2``, ``eps``,
+        ``weight_decay``, ``momentum`` where the file has them.
+    origin
+        Path it was read from, for messages.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> checkpoint = run[run.steps[-1]]
+    >>> checkpoint["conv1.weight"].shape
+    torch.Size([16, 1, 3, 3])
+    """
+
+    step: int
+    specs: tuple[TensorSpec, ...]
+    source: TensorSource = field(repr=False)
+    files: tuple[FileLayout, ...] = field(default=(), repr=False)
+    aliases: Mapping[str, str] = field(default_factory=dict, repr=False)
+    hyperparameters: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_key", {spec.key: spec for spec in self.specs})
+
+    def spec(self, key: str) -> TensorSpec:
+        """Return the spec under a key or alias.
+
+        Raises
+        ------
+        NotFoundError
+            No tensor has that key.
+        """
+        by_key: dict[str, TensorSpec] = self._by_key  # type: ignore[attr-defined]
+        try:
+            return by_key[self.aliases.get(key, key)]
+        except KeyError:
+            raise NotFoundError(
+                f"no tensor '{key}' at step {self.step}",
+                where=self.origin,
+                remedy="`inshrink inspect` lists the tensors",
+            ) from None
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.source.read(self.spec(key))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._by_key or key in self.aliases  # type: ignore[attr-defined]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_key)  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return weights and buffers by name, tied names included: what a module loads."""
+        tensors = {spec.name: self.source.read(spec) for spec in self.specs if spec.role in MODEL_ROLES}
+        for alias, key in self.aliases.items():
+            if self.spec(key).role in MODEL_ROLES:
+                tensors[alias] = tensors[key]
+        return tensors
+
+    def raw_bytes(self, roles: frozenset[TensorRole] = frozenset(TensorRole)) -> int:
+        """Return numel × size of the stored dtype over the tensors of some roles, tied ones once."""
+        return sum(spec.nbytes for spec in self.specs if spec.role in roles)

@@ -1,0 +1,1 @@
+"""Placeholder: its builder writes the table of contents."""

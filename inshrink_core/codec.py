@@ -1,0 +1,238 @@
+"""The contract every codec keeps, and the registry.
+
+One tensor at a time, so that memory is bounded by a tensor and work spreads over threads, devices and
+machines; what one frame decides for all tensors together stands in a small plan. A codec keeps six
+laws (``tests/codec_suite.py`` tests them, ``docs/design.md`` explains them): closed loop, locality,
+device independence, bounded size, totality, and re-key.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from inshrink_core.checkpoint import TensorRole, TensorSpec
+from inshrink_core.errors import ConfigError, IncompatibleError
+from inshrink_core.frame import Block
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "Codec",
+    "CodecConfig",
+    "Decoded",
+    "Encoded",
+    "TensorInput",
+    "TensorReference",
+    "codec_for_block",
+    "codec_names",
+    "get_codec",
+]
+
+
+class CodecConfig:
+    """What a user asks of a codec: a frozen, keyword-only dataclass that checks itself.
+
+    Subclasses are ``@dataclass(frozen=True, kw_only=True, slots=True)`` whose fields are JSON values.
+    """
+
+    __slots__ = ()
+
+
+class TensorReference(ABC):
+    """The decoded state of one tensor after a frame: what the next delta needs.
+
+    Implementations are dataclasses of integers and CPU tensors. They never alias the caller's tensor.
+    """
+
+    @abstractmethod
+    def decoded(self) -> Tensor:
+        """Return the tensor this state decodes to, in the stored dtype and shape."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Memory the state holds, in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInput:
+    """One tensor to encode, and what the encoder may look at beside it. Never needed for decoding.
+
+    Parameters
+    ----------
+    spec
+        Name, role, dtype and shape.
+    tensor
+        The values, in `spec.dtype`, any device, any strides.
+    gradient
+        Gradients of this parameter (recorded, or Adam's first moment as a proxy); None if unknown.
+    second_moment
+        Adam's second moment of this parameter; None if unknown.
+    restored
+        The values training continued from, where this step follows a restore.
+    """
+
+    spec: TensorSpec
+    tensor: Tensor
+    gradient: Tensor | None = None
+    second_moment: Tensor | None = None
+    restored: Tensor | None = None
+
+
+class Encoded(NamedTuple):
+    """What `Codec.encode` returns: the bytes, and the state the decoder will reach from them."""
+
+    block: Block
+    reference: TensorReference
+
+
+class Decoded(NamedTuple):
+    """What `Codec.decode` returns: the values, and the state for the next delta."""
+
+    tensor: Tensor
+    reference: TensorReference
+
+
+class Codec(ABC):
+    """A way to turn a checkpoint's tensors into blocks and back.
+
+    A codec object has no state. Everything that varies is in its arguments, so one object serves
+    any number of threads.
+    """
+
+    name: ClassVar[str]
+    """Name users select it by."""
+
+    bitstream: ClassVar[str]
+    """``name/version`` of the bytes it writes."""
+
+    reads: ClassVar[frozenset[str]]
+    """Every bitstream it decodes, its own included."""
+
+    config_type: ClassVar[type[CodecConfig]]
+    """The class of its config."""
+
+    lossy: ClassVar[bool] = True
+
+    def companions(self, config: CodecConfig) -> frozenset[TensorRole]:
+        """Return the roles whose tensors this config wants beside each weight (`TensorInput`)."""
+        return frozenset()
+
+    @abstractmethod
+    def observe(
+        self, item: TensorInput, reference: TensorReference | None, config: CodecConfig
+    ) -> Any:
+        """Return integer histograms of one tensor; a first, streaming pass.
+
+        Returns None where the plan does not depend on this tensor.
+        """
+
+    @abstractmethod
+    def plan(
+        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], config: CodecConfig
+    ) -> Any:
+        """Decide what one frame decides for all tensors together, from `observe` of each."""
+
+    @abstractmethod
+    def encode(
+        self, item: TensorInput, plan: Any, reference: TensorReference | None
+    ) -> Encoded:
+        """Encode one tensor.
+
+        Parameters
+        ----------
+        item
+            The tensor and its companions.
+        plan
+            What `plan` returned for this frame.
+        reference
+            State after the previous frame, from any codec; None in a keyframe.
+
+        Returns
+        -------
+        Encoded
+            The block and the state that decoding it yields, bit for bit.
+        """
+
+    @abstractmethod
+    def decode(
+        self, spec: TensorSpec, block: Block, reference: TensorReference | None
+    ) -> Decoded:
+        """Decode one block.
+
+        Raises
+        ------
+        DamagedError
+            The payload is not a valid block for this spec and reference. Never crashes, hangs or
+            allocates more than the spec implies, whatever the bytes.
+        """
+
+    @abstractmethod
+    def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
+        """Return a block that stands alone and decodes to the same bits as `reference`."""
+
+    @abstractmethod
+    def worst_case_bytes(self, spec: TensorSpec) -> int:
+        """Return the largest payload `encode` may produce for a tensor of this spec."""
+
+
+_BUILT_IN: Mapping[str, str] = {
+    "inshrinkerator": "inshrink_core.codecs.inshrinkerator:InshrinkeratorCodec",
+    "lossless": "inshrink_core.codecs.lossless:LosslessCodec",
+}
+"""Codecs that come with Inshrink, by name; others register under the entry point group."""
+
+_ENTRY_POINT_GROUP = "inshrink.codecs"
+
+
+def codec_names() -> tuple[str, ...]:
+    """Return the names of every codec installed, built-in ones first."""
+    extra = sorted({point.name for point in entry_points(group=_ENTRY_POINT_GROUP)} - set(_BUILT_IN))
+    return (*_BUILT_IN, *extra)
+
+
+def get_codec(name: str) -> Codec:
+    """Return the codec of a name.
+
+    Raises
+    ------
+    ConfigError
+        No such codec is installed.
+    """
+    if name in _BUILT_IN:
+        from importlib import import_module
+
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        codec: Codec = getattr(import_module(module), attribute)()
+        return codec
+    for point in entry_points(group=_ENTRY_POINT_GROUP, name=name):
+        plugin: Codec = point.load()()
+        return plugin
+    raise ConfigError(
+        f"there is no codec '{name}'", remedy=f"choose one of {', '.join(codec_names())}"
+    )
+
+
+def codec_for_block(bitstream: str, where: str = "") -> Codec:
+    """Return the codec that decodes a bitstream ``name/version``.
+
+    Raises
+    ------
+    IncompatibleError
+        No installed codec decodes it.
+    """
+    name = bitstream.partition("/")[0]
+    if name in codec_names():
+        codec = get_codec(name)
+        if bitstream in codec.reads:
+            return codec
+    raise IncompatibleError(
+        f"no installed codec reads the bitstream '{bitstream}'",
+        where=where,
+        remedy="upgrade Inshrink, or install the codec it was written with",
+    )

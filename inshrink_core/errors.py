@@ -1,0 +1,161 @@
+"""Every exception Inshrink raises on purpose, chosen by what the caller can do about it.
+
+The class decides the exit code of the command line: 1 a check failed, 2 the user's input, 3 damaged
+data. A message says what is wrong, where (file, frame, tensor, offset), what was expected and found,
+and what to do; `InshrinkError` puts the parts together so that every message reads alike.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "CheckFailedError",
+    "ConfigError",
+    "DamagedError",
+    "EvaluatorError",
+    "ExistsError",
+    "IncompatibleError",
+    "InputError",
+    "InshrinkError",
+    "LockedError",
+    "MissingExtraError",
+    "MissingFrameError",
+    "NotFoundError",
+    "StepConflictError",
+    "StorageError",
+    "UnsafePathError",
+    "UnsafePickleError",
+    "UntrustedCodeError",
+]
+
+
+class InshrinkError(Exception):
+    """Base of every deliberate error; never raised itself.
+
+    Parameters
+    ----------
+    what
+        The problem in one clause, without a final full stop.
+    where
+        The file, frame or tensor it concerns; empty when `what` says it.
+    expected, found
+        What should have been there and what was; both or neither.
+    remedy
+        What the user can do next.
+    """
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(
+        self, what: str, *, where: str = "", expected: str = "", found: str = "", remedy: str = ""
+    ) -> None:
+        self.what, self.where, self.expected, self.found, self.remedy = (
+            what,
+            where,
+            expected,
+            found,
+            remedy,
+        )
+        message = f"{where}: {what}" if where else what
+        if expected or found:
+            message += f" (expected {expected}, found {found})"
+        if remedy:
+            message += f"; {remedy}"
+        super().__init__(message)
+
+
+class InputError(InshrinkError, ValueError):
+    """Fix an argument: what was asked for cannot be done as asked."""
+
+
+class ConfigError(InputError):
+    """Fix the config: an unknown key or a value out of range."""
+
+
+class NotFoundError(InputError):
+    """A path, step or tensor that is not there."""
+
+
+class ExistsError(InputError):
+    """The target exists already and would be overwritten."""
+
+
+class StepConflictError(InputError):
+    """The step is in the archive already, with other values."""
+
+
+class UnsafePickleError(InputError):
+    """A pickle that wants to import more than the allowlist holds.
+
+    Parameters
+    ----------
+    wanted
+        The dotted names it wanted to import, sorted.
+    """
+
+    def __init__(self, what: str, *, where: str = "", wanted: tuple[str, ...] = ()) -> None:
+        self.wanted = wanted
+        super().__init__(
+            f"{what}: {', '.join(wanted)}",
+            where=where,
+            remedy="Inshrink never runs code from a checkpoint; save the tensors alone and try again",
+        )
+
+
+class UnsafePathError(InputError):
+    """A name from an archive that would leave the target directory."""
+
+
+class UntrustedCodeError(InputError):
+    """Code of a run that the user has not said to trust."""
+
+
+class EvaluatorError(InputError):
+    """The user's evaluator raised, hung or returned something unusable."""
+
+
+class LockedError(InputError):
+    """Another process is writing the archive."""
+
+
+class MissingExtraError(InputError):
+    """An optional dependency is not installed.
+
+    Parameters
+    ----------
+    package
+        The import that failed.
+    extra
+        The extra of Inshrink that brings it.
+    """
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"this needs the package '{package}', which is not installed",
+            remedy=f"run: pip install 'inshrink[{extra}]'",
+        )
+
+
+class IncompatibleError(InputError):
+    """Upgrade: the data was written by a newer version, or by a codec that is not installed."""
+
+
+class StorageError(InputError):
+    """The disk is full, the target read-only, or the file system refused."""
+
+
+class CheckFailedError(InshrinkError):
+    """A check the user asked for did not pass."""
+
+    exit_code = 1
+
+
+class DamagedError(InshrinkError):
+    """Restore a backup: bytes are missing, changed or contradict each other."""
+
+    exit_code = 3
+
+
+class MissingFrameError(DamagedError):
+    """Fetch the rest: a frame that others need as their reference is not there."""

@@ -1,0 +1,101 @@
+"""An encoded checkpoint as plain data: what codecs produce, archives store and readers list.
+
+This module imports neither numpy nor torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Block", "BlockEntry", "FrameInfo", "FrameKind"]
+
+
+class FrameKind(StrEnum):
+    """Whether a frame stands alone (`keyframe`) or needs its reference (`delta`)."""
+
+    KEYFRAME = "keyframe"
+    DELTA = "delta"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One tensor's bytes inside a frame.
+
+    Parameters
+    ----------
+    codec
+        Bitstream that decodes it, ``name/version``: same text if and only if mutually decodable.
+    payload
+        Everything the decoder needs besides the spec and the reference.
+    """
+
+    codec: str
+    payload: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockEntry:
+    """Where a block lies in its frame, and what it is.
+
+    Parameters
+    ----------
+    key
+        Unique within (frame, part).
+    part
+        False for a tensor, True for a *part*: opaque bytes of the rest (skeletons, side files).
+    codec
+        Bitstream of the payload, ``name/version``.
+    attributes
+        Small msgpack values the writer attached, such as role, dtype and shape; uninterpreted here.
+    offset, nbytes
+        Position in the frame, and payload length.
+    crc
+        CRC-32C of the payload.
+    """
+
+    key: str
+    part: bool
+    codec: str
+    attributes: tuple[Any, ...]
+    offset: int
+    nbytes: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameInfo:
+    """One frame as the archive lists it, without its blocks.
+
+    Parameters
+    ----------
+    frame_id
+        16 bytes, unique in the archive.
+    parent_id
+        The frame it continues from (its reference, if it is a delta); None for the first.
+    step
+        Training step of the checkpoint.
+    kind
+        Keyframe or delta.
+    branch
+        0 for the first line of training; a continuation from an earlier frame opens the next number.
+    generation
+        Order of commits: of two frames that claim the same place, the higher wins.
+    nbytes
+        Size of the whole frame, header, index and trailer included.
+    digest
+        SHA-256 of the whole frame.
+    path
+        Where it lies, relative to the archive.
+    """
+
+    frame_id: bytes
+    parent_id: bytes | None
+    step: int
+    kind: FrameKind
+    branch: int
+    generation: int
+    nbytes: int
+    digest: bytes
+    path: str = field(default="", compare=False)

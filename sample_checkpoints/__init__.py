@@ -1,0 +1,1 @@
+"""Bundled sample runs, located by inshrink_core.samples."""
