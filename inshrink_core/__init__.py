@@ -1,1 +1,103 @@
-"""The engine (index to come)."""
+"""Inshrink: training runs as compressed, verifiable chains of deltas.
+
+The public index. Names load on first use (PEP 562), so that importing the package, `inshrink --help`
+and `inshrink inspect` never import torch.
+
+Examples
+--------
+>>> import inshrink_core
+>>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+>>> run[400]["conv1.weight"].shape
+torch.Size([16, 1, 3, 3])
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inshrink_core import errors
+    from inshrink_core.chain import Archive
+    from inshrink_core.chain import verify_archive as verify
+    from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
+    from inshrink_core.evaluate import Evaluator
+    from inshrink_core.formats import Run, write_checkpoint
+    from inshrink_core.profile import sensitivity
+    from inshrink_core.samples import sample
+    from inshrink_core.session import compare, compress, load_state_dict, restore
+    from inshrink_core.session import open_any as open
+
+_WHERE = {
+    "Archive": ("inshrink_core.chain", "Archive"),
+    "Checkpoint": ("inshrink_core.checkpoint", "Checkpoint"),
+    "Evaluator": ("inshrink_core.evaluate", "Evaluator"),
+    "Run": ("inshrink_core.formats", "Run"),
+    "TensorRole": ("inshrink_core.checkpoint", "TensorRole"),
+    "TensorSpec": ("inshrink_core.checkpoint", "TensorSpec"),
+    "compare": ("inshrink_core.session", "compare"),
+    "compress": ("inshrink_core.session", "compress"),
+    "errors": ("inshrink_core.errors", None),
+    "load_state_dict": ("inshrink_core.session", "load_state_dict"),
+    "open": ("inshrink_core.session", "open_any"),
+    "restore": ("inshrink_core.session", "restore"),
+    "sample": ("inshrink_core.samples", "sample"),
+    "sensitivity": ("inshrink_core.profile", "sensitivity"),
+    "verify": ("inshrink_core.chain", "verify_archive"),
+    "write_checkpoint": ("inshrink_core.formats", "write_checkpoint"),
+}
+
+__all__ = [
+    "Archive",
+    "Checkpoint",
+    "Evaluator",
+    "Run",
+    "TensorRole",
+    "TensorSpec",
+    "compare",
+    "compress",
+    "errors",
+    "load_state_dict",
+    "open",
+    "restore",
+    "sample",
+    "sensitivity",
+    "verify",
+    "write_checkpoint",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'inshrink_core' has no attribute '{name}'")
+    module, attribute = _WHERE[name]
+    loaded = import_module(module)
+    value = loaded if attribute is None else getattr(loaded, attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted(__all__)
+
+
+class _Index(ModuleType):
+    """The package itself: a submodule does not hide the public name it shares.
+
+    Importing the stage `inshrink_core.sensitivity` would make it the attribute ``sensitivity`` of the
+    package, in place of the function.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, ModuleType) and _WHERE.get(name, ("", None))[1] is not None:
+            return
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Index

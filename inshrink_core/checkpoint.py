@@ -241,7 +241,10 @@ class TensorSource(Protocol):
         ...
 
     def skeleton(self, layout: FileLayout) -> bytes:
-        """Return the bytes of the file outside its regions, in order, CRC fields zeroed."""
+        """Return the bytes of the file outside its regions, in order, CRC fields zeroed.
+
+        Bytes inside a region that belong to none of its members (holes of a strided view) follow.
+        """
         ...
 
 

@@ -124,24 +124,18 @@ class Codec(ABC):
         return frozenset()
 
     @abstractmethod
-    def observe(
-        self, item: TensorInput, reference: TensorReference | None, config: CodecConfig
-    ) -> Any:
+    def observe(self, item: TensorInput, reference: TensorReference | None, config: CodecConfig) -> Any:
         """Return integer histograms of one tensor; a first, streaming pass.
 
         Returns None where the plan does not depend on this tensor.
         """
 
     @abstractmethod
-    def plan(
-        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], config: CodecConfig
-    ) -> Any:
+    def plan(self, specs: Sequence[TensorSpec], statistics: Sequence[Any], config: CodecConfig) -> Any:
         """Decide what one frame decides for all tensors together, from `observe` of each."""
 
     @abstractmethod
-    def encode(
-        self, item: TensorInput, plan: Any, reference: TensorReference | None
-    ) -> Encoded:
+    def encode(self, item: TensorInput, plan: Any, reference: TensorReference | None) -> Encoded:
         """Encode one tensor.
 
         Parameters
@@ -160,9 +154,7 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def decode(
-        self, spec: TensorSpec, block: Block, reference: TensorReference | None
-    ) -> Decoded:
+    def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
         """Decode one block.
 
         Raises
@@ -213,9 +205,7 @@ def get_codec(name: str) -> Codec:
     for point in entry_points(group=_ENTRY_POINT_GROUP, name=name):
         plugin: Codec = point.load()()
         return plugin
-    raise ConfigError(
-        f"there is no codec '{name}'", remedy=f"choose one of {', '.join(codec_names())}"
-    )
+    raise ConfigError(f"there is no codec '{name}'", remedy=f"choose one of {', '.join(codec_names())}")
 
 
 def codec_for_block(bitstream: str, where: str = "") -> Codec:

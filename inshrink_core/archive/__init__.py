@@ -1,1 +1,28 @@
-"""Placeholder: its builder writes the table of contents."""
+"""The archive: immutable, checksummed frame files and a manifest, in one folder ``NAME.inshrink``.
+
+It knows bytes, not tensors. ``docs/format.md`` is the specification.
+"""
+
+from inshrink_core.archive.check import Problem, check_archive
+from inshrink_core.archive.frame_reader import FrameReader
+from inshrink_core.archive.frame_writer import FrameWriter
+from inshrink_core.archive.layout import FORMAT_VERSION
+from inshrink_core.archive.maintenance import rebuild_manifest, remove_frames
+from inshrink_core.archive.reader import ArchiveReader, is_archive
+from inshrink_core.archive.storage import LocalStorage, Storage
+from inshrink_core.archive.writer import ArchiveWriter
+
+__all__ = [
+    "FORMAT_VERSION",
+    "ArchiveReader",
+    "ArchiveWriter",
+    "FrameReader",
+    "FrameWriter",
+    "LocalStorage",
+    "Problem",
+    "Storage",
+    "check_archive",
+    "is_archive",
+    "rebuild_manifest",
+    "remove_frames",
+]

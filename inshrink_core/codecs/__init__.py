@@ -1,1 +1,1 @@
-"""Placeholder: its builder writes the table of contents."""
+"""Codecs: compositions of the stages, one file each, found by name through `inshrink_core.codec`."""

@@ -1,1 +1,17 @@
-"""Placeholder: its builder writes the table of contents."""
+"""Runs and checkpoints on disk, read and written; no pickle is ever executed."""
+
+from inshrink_core.formats.discovery import Skipped
+from inshrink_core.formats.log import TrainingLog
+from inshrink_core.formats.run import NoCheckpointError, Run, open_run
+from inshrink_core.formats.settings import RunSettings
+from inshrink_core.formats.write import write_checkpoint
+
+__all__ = [
+    "NoCheckpointError",
+    "Run",
+    "RunSettings",
+    "Skipped",
+    "TrainingLog",
+    "open_run",
+    "write_checkpoint",
+]

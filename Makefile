@@ -1,0 +1,52 @@
+# Everything runs in .venv, made on first use from the exact versions of requirements.lock.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PORT ?= 8501
+WORKERS ?= 2
+
+.PHONY: run test lint types bench bench-quick sample screenshots wheel clean help
+
+help:  ## Show what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
+
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Inshrink needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	@touch $@
+
+run: $(STAMP)  ## Open the explorer on the bundled sample run at http://localhost:8501
+	$(BIN)/inshrink ui sample_checkpoints/digits-cnn --port $(PORT)
+
+lint: $(STAMP)  ## Check style and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(STAMP)  ## Check types
+	$(BIN)/mypy
+
+test: lint types  ## Run lint, types and the whole test suite
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+bench: $(STAMP)  ## Run every benchmark and write benchmarks/results/*.csv
+	$(BIN)/python -m benchmarks.run
+
+bench-quick: $(STAMP)  ## The benchmarks that end within ten minutes
+	$(BIN)/python -m benchmarks.run --quick
+
+sample: $(STAMP)  ## Train the bundled sample run anew (changes its files)
+	$(BIN)/python sample_checkpoints/make_digits_cnn.py
+
+screenshots: $(STAMP)  ## Take the screenshots of README and docs from the running explorer
+	$(BIN)/python -m benchmarks.screenshots
+
+wheel: $(STAMP)  ## Build the wheel into dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:  ## Remove the environment and everything built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,146 @@
+"""Numbers and names as text: the one place that decides how they look. SI units, as the command line."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+import unicodedata
+from collections.abc import Sequence
+
+__all__ = [
+    "bytes_text",
+    "compact_count",
+    "count_text",
+    "elide",
+    "html_text",
+    "markdown_text",
+    "power_text",
+    "ratio_text",
+    "shape_text",
+    "share_text",
+    "steps_text",
+    "value_text",
+]
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_COUNT_UNITS = ("", " k", " M", " G", " T")
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+_MARKDOWN_SIGNS = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=@/])")
+"""Every sign that Streamlit's markdown may read as more than itself (emphasis, links, colour and icon
+directives, mathematics, HTML, and the ``://`` and ``@`` that become links)."""
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    """Share the rounding of sizes and counts: three significant digits, never 1000 of a unit."""
+    magnitude = 0
+    while abs(value) >= 999.5 and magnitude < len(units) - 1:
+        value /= 1000
+        magnitude += 1
+    digits = 0 if magnitude == 0 or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f}{units[magnitude]}"
+
+
+def bytes_text(n_bytes: float | None) -> str:
+    """Return a size in SI units, three significant digits; an en dash where there is none.
+
+    Examples
+    --------
+    >>> bytes_text(1_234_567), bytes_text(512), bytes_text(None)
+    ('1.23 MB', '512 B', '–')
+    """
+    return "–" if n_bytes is None else _scaled(float(n_bytes), [f" {unit}" for unit in _UNITS])
+
+
+def compact_count(n: float) -> str:
+    """Return a count with three significant digits, as ``54.3 k``."""
+    return _scaled(float(n), _COUNT_UNITS)
+
+
+def count_text(n: int) -> str:
+    """Return a count in full, thousands apart."""
+    return f"{n:,}"
+
+
+def ratio_text(ratio: float | None) -> str:
+    """Return a compression ratio as ``14.2×``; an en dash where there is none."""
+    return "–" if ratio is None else f"{ratio:.1f}×" if ratio < 100 else f"{ratio:.0f}×"
+
+
+def value_text(value: float) -> str:
+    """Return a measured value with three significant digits, in powers of ten where it is far from one."""
+    if math.isnan(value):
+        return "–"
+    if value == 0 or 1e-2 <= abs(value) < 1e4:
+        return f"{value:.3g}"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    exponent = math.floor(math.log10(abs(value)))
+    return f"{value / 10.0**exponent:.2f}·{power_text(exponent)}"
+
+
+def power_text(exponent: int) -> str:
+    """Return a power of ten as a tick label, as ``10⁻³``."""
+    return "10" + str(exponent).translate(_SUPERSCRIPTS)
+
+
+def share_text(share: float) -> str:
+    """Return a part of a whole in percent; something never looks like nothing."""
+    return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a tensor shape as ``16 × 1 × 3 × 3``; a scalar says so."""
+    return " × ".join(map(str, shape)) if shape else "scalar"
+
+
+def steps_text(steps: Sequence[int]) -> str:
+    """Return what steps there are: one number, or the first and the last."""
+    if not steps:
+        return "no steps"
+    if len(steps) == 1:
+        return f"step {count_text(steps[0])}"
+    return f"steps {count_text(steps[0])} – {count_text(steps[-1])}"
+
+
+def elide(name: str, width: int) -> str:
+    """Shorten a name in its middle, where dotted parameter names say least.
+
+    Parameters
+    ----------
+    name
+        Any text.
+    width
+        Greatest number of characters of the result, at least 3.
+    """
+    if len(name) <= width:
+        return name
+    head = (width - 1) // 2
+    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
+
+
+def _printable(text: str) -> str:
+    """Replace control, bidirectional and zero-width signs, which could forge what a reader sees."""
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(sign) in _UNPRINTABLE else sign for sign in text
+    )
+
+
+def markdown_text(text: str) -> str:
+    """Return untrusted text that Streamlit's markdown shows as it is.
+
+    Notes
+    -----
+    Escapes end at the parser, but links without brackets, addresses and ``:icons:`` are sought in the
+    text that it leaves; a word joiner, which has no width, breaks those up.
+    """
+    escaped = _MARKDOWN_SIGNS.sub(r"\\\1", _printable(text))
+    return re.sub(r"(:|@|www)", "\\1\u2060", escaped, flags=re.IGNORECASE)
+
+
+def html_text(text: str) -> str:
+    """Return untrusted text for Plotly, whose labels and hovers read a subset of HTML."""
+    return html.escape(_printable(text), quote=False)

@@ -1,0 +1,181 @@
+"""Starting the explorer: configuration, address, and the server."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
+
+__all__ = ["run", "server_config"]
+
+_SCRIPT = Path(__file__).with_name("main.py")
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
+_BROWSER_DELAY_SECONDS = 1.5
+
+
+def run(
+    path: str | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8501,
+    roots: Sequence[str] | None = None,
+    open_browser: bool = False,
+) -> None:
+    """Serve the explorer until it is interrupted.
+
+    Parameters
+    ----------
+    path
+        Run or archive to show first. Its folder becomes a root where `roots` is None.
+    host
+        Address to listen on. Another than this computer's own needs `roots`.
+    port
+        Port to listen on, 1 to 65535.
+    roots
+        Folders that the explorer may see; by default the current one. Bundled samples are always seen.
+    open_browser
+        Open the explorer in the default browser.
+
+    Raises
+    ------
+    InputError
+        A root is no folder, the path lies outside of the roots, the port is taken, or the host is open to
+        others and no roots were given.
+    MissingExtraError
+        Streamlit or Plotly is not installed.
+    """
+    try:
+        import plotly as _plotly  # noqa: F401
+        import streamlit as st
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "app") from error
+    from inshrink_app import roots as jail
+
+    current = jail.configure(_checked_roots(path, host, roots), _absolute(path))
+    _require_inside(current, path)
+    _require_free(host, port)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    _say(f"Inshrink explorer: {url}  (Ctrl-C to stop)")
+    _say(f"It sees {', '.join(map(str, current.roots))} and nothing else.")
+    if not _is_local(host):
+        _warn(f"{url} is open to everyone who can reach this computer; there is no password.")
+    if open_browser:
+        threading.Timer(_BROWSER_DELAY_SECONDS, webbrowser.open, [url]).start()
+    st.App(_SCRIPT).run(config=server_config(host, port))
+
+
+def server_config(host: str, port: int) -> dict[str, Any]:
+    """Return the configuration of the server: local, silent, and without a word to other servers."""
+    from inshrink_app.theme import theme_config
+
+    return {
+        "server.address": host,
+        "server.port": port,
+        "server.headless": True,
+        "server.fileWatcherType": "none",
+        "server.enableStaticServing": False,
+        "server.allowedHosts": _allowed_hosts(host),
+        "browser.gatherUsageStats": False,
+        "client.toolbarMode": "minimal",
+        "client.showErrorDetails": "type",
+        "client.showErrorLinks": "false",
+        "runner.magicEnabled": False,
+        "logger.level": "error",
+        "logger.hideWelcomeMessage": True,
+        **theme_config(),
+    }
+
+
+def _allowed_hosts(host: str) -> list[str]:
+    """Return the names a browser may call us by; any other is a page that rebinds its own name to us."""
+    if _is_local(host):
+        return [*_LOOPBACK]
+    if host in ("0.0.0.0", "::"):
+        name = socket.gethostname()
+        addresses = {info[4][0] for info in _lookup(name)}
+        return [*_LOOPBACK, name, socket.getfqdn(), *sorted(map(str, addresses))]
+    return [host]
+
+
+def _lookup(name: str) -> list[Any]:
+    """Return the addresses of this computer; none where its own name is not known."""
+    try:
+        return socket.getaddrinfo(name, None)
+    except OSError:
+        return []
+
+
+def _is_local(host: str) -> bool:
+    """Return whether only this computer can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _absolute(path: str | None) -> str | None:
+    """Return a path that means the same whatever the first root is."""
+    return None if path is None else os.path.realpath(path)
+
+
+def _checked_roots(path: str | None, host: str, roots: Sequence[str] | None) -> list[str]:
+    """Return the roots, those by default included."""
+    if not roots:
+        if not _is_local(host):
+            raise InputError(
+                f"'{host}' is open to others, so the folders they may see must be named",
+                remedy="add --root FOLDER, or leave --host out to serve this computer alone",
+            )
+        given = Path(os.path.realpath(path)).parent if path is not None and Path(path).exists() else None
+        return [str(Path.cwd()), *([str(given)] if given is not None else [])]
+    for root in roots:
+        if not Path(root).is_dir():
+            raise NotFoundError("the root is not a folder", where=root, remedy="give an existing folder")
+    return list(roots)
+
+
+def _require_inside(current: Any, path: str | None) -> None:
+    """Refuse a path that the page would refuse, while there is a terminal to say so."""
+    if path is None:
+        return
+    if not Path(path).exists():
+        raise NotFoundError("there is nothing to open", where=path, remedy="give a run or an archive")
+    if not current.allows(Path(os.path.realpath(path))):
+        raise InputError(
+            "the path lies outside of the roots", where=path, remedy="add its folder with --root"
+        )
+
+
+def _require_free(host: str, port: int) -> None:
+    """Refuse a port that is taken, before the server fails in its own words."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"cannot listen on {host}:{port} ({getattr(error, 'strerror', None) or error})",
+            remedy="choose another port with --port",
+        ) from error
+
+
+def _say(text: str) -> None:
+    """Tell the terminal; the server writes nothing of its own."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _warn(text: str) -> None:
+    """Tell the terminal what to mind."""
+    sys.stderr.write(f"warning: {text}\n")

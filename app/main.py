@@ -1,0 +1,24 @@
+"""The explorer's script: page configuration and navigation only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+HERE = Path(__file__).parent
+
+# A PNG, because Streamlit fetches the font of a `:material/` page icon from another server.
+st.set_page_config(page_title="Inshrink", page_icon=str(HERE / "assets" / "favicon.png"), layout="wide")
+st.logo(str(HERE / "assets" / "logo.png"), size="large")
+
+st.navigation(
+    [
+        st.Page("views/open.py", title="Open", icon=":material/folder_open:", url_path="open", default=True),
+        st.Page("views/overview.py", title="Overview", icon=":material/dashboard:", url_path="overview"),
+        st.Page(
+            "views/sensitivity.py", title="Sensitivity", icon=":material/grid_on:", url_path="sensitivity"
+        ),
+    ],
+    position="top",
+).run()

@@ -1,0 +1,86 @@
+"""The runs and archives opened lately, in a small file that may be lost or damaged without harm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Recent", "forget_recent", "load_recent", "recent_file", "remember_recent"]
+
+_KEPT = 8
+_MAX_BYTES = 64_000
+"""A larger file was not written by us."""
+
+_LAST_TIME = 4_102_444_800
+"""The year 2100, which every calendar of a computer can show; NaN is not below it either."""
+
+
+class Recent(NamedTuple):
+    """One remembered run: its real path, ``run`` or ``archive``, and when it was opened (Unix time)."""
+
+    path: str
+    kind: str
+    opened_at: float
+
+
+def recent_file() -> Path:
+    """Return where the list lies: the user's state directory, as the XDG base directories say."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if state and Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return base / "inshrink" / "recent.json"
+
+
+def load_recent() -> tuple[Recent, ...]:
+    """Return what was opened, newest first; nothing where the file is missing or damaged."""
+    try:
+        with recent_file().open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        rows = json.loads(content) if len(content) <= _MAX_BYTES else []
+    except (OSError, ValueError, RecursionError):
+        return ()
+    if not isinstance(rows, list):
+        return ()
+    valid = [_parse(row) for row in rows]
+    return tuple(row for row in valid if row is not None)[:_KEPT]
+
+
+def _parse(row: object) -> Recent | None:
+    """Accept only a row as `remember_recent` writes them."""
+    if not isinstance(row, dict):
+        return None
+    path, kind, opened_at = row.get("path"), row.get("kind"), row.get("opened_at")
+    if not isinstance(path, str) or "\0" in path or kind not in ("run", "archive"):
+        return None
+    if isinstance(opened_at, bool) or not isinstance(opened_at, int | float):
+        return None
+    if not 0 <= opened_at <= _LAST_TIME:
+        return None
+    return Recent(path, str(kind), float(opened_at))
+
+
+def remember_recent(path: Path, kind: str) -> None:
+    """Put a run first in the list; a disk that refuses is no reason to bother the reader."""
+    kept = [row for row in load_recent() if row.path != str(path)]
+    _write([Recent(str(path), kind, time.time()), *kept][:_KEPT])
+
+
+def forget_recent() -> None:
+    """Empty the list."""
+    _write([])
+
+
+def _write(rows: list[Recent]) -> None:
+    """Replace the file at once, so that a reader never sees half of it."""
+    target = recent_file()
+    content = json.dumps([row._asdict() for row in rows], indent=1)
+    with contextlib.suppress(OSError, UnicodeError):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix="recent-")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(content)
+        Path(name).replace(target)

@@ -1,0 +1,180 @@
+"""The folders the explorer may see, and the way from untrusted text to a path inside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Entry", "Listing", "OutsideRootsError", "Settings", "configure", "list_folder", "settings"]
+
+MAX_ENTRIES = 200
+"""Entries of a folder that are shown; more make a list nobody reads. A filter finds the rest."""
+
+_MAX_SCANNED = 20_000
+"""Entries of a folder that are read at all, so that a folder of millions cannot hold up a page."""
+
+_PEEKED = 64
+"""Entries of a subfolder that are looked at to guess whether it is a run."""
+
+_CHECKPOINT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+
+
+class OutsideRootsError(ValueError):
+    """A path that the explorer may not look at, or that no file system knows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What one start of the explorer was told.
+
+    Parameters
+    ----------
+    roots
+        Resolved folders; nothing outside of them is listed or opened.
+    opened
+        The run or archive to show first, as given; None to begin with the Open page.
+    """
+
+    roots: tuple[Path, ...]
+    opened: str | None = None
+
+    def resolve(self, text: str) -> Path:
+        """Return the real path that untrusted text names.
+
+        Parameters
+        ----------
+        text
+            A path from a text field, a link or the list of recent runs; relative ones start at the first
+            root.
+
+        Raises
+        ------
+        OutsideRootsError
+            The text is empty, holds a NUL or names a network share; or the path, links followed, lies
+            outside of every root.
+        """
+        if not text.strip() or "\0" in text or text.startswith(("\\\\", "//")):
+            raise OutsideRootsError("this is not a path on this computer")
+        try:
+            real = Path(os.path.realpath(self.roots[0] / Path(text.strip()).expanduser()))
+        except (OSError, ValueError, RuntimeError) as error:
+            raise OutsideRootsError("this is not a path on this computer") from error
+        if not self.allows(real):
+            raise OutsideRootsError("this path lies outside of the folders that the explorer may see")
+        return real
+
+    def allows(self, real: Path) -> bool:
+        """Return whether a resolved path lies inside of a root."""
+        return any(real.is_relative_to(root) for root in self.roots)
+
+
+class _Current:
+    """The settings of this process: one explorer is one process."""
+
+    value: Settings | None = None
+
+
+def configure(roots: Sequence[str | os.PathLike[str]], opened: str | None = None) -> Settings:
+    """Set the roots of this process, resolved and without those inside of others."""
+    resolved = [Path(os.path.realpath(root)) for root in roots]
+    kept = [
+        root
+        for i, root in enumerate(resolved)
+        if root not in resolved[:i]
+        and not any(root != other and root.is_relative_to(other) for other in resolved)
+    ]
+    _Current.value = Settings(roots=tuple(kept), opened=opened)
+    return _Current.value
+
+
+def settings() -> Settings:
+    """Return the settings of this process; unless told otherwise, the folder it was started in."""
+    return _Current.value or configure([Path.cwd()])
+
+
+class Entry(NamedTuple):
+    """One line of a folder's listing; `kind` is ``folder``, ``run``, ``archive`` or ``file``."""
+
+    path: Path
+    kind: str
+    nbytes: int | None
+
+
+class Listing(NamedTuple):
+    """The entries of a folder that are shown, and how many are not."""
+
+    entries: tuple[Entry, ...]
+    n_hidden: int
+
+
+def list_folder(folder: Path, pattern: str = "") -> Listing:
+    """List the folders, runs, archives and checkpoint files of a folder; reads names and sizes alone.
+
+    Parameters
+    ----------
+    folder
+        A resolved folder inside of the roots. Entries that lead outside of them are left out.
+    pattern
+        Part of the names wanted; letter case does not matter.
+
+    Raises
+    ------
+    OSError
+        The folder cannot be read.
+    """
+    current = settings()
+    found = []
+    with os.scandir(folder) as entries:
+        for position, entry in enumerate(entries):
+            if position >= _MAX_SCANNED:
+                break
+            if entry.name.startswith(".") or pattern.casefold() not in entry.name.casefold():
+                continue
+            classified = _classify(entry, current)
+            if classified is not None:
+                found.append(classified)
+    found.sort(key=lambda entry: (entry.kind == "file", _natural(entry.path.name)))
+    return Listing(tuple(found[:MAX_ENTRIES]), max(0, len(found) - MAX_ENTRIES))
+
+
+def _classify(entry: os.DirEntry[str], current: Settings) -> Entry | None:
+    """Tell what an entry is, from its name and its first children; None where it is not shown."""
+    try:
+        path = Path(entry.path)
+        if entry.is_symlink() and not current.allows(Path(os.path.realpath(path))):
+            return None
+        if entry.name.endswith(".inshrink"):
+            return Entry(path, "archive", None)
+        if entry.is_dir():
+            return Entry(path, "run" if _looks_like_run(path) else "folder", None)
+        if entry.name.endswith(_CHECKPOINT_SUFFIXES):
+            return Entry(path, "file", entry.stat().st_size)
+    except OSError:
+        return None
+    return None
+
+
+def _looks_like_run(folder: Path) -> bool:
+    """Guess from a few names: the answer only chooses an icon and whether a button is offered."""
+    try:
+        with os.scandir(folder) as children:
+            for _, child in zip(range(_PEEKED), children, strict=False):
+                if child.name.endswith(_CHECKPOINT_SUFFIXES) or child.name.startswith("checkpoint-"):
+                    return True
+    except OSError:
+        return False
+    return False
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sort key that puts ``step-9`` before ``step-10``."""
+    runs: list[str] = []
+    for sign in name.casefold():
+        if runs and runs[-1].isdecimal() == sign.isdecimal():
+            runs[-1] += sign
+        else:
+            runs.append(sign)
+    return tuple((int(run), "") if run.isdecimal() else (-1, run) for run in runs)

@@ -1,0 +1,63 @@
+"""What the explorer remembers of a visit, and how a link carries it.
+
+The session is the truth. Following a link of the navigation drops the query parameters, so every page
+writes those that concern it again; a page opened by a link reads them first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+from inshrink_app.roots import settings
+
+__all__ = ["BY", "METRIC", "RUN", "STATISTIC", "choice", "publish", "run_path", "set_run"]
+
+RUN = "run"
+METRIC = "metric"
+BY = "by"
+STATISTIC = "stat"
+
+_PREFIX = "inshrink."
+_STARTED = _PREFIX + "started"
+
+
+def run_path() -> str | None:
+    """Return the path of the run on screen: from the link, else the session, else the command line."""
+    linked = st.query_params.get(RUN)
+    if linked:
+        st.session_state[_PREFIX + RUN] = linked
+    elif _STARTED not in st.session_state and settings().opened:
+        st.session_state[_PREFIX + RUN] = settings().opened
+    st.session_state[_STARTED] = True
+    path = st.session_state.get(_PREFIX + RUN)
+    return path if isinstance(path, str) and path else None
+
+
+def set_run(path: str | None) -> None:
+    """Show another run from now on; None shows none."""
+    st.session_state[_PREFIX + RUN] = path
+    st.session_state[_STARTED] = True
+    if path is None:
+        st.query_params.pop(RUN, None)
+    else:
+        st.query_params[RUN] = path
+
+
+def choice(key: str, options: Sequence[str], default: str) -> str:
+    """Return which of some options is chosen under a key: by the link, else the session, else by default.
+
+    What a link says is untrusted: an unknown option counts as none.
+    """
+    for said in (st.query_params.get(key), st.session_state.get(_PREFIX + key)):
+        if said in options:
+            return str(said)
+    return default
+
+
+def publish(**chosen: str) -> None:
+    """Write choices into the session and the address, so that a reload or a copied link shows the same."""
+    for key, value in chosen.items():
+        st.session_state[_PREFIX + key] = value
+        if st.query_params.get(key) != value:
+            st.query_params[key] = value

@@ -1,0 +1,221 @@
+"""What services hand to views and figures: plain values, no objects of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "GROUPINGS",
+    "METRICS",
+    "STATISTICS",
+    "ArchiveFacts",
+    "FrameRow",
+    "HeatRow",
+    "Metric",
+    "Problem",
+    "Sensitivity",
+    "ServiceError",
+    "Subject",
+    "TensorRow",
+]
+
+
+GROUPINGS = ("tensor", "block", "layer_type")
+STATISTICS = ("mean", "p50", "p99")
+
+
+class Problem(NamedTuple):
+    """An error a reader can act on: what is wrong, where, and what to do; `detail` is for the curious."""
+
+    what: str
+    where: str = ""
+    remedy: str = ""
+    detail: str = ""
+
+
+class ServiceError(Exception):
+    """A service could not answer; carries what the page shows instead."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        super().__init__(problem.what)
+
+
+class TensorRow(NamedTuple):
+    """One tensor of a checkpoint, without its values."""
+
+    name: str
+    role: str
+    layer: str
+    dtype: str
+    shape: tuple[int, ...]
+    numel: int
+    nbytes: int
+
+
+class FrameRow(NamedTuple):
+    """One frame of an archive."""
+
+    step: int
+    kind: str
+    nbytes: int
+    ratio_weights: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArchiveFacts:
+    """Sizes of an archive.
+
+    Parameters
+    ----------
+    path
+        Where it lies.
+    raw_bytes, nbytes
+        Bytes of the tensors stored, and bytes of the archive.
+    ratio_weights, ratio_total
+        Raw over archive bytes, of the weights and of everything; None where the archive is empty.
+    frames
+        In step order.
+    """
+
+    path: Path
+    raw_bytes: int
+    nbytes: int
+    ratio_weights: float | None
+    ratio_total: float | None
+    frames: tuple[FrameRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """The run or archive on screen, as its headers tell.
+
+    Parameters
+    ----------
+    path
+        Real path.
+    name
+        What to call it. Untrusted text, as every name here.
+    kind
+        ``run`` or ``archive``.
+    format
+        On-disk format, as ``torch``.
+    steps
+        Steps of its checkpoints, ascending.
+    tensors
+        Tensors of the last checkpoint, in file order.
+    total_bytes
+        Bytes of all its checkpoints on disk.
+    bytes_read
+        Bytes read so far to know all this.
+    skipped
+        Files that were left out, and why.
+    notes
+        What a reader should know of how it was read.
+    log
+        Per training metric, its values by step.
+    archive
+        Sizes, where it is an archive or one of it is known.
+    """
+
+    path: Path
+    name: str
+    kind: str
+    format: str
+    steps: tuple[int, ...]
+    tensors: tuple[TensorRow, ...]
+    total_bytes: int
+    bytes_read: int
+    skipped: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    log: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    archive: ArchiveFacts | None = None
+
+    @property
+    def n_parameters(self) -> int:
+        """Elements of the weights of the last checkpoint."""
+        return sum(row.numel for row in self.tensors if row.role == "weight")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """A sensitivity metric in words.
+
+    Parameters
+    ----------
+    label
+        Its name on a button.
+    symbol
+        Its formula, which is also the unit of the colour scale.
+    meaning
+        One sentence.
+    """
+
+    label: str
+    symbol: str
+    meaning: str
+
+
+METRICS: Mapping[str, Metric] = {
+    "magnitude": Metric(
+        label="Magnitude",
+        symbol="|w|",
+        meaning="How large the weights are: large weights cost most to round.",
+    ),
+    "taylor": Metric(
+        label="Taylor",
+        symbol="|g·w|",
+        meaning="First-order change of the loss if a weight were removed: gradient times weight.",
+    ),
+    "fisher": Metric(
+        label="Fisher",
+        symbol="v̂",
+        meaning="Adam's second moment, bias-corrected: how sharply the loss reacts to a weight.",
+    ),
+    "update": Metric(
+        label="Update", symbol="|Δw|", meaning="How far the weights moved since the previous checkpoint."
+    ),
+}
+
+
+class HeatRow(NamedTuple):
+    """What one row of the heatmap stands for: a tensor, a block or a layer type."""
+
+    name: str
+    layer: str
+    n_tensors: int
+    numel: int
+    shape: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sensitivity:
+    """One metric of a run, by one grouping.
+
+    Parameters
+    ----------
+    metric, by
+        A key of `METRICS`; ``tensor``, ``block`` or ``layer_type``.
+    rows
+        In model order.
+    steps
+        Ascending.
+    values
+        Per statistic (``mean``, ``p50``, ``p99``), float32 ``[rows, steps]``; NaN where a tensor is absent
+        or the metric is not defined.
+    note
+        How it was measured, where that needs saying; empty otherwise.
+    """
+
+    metric: str
+    by: str
+    rows: tuple[HeatRow, ...]
+    steps: tuple[int, ...]
+    values: Mapping[str, NDArray[np.float32]]
+    note: str = ""

@@ -1,0 +1,61 @@
+"""Colours, in light and in dark; no fonts or images from elsewhere."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["CATEGORICAL", "GAP", "PRIMARY", "SEQUENTIAL", "theme_config"]
+
+PRIMARY: Final = "#0072B2"
+"""White text on it, and it on white, have a contrast of 5.2 (WCAG AA asks 4.5)."""
+
+CATEGORICAL: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8A800")
+"""Okabe and Ito's palette, told apart by the colour-blind (jfly.uni-koeln.de/color); its yellow darkened
+and its black made grey, because both must stand on white and on black."""
+
+SEQUENTIAL: Final = "Viridis"
+"""Perceptually uniform and readable in every form of colour blindness (Smith and van der Walt, 2015)."""
+
+GAP: Final = "#9AA0A6"
+"""Where there is no value; neutral grey, outside of the sequential map, visible on white and black."""
+
+_LIGHT = {
+    "primaryColor": PRIMARY,
+    "backgroundColor": "#FFFFFF",
+    "secondaryBackgroundColor": "#F4F6F8",
+    "textColor": "#1B2430",
+    "linkColor": "#00639C",
+    "borderColor": "#DDE3E9",
+    "codeTextColor": "#1B2430",
+    "codeBackgroundColor": "#F4F6F8",
+    "grayBackgroundColor": "#EEF1F4",
+    "grayTextColor": "#4E5965",
+}
+_DARK = {
+    "primaryColor": "#1B7BBF",
+    "backgroundColor": "#11161C",
+    "secondaryBackgroundColor": "#1A2129",
+    "textColor": "#E4E9EE",
+    "linkColor": "#7CC0F0",
+    "borderColor": "#2E3843",
+    "codeTextColor": "#E4E9EE",
+    "codeBackgroundColor": "#1A2129",
+    "grayBackgroundColor": "#232C35",
+    "grayTextColor": "#AEB8C2",
+}
+
+
+def theme_config() -> dict[str, object]:
+    """Return the theme as options of Streamlit's configuration."""
+    config: dict[str, object] = {
+        "theme.baseRadius": "0.5rem",
+        "theme.metricValueFontSize": "1.6rem",
+        "theme.metricValueFontWeight": 600,
+        "theme.headingFontSizes": ["1.9rem", "1.35rem", "1.1rem", "1rem", "0.9rem", "0.85rem"],
+        "theme.headingFontWeights": [650, 600, 600, 600, 600, 600],
+        "theme.paddingTop": "2.5rem",
+        "theme.chartCategoricalColors": list(CATEGORICAL),
+    }
+    for mode, colours in (("light", _LIGHT), ("dark", _DARK)):
+        config |= {f"theme.{mode}.{key}": value for key, value in colours.items()}
+    return config

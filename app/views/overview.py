@@ -1,0 +1,223 @@
+"""Overview: what a run holds, how its training went, and what takes the space."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+
+import pandas as pd
+import streamlit as st
+from inshrink_app import figures
+from inshrink_app.components import download, snippets, subject
+from inshrink_app.formatting import (
+    bytes_text,
+    compact_count,
+    count_text,
+    markdown_text,
+    ratio_text,
+    shape_text,
+    steps_text,
+)
+from inshrink_app.tables import ArchiveFacts, Subject
+
+_MAX_PANELS = 4
+
+
+def render() -> None:
+    """Draw the page."""
+    shown = subject.require("Overview")
+    if shown is None:
+        return
+    _facts(shown)
+    if len(shown.steps) == 1 and shown.kind == "run":
+        st.info(
+            "This run has one checkpoint. Curves over time and movement between checkpoints need two.",
+            icon=":material/info:",
+        )
+    if shown.skipped:
+        _skipped(shown)
+    if shown.kind == "archive" and shown.archive is not None:
+        _frames(shown.archive)
+    if shown.log:
+        _training(shown)
+    _sizes(shown)
+    _tensors(shown)
+    path = str(shown.path)
+    snippets.show(
+        f"inshrink inspect {shlex.quote(path)}",
+        f"import inshrink_core\n\n{shown.kind} = inshrink_core.open({path!r})\n"
+        f"checkpoint = {shown.kind}[{shown.steps[-1]}]\n"
+        "for spec in checkpoint.specs:\n    print(spec.key, spec.dtype, spec.shape, spec.nbytes)",
+    )
+
+
+def _facts(shown: Subject) -> None:
+    """Draw the row of figures that every reader wants first."""
+    facts: list[tuple[str, str, str | None, str | None]] = [
+        ("Checkpoints", count_text(len(shown.steps)), steps_text(shown.steps), None),
+        (
+            "Parameters",
+            compact_count(shown.n_parameters),
+            f"{len({row.name for row in shown.tensors if row.role == 'weight'})} tensors",
+            f"{count_text(shown.n_parameters)} weights in the last checkpoint",
+        ),
+    ]
+    archive = shown.archive
+    if archive is None:
+        last = sum(row.nbytes for row in shown.tensors)
+        facts += [
+            ("Size on disk", bytes_text(shown.total_bytes), "all checkpoints", None),
+            ("Last checkpoint", bytes_text(last), f"{len(shown.tensors)} tensors in all", None),
+        ]
+    else:
+        facts += [
+            ("Raw size", bytes_text(archive.raw_bytes), "all tensors stored", None),
+            (
+                "Archive",
+                bytes_text(archive.nbytes),
+                f"{ratio_text(archive.ratio_total)} smaller, all stored",
+                None if shown.kind == "archive" else f"{len(archive.frames)} steps in {archive.path.name}",
+            ),
+            (
+                "Ratio of the weights",
+                ratio_text(archive.ratio_weights),
+                "raw ÷ archive bytes",
+                "Headers, tables and the manifest count wholly to the weights.",
+            ),
+        ]
+    if archive is None:
+        facts.append(
+            (
+                "Read so far",
+                bytes_text(shown.bytes_read),
+                f"of {bytes_text(shown.total_bytes)}",
+                "Opening reads headers only; weights are read when a page asks for them.",
+            )
+        )
+    with st.container(horizontal=True):
+        for label, value, below, tip in facts:
+            st.metric(
+                label,
+                value,
+                delta=below,
+                delta_color="off",
+                delta_arrow="off",
+                border=True,
+                help=None if tip is None else markdown_text(tip),
+            )
+
+
+def _skipped(shown: Subject) -> None:
+    """List the files that were left out, with the reason of each."""
+    n = len(shown.skipped)
+    st.warning(
+        f"{n} file{'s were' if n > 1 else ' was'} left out. The rest of the run is fine to use.",
+        icon=":material/warning:",
+    )
+    with st.expander(f"Files left out ({n})", expanded=n <= 3):
+        table = pd.DataFrame(shown.skipped, columns=["File", "Why"])
+        st.dataframe(table, hide_index=True, alt="Files that were left out, and why")
+        download.csv_button(table, "skipped.csv", key="skipped.csv")
+
+
+def _training(shown: Subject) -> None:
+    """Draw the metrics that the run logged."""
+    with st.container(border=True):
+        st.subheader("Training", anchor=False)
+        groups = figures.log_groups(list(shown.log))
+        names = list(groups)
+        chosen = names[:_MAX_PANELS]
+        if len(names) > _MAX_PANELS:
+            picked = st.multiselect(
+                "Metrics",
+                names,
+                default=chosen,
+                max_selections=_MAX_PANELS,
+                key="log_groups",
+                label_visibility="collapsed",
+            )
+            chosen = picked or chosen
+        st.plotly_chart(
+            figures.log_figure(shown.log, {name: groups[name] for name in chosen}),
+            config=dict(figures.CONFIG),
+            key="log",
+            alt="Training metrics by step: " + ", ".join(chosen),
+        )
+        table = pd.DataFrame(
+            [(name, step, value) for name, series in shown.log.items() for step, value in series],
+            columns=["metric", "step", "value"],
+        )
+        download.csv_button(table, "training.csv", key="training.csv")
+
+
+def _sizes(shown: Subject) -> None:
+    """Draw what the bytes of the last checkpoint are, two ways."""
+    by_role: Counter[str] = Counter()
+    by_layer: Counter[str] = Counter()
+    for row in shown.tensors:
+        by_role[row.role] += row.nbytes
+        if row.role == "weight":
+            by_layer[row.layer] += row.nbytes
+    left, right = st.columns(2, gap="medium")
+    for column, title, sizes, colour in (
+        (left, "Size by role", by_role, 0),
+        (right, "Weights by layer type", by_layer, 2),
+    ):
+        with column, st.container(border=True, height="stretch"):
+            st.subheader(title, anchor=False)
+            if not sizes:
+                st.caption("Nothing of this kind in the last checkpoint.")
+                continue
+            st.plotly_chart(
+                figures.sizes_figure(sizes, colour),
+                config={"displayModeBar": False},
+                key=title,
+                alt=f"{title}: " + ", ".join(f"{name} {bytes_text(n)}" for name, n in sizes.most_common()),
+            )
+            st.caption(f"Uncompressed, in the checkpoint of step {count_text(shown.steps[-1])}.")
+
+
+def _frames(archive: ArchiveFacts) -> None:
+    """Draw the size of every frame."""
+    with st.container(border=True):
+        st.subheader("Frames", anchor=False)
+        n_keyframes = sum(frame.kind == "keyframe" for frame in archive.frames)
+        st.plotly_chart(
+            figures.frames_figure(archive.frames),
+            config=dict(figures.CONFIG),
+            key="frames",
+            alt=f"Bytes of each of {len(archive.frames)} frames, {n_keyframes} of them keyframes",
+        )
+        st.caption("A keyframe stands alone; a delta frame holds what changed since the step before it.")
+        table = pd.DataFrame(archive.frames, columns=["step", "kind", "bytes", "ratio_weights"])
+        download.csv_button(table, "frames.csv", key="frames.csv")
+
+
+def _tensors(shown: Subject) -> None:
+    """List the tensors of the last checkpoint."""
+    with st.expander(f"Tensors of step {count_text(shown.steps[-1])} ({len(shown.tensors)})"):
+        pattern = st.text_input("Filter by name", placeholder="conv", key="tensor_filter")
+        rows = [row for row in shown.tensors if not pattern or pattern.casefold() in row.name.casefold()]
+        table = pd.DataFrame(
+            [
+                (row.name, row.role, row.layer, row.dtype, shape_text(row.shape), row.numel, row.nbytes)
+                for row in rows
+            ],
+            columns=["name", "role", "layer type", "dtype", "shape", "values", "bytes"],
+        )
+        if rows:
+            st.dataframe(
+                table,
+                hide_index=True,
+                alt="Tensors with role, layer type, dtype, shape and size",
+                column_config={
+                    "values": st.column_config.NumberColumn(format="localized"),
+                    "bytes": st.column_config.NumberColumn(format="localized"),
+                },
+            )
+        else:
+            st.caption("No tensor has this in its name.")
+        download.csv_button(table, "tensors.csv", key="tensors.csv")
+
+
+render()

@@ -1,0 +1,105 @@
+"""Encode and decode speed on one thread against ``zstd -3`` on the same float32 bytes, interleaved.
+
+Two consecutive states of a model are encoded as a delta. Each repetition times zstd, then ours, so
+that a machine whose speed drifts moves both; the ratios are medians over the pairs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import zstandard
+
+from benchmarks.results import write
+from inshrink_core.checkpoint import TensorRole, TensorSpec
+from inshrink_core.codec import TensorInput, TensorReference, get_codec
+from inshrink_core.session import make_config
+
+N_TENSORS, ROWS, COLUMNS = 4, 1024, 2048
+REPETITIONS = 9
+MOVEMENT = 0.02
+"""Movement between the two states, in units of the weights' standard deviation."""
+
+
+def _states() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return (before, after) of a few matrices with heavier than Gaussian tails."""
+    generator = torch.Generator().manual_seed(0)
+    states = []
+    for _ in range(N_TENSORS):
+        scale = 0.02 * (1 + torch.rand(ROWS, 1, generator=generator))
+        before = torch.randn(ROWS, COLUMNS, generator=generator) * scale
+        states.append((before, before + MOVEMENT * scale * torch.randn(ROWS, COLUMNS, generator=generator)))
+    return states
+
+
+def measure(codec_name: str, settings: dict[str, Any]) -> dict[str, object]:
+    """Time one codec against zstd."""
+    torch.set_num_threads(1)
+    codec, config = get_codec(codec_name), make_config(codec_name, settings)
+    spec = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(ROWS, COLUMNS))
+    states = _states()
+    raw = [after.numpy().tobytes() for _, after in states]
+    n_bytes = sum(map(len, raw))
+    references = _encode(codec, config, spec, [before for before, _ in states], [None] * N_TENSORS)
+    previous = [encoded.reference for encoded in references]
+    compressor = zstandard.ZstdCompressor(level=3)
+    times: dict[str, list[float]] = {"zstd": [], "encode": [], "decode": []}
+    after = [tensor for _, tensor in states]
+    blocks = [encoded.block for encoded in _encode(codec, config, spec, after, previous)]
+    for _ in range(REPETITIONS):
+        times["zstd"].append(_timed(lambda: [compressor.compress(chunk) for chunk in raw]))
+        times["encode"].append(_timed(lambda: _encode(codec, config, spec, after, previous)))
+        times["decode"].append(
+            _timed(lambda: [codec.decode(spec, b, r) for b, r in zip(blocks, previous, strict=True)])
+        )
+    speed = {key: n_bytes / 1e6 / statistics.median(values) for key, values in times.items()}
+    pairs = zip(times["zstd"], times["encode"], times["decode"], strict=True)
+    ratios = [(zstd / encode, zstd / decode) for zstd, encode, decode in pairs]
+    return {
+        "codec": codec_name,
+        "setting": ", ".join(f"{key}={value}" for key, value in settings.items()) or "default",
+        "encode_mb_per_s": speed["encode"],
+        "decode_mb_per_s": speed["decode"],
+        "zstd3_compress_mb_per_s": speed["zstd"],
+        "encode_vs_zstd3": statistics.median(encode for encode, _ in ratios),
+        "encode_vs_zstd3_min": min(encode for encode, _ in ratios),
+        "decode_vs_zstd3": statistics.median(decode for _, decode in ratios),
+        "decode_vs_zstd3_min": min(decode for _, decode in ratios),
+        "ratio": n_bytes / sum(len(block.payload) for block in blocks),
+        "zstd3_ratio": n_bytes / sum(len(compressor.compress(chunk)) for chunk in raw),
+    }
+
+
+def _encode(
+    codec: Any,
+    config: Any,
+    spec: TensorSpec,
+    tensors: list[torch.Tensor],
+    previous: list[TensorReference | None],
+) -> list[Any]:
+    """Run the whole encoder of a frame: observe, plan, encode."""
+    items = [TensorInput(spec=spec, tensor=tensor) for tensor in tensors]
+    statistics_ = [codec.observe(item, ref, config) for item, ref in zip(items, previous, strict=True)]
+    plan = codec.plan([spec] * len(items), statistics_, config)
+    return [codec.encode(item, plan, ref) for item, ref in zip(items, previous, strict=True)]
+
+
+def _timed(action: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    action()
+    return time.perf_counter() - begun
+
+
+def main(quick: bool = False) -> Path:
+    """Write ``results/speed.csv``."""
+    settings = [("inshrinkerator", {}), ("inshrinkerator", {"bins": 32}), ("lossless", {})]
+    return write("speed_quick" if quick else "speed", [measure(*setting) for setting in settings])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Checking an archive: every structure and checksum of every file, and that they agree."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from inshrink_core.archive.catalog import Catalog
+from inshrink_core.archive.durable import LOCK_NAME, is_locked, is_temporary
+from inshrink_core.archive.frame_reader import FrameReader
+from inshrink_core.archive.layout import (
+    FRAME_FOLDER,
+    FRAME_HEADER_NBYTES,
+    align,
+    parse_frame_name,
+)
+from inshrink_core.archive.manifest import MANIFEST_NAME
+from inshrink_core.archive.reader import ArchiveReader
+from inshrink_core.archive.storage import LocalStorage, Storage
+from inshrink_core.errors import DamagedError, InshrinkError
+from inshrink_core.frame import FrameInfo
+
+__all__ = ["Problem", "check_archive"]
+
+_CHUNK_NBYTES: Final = 1 << 20
+_RESTORE: Final = "restore the file from a backup"
+_APPEND: Final = "the next append repairs it"
+_DELETE: Final = "delete it if it is not yours"
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong: the file or block, the fault, and what to do."""
+
+    where: str
+    what: str
+    remedy: str
+
+
+def check_archive(path: str | os.PathLike[str]) -> tuple[Problem, ...]:
+    """Read every byte of an archive and return what is wrong with it; nothing if it is sound.
+
+    An archive without frames is sound. Memory is bounded by the largest block.
+
+    Raises
+    ------
+    NotFoundError
+        There is no archive.
+    IncompatibleError
+        A newer version wrote it.
+    StorageError
+        The system refused.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> from inshrink_core.archive import ArchiveWriter, check_archive
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "run.inshrink"
+    ...     ArchiveWriter(path, create=True).close()
+    ...     check_archive(path)
+    ()
+    """
+    storage = LocalStorage(Path(path))
+    try:
+        ArchiveReader.open(path)
+        reader = ArchiveReader(storage)
+    except DamagedError as error:
+        return (_from_error(error),)
+    problems = [*_check_catalog(reader.catalog, storage.name)]
+    for frame in sorted(reader.catalog.by_id.values(), key=lambda frame: frame.generation):
+        problems += _check_frame(reader, storage, frame)
+    problems += _check_strays(storage)
+    return tuple(problems)
+
+
+def _from_error(error: InshrinkError) -> Problem:
+    what = f"{error.what} (expected {error.expected}, found {error.found})" if error.found else error.what
+    return Problem(error.where, what, error.remedy or _RESTORE)
+
+
+def _check_catalog(catalog: Catalog, name: str) -> Iterator[Problem]:
+    if catalog.manifest_problem is not None:
+        yield Problem(f"{name}, manifest", catalog.manifest_problem.what, _APPEND)
+    for frame in catalog.missing:
+        what = f"the frame of step {frame.step} is missing"
+        yield Problem(f"{name}, {frame.path}", what, "fetch the file from where the archive came from")
+    if catalog.manifest_problem is None:
+        for frame in catalog.unlisted:
+            yield Problem(f"{name}, {frame.path}", "the manifest does not list this frame", _APPEND)
+    for path in catalog.buried:
+        yield Problem(f"{name}, {path}", "this frame was removed, and its file is still there", _APPEND)
+    for path in catalog.foreign:
+        yield Problem(f"{name}, {path}", "this frame belongs to another archive", _DELETE)
+    for _, error in catalog.unreadable:
+        yield _from_error(error)
+    for frame in catalog.superseded:
+        what = f"a later frame has taken the place of this one (step {frame.step})"
+        yield Problem(f"{name}, {frame.path}", what, _DELETE)
+
+
+def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> list[Problem]:
+    where = f"{storage.name}, frame {frame.path} (step {frame.step})"
+    problems: list[Problem] = []
+    try:
+        if frame.digest and _digest(storage, frame) != frame.digest:
+            what = "the SHA-256 of the frame is not the one in the manifest"
+            problems.append(Problem(where, what, _RESTORE))
+        opened = reader.frame(frame.frame_id)
+        _ = opened.meta
+        problems += _check_blocks(opened, storage, where)
+    except InshrinkError as error:
+        problems.append(_from_error(error))
+    except OSError as error:
+        problems.append(Problem(where, f"it cannot be read: {error.strerror}", _RESTORE))
+    return problems
+
+
+def _check_blocks(frame: FrameReader, storage: Storage, where: str) -> Iterator[Problem]:
+    """Go through the file in order, payloads and the padding between them."""
+    path, offset = frame.info.path, FRAME_HEADER_NBYTES
+    for entry in frame.entries:
+        if any(storage.read(path, offset, entry.offset - offset)):
+            yield Problem(where, f"the padding before block '{entry.key}' is not zero", _RESTORE)
+        try:
+            frame.read(entry)
+        except InshrinkError as error:
+            yield _from_error(error)
+        offset = entry.offset + entry.nbytes
+    if any(storage.read(path, offset, align(offset, 0) - offset)):
+        yield Problem(where, "the padding before the index is not zero", _RESTORE)
+
+
+def _digest(storage: Storage, frame: FrameInfo) -> bytes:
+    digest = hashlib.sha256()
+    for offset in range(0, storage.size(frame.path), _CHUNK_NBYTES):
+        digest.update(storage.read(frame.path, offset, _CHUNK_NBYTES))
+    return digest.digest()
+
+
+def _check_strays(storage: LocalStorage) -> Iterator[Problem]:
+    """Temporary files are a problem only if no writer is at work on them."""
+    known = {MANIFEST_NAME, LOCK_NAME, FRAME_FOLDER}
+    names = [name for name in storage.list("") if name not in known]
+    names += [f"{FRAME_FOLDER}/{name}" for name in storage.list(FRAME_FOLDER) if not parse_frame_name(name)]
+    for name in names:
+        if not is_temporary(name.rpartition("/")[2]):
+            yield Problem(f"{storage.name}, {name}", "this file is no part of an archive", _DELETE)
+        elif not is_locked(storage.root):
+            yield Problem(f"{storage.name}, {name}", "a writer was cut off and left this file", _APPEND)

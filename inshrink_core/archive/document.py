@@ -1,0 +1,139 @@
+"""Small structured documents (frame index, manifest, meta): canonical msgpack, compressed by zstd.
+
+Writing is deterministic; reading is bounded: a document's structure is walked without allocation
+before any object is made, so memory is proportional to bytes that are really there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgpack
+import zstandard
+
+from inshrink_core.archive.layout import MAX_DOCUMENT_NBYTES, RESTORE_REMEDY
+from inshrink_core.errors import DamagedError, InputError
+
+__all__ = ["compress_document", "decompress_document", "pack_value", "unpack_value"]
+
+_STRONG_LEVEL: Final = 19
+_FAST_LEVEL: Final = 3
+_STRONG_LIMIT_NBYTES: Final = 1 << 20
+"""Above a mebibyte level 19 takes about a second; indices of usual models are far below."""
+
+_MAX_WINDOW_NBYTES: Final = 128 << 20
+"""zstd's own default limit for decoders (ZSTD_WINDOWLOG_LIMIT_DEFAULT = 27)."""
+
+_MAX_DEPTH: Final = 64
+"""Deepest nesting written; msgpack itself stops at 511 when reading."""
+
+
+def _canonical(value: Any, depth: int = 0) -> Any:
+    """Sort maps by key, so that equal values have equal bytes whatever their order of insertion."""
+    if depth > _MAX_DEPTH:
+        raise InputError(f"the value nests deeper than {_MAX_DEPTH} levels")
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item, depth + 1) for item in value]
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise InputError("a map in an archive has text keys only")
+        return {key: _canonical(value[key], depth + 1) for key in sorted(value)}
+    raise InputError(
+        f"a value of type {type(value).__name__} cannot be stored",
+        remedy="use None, bool, int, float, str, bytes, sequences and maps with text keys",
+    )
+
+
+def pack_value(value: Any) -> bytes:
+    """Return the canonical msgpack bytes of a value: equal values, equal bytes.
+
+    Raises
+    ------
+    InputError
+        A type or range that msgpack does not hold.
+    """
+    try:
+        packed: bytes = msgpack.packb(_canonical(value), use_bin_type=True)
+    except (ValueError, OverflowError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"the value cannot be stored: {error}") from error
+    return packed
+
+
+def unpack_value(data: bytes, where: str, *, lists: bool) -> Any:
+    """Return the value of exactly these msgpack bytes; sequences are lists, or else tuples.
+
+    Raises
+    ------
+    DamagedError
+        Not one msgpack value, or one with extension types or with keys that are not text.
+    """
+    try:
+        walk = msgpack.Unpacker(max_buffer_size=max(len(data), 1), strict_map_key=True)
+        walk.feed(data)
+        walk.skip()
+        # A second value behind the first is left to unpackb, which refuses it.
+        return msgpack.unpackb(
+            data, use_list=lists, raw=False, strict_map_key=True, max_ext_len=0, ext_hook=_refuse_extension
+        )
+    except (ValueError, msgpack.UnpackException, RecursionError, TypeError) as error:
+        raise DamagedError(
+            f"the document is not valid msgpack: {str(error) or type(error).__name__}",
+            where=where,
+            remedy=RESTORE_REMEDY,
+        ) from error
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code} is not part of the format")
+
+
+def compress_document(raw: bytes) -> bytes:
+    """Return one zstd frame with its content size in the header.
+
+    Raises
+    ------
+    InputError
+        Larger than a reader would accept.
+    """
+    if len(raw) > MAX_DOCUMENT_NBYTES:
+        raise InputError(
+            "the index is too large",
+            expected=f"at most {MAX_DOCUMENT_NBYTES} bytes",
+            found=f"{len(raw)}",
+            remedy="store fewer blocks or less meta in one frame",
+        )
+    level = _STRONG_LEVEL if len(raw) <= _STRONG_LIMIT_NBYTES else _FAST_LEVEL
+    return zstandard.ZstdCompressor(level=level, write_content_size=True).compress(raw)
+
+
+def decompress_document(data: bytes, raw_nbytes: int, where: str) -> bytes:
+    """Return the content of one zstd frame, which must be `raw_nbytes` long.
+
+    Raises
+    ------
+    DamagedError
+        Not one zstd frame, or of another length. Nothing is allocated before lengths agree.
+    """
+    try:
+        claimed = zstandard.frame_content_size(data)
+        if claimed != raw_nbytes or raw_nbytes > MAX_DOCUMENT_NBYTES:
+            raise DamagedError(
+                "the length of a compressed document is wrong",
+                where=where,
+                expected=f"{raw_nbytes} bytes",
+                found=f"{claimed}",
+                remedy=RESTORE_REMEDY,
+            )
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_NBYTES)
+        raw = decompressor.decompress(data, max_output_size=raw_nbytes, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise DamagedError(
+            f"a document does not decompress: {error}", where=where, remedy=RESTORE_REMEDY
+        ) from error
+    if len(raw) != raw_nbytes:
+        raise DamagedError("the length of a compressed document is wrong", where=where)
+    return raw

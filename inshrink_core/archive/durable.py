@@ -1,0 +1,119 @@
+"""Writing that survives a crash (temporary name, fsync, rename, fsync of the folder), and the lock."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+from inshrink_core.errors import LockedError, StorageError
+
+__all__ = ["LOCK_NAME", "TEMP_SUFFIX", "WriterLock", "is_temporary", "sync_folder", "write_durably"]
+
+LOCK_NAME: Final = "lock"
+TEMP_SUFFIX: Final = ".tmp"
+_PID_NBYTES: Final = 32
+"""More than the digits of any process id."""
+
+
+def is_temporary(name: str) -> bool:
+    """Tell whether a name is one of our temporary files: a dot in front and the suffix behind."""
+    return name.startswith(".") and name.endswith(TEMP_SUFFIX)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return where a file is written before it gets its name."""
+    return path.with_name(f".{path.name}{TEMP_SUFFIX}")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and deletions in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Give a file new content: after a crash it has the old or the new, whole."""
+    temporary = temporary_path(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+class WriterLock:
+    """The right to write an archive: ``flock`` on a file inside of it, so that it ends with its process.
+
+    Parameters
+    ----------
+    root
+        The archive's folder.
+
+    Raises
+    ------
+    LockedError
+        Another process, or another writer of this one, holds it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        try:
+            import fcntl
+        except ImportError as error:
+            raise StorageError(
+                "archives can be written on systems with flock only", where=str(root)
+            ) from error
+        self._descriptor = os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+        except BlockingIOError as error:
+            pid = os.pread(self._descriptor, _PID_NBYTES, 0).decode("ascii", "replace")
+            os.close(self._descriptor)
+            holder = f" (process {pid})" if pid.isdigit() else ""
+            raise LockedError(
+                f"another process is writing this archive{holder}",
+                where=str(root),
+                remedy="wait until it has finished; readers need not wait",
+            ) from error
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    @property
+    def released(self) -> bool:
+        """Whether `release` was called."""
+        return self._descriptor < 0
+
+    def release(self) -> None:
+        """Let the next writer in; harmless when repeated."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # the pid is information only
+                os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def is_locked(root: Path) -> bool:
+    """Tell whether a writer is at work. One that starts at this very moment may be told to wait."""
+    try:
+        import fcntl
+
+        with (root / LOCK_NAME).open("rb") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, ImportError):
+        return False
+    return False

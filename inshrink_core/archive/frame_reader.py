@@ -1,0 +1,210 @@
+"""Reading one frame file: header, index, blocks; every byte checked before it is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from inshrink_core.archive.document import decompress_document, unpack_value
+from inshrink_core.archive.index import FrameIndex, block_entries, parse_index
+from inshrink_core.archive.layout import (
+    FRAME_HEADER_NBYTES,
+    FRAME_TRAILER_NBYTES,
+    LARGE_ALIGNMENT,
+    RESTORE_REMEDY,
+    FrameHeader,
+    FrameTrailer,
+    crc32c,
+)
+from inshrink_core.archive.storage import Storage, storage_error
+from inshrink_core.errors import DamagedError, MissingFrameError, NotFoundError
+from inshrink_core.frame import BlockEntry, FrameInfo
+
+__all__ = ["FrameEnvelope", "FrameReader", "read_envelope", "read_index"]
+
+_SUFFIX_NBYTES: Final = 4096
+"""First read at the end of a frame: trailer and index of a few hundred blocks fit, and it is one page."""
+
+_COALESCED_NBYTES: Final = 8 << 20
+"""Largest read made of several blocks, so that coalescing does not multiply memory."""
+
+
+def _read(storage: Storage, path: str, offset: int, nbytes: int) -> bytes:
+    """Read exactly, in Inshrink's errors: a frame may vanish or shrink between two calls."""
+    where = f"{storage.name}, frame {path}"
+    try:
+        content = storage.read(path, offset, nbytes)
+    except FileNotFoundError as error:
+        raise _missing(where) from error
+    except OSError as error:
+        raise storage_error(error, "the frame cannot be read", where) from error
+    if len(content) != nbytes:
+        raise DamagedError(
+            f"the frame ends early, at offset {offset + len(content)}",
+            where=where,
+            expected=f"{nbytes} bytes from offset {offset}",
+            found=f"{len(content)}",
+            remedy=RESTORE_REMEDY,
+        )
+    return content
+
+
+def _missing(where: str) -> MissingFrameError:
+    return MissingFrameError(
+        "the frame's file is missing", where=where, remedy="fetch it from where the archive came from"
+    )
+
+
+class FrameEnvelope(NamedTuple):
+    """A frame without its blocks: header, trailer and the compressed index, checksums verified."""
+
+    header: FrameHeader
+    trailer: FrameTrailer
+    document: bytes
+
+
+def read_envelope(storage: Storage, path: str) -> FrameEnvelope:
+    """Read and check what surrounds the blocks of a frame, in two or three small reads.
+
+    Raises
+    ------
+    MissingFrameError
+        The file is not there.
+    DamagedError, IncompatibleError
+        It is not a whole frame of a version known here.
+    """
+    where = f"{storage.name}, frame {path}"
+    try:
+        size = storage.size(path)
+    except FileNotFoundError as error:
+        raise _missing(where) from error
+    except OSError as error:
+        raise storage_error(error, "the frame cannot be read", where) from error
+    head = _read(storage, path, 0, min(FRAME_HEADER_NBYTES, size))
+    header = FrameHeader.parse(head, where)
+    suffix = _read(storage, path, size - min(_SUFFIX_NBYTES, size), min(_SUFFIX_NBYTES, size))
+    tail = suffix[-FRAME_TRAILER_NBYTES:]
+    trailer = FrameTrailer.parse(tail, size, where)
+    beyond = trailer.index_nbytes + FRAME_TRAILER_NBYTES
+    if beyond <= len(suffix):
+        index = suffix[-beyond:-FRAME_TRAILER_NBYTES]
+    else:
+        index = _read(storage, path, trailer.index_offset, trailer.index_nbytes)
+    trailer.check_crc(tail, head, index, where)
+    return FrameEnvelope(header, trailer, index)
+
+
+def read_index(storage: Storage, path: str, envelope: FrameEnvelope, parent: FrameIndex | None) -> FrameIndex:
+    """Return the index of a frame, resolved against its parent's (None for a keyframe).
+
+    Raises
+    ------
+    DamagedError
+        The index contradicts itself, its parent or the file.
+    """
+    where = f"{storage.name}, frame {path}"
+    raw = decompress_document(envelope.document, envelope.trailer.index_raw_nbytes, where)
+    return parse_index(raw, parent, envelope.trailer.index_offset, where)
+
+
+class FrameReader:
+    """The blocks of one frame. Holds no open file; safe to share between threads.
+
+    Parameters
+    ----------
+    storage
+        Where the archive lies.
+    info
+        The frame, as the archive lists it.
+    index
+        Its resolved index.
+    """
+
+    def __init__(self, storage: Storage, info: FrameInfo, index: FrameIndex) -> None:
+        self.info = info
+        self.entries: tuple[BlockEntry, ...] = block_entries(index)
+        self._storage = storage
+        self._meta = index.meta
+        self._by_key = {(entry.key, entry.part): entry for entry in self.entries}
+        self._where = f"{storage.name}, frame {info.path} (step {info.step})"
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the writer committed with the frame, a fresh copy; sequences are lists."""
+        return {key: unpack_value(value, self._where, lists=True) for key, value in self._meta.items()}
+
+    @property
+    def overhead_nbytes(self) -> int:
+        """Bytes of the frame that are no payload: header, padding, index and trailer."""
+        return self.info.nbytes - sum(entry.nbytes for entry in self.entries)
+
+    def entry(self, key: str, part: bool = False) -> BlockEntry:
+        """Return the entry of a tensor, or of a part.
+
+        Raises
+        ------
+        NotFoundError
+            The frame has no such block.
+        """
+        try:
+            return self._by_key[key, part]
+        except KeyError:
+            raise NotFoundError(
+                f"there is no {'part' if part else 'tensor'} '{key}' at step {self.info.step}",
+                where=self._where,
+                remedy="`inshrink inspect` lists the tensors",
+            ) from None
+
+    def read(self, entry: BlockEntry) -> bytes:
+        """Return the payload of a block of this frame, with one read.
+
+        Raises
+        ------
+        DamagedError
+            The bytes end early or their checksum does not match.
+        MissingFrameError
+            The frame was removed since.
+        """
+        return self._checked(entry, _read(self._storage, self.info.path, entry.offset, entry.nbytes))
+
+    def read_many(self, entries: Sequence[BlockEntry]) -> list[bytes]:
+        """Return the payloads of several blocks, in the order given; neighbours share a read."""
+        payloads: dict[int, bytes] = {}
+        order = sorted(range(len(entries)), key=lambda i: entries[i].offset)
+        run: list[int] = []
+        for i in order:
+            if run and not self._joins(entries[run[0]], entries[run[-1]], entries[i]):
+                payloads.update(self._read_run(entries, run))
+                run = []
+            run.append(i)
+        if run:
+            payloads.update(self._read_run(entries, run))
+        return [payloads[i] for i in range(len(entries))]
+
+    @staticmethod
+    def _joins(first: BlockEntry, last: BlockEntry, entry: BlockEntry) -> bool:
+        """Only padding may lie between, and the whole read stays bounded."""
+        gap = entry.offset - (last.offset + last.nbytes)
+        return gap < LARGE_ALIGNMENT and entry.offset + entry.nbytes - first.offset <= _COALESCED_NBYTES
+
+    def _read_run(self, entries: Sequence[BlockEntry], run: list[int]) -> dict[int, bytes]:
+        start = entries[run[0]].offset
+        end = max(entries[i].offset + entries[i].nbytes for i in run)
+        content = _read(self._storage, self.info.path, start, end - start)
+        pieces = {}
+        for i in run:
+            begin = entries[i].offset - start
+            pieces[i] = self._checked(entries[i], content[begin : begin + entries[i].nbytes])
+        return pieces
+
+    def _checked(self, entry: BlockEntry, payload: bytes) -> bytes:
+        crc = crc32c(payload)
+        if crc != entry.crc:
+            raise DamagedError(
+                f"the checksum of block '{entry.key}' at offset {entry.offset} does not match",
+                where=self._where,
+                expected=f"{entry.crc:#010x}",
+                found=f"{crc:#010x}",
+                remedy="restore the frame from a backup; `inshrink verify` lists every damaged block",
+            )
+        return payload

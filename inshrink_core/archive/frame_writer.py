@@ -1,0 +1,248 @@
+"""Writing one frame: blocks go to a temporary file at once, the name appears when all is durable."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from inshrink_core.archive.document import compress_document, pack_value
+from inshrink_core.archive.durable import temporary_path
+from inshrink_core.archive.index import MAX_ATTRIBUTES, BlockColumns, FrameIndex, pack_index
+from inshrink_core.archive.layout import (
+    FRAME_TRAILER_NBYTES,
+    FrameHeader,
+    FrameTrailer,
+    align,
+    crc32c,
+    frame_path,
+)
+from inshrink_core.archive.storage import storage_error
+from inshrink_core.errors import InputError
+from inshrink_core.frame import FrameInfo
+
+__all__ = ["FrameWriter"]
+
+_BUFFER_NBYTES: Final = 1 << 20
+"""Blocks are mostly far smaller, so that a frame is a few system calls."""
+
+
+class FrameWriter:
+    """One frame being written; made by `ArchiveWriter.begin`.
+
+    As a context manager it aborts on an exception, and when `commit` was not called. Memory is
+    bounded by one payload and the index.
+
+    Parameters
+    ----------
+    root
+        The archive's folder.
+    header
+        What the frame is.
+    parent
+        Resolved index of the parent, from which a delta frame inherits; None in a keyframe.
+    publish
+        Called with the temporary file and the frame once all bytes are durable; renames and lists it.
+    release
+        Called once the frame is committed or aborted.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        header: FrameHeader,
+        parent: FrameIndex | None,
+        publish: Callable[[Path, FrameInfo], None],
+        release: Callable[[], None],
+    ) -> None:
+        self._header, self._parent, self._publish, self._release = header, parent, publish, release
+        self._path = frame_path(header.generation, header.step)
+        self._temporary = temporary_path(root / self._path)
+        self._where = f"{root}, frame of step {header.step}"
+        self._seen: set[tuple[str, bool]] = set()
+        self._columns: tuple[list[Any], list[Any]] = ([], [])
+        self._runs = [0]
+        self._nbytes: list[int] = []
+        self._crcs: list[int] = []
+        self._digest = hashlib.sha256()
+        self._offset = 0
+        self._open = True
+        try:
+            self._file = self._temporary.open("wb", buffering=_BUFFER_NBYTES)
+        except OSError as error:
+            raise storage_error(error, "the frame cannot be written", self._where) from error
+        self._write(header.pack())
+
+    def add(
+        self,
+        key: str,
+        codec: str,
+        payload: bytes | bytearray | memoryview,
+        *,
+        attributes: tuple[Any, ...] = (),
+        part: bool = False,
+    ) -> None:
+        """Append a block; its bytes go to the file before this returns.
+
+        Parameters
+        ----------
+        key
+            Unique among the tensors, or among the parts, of the frame.
+        codec
+            Bitstream of the payload, ``name/version``.
+        payload
+            The bytes; not kept.
+        attributes
+            At most 16 msgpack values; sequences inside come back as tuples.
+        part
+            True for opaque bytes of the rest, False for a tensor.
+
+        Raises
+        ------
+        InputError
+            The key stands already, a value cannot be stored, or the frame is closed.
+        StorageError
+            The system refused, as on a full disk; the frame is aborted.
+        """
+        self._require_open()
+        if (key, part) in self._seen:
+            raise InputError(f"block '{key}' was added twice", where=self._where)
+        if len(attributes) > MAX_ATTRIBUTES:
+            raise InputError(
+                f"block '{key}' has too many attributes",
+                where=self._where,
+                expected=f"at most {MAX_ATTRIBUTES}",
+                found=f"{len(attributes)}",
+            )
+        if not (isinstance(key, str) and isinstance(codec, str)):
+            raise InputError("key and codec of a block are text", where=self._where)
+        pack_value([key, codec, attributes])
+        content = _as_bytes(payload)
+        padding = align(self._offset, len(content)) - self._offset
+        self._write(bytes(padding))
+        self._write(content)
+        if len(self._runs) % 2 == int(part) or (
+            part and len(self._runs) == 1
+        ):  # the last run is of the other sort
+            self._runs.append(0)
+        self._runs[-1] += 1
+        self._seen.add((key, part))
+        self._columns[part].append((key, codec, attributes))
+        self._nbytes.append(len(content))
+        self._crcs.append(crc32c(content))
+
+    def commit(self, meta: Mapping[str, Any]) -> FrameInfo:
+        """Write the index, make the frame durable, and list it in the manifest.
+
+        Parameters
+        ----------
+        meta
+            What describes the frame, by key: msgpack values, maps with text keys. A delta frame
+            stores only what differs from its parent's.
+
+        Raises
+        ------
+        InputError
+            A value cannot be stored, or the frame is closed.
+        StorageError
+            The system refused; the archive is as it was before the frame.
+        """
+        self._require_open()
+        if not all(isinstance(key, str) for key in meta):
+            raise InputError("meta has text keys only", where=self._where)
+        index = FrameIndex(
+            _columns(self._columns[0]),
+            _columns(self._columns[1]),
+            tuple(self._runs),
+            tuple(self._nbytes),
+            tuple(self._crcs),
+            {key: pack_value(value) for key, value in meta.items()},
+        )
+        raw = pack_index(index, self._parent)
+        info = self._finish(compress_document(raw), len(raw))
+        try:
+            self._publish(self._temporary, info)
+        except OSError as error:
+            self.abort()
+            raise storage_error(error, "the frame cannot be committed", self._where) from error
+        except BaseException:
+            self.abort()
+            raise
+        self._close()
+        return info
+
+    def abort(self) -> None:
+        """Drop the frame and its temporary file; harmless after `commit`."""
+        if self._open:
+            self._close()
+            with contextlib.suppress(OSError):  # the next writer cleans up
+                self._temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def _finish(self, document: bytes, raw_nbytes: int) -> FrameInfo:
+        """Write what follows the blocks, and wait until the disk has it."""
+        self._write(bytes(align(self._offset, 0) - self._offset))
+        file_nbytes = self._offset + len(document) + FRAME_TRAILER_NBYTES
+        trailer = FrameTrailer(self._offset, file_nbytes, len(document), raw_nbytes)
+        self._write(document)
+        self._write(trailer.pack(self._header.pack(), document))
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        except OSError as error:
+            self.abort()
+            raise storage_error(error, "the frame cannot be written", self._where) from error
+        return FrameInfo(
+            frame_id=self._header.frame_id,
+            parent_id=self._header.parent_id,
+            step=self._header.step,
+            kind=self._header.kind,
+            branch=self._header.branch,
+            generation=self._header.generation,
+            nbytes=self._offset,
+            digest=self._digest.digest(),
+            path=self._path,
+        )
+
+    def _write(self, content: bytes | memoryview) -> None:
+        try:
+            self._file.write(content)
+        except OSError as error:
+            self.abort()
+            raise storage_error(error, "the frame cannot be written", self._where) from error
+        self._digest.update(content)
+        self._offset += len(content)
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise InputError("the frame was committed or aborted already", where=self._where)
+
+    def _close(self) -> None:
+        self._open = False
+        with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
+            self._file.close()
+        self._release()
+
+
+def _as_bytes(payload: bytes | bytearray | memoryview) -> bytes | memoryview:
+    """View any buffer as bytes; an empty one cannot be cast."""
+    if isinstance(payload, bytes):
+        return payload
+    view = memoryview(payload)
+    return view.cast("B") if view.nbytes else b""
+
+
+def _columns(blocks: list[Any]) -> BlockColumns:
+    return BlockColumns(*zip(*blocks, strict=True)) if blocks else BlockColumns()

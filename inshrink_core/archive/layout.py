@@ -1,0 +1,311 @@
+"""The fixed structs of an archive, byte by byte, and the rules that place blocks (docs/format.md).
+
+Each struct is one ``struct.Struct``, a NamedTuple and a `pack`/`parse` pair; nothing else in the
+package knows an offset. All integers are little-endian.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+from inshrink_core.errors import DamagedError, IncompatibleError
+from inshrink_core.frame import FrameKind
+
+__all__ = [
+    "FORMAT_VERSION",
+    "FRAME_FOLDER",
+    "FrameHeader",
+    "FrameTrailer",
+    "ManifestHeader",
+    "align",
+    "crc32c",
+    "derive_frame_id",
+    "frame_path",
+    "parse_frame_name",
+]
+
+FORMAT_VERSION: Final = 1
+"""Version this module writes, in frames and manifests; it reads every version up to it."""
+
+FRAME_MAGIC: Final = b"INSHRNKF"
+TRAILER_MAGIC: Final = b"INSE"
+MANIFEST_MAGIC: Final = b"INSHRNKM"
+
+ID_NBYTES: Final = 16
+NO_ID: Final = bytes(ID_NBYTES)
+"""Sixteen zeros: the parent of a first frame; never a frame's own id."""
+
+LARGE_BLOCK_NBYTES: Final = 4096
+LARGE_ALIGNMENT: Final = 64
+"""A cache line, and the width of the widest vector load, so that a mapped block can be used in place."""
+SMALL_ALIGNMENT: Final = 8
+"""Below a page, padding to 64 bytes would cost more than an unaligned start."""
+
+MAX_DOCUMENT_NBYTES: Final = 64 << 20
+"""Largest uncompressed index or manifest: about a million blocks in a frame, or frames in an archive."""
+
+MAX_STEP: Final = (1 << 63) - 1
+MAX_BRANCH: Final = (1 << 32) - 1
+MAX_GENERATION: Final = (1 << 63) - 1
+"""One bit below the field's width, so that the next generation always fits too."""
+
+FRAME_FOLDER: Final = "frames"
+_FRAME_NAME: Final = re.compile(r"([0-9]{8,19})-(0|[1-9][0-9]{0,18})\.frame", re.ASCII)
+
+_KINDS: Final = {1: FrameKind.KEYFRAME, 2: FrameKind.DELTA}
+_KIND_CODES: Final = {kind: code for code, kind in _KINDS.items()}
+
+
+_CRC_CHUNK_NBYTES: Final = 1 << 20
+"""Bytes copied at a time where a checksum needs a copy; fits a second-level cache."""
+
+
+def crc32c(*chunks: bytes | memoryview) -> int:
+    """Return the CRC-32C (Castagnoli) of the chunks joined; memory views are of bytes."""
+    crc: int = 0
+    for chunk in chunks:
+        if isinstance(chunk, bytes):
+            crc = google_crc32c.extend(crc, chunk)
+            continue
+        for start in range(0, len(chunk), _CRC_CHUNK_NBYTES):  # the library takes bytes objects only
+            crc = google_crc32c.extend(crc, bytes(chunk[start : start + _CRC_CHUNK_NBYTES]))
+    return crc
+
+
+def align(offset: int, nbytes: int) -> int:
+    """Return where a block of `nbytes` starts that may not start before `offset`.
+
+    Examples
+    --------
+    >>> align(88, 100), align(88, 4096)
+    (88, 128)
+    """
+    alignment = LARGE_ALIGNMENT if nbytes >= LARGE_BLOCK_NBYTES else SMALL_ALIGNMENT
+    return -(-offset // alignment) * alignment
+
+
+def frame_path(generation: int, step: int) -> str:
+    """Return the path of a frame file within the archive, which generation and step fix.
+
+    Examples
+    --------
+    >>> frame_path(3, 400)
+    'frames/00000003-400.frame'
+    """
+    return f"{FRAME_FOLDER}/{generation:08d}-{step}.frame"
+
+
+def parse_frame_name(name: str) -> tuple[int, int] | None:
+    """Return (generation, step) of a frame file's name, None if it is not such a name."""
+    match = _FRAME_NAME.fullmatch(name)
+    if match is None:
+        return None
+    generation, step = int(match[1]), int(match[2])
+    if not (1 <= generation <= MAX_GENERATION and step <= MAX_STEP):
+        return None
+    return (generation, step) if frame_path(generation, step) == f"{FRAME_FOLDER}/{name}" else None
+
+
+def derive_frame_id(
+    archive_id: bytes, parent_id: bytes | None, step: int, branch: int, generation: int
+) -> bytes:
+    """Return the id of a new frame: unique, since generations are never used twice."""
+    identity = struct.pack("<16s16sqIQ", archive_id, parent_id or NO_ID, step, branch, generation)
+    return hashlib.sha256(identity).digest()[:ID_NBYTES]
+
+
+def _check_version(version: int, where: str) -> None:
+    if version > FORMAT_VERSION:
+        raise IncompatibleError(
+            "it was written by a newer version of Inshrink",
+            where=where,
+            expected=f"format version {FORMAT_VERSION} or older",
+            found=f"{version}",
+            remedy="upgrade Inshrink",
+        )
+    if version == 0:
+        raise DamagedError("format version 0 does not exist", where=where)
+
+
+class FrameHeader(NamedTuple):
+    """The first bytes of a frame file: what the frame is, without its blocks."""
+
+    archive_id: bytes
+    frame_id: bytes
+    parent_id: bytes | None
+    step: int
+    kind: FrameKind
+    branch: int
+    generation: int
+
+    def pack(self) -> bytes:
+        """Return the 88 bytes."""
+        fields = _FRAME_FIELDS.pack(
+            FRAME_MAGIC,
+            FORMAT_VERSION,
+            _KIND_CODES[self.kind],
+            0,
+            self.branch,
+            self.archive_id,
+            self.frame_id,
+            self.parent_id or NO_ID,
+            self.step,
+            self.generation,
+            0,
+        )
+        return fields + _CRC.pack(crc32c(fields))
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> FrameHeader:
+        """Read and check a header; `data` is the first 88 bytes of the file, or what there is of them.
+
+        Raises
+        ------
+        DamagedError
+            Too short, not a frame, a wrong checksum or a field out of range.
+        IncompatibleError
+            A newer version.
+        """
+        if len(data) < FRAME_HEADER_NBYTES:
+            raise DamagedError(
+                "the frame ends within its header",
+                where=where,
+                expected=f"{FRAME_HEADER_NBYTES} bytes",
+                found=f"{len(data)}",
+                remedy=RESTORE_REMEDY,
+            )
+        fields = data[: _FRAME_FIELDS.size]
+        magic, version, kind, flags, branch, archive_id, frame_id, parent_id, step, generation, reserved = (
+            _FRAME_FIELDS.unpack(fields)
+        )
+        if magic != FRAME_MAGIC:
+            raise DamagedError("this is not a frame: the magic is wrong", where=where, remedy=RESTORE_REMEDY)
+        if _CRC.unpack_from(data, _FRAME_FIELDS.size)[0] != crc32c(fields):
+            raise DamagedError(
+                "the checksum of the frame's header does not match", where=where, remedy=RESTORE_REMEDY
+            )
+        _check_version(version, where)
+        parent = None if parent_id == NO_ID else parent_id
+        sound = (
+            kind in _KINDS
+            and flags == 0
+            and reserved == 0
+            and frame_id not in (NO_ID, parent_id)
+            and step >= 0
+            and 1 <= generation <= MAX_GENERATION
+            and (parent is not None or _KINDS[kind] is FrameKind.KEYFRAME)
+        )
+        if not sound:
+            raise DamagedError(
+                "a field of the frame's header is out of range", where=where, remedy=RESTORE_REMEDY
+            )
+        return cls(archive_id, frame_id, parent, step, _KINDS[kind], branch, generation)
+
+
+class FrameTrailer(NamedTuple):
+    """The last bytes of a frame file: where its index lies."""
+
+    index_offset: int
+    file_nbytes: int
+    index_nbytes: int
+    index_raw_nbytes: int
+
+    def pack(self, header: bytes, index: bytes) -> bytes:
+        """Return the 32 bytes; the checksum covers header, compressed index and these fields."""
+        fields = _TRAILER_FIELDS.pack(*self)
+        return fields + _CRC.pack(crc32c(header, index, fields)) + TRAILER_MAGIC
+
+    @classmethod
+    def parse(cls, data: bytes, file_nbytes: int, where: str) -> FrameTrailer:
+        """Read a trailer and check its lengths against the file's; `check_crc` completes the check.
+
+        Raises
+        ------
+        DamagedError
+            Too short, no trailer, or lengths that do not add up.
+        """
+        if len(data) != FRAME_TRAILER_NBYTES or data[-len(TRAILER_MAGIC) :] != TRAILER_MAGIC:
+            raise DamagedError(
+                "the frame has no trailer: it was cut short", where=where, remedy=RESTORE_REMEDY
+            )
+        trailer = cls(*_TRAILER_FIELDS.unpack_from(data))
+        if (
+            trailer.file_nbytes != file_nbytes
+            or trailer.index_offset < FRAME_HEADER_NBYTES
+            or trailer.index_offset % SMALL_ALIGNMENT
+            or trailer.index_offset + trailer.index_nbytes + FRAME_TRAILER_NBYTES != file_nbytes
+            or trailer.index_raw_nbytes > MAX_DOCUMENT_NBYTES
+        ):
+            raise DamagedError(
+                "the lengths in the frame's trailer do not fit the file",
+                where=where,
+                expected=f"{trailer.file_nbytes} bytes",
+                found=f"{file_nbytes}",
+                remedy=RESTORE_REMEDY,
+            )
+        return trailer
+
+    def check_crc(self, data: bytes, header: bytes, index: bytes, where: str) -> None:
+        """Raise DamagedError unless the checksum in the trailer's bytes `data` is right."""
+        fields = data[: _TRAILER_FIELDS.size]
+        if _CRC.unpack_from(data, _TRAILER_FIELDS.size)[0] != crc32c(header, index, fields):
+            raise DamagedError(
+                "the checksum of the frame's index does not match", where=where, remedy=RESTORE_REMEDY
+            )
+
+
+class ManifestHeader(NamedTuple):
+    """The first bytes of the manifest; the rest is one zstd-compressed msgpack document."""
+
+    archive_id: bytes
+    payload_nbytes: int
+    payload_raw_nbytes: int
+
+    def pack(self, payload: bytes) -> bytes:
+        """Return the 40 bytes; the checksum covers these fields and the payload."""
+        fields = _MANIFEST_FIELDS.pack(MANIFEST_MAGIC, FORMAT_VERSION, 0, *self[1:], self.archive_id)
+        return fields + _CRC.pack(crc32c(fields, payload))
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> ManifestHeader:
+        """Read and check a header, given the whole file.
+
+        Raises
+        ------
+        DamagedError
+            Too short, not a manifest, a wrong checksum or a length that does not fit the file.
+        IncompatibleError
+            A newer version.
+        """
+        if len(data) < MANIFEST_HEADER_NBYTES or data[:8] != MANIFEST_MAGIC:
+            raise DamagedError("this is not a manifest", where=where, remedy=REBUILD_REMEDY)
+        fields, payload = data[: _MANIFEST_FIELDS.size], data[MANIFEST_HEADER_NBYTES:]
+        _, version, flags, nbytes, raw_nbytes, archive_id = _MANIFEST_FIELDS.unpack(fields)
+        if _CRC.unpack_from(data, _MANIFEST_FIELDS.size)[0] != crc32c(fields, payload):
+            raise DamagedError(
+                "the checksum of the manifest does not match", where=where, remedy=REBUILD_REMEDY
+            )
+        _check_version(version, where)
+        if flags or nbytes != len(payload) or raw_nbytes > MAX_DOCUMENT_NBYTES:
+            raise DamagedError(
+                "a field of the manifest's header is out of range", where=where, remedy=REBUILD_REMEDY
+            )
+        return cls(archive_id, nbytes, raw_nbytes)
+
+
+RESTORE_REMEDY: Final = "restore the file from a backup"
+REBUILD_REMEDY: Final = "the frames are still read; the next append rebuilds the manifest"
+
+_CRC: Final = struct.Struct("<I")
+_FRAME_FIELDS: Final = struct.Struct("<8sHBBI16s16s16sqQI")
+_TRAILER_FIELDS: Final = struct.Struct("<QQII")
+_MANIFEST_FIELDS: Final = struct.Struct("<8sHHII16s")
+
+FRAME_HEADER_NBYTES: Final = _FRAME_FIELDS.size + _CRC.size
+FRAME_TRAILER_NBYTES: Final = _TRAILER_FIELDS.size + _CRC.size + len(TRAILER_MAGIC)
+MANIFEST_HEADER_NBYTES: Final = _MANIFEST_FIELDS.size + _CRC.size

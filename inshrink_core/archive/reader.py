@@ -1,0 +1,299 @@
+"""Reading an archive: which frames it has, how they hang together, and each frame's blocks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog
+from inshrink_core.archive.frame_reader import FrameReader, read_envelope, read_index
+from inshrink_core.archive.index import FrameIndex
+from inshrink_core.archive.storage import LocalStorage, Storage
+from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
+from inshrink_core.frame import FrameInfo, FrameKind
+
+__all__ = ["ArchiveReader", "is_archive"]
+
+_N_CACHED_INDICES: Final = 64
+"""Two chains of the usual 32 frames, so that walking one while writing another resolves each index once."""
+
+
+def is_archive(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a path is an archive. Never raises for what it may find there."""
+    root = Path(path)
+    try:
+        return root.is_dir() and is_archive_storage(LocalStorage(root))
+    except OSError:
+        return False
+
+
+def _lost(archive: str, frame: FrameInfo) -> MissingFrameError:
+    return MissingFrameError(
+        f"the frame of step {frame.step} (id {frame.frame_id.hex()}) is missing",
+        where=f"{archive}, {frame.path}",
+        remedy="fetch the file from where the archive came from",
+    )
+
+
+class ArchiveReader:
+    """An open archive. Takes no lock and writes nothing; any number may read while one writes.
+
+    Parameters
+    ----------
+    storage
+        Where the archive lies; `open` makes one for a local folder.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> from inshrink_core.archive import ArchiveReader, ArchiveWriter
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name) / "run.inshrink"
+    >>> with ArchiveWriter(path, create=True) as writer:
+    ...     with writer.begin(step=100, kind="keyframe", parent_id=None) as frame:
+    ...         frame.add("conv1.weight", "raw/1", b"sixteen numbers")
+    ...         info = frame.commit({"format": "torch"})
+    >>> reader = ArchiveReader.open(path)
+    >>> frame = reader.frame(reader.head.frame_id)
+    >>> frame.read(frame.entry("conv1.weight"))
+    b'sixteen numbers'
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._indices: OrderedDict[tuple[bytes, int], FrameIndex] = OrderedDict()
+        self._caching = threading.Lock()
+        self._catalog: Catalog = load_catalog(storage)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> ArchiveReader:
+        """Open an archive on a local file system, reading its manifest alone.
+
+        Raises
+        ------
+        NotFoundError
+            There is nothing, or no archive.
+        IncompatibleError
+            A newer version wrote it.
+        DamagedError
+            Neither the manifest nor any frame can be read.
+        StorageError
+            The system refused.
+        """
+        root = Path(path)
+        if not root.is_dir():
+            what = "an archive is a folder, this is a file" if root.exists() else "there is no such archive"
+            raise NotFoundError(what, where=str(root))
+        return cls(LocalStorage(root))
+
+    @property
+    def catalog(self) -> Catalog:
+        """Everything the archive was found to contain, sound or not."""
+        return self._catalog
+
+    @property
+    def path(self) -> str:
+        """Where the archive lies."""
+        return self._storage.name
+
+    @property
+    def archive_id(self) -> bytes:
+        """16 bytes that name the archive wherever it is copied to."""
+        return self._catalog.manifest.archive_id
+
+    @property
+    def frames(self) -> tuple[FrameInfo, ...]:
+        """Live frames in commit order."""
+        return self._catalog.frames
+
+    @property
+    def missing(self) -> tuple[FrameInfo, ...]:
+        """Frames that were committed and whose files are not there."""
+        return self._catalog.missing
+
+    @property
+    def head(self) -> FrameInfo | None:
+        """The last frame of the newest branch; None in an archive without frames."""
+        return max(self.frames, key=lambda frame: (frame.branch, frame.generation), default=None)
+
+    @property
+    def manifest_nbytes(self) -> int:
+        """Size of the manifest."""
+        return self._catalog.manifest_nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the manifest and of all live frames."""
+        return self.manifest_nbytes + sum(frame.nbytes for frame in self.frames)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from storage since opening, opening included."""
+        return self._storage.bytes_read
+
+    def refresh(self) -> None:
+        """See what was committed or removed since."""
+        self._catalog = load_catalog(self._storage)
+
+    def info(self, frame_id: bytes) -> FrameInfo:
+        """Return a frame by id.
+
+        Raises
+        ------
+        MissingFrameError
+            It was committed, its file is not there.
+        NotFoundError
+            No frame has that id.
+        """
+        known = self._catalog.by_id.get(frame_id)
+        if known is not None:
+            return known
+        for lost in self.missing:
+            if lost.frame_id == frame_id:
+                raise _lost(self.path, lost)
+        raise NotFoundError(f"there is no frame {frame_id.hex()}", where=self.path)
+
+    def history(self, frame_id: bytes | None = None) -> tuple[FrameInfo, ...]:
+        """Return the frames from the first to one frame (by default the head), parent by parent.
+
+        Frames whose files are missing are left out; the walk goes on past them where the manifest
+        knows their parent.
+        """
+        frames, lost = self._catalog.by_id, {frame.frame_id: frame for frame in self.missing}
+        frame = self.head if frame_id is None else self.info(frame_id)
+        line: dict[bytes, FrameInfo] = {}
+        while frame is not None and frame.frame_id not in line:
+            line[frame.frame_id] = frame
+            parent_id = frame.parent_id or b""
+            frame = frames.get(parent_id) or lost.get(parent_id)
+        return tuple(frame for key, frame in reversed(line.items()) if key not in lost)
+
+    def chain(self, frame_id: bytes) -> tuple[FrameInfo, ...]:
+        """Return the frames to decode for one frame: from its nearest keyframe to itself.
+
+        Raises
+        ------
+        MissingFrameError
+            One of them is gone; the message names it.
+        NotFoundError
+            No frame has that id.
+        """
+        frame = self.info(frame_id)
+        line = {frame_id: frame}
+        while frame.kind is FrameKind.DELTA:
+            parent_id = frame.parent_id or b""
+            if parent_id in line:
+                raise DamagedError(f"the frame of step {frame.step} is its own ancestor", where=self.path)
+            try:
+                frame = line[parent_id] = self.info(parent_id)
+            except NotFoundError as error:
+                raise MissingFrameError(
+                    f"the frame {parent_id.hex()} is missing, which the frame of step {frame.step} "
+                    "needs as its reference",
+                    where=f"{self.path}, {frame.path}",
+                    remedy="fetch its file from where the archive came from",
+                ) from error
+        return tuple(reversed(line.values()))
+
+    def find(self, step: int, branch: int | None = None) -> FrameInfo:
+        """Return the frame of a step: in the history of the head, else on the newest branch that has it.
+
+        Parameters
+        ----------
+        step
+            Training step.
+        branch
+            Look in the history of this branch's last frame alone.
+
+        Raises
+        ------
+        NotFoundError
+            No frame has that step; the message names the nearest ones.
+        MissingFrameError
+            It was committed, its file is not there.
+        """
+        if branch is None:
+            newest_last = sorted(self.frames, key=lambda frame: (frame.branch, frame.generation))
+            candidates = (*newest_last, *self.history())
+        else:
+            tip = max(
+                (frame for frame in self.frames if frame.branch == branch),
+                key=lambda frame: frame.generation,
+                default=None,
+            )
+            candidates = self.history(tip.frame_id) if tip else ()
+        for frame in reversed(candidates):
+            if frame.step == step:
+                return frame
+        raise self._no_step(step, branch, sorted({frame.step for frame in candidates}))
+
+    def _no_step(self, step: int, branch: int | None, steps: list[int]) -> InshrinkError:
+        for lost in self.missing:
+            if lost.step == step and branch in (None, lost.branch):
+                return _lost(self.path, lost)
+        on_branch = "" if branch is None else f" on branch {branch}"
+        below = [known for known in steps if known < step][-1:]
+        nearest = below + [known for known in steps if known > step][:1]
+        return NotFoundError(
+            f"there is no frame of step {step}{on_branch}",
+            where=self.path,
+            remedy=f"the nearest steps are {' and '.join(map(str, nearest))}" if nearest else "",
+        )
+
+    def frame(self, frame_id: bytes) -> FrameReader:
+        """Open a frame: reads its header and index, and those of the frames it inherits from.
+
+        Raises
+        ------
+        MissingFrameError
+            It, or a frame its index refers to, is gone.
+        DamagedError, IncompatibleError
+            Its header or index is not valid.
+        NotFoundError
+            No frame has that id.
+        """
+        return FrameReader(self._storage, self.info(frame_id), self.resolved_index(frame_id))
+
+    def resolved_index(self, frame_id: bytes) -> FrameIndex:
+        """Return the index of a frame, with what it inherits; O(chain) reads, cached."""
+        pending: list[FrameInfo] = []
+        index = None
+        for frame in reversed(self.chain(frame_id)):
+            index = self._cached(frame)
+            if index is not None:
+                break
+            pending.append(frame)
+        for frame in reversed(pending):
+            index = self._read_index(frame, None if frame.kind is FrameKind.KEYFRAME else index)
+            with self._caching:
+                self._indices[frame.frame_id, frame.generation] = index
+                if len(self._indices) > _N_CACHED_INDICES:
+                    self._indices.popitem(last=False)
+        if index is None:
+            raise NotFoundError(f"there is no frame {frame_id.hex()}", where=self.path)
+        return index
+
+    def _cached(self, frame: FrameInfo) -> FrameIndex | None:
+        with self._caching:
+            index = self._indices.get((frame.frame_id, frame.generation))
+            if index is not None:
+                self._indices.move_to_end((frame.frame_id, frame.generation))
+            return index
+
+    def _read_index(self, frame: FrameInfo, parent: FrameIndex | None) -> FrameIndex:
+        envelope = read_envelope(self._storage, frame.path)
+        header = envelope.header
+        expected = (frame.frame_id, frame.parent_id, frame.step, frame.kind, frame.branch, frame.generation)
+        if header != (self.archive_id, *expected) or envelope.trailer.file_nbytes != frame.nbytes:
+            raise DamagedError(
+                "the frame's file is not the one the manifest lists",
+                where=f"{self.path}, frame {frame.path} (step {frame.step})",
+                expected=f"id {frame.frame_id.hex()} of {frame.nbytes} bytes",
+                found=f"id {header.frame_id.hex()} of {envelope.trailer.file_nbytes} bytes",
+                remedy="restore the frame from a backup",
+            )
+        return read_index(self._storage, frame.path, envelope, parent)

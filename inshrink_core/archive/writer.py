@@ -1,0 +1,283 @@
+"""Writing an archive: one writer, frames committed one at a time, each durable before it is listed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import operator
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, scan_frame
+from inshrink_core.archive.durable import WriterLock, sync_folder, write_durably
+from inshrink_core.archive.folder import make_folder, remove_remains, remove_temporaries, require_place
+from inshrink_core.archive.frame_writer import FrameWriter
+from inshrink_core.archive.layout import (
+    FRAME_FOLDER,
+    ID_NBYTES,
+    MAX_BRANCH,
+    MAX_GENERATION,
+    MAX_STEP,
+    FrameHeader,
+    derive_frame_id,
+)
+from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
+from inshrink_core.archive.reader import ArchiveReader, is_archive
+from inshrink_core.archive.storage import LocalStorage, storage_error
+from inshrink_core.errors import InputError, InshrinkError, StepConflictError
+from inshrink_core.frame import FrameInfo, FrameKind
+
+__all__ = ["ArchiveWriter"]
+
+_CHUNK_NBYTES: Final = 1 << 20
+"""Read at a time for a digest: large enough for full speed, small enough for any machine."""
+
+
+@contextlib.contextmanager
+def _storage_errors(what: str, root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, what, str(root)) from error
+
+
+class ArchiveWriter:
+    """The one writer of an archive; a context manager that holds its lock.
+
+    Opening repairs what a crash left: temporary files go, whole frames that the manifest lacks are
+    listed, frames that were being removed are removed, a lost manifest is rebuilt.
+
+    Parameters
+    ----------
+    path
+        The archive's folder.
+    create
+        Make the archive if there is none; its parents too.
+    archive_id
+        16 bytes for a new archive; random by default.
+
+    Raises
+    ------
+    NotFoundError
+        There is no archive, and `create` is False.
+    ExistsError
+        Something else is there.
+    LockedError
+        Another process is writing it.
+    StorageError
+        Read-only, full, or refused otherwise.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> from inshrink_core.archive import ArchiveWriter
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "run.inshrink"
+    ...     with ArchiveWriter(path, create=True) as writer:
+    ...         with writer.begin(step=0, kind="keyframe", parent_id=None) as frame:
+    ...             frame.add("bias", "raw/1", bytes(8), attributes=("weight", "float32", [2], False))
+    ...             info = frame.commit({"format": "torch"})
+    ...         writer.reader.head == info
+    True
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, create: bool = False, archive_id: bytes | None = None
+    ) -> None:
+        self._root = Path(path)
+        self._frame: FrameWriter | None = None
+        with _storage_errors("the archive cannot be opened for writing", self._root):
+            if not is_archive(self._root):
+                require_place(self._root, create)
+            made = make_folder(self._root)
+            try:
+                self._lock = WriterLock(self._root)
+                try:
+                    self._prepare(archive_id)
+                except BaseException:
+                    self._lock.release()
+                    raise
+            except BaseException:
+                if made:
+                    remove_remains(self._root)
+                raise
+
+    def _prepare(self, archive_id: bytes | None) -> None:
+        for folder in (self._root, self._root / FRAME_FOLDER):
+            remove_temporaries(folder)
+        (self._root / FRAME_FOLDER).mkdir(exist_ok=True)
+        if not is_archive_storage(LocalStorage(self._root)):
+            new_id = os.urandom(ID_NBYTES) if archive_id is None else archive_id
+            if len(new_id) != ID_NBYTES or not any(new_id):
+                raise InputError(f"an archive id is {ID_NBYTES} bytes, not all zero")
+            self._write_manifest(Manifest(archive_id=new_id))
+            sync_folder(self._root.absolute().parent)
+        catalog = load_catalog(LocalStorage(self._root))
+        if archive_id not in (None, catalog.manifest.archive_id):
+            raise InputError("the archive has another id than the one asked for", where=str(self._root))
+        self._manifest = self._repaired(catalog)
+        if catalog.manifest_problem or catalog.unlisted:
+            self._write_manifest(self._manifest)
+        for path in catalog.buried:
+            (self._root / path).unlink(missing_ok=True)
+        self.reader = ArchiveReader.open(self._root)
+
+    def _repaired(self, catalog: Catalog) -> Manifest:
+        """List what is whole and not listed, with the digest of what is there."""
+        manifest = catalog.manifest
+        for frame in catalog.unlisted:
+            manifest = manifest.with_frame(replace(frame, digest=_file_digest(self._root / frame.path)))
+        return replace(manifest, next_generation=catalog.next_generation)
+
+    def begin(
+        self, *, step: int, kind: FrameKind | str, parent_id: bytes | None, branch: int = 0
+    ) -> FrameWriter:
+        """Start a frame.
+
+        Parameters
+        ----------
+        step
+            Training step, from 0.
+        kind
+            ``keyframe`` or ``delta``.
+        parent_id
+            The frame it continues from, which a delta takes as its reference; None for a first frame.
+        branch
+            0 for the first line of training; a continuation from an earlier frame opens the next.
+
+        Raises
+        ------
+        InputError
+            An argument out of range, or another frame is being written.
+        NotFoundError, MissingFrameError
+            There is no such parent.
+        StepConflictError
+            The step continues that parent on that branch already.
+        """
+        step, branch, kind = _checked_place(step, branch, kind, self._root)
+        if self._frame is not None:
+            raise InputError("a frame is being written already: commit or abort it", where=str(self._root))
+        if self._lock.released:
+            raise InputError("the archive is closed", where=str(self._root))
+        if kind is FrameKind.DELTA and parent_id is None:
+            raise InputError("a delta frame needs a parent", where=str(self._root))
+        generation = self._manifest.next_generation
+        if generation > MAX_GENERATION:
+            raise InputError("the archive has used up its generations", where=str(self._root))
+        if parent_id is not None:
+            self.reader.info(parent_id)
+        self._refuse_taken(parent_id, step, branch)
+        parent = None
+        if kind is FrameKind.DELTA and parent_id is not None:
+            parent = self.reader.resolved_index(parent_id)
+        archive_id = self._manifest.archive_id
+        frame_id = derive_frame_id(archive_id, parent_id, step, branch, generation)
+        header = FrameHeader(archive_id, frame_id, parent_id, step, kind, branch, generation)
+        self._frame = FrameWriter(self._root, header, parent, self._publish, self._release_frame)
+        return self._frame
+
+    def _refuse_taken(self, parent_id: bytes | None, step: int, branch: int) -> None:
+        for frame in self._manifest.frames:
+            if (frame.parent_id, frame.step, frame.branch) == (parent_id, step, branch):
+                raise StepConflictError(
+                    f"step {step} continues the same frame on branch {branch} already",
+                    where=str(self._root),
+                )
+
+    def _release_frame(self) -> None:
+        self._frame = None
+
+    def _publish(self, temporary: Path, info: FrameInfo) -> None:
+        """Rename, then list; undo the rename if listing fails, so that an error means no frame."""
+        manifest = self._manifest.with_frame(info)
+        path = self._root / info.path
+        try:
+            temporary.replace(path)
+            sync_folder(path.parent)
+            self._write_manifest(manifest)
+        except BaseException:
+            if self._stands(manifest):
+                self._manifest = manifest
+                with contextlib.suppress(OSError, InshrinkError):
+                    self.reader.refresh()
+            else:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+                    sync_folder(path.parent)
+            raise
+        self._manifest = manifest
+        self.reader.refresh()
+
+    def _stands(self, manifest: Manifest) -> bool:
+        """After an interruption only the disk knows whether the manifest was replaced."""
+        try:
+            return (self._root / MANIFEST_NAME).read_bytes() == manifest.pack()
+        except OSError:
+            return True  # a frame too many does no harm, a listed frame without its file would
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        write_durably(self._root / MANIFEST_NAME, manifest.pack())
+
+    def bury(self, frames: Iterable[FrameInfo]) -> None:
+        """Remove frames; `remove_frames` checks that none is needed.
+
+        Tombstones come first: whatever happens after them, the frames stay removed.
+        """
+        gone = tuple(frames)
+        with _storage_errors("the frames cannot be removed", self._root):
+            manifest = self._manifest.without_frames(frozenset(frame.generation for frame in gone))
+            self._write_manifest(manifest)
+            self._manifest = manifest
+            for frame in gone:
+                (self._root / frame.path).unlink(missing_ok=True)
+            sync_folder(self._root / FRAME_FOLDER)
+        self.reader.refresh()
+
+    def relist(self) -> None:
+        """Write the manifest anew from what the frame files say."""
+        with _storage_errors("the manifest cannot be rebuilt", self._root):
+            catalog = load_catalog(LocalStorage(self._root))
+            manifest = replace(catalog.manifest, frames=(), next_generation=catalog.next_generation)
+            for frame in sorted(catalog.by_id.values(), key=lambda frame: frame.generation):
+                info, _ = scan_frame(LocalStorage(self._root), frame.path)
+                manifest = manifest.with_frame(replace(info, digest=_file_digest(self._root / frame.path)))
+            self._write_manifest(manifest)
+            self._manifest = manifest
+        self.reader.refresh()
+
+    def close(self) -> None:
+        """Abort an unfinished frame and release the lock; harmless when repeated."""
+        if self._frame is not None:
+            self._frame.abort()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _checked_place(step: Any, branch: Any, kind: Any, root: Path) -> tuple[int, int, FrameKind]:
+    """Accept numpy's integers too, which msgpack would not."""
+    try:
+        step, branch, kind = operator.index(step), operator.index(branch), FrameKind(kind)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"a frame cannot be described so: {error}", where=str(root)) from error
+    if not (0 <= step <= MAX_STEP and 0 <= branch <= MAX_BRANCH):
+        raise InputError(f"step {step} or branch {branch} is out of range", where=str(root))
+    return step, branch, kind
+
+
+def _file_digest(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_NBYTES):
+            digest.update(chunk)
+    return digest.digest()

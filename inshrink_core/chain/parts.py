@@ -1,0 +1,199 @@
+"""Parts: everything of a checkpoint that is not a tensor, carried bit for bit.
+
+A frame holds one part per file (its skeleton) and one, under the empty key, that says how the files
+are put together. Each is compressed with the same part of the previous frame as its dictionary, so
+what does not change from step to step (a tokenizer, a pickle's structure) costs a few bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+import zstandard
+
+from inshrink_core.checkpoint import FileLayout, Member, Region, ZipEntry
+from inshrink_core.errors import DamagedError, IncompatibleError
+
+__all__ = ["LAYOUT_KEY", "decode_part", "encode_part", "pack_layout", "unpack_layout"]
+
+LAYOUT_KEY = ""
+"""Key of the part that holds the layout; no file has an empty path."""
+
+_STORED, _ZSTD, _SAME = "stored/1", "zstd/1", "same/1"
+_LEVEL = 12
+"""Parts are a few kB; above this level their size no longer falls measurably."""
+_MAX_PART_BYTES = 1 << 31
+_LENGTH_BYTES = 5
+"""A zstd part begins with its uncompressed length, little-endian."""
+
+
+def encode_part(content: bytes, previous: bytes | None) -> tuple[str, bytes]:
+    """Return (codec, payload) of a part, given the same part of the reference frame.
+
+    Parameters
+    ----------
+    content
+        The bytes to carry.
+    previous
+        The same part in the reference frame; None in a keyframe.
+    """
+    if previous is not None and content == previous:
+        return _SAME, b""
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        _LEVEL,
+        source_size=len(content),
+        dict_size=len(previous or b""),
+        write_content_size=0,
+        enable_ldm=len(content) > 1 << 20,
+    )
+    dictionary = _dictionary(previous)
+    squeezed = zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary).compress(content)
+    payload = len(content).to_bytes(_LENGTH_BYTES, "little") + squeezed
+    return (_ZSTD, payload) if len(payload) < len(content) else (_STORED, content)
+
+
+def decode_part(codec: str, payload: bytes, previous: bytes | None, where: str) -> bytes:
+    """Return the bytes of a part; the inverse of `encode_part`.
+
+    Raises
+    ------
+    DamagedError
+        The payload does not decode.
+    IncompatibleError
+        The part was written by a newer version.
+    """
+    if codec == _STORED:
+        return payload
+    if codec == _SAME:
+        if previous is None:
+            raise DamagedError("a part refers to a frame that does not hold it", where=where)
+        return previous
+    if codec != _ZSTD:
+        raise IncompatibleError(f"unknown coding of a part '{codec}'", where=where, remedy="upgrade Inshrink")
+    n_bytes = int.from_bytes(payload[:_LENGTH_BYTES], "little")
+    if len(payload) < _LENGTH_BYTES or n_bytes > _MAX_PART_BYTES:
+        raise DamagedError("a part's length is out of range", where=where)
+    decompressor = zstandard.ZstdDecompressor(
+        dict_data=_dictionary(previous), max_window_size=1 << zstandard.WINDOWLOG_MAX
+    )
+    try:
+        content = decompressor.decompress(payload[_LENGTH_BYTES:], max_output_size=n_bytes)
+    except zstandard.ZstdError as error:
+        raise DamagedError(f"a part does not decompress ({error})", where=where) from error
+    if len(content) != n_bytes:
+        raise DamagedError(
+            "a part has the wrong length", where=where, expected=f"{n_bytes} bytes", found=f"{len(content)}"
+        )
+    return content
+
+
+def _dictionary(previous: bytes | None) -> zstandard.ZstdCompressionDict | None:
+    """Zstandard refuses an empty dictionary."""
+    if not previous:
+        return None
+    return zstandard.ZstdCompressionDict(previous, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
+def pack_layout(files: tuple[FileLayout, ...], aliases: Mapping[str, str], keys: tuple[str, ...]) -> bytes:
+    """Return the layout as msgpack; tensors stand as their index in `keys`.
+
+    Parameters
+    ----------
+    files
+        Layout of every file.
+    aliases
+        Further keys of tied tensors.
+    keys
+        Tensor keys in the frame's order.
+    """
+    index = {key: i for i, key in enumerate(keys)}
+    document = {
+        "files": [
+            [
+                file.path,
+                file.nbytes,
+                file.kind,
+                [
+                    [
+                        region.offset,
+                        region.nbytes,
+                        [[index[m.key], m.start, m.stride] for m in region.members],
+                    ]
+                    for region in file.regions
+                ],
+                [list(entry) for entry in file.zip_entries],
+            ]
+            for file in files
+        ],
+        "aliases": [[alias, index[key]] for alias, key in aliases.items() if key in index],
+    }
+    packed: bytes = msgpack.packb(document)
+    return packed
+
+
+def unpack_layout(
+    content: bytes, keys: tuple[str, ...], where: str
+) -> tuple[tuple[FileLayout, ...], dict[str, str]]:
+    """Return (files, aliases); the inverse of `pack_layout`.
+
+    Raises
+    ------
+    DamagedError
+        The bytes are not a layout of these tensors.
+    """
+    try:
+        document = msgpack.unpackb(content)
+        files = tuple(_unpack_file(row, keys) for row in document["files"])
+        aliases = {str(alias): keys[_index(i)] for alias, i in document["aliases"]}
+    except (ValueError, TypeError, KeyError, IndexError, msgpack.exceptions.UnpackException) as error:
+        raise DamagedError(f"the layout of the files is damaged ({error})", where=where) from error
+    return files, aliases
+
+
+def _unpack_file(row: list[Any], keys: tuple[str, ...]) -> FileLayout:
+    """Rebuild one file, checking that regions ascend within it."""
+    path, nbytes, kind, regions, entries = row
+    layout = FileLayout(
+        path=str(path),
+        nbytes=_index(nbytes),
+        kind=str(kind),
+        regions=tuple(
+            Region(
+                _index(offset),
+                _index(length),
+                tuple(
+                    Member(
+                        keys[_index(i)],
+                        _index(start),
+                        None if stride is None else tuple(_index(s) for s in stride),
+                    )
+                    for i, start, stride in members
+                ),
+            )
+            for offset, length, members in regions
+        ),
+        zip_entries=tuple(
+            ZipEntry(_index(offset), _index(length), tuple(_index(c) for c in crcs))
+            for offset, length, crcs in entries
+        ),
+    )
+    position = 0
+    for region in layout.regions:
+        if region.offset < position or region.offset + region.nbytes > layout.nbytes:
+            raise ValueError(f"a region of '{layout.path}' lies outside the file or over another")
+        position = region.offset + region.nbytes
+    for entry in layout.zip_entries:
+        if entry.data_offset + entry.data_nbytes > layout.nbytes or any(
+            c + 4 > layout.nbytes for c in entry.crc_offsets
+        ):
+            raise ValueError(f"a zip entry of '{layout.path}' lies outside the file")
+    return layout
+
+
+def _index(value: object) -> int:
+    """Accept only a non-negative integer: everything here is a position, a length or an index."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"expected a non-negative integer, found {value!r}")
+    return value

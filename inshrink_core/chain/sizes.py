@@ -1,0 +1,151 @@
+"""What an archive's bytes hold: sizes and ratios per step, per tensor and in total."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from inshrink_core.chain.archive import Archive, spec_of
+from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec
+from inshrink_core.frame import FrameInfo
+from inshrink_core.metrics import bits_per_parameter, ratio
+
+__all__ = ["ArchiveSize", "FrameSize", "TensorSize", "archive_size", "frame_size"]
+
+
+class TensorSize(NamedTuple):
+    """One tensor's block in one frame."""
+
+    spec: TensorSpec
+    codec: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameSize:
+    """Bytes of one frame, by what they hold.
+
+    Parameters
+    ----------
+    info
+        The frame.
+    tensors
+        Every tensor's block.
+    parts_nbytes
+        Blocks of the rest: skeletons, side files, layout.
+    overhead_nbytes
+        Header, index, trailer and padding. Counts wholly to the weights.
+    """
+
+    info: FrameInfo
+    tensors: tuple[TensorSize, ...]
+    parts_nbytes: int
+    overhead_nbytes: int
+
+    @property
+    def raw_weights(self) -> int:
+        """Raw bytes of weights and buffers."""
+        return sum(tensor.spec.nbytes for tensor in self.tensors if tensor.spec.role in MODEL_ROLES)
+
+    @property
+    def raw_total(self) -> int:
+        """Raw bytes of every tensor stored."""
+        return sum(tensor.spec.nbytes for tensor in self.tensors)
+
+    @property
+    def weights_nbytes(self) -> int:
+        """Bytes that hold weights and buffers, overhead included."""
+        blocks = sum(tensor.nbytes for tensor in self.tensors if tensor.spec.role in MODEL_ROLES)
+        return blocks + self.overhead_nbytes
+
+    @property
+    def n_weights(self) -> int:
+        """Number of weights and buffer elements."""
+        return sum(tensor.spec.numel for tensor in self.tensors if tensor.spec.role in MODEL_ROLES)
+
+    @property
+    def ratio_weights(self) -> float | None:
+        """Raw bytes of the weights over the bytes that hold them."""
+        return ratio(self.raw_weights, self.weights_nbytes)
+
+    @property
+    def ratio_total(self) -> float | None:
+        """Raw bytes of everything stored over the frame's bytes."""
+        return ratio(self.raw_total, self.info.nbytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveSize:
+    """Sizes of a set of frames, the manifest included.
+
+    Parameters
+    ----------
+    frames
+        In step order.
+    manifest_nbytes
+        Size of the manifest. Counts wholly to the weights.
+    """
+
+    frames: tuple[FrameSize, ...]
+    manifest_nbytes: int
+
+    @property
+    def raw_weights(self) -> int:
+        """Raw bytes of weights and buffers, over all frames."""
+        return sum(frame.raw_weights for frame in self.frames)
+
+    @property
+    def raw_total(self) -> int:
+        """Raw bytes of every tensor stored, over all frames."""
+        return sum(frame.raw_total for frame in self.frames)
+
+    @property
+    def weights_nbytes(self) -> int:
+        """Bytes that hold weights and buffers, all overhead and the manifest included."""
+        return sum(frame.weights_nbytes for frame in self.frames) + self.manifest_nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the frames and the manifest."""
+        return sum(frame.info.nbytes for frame in self.frames) + self.manifest_nbytes
+
+    @property
+    def ratio_weights(self) -> float | None:
+        """Raw bytes of the weights over the bytes that hold them; None for an empty archive."""
+        return ratio(self.raw_weights, self.weights_nbytes)
+
+    @property
+    def ratio_total(self) -> float | None:
+        """Raw bytes of everything stored over all bytes; None for an empty archive."""
+        return ratio(self.raw_total, self.nbytes)
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Bits of the archive that hold one weight of one step, in mean."""
+        return bits_per_parameter(self.weights_nbytes, sum(frame.n_weights for frame in self.frames))
+
+
+def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
+    """Return the sizes of one frame; reads its index alone."""
+    frame = archive.frame(info)
+    where = archive.where(info)
+    return FrameSize(
+        info=info,
+        tensors=tuple(
+            TensorSize(spec_of(entry, where), entry.codec, entry.nbytes)
+            for entry in frame.entries
+            if not entry.part
+        ),
+        parts_nbytes=sum(entry.nbytes for entry in frame.entries if entry.part),
+        overhead_nbytes=frame.overhead_nbytes,
+    )
+
+
+def archive_size(archive: Archive, frames: Sequence[FrameInfo] | None = None) -> ArchiveSize:
+    """Return the sizes of some frames (by default the head's history); reads their indexes alone."""
+    chosen = archive.frames if frames is None else frames
+    return ArchiveSize(
+        frames=tuple(frame_size(archive, info) for info in chosen),
+        manifest_nbytes=archive.reader.manifest_nbytes,
+    )

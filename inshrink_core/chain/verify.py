@@ -1,0 +1,217 @@
+"""Proving an archive: structure and checksums, every frame decoded, and errors against the originals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from inshrink_core.archive import ArchiveReader, Problem, check_archive
+from inshrink_core.chain.archive import Archive
+from inshrink_core.chain.content import content_digest, stored_view
+from inshrink_core.checkpoint import Checkpoint
+from inshrink_core.errors import DamagedError, InshrinkError
+from inshrink_core.frame import FrameInfo
+from inshrink_core.metrics import TensorError, tensor_error
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["StepError", "Verification", "verify_archive"]
+
+StepDone = Callable[[int, int, int], None]
+"""Called with (steps done, steps in all, step)."""
+
+_EXACT_CODEC = "lossless"
+
+
+class Originals(Protocol):
+    """Checkpoints by step: a run, or another archive."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Steps, ascending."""
+        ...
+
+    def __getitem__(self, step: int) -> Checkpoint:
+        """Return the checkpoint of a step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepError:
+    """The error of one tensor at one step, against the original."""
+
+    step: int
+    key: str
+    codec: str
+    error: TensorError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What a verification found.
+
+    Parameters
+    ----------
+    problems
+        Everything wrong, worst first; empty where the archive is sound.
+    n_frames
+        Frames checked.
+    deep
+        True if every frame was decoded.
+    errors
+        Per step and tensor, the error against the originals, where they were given.
+    missing_steps
+        Steps of the originals that the archive does not hold.
+    """
+
+    problems: tuple[Problem, ...]
+    n_frames: int
+    deep: bool
+    errors: tuple[StepError, ...] = ()
+    missing_steps: tuple[int, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True where nothing is wrong."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``inshrink verify --json``."""
+        return {
+            "ok": self.ok,
+            "problems": [
+                {"where": problem.where, "what": problem.what, "remedy": problem.remedy}
+                for problem in self.problems
+            ],
+            "frames": self.n_frames,
+            "deep": self.deep,
+            "missing_steps": list(self.missing_steps),
+            "errors": [
+                {
+                    "step": row.step,
+                    "tensor": row.key,
+                    "codec": row.codec,
+                    "max_abs": row.error.max_abs,
+                    "relative_rms": row.error.relative_rms,
+                    "bit_exact": row.error.bit_exact,
+                }
+                for row in self.errors
+            ],
+        }
+
+
+def verify_archive(
+    path: str | os.PathLike[str],
+    *,
+    deep: bool = False,
+    against: Originals | None = None,
+    done: StepDone | None = None,
+) -> Verification:
+    """Check an archive.
+
+    Parameters
+    ----------
+    path
+        The archive.
+    deep
+        Decode every tensor of every frame, those of older branches included.
+    against
+        The original run: every step in both is decoded and compared; tensors stored losslessly must
+        be bit-exact, and the originals must be those that were archived.
+    done
+        Called after each step.
+    """
+    problems = list(check_archive(path))
+    try:
+        archive = Archive(ArchiveReader.open(path)).sequential()
+    except DamagedError:
+        return Verification(problems=tuple(problems), n_frames=0, deep=deep)
+    frames = archive.reader.frames
+    if deep:
+        for position, info in enumerate(frames):
+            problems += _decode_all(archive, info)
+            if done is not None:
+                done(position + 1, len(frames), info.step)
+    errors: list[StepError] = []
+    missing: tuple[int, ...] = ()
+    if against is not None:
+        missing = tuple(step for step in against.steps if step not in archive)
+        common = [info for info in archive.frames if info.step in against.steps]
+        for position, info in enumerate(common):
+            found, rows = _compare(archive, info, against[info.step])
+            problems += found
+            errors += rows
+            if done is not None:
+                done(position + 1, len(common), info.step)
+    unique = tuple(dict.fromkeys(problems))
+    return Verification(
+        problems=unique, n_frames=len(frames), deep=deep, errors=tuple(errors), missing_steps=missing
+    )
+
+
+def _decode_all(archive: Archive, info: FrameInfo) -> list[Problem]:
+    """Decode every tensor and part of a frame; what fails becomes a problem."""
+    problems = []
+    try:
+        checkpoint = archive.checkpoint(info)
+    except InshrinkError as error:
+        return [_problem(archive, info, error)]
+    for spec in checkpoint.specs:
+        try:
+            tensor, _ = archive.decode(info, spec.key)
+            if tuple(tensor.shape) != spec.shape:
+                raise DamagedError(f"tensor '{spec.key}' decodes to another shape")
+        except InshrinkError as error:
+            problems.append(_problem(archive, info, error))
+    for file in checkpoint.files:
+        try:
+            checkpoint.source.skeleton(file)
+        except InshrinkError as error:
+            problems.append(_problem(archive, info, error))
+    return problems
+
+
+def _compare(
+    archive: Archive, info: FrameInfo, original: Checkpoint
+) -> tuple[list[Problem], list[StepError]]:
+    """Measure a frame against its original; problems are tensors that cannot be what was archived."""
+    problems: list[Problem] = []
+    rows: list[StepError] = []
+    where = archive.where(info)
+    try:
+        meta, frame = archive.frame(info).meta, archive.frame(info)
+        stored = stored_view(original, str(meta.get("optimizer", "lossless")))
+        if content_digest(stored) != meta.get("content"):
+            problems.append(
+                Problem(
+                    where,
+                    f"'{original.origin}' is not the checkpoint that was archived",
+                    "compare with the original run, or archive this one as another branch",
+                )
+            )
+        restored = archive.checkpoint(info)
+    except InshrinkError as error:
+        return [*problems, _problem(archive, info, error)], rows
+    for spec in restored.specs:
+        if spec.key not in original or original.spec(spec.key).shape != spec.shape:
+            problems.append(Problem(where, f"the original has no tensor '{spec.key}' of that shape", ""))
+            continue
+        try:
+            measured = tensor_error(original[spec.key], archive.decode(info, spec.key)[0])
+        except InshrinkError as error:
+            problems.append(_problem(archive, info, error))
+            continue
+        codec = frame.entry(spec.key).codec
+        rows.append(StepError(info.step, spec.key, codec, measured))
+        if codec.partition("/")[0] == _EXACT_CODEC and not measured.bit_exact and not problems:
+            problems.append(
+                Problem(where, f"tensor '{spec.key}' was stored losslessly and differs", "restore a backup")
+            )
+    return problems, rows
+
+
+def _problem(archive: Archive, info: FrameInfo, error: InshrinkError) -> Problem:
+    """Turn an error into a row of the report."""
+    return Problem(error.where or archive.where(info), error.what, error.remedy)

@@ -1,0 +1,163 @@
+"""``inshrink compress``: write a run into an archive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inshrink_core.cli.formatting import (
+    UNKNOWN,
+    count,
+    counted,
+    duration,
+    error_size,
+    plain,
+    rate,
+    ratio,
+    size,
+    steps_in_short,
+)
+from inshrink_core.cli.opening import open_run
+from inshrink_core.cli.options import Device, Json, Quiet, StepPattern, Threads
+from inshrink_core.cli.output import present, show_facts
+from inshrink_core.cli.progress import progress_bar
+from inshrink_core.cli.settings import parse_settings, read_config_file
+from inshrink_core.cli.steps import STEPS_HELP, choose_steps
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from inshrink_core.session import Progress
+
+__all__ = ["EXAMPLE", "compress"]
+
+EXAMPLE = (
+    "$ inshrink compress runs/digits -o digits.inshrink --bins 16\n"
+    "$ inshrink compress runs/digits -o digits.inshrink --steps 100:500 --set codebook=refit"
+)
+
+_KEYFRAME_EVERY = 32
+
+
+def compress(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run: a directory, a glob or a checkpoint file.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="ARCHIVE", help="The archive to make or to append to.")
+    ],
+    codec: Annotated[
+        str | None,
+        typer.Option(help="Codec of the weights. (default: the archive's, else inshrinkerator)"),
+    ] = None,
+    bins: Annotated[
+        int | None, typer.Option(help="Centroids of each tensor: fewer are smaller and less exact.")
+    ] = None,
+    prune: Annotated[
+        float | None, typer.Option(help="Fraction of each layer type set to zero; embeddings apart.")
+    ] = None,
+    protect: Annotated[
+        float | None, typer.Option(help="Fraction kept in bfloat16 for its size or sensitivity.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of the codec; may be repeated."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Settings from a TOML or JSON file; options override it."),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="lossless|drop",
+            help="Keep the optimizer's state bit-exact, or leave it out. (default: lossless)",
+        ),
+    ] = None,
+    keyframe_every: Annotated[
+        int | None, typer.Option(min=1, help="Frames from one keyframe to the next. (default: 32)")
+    ] = None,
+    steps: Annotated[
+        list[str] | None, typer.Option("--steps", "--step", metavar="STEPS", help=STEPS_HELP)
+    ] = None,
+    resumed_from: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEP", help="The archived step that training was restored from: opens a branch there."
+        ),
+    ] = None,
+    device: Device = "cpu",
+    threads: Threads = None,
+    step_pattern: StepPattern = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a run into an archive: the steps it does not hold yet."""
+    from inshrink_core import session
+
+    given = read_config_file(config) if config is not None else {}
+    own = {"bins": bins, "prune": prune, "protect": protect}
+    chosen: dict[str, Any] = {
+        **given.get("settings", {}),
+        **parse_settings(settings or []),
+        **{name: value for name, value in own.items() if value is not None},
+    }
+    opened = open_run(run, step_pattern)
+    with progress_bar("compress", hidden=as_json or quiet) as advance:
+
+        def progress(now: Progress) -> None:
+            if advance is not None:
+                advance(now.done, now.total, now.step)
+
+        report = session.compress(
+            opened,
+            output,
+            codec=codec or given.get("codec"),
+            config=chosen or None,
+            optimizer=optimizer or given.get("optimizer"),
+            keyframe_every=keyframe_every or given.get("keyframe_every", _KEYFRAME_EVERY),
+            steps=choose_steps(steps or [], opened.steps, str(opened.path)),
+            resumed_from=resumed_from,
+            device=device,
+            threads=threads,
+            progress=None if advance is None else progress,
+        )
+    document = report.to_json()
+    present(document, as_json=as_json, quiet=quiet, text=lambda console: _show(console, document))
+
+
+def _show(console: Console, document: Mapping[str, Any]) -> None:
+    """Print what was written now, then what the archive holds altogether."""
+    appended, skipped = document["appended"], document["skipped"]
+    done = f"{steps_in_short(appended)}" if appended else "nothing new"
+    speed = f"{duration(document['seconds'])}, {rate(document['mb_per_s'])}" if appended else ""
+    frames = document["frames"]
+    keyframes = sum(frame["kind"] == "keyframe" for frame in frames)
+    facts = [
+        ("archive", str(document["archive"])),
+        ("appended", done),
+        ("skipped", f"{steps_in_short(skipped)}, there already" if skipped else ""),
+        ("time", speed),
+        ("codec", str(document["codec"])),
+        ("frames", f"{count(len(frames))}  ({counted(keyframes, 'keyframe')})"),
+        ("ratio of the weights", ratio(document["ratio_weights"])),
+        ("ratio of everything", _total(document)),
+        ("bits per weight", plain(document["bits_per_weight"])),
+        ("relative error", _error(document)),
+    ]
+    show_facts(console, [fact for fact in facts if fact[1]])
+
+
+def _total(document: Mapping[str, Any]) -> str:
+    """Return the ratio of everything, and the sizes it is made of."""
+    sizes = f"{size(document['raw_bytes'])} in {size(document['archive_bytes'])}"
+    return f"{ratio(document['ratio_total'])}  ({sizes})"
+
+
+def _error(document: Mapping[str, Any]) -> str:
+    """Return the error of the weights written now; nothing where none were."""
+    text = error_size(document["relative_error"])
+    return "" if text == UNKNOWN else f"{text}  (of the weights written now, root mean square)"

@@ -1,0 +1,228 @@
+"""Numbers as people read them: the one place that decides units, digits and signs.
+
+Sizes are SI everywhere (1 MB = 10^6 bytes). What is not known is a dash, never a zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+__all__ = [
+    "UNKNOWN",
+    "count",
+    "counted",
+    "duration",
+    "error_size",
+    "nats",
+    "percent",
+    "plain",
+    "printable",
+    "rate",
+    "ratio",
+    "shape",
+    "size",
+    "steps_in_short",
+]
+
+UNKNOWN = "–"
+"""Stands where there is no number."""
+
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+_THOUSAND = 1000.0
+_FEW_STEPS = 8
+"""Up to this many steps are listed one by one; more become first, last and number."""
+
+
+def _known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _three_digits(value: float) -> str:
+    """Three significant digits without an exponent, for a value below 1000 or so."""
+    if value >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def _scaled(value: float, unit: str) -> str:
+    power = 0
+    while value >= _THOUSAND - 0.5 and power < len(_PREFIXES) - 1:
+        value /= _THOUSAND
+        power += 1
+    return f"{_three_digits(value)} {_PREFIXES[power]}{unit}"
+
+
+def size(n_bytes: float | None) -> str:
+    """Return a size in SI units.
+
+    Examples
+    --------
+    >>> size(1_234_567)
+    '1.23 MB'
+    >>> size(17)
+    '17 B'
+    """
+    if n_bytes is None or not math.isfinite(n_bytes):
+        return UNKNOWN
+    return f"{n_bytes:.0f} B" if n_bytes < _THOUSAND else _scaled(n_bytes, "B")
+
+
+def rate(mb_per_s: float | None) -> str:
+    """Return a speed in MB/s (10^6 bytes a second).
+
+    Examples
+    --------
+    >>> rate(12.34)
+    '12.3 MB/s'
+    """
+    return f"{_three_digits(mb_per_s)} MB/s" if mb_per_s is not None and _known(mb_per_s) else UNKNOWN
+
+
+def ratio(value: float | None) -> str:
+    """Return a compression ratio.
+
+    Examples
+    --------
+    >>> ratio(12.345), ratio(None)
+    ('12.3×', '–')
+    """
+    return f"{_three_digits(value)}×" if value is not None and _known(value) else UNKNOWN
+
+
+def count(value: float | None) -> str:
+    """Return a whole number with its thousands apart.
+
+    Examples
+    --------
+    >>> count(1234567)
+    '1,234,567'
+    """
+    return f"{value:,.0f}" if value is not None and _known(value) else UNKNOWN
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and what it counts.
+
+    Examples
+    --------
+    >>> counted(1, "keyframe"), counted(24, "frame")
+    ('1 keyframe', '24 frames')
+    """
+    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+
+
+def plain(value: float | None, digits: int = 4) -> str:
+    """Return a number to so many significant digits, so that numbers of one kind are equally long.
+
+    Examples
+    --------
+    >>> plain(0.98765), plain(0.5)
+    ('0.9877', '0.5000')
+    """
+    return f"{value:#.{digits}g}".rstrip(".") if value is not None and _known(value) else UNKNOWN
+
+
+def percent(value: float | None) -> str:
+    """Return a fraction as a signed percentage, as drops are.
+
+    Examples
+    --------
+    >>> percent(0.00312), percent(-0.02), percent(0.0)
+    ('+0.31 %', '−2.00 %', '0.00 %')
+    """
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    text = f"{abs(value) * 100:.2f} %"
+    if float(text[:-2]) == 0:
+        return text
+    return ("+" if value > 0 else "−") + text
+
+
+def nats(value: float | None) -> str:
+    """Return a divergence; its scale spans decades, so small ones get an exponent.
+
+    Examples
+    --------
+    >>> nats(0.0123), nats(0.0000042)
+    ('0.01230', '4.2e-06')
+    """
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:.1e}" if 0 < abs(value) < 1e-4 else f"{value:.5f}"
+
+
+def error_size(value: float | None) -> str:
+    """Return an error; zero is worth a word.
+
+    Examples
+    --------
+    >>> error_size(0.0), error_size(0.00123)
+    ('0', '1.2e-03')
+    """
+    if value is None or math.isnan(value):
+        return UNKNOWN
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time.
+
+    Examples
+    --------
+    >>> duration(0.04), duration(12.3), duration(75), duration(7260)
+    ('0.04 s', '12.3 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN
+    if seconds < 59.95:
+        return f"{_three_digits(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def shape(extents: Sequence[int]) -> str:
+    """Return a tensor's shape.
+
+    Examples
+    --------
+    >>> shape((16, 1, 3, 3)), shape(())
+    ('16×1×3×3', 'scalar')
+    """
+    return "×".join(str(extent) for extent in extents) if extents else "scalar"
+
+
+def steps_in_short(steps: Sequence[int]) -> str:
+    """Return a list of steps that fits a line.
+
+    Examples
+    --------
+    >>> steps_in_short((0, 10, 20))
+    '0, 10, 20'
+    >>> steps_in_short(range(0, 1000, 10))
+    '0, 10 … 990 (100 steps)'
+    """
+    if not steps:
+        return "none"
+    if len(steps) <= _FEW_STEPS:
+        return ", ".join(str(step) for step in steps)
+    return f"{steps[0]}, {steps[1]} … {steps[-1]} ({len(steps)} steps)"
+
+
+def printable(text: str) -> str:
+    r"""Return text on one line that a terminal cannot mistake for commands.
+
+    Names of tensors and files come from whoever made them, so an escape sequence in one is shown as
+    what it is.
+
+    Examples
+    --------
+    >>> printable("layer\x1b[31m one")
+    'layer\\x1b[31m one'
+    """
+    joined = " ".join(text.split("\n")) if "\n" in text else text
+    if joined.isprintable():
+        return joined
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in joined)

@@ -1,0 +1,150 @@
+"""``inshrink inspect``: what is in a run or an archive, from headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inshrink_core.cli.formatting import count, counted, plain, printable, ratio, shape, size, steps_in_short
+from inshrink_core.cli.inventory import empty_document, make_document
+from inshrink_core.cli.opening import open_run_or_archive
+from inshrink_core.cli.options import Json, Quiet, StepPattern
+from inshrink_core.cli.output import make_table, present, show_facts
+from inshrink_core.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["EXAMPLE", "inspect"]
+
+EXAMPLE = "$ inshrink inspect runs/digits --tensors\n$ inshrink inspect digits.inshrink --json"
+
+_MOST_FRAMES = 40
+
+
+def inspect(
+    path: Annotated[
+        str, typer.Argument(metavar="RUN|ARCHIVE", help="A run, a checkpoint file or an archive.")
+    ],
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    step_pattern: StepPattern = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show steps, tensors, roles and sizes; reads headers only."""
+    failure = None
+    try:
+        document = make_document(open_run_or_archive(path, step_pattern))
+    except NotFoundError as error:
+        skipped = getattr(error, "skipped", ())
+        if not skipped:
+            raise
+        document, failure = empty_document(skipped), error
+    present(
+        document,
+        as_json=as_json,
+        quiet=quiet,
+        text=lambda console: _show(console, path, document, tensors),
+        failure=failure,
+    )
+
+
+def _show(console: Console, path: str, document: Mapping[str, Any], with_tensors: bool) -> None:
+    """Print the facts, the sizes by role, the frames, and what was left out and why."""
+    archived = document["kind"] == "archive"
+    if document["steps"] or archived:
+        show_facts(console, _facts(path, document, archived))
+        console.print()
+        _show_roles(console, document["roles"], archived)
+    if archived and document["frames"]:
+        _show_frames(console, document["frames"])
+    if with_tensors:
+        _show_tensors(console, document["tensors"], archived)
+    for note in document["notes"]:
+        console.print(printable(f"note: {note}"), soft_wrap=True)
+    if document["skipped"]:
+        console.print(f"\nskipped {counted(len(document['skipped']), 'file')}:")
+        for row in document["skipped"]:
+            console.print(printable(f"  {row['path']}: {row['reason']}"), soft_wrap=True)
+
+
+def _facts(path: str, document: Mapping[str, Any], archived: bool) -> list[tuple[str, str]]:
+    """Return what stands at the top."""
+    facts = [
+        (str(document["kind"]), path),
+        ("format", str(document["format"])),
+        ("steps", steps_in_short(document["steps"])),
+        ("parameters", count(document["n_parameters"])),
+        ("tensors", count(len(document["tensors"]))),
+    ]
+    if archived:
+        facts += [
+            ("codec", str(document["codec"] or "–")),
+            ("raw", size(document["raw_bytes"])),
+            ("archive", size(document["archive_bytes"])),
+            ("ratio of the weights", ratio(document["ratio_weights"])),
+            ("ratio of everything", ratio(document["ratio_total"])),
+            ("bits per weight", plain(document["bits_per_weight"])),
+        ]
+    else:
+        facts.append(("raw", size(document["raw_bytes"])))
+    return [*facts, ("read", f"{size(document['bytes_read'])} of headers")]
+
+
+def _show_roles(console: Console, roles: Mapping[str, Any], archived: bool) -> None:
+    """Print where the bytes are, over all steps."""
+    table = make_table("role", "tensors", "raw", *(("archived", "ratio") if archived else ()))
+    for role, row in roles.items():
+        extra = (size(row["archive_bytes"]), ratio(row["ratio"])) if archived else ()
+        table.add_row(role, count(row["tensors"]), size(row["raw_bytes"]), *extra)
+    console.print(table)
+
+
+def _show_frames(console: Console, frames: list[Mapping[str, Any]]) -> None:
+    """Print a row a frame; of a long history its two ends."""
+    table = make_table("step", "kind", "bytes", "ratio of weights", "ratio of all", left=(1,))
+    half = _MOST_FRAMES // 2
+    short = len(frames) <= _MOST_FRAMES
+    for position, frame in enumerate(frames):
+        if not short and half <= position < len(frames) - half:
+            if position == half:
+                table.add_row("…", f"{count(len(frames) - _MOST_FRAMES)} more", "", "", "")
+            continue
+        table.add_row(
+            str(frame["step"]),
+            frame["kind"],
+            size(frame["bytes"]),
+            ratio(frame["ratio_weights"]),
+            ratio(frame["ratio_total"]),
+        )
+    console.print()
+    console.print(table)
+
+
+def _show_tensors(console: Console, tensors: list[Mapping[str, Any]], archived: bool) -> None:
+    """Print a row a tensor; the key tells its role."""
+    table = make_table(
+        "tensor",
+        "dtype",
+        "shape",
+        "layer",
+        "steps",
+        "raw",
+        *(("ratio",) if archived else ()),
+        left=(0, 1, 2, 3),
+    )
+    for row in tensors:
+        extra = (ratio(row["ratio"]),) if archived else ()
+        table.add_row(
+            printable(row["key"]),
+            row["dtype"],
+            shape(row["shape"]),
+            row["layer"],
+            count(row["n_steps"]),
+            size(row["raw_bytes"]),
+            *extra,
+        )
+    console.print()
+    console.print(table)

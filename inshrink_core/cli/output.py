@@ -1,0 +1,163 @@
+"""What goes where: results to stdout, as text or as one JSON document; progress and errors to stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from inshrink_core.cli.formatting import printable
+from inshrink_core.errors import InshrinkError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = [
+    "error_document",
+    "make_table",
+    "present",
+    "show_facts",
+    "show_warning",
+    "write_document",
+    "write_error",
+]
+
+_PIPED_WIDTH = 100
+"""Columns of a table that goes to a file or a pipe."""
+
+
+def _console() -> Console:
+    """Return a console on stdout; no colour and a fixed width where it is not a terminal."""
+    from rich.console import Console
+
+    class Output(Console):
+        """A console that leaves it to the command what a reader that went away means."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    console = Output(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _PIPED_WIDTH
+    return console
+
+
+def _json_value(value: Any) -> Any:
+    """Turn what JSON cannot say into what it can: NaN and infinity become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_json_value(item) for item in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    item = getattr(value, "item", None)
+    return _json_value(item()) if callable(item) else str(value)
+
+
+def write_document(document: Mapping[str, Any]) -> None:
+    """Write the one document of ``--json`` to stdout."""
+    sys.stdout.write(json.dumps(_json_value(document), indent=2, allow_nan=False) + "\n")
+
+
+def write_error(message: str) -> None:
+    """Write one line to stderr."""
+    sys.stderr.write(f"inshrink: {printable(message)}\n")
+
+
+def show_warning(message: str) -> None:
+    """Write one line to stderr about something that is no error."""
+    sys.stderr.write(f"inshrink: warning: {printable(message)}\n")
+
+
+def error_document(error: InshrinkError) -> dict[str, Any]:
+    """Return the value of the key ``error`` of a document."""
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "where": error.where,
+        "remedy": error.remedy,
+        "exit_code": error.exit_code,
+    }
+
+
+def present(
+    document: dict[str, Any],
+    *,
+    as_json: bool,
+    text: Callable[[Console], None],
+    quiet: bool = False,
+    failure: InshrinkError | None = None,
+) -> None:
+    """Show a result, as text or as a document, and end with the exit code of its failure.
+
+    Parameters
+    ----------
+    document
+        The result; gets the key ``error`` where there is a failure.
+    as_json
+        Write the document instead of text.
+    text
+        Prints the result for people.
+    quiet
+        Print no text.
+    failure
+        Why the command does not end with 0 although it has a result.
+    """
+    if as_json:
+        write_document(document | ({"error": error_document(failure)} if failure else {}))
+    elif not quiet:
+        text(_console())
+    if failure is not None:
+        sys.stdout.flush()
+        write_error(str(failure))
+        raise typer.Exit(failure.exit_code)
+
+
+def make_table(*columns: str, left: Sequence[int] = (0,), title: str | None = None) -> Table:
+    """Return an empty table with thin rules.
+
+    Parameters
+    ----------
+    columns
+        Headings.
+    left
+        Positions of the columns of text; the others are numbers, to the right.
+    title
+        A line above it.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        title=Text(title) if title else None,
+        title_justify="left",
+        title_style="bold",
+    )
+    for position, heading in enumerate(columns):
+        if position in left:
+            table.add_column(Text(heading), overflow="fold")
+        else:
+            table.add_column(Text(heading), justify="right", no_wrap=True)
+    return table
+
+
+def show_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
+    """Print pairs of a name and a value, the values in one column."""
+    from rich.text import Text
+
+    width = max((len(name) for name, _ in facts), default=0)
+    for name, value in facts:
+        line = Text.assemble((name.ljust(width), "dim"), f"  {printable(value)}")
+        console.print(line, soft_wrap=True)

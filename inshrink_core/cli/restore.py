@@ -1,0 +1,97 @@
+"""``inshrink restore``: write archived steps back as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inshrink_core.cli.formatting import count, duration, printable, size, steps_in_short
+from inshrink_core.cli.options import Json, Quiet
+from inshrink_core.cli.output import present
+from inshrink_core.cli.progress import progress_bar
+from inshrink_core.cli.steps import STEPS_HELP, choose_steps
+from inshrink_core.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from inshrink_core.session import Progress, RestoreReport
+
+__all__ = ["EXAMPLE", "restore"]
+
+EXAMPLE = (
+    "$ inshrink restore digits.inshrink --step 400 -o restored/\n"
+    "$ inshrink restore digits.inshrink --all --tensors 'conv*' -o restored/"
+)
+
+_FORMATS = ("same", "safetensors", "torch")
+_MOST_FILES_SHOWN = 10
+
+
+def restore(
+    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive to restore from.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="Where the files go; made if it is not there."),
+    ],
+    step: Annotated[
+        list[str] | None,
+        typer.Option("--step", "--steps", metavar="STEPS", help=f"{STEPS_HELP} (default: the last step)"),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Restore every step.")] = False,
+    layout: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="same|safetensors|torch", help="The run's own file format, or another."
+        ),
+    ] = "same",
+    tensors: Annotated[
+        str | None,
+        typer.Option(metavar="GLOB", help="Only these tensors, by key; nothing else is read or written."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write archived steps back as files, in the run's own format."""
+    from inshrink_core import session
+    from inshrink_core.chain import Archive
+
+    if layout not in _FORMATS:
+        raise InputError(f"--format {layout}", remedy=f"choose one of {', '.join(_FORMATS)}")
+    if every and step:
+        raise InputError("--step and --all exclude each other", remedy="give one of them")
+    opened = Archive.open(archive)
+    chosen = opened.steps if every else choose_steps(step or [], opened.steps, str(opened.path))
+    with progress_bar("restore", hidden=as_json or quiet) as advance:
+
+        def progress(now: Progress) -> None:
+            if advance is not None:
+                advance(now.done, now.total, now.step)
+
+        report = session.restore(
+            opened,
+            output,
+            steps=chosen,
+            layout=layout,
+            tensors=tensors,
+            force=force,
+            progress=None if advance is None else progress,
+        )
+    present(report.to_json(), as_json=as_json, quiet=quiet, text=lambda console: _show(console, report))
+
+
+def _show(console: Console, report: RestoreReport) -> None:
+    """Print the files written, the first ones by name."""
+    for path in report.paths[:_MOST_FILES_SHOWN]:
+        console.print(printable(str(path)), soft_wrap=True)
+    if len(report.paths) > _MOST_FILES_SHOWN:
+        console.print(f"… and {count(len(report.paths) - _MOST_FILES_SHOWN)} more files")
+    written = sum(path.stat().st_size for path in report.paths if path.is_file())
+    steps = "step" if len(report.steps) == 1 else "steps"
+    console.print(
+        f"{steps} {steps_in_short(report.steps)}: {size(written)} written in {duration(report.seconds)}, "
+        f"{size(report.bytes_read)} read from the archive"
+    )

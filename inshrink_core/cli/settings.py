@@ -1,0 +1,92 @@
+"""A codec's settings as they are written on the command line or in a file."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from inshrink_core.errors import ConfigError, NotFoundError
+
+__all__ = ["FILE_KEYS", "parse_settings", "read_config_file"]
+
+FILE_KEYS = ("codec", "optimizer", "keyframe_every", "settings")
+"""What a config file may hold; ``settings`` is a table of the codec's own."""
+
+_MAX_CONFIG_BYTES = 1 << 20
+"""A config is a page of text: anything larger is another file by mistake."""
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Return settings from ``KEY=VALUE`` texts.
+
+    A value is JSON where it reads as JSON, else a text. ``KEY.NAME=VALUE`` sets one entry of a table.
+
+    Raises
+    ------
+    ConfigError
+        A text without ``=``, or a setting that is both a value and a table.
+
+    Examples
+    --------
+    >>> parse_settings(["bins=16", "codebook=exact", "prune.linear=0.4"])
+    {'bins': 16, 'codebook': 'exact', 'prune': {'linear': 0.4}}
+    """
+    settings: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        names = key.strip().split(".")
+        if not equals or not all(names):
+            raise ConfigError(f"--set {text}", expected="KEY=VALUE", found=text)
+        table = settings
+        for name in names[:-1]:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"--set {text}: '{name}' has been given a single value already")
+        table[names[-1]] = _value(value.strip())
+    return settings
+
+
+def _value(text: str) -> Any:
+    """Return a JSON value, or the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def read_config_file(path: Path) -> Mapping[str, Any]:
+    """Return what a TOML or JSON file says of how to compress (`FILE_KEYS`).
+
+    Raises
+    ------
+    NotFoundError
+        There is no such file.
+    ConfigError
+        It is not TOML or JSON, or has other keys.
+    """
+    if not path.is_file():
+        raise NotFoundError("there is no such config file", where=str(path))
+    if path.stat().st_size > _MAX_CONFIG_BYTES:
+        raise ConfigError("a config file is at most 1 MB", where=str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"this does not read as {_kind(path)} ({error})", where=str(path)) from error
+    if not isinstance(document, dict):
+        raise ConfigError("a config is a table of keys", where=str(path))
+    for key in document:
+        if key not in FILE_KEYS:
+            raise ConfigError(
+                f"a config has no key '{key}'", where=str(path), remedy=f"it has: {', '.join(FILE_KEYS)}"
+            )
+    if not isinstance(document.get("settings", {}), dict):
+        raise ConfigError("'settings' is a table of the codec's settings", where=str(path))
+    return document
+
+
+def _kind(path: Path) -> str:
+    return "JSON" if path.suffix == ".json" else "TOML"

@@ -1,0 +1,101 @@
+"""``inshrink verify``: prove that an archive is sound."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inshrink_core.cli.formatting import count, counted, error_size, printable, steps_in_short
+from inshrink_core.cli.opening import open_run
+from inshrink_core.cli.options import Json, Quiet, StepPattern
+from inshrink_core.cli.output import make_table, present
+from inshrink_core.cli.progress import progress_bar
+from inshrink_core.errors import CheckFailedError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from inshrink_core.chain import StepError, Verification
+
+__all__ = ["EXAMPLE", "verify"]
+
+EXAMPLE = "$ inshrink verify digits.inshrink\n$ inshrink verify digits.inshrink --deep --against runs/digits"
+
+_MOST_WORST = 10
+_MOST_PROBLEMS = 50
+
+
+def verify(
+    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive to check.")],
+    deep: Annotated[bool, typer.Option("--deep", help="Decode every tensor of every frame too.")] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="The original run: measure the error of every tensor against it."),
+    ] = None,
+    step_pattern: StepPattern = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check an archive; ends with 1 if anything is wrong."""
+    from inshrink_core.chain import verify_archive
+
+    run = open_run(against, step_pattern) if against is not None else None
+    with progress_bar("verify", hidden=as_json or quiet, in_bytes=False) as advance:
+        verification = verify_archive(archive, deep=deep, against=run, done=advance)
+    failure = None
+    if not verification.ok:
+        n_problems = len(verification.problems)
+        what = "a problem was found" if n_problems == 1 else f"{n_problems} problems were found"
+        failure = CheckFailedError(what, where=archive)
+    present(
+        verification.to_json(),
+        as_json=as_json,
+        quiet=quiet,
+        text=lambda console: _show(console, verification),
+        failure=failure,
+    )
+
+
+def _show(console: Console, verification: Verification) -> None:
+    """Print the problems, then the worst tensors, then the verdict."""
+    for problem in verification.problems[:_MOST_PROBLEMS]:
+        remedy = f"; {problem.remedy}" if problem.remedy else ""
+        console.print(printable(f"{problem.where}: {problem.what}{remedy}"), soft_wrap=True)
+    if len(verification.problems) > _MOST_PROBLEMS:
+        console.print(f"… and {count(len(verification.problems) - _MOST_PROBLEMS)} more")
+    if verification.errors:
+        _show_errors(console, verification.errors)
+    if verification.missing_steps:
+        console.print(f"not archived: step {steps_in_short(verification.missing_steps)}")
+    if verification.ok:
+        looked = "checked and decoded" if verification.deep else "checked"
+        console.print(f"sound: {counted(verification.n_frames, 'frame')} {looked}")
+
+
+def _show_errors(console: Console, errors: tuple[StepError, ...]) -> None:
+    """Print how many tensors are bit-exact, and the others by falling error."""
+    lossy = [row for row in errors if not row.error.bit_exact]
+    console.print(f"bit-exact: {count(len(errors) - len(lossy))} of {count(len(errors))} tensors, all steps")
+    if not lossy:
+        return
+    lossy.sort(key=_badness, reverse=True)
+    table = make_table("worst tensors", "step", "codec", "relative error", "largest error", left=(0, 2))
+    for row in lossy[:_MOST_WORST]:
+        table.add_row(
+            printable(row.key),
+            str(row.step),
+            printable(row.codec),
+            error_size(row.error.relative_rms),
+            error_size(row.error.max_abs),
+        )
+    console.print()
+    console.print(table)
+    console.print()
+
+
+def _badness(row: StepError) -> tuple[float, float]:
+    """Order by relative error; where the original is all zero, any error counts as the worst."""
+    relative = row.error.relative_rms
+    return (math.inf if relative is None else relative, row.error.max_abs)

@@ -1,0 +1,364 @@
+"""Tensors bit for bit: the payloads of ``lossless/1``, and the escape of every lossy codec.
+
+``docs/format.md`` (lossless/1) defines the bytes: one byte for the mode, then what the mode needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inshrink_core.checkpoint import TensorSpec
+from inshrink_core.codec import Decoded, Encoded, TensorReference
+from inshrink_core.codecs.varint import read_varint, write_varint
+from inshrink_core.entropy.zstd import zstd_compress, zstd_decompress
+from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.frame import Block
+from inshrink_core.ops.planes import Transform, merge_planes, split_planes
+
+__all__ = [
+    "BITSTREAM",
+    "DEFAULT_LEVEL",
+    "LosslessReference",
+    "decode_exact",
+    "encode_exact",
+    "worst_case_exact_bytes",
+]
+
+BITSTREAM = "lossless/1"
+
+DEFAULT_LEVEL = 1
+"""On byte planes of weights both faster and smaller than levels 3 and 6, whose searches find nothing."""
+
+_CHUNK = 1 << 18
+"""Words coded together: the planes of a chunk stay in the second-level cache (1 MB of float32)."""
+
+_TINY_BYTES = 64
+"""Below this no entropy coder pays for its own header."""
+
+_SAMPLE = 1 << 13
+"""Words in each of four samples that decide between delta and no delta."""
+
+
+class _Mode(IntEnum):
+    """First byte of a payload."""
+
+    RAW = 0
+    UNCHANGED = 1
+    CONSTANT = 2
+    PLANES = 3
+    DELTA_PLANES = 4
+
+
+class _Plane(IntEnum):
+    """Lowest two bits of a plane's header; the rest is a length, or the value of a constant plane."""
+
+    CONSTANT = 0
+    RAW = 1
+    ZSTD = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LosslessReference(TensorReference):
+    """The tensor itself, on the CPU.
+
+    Parameters
+    ----------
+    tensor
+        Contiguous, in the stored dtype and shape; read-only by agreement.
+    """
+
+    tensor: Tensor
+
+    def decoded(self) -> Tensor:
+        """Return the tensor; do not write to it."""
+        return self.tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+
+def worst_case_exact_bytes(spec: TensorSpec) -> int:
+    """Return the largest payload of a tensor: its bytes and the mode."""
+    return 1 + spec.nbytes
+
+
+def encode_exact(
+    spec: TensorSpec, tensor: Tensor, reference: TensorReference | None, level: int = DEFAULT_LEVEL
+) -> Encoded:
+    """Encode a tensor bit for bit, against a reference where that is smaller.
+
+    Parameters
+    ----------
+    spec
+        Dtype and shape.
+    tensor
+        The values, any device, any strides.
+    reference
+        State after the previous frame, from any codec; without effect if its dtype or shape is another.
+    level
+        zstd's level.
+
+    Returns
+    -------
+    Encoded
+        A ``lossless/1`` block of at most `worst_case_exact_bytes`, and the tensor as the new state.
+
+    Raises
+    ------
+    InputError
+        The tensor does not have the dtype and shape of the spec.
+
+    Notes
+    -----
+    Delta: order-preserving integers (floats) or integers modulo 2^w, zigzag, byte planes, zstd. Alone:
+    sign rotated to the end (floats) or zigzag (signed integers), byte planes, zstd.
+    """
+    now = _host(spec, tensor)
+    before = _usable(spec, reference)
+    words = _words(now)
+    earlier = None if before is None else _words(before)
+    if earlier is not None and spec.numel and torch.equal(words, earlier):
+        kept = reference if isinstance(reference, LosslessReference) else LosslessReference(now.clone())
+        return Encoded(Block(BITSTREAM, bytes([_Mode.UNCHANGED])), kept)
+    payload = _encode_words(spec, words, earlier, level)
+    if payload is None or len(payload) > now.numel() * now.element_size():
+        payload = bytes([_Mode.RAW]) + _bytes(words)
+    return Encoded(Block(BITSTREAM, payload), LosslessReference(now.clone()))
+
+
+def decode_exact(spec: TensorSpec, payload: bytes | memoryview, reference: TensorReference | None) -> Decoded:
+    """Decode a ``lossless/1`` payload.
+
+    Parameters
+    ----------
+    spec
+        Dtype and shape.
+    payload
+        The bytes.
+    reference
+        The state that `encode_exact` was given.
+
+    Returns
+    -------
+    Decoded
+        A tensor the caller owns, contiguous on the CPU, and the state for the next delta.
+
+    Raises
+    ------
+    DamagedError
+        The payload is not one of such a tensor. Nothing larger than the tensor is allocated.
+    """
+    view = memoryview(payload)
+    if len(view) == 0 or view[0] > max(_Mode):
+        raise DamagedError(
+            "a lossless payload has no known mode",
+            where=spec.key,
+            expected=f"0 to {max(_Mode)}",
+            found=str(view[0]) if len(view) else "nothing",
+        )
+    mode, body = _Mode(view[0]), view[1:]
+    before = None
+    if mode in (_Mode.UNCHANGED, _Mode.DELTA_PLANES):
+        before = _usable(spec, reference)
+        if before is None:
+            raise DamagedError("a lossless delta has no reference of its dtype and shape", where=spec.key)
+    n_bytes = spec.nbytes
+    implied = {_Mode.RAW: n_bytes, _Mode.UNCHANGED: 0, _Mode.CONSTANT: _element_bytes(spec)}
+    if mode in implied and len(body) != implied[mode]:
+        raise DamagedError(
+            "a lossless payload has the wrong length",
+            where=spec.key,
+            expected=f"{implied[mode]} bytes",
+            found=str(len(body)),
+        )
+    out = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+    _decode_words(mode, body, _words(out), None if before is None else _words(before), spec)
+    if mode is _Mode.UNCHANGED and isinstance(reference, LosslessReference):
+        return Decoded(out, reference)
+    return Decoded(out, LosslessReference(out.clone()))
+
+
+def _element_bytes(spec: TensorSpec) -> int:
+    """Bytes of one element, but none where there is none."""
+    return spec.nbytes // spec.numel if spec.numel else 0
+
+
+def _host(spec: TensorSpec, tensor: Tensor) -> Tensor:
+    """Contiguous on the CPU, with lazy conjugation and negation carried out; perhaps the caller's own."""
+    if tuple(tensor.shape) != spec.shape or tensor.dtype != getattr(torch, spec.dtype):
+        raise InputError(
+            "a tensor differs from its spec",
+            where=spec.key,
+            expected=f"{spec.dtype} {spec.shape}",
+            found=f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}",
+        )
+    return tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+
+
+def _usable(spec: TensorSpec, reference: TensorReference | None) -> Tensor | None:
+    """Return the reference's tensor, if a delta against it is defined."""
+    if reference is None:
+        return None
+    before = reference.decoded()
+    if tuple(before.shape) != spec.shape or before.dtype != getattr(torch, spec.dtype):
+        return None
+    return before.detach().to("cpu").contiguous()
+
+
+_WORD_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """View the bits of a contiguous tensor as one row of integers; a complex number is two words."""
+    flat = tensor.reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    return flat.view(_WORD_TYPES[flat.element_size()])
+
+
+def _bytes(words: Tensor) -> bytes:
+    """Little-endian bytes of words."""
+    data: bytes = words.numpy().tobytes()
+    return data
+
+
+def _transforms(spec: TensorSpec) -> tuple[Transform, Transform]:
+    """Transform alone, and transform against a reference."""
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if spec.dtype in ("bool", "float8_e8m0fnu") or spec.dtype.startswith("uint"):
+        return Transform.NONE, Transform.DELTA
+    if dtype.is_floating_point or dtype.is_complex:
+        return Transform.ROTATE, Transform.ORDERED_DELTA
+    return Transform.ZIGZAG, Transform.DELTA
+
+
+def _encode_words(spec: TensorSpec, words: Tensor, earlier: Tensor | None, level: int) -> bytes | None:
+    """Return the smallest payload but for the raw and unchanged ones; None where none can win."""
+    if spec.numel > 1 and _is_constant(words, spec):
+        return bytes([_Mode.CONSTANT]) + _bytes(words[: words.numel() // spec.numel])
+    if spec.nbytes <= _TINY_BYTES:
+        return None
+    alone, against = _transforms(spec)
+    encode: Callable[..., bytes] = partial(_encode_planes, level=level)
+    if earlier is None:
+        return encode(words, None, alone)
+    if words.numel() <= 4 * _SAMPLE:
+        forms = (
+            encode(words, None, alone),
+            encode(words, earlier, against),
+        )
+        return min(forms, key=len)
+    n_alone = n_against = 0
+    for i in range(4):
+        start = i * (words.numel() - _SAMPLE) // 3
+        sample, past = words[start : start + _SAMPLE], earlier[start : start + _SAMPLE]
+        n_alone += len(encode(sample, None, alone))
+        n_against += len(encode(sample, past, against))
+    if n_against < n_alone:
+        return encode(words, earlier, against)
+    return encode(words, None, alone)
+
+
+def _is_constant(words: Tensor, spec: TensorSpec) -> bool:
+    """Whether every element has the same bits; a few elements nearly always tell that it has not."""
+    rows = words.reshape(spec.numel, -1)
+    probe = rows[:: max(1, spec.numel // 64)]
+    return bool(
+        torch.equal(probe, probe[:1].expand_as(probe)) and torch.equal(rows, rows[:1].expand_as(rows))
+    )
+
+
+def _encode_planes(words: Tensor, earlier: Tensor | None, transform: Transform, level: int) -> bytes:
+    """Return the mode, then the planes of each chunk, least significant first."""
+    # The mode is written here because prefixing it would copy what may be gigabytes.
+    out = bytearray([_Mode.PLANES if earlier is None else _Mode.DELTA_PLANES])
+    for start in range(0, words.numel(), _CHUNK):
+        chunk = words[start : start + _CHUNK]
+        past = None if earlier is None else earlier[start : start + _CHUNK]
+        for plane in split_planes(chunk, past, transform).numpy():
+            _encode_plane(out, plane, level)
+    return bytes(out)
+
+
+def _encode_plane(out: bytearray, plane: NDArray[np.uint8], level: int) -> None:
+    """Append one plane as a constant, a zstd frame or its bytes, whichever is smaller."""
+    if np.all(plane[:64] == plane[0]) and np.all(plane == plane[0]):
+        write_varint(out, int(plane[0]) << 2 | _Plane.CONSTANT)
+        return
+    frame = zstd_compress(plane, level)
+    if len(frame) < plane.size:
+        write_varint(out, len(frame) << 2 | _Plane.ZSTD)
+        out += frame
+    else:
+        out.append(_Plane.RAW)
+        out += plane.tobytes()
+
+
+def _decode_words(
+    mode: _Mode, body: memoryview, out: Tensor, earlier: Tensor | None, spec: TensorSpec
+) -> None:
+    """Fill the words of a tensor."""
+    if mode is _Mode.UNCHANGED and earlier is not None:
+        out.copy_(earlier)
+    elif mode in (_Mode.RAW, _Mode.CONSTANT):
+        if out.numel():
+            stored = torch.from_numpy(np.frombuffer(body, np.uint8).copy()).view(out.dtype)
+            out.reshape(-1, stored.numel()).copy_(stored)
+    else:
+        transform = _transforms(spec)[earlier is not None]
+        _decode_planes(body, out, earlier, transform, spec)
+
+
+def _decode_planes(
+    body: memoryview, out: Tensor, earlier: Tensor | None, transform: Transform, spec: TensorSpec
+) -> None:
+    """Inverse of `_encode_planes`."""
+    offset = 0
+    for start in range(0, out.numel(), _CHUNK):
+        chunk = out[start : start + _CHUNK]
+        past = None if earlier is None else earlier[start : start + _CHUNK]
+        planes = np.empty((out.element_size(), chunk.numel()), np.uint8)
+        for plane in planes:
+            offset = _decode_plane(body, offset, plane, spec)
+        merge_planes(torch.from_numpy(planes), past, transform, chunk)
+    if offset != len(body):
+        raise DamagedError(
+            "bytes follow the planes of a lossless payload",
+            where=spec.key,
+            found=str(len(body) - offset),
+            expected="0",
+        )
+
+
+def _decode_plane(body: memoryview, offset: int, plane: NDArray[np.uint8], spec: TensorSpec) -> int:
+    """Fill one plane and return the offset after it."""
+    header, offset = read_varint(body, offset)
+    kind, length = header & 3, header >> 2
+    if kind == _Plane.CONSTANT and length < 256:
+        plane[:] = length
+        return offset
+    if kind == _Plane.RAW and length == 0:
+        length = plane.size
+    data = body[offset : offset + length]
+    if kind == _Plane.RAW and len(data) == plane.size == length:
+        plane[:] = np.frombuffer(data, np.uint8)
+    elif kind == _Plane.ZSTD and len(data) == length:
+        plane[:] = np.frombuffer(zstd_decompress(data, plane.size), np.uint8)
+    else:
+        raise DamagedError(
+            "a byte plane is cut short or of no known kind",
+            where=f"{spec.key}, offset {offset}",
+            expected=f"{length} bytes",
+            found=str(len(data)),
+        )
+    return offset + length

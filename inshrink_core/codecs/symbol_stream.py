@@ -1,0 +1,283 @@
+"""Symbols as bytes: the quantization-aware delta, run lengths and Huffman codes, chunk by chunk.
+
+``docs/format.md`` (symbol streams) defines the bytes. The source is Agrawal et al., Inshrinkerator,
+SoCC 2024; what the paper leaves open, decided here: run lengths and literals have a code table each
+(a literal always ends a run, so that a shared table would spend bits on what is known); runs are
+counted of the symbol that prevails in a group; the groups' codes stand in the order in which a
+decoder asks for them, so that no group's length is stored.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inshrink_core.codecs.event_coding import decode_grouped, encode_grouped
+from inshrink_core.codecs.varint import read_varint, write_varint
+from inshrink_core.delta import NO_EXPECTATION, alphabet_size, expected_symbols
+from inshrink_core.entropy.bitstream import stream_bytes
+from inshrink_core.entropy.huffman import (
+    code_entries,
+    decode_symbols_with,
+    parse_lengths,
+    serialize_lengths,
+)
+from inshrink_core.entropy.raw import pack_bits, packed_bytes, unpack_bits
+from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.ops.symbols import (
+    MAX_CHUNK,
+    code_lengths,
+    count_groups,
+    count_pairs,
+    pack_symbols,
+)
+
+__all__ = ["decode_symbols", "encode_symbols", "worst_case_symbols_bytes"]
+
+_PACKED, _CONSTANT, _PLAIN, _GROUPED = range(4)
+
+_SAMPLE = 1 << 16
+"""Pairs looked at to decide what prevails in each group of a chunk."""
+
+_PREVALENCE = 0.5
+"""Below one half a Huffman code of single symbols wastes less than a code of runs does."""
+
+_MIN_GROUP = 64
+"""Below this, saying what prevails in a group costs about what it saves."""
+
+_CHUNK_OVERHEAD_BYTES = 1 + 4
+"""Kind of a chunk, and its length (a varint below 2**28)."""
+
+_Bytes = bytes | memoryview
+_Symbols = NDArray[np.uint8]
+
+
+def worst_case_symbols_bytes(n: int, n_symbols: int) -> int:
+    """Return the largest payload `encode_symbols` produces: packed bits and the frame around each chunk.
+
+    Parameters
+    ----------
+    n
+        Number of symbols.
+    n_symbols
+        Size of the alphabet.
+    """
+    n_chunks = (n + MAX_CHUNK - 1) // MAX_CHUNK
+    return sum(
+        packed_bytes(min(MAX_CHUNK, n - i * MAX_CHUNK), n_symbols) + _CHUNK_OVERHEAD_BYTES
+        for i in range(n_chunks)
+    )
+
+
+def encode_symbols(symbols: Tensor, n_symbols: int, previous: Tensor | None, n_previous: int) -> bytes:
+    """Encode symbols, given those of the previous checkpoint if there are any.
+
+    Parameters
+    ----------
+    symbols
+        UInt8[n], values below `n_symbols`, any device.
+    n_symbols
+        Size of the alphabet, 1 to 256.
+    previous
+        UInt8[n], the previous checkpoint's symbols of the same parameters; None to stand alone.
+    n_previous
+        Size of the previous alphabet; ignored without `previous`.
+
+    Returns
+    -------
+    bytes
+        At most `worst_case_symbols_bytes`.
+
+    Raises
+    ------
+    InputError
+        A symbol is outside its alphabet, or both tensors differ in size.
+
+    Notes
+    -----
+    Time and memory are linear; beside the arguments, a chunk of `MAX_CHUNK` symbols takes up to eight
+    bytes a symbol. The result depends on the arguments alone.
+
+    Examples
+    --------
+    >>> symbols = torch.tensor([2, 3, 3, 2], dtype=torch.uint8)
+    >>> payload = encode_symbols(symbols, 4, None, 0)
+    >>> decode_symbols(payload, 4, 4, None, 0).tolist()
+    [2, 3, 3, 2]
+    """
+    now, before = _host(symbols), None if previous is None else _host(previous)
+    _check(now, n_symbols, before, n_previous)
+    out = bytearray()
+    for start in range(0, now.size, MAX_CHUNK):
+        chunk = now[start : start + MAX_CHUNK]
+        groups = None if before is None else before[start : start + MAX_CHUNK]
+        kind, body = _encode_chunk(chunk, n_symbols, groups, n_previous)
+        out.append(kind)
+        if start + MAX_CHUNK < now.size:
+            write_varint(out, len(body))
+        out += body
+    return bytes(out)
+
+
+def decode_symbols(
+    payload: _Bytes, n: int, n_symbols: int, previous: Tensor | None, n_previous: int
+) -> Tensor:
+    """Decode what `encode_symbols` made, given the same previous symbols.
+
+    Parameters
+    ----------
+    payload
+        The bytes.
+    n
+        Number of symbols.
+    n_symbols, previous, n_previous
+        As given to `encode_symbols`.
+
+    Returns
+    -------
+    Tensor
+        UInt8[n] on the CPU, values below `n_symbols`.
+
+    Raises
+    ------
+    DamagedError
+        The payload is not one of `n` such symbols.
+    InputError
+        `previous` has another size or a symbol outside its alphabet.
+    """
+    before = None if previous is None else _host(previous)
+    if before is not None:
+        _check_alphabet(before, n_previous, "the previous checkpoint's symbols")
+        if before.size != n:
+            raise InputError("previous symbols have another size", expected=str(n), found=str(before.size))
+    out = np.empty(n, np.uint8)
+    view = memoryview(payload)
+    offset = 0
+    for start in range(0, n, MAX_CHUNK):
+        chunk = out[start : start + MAX_CHUNK]
+        groups = None if before is None else before[start : start + MAX_CHUNK]
+        if offset >= len(view):
+            raise DamagedError("a symbol stream ends early", expected=f"{n} symbols", found=str(start))
+        kind, offset = view[offset], offset + 1
+        length = len(view) - offset
+        if start + MAX_CHUNK < n:
+            length, offset = read_varint(view, offset)
+        if length > len(view) - offset:
+            raise DamagedError(
+                "a chunk of symbols ends early",
+                expected=f"{length} bytes",
+                found=str(len(view) - offset),
+            )
+        chunk[:] = _decode_chunk(
+            kind, view[offset : offset + length], chunk.size, n_symbols, groups, n_previous
+        )
+        offset += length
+    if offset != len(view):
+        raise DamagedError("bytes follow a symbol stream", found=str(len(view) - offset), expected="0")
+    if n and int(out.max()) >= n_symbols:
+        raise DamagedError(
+            "a symbol is outside the alphabet", expected=f"below {n_symbols}", found=str(int(out.max()))
+        )
+    return torch.from_numpy(out)
+
+
+def _host(symbols: Tensor) -> _Symbols:
+    """Entropy coding runs in host memory, as in the paper: its output is bytes."""
+    array: _Symbols = symbols.detach().reshape(-1).to("cpu").contiguous().numpy()
+    return array
+
+
+def _check_alphabet(symbols: _Symbols, n_symbols: int, what: str) -> None:
+    """Kernels compute modulo the alphabet, and would code a larger symbol as another one."""
+    if not 1 <= n_symbols <= 256:
+        raise InputError(f"{what}: alphabet size out of range", expected="1 to 256", found=str(n_symbols))
+    if symbols.size and int(symbols.max()) >= n_symbols:
+        raise InputError(
+            f"{what}: a symbol is outside the alphabet",
+            expected=f"below {n_symbols}",
+            found=str(int(symbols.max())),
+        )
+
+
+def _check(now: _Symbols, n_symbols: int, before: _Symbols | None, n_previous: int) -> None:
+    """All that can be wrong with the arguments of `encode_symbols`."""
+    _check_alphabet(now, n_symbols, "symbols")
+    if before is None:
+        return
+    _check_alphabet(before, n_previous, "the previous checkpoint's symbols")
+    if before.size != now.size:
+        raise InputError("previous symbols have another size", expected=str(now.size), found=str(before.size))
+
+
+def _grouping(
+    n: int, n_symbols: int, groups: _Symbols | None, n_previous: int
+) -> tuple[_Symbols, NDArray[np.int64], int]:
+    """Return groups, base symbol of each group, and modulus; alone, everything is one group of base 0."""
+    if groups is None:
+        return np.zeros(n, np.uint8), np.zeros(256, np.int64), n_symbols
+    return groups, np.arange(256, dtype=np.int64), alphabet_size(n_symbols, n_previous)
+
+
+def _encode_chunk(
+    chunk: _Symbols, n_symbols: int, previous: _Symbols | None, n_previous: int
+) -> tuple[int, bytes]:
+    """Kind and body of the smallest form, among those worth trying for a chunk."""
+    groups, bases, modulus = _grouping(chunk.size, n_symbols, previous, n_previous)
+    pairs = count_pairs(groups, chunk, max(1, chunk.size // _SAMPLE))
+    expected = expected_symbols(pairs, bases, prevalence=_PREVALENCE, min_count=_MIN_GROUP)
+    forms: list[tuple[int, bytes]] = []
+    if previous is not None or expected[0] != NO_EXPECTATION:
+        delta = _constant_delta(groups, chunk, bases, expected, modulus)
+        if delta is not None:
+            return _CONSTANT, bytes([delta])
+        forms.append((_GROUPED, encode_grouped(groups, chunk, bases, expected, modulus)))
+    # The previous symbols tell something, or else they cost no more than a table each, which only
+    # matters where a chunk is small.
+    if previous is None or chunk.size <= _SAMPLE:
+        forms.append((_PLAIN, _encode_plain(chunk, n_symbols)))
+    kind, body = min(forms, key=lambda form: len(form[1]))
+    if len(body) >= packed_bytes(chunk.size, n_symbols):
+        return _PACKED, pack_bits(chunk, n_symbols)
+    return kind, body
+
+
+def _constant_delta(
+    groups: _Symbols,
+    chunk: _Symbols,
+    bases: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    modulus: int,
+) -> int | None:
+    """Return D where it is the same everywhere; the first element tells what it would be."""
+    delta = (int(bases[groups[0]]) - int(chunk[0])) % modulus
+    table = ((bases - delta) % modulus).astype(np.uint8)
+    probe = slice(0, None, max(1, chunk.size // 64))
+    if not np.array_equal(table[groups[probe]], chunk[probe]):
+        return None
+    return delta if np.array_equal(table[groups], chunk) else None
+
+
+def _encode_plain(chunk: _Symbols, n_symbols: int) -> bytes:
+    """Symbols under one code, without regard to the previous ones."""
+    lengths = code_lengths(count_groups(chunk)[:n_symbols])
+    return serialize_lengths(lengths) + stream_bytes(*pack_symbols(chunk, code_entries(lengths)))
+
+
+def _decode_chunk(
+    kind: int, body: memoryview, n: int, n_symbols: int, previous: _Symbols | None, n_previous: int
+) -> _Symbols:
+    """Inverse of `_encode_chunk`; symbols may still be outside the alphabet."""
+    if kind == _PACKED:
+        return unpack_bits(body, n, n_symbols)
+    if kind == _PLAIN:
+        lengths, offset = parse_lengths(body, 0, n_symbols)
+        return decode_symbols_with(lengths, body[offset:], n)
+    groups, bases, modulus = _grouping(n, n_symbols, previous, n_previous)
+    if kind == _GROUPED:
+        return decode_grouped(body, groups, bases, modulus)
+    if kind == _CONSTANT and len(body) == 1 and body[0] < modulus:
+        table: _Symbols = ((bases - body[0]) % modulus).astype(np.uint8)
+        return table[groups]
+    raise DamagedError("a chunk of symbols has no known kind", expected="0 to 3", found=str(kind))

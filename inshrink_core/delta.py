@@ -1,0 +1,130 @@
+"""The quantization-aware delta: symbols against those of the previous checkpoint, modulo the alphabet.
+
+D = (q_previous − q) mod B, over an alphabet of B symbols that holds those of both checkpoints; D is
+then grouped by the previous symbol, which the decoder knows, because bins differ in how often their
+parameters move and a busy bin would break the runs of a calm one (Agrawal et al., Inshrinkerator,
+SoCC 2024, "delta" and "parameter arrangement"). This module states the stages one by one; the coder
+of symbol streams runs them fused (`inshrink_core.ops.delta_events`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = [
+    "NO_EXPECTATION",
+    "alphabet_size",
+    "expected_symbols",
+    "group_by_previous",
+    "modular_delta",
+    "undo_modular_delta",
+]
+
+NO_EXPECTATION = 256
+"""Stands for "no symbol prevails in this group": no symbol has this value."""
+
+
+def alphabet_size(n_symbols: int, n_previous: int) -> int:
+    """Return B, the modulus of the delta: the larger of both alphabets.
+
+    Examples
+    --------
+    >>> alphabet_size(18, 10)
+    18
+    """
+    return max(n_symbols, n_previous)
+
+
+def modular_delta(previous: Tensor, symbols: Tensor, modulus: int) -> Tensor:
+    """Return D = (previous − symbols) mod `modulus`.
+
+    Parameters
+    ----------
+    previous, symbols
+        UInt8 tensors of one shape, values below `modulus`.
+    modulus
+        1 to 256.
+
+    Returns
+    -------
+    Tensor
+        uint8, same shape.
+
+    Examples
+    --------
+    >>> modular_delta(torch.tensor([1, 0]).byte(), torch.tensor([1, 3]).byte(), 4).tolist()
+    [0, 1]
+    """
+    return ((previous.to(torch.int16) - symbols.to(torch.int16)) % modulus).to(torch.uint8)
+
+
+def undo_modular_delta(previous: Tensor, delta: Tensor, modulus: int) -> Tensor:
+    """Return the symbols: (previous − delta) mod `modulus`.
+
+    The same formula as `modular_delta`, which is its own inverse; the paper's listing adds, a slip.
+
+    Examples
+    --------
+    >>> undo_modular_delta(torch.tensor([1, 0]).byte(), torch.tensor([0, 1]).byte(), 4).tolist()
+    [1, 3]
+    """
+    return modular_delta(previous, delta, modulus)
+
+
+def group_by_previous(previous: Tensor) -> Tensor:
+    """Return the order that puts elements of one previous symbol together, each group in tensor order.
+
+    Parameters
+    ----------
+    previous
+        UInt8[n].
+
+    Returns
+    -------
+    Tensor
+        Int64[n], a permutation.
+
+    Examples
+    --------
+    >>> group_by_previous(torch.tensor([1, 0, 1, 0]).byte()).tolist()
+    [1, 3, 0, 2]
+    """
+    return torch.sort(previous, stable=True).indices
+
+
+def expected_symbols(
+    pair_counts: NDArray[np.int64],
+    unmoved: NDArray[np.int64],
+    *,
+    prevalence: float,
+    min_count: int,
+) -> NDArray[np.int64]:
+    """Return the symbol of which runs pay in each group, or `NO_EXPECTATION`.
+
+    Parameters
+    ----------
+    pair_counts
+        (256, 256): how often each symbol occurs in each group, perhaps in a sample.
+    unmoved
+        256 symbols: those that mean "no change" (D = 0).
+    prevalence
+        Share of a group from which on coding runs of its most frequent symbol is worth it.
+    min_count
+        Groups seen less often expect "no change": too few to tell, and telling costs bytes.
+
+    Returns
+    -------
+    ndarray of int64
+        256 symbols.
+    """
+    totals = pair_counts.sum(axis=1)
+    best = pair_counts.argmax(axis=1)
+    n_best = pair_counts.max(axis=1)
+    rows = np.arange(256)
+    n_unmoved = pair_counts[rows, np.minimum(unmoved, 255)]
+    best = np.where(n_unmoved == n_best, unmoved, best)
+    chosen = np.where(n_best >= prevalence * totals, best, NO_EXPECTATION)
+    return np.where(totals < min_count, unmoved, chosen).astype(np.int64)

@@ -1,0 +1,96 @@
+"""Values as they are, whole bytes or the fewest bits that hold them: the escape of every other coder."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inshrink_core.errors import DamagedError
+
+__all__ = ["RawCoder", "pack_bits", "packed_bytes", "unpack_bits"]
+
+
+def bits_per_symbol(n_symbols: int) -> int:
+    """Return the bits that tell `n_symbols` symbols apart."""
+    return max(n_symbols - 1, 0).bit_length()
+
+
+def packed_bytes(n: int, n_symbols: int) -> int:
+    """Return the size of `n` symbols in packed bits."""
+    return (n * bits_per_symbol(n_symbols) + 7) // 8
+
+
+def pack_bits(symbols: NDArray[np.uint8], n_symbols: int) -> bytes:
+    """Return symbols in the fewest whole bits each, first bit least significant.
+
+    Parameters
+    ----------
+    symbols
+        Values below `n_symbols`.
+    n_symbols
+        Size of the alphabet, 1 to 256.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> pack_bits(np.array([1, 2, 3], np.uint8), 4).hex()
+    '39'
+    """
+    width = bits_per_symbol(n_symbols)
+    if width == 8:
+        return symbols.tobytes()
+    bits = np.unpackbits(symbols[:, None], axis=1, count=width, bitorder="little")
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def unpack_bits(payload: bytes | memoryview, n: int, n_symbols: int) -> NDArray[np.uint8]:
+    """Return the `n` symbols that `pack_bits` wrote.
+
+    Raises
+    ------
+    DamagedError
+        The payload has another length, a symbol outside the alphabet, or a padding bit set.
+    """
+    if len(payload) != packed_bytes(n, n_symbols):
+        raise DamagedError(
+            "packed symbols have the wrong length",
+            expected=f"{packed_bytes(n, n_symbols)} bytes",
+            found=str(len(payload)),
+        )
+    width = bits_per_symbol(n_symbols)
+    stored = np.frombuffer(payload, np.uint8)
+    if width == 8:
+        symbols = stored.copy()
+    else:
+        bits = np.unpackbits(stored, bitorder="little")
+        if bits[n * width :].any():
+            raise DamagedError("packed symbols have a padding bit set")
+        rows = bits[: n * width].reshape(n, width)
+        symbols = np.packbits(rows, axis=1, bitorder="little").reshape(-1)[:n]
+        if width == 0:
+            symbols = np.zeros(n, np.uint8)
+    if n and int(symbols.max()) >= n_symbols:
+        raise DamagedError(
+            "a packed symbol is outside the alphabet",
+            expected=f"below {n_symbols}",
+            found=str(int(symbols.max())),
+        )
+    return symbols
+
+
+class RawCoder:
+    """Bytes as they are."""
+
+    name = "raw"
+
+    def encode(self, values: NDArray[np.uint8]) -> bytes:
+        """Return the values' bytes."""
+        return values.tobytes()
+
+    def decode(self, payload: bytes | memoryview, n: int) -> NDArray[np.uint8]:
+        """Return the bytes as values; DamagedError unless there are `n`."""
+        return unpack_bits(payload, n, 256)
+
+    def worst_case_bytes(self, n: int) -> int:
+        """Return `n`."""
+        return n

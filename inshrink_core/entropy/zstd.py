@@ -1,0 +1,117 @@
+"""Zstandard frames without magic number and content size: both are known to whoever decodes."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from inshrink_core.errors import DamagedError
+
+__all__ = ["ZstdCoder", "zstd_compress", "zstd_decompress", "zstd_worst_case_bytes"]
+
+_MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
+
+_FRAME_OVERHEAD_BYTES = 512
+"""Above the bound that the zstd manual gives for small inputs (128 kB less size, divided by 2048)."""
+
+_context = threading.local()
+"""Compressors by level, one set a thread, because one compressor must not serve two at a time."""
+
+
+def _compressor(level: int) -> zstandard.ZstdCompressor:
+    """Contexts are reused because making one costs more than compressing a small plane."""
+    compressors: dict[int, zstandard.ZstdCompressor] = _context.__dict__.setdefault("compressors", {})
+    if level not in compressors:
+        parameters = zstandard.ZstdCompressionParameters.from_level(
+            level, format=_MAGICLESS, write_content_size=False, write_checksum=False, write_dict_id=False
+        )
+        compressors[level] = zstandard.ZstdCompressor(compression_params=parameters)
+    return compressors[level]
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """Keep one decompressor a thread, for the reason of `_compressor`."""
+    decompressor: zstandard.ZstdDecompressor | None = _context.__dict__.get("decompressor")
+    if decompressor is None:
+        decompressor = zstandard.ZstdDecompressor(format=_MAGICLESS)
+        _context.decompressor = decompressor
+    return decompressor
+
+
+def zstd_compress(data: bytes | memoryview | NDArray[np.uint8], level: int) -> bytes:
+    """Return one zstd frame of some bytes.
+
+    Parameters
+    ----------
+    data
+        Contiguous bytes.
+    level
+        zstd's level; higher is smaller and slower.
+    """
+    frame: bytes = _compressor(level).compress(data)  # type: ignore[arg-type]
+    return frame
+
+
+def zstd_decompress(frame: bytes | memoryview, nbytes: int) -> bytes:
+    """Return the bytes of a frame that must hold exactly `nbytes`.
+
+    Never allocates more than `nbytes`, whatever the frame claims.
+
+    Raises
+    ------
+    DamagedError
+        The frame is damaged, holds another number of bytes, or is followed by others.
+    """
+    try:
+        claimed = zstandard.get_frame_parameters(frame, format=_MAGICLESS).content_size
+        if claimed not in (zstandard.CONTENTSIZE_UNKNOWN, nbytes):
+            raise DamagedError(
+                "a zstd frame claims another size", expected=f"{nbytes} bytes", found=str(claimed)
+            )
+        if claimed == 0:
+            raise DamagedError("a zstd frame is empty")
+        data: bytes = _decompressor().decompress(frame, max_output_size=nbytes, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise DamagedError(f"a zstd frame does not decode: {error}") from error
+    if len(data) != nbytes:
+        raise DamagedError(
+            "a zstd frame holds another number of bytes", expected=str(nbytes), found=str(len(data))
+        )
+    return data
+
+
+def zstd_worst_case_bytes(n: int) -> int:
+    """Return the largest frame of `n` bytes (ZSTD_compressBound of the zstd manual, rounded up)."""
+    return n + n // 256 + _FRAME_OVERHEAD_BYTES
+
+
+class ZstdCoder:
+    """One zstd frame; nothing for no values.
+
+    Parameters
+    ----------
+    level
+        zstd's level.
+    """
+
+    name = "zstd"
+
+    def __init__(self, level: int = 3) -> None:
+        self.level = level
+
+    def encode(self, values: NDArray[np.uint8]) -> bytes:
+        """Return a frame of the values."""
+        return zstd_compress(np.ascontiguousarray(values), self.level) if values.size else b""
+
+    def decode(self, payload: bytes | memoryview, n: int) -> NDArray[np.uint8]:
+        """Return the `n` values of a frame; DamagedError if it holds others."""
+        if n == 0 and len(payload) == 0:
+            return np.zeros(0, np.uint8)
+        return np.frombuffer(zstd_decompress(payload, n), np.uint8).copy()
+
+    def worst_case_bytes(self, n: int) -> int:
+        """Return `zstd_worst_case_bytes`."""
+        return zstd_worst_case_bytes(n)

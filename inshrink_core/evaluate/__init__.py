@@ -1,0 +1,23 @@
+"""A user's evaluator in a child process, and the same figures for any codec.
+
+The evaluator is a function ``state_dict -> {"accuracy": …, "loss": …}``, which may also return
+``"log_probs"`` (n × classes) or ``"predictions"`` (regression) for the divergence. It runs in a child
+of its own, so that what it prints, breaks or hangs on stays there.
+"""
+
+from __future__ import annotations
+
+from inshrink_core.evaluate.choice import EvaluatorSettings, resolve_evaluator
+from inshrink_core.evaluate.comparison import Comparison, EvaluatedStep, compare_steps
+from inshrink_core.evaluate.evaluation import Evaluation
+from inshrink_core.evaluate.evaluator import Evaluator
+
+__all__ = [
+    "Comparison",
+    "EvaluatedStep",
+    "Evaluation",
+    "Evaluator",
+    "EvaluatorSettings",
+    "compare_steps",
+    "resolve_evaluator",
+]

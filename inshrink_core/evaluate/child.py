@@ -1,0 +1,191 @@
+"""The child process in which a user's evaluator runs; started as a script, never imported.
+
+Arguments: the evaluator's file, its function, and ``isolated`` or ``beside`` (whether modules that lie
+beside the file may be imported). Then one JSON object a line each way:
+
+- in: ``{"state": PATH, "results": DIRECTORY}``, a dict of tensors written by ``torch.save``;
+- out: ``{"ready": true}`` once; then, for every state, ``{"metrics": {…}, "standard_errors": {…},
+  "arrays": {NAME: PATH}, "seconds": …}`` or ``{"error": TEXT}``.
+
+Whatever the evaluator prints goes to standard error, so that it cannot disturb this channel. The end
+of standard input means that the parent is gone: the process ends at once, even within an evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from types import ModuleType
+from typing import Any, TextIO
+
+ARRAYS = ("log_probs", "predictions")
+LONGEST_ERROR = 600
+"""Signs of an error text that are passed on: one readable line, not a dump."""
+
+
+class UnusableError(Exception):
+    """The evaluator returned something that cannot be used."""
+
+
+def claim_channel() -> tuple[TextIO, TextIO]:
+    """Take the standard streams for the protocol and leave the evaluator a stdout that is stderr."""
+    commands = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return commands, replies
+
+
+def load_function(path: Path, name: str) -> Callable[[dict[str, Any]], Any]:
+    """Return the evaluator, compiled from its source: a ``__pycache__`` beside it is never read."""
+    module = ModuleType("inshrink_evaluator")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = sorted(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
+        raise UnusableError(f"it has no function '{name}' (there are: {', '.join(there) or 'none'})")
+    evaluator: Callable[[dict[str, Any]], Any] = function
+    return evaluator
+
+
+def scalar(value: Any) -> float | None:
+    """Return a number, numpy scalar or one-element tensor as a float, anything else as None."""
+    if isinstance(value, bool | int | float):
+        return float(value)
+    size = getattr(value, "size", None)
+    n_elements = value.numel() if hasattr(value, "numel") else size
+    if hasattr(value, "item") and n_elements == 1:
+        return scalar(value.item())
+    return None
+
+
+def write_array(value: Any, name: str, directory: Path) -> str:
+    """Write log_probs or predictions where the parent reads them, and return the path."""
+    import numpy as np
+
+    if hasattr(value, "detach"):
+        import torch
+
+        value = value.detach().to("cpu")
+        value = (value if value.dtype is torch.float64 else value.float()).numpy()
+    try:
+        array = np.asarray(value, dtype=None if getattr(value, "dtype", None) == np.float32 else np.float64)
+    except (TypeError, ValueError):
+        raise UnusableError(f"its '{name}' is not an array of numbers") from None
+    path = directory / f"{name}.npy"
+    np.save(path, array, allow_pickle=False)
+    return str(path)
+
+
+def read_outcome(outcome: Any, directory: Path) -> dict[str, Any]:
+    """Sort what the evaluator returned into metrics, standard errors and arrays."""
+    if not isinstance(outcome, Mapping):
+        raise UnusableError(f"it returned {type(outcome).__name__}, not a dict of metrics")
+    metrics: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    arrays: dict[str, str] = {}
+    for key, value in outcome.items():
+        name = str(key)
+        if name in ARRAYS:
+            arrays[name] = write_array(value, name, directory)
+        elif name == "standard_errors" and isinstance(value, Mapping):
+            errors = {
+                str(metric): number
+                for metric, error in value.items()
+                if (number := scalar(error)) is not None
+            }
+        elif (number := scalar(value)) is not None:
+            metrics[name] = number
+        else:
+            raise UnusableError(f"its '{name}' is {type(value).__name__}, not a number")
+    return {"metrics": metrics, "standard_errors": errors, "arrays": arrays}
+
+
+def describe(error: BaseException, path: Path, state: Mapping[str, Any]) -> str:
+    """Return one line: the last line of the traceback, and where in the evaluator it came from."""
+    if isinstance(error, UnusableError):
+        return str(error)
+    if (
+        isinstance(error, KeyError)
+        and error.args
+        and isinstance(error.args[0], str)
+        and error.args[0] not in state
+    ):
+        there = ", ".join(list(state)[:5])
+        wanted = error.args[0]
+        text = f"it asked for the tensor '{wanted}', which the checkpoint does not have (it has {there} …)"
+    else:
+        text = " ".join("".join(traceback.format_exception_only(error)).split())
+        text = f"it raised {text[:LONGEST_ERROR]}"
+    lines = [
+        entry.lineno for entry in traceback.extract_tb(error.__traceback__) if entry.filename == str(path)
+    ]
+    return f"{text} (line {lines[-1]})" if lines else text
+
+
+def evaluate_once(
+    function: Callable[[dict[str, Any]], Any], command: Mapping[str, str], path: Path
+) -> dict[str, Any]:
+    """Run the evaluator on one state and return the reply."""
+    import torch
+
+    state: dict[str, Any] = torch.load(command["state"], map_location="cpu", weights_only=True, mmap=True)
+    names = dict.fromkeys(state)  # the evaluator may empty the dict it is given
+    try:
+        start = time.perf_counter()
+        outcome = function(state)
+        seconds = time.perf_counter() - start
+        return {**read_outcome(outcome, Path(command["results"])), "seconds": seconds}
+    except (Exception, SystemExit) as error:
+        return {"error": describe(error, path, names)}
+
+
+def serve(commands: TextIO, replies: TextIO, path: Path, name: str) -> None:
+    """Answer until standard input ends."""
+    lines: SimpleQueue[str] = SimpleQueue()
+
+    def receive() -> None:
+        for line in commands:
+            lines.put(line)
+        os._exit(0)  # the parent is gone; the main thread may be deep in an evaluation
+
+    def reply(message: Mapping[str, Any]) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    threading.Thread(target=receive, daemon=True).start()
+    try:
+        function = load_function(path, name)
+    except (Exception, SystemExit) as error:
+        reply({"error": describe(error, path, {})})
+        return
+    reply({"ready": True})
+    while True:
+        reply(evaluate_once(function, json.loads(lines.get()), path))
+
+
+def main() -> None:
+    """Serve the parent that started this process."""
+    file, name, isolation = sys.argv[1:4]
+    path = Path(file)
+    commands, replies = claim_channel()
+    sys.dont_write_bytecode = True  # a run directory is not ours to write to
+    sys.argv = [file]
+    if isolation == "beside":
+        sys.path.insert(0, str(path.parent))
+    serve(commands, replies, path, name)
+
+
+if __name__ == "__main__":
+    main()

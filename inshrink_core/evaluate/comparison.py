@@ -1,0 +1,170 @@
+"""Original against restored, step by step, and what a stale copy would have reached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from inshrink_core.checkpoint import Checkpoint
+from inshrink_core.errors import EvaluatorError, InputError
+from inshrink_core.evaluate.evaluation import Evaluation
+from inshrink_core.evaluate.evaluator import Evaluator
+from inshrink_core.metrics import Direction, drop
+
+__all__ = ["Comparison", "EvaluatedStep", "compare_steps"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedStep:
+    """One step, original against restored, and what a stale copy would have reached.
+
+    Parameters
+    ----------
+    step
+        Training step.
+    original, restored
+        The metric of each.
+    drop
+        Relative change for the worse; None where the original's metric is 0.
+    divergence
+        Of the predictions; None if the evaluator returns none.
+    stale_drop, stale_divergence
+        The same with the previous original checkpoint in this one's place; None for the first.
+    """
+
+    step: int
+    original: float
+    restored: float
+    drop: float | None
+    divergence: float | None
+    stale_drop: float | None
+    stale_divergence: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Every compared step of a chain, and the worst and mean over them (None where no step has one)."""
+
+    metric: str
+    direction: Direction
+    max_drop: float | None
+    max_divergence: float | None
+    mean_divergence: float | None
+    steps: tuple[EvaluatedStep, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of `inshrink compare --json`, numbers as numbers."""
+        names = EvaluatedStep.__slots__
+        return {
+            "metric": self.metric,
+            "direction": self.direction.value,
+            "max_drop": self.max_drop,
+            "max_divergence": self.max_divergence,
+            "mean_divergence": self.mean_divergence,
+            "steps": [{name: getattr(step, name) for name in names} for step in self.steps],
+        }
+
+
+class Steps(Protocol):
+    """A run, an archive or a dict: something with checkpoints by step."""
+
+    def __getitem__(self, step: int, /) -> Checkpoint:
+        """Return the checkpoint of a step."""
+        ...
+
+
+def _steps_of(checkpoints: Steps) -> tuple[int, ...]:
+    """Take runs and archives (`steps`) and plain mappings (their keys) alike."""
+    steps: Iterable[int] = checkpoints.steps if hasattr(checkpoints, "steps") else checkpoints  # type: ignore[assignment]
+    return tuple(sorted(steps))
+
+
+def compare_steps(
+    original: Steps,
+    restored: Steps,
+    evaluator: Evaluator,
+    *,
+    steps: Iterable[int] | None = None,
+    progress: Callable[[int, int, int], None] | None = None,
+) -> Comparison:
+    """Evaluate original and restored checkpoints, step by step.
+
+    Parameters
+    ----------
+    original, restored
+        Checkpoints by step; the steps both have are compared.
+    evaluator
+        What to measure with.
+    steps
+        Compare these only; the stale copy of the first is still its predecessor in the chain.
+    progress
+        Called after each step with (steps done, steps in all, step).
+
+    Raises
+    ------
+    InputError
+        No step is in both, or one of `steps` is not.
+    EvaluatorError
+        Whatever `Evaluator.evaluate` raises, or predictions that cannot be compared.
+
+    Notes
+    -----
+    Two evaluations a step: the original's serves as the next step's stale copy.
+    """
+    common = sorted(set(_steps_of(original)) & set(_steps_of(restored)))
+    chosen = common if steps is None else sorted(set(steps))
+    if not chosen or not set(chosen) <= set(common):
+        missing = sorted(set(chosen) - set(common))
+        raise InputError(
+            f"step {missing[0]} is not in both"
+            if missing
+            else "original and restored have no step in common",
+            remedy="`inshrink inspect` lists the steps of each",
+        )
+    previous_of = dict(zip(common[1:], common, strict=False))
+    last: tuple[int, Evaluation] | None = None
+    results: list[EvaluatedStep] = []
+    for step in chosen:
+        before = previous_of.get(step)
+        stale = last[1] if last is not None and last[0] == before else None
+        if stale is None and before is not None:
+            stale = evaluator.evaluate(original[before])
+        first = evaluator.evaluate(original[step])
+        results.append(_compare_one(step, first, evaluator.evaluate(restored[step]), stale, evaluator))
+        last = (step, first)
+        if progress is not None:
+            progress(len(results), len(chosen), step)
+    divergences = [step.divergence for step in results if step.divergence is not None]
+    return Comparison(
+        metric=first.metric,
+        direction=first.direction,
+        max_drop=_largest([step.drop for step in results]),
+        max_divergence=_largest(divergences),
+        mean_divergence=math.fsum(divergences) / len(divergences) if divergences else None,
+        steps=tuple(results),
+    )
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    """Ignore steps that have no such figure."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def _compare_one(
+    step: int, first: Evaluation, second: Evaluation, stale: Evaluation | None, evaluator: Evaluator
+) -> EvaluatedStep:
+    """Say which step and evaluator it was when predictions cannot be compared."""
+    try:
+        return EvaluatedStep(
+            step=step,
+            original=first.value,
+            restored=second.value,
+            drop=drop(first.value, second.value, first.direction),
+            divergence=first.divergence(second),
+            stale_drop=drop(first.value, stale.value, first.direction) if stale is not None else None,
+            stale_divergence=first.divergence(stale) if stale is not None else None,
+        )
+    except InputError as error:
+        raise EvaluatorError(f"step {step} cannot be compared: {error}", where=evaluator.spec) from error

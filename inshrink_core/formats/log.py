@@ -1,0 +1,133 @@
+"""The metrics a training logged, from whatever file its framework wrote."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from inshrink_core.errors import DamagedError, StorageError
+from inshrink_core.formats.directory import MAX_JSON_BYTES, read_json
+from inshrink_core.formats.disk import ByteCounter
+
+__all__ = ["TrainingLog", "read_log"]
+
+_STEP_COLUMNS: Final = ("step", "global_step", "iter", "iteration")
+
+
+class TrainingLog(Mapping[str, list[tuple[int, float]]]):
+    """Metric to its (step, value) pairs in step order; NaN and infinities stand as they were logged.
+
+    Parameters
+    ----------
+    series
+        The pairs of each metric, in any order.
+    origin
+        The file, for the user to read; empty where the run has no log.
+    """
+
+    def __init__(self, series: Mapping[str, Iterable[tuple[int, float]]], origin: str = "") -> None:
+        self._series = {name: sorted(pairs, key=lambda p: p[0]) for name, pairs in series.items()}
+        self.origin = origin
+
+    def __getitem__(self, metric: str) -> list[tuple[int, float]]:
+        return self._series[metric]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._series)
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, str) and not value.strip():
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _collect(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    series: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        step = next((s for c in _STEP_COLUMNS if (s := _number(row.get(c))) is not None), None)
+        if step is None or not math.isfinite(step) or step < 0:
+            continue
+        for name, value in row.items():
+            number = _number(value) if name not in _STEP_COLUMNS else None
+            if number is not None and isinstance(name, str):
+                series.setdefault(name, []).append((int(step), number))
+    return series
+
+
+def _from_trainer_state(path: Path) -> dict[str, list[tuple[int, float]]]:
+    state = read_json(path, ByteCounter())
+    history = state.get("log_history") if isinstance(state, dict) else None
+    return _collect(row for row in history if isinstance(row, dict)) if isinstance(history, list) else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise DamagedError("the log is too large", where=str(path))
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise StorageError(f"the log cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def _from_csv(path: Path) -> dict[str, list[tuple[int, float]]]:
+    lines = [line for line in _text(path).replace("\0", "").splitlines() if line]
+    try:
+        return _collect(csv.DictReader(lines))
+    except csv.Error as error:
+        raise DamagedError(f"no valid CSV ({error})", where=str(path)) from error
+
+
+def _from_jsonl(path: Path) -> dict[str, list[tuple[int, float]]]:
+    rows = []
+    for line in _text(path).splitlines():
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError):
+            # The last line of a run that is being written, or that was killed, is often cut off.
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return _collect(rows)
+
+
+def read_log(directory: Path, checkpoints: Iterable[Path] = ()) -> TrainingLog:
+    """Return the metrics of a run; empty where it logged none.
+
+    Parameters
+    ----------
+    directory
+        The run.
+    checkpoints
+        Its checkpoints, oldest first: the last one's ``trainer_state.json`` has the whole history.
+
+    Raises
+    ------
+    DamagedError
+        The log is too large or no JSON or CSV.
+    """
+    folders = [path for path in reversed(list(checkpoints)) if path.is_dir()][:1]
+    for folder in [*folders, directory, directory.parent]:
+        candidates = [(folder / "trainer_state.json", _from_trainer_state)]
+        if folder is not directory.parent:
+            candidates += [(folder / "metrics.csv", _from_csv), (folder / "metrics.jsonl", _from_jsonl)]
+        elif directory.name not in ("checkpoints", "checkpoint"):
+            break
+        else:
+            candidates = [(folder / "metrics.csv", _from_csv), (folder / "metrics.jsonl", _from_jsonl)]
+        for path, read in candidates:
+            if path.is_file():
+                return TrainingLog(read(path), str(path))
+    return TrainingLog({})

@@ -1,0 +1,173 @@
+"""The stack machine that a pickle is a program for, without the power to call anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from inshrink_core.formats.pickle_names import (
+    ALLOWED,
+    NOTHING,
+    OPAQUE,
+    DTypeRef,
+    Global,
+    MalformedError,
+    Opaque,
+    StorageRef,
+    StorageType,
+    TensorRef,
+    set_item,
+)
+
+__all__ = ["Action", "Machine"]
+
+Action = Callable[["Machine"], Any]
+"""What one opcode does to the machine."""
+
+
+class Machine:
+    """One run over one pickle: a stack, the marks in it, and a memo."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self.wanted: set[str] = set()
+        self.n_copied = 0
+
+    def run(self, table: Sequence[Action | None]) -> object:
+        """Run to STOP; the opcodes that make up nine tenths of a state dict are done in place."""
+        data, memo, at, n_bytes = self.data, self.memo, self.at, len(self.data)
+        while at < n_bytes:
+            opcode = data[at]
+            at += 1
+            if opcode == 0x71:  # BINPUT
+                memo[data[at]] = self.stack[-1]
+                at += 1
+            elif opcode == 0x68:  # BINGET
+                self.stack.append(memo[data[at]])
+                at += 1
+            elif opcode == 0x72 or opcode == 0x6A:  # LONG_BINPUT, LONG_BINGET
+                index = int.from_bytes(data[at : at + 4], "little")
+                at += 4
+                if opcode == 0x6A:
+                    self.stack.append(memo[index])
+                else:
+                    memo[index] = self.stack[-1]
+            elif opcode == 0x4B:  # BININT1
+                self.stack.append(data[at])
+                at += 1
+            elif opcode == 0x28:  # MARK
+                self.marks.append(self.stack)
+                self.stack = []
+            elif opcode == 0x74:  # TUPLE
+                items = tuple(self.stack)
+                self.stack = self.marks.pop()
+                self.stack.append(items)
+            elif opcode == 0x2E:  # STOP
+                return self.stack.pop()
+            else:
+                action = table[opcode]
+                if action is None:
+                    raise MalformedError(f"opcode 0x{opcode:02x}")
+                self.at = at
+                action(self)
+                at = self.at
+        raise MalformedError("it ends before STOP")
+
+    def take(self, n_bytes: int) -> bytes:
+        """Return the next bytes of the program."""
+        start = self.at
+        end = self.at = start + n_bytes
+        if n_bytes < 0 or end > len(self.data):
+            raise MalformedError("a value longer than the rest of the pickle")
+        return self.data[start:end]
+
+    def line(self) -> str:
+        """Return the next line of the program, as protocol 0 writes values."""
+        end = self.data.index(b"\n", self.at)
+        text = self.data[self.at : end].decode()
+        self.at = end + 1
+        return text
+
+    def pop_mark(self) -> list[Any]:
+        """Return what was pushed since the last mark."""
+        items, self.stack = self.stack, self.marks.pop()
+        return items
+
+    def store(self, index: int) -> None:
+        """Memoise the top of the stack."""
+        # The memo is a dict: a huge index costs no more than a small one.
+        self.memo[index] = self.stack[-1]
+
+    def import_name(self, module: object, name: object) -> None:
+        """Push what a name from outside stands for, or note that it is refused."""
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise MalformedError("an import whose name is no text")
+        found = ALLOWED.get((module, name))
+        if found is None:
+            self.wanted.add(f"{module}.{name}")
+            found = NOTHING
+        # A dtype or a storage type is used as a value, a function is only ever called.
+        self.stack.append(found if found.value is OPAQUE else found.value)
+
+    def call(self) -> None:
+        """Replace a function and its arguments by what the function stands for."""
+        args = self.stack.pop()
+        function = self.stack[-1]
+        if isinstance(function, Global):
+            if not isinstance(args, tuple):
+                raise MalformedError("a call without arguments")
+            if args and isinstance(args[0], (list, tuple, dict, str, bytes)):
+                # One memoised list copied again and again would outgrow any memory.
+                self.n_copied += len(args[0])
+                if self.n_copied > len(self.data):
+                    raise MalformedError("more values than the pickle has bytes")
+            self.stack[-1] = function.apply(args)
+        elif isinstance(function, (Opaque, StorageType, DTypeRef)):
+            self.stack[-1] = OPAQUE
+        else:
+            raise MalformedError("a call of something that is no function")
+
+    def build(self) -> None:
+        """Take state set on an object and ignore it."""
+        # State set on an object. OrderedDict's `_metadata` and numpy's dtype state tell us nothing.
+        self.stack.pop()
+        if not isinstance(self.stack[-1], (Opaque, dict, TensorRef, Global)):
+            raise MalformedError("state for something that has none")
+
+    def load_storage(self) -> None:
+        """Replace a persistent id by the storage it names."""
+        ref = self.stack[-1]
+        if type(ref) is not tuple or len(ref) < 5 or ref[0] != "storage":
+            raise MalformedError("a persistent id that is no storage")
+        kind, key, n_elements = ref[1], ref[2], ref[4]
+        if isinstance(kind, (Global, Opaque)):
+            self.stack[-1] = OPAQUE
+        elif isinstance(kind, StorageType) and type(key) is str and type(n_elements) is int:
+            self.stack[-1] = StorageRef(key, kind.dtype, n_elements)
+        else:
+            raise MalformedError("a storage of unknown type")
+
+    def append_all(self, items: list[Any]) -> None:
+        """Extend the list on top of the stack."""
+        target = self.stack[-1]
+        if isinstance(target, list):
+            target.extend(items)
+        elif not isinstance(target, Opaque):
+            raise MalformedError("items for something that is no list")
+
+    def set_all(self, items: list[Any]) -> None:
+        """Set pairs on the mapping on top of the stack."""
+        target = self.stack[-1]
+        if isinstance(target, Opaque):
+            return
+        if not isinstance(target, dict) or len(items) % 2:
+            raise MalformedError("pairs for something that is no mapping")
+        for i in range(0, len(items), 2):
+            key = items[i]
+            if type(key) is str or type(key) is int:
+                target[key] = items[i + 1]
+            else:
+                set_item(target, key, items[i + 1])

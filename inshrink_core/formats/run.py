@@ -1,0 +1,329 @@
+"""A run: the checkpoints of one training, in step order, as they lie on disk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from inshrink_core.checkpoint import Checkpoint
+from inshrink_core.errors import InputError, InshrinkError, NotFoundError
+from inshrink_core.formats.assembly import ParsedCheckpoint
+from inshrink_core.formats.directory import read_directory, read_single_file
+from inshrink_core.formats.discovery import Candidate, Discovery, Skipped, discover
+from inshrink_core.formats.disk import ByteCounter, FileStamp, stamp_of
+from inshrink_core.formats.log import TrainingLog, read_log
+from inshrink_core.formats.settings import RunSettings, read_settings
+from inshrink_core.formats.steps import compile_step_pattern, number_steps, step_in_name
+
+__all__ = ["NoCheckpointError", "Run", "open_run"]
+
+
+class NoCheckpointError(NotFoundError):
+    """No readable checkpoint where a run was expected.
+
+    Parameters
+    ----------
+    skipped
+        What was there, and why it is no checkpoint.
+    """
+
+    def __init__(self, what: str, *, where: str, skipped: tuple[Skipped, ...], remedy: str = "") -> None:
+        self.skipped = skipped
+        super().__init__(what, where=where, remedy=remedy)
+
+
+class _Read(NamedTuple):
+    """What reading one candidate gave, and the stamps by which it is known to be still the same."""
+
+    stamps: tuple[FileStamp, ...]
+    parsed: ParsedCheckpoint | None
+    reason: str
+    error: InshrinkError | None
+
+
+def _stamps(candidate: Candidate) -> tuple[FileStamp, ...]:
+    if not candidate.is_directory:
+        return (stamp_of(candidate.path),)
+    paths = [Path(folder, name) for folder, _, names in os.walk(candidate.path) for name in names]
+    return tuple(stamp_of(path) for path in sorted(paths) if path.is_file())
+
+
+def _read_candidate(candidate: Candidate, known: _Read | None, counter: ByteCounter) -> _Read:
+    stamps: tuple[FileStamp, ...] = ()
+    try:
+        stamps = _stamps(candidate)
+        if known is not None and known.stamps == stamps:
+            return known
+        read = read_directory if candidate.is_directory else read_single_file
+        parsed = read(candidate.path, counter)
+    except InshrinkError as error:
+        return _Read(stamps, None, str(error), error)
+    return _Read(stamps, parsed, "", None)
+
+
+def _weight_mismatch(first: Mapping[str, tuple[int, ...]], other: Mapping[str, tuple[int, ...]]) -> bool:
+    """Tell two models from two states of one: few common names, or hardly a common shape."""
+    common = first.keys() & other.keys()
+    n_smaller = min(len(first), len(other))
+    n_same = sum(first[name] == other[name] for name in common)
+    return 2 * len(common) < n_smaller or (n_smaller >= 4 and 4 * n_same < len(common))
+
+
+def _refuse_two_models(parsed: list[ParsedCheckpoint]) -> None:
+    if not parsed:
+        return
+    first = parsed[0].weight_shapes()
+    for other in parsed[1:]:
+        if other.specs != parsed[0].specs and _weight_mismatch(first, other.weight_shapes()):
+            raise InputError(
+                f"two different models in one run: '{parsed[0].path}' and '{other.path}' share few weights",
+                where=os.path.commonpath([parsed[0].path, other.path]),
+                remedy="name the checkpoints of one with a glob, such as 'runs/model-a-*.pt'",
+            )
+
+
+class Run:
+    """The checkpoints of one training: a mapping from step to `Checkpoint`, headers in memory only.
+
+    Made by `open_run`. Iterating gives the checkpoints in step order.
+
+    Parameters
+    ----------
+    path
+        What was opened.
+    steps
+        Ascending.
+    skipped
+        What was passed over, and why.
+    format
+        ``torch``, ``safetensors``, ``huggingface`` or ``sharded-safetensors``: of the first checkpoint.
+    notes
+        What the reader should know: where steps come from, names that were guessed.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> for step in (10, 20):
+    ...     state = {"model": {"w": torch.full((2,), float(step))}, "step": step}
+    ...     torch.save(state, f"{folder.name}/{step}.pt")
+    >>> run = open_run(folder.name)
+    >>> run.steps, run[20]["w"].tolist()
+    ((10, 20), [20.0, 20.0])
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        parsed: Mapping[int, ParsedCheckpoint],
+        *,
+        skipped: tuple[Skipped, ...],
+        notes: tuple[str, ...],
+        counter: ByteCounter,
+        request: tuple[str, str | None],
+        known: Mapping[Path, _Read],
+    ) -> None:
+        self._discovery, self._parsed = discovery, dict(sorted(parsed.items()))
+        self._counter, self._request, self._known = counter, request, known
+        self.path = discovery.root
+        self.steps = tuple(self._parsed)
+        self.skipped, self.notes = skipped, notes
+        self.format = next(iter(self._parsed.values())).format
+
+    @property
+    def name(self) -> str:
+        """The last part of the path, without the suffix of a single file."""
+        root = Path(os.path.realpath(self.path))
+        return root.stem if root.is_file() else root.name
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the run: where `inshrink.toml` and the log lie."""
+        if self._discovery.single and self._discovery.candidates[0].is_directory:
+            return self.path
+        return self.path.parent if self.path.is_file() else self.path
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from disk so far, headers included."""
+        return self._counter.total
+
+    @functools.cached_property
+    def settings(self) -> RunSettings:
+        """What ``inshrink.toml`` says.
+
+        Raises
+        ------
+        ConfigError
+            It has an unknown key or a wrong value.
+        """
+        return read_settings(self.directory)
+
+    @functools.cached_property
+    def log(self) -> TrainingLog:
+        """The metrics the training logged, read when first asked for."""
+        return read_log(self.directory, [parsed.path for parsed in self._parsed.values()])
+
+    def _at(self, step: int) -> ParsedCheckpoint:
+        try:
+            return self._parsed[step]
+        except (KeyError, TypeError):
+            below = max((s for s in self.steps if s < step), default=None)
+            above = min((s for s in self.steps if s > step), default=None)
+            nearest = " and ".join(str(s) for s in (below, above) if s is not None)
+            raise NotFoundError(
+                f"no checkpoint of step {step}",
+                where=str(self.path),
+                remedy=f"the nearest steps are {nearest}",
+            ) from None
+
+    def __getitem__(self, step: int) -> Checkpoint:
+        return self._at(step).checkpoint(step, self._counter)
+
+    def __iter__(self) -> Iterator[Checkpoint]:
+        for step in self.steps:
+            yield self[step]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __contains__(self, step: object) -> bool:
+        return step in self._parsed
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, {self.format}, {len(self)} checkpoints)"
+
+    def path_of(self, step: int) -> Path:
+        """Return the file or directory of a step."""
+        return self._at(step).path
+
+    def nbytes_of(self, step: int) -> int:
+        """Return the size on disk of a step's files, in bytes."""
+        return self._at(step).nbytes
+
+    def identity(self, step: int) -> str:
+        """Return a digest of where a checkpoint lies, its size and its time: a key for caches.
+
+        Returns
+        -------
+        str
+            32 hexadecimal digits; they change when a file of the checkpoint is written again.
+        """
+        parsed = self._at(step)
+        stamps = sorted(parsed.stamps.items())
+        text = "\0".join(f"{name}\0{s.real_path}\0{s.nbytes}\0{s.mtime_ns}" for name, s in stamps)
+        return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+
+    def refresh(self) -> Run:
+        """Return the run as it is now; headers of unchanged files are not read again."""
+        return _open(*self._request, counter=self._counter, known=self._known)
+
+
+def _without_unnumbered(parsed: list[ParsedCheckpoint], skipped: list[Skipped]) -> list[ParsedCheckpoint]:
+    """Pass over ``best.pt`` and the like, and tensors of other kinds, beside numbered checkpoints."""
+    has_number = [bool(p.steps) or step_in_name(p.path.name) is not None for p in parsed]
+    if not any(has_number) or all(has_number):
+        return parsed
+    skipped += [
+        Skipped(str(p.path), "no step number in it or in its name, unlike the others")
+        for p, numbered in zip(parsed, has_number, strict=True)
+        if not numbered
+    ]
+    return [p for p, numbered in zip(parsed, has_number, strict=True) if numbered]
+
+
+def _choose_steps(
+    parsed: list[ParsedCheckpoint], pattern: str | None, skipped: list[Skipped]
+) -> tuple[dict[int, ParsedCheckpoint], list[str]]:
+    if pattern is not None:
+        matches = compile_step_pattern(pattern).search
+        skipped += [
+            Skipped(str(p.path), f"its name does not match the step pattern '{pattern}'")
+            for p in parsed
+            if not matches(p.path.name)
+        ]
+        parsed = [p for p in parsed if matches(p.path.name)]
+    else:
+        parsed = _without_unnumbered(parsed, skipped)
+    names = [p.path.name for p in parsed]
+    choice = number_steps(names, [p.steps for p in parsed], pattern)
+    by_step: dict[int, ParsedCheckpoint] = {}
+    for step, item in zip(choice.steps, parsed, strict=True):
+        if step in by_step:
+            skipped.append(Skipped(str(item.path), f"step {step} is in {by_step[step].path.name} already"))
+        else:
+            by_step[step] = item
+    notes = [f"steps come from {choice.origin}"]
+    if any(p.guessed for p in parsed):
+        notes.append(
+            "optimizer state was matched to parameters by shape: names of equal shapes may be swapped"
+        )
+    return by_step, notes
+
+
+def _open(path: str, step_pattern: str | None, *, counter: ByteCounter, known: Mapping[Path, _Read]) -> Run:
+    if step_pattern is not None:
+        compile_step_pattern(step_pattern)
+    discovery = discover(path)
+    skipped = list(discovery.skipped)
+    reads = {c.path: _read_candidate(c, known.get(c.path), counter) for c in discovery.candidates}
+    if discovery.single and (error := next(iter(reads.values())).error) is not None:
+        raise error
+    skipped += [Skipped(str(p), read.reason) for p, read in reads.items() if read.parsed is None]
+    parsed = [read.parsed for read in reads.values() if read.parsed is not None]
+    by_step, notes = _choose_steps(parsed, step_pattern, skipped) if parsed else ({}, [])
+    if not by_step:
+        raise NoCheckpointError(
+            "no readable checkpoint"
+            + (f": {len(skipped)} passed over, the first because {skipped[0].reason}" if skipped else ""),
+            where=path,
+            skipped=tuple(skipped),
+            remedy="give a directory, a glob or a file of torch (.pt .pth .bin .ckpt) or safetensors files",
+        )
+    _refuse_two_models(list(by_step.values()))
+    return Run(
+        discovery,
+        by_step,
+        skipped=tuple(skipped),
+        notes=tuple(notes),
+        counter=counter,
+        request=(path, step_pattern),
+        known=reads,
+    )
+
+
+def open_run(path: str | os.PathLike[str], *, step_pattern: str | None = None) -> Run:
+    """Open the checkpoints of a training; reads headers only and imports no torch.
+
+    Parameters
+    ----------
+    path
+        A directory, a glob, a checkpoint file, or a directory that is one checkpoint.
+    step_pattern
+        Regular expression with one group, the step number in a name; overrides what the files say.
+
+    Returns
+    -------
+    Run
+        Steps, what was skipped and why, and the checkpoints themselves.
+
+    Raises
+    ------
+    NoCheckpointError
+        Nothing there is readable; its `skipped` says what was found. A NotFoundError.
+    DamagedError, UnsafePickleError, InputError
+        The single checkpoint asked for cannot be read; in a run of several such a file is skipped.
+    InputError
+        The files are of two different models.
+
+    Notes
+    -----
+    A few milliseconds a checkpoint; only the zip directory and ``data.pkl``, or the safetensors header,
+    of each file are read.
+    """
+    return _open(os.fspath(path), step_pattern, counter=ByteCounter(), known={})

@@ -1,0 +1,155 @@
+"""The header of a safetensors file, read and checked by the rules of its specification."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, NamedTuple
+
+from inshrink_core.checkpoint import DTYPE_SIZES
+from inshrink_core.errors import DamagedError
+from inshrink_core.formats.disk import ReadableFile
+
+__all__ = ["SAFETENSORS_DTYPES", "SafetensorsHeader", "StoredTensor", "looks_like_safetensors", "read_header"]
+
+MAX_HEADER_BYTES: Final = 100_000_000
+"""The specification's own bound (safetensors README, "Format")."""
+
+SAFETENSORS_DTYPES: Final = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "U16": "uint16",
+    "I32": "int32",
+    "U32": "uint32",
+    "I64": "int64",
+    "U64": "uint64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+}
+"""The format's dtype names to ours; complex128 has none."""
+
+
+class StoredTensor(NamedTuple):
+    """One tensor of the file; `offset` counts from the file's first byte."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class SafetensorsHeader(NamedTuple):
+    """Tensors in the order of the header, and the free-form strings beside them."""
+
+    tensors: tuple[StoredTensor, ...]
+    metadata: dict[str, str]
+
+
+def looks_like_safetensors(first_bytes: bytes, file_nbytes: int) -> bool:
+    """Return whether a file of some size that begins so may be a safetensors file."""
+    if len(first_bytes) < 9:
+        return False
+    n_header = int.from_bytes(first_bytes[:8], "little")
+    return first_bytes[8:9] == b"{" and 2 <= n_header <= max(file_nbytes, MAX_HEADER_BYTES)
+
+
+def _fail(file: ReadableFile, what: str, found: str = "", expected: str = "") -> DamagedError:
+    return DamagedError(
+        what,
+        where=str(file.path),
+        found=found,
+        expected=expected,
+        remedy="it may be half-written: wait, or restore it from a backup",
+    )
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a name stands twice")
+    return made
+
+
+def _parse_tensor(file: ReadableFile, name: str, entry: object, data_offset: int) -> StoredTensor:
+    if not isinstance(entry, dict):
+        raise _fail(file, f"the header's entry '{name[:80]}' is no object")
+    dtype = SAFETENSORS_DTYPES.get(str(entry.get("dtype")))
+    if dtype is None:
+        raise _fail(
+            file,
+            f"tensor '{name[:80]}' has a dtype that is not known",
+            str(entry.get("dtype"))[:40],
+            "BF16, F32, …",
+        )
+    shape, span = entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(shape, list) or len(shape) > 64 or not all(type(n) is int and n >= 0 for n in shape):
+        raise _fail(file, f"tensor '{name[:80]}' has no valid shape")
+    if not isinstance(span, list) or len(span) != 2 or not all(type(n) is int and n >= 0 for n in span):
+        raise _fail(file, f"tensor '{name[:80]}' has no valid offsets")
+    nbytes = DTYPE_SIZES[dtype]
+    for extent in shape:
+        nbytes *= extent
+        if nbytes > 1 << 62:
+            raise _fail(file, f"tensor '{name[:80]}' is larger than any file")
+    if span[1] - span[0] != nbytes:
+        raise _fail(
+            file, f"tensor '{name[:80]}' does not fill its span", f"{span[1] - span[0]}", f"{nbytes} bytes"
+        )
+    return StoredTensor(name, dtype, tuple(shape), data_offset + span[0], nbytes)
+
+
+def read_header(file: ReadableFile) -> SafetensorsHeader:
+    """Return the tensors of a safetensors file; no tensor byte is read.
+
+    Parameters
+    ----------
+    file
+        The open file.
+
+    Raises
+    ------
+    DamagedError
+        The header is cut off, larger than 100 MB or no JSON; or a tensor has an unknown dtype, lies
+        outside the file, overlaps another or leaves a gap.
+    """
+    n_header = int.from_bytes(file.read(0, 8), "little")
+    if n_header > MAX_HEADER_BYTES or 8 + n_header > file.nbytes:
+        raise _fail(
+            file,
+            "the header is larger than allowed",
+            f"{n_header} bytes",
+            f"at most {min(MAX_HEADER_BYTES, file.nbytes - 8)}",
+        )
+    try:
+        header = json.loads(file.read(8, n_header).decode(), object_pairs_hook=_refuse_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise _fail(file, f"the header is no valid JSON ({str(error)[:80]})") from error
+    if not isinstance(header, dict):
+        raise _fail(file, "the header is no JSON object")
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise _fail(file, "the header's __metadata__ is no table of strings")
+    tensors = tuple(_parse_tensor(file, name, entry, 8 + n_header) for name, entry in header.items())
+    end = 8 + n_header
+    for tensor in sorted(tensors, key=lambda t: (t.offset, t.nbytes)):
+        if tensor.offset != end:
+            raise _fail(
+                file,
+                f"tensor '{tensor.name[:80]}' overlaps another or leaves a gap",
+                f"offset {tensor.offset}",
+                f"{end}",
+            )
+        end += tensor.nbytes
+    if end != file.nbytes:
+        raise _fail(file, "the file does not end with its last tensor", f"{file.nbytes} bytes", f"{end}")
+    return SafetensorsHeader(tensors, metadata)

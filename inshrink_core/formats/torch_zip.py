@@ -1,0 +1,235 @@
+"""The zip container that `torch.save` writes: entries found, bounds checked, nothing unpacked.
+
+Python's zipfile is not used: it hides where the bytes of an entry and its checksum lie in the file,
+which is what reading one tensor and writing a file back need, and it takes files apart that PyTorch
+itself would read differently. Layout of the records: PKWARE APPNOTE 6.3.10, sections 4.3.7-4.3.16.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from inshrink_core.checkpoint import ZipEntry
+from inshrink_core.errors import DamagedError
+from inshrink_core.formats.disk import ReadableFile
+from inshrink_core.formats.pickle_machine import MAX_PICKLE_BYTES
+
+__all__ = ["TorchZip", "is_zip", "read_torch_zip"]
+
+_LOCAL = struct.Struct("<4s5H3I2H")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_END = struct.Struct("<4s4H2IH")
+_END64_LOCATOR = struct.Struct("<4sIQI")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+
+_MAX_DIRECTORY_BYTES: Final = 512 << 20
+"""A central directory of 4 M entries; PyTorch's own writer stops far below."""
+
+_TAIL_BYTES: Final = 4 << 10
+"""First read from the end: its last record, and the whole directory of 40 entries or fewer."""
+
+_HAS_DESCRIPTOR = 0x08
+_ENCRYPTED = 0x01
+_U32_MAX = 0xFFFFFFFF
+
+
+class TorchZip(NamedTuple):
+    """Where things lie in a torch file.
+
+    Parameters
+    ----------
+    pickle_bytes
+        The content of ``data.pkl``.
+    storages
+        Storage key (``"0"`` for ``data/0``) to its entry.
+    """
+
+    pickle_bytes: bytes
+    storages: dict[str, ZipEntry]
+
+
+class _Record(NamedTuple):
+    name: bytes
+    flags: int
+    crc: int
+    nbytes: int
+    header_offset: int
+    central_offset: int
+
+
+def is_zip(first_bytes: bytes) -> bool:
+    """Return whether a file that begins so is a zip."""
+    return first_bytes[:4] == b"PK\x03\x04"
+
+
+def _fail(file: ReadableFile, what: str) -> DamagedError:
+    return DamagedError(
+        what, where=str(file.path), remedy="it may be half-written: wait, or restore it from a backup"
+    )
+
+
+class _Tail:
+    """The end of the file, read once; further reads only where the directory is larger."""
+
+    def __init__(self, file: ReadableFile) -> None:
+        self.file = file
+        n_bytes = min(file.nbytes, _TAIL_BYTES)
+        self.offset = file.nbytes - n_bytes
+        self.data = file.read(self.offset, n_bytes)
+
+    def read(self, offset: int, n_bytes: int) -> bytes:
+        if offset >= self.offset and offset + n_bytes <= self.file.nbytes:
+            return self.data[offset - self.offset : offset - self.offset + n_bytes]
+        return self.file.read(offset, n_bytes)
+
+
+def _find_directory(tail: _Tail) -> tuple[int, int, int]:
+    """Return offset, size and number of entries of the central directory."""
+    file = tail.file
+    at = tail.data.rfind(b"PK\x05\x06")
+    if at < 0 or at + _END.size > len(tail.data):
+        raise _fail(file, "the zip directory at the end of the file is missing")
+    *_, n_entries, n_bytes, offset, comment_nbytes = _END.unpack_from(tail.data, at)
+    end_offset = tail.offset + at
+    if end_offset + _END.size + comment_nbytes != file.nbytes:
+        raise _fail(file, "bytes follow the end of the zip")
+    limit = end_offset
+    if n_entries == 0xFFFF or n_bytes == _U32_MAX or offset == _U32_MAX:
+        locator_offset = end_offset - _END64_LOCATOR.size
+        if locator_offset < 0:
+            raise _fail(file, "the zip64 record is missing")
+        magic, _, end64_offset, _ = _END64_LOCATOR.unpack(tail.read(locator_offset, _END64_LOCATOR.size))
+        if magic != b"PK\x06\x07" or end64_offset + _END64.size > locator_offset:
+            raise _fail(file, "the zip64 record is damaged")
+        magic, *_, n_entries, n_bytes, offset = _END64.unpack(tail.read(end64_offset, _END64.size))
+        if magic != b"PK\x06\x06":
+            raise _fail(file, "the zip64 record is damaged")
+        limit = end64_offset
+    if offset + n_bytes > limit or n_bytes > _MAX_DIRECTORY_BYTES or n_entries * _CENTRAL.size > n_bytes:
+        raise _fail(file, "the zip directory does not fit its file")
+    return offset, n_bytes, n_entries
+
+
+def _zip64_values(file: ReadableFile, extra: bytes, values: list[int]) -> list[int]:
+    """Return the three sizes with those that overflow 32 bits taken from the zip64 field."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, size = struct.unpack_from("<HH", extra, at)
+        if kind == 1:
+            wanted = [i for i, value in enumerate(values) if value == _U32_MAX]
+            if size < 8 * len(wanted) or at + 4 + size > len(extra):
+                break
+            for n, i in enumerate(wanted):
+                values[i] = struct.unpack_from("<Q", extra, at + 4 + 8 * n)[0]
+            return values
+        at += 4 + size
+    raise _fail(file, "a zip64 field is missing")
+
+
+def _read_directory(tail: _Tail) -> list[_Record]:
+    offset, n_bytes, n_entries = _find_directory(tail)
+    file, data = tail.file, tail.read(offset, n_bytes)
+    records: list[_Record] = []
+    at, unpack = 0, _CENTRAL.unpack_from
+    for _ in range(n_entries):
+        if at + _CENTRAL.size > n_bytes:
+            raise _fail(file, "the zip directory is cut off")
+        (magic, _, _, flags, method, _, _, crc, stored, nbytes, n_name, n_extra, n_comment, *_, header) = (
+            unpack(data, at)
+        )
+        name_at = at + _CENTRAL.size
+        next_at = name_at + n_name + n_extra + n_comment
+        if magic != b"PK\x01\x02" or next_at > n_bytes:
+            raise _fail(file, f"entry {len(records)} of the zip directory is damaged")
+        if _U32_MAX in (nbytes, stored, header):
+            extra = data[name_at + n_name : name_at + n_name + n_extra]
+            nbytes, stored, header = _zip64_values(file, extra, [nbytes, stored, header])
+        if method != 0 or stored != nbytes or flags & _ENCRYPTED:
+            raise _fail(file, "an entry of the zip is compressed or encrypted, which torch.save never does")
+        records.append(_Record(data[name_at : name_at + n_name], flags, crc, nbytes, header, offset + at))
+        at = next_at
+    if at != n_bytes:
+        raise _fail(file, "bytes follow the last entry of the zip directory")
+    return records
+
+
+def _locate(file: ReadableFile, record: _Record, limit: int) -> ZipEntry:
+    """Return where the data and the checksums of one entry lie; `limit` is where the next begins."""
+    header = file.read(record.header_offset, _LOCAL.size)
+    magic, _, flags, method, _, _, crc, _, _, n_name, n_extra = _LOCAL.unpack(header)
+    data_offset = record.header_offset + _LOCAL.size + n_name + n_extra
+    end = data_offset + record.nbytes
+    if magic != b"PK\x03\x04" or method != 0 or n_name != len(record.name) or end > limit:
+        raise _fail(file, f"entry '{record.name.decode(errors='replace')}' of the zip is damaged")
+    crc_offsets = []
+    # A checksum of 0 beside bytes was never computed (torch's set_crc32_options(False)): left alone.
+    if record.crc != 0 and record.nbytes:
+        if crc == record.crc:
+            crc_offsets.append(record.header_offset + 14)
+        if flags & _HAS_DESCRIPTOR and end + 8 <= limit:
+            magic, crc = struct.unpack("<4sI", file.read(end, 8))
+            if magic == b"PK\x07\x08" and crc == record.crc:
+                crc_offsets.append(end + 4)
+        crc_offsets.append(record.central_offset + 16)
+    return ZipEntry(data_offset, record.nbytes, tuple(crc_offsets))
+
+
+def _check_names(file: ReadableFile, records: list[_Record]) -> bytes:
+    """Return the folder all entries lie in, from the only ``data.pkl``."""
+    names = {record.name for record in records}
+    if len(names) != len(records):
+        raise _fail(file, "two entries of the zip have one name")
+    pickles = [name for name in names if name == b"data.pkl" or name.endswith(b"/data.pkl")]
+    pickles = [name for name in pickles if name.count(b"/") <= 1]
+    if len(pickles) != 1:
+        raise DamagedError(
+            "the zip is no PyTorch checkpoint",
+            where=str(file.path),
+            expected="one data.pkl",
+            found=str(len(pickles)),
+        )
+    return pickles[0][: -len(b"data.pkl")]
+
+
+def read_torch_zip(file: ReadableFile) -> TorchZip:
+    """Return the pickle and the storages of a torch file; no tensor byte is read.
+
+    Parameters
+    ----------
+    file
+        An open file that begins as a zip.
+
+    Raises
+    ------
+    DamagedError
+        The zip is cut off, compressed, has overlapping entries, or is no torch file.
+
+    Notes
+    -----
+    Reads the directory, ``data.pkl``, ``byteorder`` and 38 bytes for each storage.
+    """
+    records = sorted(_read_directory(_Tail(file)), key=lambda record: record.header_offset)
+    folder = _check_names(file, records)
+    limits = [record.header_offset for record in records[1:]]
+    limits.append(min(record.central_offset for record in records))
+    storages, pickle_bytes = {}, b""
+    prefix = folder + b"data/"
+    for record, limit in zip(records, limits, strict=True):
+        if record.name.startswith(prefix):
+            storages[record.name[len(prefix) :].decode(errors="replace")] = _locate(file, record, limit)
+        elif record.name == folder + b"data.pkl":
+            if record.nbytes > MAX_PICKLE_BYTES:
+                raise _fail(file, f"its data.pkl of {record.nbytes} bytes is too large to be a checkpoint's")
+            pickle_bytes = file.read(_locate(file, record, limit).data_offset, record.nbytes)
+        elif record.name == folder + b"byteorder":
+            order = file.read(_locate(file, record, limit).data_offset, min(record.nbytes, 16))
+            if order != b"little":
+                raise _fail(file, f"its tensors are in byte order {order!r}; only little-endian is read")
+        elif record.name == folder + b"constants.pkl":
+            raise DamagedError(
+                "a TorchScript module, not a checkpoint",
+                where=str(file.path),
+                remedy="save its state_dict() with torch.save",
+            )
+    return TorchZip(pickle_bytes, storages)

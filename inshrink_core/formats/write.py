@@ -1,0 +1,266 @@
+"""Write a checkpoint to disk: in its own layout byte for byte, or as safetensors or a torch file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from inshrink_core.checkpoint import (
+    DTYPE_SIZES,
+    MODEL_ROLES,
+    Checkpoint,
+    FileLayout,
+    TensorRole,
+    TensorSpec,
+)
+from inshrink_core.errors import InputError, NotFoundError, UnsafePathError
+from inshrink_core.formats.fill import tensor_bytes, write_layout
+from inshrink_core.formats.safetensors_file import SAFETENSORS_DTYPES
+from inshrink_core.formats.transaction import write_files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["write_checkpoint"]
+
+Progress = Callable[[str], None]
+Writer = Callable[[IO[bytes]], None]
+
+_LAYOUTS: Final = ("same", "safetensors", "torch")
+_DTYPE_NAMES: Final = {ours: theirs for theirs, ours in SAFETENSORS_DTYPES.items()}
+
+
+def _ignore(key: str) -> None:
+    """Stand in for a caller's progress function."""
+
+
+def _write_safetensors(
+    file: IO[bytes],
+    checkpoint: Checkpoint,
+    specs: Iterable[TensorSpec],
+    metadata: dict[str, str],
+    progress: Progress,
+) -> None:
+    """Write header, then tensor after tensor; wide dtypes first, so that each is aligned."""
+    ordered = sorted(specs, key=lambda s: (-DTYPE_SIZES[s.dtype], s.key))
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for spec in ordered:
+        if spec.dtype not in _DTYPE_NAMES:
+            raise InputError(
+                f"tensor '{spec.key}' is {spec.dtype}, which safetensors has no name for",
+                where=checkpoint.origin,
+                remedy="use the layout 'torch' or 'same'",
+            )
+        header[spec.key] = {
+            "dtype": _DTYPE_NAMES[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [at, at + spec.nbytes],
+        }
+        at += spec.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for spec in ordered:
+        file.write(tensor_bytes(checkpoint.source.read(spec), spec))
+        progress(spec.key)
+
+
+def _metadata(checkpoint: Checkpoint, kept: frozenset[str]) -> dict[str, str]:
+    """Return what the header says beside tensors; tied names as safetensors' `save_model` writes them."""
+    aliases = {alias: key for alias, key in sorted(checkpoint.aliases.items()) if key in kept}
+    aliases.pop("format", None)
+    aliases.pop("step", None)
+    return aliases | {"format": "pt", "step": str(checkpoint.step)}
+
+
+def _safetensors_writers(checkpoint: Checkpoint, progress: Progress) -> dict[str, Writer]:
+    groups = {"model.safetensors": MODEL_ROLES, "optimizer.safetensors": frozenset(TensorRole) - MODEL_ROLES}
+    writers: dict[str, Writer] = {}
+    for name, roles in groups.items():
+        specs = [spec for spec in checkpoint.specs if spec.role in roles]
+        if specs or name == "model.safetensors":
+            metadata = _metadata(checkpoint, frozenset(spec.key for spec in specs))
+            writers[name] = partial(
+                _write_safetensors, checkpoint=checkpoint, specs=specs, metadata=metadata, progress=progress
+            )
+    return writers
+
+
+def _optimizer_dict(checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
+    names = {TensorRole.MOMENTUM: "momentum_buffer", TensorRole.MASTER: "master_param"}
+    found: dict[str, dict[str, Tensor]] = {}
+    for spec in checkpoint.specs:
+        if spec.role not in MODEL_ROLES and spec.role is not TensorRole.GRADIENT:
+            key = names.get(spec.role, spec.role.value)
+            found.setdefault(spec.name, {})[key] = checkpoint.source.read(spec)
+    return found
+
+
+class _RememberingFile:
+    """Keeps the error of a write, which PyTorch's zip writer reports as one of its own."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write_torch(file: IO[bytes], checkpoint: Checkpoint, progress: Progress) -> None:
+    """Write ``{"step", "model", "optimizer", "gradients"}``; memory holds the whole checkpoint."""
+    import torch
+
+    content: dict[str, Any] = {"step": checkpoint.step, "model": checkpoint.state_dict()}
+    if optimizer := _optimizer_dict(checkpoint):
+        content["optimizer"] = optimizer
+    gradients = {s.name: checkpoint.source.read(s) for s in checkpoint.specs if s.role is TensorRole.GRADIENT}
+    if gradients:
+        content["gradients"] = gradients
+    remembering = _RememberingFile(file)
+    try:
+        torch.save(content, remembering)  # type: ignore[arg-type]
+    except RuntimeError:
+        if remembering.error is not None:
+            raise remembering.error from None
+        raise
+    for spec in checkpoint.specs:
+        progress(spec.key)
+
+
+def _copy_opaque(file: IO[bytes], checkpoint: Checkpoint, layout: FileLayout) -> None:
+    file.write(checkpoint.source.skeleton(layout))
+
+
+def _side_files(checkpoint: Checkpoint, taken: Iterable[str]) -> dict[str, Writer]:
+    """Return writers of what travels along; not of an index, which names shards that are no more."""
+    names = {name.casefold() for name in taken}
+    return {
+        layout.path: partial(_copy_opaque, checkpoint=checkpoint, layout=layout)
+        for layout in checkpoint.files
+        if layout.kind == "opaque"
+        and not layout.path.endswith(".index.json")
+        and layout.path.casefold() not in names
+    }
+
+
+def _same_writers(checkpoint: Checkpoint, progress: Progress) -> dict[str, Writer]:
+    if not checkpoint.files:
+        raise InputError(
+            "the checkpoint does not know its own file layout",
+            where=checkpoint.origin,
+            remedy="give the layout 'safetensors' or 'torch'",
+        )
+    writers: dict[str, Writer] = {}
+    for layout in checkpoint.files:
+        if layout.path in writers:
+            # check_names would say so, but keys of a dict cannot repeat.
+            raise UnsafePathError(
+                f"the file name {layout.path[:200]!r} stands twice", where=checkpoint.origin
+            )
+        writers[layout.path] = partial(write_layout, checkpoint=checkpoint, layout=layout, progress=progress)
+    return writers
+
+
+def _selected_writers(
+    checkpoint: Checkpoint, keys: Callable[[str], bool], progress: Progress
+) -> dict[str, Writer]:
+    specs = [spec for spec in checkpoint.specs if keys(spec.key)]
+    chosen = {spec.key for spec in specs}
+    for alias, key in checkpoint.aliases.items():
+        if keys(alias) and key not in chosen:
+            specs.append(checkpoint.spec(key))
+            chosen.add(key)
+    if not specs:
+        raise NotFoundError(
+            "no tensor matches",
+            where=checkpoint.origin,
+            remedy="`inshrink inspect` lists the tensors",
+        )
+    metadata = _metadata(checkpoint, frozenset(chosen))
+    return {
+        "model.safetensors": partial(
+            _write_safetensors, checkpoint=checkpoint, specs=specs, metadata=metadata, progress=progress
+        )
+    }
+
+
+def write_checkpoint(
+    checkpoint: Checkpoint,
+    directory: str | os.PathLike[str],
+    *,
+    layout: str = "same",
+    force: bool = False,
+    keys: Callable[[str], bool] | None = None,
+    progress: Progress | None = None,
+) -> tuple[Path, ...]:
+    """Write a checkpoint's files into a directory.
+
+    Parameters
+    ----------
+    checkpoint
+        From a run, or decoded from an archive; values are read tensor by tensor as they are written.
+    directory
+        Created if missing.
+    layout
+        ``same``: the files it came from, byte-identical where tensors are exact. ``safetensors``:
+        ``model.safetensors`` with weights and buffers, ``optimizer.safetensors`` with the rest under
+        ``name@role``, side files as they were. ``torch``: ``checkpoint.pt`` with
+        ``{"step": int, "model": {name: tensor}, "optimizer": {name: {"exp_avg": tensor, …}},
+        "gradients": {name: tensor}}``, side files as they were.
+    force
+        Replace files that exist.
+    keys
+        Which tensors to write, by key; given, they alone are written as ``model.safetensors``.
+    progress
+        Called with the key of each tensor when it is written.
+
+    Returns
+    -------
+    tuple of Path
+        The files written.
+
+    Raises
+    ------
+    InputError
+        An unknown layout, or a dtype that the layout cannot hold.
+    NotFoundError
+        `keys` chooses nothing.
+    UnsafePathError
+        A file name of the checkpoint would leave the directory; nothing is written.
+    ExistsError
+        A file exists and `force` is not set; nothing is written.
+    StorageError
+        The disk is full or the target read-only; partial files are removed.
+
+    Notes
+    -----
+    Memory is bounded by the largest tensor or skeleton, but for ``torch``, whose writer wants all
+    tensors at once. Files appear under their names only when all of them are complete.
+    """
+    if layout not in _LAYOUTS:
+        raise InputError("an unknown layout", expected=", ".join(_LAYOUTS), found=layout[:40])
+    report = progress or _ignore
+    if keys is not None:
+        writers = _selected_writers(checkpoint, keys, report)
+    elif layout == "same":
+        writers = _same_writers(checkpoint, report)
+    elif layout == "safetensors":
+        writers = _safetensors_writers(checkpoint, report)
+        writers |= _side_files(checkpoint, writers)
+    else:
+        writers = {"checkpoint.pt": partial(_write_torch, checkpoint=checkpoint, progress=report)}
+        writers |= _side_files(checkpoint, writers)
+    return write_files(Path(directory), writers, force=force, origin=checkpoint.origin)

@@ -1,0 +1,300 @@
+"""Numbers with units: ratio, bits per parameter, drop, divergence, error norms.
+
+Pure functions; neither numpy nor torch is imported before a function needs it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from inshrink_core.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+__all__ = [
+    "Direction",
+    "TensorError",
+    "bits_per_parameter",
+    "divergence",
+    "drop",
+    "known_direction",
+    "output_error",
+    "ratio",
+    "tensor_error",
+]
+
+NORMALISATION_TOLERANCE = 1e-2
+"""Largest abs(log Σ p) of a row of log-probabilities, nats: what bfloat16 costs a row, and far below
+what logits or plain probabilities in their place would show."""
+
+LOG_SMALLEST = math.log(5e-324)
+"""Log of the smallest positive float64: what a probability of zero counts as, which keeps KL finite."""
+
+CHUNK_ELEMENTS = 1 << 20
+"""Elements turned to float64 at a time: 8 MB, small beside any tensor worth a thought."""
+
+
+class Direction(StrEnum):
+    """Which way a metric is better."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+
+
+_DIRECTIONS = {
+    **dict.fromkeys(("loss", "nll", "perplexity", "ppl", "error", "mse", "mae", "rmse"), Direction.LOWER),
+    **dict.fromkeys(("accuracy", "acc", "f1", "auc", "bleu"), Direction.HIGHER),
+}
+_SPLITS = ("val_", "valid_", "validation_", "eval_", "test_", "train_")
+
+
+def known_direction(metric: str) -> Direction | None:
+    """Return which way a metric of a well-known name is better, or None.
+
+    Examples
+    --------
+    >>> known_direction("val_loss").value
+    'lower'
+    >>> known_direction("my_score") is None
+    True
+    """
+    name = metric.lower()
+    for prefix in _SPLITS:
+        name = name.removeprefix(prefix)
+    return _DIRECTIONS.get(name)
+
+
+def ratio(raw_bytes: int, archive_bytes: int) -> float | None:
+    """Return raw bytes / archive bytes; None where nothing was stored.
+
+    Examples
+    --------
+    >>> ratio(1200, 100)
+    12.0
+    """
+    return raw_bytes / archive_bytes if archive_bytes > 0 else None
+
+
+def bits_per_parameter(archive_bytes: int, n_parameters: int) -> float | None:
+    """Return archive bits for each parameter; None where there is no parameter."""
+    return 8 * archive_bytes / n_parameters if n_parameters > 0 else None
+
+
+def drop(original: float, restored: float, direction: Direction) -> float | None:
+    """Return the relative change of a metric for the worse, signed.
+
+    σ·(m₀ − m)/abs(m₀), σ = +1 where higher is better, −1 where lower is: 0.01 is one percent worse,
+    negative is better. None where m₀ = 0 or either value is not finite, for then there is no drop.
+
+    Examples
+    --------
+    >>> drop(0.5, 0.25, Direction.HIGHER), drop(0.5, 0.25, Direction.LOWER)
+    (0.5, -0.5)
+    """
+    if original == 0 or not (math.isfinite(original) and math.isfinite(restored)):
+        return None
+    sign = 1.0 if direction is Direction.HIGHER else -1.0
+    # Adding zero turns −0.0 into 0.0, which reads better in a table.
+    return sign * (original - restored) / abs(original) + 0.0
+
+
+def _float64(values: Any) -> NDArray[Any]:
+    """Take tensors and arrays alike, at the border of what an evaluator returns."""
+    import numpy as np
+
+    if hasattr(values, "detach"):
+        import torch
+
+        values = values.detach().to(device="cpu", dtype=torch.float64).numpy()
+    return np.asarray(values, dtype=np.float64)
+
+
+def _log_normalised(rows: NDArray[Any], which: str) -> NDArray[Any]:
+    """Return rows of log-probabilities that sum to one exactly, so that no divergence is negative."""
+    import numpy as np
+
+    if np.isnan(rows).any() or np.isposinf(rows).any():
+        raise InputError(f"the log_probs of the {which} state hold NaN or +inf")
+    top = rows.max(axis=1, keepdims=True)
+    if np.isneginf(top).any():
+        raise InputError(f"a row of the log_probs of the {which} state is −inf throughout")
+    log_total = top + np.log(np.exp(rows - top).sum(axis=1, keepdims=True))
+    worst = float(np.abs(log_total).max())
+    if worst > NORMALISATION_TOLERANCE:
+        raise InputError(
+            f"the log_probs of the {which} state are not normalised",
+            expected="rows whose exp sums to 1",
+            found=f"a row with log-sum {worst:.3g}",
+            remedy="return torch.log_softmax(logits, dim=-1)",
+        )
+    normalised: NDArray[Any] = rows - log_total
+    return normalised
+
+
+def divergence(log_probs_original: Any, log_probs_restored: Any) -> float:
+    """Return the mean KL(original ‖ restored) of two sets of predictions, nats.
+
+    Parameters
+    ----------
+    log_probs_original, log_probs_restored
+        Natural logarithms of class probabilities, shape (n, classes), tensors or arrays. −inf is a
+        probability of zero: it adds nothing in the original, and counts as the smallest positive
+        float64 in the restored, so that the result is finite.
+
+    Returns
+    -------
+    float
+        Not negative; 0.0 where the two are equal. Computed in float64.
+
+    Raises
+    ------
+    InputError
+        Shapes differ, are not (n, classes) or are empty; NaN or +inf; rows that do not sum to one
+        within `NORMALISATION_TOLERANCE`.
+
+    Notes
+    -----
+    O(n · classes) time, O(`CHUNK_ELEMENTS`) memory beside the float64 views.
+
+    Examples
+    --------
+    >>> import math
+    >>> half = math.log(0.5)
+    >>> round(divergence([[half, half]], [[math.log(0.25), math.log(0.75)]]), 6)
+    0.143841
+    """
+    import numpy as np
+
+    original, restored = _float64(log_probs_original), _float64(log_probs_restored)
+    if original.shape != restored.shape or original.ndim != 2 or original.size == 0:
+        raise InputError(
+            "log_probs must be two equal, non-empty shapes (n, classes)",
+            expected=f"{original.shape}",
+            found=f"{restored.shape}",
+        )
+    n_rows, n_classes = original.shape
+    total = 0.0
+    for rows in _chunks(n_rows, max(1, CHUNK_ELEMENTS // n_classes)):
+        log_p = _log_normalised(original[rows], "original")
+        log_q = np.maximum(_log_normalised(restored[rows], "restored"), LOG_SMALLEST)
+        p = np.exp(log_p)
+        # A class of probability zero adds nothing; its −inf must not meet the subtraction.
+        total += float((p * (np.where(p > 0, log_p, log_q) - log_q)).sum())
+    return max(float(total / n_rows), 0.0)
+
+
+def output_error(original: Any, restored: Any) -> float | None:
+    """Return mean squared difference / variance of the original output: the divergence of a regression.
+
+    None where the original output is constant and the restored one differs from it.
+
+    Raises
+    ------
+    InputError
+        Shapes differ or are empty, or a value is not finite.
+    """
+    import numpy as np
+
+    first, second = _float64(original), _float64(restored)
+    if first.shape != second.shape or first.size == 0:
+        raise InputError(
+            "predictions must be two equal, non-empty shapes",
+            expected=f"{first.shape}",
+            found=f"{second.shape}",
+        )
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise InputError("the predictions hold NaN or inf")
+    squared, variance = float(np.square(first - second).mean()), float(first.var())
+    if squared == 0:
+        return 0.0
+    return squared / variance if variance > 0 else None
+
+
+class TensorError(NamedTuple):
+    """How far a restored tensor is from the original.
+
+    Parameters
+    ----------
+    max_abs
+        Largest absolute error; inf where one side is NaN or inf and the other is not the same.
+    rms
+        Root mean square of the error.
+    relative_rms
+        `rms` / root mean square of the original's finite values; None where that is 0.
+    bit_exact
+        Every bit is the same (−0.0 differs from 0.0, NaN payloads count).
+    """
+
+    max_abs: float
+    rms: float
+    relative_rms: float | None
+    bit_exact: bool
+
+
+def _chunks(total: int, size: int) -> Iterator[slice]:
+    """Keep float64 copies small, whatever the input."""
+    for start in range(0, total, size):
+        yield slice(start, min(start + size, total))
+
+
+def _flat_bytes(tensor: Tensor) -> Tensor:
+    """See the bits: float comparison would miss −0.0 and NaN payloads."""
+    import torch
+
+    return tensor.reshape(-1).contiguous().view(torch.uint8)
+
+
+def tensor_error(original: Tensor, restored: Tensor) -> TensorError:
+    """Return the error norms of a restored tensor; NaN where both have NaN is no error.
+
+    Parameters
+    ----------
+    original, restored
+        Equal shape and dtype, any device and strides.
+
+    Raises
+    ------
+    InputError
+        Shape or dtype differ.
+
+    Notes
+    -----
+    O(n) time; memory of a contiguous copy at most, and float64 chunks of `CHUNK_ELEMENTS`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> tensor_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])).max_abs
+    0.5
+    """
+    import torch
+
+    if original.shape != restored.shape or original.dtype != restored.dtype:
+        raise InputError(
+            "tensors of unlike shape or dtype have no error norms",
+            expected=f"{original.dtype} {tuple(original.shape)}",
+            found=f"{restored.dtype} {tuple(restored.shape)}",
+        )
+    first, second = original.detach().cpu().reshape(-1), restored.detach().cpu().reshape(-1)
+    bit_exact = torch.equal(_flat_bytes(first), _flat_bytes(second))
+    if original.is_complex():
+        first, second = torch.view_as_real(first).reshape(-1), torch.view_as_real(second).reshape(-1)
+    largest = squared_error = squared = 0.0
+    for part in _chunks(first.numel(), CHUNK_ELEMENTS):
+        a, b = first[part].double(), second[part].double()
+        squared += float(torch.where(a.isfinite(), a, 0.0).square().sum())
+        if bit_exact:
+            continue
+        same = (a == b) | (a.isnan() & b.isnan())
+        error = torch.where(same, 0.0, (a - b).abs())
+        error = torch.where(error.isnan(), math.inf, error)
+        largest = max(largest, float(error.max()))
+        squared_error += float(error.square().sum())
+    n = max(first.numel(), 1)
+    rms, reference = math.sqrt(squared_error / n), math.sqrt(squared / n)
+    return TensorError(largest, rms, rms / reference if reference > 0 else None, bit_exact)

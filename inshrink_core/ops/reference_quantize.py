@@ -1,0 +1,88 @@
+"""The norm of the codebook codecs' kernels, in plain torch: runs on any device, read it to know the rule.
+
+`inshrink_core.ops.quantize` documents the functions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PROTECTED, PRUNED
+from inshrink_core.ops.registry import register
+from inshrink_core.ops.schema import Backend
+
+__all__ = ["as_float32"]
+
+
+def as_float32(tensor: Tensor) -> Tensor:
+    """Return the values flat, contiguous, in float32 (exact for float16 and bfloat16)."""
+    return tensor.detach().to(torch.float32).contiguous().view(-1)
+
+
+def _keys(values: Tensor) -> Tensor:
+    """Signed keys as int32, because torch has no shift of unsigned 16-bit integers."""
+    return (as_float32(values).view(torch.int32) >> 16) & (N_KEYS - 1)
+
+
+def _sensitivity_keys(values: Tensor, gradient: Tensor) -> Tensor:
+    """One float32 product and no other float operation, hence equal on every device."""
+    product = as_float32(values) * as_float32(gradient).to(values.device)
+    return ((product.view(torch.int32) >> 16) & (MAGNITUDE_KEYS - 1)).clamp_max(INFINITE_KEY)
+
+
+@register("histogram16", Backend.REFERENCE)
+def histogram16(
+    values: Tensor, gradient: Tensor | None = None, low: int = 0, high: int = MAGNITUDE_KEYS
+) -> Tensor:
+    """See `quantize.histogram16`."""
+    keys = _keys(values)
+    if gradient is not None:
+        sensitivity = _sensitivity_keys(values, gradient)
+        keys = keys[(sensitivity >= low) & (sensitivity < high)]
+    return torch.bincount(keys, minlength=N_KEYS).cpu()
+
+
+@register("sensitivity_histogram", Backend.REFERENCE)
+def sensitivity_histogram(values: Tensor, gradient: Tensor) -> Tensor:
+    """See `quantize.sensitivity_histogram`."""
+    return torch.bincount(_sensitivity_keys(values, gradient), minlength=MAGNITUDE_KEYS).cpu()
+
+
+@register("assign", Backend.REFERENCE)
+def assign(
+    values: Tensor, lut: Tensor, gradient: Tensor | None = None, low: int = 0, high: int = MAGNITUDE_KEYS
+) -> Tensor:
+    """See `quantize.assign`."""
+    symbols = lut.to(values.device)[_keys(values).long()]
+    if gradient is not None:
+        sensitivity = _sensitivity_keys(values, gradient)
+        symbols[(sensitivity < low) & (symbols != PROTECTED)] = PRUNED
+        symbols[sensitivity >= high] = PROTECTED
+    return symbols.cpu()
+
+
+@register("gather_protected", Backend.REFERENCE)
+def gather_protected(values: Tensor, symbols: Tensor) -> Tensor:
+    """See `quantize.gather_protected`."""
+    return values.detach().contiguous().view(-1)[symbols.to(values.device) == PROTECTED].cpu()
+
+
+@register("gather_decoded", Backend.REFERENCE)
+def gather_decoded(symbols: Tensor, previous: Tensor, table: Tensor, protected: Tensor) -> Tensor:
+    """See `quantize.gather_decoded`."""
+    return gather_protected(dequantize(previous, table, protected), symbols)
+
+
+@register("symbol_counts", Backend.REFERENCE)
+def symbol_counts(symbols: Tensor) -> Tensor:
+    """See `quantize.symbol_counts`."""
+    return torch.bincount(symbols.long(), minlength=256).cpu()
+
+
+@register("dequantize", Backend.REFERENCE)
+def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
+    """See `quantize.dequantize`."""
+    values = table.cpu()[symbols.cpu().long()]
+    values[symbols.cpu() == PROTECTED] = protected.cpu()
+    return values

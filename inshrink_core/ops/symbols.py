@@ -1,0 +1,203 @@
+"""Entropy coding of symbols: modular delta, grouping, run lengths and Huffman codes, fused.
+
+These run in host memory, because their output is bytes. Arrays that are indexed by a group have 256
+rows, whatever the number of groups. ``docs/format.md`` (symbol streams) defines the bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from inshrink_core.ops.registry import dispatch
+
+__all__ = [
+    "MAX_CHUNK",
+    "MAX_CODE_BITS",
+    "N_RUN_TOKENS",
+    "code_lengths",
+    "count_groups",
+    "count_pairs",
+    "delta_events",
+    "pack_events",
+    "pack_symbols",
+    "unpack_events",
+    "unpack_symbols",
+]
+
+MAX_CODE_BITS = 12
+"""Longest Huffman code: a window table of 4096 entries still fits the first-level cache."""
+
+MAX_CHUNK = 1 << 21
+"""Most symbols per call: a run then needs at most 19 extra bits, an event at most 12 + 19 + 12."""
+
+N_RUN_TOKENS = 85
+"""Run classes: 16 exact ones, then four for each octave from 16 up to `MAX_CHUNK` inclusive."""
+
+_HOST = torch.device("cpu")
+
+
+def code_lengths(counts: NDArray[np.int64], limit: int = MAX_CODE_BITS) -> NDArray[np.int64]:
+    """Return the code length of each symbol of a Huffman code no longer than a limit.
+
+    Parameters
+    ----------
+    counts
+        How often each symbol occurs; at most ``2**limit`` of them positive.
+    limit
+        Longest code allowed, in bits.
+
+    Returns
+    -------
+    ndarray
+        0 where the count is 0, else 1 to `limit`; 1 for a symbol that is the only one. Otherwise the
+        Kraft sum is exactly 1.
+    """
+    lengths: NDArray[np.int64] = dispatch("code_lengths", _HOST)(counts, limit)
+    return lengths
+
+
+def count_groups(groups: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return how often each byte value occurs, as 256 counts."""
+    counts: NDArray[np.int64] = dispatch("count_groups", _HOST)(groups)
+    return counts
+
+
+def count_pairs(groups: NDArray[np.uint8], symbols: NDArray[np.uint8], stride: int = 1) -> NDArray[np.int64]:
+    """Return how often each symbol occurs in each group, (256, 256), over every `stride`-th element."""
+    counts: NDArray[np.int64] = dispatch("count_pairs", _HOST)(groups, symbols, stride)
+    return counts
+
+
+def delta_events(
+    groups: NDArray[np.uint8],
+    symbols: NDArray[np.uint8],
+    bases: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    modulus: int,
+) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the events of a chunk: runs of the expected symbol, each ended by a literal.
+
+    Parameters
+    ----------
+    groups, symbols
+        Group and symbol of each element, at most `MAX_CHUNK`.
+    bases
+        256 values below `modulus`: the literal of a symbol s in group g is ``(bases[g] - s) mod modulus``.
+    expected
+        256 values: the symbol of which runs are counted in each group, 256 for none.
+    modulus
+        Size of the alphabet of literals; more than any symbol.
+
+    Returns
+    -------
+    records : ndarray of uint64
+        One per event, in the order in which a decoder asks for them: the first of each group, then each
+        where the event before it in its group ended. Bits 0-23 the run, 24-31 its token, 32-47 the
+        literal (256: the group ended), 48-63 the group; all ones for a place without event.
+    run_counts : ndarray of int64, (256, 96)
+        How often each run token occurs in each group.
+    literal_counts : ndarray of int64, (256, 256)
+        How often each literal occurs in each group.
+    """
+    result: Any = dispatch("delta_events", _HOST)(groups, symbols, bases, expected, modulus)
+    records, run_counts, literal_counts = result
+    return records, run_counts, literal_counts
+
+
+def pack_events(
+    records: NDArray[np.uint64],
+    tables: NDArray[np.int64],
+    run_codes: NDArray[np.uint32],
+    literal_codes: NDArray[np.uint32],
+) -> tuple[NDArray[np.uint32], int]:
+    """Return a bit stream, first bit least significant, of `delta_events`' records; and its length in bits.
+
+    Parameters
+    ----------
+    records
+        From `delta_events`.
+    tables
+        256 row numbers: the code tables of each group.
+    run_codes, literal_codes
+        (tables, 96) and (tables, 256): the code in bits 0-15, its length above.
+    """
+    words, n_bits = dispatch("pack_events", _HOST)(records, tables, run_codes, literal_codes)
+    return words, int(n_bits)
+
+
+def unpack_events(
+    words: NDArray[np.uint64],
+    n_bits: int,
+    groups: NDArray[np.uint8],
+    sizes: NDArray[np.int64],
+    bases: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    modulus: int,
+    tables: NDArray[np.int64],
+    run_windows: NDArray[np.uint32],
+    literal_windows: NDArray[np.uint32],
+    out: NDArray[np.uint8],
+) -> int:
+    """Decode a chunk of events into symbols and return how many bits they took, or -1 for a bad stream.
+
+    Parameters
+    ----------
+    words
+        The stream, padded with two words of zeros at least.
+    n_bits
+        Length of the stream without padding.
+    groups
+        Group of each element.
+    sizes
+        `count_groups` of `groups`.
+    bases, expected, modulus
+        As in `delta_events`; `expected` is below 256 in groups whose run table holds more than run 0.
+    tables
+        256 row numbers of the window tables.
+    run_windows
+        (tables, 2**b): for each value of the next b bits, the code length in bits 0-3, the number of
+        extra bits in 4-8, the shortest run of the class above.
+    literal_windows
+        (tables, 2**b): the literal in bits 0-7, the code length above.
+    out
+        Takes the symbols.
+    """
+    arguments = (words, n_bits, groups, sizes, bases, expected, modulus)
+    return int(dispatch("unpack_events", _HOST)(*arguments, tables, run_windows, literal_windows, out))
+
+
+def pack_symbols(symbols: NDArray[np.uint8], codes: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], int]:
+    """Return the codes of symbols as one bit stream, first bit least significant, and its length in bits.
+
+    Parameters
+    ----------
+    symbols
+        What to encode.
+    codes
+        256 entries: the code in bits 0-15, its length above.
+    """
+    words, n_bits = dispatch("pack_symbols", _HOST)(symbols, codes)
+    return words, int(n_bits)
+
+
+def unpack_symbols(
+    words: NDArray[np.uint64], n_bits: int, windows: NDArray[np.uint32], out: NDArray[np.uint8]
+) -> int:
+    """Decode symbols and return how many bits they took, or -1 for a bad stream.
+
+    Parameters
+    ----------
+    words
+        The stream, padded with two words of zeros at least.
+    n_bits
+        Length of the stream without padding.
+    windows
+        For each value of the next bits, the symbol in bits 0-7 and the code length, at least 1, above.
+    out
+        Takes the symbols.
+    """
+    return int(dispatch("unpack_symbols", _HOST)(words, n_bits, windows, out))

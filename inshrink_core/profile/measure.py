@@ -1,0 +1,269 @@
+"""Measuring: one tensor at a time, each read once for all metrics, steps that are cached not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
+from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.profile.cache import ProfileCache
+from inshrink_core.profile.table import Grouping, Measured, Profile, Row, StepRecord
+from inshrink_core.sensitivity import ScoreHistogram, Scores, SensitivityMetric, scores
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["CheckpointSeries", "profile", "sensitivity"]
+
+OnStep = Callable[[int, int, int], None]
+
+
+class CheckpointSeries(Protocol):
+    """A run or an archive. With ``identity(step)`` and ``directory`` its profile is cached."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Ascending."""
+        ...
+
+    def __getitem__(self, step: int, /) -> Checkpoint:
+        """Return the checkpoint of a step."""
+        ...
+
+
+def profile(
+    run: CheckpointSeries,
+    metrics: Iterable[SensitivityMetric | str] = tuple(SensitivityMetric),
+    *,
+    steps: Iterable[int] | None = None,
+    progress: OnStep | None = None,
+) -> Profile:
+    """Measure the sensitivity of every weight at every step, by tensor, block and layer type.
+
+    Parameters
+    ----------
+    run
+        The checkpoints.
+    metrics
+        Any of ``magnitude``, ``taylor``, ``fisher``, ``update``; default all.
+    steps
+        Measure these only. An update is the movement since the previous step of the run, measured or not.
+    progress
+        Called after each step with (steps done, steps in all, step).
+
+    Raises
+    ------
+    InputError
+        No such metric, or none at all.
+    NotFoundError
+        A step that the run does not have.
+
+    Notes
+    -----
+    O(bytes read) time; memory of one tensor with its companions and a histogram per layer type. Every
+    measured step is cached at once, so that an interrupted profile goes on where it was.
+    """
+    wanted = tuple(dict.fromkeys(SensitivityMetric.parse(metric) for metric in metrics))
+    if not wanted:
+        raise InputError("no sensitivity metric was asked for")
+    every = tuple(run.steps)
+    chosen = every if steps is None else tuple(sorted(set(steps)))
+    if missing := set(chosen) - set(every):
+        raise NotFoundError(
+            f"the run has no step {min(missing)}", remedy="`inshrink inspect` lists its steps"
+        )
+    identity: Callable[[int], str] | None = getattr(run, "identity", None)
+    directory = getattr(run, "directory", None)
+    cache = ProfileCache(Path(directory) if directory is not None and identity is not None else None)
+    records: dict[SensitivityMetric, list[StepRecord]] = {metric: [] for metric in wanted}
+    bytes_read = 0
+    for done, step in enumerate(chosen, 1):
+        before = max((other for other in every if other < step), default=None)
+        keys = {metric: _cache_key(metric, step, before, identity) for metric in wanted}
+        found = {metric: cache.load(key) for metric, key in keys.items()}
+        lacking = [metric for metric, record in found.items() if record is None]
+        if lacking:
+            reader = _StepReader(run, step, before if SensitivityMetric.UPDATE in lacking else None)
+            for metric, record in _measure(reader, lacking).items():
+                found[metric] = record
+                cache.store(keys[metric], record)
+            bytes_read += reader.bytes_read
+        for metric, known in found.items():
+            if known is not None:
+                records[metric].append(known)
+        if progress is not None:
+            progress(done, len(chosen), step)
+    return Profile(
+        metrics=wanted,
+        steps=chosen,
+        bytes_read=bytes_read,
+        records={metric: tuple(column) for metric, column in records.items()},
+    )
+
+
+def sensitivity(
+    run: CheckpointSeries,
+    metric: SensitivityMetric | str = "magnitude",
+    *,
+    steps: Iterable[int] | None = None,
+    progress: OnStep | None = None,
+) -> Profile:
+    """Measure one sensitivity of a run; `Profile.by` gives it as a table.
+
+    Parameters
+    ----------
+    run, metric, steps, progress
+        As of `profile`, for one metric.
+
+    Raises
+    ------
+    InputError
+        No such metric.
+    NotFoundError
+        A step that the run does not have.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> table = inshrink_core.sensitivity(run, "fisher", steps=(400, 800)).by("layer_type")
+    >>> table.rows, table.mean.shape
+    (('convolution', 'vector', 'linear'), (3, 2))
+    """
+    return profile(run, (metric,), steps=steps, progress=progress)
+
+
+def _cache_key(
+    metric: SensitivityMetric, step: int, before: int | None, identity: Callable[[int], str] | None
+) -> tuple[str, ...]:
+    """Name what a record depends on: the files of the step, and of the step before for an update."""
+    if identity is None:
+        return ()
+    previous = identity(before) if metric is SensitivityMetric.UPDATE and before is not None else ""
+    return (metric.value, identity(step), previous)
+
+
+class _StepReader:
+    """Reads the tensors of a step and, for updates, of the one before, and counts their bytes."""
+
+    def __init__(self, run: CheckpointSeries, step: int, before: int | None) -> None:
+        self.checkpoint = run[step]
+        self._previous = run[before] if before is not None else None
+        self.bytes_read = 0
+
+    def _read(self, checkpoint: Checkpoint | None, key: str) -> Tensor | None:
+        if checkpoint is None or key not in checkpoint:
+            return None
+        self.bytes_read += checkpoint.spec(key).nbytes
+        return checkpoint[key]
+
+    def _companion(self, spec: TensorSpec, role: TensorRole) -> Tensor | None:
+        return self._read(self.checkpoint, f"{spec.name}@{role.value}")
+
+    def _updates_of(self, spec: TensorSpec) -> float:
+        """Return how often the optimizer has moved a tensor: its own count, else the checkpoint's step."""
+        count = self._companion(spec, TensorRole.STEP)
+        return float(count.item()) if count is not None and count.numel() == 1 else self.checkpoint.step
+
+    def score(self, spec: TensorSpec, metrics: Sequence[SensitivityMetric]) -> list[Scores | None]:
+        """Return the scores of one tensor by several metrics, reading what they need once."""
+        needs_weight = any(metric is not SensitivityMetric.FISHER for metric in metrics)
+        weight = self._read(self.checkpoint, spec.key) if needs_weight else None
+        return [self._score(spec, metric, weight) for metric in metrics]
+
+    def _score(self, spec: TensorSpec, metric: SensitivityMetric, weight: Tensor | None) -> Scores | None:
+        if metric is SensitivityMetric.TAYLOR:
+            gradient = self._companion(spec, TensorRole.GRADIENT)
+            first = self._companion(spec, TensorRole.EXP_AVG) if gradient is None else None
+            return scores(metric, weight, gradient=gradient, exp_avg=first)
+        if metric is SensitivityMetric.FISHER:
+            second = self._companion(spec, TensorRole.EXP_AVG_SQ)
+            beta2 = self.checkpoint.hyperparameters.get(spec.name, {}).get("beta2")
+            return scores(metric, exp_avg_sq=second, beta2=beta2, step=self._updates_of(spec))
+        if metric is SensitivityMetric.UPDATE:
+            return scores(metric, weight, previous=self._read(self._previous, spec.key))
+        return scores(metric, weight)
+
+
+class _Record:
+    """Builds the step record of one metric from tensors that come block by block."""
+
+    def __init__(self) -> None:
+        self._sources: set[str | None] = set()
+        self._tensors: list[Measured] = []
+        self._groups: dict[tuple[Grouping, str], tuple[ScoreHistogram, list[TensorSpec]]] = {}
+        self._blocks: list[Measured] = []
+
+    def add(self, spec: TensorSpec, found: Scores | None) -> None:
+        """Count one tensor by itself, in its block and in its layer type."""
+        histogram = ScoreHistogram()
+        if found is not None:
+            histogram.add(found.values)
+            self._sources.add(found.source)
+        self._tensors.append(Measured(_row(spec.name, (spec,), spec.shape), histogram.summary()))
+        for group in ((Grouping.BLOCK, _block(spec)), (Grouping.LAYER_TYPE, str(spec.layer))):
+            pooled, members = self._groups.setdefault(group, (ScoreHistogram(), []))
+            pooled.merge(histogram)
+            members.append(spec)
+
+    def close_block(self, block: str) -> None:
+        """Summarise a block whose tensors have all come, so that one histogram of blocks is held at most."""
+        pooled, members = self._groups.pop((Grouping.BLOCK, block))
+        self._blocks.append(Measured(_row(block, members), pooled.summary()))
+
+    def finish(self, order: Sequence[str]) -> StepRecord:
+        """Return the record, tensors and blocks in model order."""
+        position = {name: index for index, name in enumerate(order)}
+        self._tensors.sort(key=lambda measured: position[measured.row.name])
+        types = [
+            Measured(_row(name, members)._replace(block=""), pooled.summary())
+            for (_, name), (pooled, members) in self._groups.items()
+        ]
+        sources = self._sources or {None}
+        source = next(iter(sources)) if len(sources) == 1 else "mixed"
+        rows = {
+            Grouping.TENSOR: tuple(self._tensors),
+            Grouping.BLOCK: tuple(self._blocks),
+            Grouping.LAYER_TYPE: tuple(types),
+        }
+        return StepRecord(source, rows)
+
+
+def _block(spec: TensorSpec) -> str:
+    """Return the module path that holds a tensor; a tensor of the root stands for itself."""
+    return spec.name.rpartition(".")[0] or spec.name
+
+
+def _row(name: str, members: Sequence[TensorSpec], shape: tuple[int, ...] | None = None) -> Row:
+    """Describe a tensor or a group of them."""
+    largest = max(members, key=lambda spec: spec.numel)
+    return Row(
+        name=name,
+        block=_block(members[0]),
+        layer_type=str(largest.layer),
+        role=members[0].role.value,
+        n_tensors=len(members),
+        numel=sum(spec.numel for spec in members),
+        shape=shape,
+    )
+
+
+def _measure(
+    reader: _StepReader, metrics: Sequence[SensitivityMetric]
+) -> dict[SensitivityMetric, StepRecord]:
+    """Measure every weight of one step; buffers are no parameters and have no sensitivity."""
+    weights = [spec for spec in reader.checkpoint.specs if spec.role is TensorRole.WEIGHT]
+    blocks: dict[str, list[TensorSpec]] = {}
+    for spec in weights:
+        blocks.setdefault(_block(spec), []).append(spec)
+    records = {metric: _Record() for metric in metrics}
+    for block, members in blocks.items():
+        for spec in members:
+            for metric, found in zip(metrics, reader.score(spec, metrics), strict=True):
+                records[metric].add(spec, found)
+        for record in records.values():
+            record.close_block(block)
+    order = [spec.name for spec in weights]
+    return {metric: record.finish(order) for metric, record in records.items()}

@@ -1,0 +1,136 @@
+"""The codebook fit as Inshrinkerator published it: a logarithmic sketch and weighted k-means on it.
+
+Agrawal et al. (SoCC'24), sections "make_sketch", "approx_kmeans" and "weighted_kmeanspp". The paper says
+neither how signs and zero are sketched nor how its vectors are normalized; here keys are mirrored
+about a zero bucket, and a normalized vector sums to one. Kept as the baseline of `codebook.fit_exact`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inshrink_core.quantization.histogram import ValueHistogram, ordered_sum
+
+__all__ = ["fit_published", "log_sketch"]
+
+_SMALLEST = 2.0**-149
+"""Smallest float32 above zero: the sketch's first bucket ends there."""
+
+_LARGEST = 2.0**128
+"""Every finite float32 is below."""
+
+_MAX_ITERATIONS = 300
+"""Lloyd's steps at most, scikit-learn's default; a one-dimensional fit of a few thousand buckets converges
+long before."""
+
+
+@lru_cache(maxsize=8)
+def _bucket_ends(alpha: float) -> NDArray[np.float64]:
+    """Powers of gamma by repeated multiplication: unlike a logarithm, the same on every machine."""
+    gamma = (1 + alpha) / (1 - alpha)
+    ends = [_SMALLEST]
+    while ends[-1] < _LARGEST:
+        ends.append(ends[-1] * gamma)
+    return np.array(ends)
+
+
+def log_sketch(histogram: ValueHistogram, alpha: float) -> ValueHistogram:
+    """Merge bins into buckets of equal ratio, mirrored about a zero bucket.
+
+    Parameters
+    ----------
+    histogram
+        Key bins in the order of their values.
+    alpha
+        Relative error of a bucket's centre, in (0, 1).
+
+    Returns
+    -------
+    ValueHistogram
+        Bucket centres ``2 γ^i / (γ + 1)`` (DDSketch, Masson et al. 2019), γ = (1 + α) / (1 - α), with
+        their counts. O(m log m).
+    """
+    gamma = (1 + alpha) / (1 - alpha)
+    ends = _bucket_ends(alpha)
+    indices = np.searchsorted(ends, np.abs(histogram.values), side="left") + 1
+    signed = np.where(histogram.values < 0, -indices, np.where(histogram.values > 0, indices, 0))
+    buckets, member = np.unique(signed, return_inverse=True)
+    counts = np.zeros(len(buckets), np.int64)
+    np.add.at(counts, member, histogram.counts)
+    centres = ends[np.abs(buckets) - 1] * (2 / (gamma + 1))
+    return ValueHistogram(np.where(buckets == 0, 0.0, np.copysign(centres, buckets)), counts)
+
+
+def fit_published(
+    histogram: ValueHistogram, k: int, *, alpha: float = 0.01, sigma: float = 0.2, seed: int = 0
+) -> NDArray[np.float64]:
+    """Return at most k centroids by the published approximate k-means.
+
+    Parameters
+    ----------
+    histogram
+        Key bins in the order of their values.
+    k
+        Centroids wanted, at least 1.
+    alpha
+        Relative error of the sketch.
+    sigma
+        Share of frequency in a bucket's weight; the rest is magnitude, which draws centroids away
+        from zero. The paper uses 0.2.
+    seed
+        Of the k-means++ draws.
+
+    Returns
+    -------
+    Float[ndarray, "c"]
+        Ascending, distinct float64.
+    """
+    if not len(histogram.values):
+        return np.empty(0)
+    values, counts = log_sketch(histogram, alpha)
+    if len(values) <= k:
+        return values
+    magnitudes = np.abs(values)
+    weights = sigma * counts / counts.sum() + (1 - sigma) * magnitudes / ordered_sum(magnitudes)
+    return _lloyd(values, weights, _seed_centres(values, weights, k, np.random.default_rng(seed)))
+
+
+def _draw(weights: NDArray[np.float64], generator: np.random.Generator) -> int:
+    """Inverse of the cumulative weights: one uniform number a draw, stable across numpy versions."""
+    cumulative = np.cumsum(weights)
+    point = generator.random() * cumulative[-1]
+    return min(int(np.searchsorted(cumulative, point, side="right")), len(weights) - 1)
+
+
+def _seed_centres(
+    values: NDArray[np.float64], weights: NDArray[np.float64], k: int, generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """Weighted k-means++: each next centre with probability of weight times distance (not squared)."""
+    chosen = [values[_draw(weights, generator)]]
+    distance = np.abs(values - chosen[0])
+    while len(chosen) < k:
+        chosen.append(values[_draw(distance * weights, generator)])
+        distance = np.minimum(distance, np.abs(values - chosen[-1]))
+    return np.unique(chosen)
+
+
+def _lloyd(
+    values: NDArray[np.float64], weights: NDArray[np.float64], centres: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Move centres to the weighted means of their buckets until the cuts between them rest."""
+    weight = np.concatenate(([0.0], np.cumsum(weights)))
+    moment = np.concatenate(([0.0], np.cumsum(weights * values)))
+    cuts = np.empty(0, np.int64)
+    for _ in range(_MAX_ITERATIONS):
+        new_cuts = np.searchsorted(values, (centres[1:] + centres[:-1]) / 2, side="right")
+        if np.array_equal(new_cuts, cuts):
+            break
+        cuts = new_cuts
+        bounds = np.concatenate(([0], cuts, [len(values)]))
+        mass = np.diff(weight[bounds])
+        centres = np.where(mass > 0, np.diff(moment[bounds]) / np.where(mass > 0, mass, 1.0), centres)
+        centres = np.sort(centres)
+    return np.unique(centres)

@@ -1,0 +1,76 @@
+"""Bundled sample runs: where they lie, and which code in a run is ours.
+
+Code of a run is executed only when the user says so; a bundled sample is trusted by the digest of what
+would be executed and of what that reads, never by its path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from pathlib import Path
+
+from inshrink_core.errors import NotFoundError
+
+__all__ = ["is_trusted_sample", "sample", "sample_names"]
+
+_PACKAGE = "inshrink_samples"
+
+TRUSTED_FILES = ("evaluator.py", "inshrink.toml", "digits-validation.npz")
+"""What a sample's evaluator consists of, in the order of the digest."""
+
+TRUSTED_DIGESTS = frozenset({"168f8811ffafad6d66f76c0ff26486b217095eb2971f029d94c9f662d6c4424a"})
+"""`evaluator_digest` of every bundled sample."""
+
+_LARGEST_TRUSTED_BYTES = 1 << 20
+"""No file of a bundled evaluator is larger; a larger one is not read."""
+
+
+def _root() -> Path:
+    return Path(str(files(_PACKAGE)))
+
+
+def sample_names() -> tuple[str, ...]:
+    """Return the names of the bundled sample runs, sorted."""
+    return tuple(sorted(path.parent.name for path in _root().glob("*/inshrink.toml")))
+
+
+def sample(name: str = "digits-cnn") -> Path:
+    """Return the directory of a bundled sample run.
+
+    Raises
+    ------
+    NotFoundError
+        There is no such sample; the message lists those there are.
+
+    Examples
+    --------
+    >>> sample("digits-cnn").name
+    'digits-cnn'
+    """
+    if name not in sample_names():
+        raise NotFoundError(
+            f"there is no sample run '{name}'", remedy=f"choose one of {', '.join(sample_names())}"
+        )
+    return _root() / name
+
+
+def evaluator_digest(run_dir: Path) -> str | None:
+    """Return SHA-256 (hex) over name, length and content of `TRUSTED_FILES`; None if one is missing."""
+    digest = hashlib.sha256()
+    for name in TRUSTED_FILES:
+        path = run_dir / name
+        try:
+            if path.stat().st_size > _LARGEST_TRUSTED_BYTES:
+                return None
+            content = path.read_bytes()
+        except OSError:
+            return None
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def is_trusted_sample(run_dir: Path) -> bool:
+    """Tell whether a run's evaluator is, byte for byte, one of the bundled ones."""
+    return evaluator_digest(Path(run_dir)) in TRUSTED_DIGESTS

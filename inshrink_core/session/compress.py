@@ -1,0 +1,267 @@
+"""Compressing a run: which steps are there already, which are written, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inshrink_core.archive import ArchiveWriter
+from inshrink_core.chain import Archive, ArchiveSize, ChainWriter, archive_size, content_digest, stored_view
+from inshrink_core.errors import NotFoundError, StepConflictError
+from inshrink_core.formats import Run, open_run
+from inshrink_core.session.config import make_chain_config
+from inshrink_core.session.progress import OnProgress, Progress
+
+if TYPE_CHECKING:
+    import os
+
+    from inshrink_core.checkpoint import Checkpoint, TensorSpec
+    from inshrink_core.codec import CodecConfig
+    from inshrink_core.frame import FrameInfo
+
+__all__ = ["CompressReport", "compress"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressReport:
+    """What `compress` did, and what the archive holds now.
+
+    Parameters
+    ----------
+    path
+        The archive.
+    size
+        Sizes over the head's history, steps archived earlier included.
+    appended, skipped
+        Steps written now, and steps that were there already.
+    seconds
+        Wall time.
+    raw_bytes_read
+        Raw bytes of the steps written now.
+    relative_error
+        Root of squared error over squared norm of the weights written now; None if none were.
+    codec, config
+        What the weights were written with.
+    """
+
+    path: Path
+    size: ArchiveSize
+    appended: tuple[int, ...]
+    skipped: tuple[int, ...]
+    seconds: float
+    raw_bytes_read: int
+    relative_error: float | None
+    codec: str
+    config: Mapping[str, Any]
+
+    @property
+    def mb_per_s(self) -> float | None:
+        """Raw megabytes (10^6 bytes) written per second; None where nothing was."""
+        return self.raw_bytes_read / 1e6 / self.seconds if self.appended and self.seconds else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``inshrink compress --json``."""
+        return {
+            "archive": str(self.path),
+            "codec": self.codec,
+            "config": dict(self.config),
+            "ratio_weights": self.size.ratio_weights,
+            "ratio_total": self.size.ratio_total,
+            "bits_per_weight": self.size.bits_per_weight,
+            "raw_bytes": self.size.raw_total,
+            "archive_bytes": self.size.nbytes,
+            "relative_error": self.relative_error,
+            "seconds": self.seconds,
+            "mb_per_s": self.mb_per_s,
+            "appended": list(self.appended),
+            "skipped": list(self.skipped),
+            "frames": [
+                {
+                    "step": frame.info.step,
+                    "kind": frame.info.kind.value,
+                    "bytes": frame.info.nbytes,
+                    "ratio_weights": frame.ratio_weights,
+                }
+                for frame in self.size.frames
+            ],
+        }
+
+
+def compress(
+    run: Run | str | os.PathLike[str],
+    archive: str | os.PathLike[str],
+    *,
+    codec: str | None = None,
+    config: Mapping[str, Any] | CodecConfig | None = None,
+    optimizer: str | None = None,
+    keyframe_every: int = 32,
+    steps: Iterable[int] | None = None,
+    resumed_from: int | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    progress: OnProgress | None = None,
+) -> CompressReport:
+    """Write a run into an archive, appending the steps it does not hold yet.
+
+    Parameters
+    ----------
+    run
+        The run, or its path.
+    archive
+        The archive to create or append to.
+    codec, config, optimizer
+        How weights and optimizer state are stored (`inshrink_core.chain.ChainConfig`); by default as
+        the archive was written so far, else `DEFAULT_CODEC` with its defaults and ``lossless``.
+    keyframe_every
+        Frames from one keyframe to the next.
+    steps
+        The steps to write; by default all.
+    resumed_from
+        The archived step that training was restored from: the steps of `run` after it open a branch.
+    device, threads
+        Where and how many tensors at a time are encoded; neither changes the bytes.
+    progress
+        Called after each tensor.
+
+    Raises
+    ------
+    StepConflictError
+        A step is in the archive with other values, and `resumed_from` does not say why.
+    InputError
+        The archive was written with another codec, or a step does not exist.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
+    >>> report = inshrink_core.compress(run, target, steps=run.steps[:3])
+    >>> report.appended == run.steps[:3]
+    True
+    """
+    begun = time.perf_counter()
+    opened = run if isinstance(run, Run) else open_run(run)
+    chosen = _choose_steps(opened, steps)
+    chain_config = make_chain_config(archive, codec, config, optimizer, keyframe_every, device, threads)
+    if resumed_from is not None:
+        # Before the writer makes an archive: a branch needs one that is there.
+        Archive.open(archive).reader.find(resumed_from)
+    with ArchiveWriter(archive, create=True) as writer:
+        parent, branch = _branch_point(writer, resumed_from)
+        chain = ChainWriter(writer, chain_config, parent=parent, branch=branch)
+        session = _Session(opened, writer, chain, resumed_from, progress, chosen)
+        session.run_all()
+    finished = Archive.open(archive)
+    error = (session.squared_error / session.squared_norm) ** 0.5 if session.squared_norm else None
+    return CompressReport(
+        path=Path(archive),
+        size=archive_size(finished),
+        appended=tuple(session.appended),
+        skipped=tuple(session.skipped),
+        seconds=time.perf_counter() - begun,
+        raw_bytes_read=session.raw_bytes,
+        relative_error=error if session.appended else None,
+        codec=chain_config.codec,
+        config=dataclasses.asdict(chain_config.config),  # type: ignore[call-overload]
+    )
+
+
+class _Session:
+    """The steps of one `compress`: which are there already, which are written, and how far it is."""
+
+    def __init__(
+        self,
+        run: Run,
+        writer: ArchiveWriter,
+        chain: ChainWriter,
+        resumed_from: int | None,
+        progress: OnProgress | None,
+        steps: Sequence[int],
+    ) -> None:
+        self._run, self._writer, self._chain = run, writer, chain
+        self._resumed_from, self._progress, self._steps = resumed_from, progress, steps
+        self._bytes_done = 0
+        self._bytes_total = sum(run[step].raw_bytes() for step in steps) if progress else 0
+        self.appended: list[int] = []
+        self.skipped: list[int] = []
+        self.raw_bytes = 0
+        self.squared_error = self.squared_norm = 0.0
+
+    def run_all(self) -> None:
+        """Skip what is archived and append the rest, in step order."""
+        archived = self._archived()
+        for step in self._steps:
+            checkpoint = self._run[step]
+            if self._resumed_from is not None and step <= self._resumed_from:
+                self._pass(step, checkpoint)
+            elif step in archived:
+                self._require_equal(checkpoint, archived[step])
+                self._pass(step, checkpoint)
+            else:
+                self._append(step, checkpoint)
+
+    def _archived(self) -> dict[int, FrameInfo]:
+        """Return the frame of each step of the line of training that this session continues."""
+        parent = self._chain.parent
+        if parent is None or self._resumed_from is not None:
+            return {}
+        return {frame.step: frame for frame in self._writer.reader.history(parent.frame_id)}
+
+    def _require_equal(self, checkpoint: Checkpoint, info: FrameInfo) -> None:
+        """Refuse a step whose values differ from those archived under it."""
+        meta = self._writer.reader.frame(info.frame_id).meta
+        view = stored_view(checkpoint, str(meta.get("optimizer", "lossless")))
+        if content_digest(view) != meta.get("content"):
+            raise StepConflictError(
+                f"step {checkpoint.step} is in the archive already, with other values",
+                where=str(self._writer.reader.path),
+                remedy="if training was restored and went another way, say where: --resumed-from",
+            )
+
+    def _pass(self, step: int, checkpoint: Checkpoint) -> None:
+        """Count a step that needs no writing."""
+        self.skipped.append(step)
+        self._bytes_done += checkpoint.raw_bytes()
+
+    def _append(self, step: int, checkpoint: Checkpoint) -> None:
+        """Write one step."""
+        begun_at = self._bytes_done
+
+        def done(spec: TensorSpec) -> None:
+            self._bytes_done += spec.nbytes
+            if self._progress is not None:
+                self._progress(Progress("compress", self._bytes_done, self._bytes_total, step, spec.key))
+
+        appended = self._chain.append(checkpoint, done=done)
+        self._bytes_done = begun_at + checkpoint.raw_bytes()
+        self.appended.append(step)
+        self.raw_bytes += stored_view(checkpoint, self._chain.config.optimizer).raw_bytes()
+        self.squared_error += appended.squared_error
+        self.squared_norm += appended.squared_norm
+
+
+def _choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
+    """Return the steps to write, ascending; every one must exist."""
+    if steps is None:
+        return run.steps
+    chosen = tuple(sorted(set(steps)))
+    for step in chosen:
+        if step not in run.steps:
+            raise NotFoundError(
+                f"the run has no step {step}",
+                where=str(run.path),
+                remedy=f"it has {run.steps[0]} to {run.steps[-1]}; `inshrink inspect` lists them",
+            )
+    return chosen
+
+
+def _branch_point(writer: ArchiveWriter, resumed_from: int | None) -> tuple[FrameInfo | None, int | None]:
+    """Return the frame to continue from and the branch to write, (None, None) for the head's own."""
+    if resumed_from is None:
+        return None, None
+    parent = writer.reader.find(resumed_from)
+    return parent, max(frame.branch for frame in writer.reader.frames) + 1

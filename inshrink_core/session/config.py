@@ -1,0 +1,113 @@
+"""Filling in what the user did not ask for: codec, config, device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from inshrink_core.archive import is_archive
+from inshrink_core.chain import OPTIMIZER_CHOICES, Archive, ChainConfig
+from inshrink_core.codec import CodecConfig, get_codec
+from inshrink_core.errors import ConfigError, InputError
+from inshrink_core.execution import default_threads
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["DEFAULT_CODEC", "make_chain_config", "make_config", "resolve_device"]
+
+DEFAULT_CODEC = "inshrinkerator"
+
+
+def make_config(codec: str, settings: Mapping[str, Any] | CodecConfig | None) -> CodecConfig:
+    """Return a codec's config from plain settings, its defaults filled in.
+
+    Raises
+    ------
+    ConfigError
+        An unknown setting, or a value out of range.
+    """
+    kind = get_codec(codec).config_type
+    if isinstance(settings, CodecConfig):
+        if not isinstance(settings, kind):
+            raise ConfigError(f"a {type(settings).__name__} does not configure the codec '{codec}'")
+        return settings
+    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for name in settings or {}:
+        if name not in known:
+            raise ConfigError(
+                f"the codec '{codec}' has no setting '{name}'", remedy=f"it has: {', '.join(known)}"
+            )
+    try:
+        return kind(**(settings or {}))
+    except TypeError as error:
+        raise ConfigError(f"the settings of the codec '{codec}' have a wrong type ({error})") from error
+
+
+def make_chain_config(
+    archive: str | os.PathLike[str],
+    codec: str | None,
+    config: Mapping[str, Any] | CodecConfig | None,
+    optimizer: str | None,
+    keyframe_every: int,
+    device: str,
+    threads: int | None,
+) -> ChainConfig:
+    """Fill in what was not asked for from the archive's newest frame, or the defaults."""
+    if optimizer is not None and optimizer not in OPTIMIZER_CHOICES:
+        raise InputError(f"--optimizer {optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}")
+    if keyframe_every < 1:
+        raise InputError("--keyframe-every must be at least 1", found=str(keyframe_every), expected="≥ 1")
+    if is_archive(archive):
+        meta = _newest_meta(archive)
+        used = str(meta.get("codec", codec or DEFAULT_CODEC))
+        if codec is not None and codec != used:
+            raise InputError(
+                f"the archive was written with the codec '{used}'",
+                where=str(archive),
+                expected=used,
+                found=codec,
+                remedy=f"use --codec {used}, or write to another archive",
+            )
+        codec = used
+        optimizer = optimizer or meta.get("optimizer")
+        config = config if config is not None else meta.get("config")
+    codec = codec or DEFAULT_CODEC
+    return ChainConfig(
+        codec=codec,
+        config=make_config(codec, config),
+        optimizer=optimizer or "lossless",
+        keyframe_every=keyframe_every,
+        device=resolve_device(device),
+        threads=threads or default_threads(),
+    )
+
+
+def _newest_meta(archive: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what the head says of how it was made; empty for an archive without frames."""
+    opened = Archive.open(archive)
+    head = opened.reader.head
+    return opened.frame(head).meta if head else {}
+
+
+def resolve_device(device: str) -> str:
+    """Return a device torch knows: ``auto`` is CUDA where there is one.
+
+    Raises
+    ------
+    InputError
+        The device is not available.
+    """
+    if device == "cpu":
+        return device
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.partition(":")[0] == "cuda" and not torch.cuda.is_available():
+        raise InputError("there is no CUDA device here", remedy="use --device cpu or --device auto")
+    try:
+        return str(torch.device(device))
+    except RuntimeError as error:
+        raise InputError(f"--device {device} is not a device", remedy="use cpu, cuda or auto") from error

@@ -1,0 +1,230 @@
+"""Restoring steps as files, or as tensors to load."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inshrink_core.archive import is_archive
+from inshrink_core.chain import Archive, frame_size
+from inshrink_core.errors import NotFoundError
+from inshrink_core.formats import Run, open_run, write_checkpoint
+from inshrink_core.session.progress import OnProgress, Progress
+
+if TYPE_CHECKING:
+    import os
+
+    from torch import Tensor
+
+    from inshrink_core.checkpoint import Checkpoint
+
+__all__ = ["RestoreReport", "load_state_dict", "open_any", "restore"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreReport:
+    """What `restore` wrote.
+
+    Parameters
+    ----------
+    steps
+        The steps restored.
+    paths
+        Every file written.
+    layout
+        ``same`` as in the run, or the format the files were written in.
+    seconds
+        Wall time.
+    bytes_read
+        Bytes read from the archive.
+    """
+
+    steps: tuple[int, ...]
+    paths: tuple[Path, ...]
+    layout: str
+    seconds: float
+    bytes_read: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``inshrink restore --json``."""
+        return {
+            "steps": list(self.steps),
+            "files": [str(path) for path in self.paths],
+            "format": self.layout,
+            "seconds": self.seconds,
+            "bytes_read": self.bytes_read,
+        }
+
+
+def open_any(path: str | os.PathLike[str]) -> Run | Archive:
+    """Open a run or an archive, whichever lies at the path; reads headers only.
+
+    Parameters
+    ----------
+    path
+        A run directory, glob or checkpoint file; or a directory ``NAME.inshrink``.
+
+    Raises
+    ------
+    NotFoundError
+        There is neither.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> 400 in run.steps
+    True
+    """
+    return Archive.open(path) if is_archive(path) else open_run(path)
+
+
+def restore(
+    archive: Archive | str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    steps: Iterable[int] | None = None,
+    layout: str = "same",
+    tensors: str | None = None,
+    force: bool = False,
+    progress: OnProgress | None = None,
+) -> RestoreReport:
+    """Write archived steps back as files.
+
+    Parameters
+    ----------
+    archive
+        The archive, or its path.
+    directory
+        Where the files go. One step, or steps of single-file checkpoints, go right there; several
+        steps of directory checkpoints go into ``checkpoint-STEP`` each.
+    steps
+        The steps; by default the last.
+    layout
+        ``same`` as the run was, ``safetensors`` or ``torch``.
+    tensors
+        Glob of tensor keys: only those are read and written, as safetensors.
+    force
+        Overwrite existing files.
+    progress
+        Called after each tensor.
+
+    Raises
+    ------
+    NotFoundError
+        A step is not in the archive, or no tensor matches.
+    ExistsError
+        A file exists and `force` is not set.
+    UnsafePathError
+        The archive names a path outside of `directory`.
+    """
+    begun = time.perf_counter()
+    opened = archive if isinstance(archive, Archive) else Archive.open(archive)
+    if not opened.steps:
+        raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
+    chosen = tuple(steps) if steps is not None else (opened.steps[-1],)
+    view = opened.sequential() if len(chosen) > 1 else opened
+    counter = _Counter(opened, chosen, tensors, progress)
+    paths: list[Path] = []
+    written = layout
+    for step in chosen:
+        checkpoint = view[step]
+        whole = tensors is None
+        step_layout = _restorable_layout(opened, checkpoint) if layout == "same" and whole else layout
+        written = step_layout
+        nested = len(chosen) > 1 and (len(checkpoint.files) != 1 or step_layout != "same" or not whole)
+        target = Path(directory) / f"checkpoint-{step}" if nested else Path(directory)
+        paths += write_checkpoint(
+            checkpoint,
+            target,
+            layout=step_layout,
+            force=force,
+            keys=_selector(checkpoint, tensors),
+            progress=counter.of(checkpoint),
+        )
+    return RestoreReport(
+        steps=chosen,
+        paths=tuple(paths),
+        layout=written,
+        seconds=time.perf_counter() - begun,
+        bytes_read=opened.bytes_read,
+    )
+
+
+def _restorable_layout(archive: Archive, checkpoint: Checkpoint) -> str:
+    """Return ``same``, or a plain format where files were left out with the optimizer's tensors."""
+    covered = {
+        member.key for file in checkpoint.files for region in file.regions for member in region.members
+    }
+    if all(spec.key in covered for spec in checkpoint.specs):
+        return "same"
+    return "torch"
+
+
+def _selector(checkpoint: Checkpoint, pattern: str | None) -> Callable[[str], bool] | None:
+    """Return a test of tensor keys for a glob; it must match at least one."""
+    if pattern is None:
+        return None
+    if not any(fnmatchcase(key, pattern) for key in checkpoint):
+        raise NotFoundError(
+            f"no tensor matches '{pattern}'",
+            where=checkpoint.origin,
+            remedy="`inshrink inspect --tensors` lists them",
+        )
+    return lambda key: fnmatchcase(key, pattern)
+
+
+class _Counter:
+    """Counts the bytes of tensors that writers say they have written, over all steps."""
+
+    def __init__(
+        self, archive: Archive, steps: Sequence[int], pattern: str | None, progress: OnProgress | None
+    ) -> None:
+        self._progress = progress
+        self._done = self._total = 0
+        if progress is not None:
+            for step in steps:
+                size = frame_size(archive, archive.reader.find(step))
+                keys = (tensor.spec for tensor in size.tensors)
+                self._total += sum(s.nbytes for s in keys if pattern is None or fnmatchcase(s.key, pattern))
+
+    def of(self, checkpoint: Checkpoint) -> Callable[[str], None] | None:
+        """Return what a writer of this step calls after each tensor."""
+        progress = self._progress
+        if progress is None:
+            return None
+
+        def report(key: str) -> None:
+            self._done += checkpoint.spec(key).nbytes
+            progress(Progress("restore", self._done, self._total, checkpoint.step, key))
+
+        return report
+
+
+def load_state_dict(archive: Archive | str | os.PathLike[str], step: int | None = None) -> dict[str, Tensor]:
+    """Return weights and buffers of an archived step, by name: what a module loads.
+
+    Parameters
+    ----------
+    archive
+        The archive, or its path.
+    step
+        The step; by default the last.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
+    >>> report = inshrink_core.compress(run, target, steps=[400])
+    >>> sorted(inshrink_core.load_state_dict(target, 400))[:2]
+    ['bn1.bias', 'bn1.num_batches_tracked']
+    """
+    opened = archive if isinstance(archive, Archive) else Archive.open(archive)
+    if not opened.steps:
+        raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
+    return opened[opened.steps[-1] if step is None else step].state_dict()

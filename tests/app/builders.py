@@ -1,0 +1,137 @@
+"""Small runs on disk, synthetic tables, and the explorer's script under test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from inshrink_app.jobs import Job
+from inshrink_app.tables import HeatRow, Problem, Sensitivity, Subject, TensorRow
+from streamlit.testing.v1 import AppTest
+
+MAIN = Path(__file__).parents[2] / "app" / "main.py"
+SAMPLE = Path(__file__).parents[2] / "sample_checkpoints" / "digits-cnn"
+
+
+def explorer(page: str | None = None, **query: str) -> AppTest:
+    """Run the explorer's script at one page, as a link with these query parameters would."""
+    app = AppTest.from_file(str(MAIN), default_timeout=60)
+    for key, value in query.items():
+        app.query_params[key] = value
+    app.run()
+    if page is not None:
+        app.switch_page(f"views/{page}.py")
+        for key, value in query.items():
+            app.query_params[key] = value
+        app.run()
+    return app
+
+
+def texts(app: AppTest) -> str:
+    """Return every text on the page, for asking whether something is said."""
+    kinds = ("title", "subheader", "markdown", "caption", "text", "code", "error", "warning", "info")
+    return "\n".join(str(element.value) for kind in kinds for element in app.get(kind))
+
+
+def charts(app: AppTest) -> int:
+    """Return how many Plotly figures are on the page."""
+    return len(app.get("plotly_chart"))
+
+
+def button(app: AppTest, label: str) -> Any:
+    """Return the button with a label."""
+    return next(found for found in app.button if found.label == label)
+
+
+def write_run(folder: Path, steps: tuple[int, ...] = (10, 20, 30)) -> Path:
+    """Write a run of torch files, two layers each."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        state = {
+            "fc1.weight": torch.randn(4, 3, generator=generator),
+            "fc1.bias": torch.randn(4, generator=generator),
+            "fc2.weight": torch.randn(2, 4, generator=generator),
+        }
+        torch.save({"model": state, "step": step}, folder / f"step_{step:06}.pt")
+    return folder
+
+
+def sensitivity_table(
+    n_rows: int = 6, n_steps: int = 5, *, by: str = "tensor", metric: str = "magnitude", note: str = ""
+) -> Sensitivity:
+    """Return a table of plausible values, with the first step of the last row absent."""
+    generator = np.random.default_rng(7)
+    values = 10.0 ** generator.normal(-3, 1, (n_rows, n_steps))
+    values[-1, 0] = np.nan
+    layers = ("linear", "convolution", "vector")
+    return Sensitivity(
+        metric=metric,
+        by=by,
+        rows=tuple(
+            HeatRow(f"layers.{i}.weight", layers[i % 3], 1, 12, (4, 3) if by == "tensor" else None)
+            for i in range(n_rows)
+        ),
+        steps=tuple(10 * (i + 1) for i in range(n_steps)),
+        values={name: (values * scale).astype(np.float32) for name, scale in _SCALES.items()},
+        note=note,
+    )
+
+
+_SCALES = {"mean": 1.0, "p50": 0.7, "p99": 5.0}
+
+
+def subject(n_tensors: int = 6, n_steps: int = 5, **changes: Any) -> Subject:
+    """Return a run as its headers would tell."""
+    values: dict[str, Any] = {
+        "path": Path("/runs/huge"),
+        "name": "huge",
+        "kind": "run",
+        "format": "torch",
+        "steps": tuple(10 * (i + 1) for i in range(n_steps)),
+        "tensors": tuple(
+            TensorRow(f"layers.{i}.weight", "weight", "linear", "float32", (4, 3), 12, 48)
+            for i in range(n_tensors)
+        ),
+        "total_bytes": 10**9,
+        "bytes_read": 12_345,
+    }
+    return Subject(**(values | changes))
+
+
+class FakeJobs:
+    """Stands for the registry of jobs: every question has its answer already, or stays as told."""
+
+    def __init__(
+        self, tables: dict[str, Sensitivity] | None = None, *, state: str = "finished", problem: Any = None
+    ) -> None:
+        self.tables, self.state, self.problem = tables, state, problem
+        self.started: list[str] = []
+        self.job: Job | None = None
+
+    def get(self, key: Any) -> Job | None:
+        return self.job
+
+    def start(self, key: Any, request: dict[str, Any], load: Any) -> Job:
+        self.started.append(request["metric"])
+        self.job = Job(process=None, state=self.state, done=3, total=10, item="step 30")  # type: ignore[arg-type]
+        self.job.result, self.job.problem = self.tables, self.problem
+        return self.job
+
+    def cancel(self, key: Any) -> None:
+        if self.job is not None:
+            self.job.state = "cancelled"
+
+    def forget(self, key: Any) -> None:
+        self.job = None
+
+
+PROBLEM = Problem(
+    "the pickle wants to import os.system",
+    "/runs/evil/step_1.pt",
+    "save the tensors alone",
+    "expected a tensor",
+)

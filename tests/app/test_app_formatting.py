@@ -1,0 +1,80 @@
+"""Numbers and names as text."""
+
+from __future__ import annotations
+
+import pytest
+from inshrink_app import formatting
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [
+        (None, "–"),
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (999_999, "1.00 MB"),
+        (12_345_678, "12.3 MB"),
+        (412e9, "412 GB"),
+        (7e18, "7000 PB"),
+    ],
+)
+def test_sizes_are_si_with_three_digits(n_bytes: float | None, text: str) -> None:
+    assert formatting.bytes_text(n_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.25, "0.25"),
+        (1234.0, "1.23e+03"),
+        (3.4e-7, "3.40·10⁻⁷"),
+        (5e12, "5.00·10¹²"),
+        (float("nan"), "–"),
+        (float("-inf"), "−∞"),
+    ],
+)
+def test_values_have_three_digits(value: float, text: str) -> None:
+    assert formatting.value_text(value) == text
+
+
+def test_ratios_shares_shapes_and_steps_read_as_a_person_writes_them() -> None:
+    assert formatting.ratio_text(14.23) == "14.2×"
+    assert formatting.ratio_text(1234.5) == "1234×"
+    assert formatting.ratio_text(None) == "–"
+    assert formatting.share_text(0.004) == "<1 %"
+    assert formatting.share_text(0.0) == "0 %"
+    assert formatting.shape_text(()) == "scalar"
+    assert formatting.shape_text((16, 1, 3)) == "16 × 1 × 3"
+    assert formatting.steps_text(()) == "no steps"
+    assert formatting.steps_text((1500,)) == "step 1,500"
+    assert formatting.compact_count(44_812) == "44.8 k"
+
+
+def test_long_names_lose_their_middle() -> None:
+    assert formatting.elide("short", 10) == "short"
+    assert formatting.elide("model.layers.31.mlp.weight", 11) == "model…eight"
+    assert len(formatting.elide("x" * 99, 30)) == 30
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["**bold**", "[x](http://evil)", "$x$", ":red[x]", "<b>", "a_b_", "`code`", "# x", "![i](u)", "~~x~~"],
+)
+def test_markdown_in_a_name_is_escaped(name: str) -> None:
+    escaped = formatting.markdown_text(name)
+    for sign in "*[]()$<>_`#~!:":
+        assert escaped.count(sign) == escaped.count("\\" + sign)
+    assert escaped.replace("\\", "").replace("\u2060", "") == name
+
+
+@pytest.mark.parametrize("name", ["https://evil.example", "www.evil.example", "a@evil.example", ":smile:"])
+def test_links_and_icons_without_brackets_are_broken_up(name: str) -> None:
+    assert "\u2060" in formatting.markdown_text(name)
+
+
+@pytest.mark.parametrize("sign", ["\u202e", "\x1b", "\0", "\n", "\u200b", "\ud800"])
+def test_signs_that_could_forge_a_name_are_replaced(sign: str) -> None:
+    assert sign not in formatting.markdown_text(f"a{sign}b")
+    assert sign not in formatting.html_text(f"a{sign}b")

@@ -1,0 +1,135 @@
+"""Work in another process: progress, results, problems, cancelling, and no orphans."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inshrink_app.jobs import Job, JobRegistry
+from inshrink_app.tables import Problem
+
+from tests.app.builders import write_run
+
+WELL_BEHAVED = """
+import json, sys
+request = json.loads(sys.stdin.readline())
+print(json.dumps({"done": 1, "total": 2, "item": "step 10"}), flush=True)
+open(request["output"], "w").write(request["text"])
+"""
+STUCK = 'import sys; print(\'{"done": 0, "total": 9}\', flush=True); sys.stdin.read(); sys.exit(1)'
+REFUSING = """
+import json, sys
+print(json.dumps({"problem": ["a", "b", "c", "d"]}), flush=True)
+sys.exit(3)
+"""
+DYING = "import os; os._exit(9)"
+BABBLING = "print('this is no JSON', flush=True)"
+EMPTY_HANDED = "pass"
+
+
+def registry(script: str) -> JobRegistry:
+    """Return a registry whose worker is a few lines of Python."""
+    return JobRegistry((sys.executable, "-c", script))
+
+
+def start_worker() -> subprocess.Popen[str]:
+    """Start the real worker."""
+    command = [sys.executable, "-m", "inshrink_app.worker"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def wait(job: Job, seconds: float = 60) -> Job:
+    """Wait until a job has ended."""
+    deadline = time.monotonic() + seconds
+    while job.state == "running" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return job
+
+
+def start(jobs: JobRegistry, key: str = "key", **request: Any) -> Job:
+    """Start a job whose result is the text of its output."""
+    return jobs.start(key, {"text": "result", **request}, Path.read_text)
+
+
+def test_a_finished_job_has_its_result_and_its_progress() -> None:
+    job = wait(start(registry(WELL_BEHAVED)))
+    assert (job.state, job.result, job.problem) == ("finished", "result", None)
+    assert (job.done, job.total, job.item) == (1, 2, "step 10")
+    assert job.ended_at is not None
+
+
+def test_the_same_question_is_worked_on_once() -> None:
+    jobs = registry(WELL_BEHAVED)
+    first = start(jobs)
+    assert start(jobs) is first
+    wait(first)
+    assert start(jobs) is first
+    assert jobs.get("key") is first
+    assert jobs.get("other") is None
+
+
+def test_a_problem_of_the_worker_is_passed_on() -> None:
+    job = wait(start(registry(REFUSING)))
+    assert (job.state, job.problem) == ("failed", Problem("a", "b", "c", "d"))
+
+
+@pytest.mark.parametrize("script", [DYING, BABBLING, EMPTY_HANDED])
+def test_a_worker_that_ends_without_a_result_fails_in_words(script: str) -> None:
+    job = wait(start(registry(script)))
+    assert job.state == "failed"
+    assert job.problem is not None
+    assert "ended before it was done" in job.problem.what
+    assert job.problem.remedy
+
+
+def test_a_result_that_cannot_be_loaded_fails_in_words() -> None:
+    jobs = registry(WELL_BEHAVED)
+    job = wait(jobs.start("key", {"text": "no JSON"}, lambda path: json.loads(path.read_text())))
+    assert job.state == "failed"
+
+
+def test_a_cancelled_job_ends_its_process_within_two_seconds() -> None:
+    jobs = registry(STUCK)
+    job = start(jobs)
+    jobs.cancel("key")
+    assert job.state == "cancelled"
+    assert job.process.wait(2) != 0
+    jobs.forget("key")
+    assert jobs.get("key") is None
+
+
+def test_a_failed_job_can_be_started_anew() -> None:
+    jobs = registry(DYING)
+    first = wait(start(jobs))
+    assert start(jobs) is not first
+
+
+def test_the_worker_leaves_when_the_explorer_does(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", tuple(range(1, 9)))
+    worker = start_worker()
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    with worker.stdin, worker.stdout:
+        request = {"path": str(run), "metric": "magnitude", "output": str(tmp_path / "result")}
+        worker.stdin.write(json.dumps(request) + "\n")
+        worker.stdin.close()
+        assert worker.wait(60) != 0
+    assert not (tmp_path / "result").exists()
+
+
+def test_the_worker_reports_what_the_engine_refuses(tmp_path: Path) -> None:
+    request = {"path": str(tmp_path / "nothing"), "metric": "magnitude", "output": str(tmp_path / "out")}
+    worker = start_worker()
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    with worker.stdin, worker.stdout:
+        worker.stdin.write(json.dumps(request) + "\n")
+        worker.stdin.flush()
+        message = json.loads(worker.stdout.readline())
+        assert worker.wait(60) == 2
+    assert "nothing" in " ".join(message["problem"])

@@ -1,0 +1,174 @@
+"""Starting the explorer, and the promises about what it may see and whom it talks to."""
+
+from __future__ import annotations
+
+import ast
+import socket
+from pathlib import Path
+
+import pytest
+from inshrink_app import launch, theme
+
+from inshrink_core.errors import InputError, NotFoundError
+
+APP = Path(launch.__file__).parent
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[dict[str, object]]:
+    """Record the configuration instead of serving."""
+    import streamlit as st
+
+    configs: list[dict[str, object]] = []
+    monkeypatch.setattr(st.App, "run", lambda _self, *, config: configs.append(config))
+    monkeypatch.chdir(root)
+    return configs
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_the_server_is_local_and_silent_by_default(
+    started: list[dict[str, object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    launch.run(port=port)
+    config = started[0]
+    assert config["server.address"] == "127.0.0.1"
+    assert config["browser.gatherUsageStats"] is False
+    assert config["server.allowedHosts"] == ["localhost", "127.0.0.1", "[::1]", "::1"]
+    assert config["server.enableStaticServing"] is False
+    out = capsys.readouterr()
+    assert f"http://127.0.0.1:{port}" in out.out
+    assert out.err == ""
+
+
+def test_a_host_open_to_others_needs_roots_and_warns(
+    started: list[dict[str, object]], capsys: pytest.CaptureFixture[str], root: Path
+) -> None:
+    with pytest.raises(InputError, match="--root"):
+        launch.run(host="0.0.0.0", port=free_port())
+    assert started == []
+    launch.run(host="0.0.0.0", port=free_port(), roots=[str(root)])
+    assert "*" not in started[0]["server.allowedHosts"]  # type: ignore[operator]
+    assert "warning" in capsys.readouterr().err
+
+
+def test_a_root_that_is_no_folder_is_refused(started: list[dict[str, object]], root: Path) -> None:
+    with pytest.raises(NotFoundError, match="not a folder"):
+        launch.run(port=free_port(), roots=[str(root / "missing")])
+
+
+def test_a_path_outside_of_the_roots_is_refused(
+    started: list[dict[str, object]], root: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="outside of the roots"):
+        launch.run(str(tmp_path), port=free_port(), roots=[str(root)])
+    with pytest.raises(NotFoundError, match="nothing to open"):
+        launch.run(str(root / "missing"), port=free_port())
+
+
+def test_without_roots_the_folder_of_the_path_is_one(
+    started: list[dict[str, object]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere" / "run").mkdir(parents=True)
+    launch.run(str(tmp_path / "elsewhere" / "run"), port=free_port())
+    assert str(tmp_path / "elsewhere") in capsys.readouterr().out
+
+
+def test_a_port_that_is_taken_is_said_with_a_remedy(started: list[dict[str, object]]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(InputError, match="--port"):
+            launch.run(port=other.getsockname()[1])
+
+
+@pytest.mark.parametrize("port", [-1, 99_999])
+def test_a_port_that_is_none_is_refused(started: list[dict[str, object]], port: int) -> None:
+    with pytest.raises(InputError, match="--port"):
+        launch.run(port=port)
+
+
+def test_every_option_of_the_configuration_exists() -> None:
+    from streamlit import config
+
+    known = config.get_config_options()
+    assert set(launch.server_config("127.0.0.1", 8501)) <= set(known)
+
+
+def modules() -> list[Path]:
+    """Return every module of the explorer."""
+    return sorted(APP.rglob("*.py"))
+
+
+def test_only_services_the_worker_and_the_launcher_import_the_engine() -> None:
+    importers = {
+        path.name
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+        if name.split(".")[0] == "inshrink_core"
+    }
+    assert importers == {"services.py", "worker.py", "launch.py"}
+
+
+def test_only_services_cache() -> None:
+    assert [p.name for p in modules() if "st.cache_" in p.read_text()] == ["services.py"]
+
+
+def test_figures_and_plain_modules_know_nothing_of_streamlit() -> None:
+    for name in ("figures", "formatting", "tables", "theme", "roots", "recent", "jobs", "worker"):
+        assert "import streamlit" not in (APP / f"{name}.py").read_text()
+
+
+def test_no_page_writes_html_or_asks_another_server() -> None:
+    for path in modules():
+        source = path.read_text()
+        assert "unsafe_allow_html" not in source
+        assert "https://" not in source
+        assert "st.html" not in source
+
+
+def test_every_chart_and_table_has_a_text_for_those_who_cannot_see_it() -> None:
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr in ("plotly_chart", "dataframe"):
+                assert "alt" in {keyword.arg for keyword in node.keywords}, f"{path.name}:{node.lineno}"
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours as WCAG 2.1 defines it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_text_is_readable_in_both_modes(mode: str) -> None:
+    config = {key: str(value) for key, value in theme.theme_config().items()}
+
+    def of(name: str) -> str:
+        return config[f"theme.{mode}.{name}"]
+
+    for background in ("backgroundColor", "secondaryBackgroundColor"):
+        assert contrast(of("textColor"), of(background)) >= 7
+        assert contrast(of("linkColor"), of(background)) >= 4.5
+    assert contrast("#FFFFFF", of("primaryColor")) >= 4.5
+    assert contrast(of("grayTextColor"), of("grayBackgroundColor")) >= 4.5

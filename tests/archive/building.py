@@ -1,0 +1,57 @@
+"""Small archives for the tests of this folder."""
+
+from pathlib import Path
+
+from inshrink_core.archive import ArchiveReader, ArchiveWriter
+from inshrink_core.frame import FrameInfo
+
+ARCHIVE_ID = bytes(range(16))
+
+META = {"format": "torch", "roles": ["weight", "exp_avg"], "groups": {"lr": 1e-3, "betas": [0.9, 0.999]}}
+
+Blocks = dict[str, bytes]
+
+
+def blocks_of(step: int) -> Blocks:
+    """Three tensors of one step: a small one, an empty one, and one above the alignment's threshold."""
+    return {
+        "conv1.weight": bytes((step + i) % 251 for i in range(77)),
+        "conv1.bias": b"",
+        "head.weight": bytes((step * i) % 256 for i in range(4100)) if step == 0 else b"delta" * 30,
+    }
+
+
+def append(
+    writer: ArchiveWriter,
+    step: int,
+    *,
+    kind: str | None = None,
+    parent_id: bytes | None = None,
+    branch: int = 0,
+    blocks: Blocks | None = None,
+    meta: dict | None = None,
+    codec: str = "raw/1",
+) -> FrameInfo:
+    """Commit a frame on the head (or a given parent), a keyframe if it is the first."""
+    head = writer.reader.head
+    parent = parent_id if parent_id is not None or head is None else head.frame_id
+    kind = kind or ("delta" if parent else "keyframe")
+    with writer.begin(step=step, kind=kind, parent_id=parent, branch=branch) as frame:
+        for key, payload in (blocks if blocks is not None else blocks_of(step)).items():
+            frame.add(key, codec, payload, attributes=("weight", "float32", [len(payload)], False))
+        frame.add("model.pt", "zstd/1", b"skeleton", part=True)
+        return frame.commit({**META, "step": step} if meta is None else meta)
+
+
+def build(path: Path, steps: tuple[int, ...] = (0, 100, 200)) -> Path:
+    """Make an archive with one keyframe and deltas."""
+    with ArchiveWriter(path, create=True, archive_id=ARCHIVE_ID) as writer:
+        for step in steps:
+            append(writer, step)
+    return path
+
+
+def contents(reader: ArchiveReader, frame_id: bytes) -> Blocks:
+    """Read every tensor of a frame."""
+    frame = reader.frame(frame_id)
+    return {entry.key: frame.read(entry) for entry in frame.entries if not entry.part}

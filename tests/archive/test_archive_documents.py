@@ -1,0 +1,242 @@
+"""Documents that were made by hand to mislead: right checksums, wrong content."""
+
+import struct
+import tracemalloc
+
+import msgpack
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
+from inshrink_core.archive.index import BlockColumns, FrameIndex, block_entries, pack_index, parse_index
+from inshrink_core.archive.layout import MANIFEST_HEADER_NBYTES, ManifestHeader, derive_frame_id
+from inshrink_core.archive.manifest import Manifest
+from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.frame import FrameInfo, FrameKind
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
+    | st.text() | st.binary(),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(), children, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(VALUES)
+@settings(deadline=None)
+def test_values_survive(value):
+    assert unpack_value(pack_value(value), "here", lists=True) == value
+
+
+@given(st.binary(max_size=200))
+@settings(deadline=None)
+def test_any_bytes_are_a_value_or_damage(data):
+    try:
+        value = unpack_value(data, "here", lists=True)
+    except DamagedError:
+        return
+    assert msgpack.unpackb(msgpack.packb(value), strict_map_key=False) == value
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xdd\xff\xff\xff\xff", b"\xdd\x00\x10\x00\x00" * 500, b"\x91" * 5000, b"\x00\x00", b"\xd4\x05a",
+     b"\xc7\x00\x05", b"\xd6\xff\x00\x00\x00\x00", b"\x81\x01\x02", b"\xa1\xff", b"\x81\x90\x01", b"\xc1"],
+    ids=["empty", "long array", "nested long arrays", "deep", "two values", "extension", "empty extension",
+         "timestamp", "integer key", "not utf-8", "list key", "reserved"],
+)  # fmt: skip
+def test_misleading_msgpack_is_damage_and_takes_no_memory(data):
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamagedError):
+            unpack_value(data, "here", lists=True)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("data", "raw_nbytes"),
+    [
+        (zstandard.ZstdCompressor().compress(bytes(1000)), 999),
+        (zstandard.ZstdCompressor().compress(bytes(1000)) + b"x", 1000),
+        (zstandard.ZstdCompressor().compress(bytes(1000))[:-1], 1000),
+        (zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1000)), 1000),
+        (zstandard.ZstdCompressor().compress(bytes(1 << 27)), 1 << 27),
+        (b"", 0),
+        (b"not zstd at all", 15),
+    ],
+    ids=["other length", "trailing", "truncated", "no size", "too large", "empty", "no zstd"],
+)
+def test_misleading_compression_is_damage(data, raw_nbytes):
+    with pytest.raises(DamagedError):
+        decompress_document(data, raw_nbytes, "here")
+
+
+def test_document_that_no_reader_would_accept_is_not_written(monkeypatch):
+    monkeypatch.setattr("inshrink_core.archive.document.MAX_DOCUMENT_NBYTES", 10)
+    with pytest.raises(InputError, match="too large"):
+        compress_document(bytes(11))
+
+
+def test_value_nested_too_deep_is_not_written():
+    value: list = []
+    for _ in range(70):
+        value = [value]
+    with pytest.raises(InputError, match="deeper"):
+        pack_value(value)
+
+
+# ---- the index -----------------------------------------------------------------------------------
+
+INDEX = FrameIndex(
+    BlockColumns(("a", "b"), ("raw/1", "raw/1"), (("weight", 1), ())),
+    BlockColumns(("model.pt",), ("zstd/1",), ((),)),
+    (2, 1),
+    (5, 4096, 3),
+    (1, 2, 3),
+    {"k": b"\x01"},
+)
+INDEX_OFFSET = 4232  # 88 + 5 -> 128 + 4096 = 4224, + 3 -> 4232
+
+
+def test_index_survives():
+    assert parse_index(pack_index(INDEX, None), None, INDEX_OFFSET, "here") == INDEX
+    assert parse_index(pack_index(INDEX, INDEX), INDEX, INDEX_OFFSET, "here") == INDEX
+    assert [entry.offset for entry in block_entries(INDEX)] == [88, 128, 4224]
+
+
+def test_index_equal_to_the_parents_is_almost_empty():
+    # array of 7; 2 · [nil, nil, nil]; runs; lengths; 12 bytes of checksums; no meta, none removed
+    assert len(pack_index(INDEX, INDEX)) == 1 + 2 * 4 + 3 + (1 + 1 + 3 + 1) + (2 + 12) + 1 + 1
+
+
+FIELDS = ["tensors", "parts", "runs", "nbytes", "crcs", "meta", "removed"]
+BAD_FIELDS = [
+    ("tensors", None), ("tensors", [["a"], None]), ("tensors", [["a"], [["c"], [0]], None]),
+    ("tensors", [["a", "a"], [["c"], [0, 0]], [[0, 0], []]]), ("tensors", [["a"], [["c"], [0]], [[0], []]]),
+    ("tensors", [["a", "b"], [["c"], [0, 1]], [[0, 0], []]]),
+    ("tensors", [["a", "b"], [["c"], [0, -1]], [[0, 0], []]]),
+    ("tensors", [["a", 1], [["c"], [0, 0]], [[0, 0], []]]),
+    ("tensors", [["a", "b"], [["c"], [0, 0]], [[1, 0], [[1, 2]]]]),
+    ("tensors", [["a", "b"], [["c"], [0, 0]], [[2, 0], [[1]]]]),
+    ("tensors", [["a", "b"], [["c"], [0, 0]], [[17, 0], [[1]] * 17]]),
+    ("runs", [2]), ("runs", [3, 1]), ("runs", [2, 1, 1]), ("runs", [-1, 1, 3]), ("runs", [True, 1, 1]),
+    ("runs", 3),
+    ("nbytes", [5, 4096]), ("nbytes", [5, 4096, 3, 0]), ("nbytes", [5, 4096, 30]), ("nbytes", [5, 4096, -3]),
+    ("nbytes", [5, 4096, 1 << 63]), ("nbytes", [5, 4096, 3.0]),
+    ("crcs", bytes(11)), ("crcs", bytes(8)), ("crcs", [1, 2, 3]),
+    ("meta", [1]), ("meta", {"k": 1}), ("removed", ["k"]), ("removed", [1]), ("removed", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_FIELDS, ids=str)
+def test_misleading_index_is_damage(field, value):
+    document = msgpack.unpackb(pack_index(INDEX, None))
+    document[FIELDS.index(field)] = value
+    with pytest.raises(DamagedError, match="malformed"):
+        parse_index(msgpack.packb(document), None, INDEX_OFFSET, "here")
+
+
+def test_blocks_must_end_at_the_index():
+    for offset in (INDEX_OFFSET - 8, INDEX_OFFSET + 8):
+        with pytest.raises(DamagedError, match="do not end at the index"):
+            parse_index(pack_index(INDEX, None), None, offset, "here")
+
+
+def test_inheritance_without_a_parent_is_damage():
+    with pytest.raises(DamagedError, match="without reference"):
+        parse_index(pack_index(INDEX, INDEX), None, INDEX_OFFSET, "here")
+
+
+def test_removing_a_meta_key_that_is_not_there_is_damage():
+    removed = pack_index(INDEX._replace(meta={}), INDEX)
+    assert parse_index(removed, INDEX, INDEX_OFFSET, "here").meta == {}
+    with pytest.raises(DamagedError, match="removed meta"):
+        parse_index(removed, INDEX._replace(meta={"other": b"\x01"}), INDEX_OFFSET, "here")
+
+
+@given(VALUES)
+@settings(max_examples=200, deadline=None)
+def test_any_document_is_an_index_or_damage(value):
+    with pytest.raises(DamagedError):
+        parse_index(pack_value(value), None, INDEX_OFFSET, "here")
+
+
+# ---- the manifest --------------------------------------------------------------------------------
+
+ARCHIVE_ID = b"A" * 16
+
+
+def frame(generation: int, parent_id: bytes | None, frame_id: bytes | None = None) -> FrameInfo:
+    step = 100 * generation
+    return FrameInfo(
+        frame_id=frame_id or derive_frame_id(ARCHIVE_ID, parent_id, step, 0, generation),
+        parent_id=parent_id,
+        step=step,
+        kind=FrameKind.DELTA if parent_id else FrameKind.KEYFRAME,
+        branch=0,
+        generation=generation,
+        nbytes=1000,
+        digest=bytes([generation]) * 32,
+        path=f"frames/{generation:08d}-{step}.frame",
+    )
+
+
+FIRST = frame(2, None)
+MANIFEST = Manifest(
+    archive_id=ARCHIVE_ID,
+    frames=(FIRST, frame(3, FIRST.frame_id), frame(5, b"gone" * 4), frame(7, None, b"chosen" + bytes(10))),
+    tombstones=(1, 4),
+    next_generation=9,
+)
+
+
+def test_manifest_survives():
+    assert Manifest.parse(MANIFEST.pack(), "here") == MANIFEST
+
+
+def test_manifest_whose_parent_has_a_higher_generation_survives():
+    child = frame(1, b"later" * 3 + b"x")
+    swapped = Manifest(
+        archive_id=ARCHIVE_ID, frames=(child, frame(2, None, child.parent_id)), next_generation=3
+    )
+    assert Manifest.parse(swapped.pack(), "here") == swapped
+
+
+def sealed(document: list) -> bytes:
+    raw = msgpack.packb(document)
+    payload = compress_document(raw)
+    return ManifestHeader(ARCHIVE_ID, len(payload), len(raw)).pack(payload) + payload
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [(0, [None] * 3), (0, [b"short", None, None, None]), (1, [0, 0, None, None]), (1, [4, 0, None, None]),
+     (1, [-1, 0, None, None]), (1, ["x", 0, None, None]), (2, [-1, 0, 0, 0]), (2, [1 << 63, 0, 0, 0]),
+     (3, [2, 0, 0, 0]), (4, [1 << 32, 0, 0, 0]), (5, [2, 2, 5, 7]), (5, [3, 2, 5, 7]), (5, [0, 3, 5, 7]),
+     (5, [1, 3, 5, 7]), (6, [-1, 0, 0, 0]), (7, bytes(127)), (7, bytes(96)), (7, bytes(129)), (8, [4, 1]),
+     (8, [1, 9]), (9, 7), (9, 1 << 64), (9, None), (1, [b"", None, None, None]),
+     (1, [bytes(16), None, None, None])],
+    ids=str,
+)  # fmt: skip
+def test_misleading_manifest_is_damage(column, value):
+    raw = decompress_document(
+        MANIFEST.pack()[MANIFEST_HEADER_NBYTES:], struct.unpack_from("<I", MANIFEST.pack(), 16)[0], "here"
+    )
+    document = msgpack.unpackb(raw)
+    assert Manifest.parse(sealed(document), "here") == MANIFEST
+    document[column] = value
+    if column == 9 and value == 1 << 64:
+        document[column] = (1 << 64) - 1
+    with pytest.raises(DamagedError, match="malformed"):
+        Manifest.parse(sealed(document), "here")
+
+
+@given(VALUES)
+@settings(max_examples=200, deadline=None)
+def test_any_document_is_a_manifest_or_damage(value):
+    with pytest.raises(DamagedError):
+        Manifest.parse(sealed(value), "here")

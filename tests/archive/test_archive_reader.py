@@ -1,0 +1,257 @@
+import shutil
+
+import pytest
+
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, is_archive
+from inshrink_core.errors import IncompatibleError, MissingFrameError, NotFoundError
+from tests.archive.building import ARCHIVE_ID, META, append, blocks_of, build, contents
+
+
+@pytest.fixture
+def path(tmp_path):
+    return build(tmp_path / "run.inshrink")
+
+
+def steps(frames) -> list[int]:
+    return [frame.step for frame in frames]
+
+
+def test_what_was_written_is_read_back(path):
+    reader = ArchiveReader.open(path)
+    assert reader.archive_id == ARCHIVE_ID
+    assert steps(reader.frames) == [0, 100, 200]
+    assert reader.head == reader.frames[-1]
+    for frame in reader.frames:
+        opened = reader.frame(frame.frame_id)
+        assert contents(reader, frame.frame_id) == blocks_of(frame.step)
+        assert opened.read(opened.entry("model.pt", part=True)) == b"skeleton"
+        assert opened.meta == {**META, "step": frame.step}
+        assert opened.entry("conv1.weight").attributes == ("weight", "float32", (77,), False)
+    assert reader.nbytes == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    assert check_archive(path) == ()
+
+
+def test_block_offsets_follow_the_alignment_rule(path):
+    reader = ArchiveReader.open(path)
+    offsets = {entry.key: entry.offset for entry in reader.frame(reader.frames[0].frame_id).entries}
+    # 88 + 77 = 165 -> 168 (empty) -> 192 = 3 · 64 (large), 192 + 4100 = 4292 -> 4296
+    assert offsets == {"conv1.weight": 88, "conv1.bias": 168, "head.weight": 192, "model.pt": 4296}
+
+
+def test_opening_reads_the_manifest_alone(path):
+    reader = ArchiveReader.open(path)
+    assert reader.bytes_read == reader.manifest_nbytes == (path / "inshrink-manifest").stat().st_size
+
+
+def test_one_block_of_a_large_frame_reads_few_bytes(tmp_path):
+    big = {"a": bytes(1 << 20), "b": b"wanted" * 100, "c": bytes(1 << 20)}
+    with ArchiveWriter(tmp_path / "x", create=True) as writer:
+        info = append(writer, 0, blocks=big)
+    reader = ArchiveReader.open(tmp_path / "x")
+    frame = reader.frame(info.frame_id)
+    assert frame.read(frame.entry("b")) == big["b"]
+    assert reader.bytes_read <= reader.manifest_nbytes + 88 + 4096 + 600
+
+
+def test_delta_index_stores_only_what_differs(tmp_path):
+    names = {f"layer{i}.attention.projection.weight": bytes([i]) * 40 for i in range(100)}
+    with ArchiveWriter(tmp_path / "x", create=True) as writer:
+        key = append(writer, 0, blocks=names)
+        delta = append(writer, 1, blocks=names)
+    reader = ArchiveReader.open(tmp_path / "x")
+    overhead = [reader.frame(info.frame_id).overhead_nbytes for info in (key, delta)]
+    # header 88, trailer 32, 100 checksums of 4 bytes, lengths and step compressed to less than 60
+    assert overhead[1] <= 88 + 32 + 101 * 4 + 60
+    assert overhead[0] > overhead[1] + 250
+    assert contents(reader, delta.frame_id) == names
+
+
+def test_inheritance_holds_when_keys_codecs_attributes_and_meta_change(tmp_path):
+    path = tmp_path / "x"
+    with ArchiveWriter(path, create=True) as writer:
+        first = append(writer, 0, meta={"a": 1, "b": [1, 2], "c": None})
+        second = append(writer, 1, codec="zstd/1", meta={"a": 1, "b": [1, 3]})
+        third = append(writer, 2, blocks={"new": b"x"}, meta={"a": True, "c": None})
+        fork = append(writer, 1, parent_id=first.frame_id, branch=1, meta={"a": 1, "b": [1, 2], "c": None})
+    reader = ArchiveReader.open(path)
+    metas = [reader.frame(info.frame_id).meta for info in (first, second, third, fork)]
+    assert metas == [
+        {"a": 1, "b": [1, 2], "c": None}, {"a": 1, "b": [1, 3]}, {"a": True, "c": None},
+        {"a": 1, "b": [1, 2], "c": None},
+    ]  # fmt: skip
+    assert metas[2]["a"] is True
+    assert reader.frame(second.frame_id).entry("conv1.weight").codec == "zstd/1"
+    assert reader.frame(fork.frame_id).entry("conv1.weight").codec == "raw/1"
+    assert [entry.key for entry in reader.frame(third.frame_id).entries] == ["new", "model.pt"]
+
+
+def test_keyframe_stands_alone_after_its_parent_is_gone(tmp_path):
+    path = build(tmp_path / "x")
+    with ArchiveWriter(path) as writer:
+        info = append(writer, 300, kind="keyframe")
+    for frame in ArchiveReader.open(path).frames[:3]:
+        (path / frame.path).unlink()
+    reader = ArchiveReader.open(path)
+    assert contents(reader, info.frame_id) == blocks_of(300)
+    assert reader.chain(info.frame_id) == (info,)
+
+
+def test_tensors_and_parts_may_interleave_and_share_keys(tmp_path):
+    order = [("x", True), ("x", False), ("y", True), ("z", True), ("y", False)]
+    with ArchiveWriter(tmp_path / "x", create=True) as writer:
+        for kind in ("keyframe", "delta"):
+            head = writer.reader.head
+            with writer.begin(step=0, kind=kind, parent_id=head and head.frame_id) as frame:
+                for i, (key, part) in enumerate(order):
+                    frame.add(key, "raw/1", bytes([i]), part=part)
+                frame.commit({})
+    reader = ArchiveReader.open(tmp_path / "x")
+    for info in reader.frames:
+        opened = reader.frame(info.frame_id)
+        assert [(entry.key, entry.part) for entry in opened.entries] == order
+        assert opened.read_many(opened.entries) == [bytes([i]) for i in range(5)]
+
+
+def test_read_many_keeps_the_order_asked_for_and_coalesces_neighbours(path, monkeypatch):
+    reader = ArchiveReader.open(path)
+    frame = reader.frame(reader.frames[0].frame_id)
+    reads = []
+    whole = frame._storage.read
+    monkeypatch.setattr(frame._storage, "read", lambda *args: reads.append(args) or whole(*args))
+    wanted = [frame.entry("head.weight"), frame.entry("conv1.weight"), frame.entry("conv1.bias")]
+    assert frame.read_many(wanted) == [blocks_of(0)[entry.key] for entry in wanted]
+    assert len(reads) == 1
+
+
+def test_missing_tensor_is_named(path):
+    reader = ArchiveReader.open(path)
+    with pytest.raises(NotFoundError, match=r"no tensor 'conv9' at step 200"):
+        reader.frame(reader.head.frame_id).entry("conv9")
+
+
+@pytest.fixture
+def branched(tmp_path):
+    path = build(tmp_path / "run.inshrink", (0, 100, 200, 300))
+    with ArchiveWriter(path) as writer:
+        fork = writer.reader.find(100)
+        first = append(writer, 200, parent_id=fork.frame_id, branch=1)
+        append(writer, 250, parent_id=first.frame_id, branch=1)
+    return path
+
+
+def test_history_follows_parents_from_the_first_frame(branched):
+    reader = ArchiveReader.open(branched)
+    assert [(frame.step, frame.branch) for frame in reader.history()] == [
+        (0, 0),
+        (100, 0),
+        (200, 1),
+        (250, 1),
+    ]
+    assert steps(reader.history(reader.find(300).frame_id)) == [0, 100, 200, 300]
+    assert steps(reader.chain(reader.head.frame_id)) == [0, 100, 200, 250]
+
+
+def test_find_prefers_the_history_of_the_head(branched):
+    reader = ArchiveReader.open(branched)
+    assert reader.find(200).branch == 1
+    assert reader.find(200, branch=0).branch == 0
+    assert reader.find(100, branch=1).branch == 0
+    assert reader.find(300).branch == 0
+
+
+def test_find_names_the_nearest_steps(branched):
+    with pytest.raises(NotFoundError, match=r"no frame of step 260.*nearest steps are 250 and 300"):
+        ArchiveReader.open(branched).find(260)
+    with pytest.raises(NotFoundError, match=r"on branch 1.*nearest steps are 250"):
+        ArchiveReader.open(branched).find(300, branch=1)
+    with pytest.raises(NotFoundError, match="on branch 5"):
+        ArchiveReader.open(branched).find(0, branch=5)
+
+
+def test_missing_frame_is_named_where_it_is_needed(path):
+    reader = ArchiveReader.open(path)
+    (path / reader.frames[1].path).unlink()
+    reader.refresh()
+    assert steps(reader.frames) == [0, 200]
+    assert steps(reader.missing) == [100]
+    assert steps(reader.history()) == [0, 200]
+    assert contents(reader, reader.frames[0].frame_id) == blocks_of(0)
+    for ask in (reader.chain, reader.frame):
+        with pytest.raises(MissingFrameError, match="step 100"):
+            ask(reader.head.frame_id)
+    with pytest.raises(MissingFrameError, match="step 100"):
+        reader.find(100)
+    assert any("step 100 is missing" in problem.what for problem in check_archive(path))
+
+
+def test_frame_removed_under_a_reader_is_reported_as_missing(path):
+    reader = ArchiveReader.open(path)
+    frame = reader.frame(reader.head.frame_id)
+    (path / reader.head.path).unlink()
+    with pytest.raises(MissingFrameError):
+        frame.read(frame.entries[0])
+
+
+def test_frames_of_another_archive_are_ignored_and_reported(path, tmp_path):
+    with ArchiveWriter(tmp_path / "other", create=True) as writer:
+        for step in range(5):
+            stranger = append(writer, step)
+    shutil.copy(tmp_path / "other" / stranger.path, path / stranger.path)
+    reader = ArchiveReader.open(path)
+    assert steps(reader.frames) == [0, 100, 200]
+    assert [problem.what for problem in check_archive(path)] == ["this frame belongs to another archive"]
+    with ArchiveWriter(path) as writer:
+        append(writer, 300)
+    assert steps(ArchiveReader.open(path).frames) == [0, 100, 200, 300]
+
+
+def test_frame_of_another_archive_in_the_place_of_ours_is_damage(path, tmp_path):
+    with ArchiveWriter(tmp_path / "other", create=True) as writer:
+        stranger = append(writer, 0)
+    shutil.copy(tmp_path / "other" / stranger.path, path / stranger.path)
+    reader = ArchiveReader.open(path)
+    with pytest.raises(Exception, match="not the one the manifest lists"):
+        reader.frame(reader.frames[0].frame_id)
+    assert check_archive(path)
+
+
+def test_manifest_of_a_newer_version_asks_for_an_upgrade(path, monkeypatch):
+    with monkeypatch.context() as newer:
+        newer.setattr("inshrink_core.archive.layout.FORMAT_VERSION", 2)
+        with ArchiveWriter(path) as writer:
+            append(writer, 300)
+    for ask in (ArchiveReader.open, ArchiveWriter, check_archive):
+        with pytest.raises(IncompatibleError, match="version 1 or older, found 2"):
+            ask(path)
+
+
+def test_what_is_no_archive_is_not_found(tmp_path):
+    (tmp_path / "run" / "frames").mkdir(parents=True)
+    (tmp_path / "run" / "frames" / "00000001-5.frame").write_bytes(b"a video")
+    (tmp_path / "file").write_bytes(b"INSHRNKM")
+    for name in ("nothing", "run", "file", "nul\0"):
+        assert not is_archive(tmp_path / name)
+        with pytest.raises(NotFoundError):
+            ArchiveReader.open(tmp_path / name)
+
+
+def test_archive_without_frames_is_sound(tmp_path):
+    with ArchiveWriter(tmp_path / "x", create=True):
+        pass
+    reader = ArchiveReader.open(tmp_path / "x")
+    assert (reader.frames, reader.head, reader.history()) == ((), None, ())
+    assert check_archive(tmp_path / "x") == ()
+
+
+def test_lost_manifest_costs_nothing_but_a_scan(path):
+    expected = ArchiveReader.open(path).frames
+    (path / "inshrink-manifest").unlink()
+    assert is_archive(path)
+    reader = ArchiveReader.open(path)
+    assert [frame.frame_id for frame in reader.frames] == [frame.frame_id for frame in expected]
+    assert contents(reader, reader.head.frame_id) == blocks_of(200)
+    assert any("manifest is missing" in problem.what for problem in check_archive(path))
+    with ArchiveWriter(path):
+        pass
+    assert ArchiveReader.open(path).frames == expected
+    assert check_archive(path) == ()

@@ -1,0 +1,525 @@
+import array
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inshrink_core.archive import (
+    ArchiveReader,
+    ArchiveWriter,
+    check_archive,
+    is_archive,
+    rebuild_manifest,
+    remove_frames,
+)
+from inshrink_core.errors import (
+    DamagedError,
+    ExistsError,
+    InputError,
+    LockedError,
+    MissingFrameError,
+    NotFoundError,
+    StepConflictError,
+    StorageError,
+)
+from tests.archive.building import ARCHIVE_ID, append, blocks_of, build, contents
+
+GOLDEN = Path(__file__).parent / "golden" / "golden_v1"
+MANIFEST = "inshrink-manifest"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return build(tmp_path / "run.inshrink")
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def read_all(path: Path) -> dict[int, dict[str, bytes]]:
+    reader = ArchiveReader.open(path)
+    return {frame.step: contents(reader, frame.frame_id) for frame in reader.frames}
+
+
+def test_same_input_gives_the_same_bytes(tmp_path):
+    assert files_of(build(tmp_path / "a")) == files_of(build(tmp_path / "b"))
+
+
+def test_order_of_meta_keys_does_not_change_the_bytes(tmp_path):
+    for name, meta in (("a", {"x": {"p": 1, "q": 2}, "y": 3}), ("b", {"y": 3, "x": {"q": 2, "p": 1}})):
+        with ArchiveWriter(tmp_path / name, create=True, archive_id=ARCHIVE_ID) as writer:
+            append(writer, 0, meta=meta)
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+
+
+def test_archive_of_version_1_stays_readable(tmp_path):
+    shutil.copytree(GOLDEN, tmp_path / "golden.inshrink")
+    assert check_archive(tmp_path / "golden.inshrink") == ()
+    assert read_all(tmp_path / "golden.inshrink") == {step: blocks_of(step) for step in (0, 100, 200)}
+    with ArchiveWriter(tmp_path / "golden.inshrink") as writer:
+        append(writer, 300)
+    assert read_all(tmp_path / "golden.inshrink")[300] == blocks_of(300)
+
+
+def test_frame_names_tell_generation_and_step(path):
+    assert sorted(file.name for file in (path / "frames").iterdir()) == [
+        "00000001-0.frame", "00000002-100.frame", "00000003-200.frame",
+    ]  # fmt: skip
+    assert sorted(file.name for file in path.iterdir()) == ["frames", MANIFEST, "lock"]
+
+
+def test_writing_goes_on_after_reopening(path):
+    with ArchiveWriter(path) as writer:
+        append(writer, 300)
+    assert read_all(path) == {step: blocks_of(step) for step in (0, 100, 200, 300)}
+    assert check_archive(path) == ()
+
+
+def interrupted_frame(writer):
+    with writer.begin(step=300, kind="keyframe", parent_id=None) as frame:
+        frame.add("a", "raw/1", b"x" * 10_000)
+        raise RuntimeError("cut off")
+
+
+def test_aborted_frame_leaves_no_trace(path):
+    before = files_of(path)
+    with ArchiveWriter(path) as writer:
+        with pytest.raises(RuntimeError, match="cut off"):
+            interrupted_frame(writer)
+        with writer.begin(step=300, kind="keyframe", parent_id=None) as frame:
+            frame.add("a", "raw/1", b"x")
+        writer.begin(step=300, kind="keyframe", parent_id=None)
+    assert files_of(path) == before
+
+
+def test_step_that_is_there_already_is_refused(path):
+    with ArchiveWriter(path) as writer:
+        parent = writer.reader.find(100)
+        with pytest.raises(StepConflictError, match="step 200"):
+            append(writer, 200, parent_id=parent.frame_id)
+        append(writer, 200, parent_id=parent.frame_id, branch=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"kind": "delta", "parent_id": None}, InputError),
+        ({"kind": "other"}, InputError),
+        ({"parent_id": b"?" * 16}, NotFoundError),
+        ({"step": -1}, InputError),
+        ({"step": 1 << 63}, InputError),
+        ({"step": 1.5}, InputError),
+        ({"branch": 1 << 32}, InputError),
+    ],
+    ids=["delta without parent", "kind", "no parent", "negative", "too large", "float", "branch"],
+)
+def test_frame_that_cannot_be_described_is_refused(path, arguments, error):
+    with ArchiveWriter(path) as writer, pytest.raises(error):
+        writer.begin(**{"step": 300, "kind": "keyframe", "parent_id": None, **arguments})
+
+
+@pytest.mark.parametrize("bad", [object(), 1 << 64, "\ud800", {1: 2}, {1, 2}], ids=repr)
+def test_values_msgpack_cannot_hold_are_refused(path, bad):
+    before = files_of(path)
+    with ArchiveWriter(path) as writer:
+        frame = writer.begin(step=300, kind="keyframe", parent_id=None)
+        with pytest.raises(InputError):
+            frame.add("a", "raw/1", b"", attributes=(bad,))
+        with pytest.raises(InputError):
+            frame.commit({"key": bad})
+    assert files_of(path) == before
+
+
+def test_frame_is_used_once_and_alone(path):
+    with ArchiveWriter(path) as writer:
+        frame = writer.begin(step=300, kind="keyframe", parent_id=None)
+        frame.add("a", "raw/1", memoryview(b"abcd"))
+        with pytest.raises(InputError, match="are text"):
+            frame.add(b"key", "raw/1", b"")
+        with pytest.raises(InputError, match="added twice"):
+            frame.add("a", "raw/1", b"")
+        with pytest.raises(InputError, match="already: commit or abort"):
+            writer.begin(step=400, kind="keyframe", parent_id=None)
+        frame.commit({})
+        with pytest.raises(InputError, match="committed or aborted"):
+            frame.add("b", "raw/1", b"")
+        frame.abort()
+    assert read_all(path)[300] == {"a": b"abcd"}
+    with pytest.raises(InputError, match="closed"):
+        writer.begin(step=400, kind="keyframe", parent_id=None)
+
+
+def test_creating_needs_an_empty_place(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "diary.txt").write_text("dear diary")
+    (tmp_path / "file").write_text("text")
+    for name in ("notes", "file"):
+        with pytest.raises(ExistsError):
+            ArchiveWriter(tmp_path / name, create=True)
+    with pytest.raises(NotFoundError):
+        ArchiveWriter(tmp_path / "nothing")
+    with pytest.raises(NotFoundError):
+        ArchiveWriter(tmp_path / "notes")
+    assert files_of(tmp_path) == {"notes/diary.txt": b"dear diary", "file": b"text"}
+
+
+def test_creating_is_harmless_where_the_archive_exists(path):
+    before = read_all(path)
+    with ArchiveWriter(path, create=True):
+        pass
+    assert read_all(path) == before
+    with pytest.raises(InputError, match="another id"):
+        ArchiveWriter(path, create=True, archive_id=b"z" * 16)
+
+
+# ---- crashes -------------------------------------------------------------------------------------
+
+
+def test_frame_renamed_before_the_manifest_is_live(path):
+    manifest = (path / MANIFEST).read_bytes()
+    with ArchiveWriter(path) as writer:
+        append(writer, 300)
+    (path / MANIFEST).write_bytes(manifest)
+    assert read_all(path)[300] == blocks_of(300)
+    assert [problem.what for problem in check_archive(path)] == ["the manifest does not list this frame"]
+    with ArchiveWriter(path) as writer:
+        append(writer, 400)
+    assert list(read_all(path)) == [0, 100, 200, 300, 400]
+    assert check_archive(path) == ()
+
+
+def test_temporary_files_are_ignored_reported_and_cleaned(path):
+    leftovers = [path / f".{MANIFEST}.tmp", path / "frames" / ".00000004-300.frame.tmp"]
+    for leftover in leftovers:
+        leftover.write_bytes(b"half")
+    assert list(read_all(path)) == [0, 100, 200]
+    assert len(check_archive(path)) == 2
+    with ArchiveWriter(path):
+        assert not any(leftover.exists() for leftover in leftovers)
+
+
+def test_half_written_frame_under_its_own_name_is_not_live(path):
+    (path / "frames" / "00000009-300.frame").write_bytes(
+        (path / "frames" / "00000003-200.frame").read_bytes()[:300]
+    )
+    assert list(read_all(path)) == [0, 100, 200]
+    assert len(check_archive(path)) == 1
+    with ArchiveWriter(path) as writer:
+        assert append(writer, 300).generation == 10
+
+
+def test_higher_generation_wins_the_same_place(path, tmp_path):
+    shutil.copytree(path, tmp_path / "copy")
+    with ArchiveWriter(path) as writer:
+        append(writer, 300, blocks={"a": b"old"})
+    with ArchiveWriter(tmp_path / "copy") as writer:
+        remove_frames(writer, [append(writer, 1, kind="keyframe", branch=9).frame_id])
+        newer = append(writer, 300, blocks={"a": b"new"})
+    shutil.copy(tmp_path / "copy" / newer.path, path / newer.path)
+    assert read_all(path)[300] == {"a": b"new"}
+    assert any("taken the place" in problem.what for problem in check_archive(path))
+
+
+def test_lower_generation_that_comes_later_does_not_win(path, tmp_path):
+    shutil.copytree(path, tmp_path / "copy")
+    with ArchiveWriter(tmp_path / "copy") as writer:
+        older = append(writer, 300, blocks={"a": b"old"})
+    blank = path / "frames" / "00000004-7.frame"
+    blank.touch()  # so that generation 4 is passed over
+    with ArchiveWriter(path) as writer:
+        assert append(writer, 300, blocks={"a": b"new"}).generation == 5
+    blank.unlink()
+    shutil.copy(tmp_path / "copy" / older.path, path / older.path)
+    assert read_all(path)[300] == {"a": b"new"}
+    assert any("taken the place" in problem.what for problem in check_archive(path))
+
+
+def test_generation_that_stands_twice_is_live_once(path, tmp_path):
+    shutil.copytree(path, tmp_path / "copy")
+    with ArchiveWriter(tmp_path / "copy") as writer:
+        stranger = append(writer, 301)
+    with ArchiveWriter(path) as writer:
+        append(writer, 300)
+    shutil.copy(tmp_path / "copy" / stranger.path, path / stranger.path)
+    assert list(read_all(path)) == [0, 100, 200, 300]
+    with ArchiveWriter(path) as writer:
+        append(writer, 400)
+    assert list(read_all(path)) == [0, 100, 200, 300, 400]
+    assert [problem.what for problem in check_archive(path)] == ["another frame has generation 4 too"]
+
+
+def test_padding_that_is_not_zero_is_reported_even_where_no_digest_is_known(path):
+    file = path / "frames" / "00000001-0.frame"
+    content = bytearray(file.read_bytes())
+    # blocks end at 88 + 77 = 165 (next at 168) and at 4296 + 8 = 4304, which is the index
+    content[166] = 1
+    file.write_bytes(content)
+    assert any("SHA-256" in problem.what for problem in check_archive(path))
+    (path / MANIFEST).unlink()
+    assert any("padding before block 'conv1.bias'" in problem.what for problem in check_archive(path))
+
+
+def test_folder_with_the_name_of_a_frame_is_reported_and_harmless(path):
+    (path / "frames" / "00000008-800.frame").mkdir()
+    assert list(read_all(path)) == [0, 100, 200]
+    assert len(check_archive(path)) == 1
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", bytearray(b"xy"), memoryview(b""), array.array("d", []), array.array("i", [1, 2])],
+    ids=repr,
+)
+def test_payloads_may_be_any_buffer(path, payload):
+    with ArchiveWriter(path) as writer, writer.begin(step=1, kind="keyframe", parent_id=None) as frame:
+        frame.add("a", "raw/1", memoryview(payload))
+        frame.commit({})
+    assert read_all(path)[1] == {"a": bytes(memoryview(payload))}
+
+
+_KILLED = """
+import sys
+from pathlib import Path
+from inshrink_core.archive import ArchiveWriter
+from tests.archive.building import append
+with ArchiveWriter(Path(sys.argv[1]), create=True) as writer:
+    start = writer.reader.head.step + 1 if writer.reader.head else 0
+    print("ready", flush=True)
+    for step in range(start, start + 10_000):
+        append(writer, step)
+        print(step, flush=True)
+"""
+
+
+def test_killing_the_writer_at_any_moment_keeps_every_committed_step(tmp_path):
+    path = tmp_path / "x"
+    committed = -1
+    for n_lines in (1, 2, 4, 7, 11):
+        with subprocess.Popen(
+            [sys.executable, "-c", _KILLED, str(path)], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+        ) as child:
+            for _ in range(n_lines):
+                line = child.stdout.readline()
+            os.kill(child.pid, signal.SIGKILL)
+            lines = [line, *child.stdout.read().split()]
+        committed = max([committed, *(int(line) for line in lines if line.strip().isdigit())])
+        found = read_all(path)
+        assert list(found) == list(range(len(found)))
+        assert len(found) > committed
+        assert all(found[step] == blocks_of(step) for step in found)
+    with ArchiveWriter(path):
+        pass
+    assert check_archive(path) == ()
+
+
+# ---- locks ---------------------------------------------------------------------------------------
+
+
+def test_second_writer_is_told_who_writes(path):
+    program = "import sys; from inshrink_core.archive import ArchiveWriter; ArchiveWriter(sys.argv[1])"
+    with ArchiveWriter(path) as writer:
+        with pytest.raises(LockedError, match=f"process {os.getpid()}"):
+            ArchiveWriter(path)
+        other = subprocess.run(
+            [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False
+        )
+        assert "LockedError" in other.stderr
+        assert f"process {os.getpid()}" in other.stderr
+        append(writer, 300)
+        assert list(read_all(path)) == [0, 100, 200, 300]
+    with ArchiveWriter(path):
+        pass
+
+
+def test_stale_lock_file_locks_nothing(path):
+    (path / "lock").write_text("1")
+    with ArchiveWriter(path):
+        pass
+
+
+def test_reader_sees_later_commits_after_refreshing(path):
+    reader = ArchiveReader.open(path)
+    with ArchiveWriter(path) as writer:
+        append(writer, 300)
+    assert reader.head.step == 200
+    reader.refresh()
+    assert reader.head.step == 300
+
+
+# ---- what the system refuses ---------------------------------------------------------------------
+
+
+def refuse(number: int):
+    def refused(*_args, **_kwargs):
+        raise OSError(number, os.strerror(number))
+
+    return refused
+
+
+@pytest.mark.parametrize("call", ["os.fsync", "pathlib.Path.replace"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
+def test_refused_commit_leaves_the_archive_as_it_was(path, monkeypatch, call, number):
+    before = files_of(path)
+    with ArchiveWriter(path) as writer:
+        with monkeypatch.context() as system:
+            system.setattr(call, refuse(number))
+            with pytest.raises(StorageError):
+                append(writer, 300)
+        assert files_of(path).keys() == before.keys()
+        append(writer, 300)
+    assert list(read_all(path)) == [0, 100, 200, 300]
+    assert check_archive(path) == ()
+
+
+@pytest.mark.parametrize("n_calls", range(5))
+def test_disk_that_fills_at_any_sync_of_a_commit_leaves_the_archive_sound(path, monkeypatch, n_calls):
+    calls = []
+    real = os.fsync
+
+    def fsync(descriptor):
+        calls.append(descriptor)
+        if len(calls) > n_calls:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    with ArchiveWriter(path) as writer:
+        with monkeypatch.context() as system:
+            system.setattr("os.fsync", fsync)
+            if n_calls < 4:
+                with pytest.raises(StorageError, match="free some space"):
+                    append(writer, 300)
+            else:
+                append(writer, 300)
+        # the fourth sync follows the renaming of the manifest: the frame is committed, if not yet durable
+        assert (300 in read_all(path)) == (n_calls >= 3)
+        assert writer.reader.find(200 if n_calls < 3 else 300) == writer.reader.head
+        append(writer, 400)
+    assert check_archive(path) == ()
+
+
+def test_disk_that_fills_while_a_block_is_written_aborts_the_frame(path):
+    before = files_of(path)
+    with ArchiveWriter(path) as writer:
+        frame = writer.begin(step=300, kind="keyframe", parent_id=None)
+
+        class FullDisk:
+            write = staticmethod(refuse(errno.ENOSPC))
+            close = staticmethod(frame._file.close)
+
+        frame._file = FullDisk()
+        with pytest.raises(StorageError, match="free some space"):
+            frame.add("a", "raw/1", b"payload")
+        append(writer, 400)
+        remove_frames(writer, [writer.reader.head.frame_id])
+    assert files_of(path).keys() == before.keys()
+
+
+def test_interrupt_during_the_commit_leaves_old_or_new(path, monkeypatch):
+    def interrupt(*_args):
+        raise KeyboardInterrupt
+
+    with ArchiveWriter(path) as writer:
+        with monkeypatch.context() as system:
+            system.setattr("inshrink_core.archive.writer.write_durably", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                append(writer, 300)
+        append(writer, 400)
+    assert list(read_all(path)) == [0, 100, 200, 400]
+    assert check_archive(path) == ()
+
+
+def test_failed_creation_leaves_nothing(tmp_path, monkeypatch):
+    with monkeypatch.context() as system:
+        system.setattr("os.fsync", refuse(errno.ENOSPC))
+        with pytest.raises(StorageError):
+            ArchiveWriter(tmp_path / "x", create=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_creation_is_no_archive_and_can_be_repeated(tmp_path):
+    (tmp_path / "x" / "frames").mkdir(parents=True)
+    (tmp_path / "x" / "lock").touch()
+    (tmp_path / "x" / f".{MANIFEST}.tmp").write_bytes(b"half")
+    assert not is_archive(tmp_path / "x")
+    with ArchiveWriter(tmp_path / "x", create=True) as writer:
+        append(writer, 0)
+    assert check_archive(tmp_path / "x") == ()
+
+
+def test_reading_needs_no_right_to_write(path, monkeypatch):
+    before = {file: file.stat().st_mtime_ns for file in (path, *path.rglob("*"))}
+    monkeypatch.setattr("os.open", refuse(errno.EROFS))
+    monkeypatch.setattr("os.fsync", refuse(errno.EROFS))
+    assert list(read_all(path)) == [0, 100, 200]
+    with pytest.raises(StorageError, match="read-only"):
+        ArchiveWriter(path)
+    assert {file: file.stat().st_mtime_ns for file in (path, *path.rglob("*"))} == before
+
+
+# ---- removing and rebuilding ---------------------------------------------------------------------
+
+
+def test_removing_refuses_a_frame_that_others_need(path):
+    with ArchiveWriter(path) as writer:
+        with pytest.raises(InputError, match="step 100 is the reference of step 200"):
+            remove_frames(writer, [writer.reader.find(100).frame_id])
+        with pytest.raises(NotFoundError):
+            remove_frames(writer, [b"?" * 16])
+        remove_frames(writer, [frame.frame_id for frame in writer.reader.frames[1:]])
+    assert list(read_all(path)) == [0]
+    assert check_archive(path) == ()
+
+
+def test_removed_frame_never_comes_back(path):
+    kept = (path / "frames" / "00000003-200.frame").read_bytes()
+    with ArchiveWriter(path) as writer:
+        remove_frames(writer, [writer.reader.head.frame_id])
+        assert append(writer, 300).generation == 4
+    (path / "frames" / "00000003-200.frame").write_bytes(kept)
+    assert list(read_all(path)) == [0, 100, 300]
+    assert [problem.what for problem in check_archive(path)] == [
+        "this frame was removed, and its file is still there"
+    ]
+    with ArchiveWriter(path):
+        pass
+    assert check_archive(path) == ()
+    assert not (path / "frames" / "00000003-200.frame").exists()
+
+
+def test_generations_of_removed_frames_are_not_used_again(path):
+    with ArchiveWriter(path) as writer:
+        gone = append(writer, 300)
+        remove_frames(writer, [gone.frame_id])
+    rebuild_manifest(path)
+    with ArchiveWriter(path) as writer:
+        again = append(writer, 300)
+    assert again.generation > gone.generation
+    assert again.frame_id != gone.frame_id
+
+
+def test_rebuilding_drops_rows_without_files_and_keeps_the_rest(path):
+    before = ArchiveReader.open(path).frames
+    (path / before[1].path).unlink()
+    rebuild_manifest(path)
+    reader = ArchiveReader.open(path)
+    assert reader.frames == (before[0], before[2])
+    assert reader.missing == ()
+    with pytest.raises(MissingFrameError, match="needs as its reference"):
+        reader.frame(before[2].frame_id)
+    assert any("needs as its reference" in problem.what for problem in check_archive(path))
+
+
+def test_nothing_readable_is_damage(path):
+    for file in path.rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:50])
+    for ask in (ArchiveReader.open, ArchiveWriter):
+        with pytest.raises(DamagedError):
+            ask(path)
+    assert check_archive(path)

@@ -1,0 +1,144 @@
+import hashlib
+import struct
+
+import google_crc32c
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inshrink_core.archive import layout
+from inshrink_core.archive.layout import FrameHeader, FrameTrailer, ManifestHeader
+from inshrink_core.errors import DamagedError, IncompatibleError
+from inshrink_core.frame import FrameKind
+
+ARCHIVE_ID, FRAME_ID, PARENT_ID = b"A" * 16, b"F" * 16, b"P" * 16
+HEADER = FrameHeader(ARCHIVE_ID, FRAME_ID, PARENT_ID, 400, FrameKind.DELTA, 7, 3)
+
+
+def crc(data: bytes) -> bytes:
+    return struct.pack("<I", google_crc32c.value(data))
+
+
+def test_frame_header_has_the_bytes_of_the_specification():
+    by_hand = bytearray(88)
+    by_hand[0:8] = b"INSHRNKF"
+    by_hand[8:10] = (1).to_bytes(2, "little")
+    by_hand[10] = 2
+    by_hand[12:16] = (7).to_bytes(4, "little")
+    by_hand[16:32] = ARCHIVE_ID
+    by_hand[32:48] = FRAME_ID
+    by_hand[48:64] = PARENT_ID
+    by_hand[64:72] = (400).to_bytes(8, "little")
+    by_hand[72:80] = (3).to_bytes(8, "little")
+    by_hand[84:88] = crc(bytes(by_hand[:84]))
+    assert HEADER.pack() == bytes(by_hand)
+    assert FrameHeader.parse(bytes(by_hand), "here") == HEADER
+
+
+def test_first_frame_has_zeros_for_its_parent():
+    first = FrameHeader(ARCHIVE_ID, FRAME_ID, None, 0, FrameKind.KEYFRAME, 0, 1)
+    assert first.pack()[48:64] == bytes(16)
+    assert FrameHeader.parse(first.pack(), "here").parent_id is None
+
+
+def test_frame_trailer_has_the_bytes_of_the_specification():
+    header, index = HEADER.pack(), b"index"
+    fields = struct.pack("<QQII", 128, 128 + 5 + 32, 5, 9)
+    data = FrameTrailer(128, 165, 5, 9).pack(header, index)
+    assert data == fields + crc(header + index + fields) + b"INSE"
+    assert len(data) == 32
+
+
+def test_manifest_header_has_the_bytes_of_the_specification():
+    fields = b"INSHRNKM" + struct.pack("<HHII", 1, 0, 7, 20) + ARCHIVE_ID
+    assert ManifestHeader(ARCHIVE_ID, 7, 20).pack(b"payload") == fields + crc(fields + b"payload")
+
+
+def test_frame_id_is_the_specified_digest():
+    digest = hashlib.sha256(ARCHIVE_ID + PARENT_ID + struct.pack("<qIQ", 400, 7, 3)).digest()
+    assert layout.derive_frame_id(ARCHIVE_ID, PARENT_ID, 400, 7, 3) == digest[:16]
+
+
+def resealed(**changes: int) -> bytes:
+    """Return the header with some bytes changed and its checksum made right again."""
+    data = bytearray(HEADER.pack())
+    for name, value in changes.items():
+        data[int(name[1:])] = value
+    return bytes(data[:84]) + crc(bytes(data[:84]))
+
+
+@pytest.mark.parametrize("offset", [8, 9])
+def test_header_of_a_newer_version_asks_for_an_upgrade(offset):
+    with pytest.raises(IncompatibleError, match="upgrade Inshrink"):
+        FrameHeader.parse(resealed(**{f"b{offset}": 2}), "here")
+
+
+@pytest.mark.parametrize(
+    ("offset", "value"),
+    [(10, 0), (10, 3), (11, 1), (71, 0x80), (80, 1), (83, 1)],
+    ids=["kind 0", "kind 3", "flags", "negative step", "reserved", "reserved end"],
+)
+def test_header_with_a_field_out_of_range_is_damaged_even_with_a_right_checksum(offset, value):
+    with pytest.raises(DamagedError, match="out of range"):
+        FrameHeader.parse(resealed(**{f"b{offset}": value}), "here")
+
+
+def test_header_of_a_delta_without_parent_is_damaged():
+    with pytest.raises(DamagedError, match="out of range"):
+        FrameHeader.parse(HEADER._replace(parent_id=None).pack(), "here")
+
+
+def test_header_of_a_frame_that_is_its_own_parent_is_damaged():
+    with pytest.raises(DamagedError, match="out of range"):
+        FrameHeader.parse(HEADER._replace(parent_id=FRAME_ID).pack(), "here")
+
+
+def test_every_prefix_of_a_header_is_damaged():
+    data = HEADER.pack()
+    for length in range(len(data)):
+        with pytest.raises(DamagedError):
+            FrameHeader.parse(data[:length], "here")
+
+
+@pytest.mark.parametrize(
+    "trailer",
+    [
+        FrameTrailer(80, 165, 53, 9),
+        FrameTrailer(129, 166, 5, 9),
+        FrameTrailer(128, 165, 6, 9),
+        FrameTrailer(1 << 63, 165, 5, 9),
+        FrameTrailer(128, 165, 5, layout.MAX_DOCUMENT_NBYTES + 1),
+    ],
+    ids=["in the header", "unaligned", "length", "past the end", "too large"],
+)
+def test_trailer_whose_lengths_do_not_fit_is_damaged(trailer):
+    with pytest.raises(DamagedError, match="do not fit"):
+        FrameTrailer.parse(trailer.pack(b"", b""), 165, "here")
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))
+@settings(deadline=None)
+def test_alignment_is_64_bytes_from_4_kilobytes_on_and_8_below(offset, nbytes):
+    start = layout.align(offset, nbytes)
+    alignment = 64 if nbytes >= 4096 else 8
+    assert start % alignment == 0
+    assert 0 <= start - offset < alignment
+
+
+@given(st.integers(1, layout.MAX_GENERATION), st.integers(0, layout.MAX_STEP))
+@settings(deadline=None)
+def test_frame_names_give_generation_and_step_back(generation, step):
+    folder, _, name = layout.frame_path(generation, step).partition("/")
+    assert folder == "frames"
+    assert layout.parse_frame_name(name) == (generation, step)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["3-400.frame", "000000003-400.frame", "00000003-0400.frame", "00000000-1.frame",
+     "00000003-400.frame.tmp",
+     ".00000003-400.frame.tmp", "00000003--1.frame", "0000000٣-400.frame", "../0000003-400.frame",
+     "9999999999999999999-1.frame", "00000003-400.frame\n"],
+)  # fmt: skip
+def test_other_names_are_no_frames(name):
+    assert layout.parse_frame_name(name) is None

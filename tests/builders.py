@@ -1,0 +1,85 @@
+"""Small checkpoints and runs in memory, for tests of what stands above the formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorRole, TensorSpec
+
+
+class DictSource:
+    """A tensor source that reads from a dict by key, and remembers what was read."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors, self.reads = dict(tensors), []
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        self.reads.append(spec.key)
+        return self.tensors[spec.key].contiguous().clone()
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        return b""
+
+
+def spec_of(key: str, tensor: Tensor) -> TensorSpec:
+    """Return the spec of a key ``name`` or ``name@role``; running statistics are buffers."""
+    name, _, role = key.partition("@")
+    if not role:
+        buffer = name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
+        role = "buffer" if buffer else "weight"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorSpec(name=name, role=TensorRole(role), dtype=dtype, shape=tuple(tensor.shape))
+
+
+def memory_checkpoint(
+    step: int, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Mapping[str, float]] | None = None
+) -> Checkpoint:
+    """Return a checkpoint of tensors by key."""
+    specs = tuple(spec_of(key, tensor) for key, tensor in tensors.items())
+    return Checkpoint(
+        step=step, specs=specs, source=DictSource(tensors), hyperparameters=hyperparameters or {}
+    )
+
+
+class MemoryRun:
+    """A run in memory; with a directory it has identities, and so a cache."""
+
+    def __init__(self, checkpoints: Mapping[int, Checkpoint], directory: Path | None = None) -> None:
+        self.checkpoints = dict(checkpoints)
+        self.identities = {step: f"identity of {step}" for step in checkpoints}
+        if directory is not None:
+            self.directory = directory
+            self.identity = self.identities.__getitem__
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return tuple(sorted(self.checkpoints))
+
+    def __getitem__(self, step: int) -> Checkpoint:
+        return self.checkpoints[step]
+
+    def reads(self) -> int:
+        """Return how many tensors were read so far."""
+        return sum(len(checkpoint.source.reads) for checkpoint in self.checkpoints.values())
+
+
+def memory_run(
+    tensors_by_step: Mapping[int, Mapping[str, Tensor]],
+    *,
+    hyperparameters: Mapping[str, Mapping[str, float]] | None = None,
+    directory: Path | None = None,
+) -> MemoryRun:
+    """Return a run of tensors by step and key."""
+    checkpoints = {
+        step: memory_checkpoint(step, tensors, hyperparameters) for step, tensors in tensors_by_step.items()
+    }
+    return MemoryRun(checkpoints, directory)
+
+
+def seeded(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return normal values that are the same whenever asked."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)

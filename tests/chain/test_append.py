@@ -1,0 +1,248 @@
+"""Appending, skipping, branching, and what a failed append leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.archive import ArchiveWriter
+from inshrink_core.chain import Archive, ChainConfig, ChainWriter, archive_size
+from inshrink_core.codec import get_codec
+from inshrink_core.errors import InputError, StepConflictError
+from inshrink_core.frame import FrameKind
+from tests.training import load, train, write_run
+
+CODECS = ("inshrinkerator", "lossless")
+
+
+def frames_of(path: Path) -> list[bytes]:
+    """Return every block payload of an archive, in order."""
+    archive = Archive.open(path)
+    readers = [archive.frame(info) for info in archive.reader.frames]
+    return [bytes(frame.read(entry)) for frame in readers for entry in frame.entries]
+
+
+@pytest.fixture
+def run_path(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run")
+
+
+def test_lossless_restore_is_byte_identical_at_every_step(run_path: Path, tmp_path: Path) -> None:
+    inshrink_core.compress(run_path, tmp_path / "a.inshrink", codec="lossless")
+    report = inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[5, 10, 15, 20])
+    assert len(report.paths) == 4
+    for path in report.paths:
+        assert path.read_bytes() == (run_path / path.name).read_bytes()
+
+
+def test_training_continued_from_a_lossless_restore_has_bit_identical_losses(
+    run_path: Path, tmp_path: Path
+) -> None:
+    inshrink_core.compress(run_path, tmp_path / "a.inshrink", codec="lossless")
+    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[10])
+    original = train(*load(run_path / "step_10.pt"), range(10, 30))
+    continued = train(*load(tmp_path / "out" / "step_10.pt"), range(10, 30))
+    assert continued == original
+
+
+def test_lossy_restore_keeps_optimizer_state_exact_and_can_train_on(run_path: Path, tmp_path: Path) -> None:
+    inshrink_core.compress(run_path, tmp_path / "a.inshrink")
+    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[20])
+    original = torch.load(run_path / "step_20.pt", weights_only=True)
+    restored = torch.load(tmp_path / "out" / "step_20.pt", weights_only=True)
+    for index, state in original["optimizer"]["state"].items():
+        for name, value in state.items():
+            assert torch.equal(value, restored["optimizer"]["state"][index][name])
+    assert restored["optimizer"]["param_groups"] == original["optimizer"]["param_groups"]
+    assert all(torch.isfinite(torch.tensor(train(*load(tmp_path / "out" / "step_20.pt"), range(20, 25)))))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_compressing_again_appends_nothing(codec: str, run_path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a.inshrink"
+    inshrink_core.compress(run_path, target, codec=codec)
+    before = frames_of(target)
+    report = inshrink_core.compress(run_path, target)
+    assert report.appended == ()
+    assert report.skipped == (5, 10, 15, 20)
+    assert frames_of(target) == before
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_appending_in_two_sessions_writes_the_same_blocks_as_in_one(
+    codec: str, run_path: Path, tmp_path: Path
+) -> None:
+    inshrink_core.compress(run_path, tmp_path / "one.inshrink", codec=codec)
+    inshrink_core.compress(run_path, tmp_path / "two.inshrink", codec=codec, steps=[5, 10])
+    report = inshrink_core.compress(run_path, tmp_path / "two.inshrink")
+    assert report.appended == (15, 20)
+    assert frames_of(tmp_path / "one.inshrink") == frames_of(tmp_path / "two.inshrink")
+
+
+def test_threads_do_not_change_the_bytes(run_path: Path, tmp_path: Path) -> None:
+    inshrink_core.compress(run_path, tmp_path / "one.inshrink", threads=1)
+    inshrink_core.compress(run_path, tmp_path / "four.inshrink", threads=4)
+    assert frames_of(tmp_path / "one.inshrink") == frames_of(tmp_path / "four.inshrink")
+
+
+def test_a_changed_step_is_refused_and_a_branch_takes_it(run_path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a.inshrink"
+    inshrink_core.compress(run_path, target)
+    other = write_run(tmp_path / "other")
+    state = torch.load(other / "step_20.pt", weights_only=True)
+    state["model"]["4.bias"] += 1
+    torch.save(state, other / "step_20.pt")
+    with pytest.raises(StepConflictError, match="--resumed-from"):
+        inshrink_core.compress(other, target)
+    report = inshrink_core.compress(other, target, resumed_from=10)
+    assert report.appended == (15, 20)
+    archive = Archive.open(target)
+    assert archive.steps == (5, 10, 15, 20)
+    assert len(archive.reader.frames) == 6
+    assert torch.equal(archive[20]["4.bias"].bfloat16(), state["model"]["4.bias"].bfloat16())
+    assert inshrink_core.verify(target, deep=True).ok
+
+
+def test_another_codec_on_an_existing_archive_is_refused(run_path: Path, tmp_path: Path) -> None:
+    inshrink_core.compress(run_path, tmp_path / "a.inshrink", codec="lossless", steps=[5])
+    with pytest.raises(InputError, match="written with the codec 'lossless'"):
+        inshrink_core.compress(run_path, tmp_path / "a.inshrink", codec="inshrinkerator")
+
+
+def test_keyframes_come_as_often_as_asked(run_path: Path, tmp_path: Path) -> None:
+    inshrink_core.compress(run_path, tmp_path / "a.inshrink", codec="lossless", keyframe_every=2)
+    kinds = [info.kind for info in Archive.open(tmp_path / "a.inshrink").frames]
+    assert kinds == [FrameKind.KEYFRAME, FrameKind.DELTA, FrameKind.KEYFRAME, FrameKind.DELTA]
+
+
+def test_a_delta_that_saves_nothing_becomes_a_keyframe(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for step in (1, 2, 3):
+        generator = torch.Generator().manual_seed(step)
+        weight = torch.randn(64, 512, generator=generator) * 10.0 ** (3 * step)
+        torch.save({"model": {"fc.weight": weight}, "step": step}, run / f"step_{step}.pt")
+    inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless")
+    archive = Archive.open(tmp_path / "a.inshrink")
+    assert FrameKind.KEYFRAME in [info.kind for info in archive.frames[1:]]
+    for step in archive:
+        assert torch.equal(archive[step]["fc.weight"], inshrink_core.open(run)[step]["fc.weight"])
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_tensors_may_change_shape_vanish_and_appear_mid_run(codec: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    torch.manual_seed(0)
+    common = {f"layer{i}.weight": torch.randn(32, 32) for i in range(3)}
+    shapes: dict[int, dict[str, tuple[int, ...]]] = {
+        1: {"head.weight": (8, 32)},
+        2: {"head.weight": (16, 32)},
+        3: {},
+        4: {"head.weight": (16, 32), "extra.weight": (4, 4)},
+    }
+    for step, extra in shapes.items():
+        state = common | {name: torch.randn(shape) for name, shape in extra.items()}
+        torch.save({"model": state, "step": step}, run / f"step_{step}.pt")
+    inshrink_core.compress(run, tmp_path / "a.inshrink", codec=codec)
+    archive = Archive.open(tmp_path / "a.inshrink")
+    for step, extra in shapes.items():
+        assert set(archive[step]) == set(common) | set(extra)
+        for name, shape in extra.items():
+            assert tuple(archive[step][name].shape) == shape
+    assert inshrink_core.verify(tmp_path / "a.inshrink", deep=True, against=inshrink_core.open(run)).ok
+
+
+def test_nan_and_infinity_survive_in_weights(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    weight = torch.randn(16, 16)
+    weight[0, 0], weight[1, 1], weight[2, 2] = float("nan"), float("inf"), -float("inf")
+    for step in (1, 2):
+        torch.save(
+            {"model": {"fc.weight": weight, "ok.weight": torch.randn(8, 8)}, "step": step}, run / f"{step}.pt"
+        )
+    inshrink_core.compress(run, tmp_path / "a.inshrink")
+    restored = Archive.open(tmp_path / "a.inshrink")[2]["fc.weight"]
+    assert torch.equal(restored.view(torch.int32), weight.view(torch.int32))
+
+
+def test_views_that_share_or_skip_storage_restore_byte_identically(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for step in (1, 2):
+        base = torch.randn(32, 64)
+        tied = torch.randn(16, 32)
+        state = {
+            "every_other.weight": base[:, ::2],
+            "wte.weight": tied,
+            "head.weight": tied,
+            "t.weight": tied.t(),
+        }
+        torch.save({"model": state, "step": step}, run / f"step_{step}.pt")
+    inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless")
+    for path in inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[1, 2]).paths:
+        assert path.read_bytes() == (run / path.name).read_bytes()
+
+
+def test_dropping_the_optimizer_restores_the_model_alone(run_path: Path, tmp_path: Path) -> None:
+    inshrink_core.compress(run_path, tmp_path / "a.inshrink", codec="lossless", optimizer="drop")
+    report = inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out")
+    assert report.layout == "torch"
+    state = torch.load(report.paths[0], weights_only=True)
+    assert "optimizer" not in state
+    original = torch.load(run_path / "step_20.pt", weights_only=True)["model"]
+    assert all(torch.equal(state["model"][name], value) for name, value in original.items())
+
+
+def test_a_cancelled_append_leaves_the_archive_and_the_writer_usable(run_path: Path, tmp_path: Path) -> None:
+    class Cancelled(Exception):  # noqa: N818
+        pass
+
+    def cancel(_: object) -> None:
+        raise Cancelled
+
+    run = inshrink_core.open(run_path)
+    config = ChainConfig(codec="inshrinkerator", config=get_codec("inshrinkerator").config_type())
+    with ArchiveWriter(tmp_path / "a.inshrink", create=True) as writer:
+        chain = ChainWriter(writer, config)
+        chain.append(run[5])
+        with pytest.raises(Cancelled):
+            chain.append(run[10], done=cancel)
+        assert Archive(writer.reader).steps == (5,)
+        chain.append(run[10])
+        chain.append(run[15])
+    inshrink_core.compress(run_path, tmp_path / "b.inshrink", steps=[5, 10, 15])
+    one, two = Archive.open(tmp_path / "a.inshrink"), Archive.open(tmp_path / "b.inshrink")
+    assert all(torch.equal(one[15][key], two[15][key]) for key in one[15])
+
+
+def test_config_may_change_from_frame_to_frame(run_path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a.inshrink"
+    run = inshrink_core.open(run_path)
+    for step, bins in zip(run.steps, (8, 32, 12, 16), strict=True):
+        inshrink_core.compress(run, target, steps=[step], config={"bins": bins})
+    assert inshrink_core.verify(target, deep=True, against=run).ok
+
+
+def test_sizes_add_up_to_the_files_on_disk(run_path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a.inshrink"
+    report = inshrink_core.compress(run_path, target)
+    size = archive_size(Archive.open(target))
+    on_disk = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    assert size.nbytes == report.size.nbytes == on_disk
+    for frame in size.frames:
+        blocks = sum(tensor.nbytes for tensor in frame.tensors)
+        assert blocks + frame.parts_nbytes + frame.overhead_nbytes == frame.info.nbytes
+    assert size.ratio_weights is not None
+    assert size.ratio_weights == pytest.approx(size.raw_weights / size.weights_nbytes)
+
+
+def test_dataclasses_of_the_chain_are_frozen() -> None:
+    config = ChainConfig(codec="lossless", config=get_codec("lossless").config_type())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.threads = 2  # type: ignore[misc]

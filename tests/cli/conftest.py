@@ -1,0 +1,71 @@
+import json
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from inshrink_core.cli import main
+
+SAMPLE = Path(__file__).parents[2] / "sample_checkpoints" / "digits-cnn"
+FIRST_STEPS = (10, 25, 50)
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self):
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def cli(capfd):
+    """Run the command line in this process."""
+
+    def run(*words):
+        capfd.readouterr()
+        code = main([str(word) for word in words])
+        captured = capfd.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory):
+    """The first three steps of the sample, with its evaluator."""
+    folder = tmp_path_factory.mktemp("run") / "digits"
+    folder.mkdir()
+    for path in SAMPLE.iterdir():
+        if path.is_file() and path.suffix != ".pt":
+            shutil.copy(path, folder)
+    for step in FIRST_STEPS:
+        shutil.copy(SAMPLE / f"step_{step:06}.pt", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def made_archive(small_run, tmp_path_factory):
+    """The small run, compressed once."""
+    target = tmp_path_factory.mktemp("made") / "digits.inshrink"
+    assert main(["compress", str(small_run), "-o", str(target), "--quiet"]) == 0
+    return target
+
+
+@pytest.fixture
+def archive(made_archive, tmp_path):
+    """An archive of the small run that a test may damage."""
+    return Path(shutil.copytree(made_archive, tmp_path / "digits.inshrink"))
+
+
+@pytest.fixture
+def longer_run(tmp_path):
+    """The first eight steps of the sample: long enough to be interrupted."""
+    folder = tmp_path / "longer"
+    folder.mkdir()
+    for path in sorted(SAMPLE.glob("step_*.pt"))[:8]:
+        shutil.copy(path, folder)
+    return folder

@@ -1,0 +1,360 @@
+"""Bad input gets one line that says what, where and what to do, its exit code, and nothing is lost."""
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from inshrink_core.cli import main
+
+
+def one_line(outcome):
+    """Return the message, after checking that it is all there is."""
+    assert outcome.err.startswith("inshrink: ")
+    assert outcome.err.count("\n") == 1
+    assert "Traceback" not in outcome.err
+    return outcome.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "{missing}"),
+        ("compress", "{missing}", "-o", "{target}"),
+        ("restore", "{missing}", "-o", "{target}"),
+        ("verify", "{missing}"),
+        ("compare", "{missing}", "--against", "{missing}"),
+        ("sensitivity", "{missing}"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_missing_path_is_named(cli, tmp_path, words):
+    missing, target = tmp_path / "nowhere", tmp_path / "target"
+    outcome = cli(*(word.format(missing=missing, target=target) for word in words))
+    assert outcome.code == 2
+    assert str(missing) in one_line(outcome)
+    assert not target.exists()
+
+
+def test_an_error_with_json_is_still_one_document(cli, tmp_path):
+    outcome = cli("inspect", tmp_path / "nowhere", "--json")
+    error = outcome.document["error"]
+    assert (outcome.code, error["exit_code"]) == (2, 2)
+    assert error["message"] in outcome.err
+
+
+def test_a_directory_without_a_readable_checkpoint_lists_what_it_skipped(cli, tmp_path):
+    (tmp_path / "half.pt").write_bytes(b"PK\x03\x04 cut off")
+    (tmp_path / "empty.safetensors").write_bytes(b"")
+    outcome = cli("inspect", tmp_path, "--json")
+    assert outcome.code == 2
+    document = outcome.document
+    assert document["steps"] == []
+    assert {Path(row["path"]).name for row in document["skipped"]} == {"half.pt", "empty.safetensors"}
+    assert document["error"]["exit_code"] == 2
+    text = cli("inspect", tmp_path)
+    assert "half.pt" in text.out
+    one_line(text)
+
+
+def test_an_empty_directory_is_no_run(cli, tmp_path):
+    outcome = cli("inspect", tmp_path)
+    assert outcome.code == 2
+    one_line(outcome)
+
+
+def test_an_unsafe_pickle_is_refused_with_what_it_wanted(cli, tmp_path):
+    class Payload:
+        def __reduce__(self):
+            return os.system, ("touch executed",)
+
+    torch.save({"model": {"w": torch.ones(3)}, "step": 1, "extra": Payload()}, tmp_path / "step_1.pt")
+    outcome = cli("inspect", tmp_path / "step_1.pt")
+    assert outcome.code == 2
+    assert "system" in one_line(outcome)
+    skipped = cli("inspect", tmp_path, "--json").document["skipped"]
+    assert "system" in skipped[0]["reason"]
+
+
+def test_a_legacy_pickle_is_not_opened(cli, tmp_path):
+    (tmp_path / "step_1.pt").write_bytes(pickle.dumps({"w": 1}))
+    outcome = cli("inspect", tmp_path / "step_1.pt")
+    assert outcome.code in (2, 3)
+    one_line(outcome)
+
+
+def test_an_archive_keeps_its_codec(cli, archive, small_run):
+    outcome = cli("compress", small_run, "-o", archive, "--codec", "lossless")
+    assert outcome.code == 2
+    assert "--codec inshrinkerator" in one_line(outcome)
+    assert cli("verify", archive).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "clue"),
+    [
+        (("--codec", "gzip"), "gzip"),
+        (("--set", "bims=4"), "bims"),
+        (("--set", "bins"), "KEY=VALUE"),
+        (("--bins", "1"), "bins"),
+        (("--set", "bins=many"), "bins"),
+        (("--optimizer", "half"), "lossless"),
+        (("--keyframe-every", "0"), "keyframe"),
+        (("--steps", "11"), "11"),
+        (("--steps", "1:5"), "1:5"),
+        (("--steps", "x"), "'x'"),
+        (("--device", "abacus"), "abacus"),
+        (("--config", "nowhere.toml"), "nowhere.toml"),
+        (("--resumed-from", "10"), ""),
+        (("--step-pattern", "("), "("),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_wrong_option_leaves_no_archive(cli, small_run, tmp_path, words, clue):
+    target = tmp_path / "a.inshrink"
+    outcome = cli("compress", small_run, "-o", target, *words)
+    assert outcome.code == 2
+    assert clue in one_line(outcome)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "clue"),
+    [("bins = ", "TOML"), ("bins = 4", "bins"), ("settings = 4", "settings"), ("optimizer = 4", "4")],
+)
+def test_a_wrong_config_file_is_explained(cli, small_run, tmp_path, text, clue):
+    config = tmp_path / "config.toml"
+    config.write_text(text)
+    outcome = cli("compress", small_run, "-o", tmp_path / "a.inshrink", "--config", config)
+    assert outcome.code == 2
+    assert clue in one_line(outcome)
+
+
+def test_a_step_with_other_values_points_to_resumed_from(cli, archive, small_run, tmp_path):
+    run = shutil.copytree(small_run, tmp_path / "copy")
+    shutil.copy(run / "step_000050.pt", run / "step_000025.pt")
+    state = torch.load(run / "step_000050.pt", weights_only=True)
+    torch.save({**state, "step": 25}, run / "step_000025.pt")
+    outcome = cli("compress", run, "-o", archive)
+    assert outcome.code == 2
+    assert "--resumed-from" in one_line(outcome)
+    assert cli("verify", archive).code == 0
+
+
+@pytest.mark.parametrize("verb", ["compress", "compare", "verify"])
+def test_an_archive_in_the_place_of_a_run_is_named(cli, archive, tmp_path, verb):
+    words = {"compress": (archive, "-o", tmp_path / "out")}.get(verb, (archive, "--against", archive))
+    outcome = cli(verb, *words)
+    assert outcome.code == 2
+    assert "this is an archive" in one_line(outcome)
+
+
+def test_a_step_that_is_not_archived_is_refused(cli, archive, tmp_path):
+    outcome = cli("restore", archive, "--step", 11, "-o", tmp_path / "out")
+    assert outcome.code == 2
+    assert "11" in one_line(outcome)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_glob_that_matches_no_tensor_is_refused(cli, archive, tmp_path):
+    outcome = cli("restore", archive, "--tensors", "nothing*", "-o", tmp_path / "out")
+    assert outcome.code == 2
+    assert "nothing*" in one_line(outcome)
+
+
+def test_existing_files_are_kept_without_force(cli, archive, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "step_000050.pt").write_bytes(b"mine")
+    outcome = cli("restore", archive, "-o", out)
+    assert outcome.code == 2
+    assert "--force" in one_line(outcome)
+    assert (out / "step_000050.pt").read_bytes() == b"mine"
+    assert cli("restore", archive, "-o", out, "--force").code == 0
+    assert (out / "step_000050.pt").read_bytes() != b"mine"
+
+
+def test_a_damaged_frame_ends_restore_with_3(cli, archive, tmp_path):
+    frame = sorted((archive / "frames").iterdir())[0]
+    content = bytearray(frame.read_bytes())
+    for offset in range(64, len(content) - 64, 7):
+        content[offset] ^= 0x55
+    frame.write_bytes(content)
+    outcome = cli("restore", archive, "--step", 10, "-o", tmp_path / "out")
+    assert outcome.code == 3
+    one_line(outcome)
+
+
+def test_a_target_that_is_something_else_is_left_alone(cli, small_run, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    outcome = cli("compress", small_run, "-o", tmp_path)
+    assert outcome.code == 2
+    assert str(tmp_path) in one_line(outcome)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a character device")
+def test_a_target_that_cannot_be_made_is_named(cli, small_run):
+    outcome = cli("compress", small_run, "-o", "/dev/null/a.inshrink")
+    assert outcome.code == 2
+    assert "/dev/null" in one_line(outcome)
+
+
+def test_a_read_only_target_is_named(cli, small_run, tmp_path, monkeypatch):
+    # Root writes where mode bits forbid it, so the system call itself is made to refuse.
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    target = locked / "a.inshrink"
+    if os.access(locked, os.W_OK):
+        import pathlib
+
+        make = pathlib.Path.mkdir
+
+        def refuse(self, *args, **kwargs):
+            if self == target:
+                raise PermissionError(13, "Permission denied", str(self))
+            return make(self, *args, **kwargs)
+
+        monkeypatch.setattr(pathlib.Path, "mkdir", refuse)
+    outcome = cli("compress", small_run, "-o", target)
+    assert outcome.code == 2
+    assert str(target) in one_line(outcome)
+
+
+def test_a_bound_that_cannot_be_checked_is_an_error(cli, archive, small_run, tmp_path):
+    judge = tmp_path / "judge.py"
+    judge.write_text("def evaluate(state):\n    return {'accuracy': 0.0}\n")
+    words = ("compare", archive, "--against", small_run, "--evaluator", f"{judge}:evaluate", "--steps", "10")
+    outcome = cli(*words, "--eval-metric", "accuracy", "--max-drop", 0.1)
+    assert outcome.code == 2
+    assert "--max-drop cannot be checked" in one_line(outcome)
+
+
+def test_csv_is_not_overwritten_without_force(cli, small_run, tmp_path):
+    target = tmp_path / "out.csv"
+    target.write_text("mine")
+    outcome = cli("sensitivity", small_run, "--csv", target)
+    assert outcome.code == 2
+    assert "--force" in one_line(outcome)
+    assert target.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("frobnicate",),
+        ("inspect",),
+        ("inspect", "--frobnicate"),
+        ("compress", "x"),
+        ("ui", "--port", "99999"),
+    ],
+    ids=" ".join,
+)
+def test_usage_errors_are_one_line_with_the_way_to_the_help(cli, words):
+    outcome = cli(*words)
+    assert outcome.code == 2
+    assert "--help" in one_line(outcome)
+
+
+def test_an_unforeseen_error_is_owned_up_to(cli, tmp_path, monkeypatch):
+    import inshrink_core.archive
+
+    def fail(path):
+        raise ZeroDivisionError("seven")
+
+    monkeypatch.setattr(inshrink_core.archive, "is_archive", fail)
+    outcome = cli("inspect", tmp_path)
+    assert outcome.code == 70
+    assert "this is a bug" in one_line(outcome)
+    monkeypatch.setenv("INSHRINK_TRACEBACK", "1")
+    assert "Traceback" in cli("inspect", tmp_path).err
+
+
+def test_a_refusal_of_the_system_is_one_line(cli, tmp_path, monkeypatch):
+    import inshrink_core.archive
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(inshrink_core.archive, "is_archive", refuse)
+    outcome = cli("inspect", tmp_path)
+    assert outcome.code == 2
+    assert "Permission denied" in one_line(outcome)
+
+
+def test_a_missing_extra_is_named(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "streamlit", None)
+    outcome = cli("ui")
+    assert outcome.code == 2
+    assert "inshrink[app]" in one_line(outcome)
+
+
+@pytest.mark.parametrize("option", ["--json", "--tensors"])
+def test_a_reader_that_goes_away_is_no_error(made_archive, option):
+    command = f"{sys.executable} -m inshrink_core.cli inspect {made_archive} {option}"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_named(cli, small_run):
+    outcome = cli("sensitivity", small_run, "--csv", "/dev/full")
+    assert outcome.code == 2
+    assert "No space left" in one_line(outcome)
+    command = f"{sys.executable} -m inshrink_core.cli inspect {small_run} > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "No space left" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_usage_errors_with_json_are_one_document(cli):
+    outcome = cli("inspect", "--json")
+    assert (outcome.code, outcome.document["error"]["type"]) == (2, "UsageError")
+
+
+def test_names_cannot_command_the_terminal(cli, tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"w\x1b[31mred": torch.ones(3)}, tmp_path / "step_1.safetensors")
+    outcome = cli("inspect", tmp_path, "--tensors")
+    assert "\x1b" not in outcome.out
+    assert r"\x1b[31m" in outcome.out
+
+
+def test_ctrl_c_keeps_committed_steps_and_the_same_command_continues(longer_run, tmp_path):
+    target = tmp_path / "a.inshrink"
+    words = ["compress", str(longer_run), "-o", str(target)]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "inshrink_core.cli", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    frames = target / "frames"
+    while started.poll() is None and time.monotonic() < deadline:
+        if frames.is_dir() and len([path for path in frames.iterdir() if path.suffix == ".frame"]) >= 2:
+            break
+        time.sleep(0.002)
+    started.send_signal(signal.SIGINT)
+    _, err = started.communicate(timeout=60)
+    assert started.returncode == 130, err
+    assert "the same command continues" in err
+    assert err.count("\n") == 1
+    assert main(["verify", str(target), "--deep", "-q"]) == 0
+    assert len(list(frames.iterdir())) < 8
+    assert main([*words, "-q"]) == 0
+    assert main(["verify", str(target), "--deep", "--against", str(longer_run), "-q"]) == 0

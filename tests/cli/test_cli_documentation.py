@@ -1,0 +1,103 @@
+"""What docs/cli.md promises is what the commands emit."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from inshrink_core.cli.application import app
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+VERBS = ("inspect", "compress", "restore", "verify", "compare", "sensitivity", "ui")
+TABLES = {"roles"}
+"""Keys whose value is a table of names that are data, not keys."""
+OPAQUE = {"config"}
+"""Keys whose value belongs to a codec."""
+
+
+def section(verb):
+    """Return the text of one verb's section, and of what all have in common."""
+    text = DOCS.read_text()
+    common = text.split("\n## inspect")[0]
+    return common + re.split(r"\n## ", text.split(f"\n## {verb}\n")[1])[0]
+
+
+def keys_of(value, prefix=""):
+    """Yield every key of a document as docs/cli.md writes it."""
+    if isinstance(value, list):
+        for item in value:
+            yield from keys_of(item, f"{prefix}[]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            table = prefix in TABLES
+            path = f"{prefix}{{}}" if table else f"{prefix}.{key}" if prefix else key
+            if not table:
+                yield path
+            if path not in OPAQUE:
+                yield from keys_of(item, path)
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("inspect", ("{run}",)),
+        ("inspect", ("{archive}",)),
+        ("inspect", ("{junk}",)),
+        ("compress", ("{run}", "-o", "{archive}")),
+        ("restore", ("{archive}", "-o", "{out}")),
+        ("verify", ("{archive}", "--against", "{run}")),
+        ("verify", ("{run}",)),
+        ("compare", ("{archive}", "--against", "{run}", "--trust-run", "--steps", "25")),
+        ("sensitivity", ("{run}", "--by", "layer_type")),
+    ],
+)
+def test_every_key_of_a_document_is_documented(cli, archive, small_run, tmp_path, verb, words):
+    junk = tmp_path / "junk"
+    junk.mkdir()
+    (junk / "step_1.pt").write_bytes(b"PK")
+    places = {"run": small_run, "archive": archive, "out": tmp_path / "out", "junk": junk}
+    outcome = cli(verb, *(word.format(**places) for word in words), "--json")
+    documented = set(re.findall(r"^\| `([^`]+)` \|", section(verb), flags=re.MULTILINE))
+    emitted = set(keys_of(outcome.document))
+    assert emitted
+    assert emitted <= documented
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_every_verb_shows_an_example(cli, verb):
+    outcome = cli(verb, "--help")
+    assert outcome.code == 0
+    assert f"$ inshrink {verb} " in outcome.out.split("Example:")[1]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_examples_of_the_help_stand_in_the_docs(cli, verb):
+    examples = re.findall(r"^ +\$ (inshrink .+)$", cli(verb, "--help").out, flags=re.MULTILINE)
+    assert examples
+    for example in examples:
+        assert example in section(verb)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_is_documented(cli, verb):
+    text = section(verb)
+    for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", cli(verb, "--help").out)):
+        assert f"`{option}" in text or f" {option}" in text, option
+
+
+def test_help_of_the_command_names_every_verb_and_exit_codes(cli):
+    outcome = cli("--help")
+    assert outcome.code == 0
+    assert all(verb in outcome.out for verb in VERBS)
+    assert "3 damaged data" in " ".join(outcome.out.split())
+    assert cli().out == outcome.out
+
+
+def test_every_verb_of_the_application_is_tested_here():
+    assert [command.name for command in app.registered_commands] == list(VERBS)
+
+
+def test_the_console_script_is_this_application():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert project["project"]["scripts"]["inshrink"] == "inshrink_core.cli:main"

@@ -1,0 +1,159 @@
+"""Numbers, steps and settings as people write and read them."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from inshrink_core.cli import formatting, output
+from inshrink_core.cli.settings import parse_settings, read_config_file
+from inshrink_core.cli.steps import choose_steps
+from inshrink_core.errors import ConfigError, InputError, NotFoundError
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (999_600, "1.00 MB"),
+        (12_345_678, "12.3 MB"),
+        (None, "–"),
+    ],
+)
+def test_sizes_are_si_with_three_digits(n_bytes, text):
+    assert formatting.size(n_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12.345, "12.3×"), (1.0, "1.00×"), (123.4, "123×"), (None, "–"), (math.inf, "–")]
+)
+def test_ratios_have_three_digits(value, text):
+    assert formatting.ratio(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0123, "+1.23 %"), (-0.0123, "−1.23 %"), (0.00001, "0.00 %"), (math.nan, "–")]
+)
+def test_drops_are_signed_percentages(value, text):
+    assert formatting.percent(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.5, "0.50 s"), (59.9, "59.9 s"), (60, "1 min 0 s"), (3725, "1 h 2 min"), (None, "–")],
+)
+def test_durations_are_short(seconds, text):
+    assert formatting.duration(seconds) == text
+
+
+def test_long_lists_of_steps_are_cut():
+    assert formatting.steps_in_short(range(0, 500, 10)) == "0, 10 … 490 (50 steps)"
+    assert formatting.steps_in_short(()) == "none"
+
+
+def test_control_characters_are_shown_not_sent():
+    assert formatting.printable("a\x1b]0;title\x07\nb") == r"a\x1b]0;title\x07 b"
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([], None),
+        (["20"], (20,)),
+        (["40,20"], (20, 40)),
+        (["10:30"], (10, 20, 30)),
+        (["15:"], (20, 30, 40)),
+        ([":20"], (10, 20)),
+        ([":"], (10, 20, 30, 40)),
+        (["10:40:2"], (10, 30)),
+        (["10", "30:40"], (10, 30, 40)),
+        (["99"], (99,)),
+    ],
+)
+def test_steps_are_numbers_lists_and_ranges_with_both_ends(texts, expected):
+    assert choose_steps(texts, (10, 20, 30, 40), "run") == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "1:2:3:4", "1:2:0", "-5", "1..2", "１"])
+def test_what_is_no_step_is_refused(text):
+    with pytest.raises(InputError, match="neither a step nor a range"):
+        choose_steps([text], (10, 20), "run")
+
+
+def test_an_empty_range_is_refused():
+    with pytest.raises(NotFoundError, match="11:19"):
+        choose_steps(["11:19"], (10, 20), "run")
+    with pytest.raises(NotFoundError, match="no steps"):
+        choose_steps(["1:"], (), "run")
+
+
+def test_settings_are_json_or_words():
+    assert parse_settings(["a=1", "b=0.5", "c=word", "d=true", "e=x=y", 'f="1"', "g.h=2"]) == {
+        "a": 1,
+        "b": 0.5,
+        "c": "word",
+        "d": True,
+        "e": "x=y",
+        "f": "1",
+        "g": {"h": 2},
+    }
+
+
+@pytest.mark.parametrize("texts", [["a"], ["=1"], ["a=1", "a.b=2"], ["a..b=1"]])
+def test_malformed_settings_are_refused(texts):
+    with pytest.raises(ConfigError):
+        parse_settings(texts)
+
+
+def test_config_files_are_toml_or_json(tmp_path: Path):
+    (tmp_path / "a.toml").write_text('codec = "lossless"\n[settings]\nlevel = 3\n')
+    (tmp_path / "a.json").write_text(json.dumps({"codec": "lossless", "settings": {"level": 3}}))
+    expected = {"codec": "lossless", "settings": {"level": 3}}
+    assert read_config_file(tmp_path / "a.toml") == read_config_file(tmp_path / "a.json") == expected
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000, b"[1]", b"x" * (2 << 20)])
+def test_config_files_of_something_else_are_refused(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ConfigError):
+        read_config_file(tmp_path / "a.json")
+
+
+def test_documents_have_null_for_what_json_cannot_say(capsys):
+    output.write_document({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": (1, True, None)}, "p": Path("x")})
+    assert json.loads(capsys.readouterr().out) == {
+        "a": None,
+        "b": [None, 1.5],
+        "c": {"d": [1, True, None]},
+        "p": "x",
+    }
+
+
+def test_tables_keep_long_names_whole_within_100_columns(capsys):
+    table = output.make_table("name", "value")
+    name = "model." + "layer." * 30 + "weight"
+    table.add_row(name, "1")
+    output.present({}, as_json=False, text=lambda console: console.print(table))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "".join(line.split("1")[0].strip() for line in lines[2:]) == name
+
+
+def test_no_color_is_honoured(monkeypatch, capsys):
+    monkeypatch.setenv("NO_COLOR", "1")
+    output.present({}, as_json=False, text=lambda console: output.show_facts(console, [("a", "b")]))
+    assert "\x1b[3" not in capsys.readouterr().out
+    assert Console().no_color
+
+
+def test_a_stage_module_does_not_hide_the_public_function_of_its_name():
+    import importlib
+
+    import inshrink_core
+
+    importlib.import_module("inshrink_core.sensitivity")
+    assert callable(inshrink_core.sensitivity)

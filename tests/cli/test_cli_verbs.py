@@ -1,0 +1,284 @@
+"""The verbs end to end, on the first steps of the sample run."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+STEPS = [10, 25, 50]
+
+
+def test_inspect_lists_steps_tensors_and_roles_of_a_run(cli, small_run):
+    outcome = cli("inspect", small_run, "--json")
+    document = outcome.document
+    assert outcome.code == 0
+    assert (document["kind"], document["format"], document["steps"]) == ("run", "torch", STEPS)
+    assert {"weight", "exp_avg", "exp_avg_sq"} <= set(document["roles"])
+    keys = {row["key"]: row for row in document["tensors"]}
+    assert keys["conv1.weight"]["shape"] == [16, 1, 3, 3]
+    assert keys["conv1.weight"]["raw_bytes"] == 16 * 9 * 4 * 3
+    assert document["n_parameters"] == sum(
+        row["raw_bytes"] // 12 for row in document["tensors"] if row["role"] == "weight"
+    )
+    assert sum(row["raw_bytes"] for row in document["roles"].values()) == document["raw_bytes"]
+    assert document["bytes_read"] > 0
+
+
+def test_inspect_reads_less_of_a_run_than_its_tensors(cli, small_run):
+    document = cli("inspect", small_run, "--json").document
+    assert document["bytes_read"] < document["raw_bytes"] / 2
+
+
+def test_inspect_shows_a_run_as_text_that_fits_100_columns(cli, small_run):
+    outcome = cli("inspect", small_run, "--tensors")
+    assert outcome.code == 0
+    assert "10, 25, 50" in outcome.out
+    assert "conv1.weight" in outcome.out
+    assert "conv1.weight@exp_avg" in outcome.out
+    assert "\x1b" not in outcome.out
+    assert max(len(line) for line in outcome.out.splitlines()) <= 100
+
+
+def test_inspect_shows_frames_and_ratios_of_an_archive(cli, made_archive):
+    outcome = cli("inspect", made_archive, "--json")
+    document = outcome.document
+    assert document["kind"] == "archive"
+    assert [frame["step"] for frame in document["frames"]] == STEPS
+    assert document["frames"][0]["kind"] == "keyframe"
+    assert document["ratio_weights"] > document["ratio_total"] > 1
+    assert document["codec"] == "inshrinkerator"
+    assert {row["key"]: row for row in document["tensors"]}["conv1.weight"]["ratio"] > 1
+    text = cli("inspect", made_archive, "--tensors").out
+    assert "keyframe" in text
+    assert "×" in text
+
+
+def test_inspect_and_help_never_import_torch(small_run, made_archive):
+    program = (
+        "import sys; from inshrink_core.cli import main; codes = [main(words) for words in (['--help'], "
+        f"['inspect', {str(small_run)!r}], ['inspect', {str(made_archive)!r}])]; "
+        "assert codes == [0, 0, 0], codes; "
+        "loaded = {'torch', 'numba', 'streamlit', 'pandas'} & set(sys.modules); assert not loaded, loaded"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_compress_reports_what_scripts_rely_on(cli, small_run, tmp_path):
+    outcome = cli("compress", small_run, "-o", tmp_path / "a.inshrink", "--json", "--bins", 8)
+    document = outcome.document
+    assert outcome.code == 0
+    assert outcome.err == ""
+    assert document["appended"] == STEPS
+    assert document["config"]["bins"] == 8
+    assert document["ratio_weights"] > 1
+    assert document["raw_bytes"] > document["archive_bytes"] > 0
+    assert [frame["step"] for frame in document["frames"]] == STEPS
+    assert set(document["frames"][0]) == {"step", "kind", "bytes", "ratio_weights"}
+    assert 0 < document["relative_error"] < 1
+
+
+def test_compressing_twice_appends_nothing(cli, small_run, archive):
+    before = {path: path.read_bytes() for path in archive.rglob("*") if path.is_file()}
+    outcome = cli("compress", small_run, "-o", archive, "--json")
+    assert outcome.code == 0
+    assert (outcome.document["appended"], outcome.document["skipped"]) == ([], STEPS)
+    assert outcome.document["mb_per_s"] is None
+    assert {path: path.read_bytes() for path in archive.rglob("*") if path.is_file()} == before
+    assert "nothing new" in cli("compress", small_run, "-o", archive).out
+
+
+def test_compress_appends_the_missing_steps_of_a_range(cli, small_run, tmp_path):
+    target = tmp_path / "a.inshrink"
+    assert cli("compress", small_run, "-o", target, "--steps", ":25", "--json").document["appended"] == [
+        10,
+        25,
+    ]
+    assert cli("compress", small_run, "-o", target, "--steps", "25:", "--json").document["appended"] == [50]
+
+
+def test_compress_takes_its_settings_from_a_file_and_options_override_it(cli, small_run, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text('optimizer = "drop"\n[settings]\nbins = 8\nprotect = 0.0\n')
+    words = ("compress", small_run, "-o", tmp_path / "a.inshrink", "--config", config, "--steps", "10")
+    document = cli(*words, "--set", "bins=6", "--json").document
+    assert (document["config"]["bins"], document["config"]["protect"]) == (6, 0.0)
+    inspected = cli("inspect", tmp_path / "a.inshrink", "--json").document
+    assert set(inspected["roles"]) <= {"weight", "buffer"}
+
+
+def test_compress_summary_says_ratio_of_what_and_speed(cli, small_run, tmp_path):
+    outcome = cli("compress", small_run, "-o", tmp_path / "a.inshrink")
+    assert outcome.code == 0
+    for words in ("ratio of the weights", "ratio of everything", "bits per weight", "relative error", "MB/s"):
+        assert words in outcome.out
+
+
+def test_lossless_archive_restores_files_byte_for_byte(cli, small_run, tmp_path):
+    target = tmp_path / "a.inshrink"
+    assert cli("compress", small_run, "-o", target, "--codec", "lossless", "-q").code == 0
+    outcome = cli("restore", target, "--all", "-o", tmp_path / "out", "--json")
+    assert outcome.code == 0
+    assert outcome.document["steps"] == STEPS
+    for path in map(Path, outcome.document["files"]):
+        assert (small_run / path.name).read_bytes() == path.read_bytes()
+
+
+def test_restored_step_loads_in_plain_torch(cli, archive, small_run, tmp_path):
+    outcome = cli("restore", archive, "--step", 25, "-o", tmp_path / "out")
+    assert outcome.code == 0
+    restored = torch.load(tmp_path / "out" / "step_000025.pt", weights_only=True)
+    original = torch.load(small_run / "step_000025.pt", weights_only=True)
+    assert restored.keys() == original.keys()
+    assert "step 25" in outcome.out
+
+
+def test_restore_writes_only_the_tensors_asked_for(cli, archive, tmp_path):
+    outcome = cli("restore", archive, "--tensors", "conv1.weight", "-o", tmp_path / "out", "--json")
+    assert outcome.code == 0
+    (path,) = outcome.document["files"]
+    from safetensors.torch import load_file
+
+    assert set(load_file(path)) == {"conv1.weight"}
+
+
+def test_verify_finds_a_sound_archive_sound(cli, archive, small_run):
+    outcome = cli("verify", archive, "--deep", "--against", small_run, "--json")
+    assert (outcome.code, outcome.document["ok"], outcome.document["problems"]) == (0, True, [])
+    assert {row["step"] for row in outcome.document["errors"]} == set(STEPS)
+    text = cli("verify", archive, "--against", small_run).out
+    assert "worst tensors" in text
+    assert "sound: 3 frames" in text
+
+
+def test_verify_ends_with_1_after_a_flipped_byte(cli, archive):
+    frame = sorted((archive / "frames").iterdir())[1]
+    content = bytearray(frame.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    frame.write_bytes(content)
+    outcome = cli("verify", archive, "--json")
+    assert outcome.code == 1
+    assert outcome.document["ok"] is False
+    assert outcome.document["problems"]
+    assert outcome.document["error"]["exit_code"] == 1
+    assert outcome.err.count("\n") == 1
+    assert cli("verify", archive).out.splitlines()[0].startswith(str(archive.parent))
+
+
+def test_verify_ends_with_1_where_nothing_of_the_archive_can_be_opened(cli, archive):
+    for path in archive.rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:20])
+    outcome = cli("verify", archive, "--json")
+    assert outcome.code == 1
+    assert outcome.document["problems"]
+
+
+def test_compare_shows_the_stale_copy_beside_every_step(cli, archive, small_run):
+    outcome = cli("compare", archive, "--against", small_run, "--trust-run", "--json")
+    document = outcome.document
+    assert outcome.code == 0, outcome.err
+    assert (document["metric"], document["direction"]) == ("accuracy", "higher")
+    assert [row["step"] for row in document["steps"]] == STEPS
+    assert document["steps"][0]["stale_drop"] is None
+    assert document["steps"][2]["stale_divergence"] > document["steps"][2]["divergence"]
+
+
+def test_compare_ends_with_1_where_a_bound_is_exceeded(cli, archive, small_run):
+    words = ("compare", archive, "--against", small_run, "--trust-run", "--steps", "10")
+    assert cli(*words, "--max-drop", 0.9, "--max-divergence", 5).code == 0
+    outcome = cli(*words, "--max-divergence", 0)
+    assert outcome.code == 1
+    assert "--max-divergence" in outcome.err
+    assert "stale div." in outcome.out
+    assert "≈" not in outcome.out
+
+
+def test_compare_does_not_execute_the_code_of_a_run_without_consent(cli, archive, small_run, tmp_path):
+    import shutil
+
+    run = shutil.copytree(small_run, tmp_path / "copy")
+    witness = tmp_path / "executed"
+    (run / "evaluator.py").write_text(
+        f"open({str(witness)!r}, 'w')\ndef evaluate(s): return {{'accuracy': 1.0}}\n"
+    )
+    outcome = cli("compare", archive, "--against", run, "--json")
+    assert outcome.code == 2
+    assert outcome.document["error"]["type"] == "UntrustedCodeError"
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize("by", ["tensor", "block", "layer_type"])
+def test_sensitivity_has_a_value_per_row_and_step(cli, small_run, by):
+    outcome = cli("sensitivity", small_run, "--metric", "fisher", "--by", by, "--json")
+    document = outcome.document
+    assert outcome.code == 0, outcome.err
+    assert (document["metric"], document["by"], document["steps"]) == ("fisher", by, STEPS)
+    assert document["rows"]
+    for row in document["rows"]:
+        assert all(len(row[statistic]) == 3 for statistic in ("mean", "p50", "p99"))
+
+
+def test_sensitivity_of_the_first_step_has_no_update(cli, small_run):
+    document = cli("sensitivity", small_run, "--metric", "update", "--json").document
+    assert document["rows"][0]["mean"][0] is None
+    assert document["rows"][0]["mean"][1] > 0
+    assert "–" in cli("sensitivity", small_run, "--metric", "update").out
+
+
+def test_sensitivity_says_where_gradients_come_from(cli, small_run, made_archive):
+    for path in (small_run, made_archive):
+        outcome = cli("sensitivity", path, "--metric", "taylor", "--json")
+        assert outcome.document["sources"] == ["exp_avg"] * 3, outcome.err
+    assert "in place of the gradient" in cli("sensitivity", small_run, "--metric", "taylor").out
+
+
+def test_sensitivity_writes_csv_to_a_file_and_to_stdout(cli, small_run, tmp_path):
+    target = tmp_path / "out.csv"
+    assert cli("sensitivity", small_run, "--csv", target).code == 0
+    rows = list(csv.DictReader(target.read_text().splitlines()))
+    assert {int(row["step"]) for row in rows} == set(STEPS)
+    outcome = cli("sensitivity", small_run, "--csv", "-")
+    assert list(csv.DictReader(io.StringIO(outcome.out))) == rows
+
+
+def test_ui_hands_its_options_to_the_explorer(cli, small_run, tmp_path, monkeypatch):
+    called = {}
+
+    class Launch:
+        @staticmethod
+        def run(path, **options):
+            called.update(options, path=path)
+
+    monkeypatch.setitem(sys.modules, "inshrink_app.launch", Launch)
+    assert cli("ui", small_run, "--port", 8600, "--root", tmp_path, "--no-browser").code == 0
+    assert called == {
+        "path": str(small_run),
+        "host": "127.0.0.1",
+        "port": 8600,
+        "roots": [str(tmp_path)],
+        "open_browser": False,
+    }
+
+
+def test_a_console_script_and_a_module_are_the_same_command():
+    by_module = subprocess.run(
+        [sys.executable, "-m", "inshrink_core.cli", "--version"], capture_output=True, text=True, check=True
+    )
+    assert by_module.stdout.startswith("inshrink ")
+
+
+def test_json_is_one_document_also_in_a_subprocess(small_run):
+    done = subprocess.run(
+        [sys.executable, "-m", "inshrink_core.cli", "inspect", str(small_run), "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["kind"] == "run"
+    assert done.stderr == ""

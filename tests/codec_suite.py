@@ -1,0 +1,294 @@
+"""The laws every codec keeps, tested once: inherit `CodecSuite` and say which codec and config.
+
+Override `make_item` where the codec wants companions (gradients, second moments).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch import Tensor
+
+from inshrink_core.checkpoint import TensorSpec
+from inshrink_core.codec import Codec, CodecConfig, Encoded, TensorInput, TensorReference
+from inshrink_core.errors import DamagedError
+from inshrink_core.frame import Block
+from inshrink_core.ops import Backend, force_backend
+from tests.strategies import EDGE_TENSORS, bits, float_chains, normal, spec_of
+
+_N_FLIPS = 150
+"""Random damages tried per payload."""
+
+
+def state_bits(state: Any) -> Any:
+    """A state as nested tuples of bytes and numbers, so that `==` compares it bit for bit."""
+    if isinstance(state, Tensor):
+        return str(state.dtype), tuple(state.shape), bits(state)
+    if dataclasses.is_dataclass(state):
+        fields = [getattr(state, field.name) for field in dataclasses.fields(state)]
+        return type(state).__name__, *(state_bits(field) for field in fields)
+    if isinstance(state, list | tuple):
+        return tuple(state_bits(part) for part in state)
+    if isinstance(state, dict):
+        return tuple((key, state_bits(part)) for key, part in sorted(state.items()))
+    return state
+
+
+class CodecSuite:
+    """The six laws; `codec` and `config` come from the subclass."""
+
+    codec: ClassVar[Codec]
+    config: ClassVar[CodecConfig]
+
+    def make_item(self, spec: TensorSpec, tensor: Tensor) -> TensorInput:
+        """A tensor with the companions that the config asks for."""
+        return TensorInput(spec=spec, tensor=tensor)
+
+    def encode_frame(
+        self, tensors: Sequence[Tensor], references: Sequence[TensorReference | None], exact: bool = False
+    ) -> list[Encoded]:
+        """Encode tensors as one frame: observe all, plan, encode each."""
+        specs = [spec_of(tensor, f"layer{i}.weight", exact=exact) for i, tensor in enumerate(tensors)]
+        items = [self.make_item(spec, tensor) for spec, tensor in zip(specs, tensors, strict=True)]
+        pairs = list(zip(items, references, strict=True))
+        statistics = [self.codec.observe(item, reference, self.config) for item, reference in pairs]
+        plan = self.codec.plan(specs, statistics, self.config)
+        return [self.codec.encode(item, plan, reference) for item, reference in pairs]
+
+    def encode_one(self, tensor: Tensor, reference: TensorReference | None = None) -> Encoded:
+        """Encode a frame of one tensor."""
+        return self.encode_frame([tensor], [reference])[0]
+
+    def decode_one(self, tensor: Tensor, block: Block, reference: TensorReference | None = None) -> Any:
+        """Decode the block of a frame of one tensor."""
+        return self.decoder(block).decode(spec_of(tensor, "layer0.weight"), block, reference)
+
+    def decoder(self, block: Block) -> Codec:
+        """The codec under test, or the one it delegated a tensor to."""
+        from inshrink_core.codec import codec_for_block
+
+        return self.codec if block.codec in self.codec.reads else codec_for_block(block.codec)
+
+    def drifting_frames(self, n_frames: int = 6) -> list[list[Tensor]]:
+        """Frames of a few tensors whose values move a little, a lot, and not at all."""
+        base = [
+            normal((64, 48), 20),
+            normal((40, 3, 3, 3), 21),
+            normal((70,), 22),
+            normal((30, 30), 23).bfloat16(),
+        ]
+        frames = []
+        for step in range(n_frames):
+            scale = [1e-4, 1e-3, 0.0, 1e-2, 5e-2, 1e-5][step % 6]
+            base = [
+                t + (normal(tuple(t.shape), 100 * step + i) * scale / 0.02).to(t.dtype)
+                for i, t in enumerate(base)
+            ]
+            frames.append([*base, torch.tensor(step), torch.arange(300) + step])
+        return frames
+
+    def assert_survives(self, tensor: Tensor, restored: Tensor) -> None:
+        """Spec kept; what is not a number stays what it is; everything else bit for bit if lossless."""
+        assert restored.dtype == tensor.dtype
+        assert restored.shape == tensor.shape
+        if not self.codec.lossy or not tensor.dtype.is_floating_point:
+            assert bits(restored) == bits(tensor)
+            return
+        wide, before = restored.double(), tensor.double()
+        assert torch.equal(wide.isnan(), before.isnan())
+        assert torch.equal(wide.isposinf(), before.isposinf())
+        assert torch.equal(wide.isneginf(), before.isneginf())
+
+    # 1 closed loop
+
+    def test_encoder_and_decoder_reach_the_same_state_along_a_chain(self):
+        frames = self.drifting_frames()
+        encoder: list[TensorReference | None] = [None] * len(frames[0])
+        decoder: list[TensorReference | None] = [None] * len(frames[0])
+        for tensors in frames:
+            encoded = self.encode_frame(tensors, encoder)
+            for i, (tensor, (block, reference)) in enumerate(zip(tensors, encoded, strict=True)):
+                spec = spec_of(tensor, f"layer{i}.weight")
+                decoded = self.decoder(block).decode(spec, block, decoder[i])
+                assert state_bits(reference) == state_bits(decoded.reference)
+                assert bits(decoded.tensor) == bits(reference.decoded())
+                self.assert_survives(tensor, decoded.tensor)
+                encoder[i], decoder[i] = reference, decoded.reference
+
+    def test_states_alias_neither_the_input_nor_the_output(self):
+        tensor = normal((40, 40), 1)
+        encoded = self.encode_one(tensor)
+        kept = state_bits(encoded.reference)
+        decoded = self.decode_one(tensor, encoded.block)
+        tensor.fill_(7)
+        decoded.tensor.fill_(9)
+        assert state_bits(encoded.reference) == kept
+        assert state_bits(decoded.reference) == kept
+
+    # 2 locality
+
+    def test_one_tensor_decodes_without_the_others(self):
+        frames = self.drifting_frames(2)
+        first = self.encode_frame(frames[0], [None] * len(frames[0]))
+        second = self.encode_frame(frames[1], [encoded.reference for encoded in first])
+        for i in reversed(range(len(frames[1]))):
+            spec = spec_of(frames[1][i], f"layer{i}.weight")
+            one = self.decoder(first[i].block).decode(spec, first[i].block, None)
+            two = self.decoder(second[i].block).decode(spec, second[i].block, one.reference)
+            assert bits(two.tensor) == bits(second[i].reference.decoded())
+
+    # 3 device independence
+
+    def test_back_ends_produce_the_same_bytes_and_the_same_bits(self):
+        frames = self.drifting_frames(3)
+        references: list[TensorReference | None] = [None] * len(frames[0])
+        for tensors in frames:
+            fast = self.encode_frame(tensors, references)
+            with force_backend(Backend.REFERENCE):
+                plain = self.encode_frame(tensors, references)
+                for i, (one, other) in enumerate(zip(fast, plain, strict=True)):
+                    assert bytes(one.block.payload) == bytes(other.block.payload)
+                    assert state_bits(one.reference) == state_bits(other.reference)
+                    spec = spec_of(tensors[i], f"layer{i}.weight")
+                    decoded = self.decoder(one.block).decode(spec, one.block, references[i])
+                    assert state_bits(decoded.reference) == state_bits(one.reference)
+            references = [encoded.reference for encoded in fast]
+
+    def test_threads_do_not_change_the_bytes(self):
+        tensors = [normal((50, 50), seed) for seed in range(8)]
+        alone = [bytes(self.encode_one(tensor).block.payload) for tensor in tensors]
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(lambda tensor: bytes(self.encode_one(tensor).block.payload), tensors))
+        assert alone == together
+
+    # 4 bounded and 5 total
+
+    @pytest.mark.parametrize("edge", EDGE_TENSORS)
+    def test_edge_tensors_survive_within_the_stated_size(self, edge: str):
+        tensor = EDGE_TENSORS[edge]()
+        spec = spec_of(tensor, "layer0.weight")
+        first = self.encode_one(tensor)
+        assert len(first.block.payload) <= self.codec.worst_case_bytes(spec)
+        one = self.decode_one(tensor, first.block)
+        self.assert_survives(tensor, one.tensor)
+        assert state_bits(one.reference) == state_bits(first.reference)
+        moved = tensor.flip(0) if tensor.dim() else tensor + 1
+        second = self.encode_one(moved, first.reference)
+        assert len(second.block.payload) <= self.codec.worst_case_bytes(spec)
+        two = self.decode_one(moved, second.block, one.reference)
+        self.assert_survives(moved, two.tensor)
+        assert state_bits(two.reference) == state_bits(second.reference)
+
+    @pytest.mark.parametrize("edge", ["special_floats", "bfloat16", "transposed", "scalar", "empty", "bool"])
+    def test_a_tensor_marked_exact_survives_bit_for_bit(self, edge: str):
+        tensor = EDGE_TENSORS[edge]()
+        encoded = self.encode_frame([tensor], [None], exact=True)[0]
+        spec = spec_of(tensor, "layer0.weight", exact=True)
+        assert bits(self.decoder(encoded.block).decode(spec, encoded.block, None).tensor) == bits(tensor)
+
+    def test_a_reference_of_another_shape_or_dtype_is_no_obstacle(self):
+        tensor = normal((30, 40), 1)
+        for other in (normal((40, 30), 2), normal((30, 40), 2).bfloat16(), torch.tensor(1)):
+            reference = self.encode_one(other).reference
+            encoded = self.encode_one(tensor, reference)
+            decoded = self.decode_one(tensor, encoded.block, reference)
+            assert state_bits(decoded.reference) == state_bits(encoded.reference)
+            self.assert_survives(tensor, decoded.tensor)
+
+    def test_an_unchanged_tensor_takes_a_few_bytes(self):
+        tensor = normal((300, 300), 1)
+        restored = self.encode_one(tensor).reference
+        state = self.encode_one(tensor, restored).reference
+        again = self.encode_one(tensor, state)
+        # A delta without change costs no more than a hundredth of a bit per value and a small header.
+        assert len(again.block.payload) <= self.unchanged_bytes(tensor)
+
+    def unchanged_bytes(self, tensor: Tensor) -> int:
+        """Bound on the payload of a tensor that equals its reference; override with a reason."""
+        return 32 + tensor.numel() // 800
+
+    # 6 re-key
+
+    def test_a_rekeyed_block_stands_alone_and_decodes_to_the_same_bits(self):
+        for name in ("special_floats", "bfloat16", "vector", "int64", "empty", "scalar", "constant"):
+            tensor = EDGE_TENSORS[name]()
+            first = self.encode_one(tensor).reference
+            moved = tensor.flip(0) if tensor.dim() else tensor + 1
+            reference = self.encode_one(moved, first).reference
+            spec = spec_of(tensor, "layer0.weight")
+            block = self.codec.rekey(spec, reference)
+            decoded = self.decoder(block).decode(spec, block, None)
+            assert bits(decoded.tensor) == bits(reference.decoded())
+            assert bits(decoded.reference.decoded()) == bits(reference.decoded())
+            following = self.encode_one(tensor, decoded.reference)
+            again = self.decode_one(tensor, following.block, decoded.reference)
+            assert state_bits(again.reference) == state_bits(following.reference)
+
+    # Damaged payloads
+
+    def check_damage(self, spec: TensorSpec, block: Block, payload: bytes, reference: Any) -> bool:
+        """Whether a damaged payload was refused; if it was not, it decodes to a tensor of the spec."""
+        try:
+            decoded = self.decoder(block).decode(spec, Block(block.codec, payload), reference)
+        except DamagedError:
+            return True
+        assert tuple(decoded.tensor.shape) == spec.shape
+        assert decoded.tensor.dtype == getattr(torch, spec.dtype)
+        return False
+
+    @pytest.mark.parametrize("with_reference", [False, True])
+    @pytest.mark.parametrize("edge", ["two_levels", "bfloat16", "convolution", "vector", "scalar", "int64"])
+    def test_damaged_payloads_are_refused_or_decode_to_the_spec(self, edge: str, with_reference: bool):
+        tensor = EDGE_TENSORS[edge]()
+        spec = spec_of(tensor, "layer0.weight")
+        reference = (
+            self.encode_one(tensor.flip(0) if tensor.dim() else tensor + 1).reference
+            if with_reference
+            else None
+        )
+        block = self.encode_one(tensor, reference).block
+        payload = bytes(block.payload)
+        for length in range(0, len(payload), 1 + len(payload) // 400):
+            assert self.check_damage(spec, block, payload[:length], reference), f"cut at {length}"
+        assert self.check_damage(spec, block, payload + b"\0", reference), "one byte more"
+        rng = random.Random(edge)
+        for _ in range(_N_FLIPS):
+            damaged = bytearray(payload)
+            for _ in range(rng.randint(1, 3)):
+                damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+            self.check_damage(spec, block, bytes(damaged), reference)
+        for _ in range(_N_FLIPS):
+            noise = payload[: rng.randrange(4)] + rng.randbytes(rng.randrange(60))
+            self.check_damage(spec, block, noise, reference)
+
+    def test_a_delta_without_its_reference_is_refused_or_decodes_to_the_spec(self):
+        tensor = normal((40, 40), 1)
+        reference = self.encode_one(tensor + 1e-4).reference
+        block = self.encode_one(tensor, reference).block
+        self.check_damage(spec_of(tensor, "layer0.weight"), block, bytes(block.payload), None)
+
+    # Property
+
+    @given(frames=float_chains())
+    @settings(
+        max_examples=25,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.differing_executors],  # each subclass is a codec of its own
+    )
+    def test_any_chain_decodes_to_the_states_the_encoder_reached(self, frames: list[Tensor]):
+        encoder = decoder = None
+        for tensor in frames:
+            encoded = self.encode_one(tensor, encoder)
+            assert len(encoded.block.payload) <= self.codec.worst_case_bytes(spec_of(tensor, "layer0.weight"))
+            decoded = self.decode_one(tensor, encoded.block, decoder)
+            assert state_bits(decoded.reference) == state_bits(encoded.reference)
+            self.assert_survives(tensor, decoded.tensor)
+            encoder, decoder = encoded.reference, decoded.reference

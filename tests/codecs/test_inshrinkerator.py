@@ -1,0 +1,505 @@
+"""The Inshrinkerator codec keeps the laws, and its own promises: partition, codebooks, changes of config."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from inshrink_core.checkpoint import TensorRole, TensorSpec
+from inshrink_core.codec import TensorInput, codec_for_block, get_codec
+from inshrink_core.codecs.inshrinkerator import (
+    InshrinkeratorCodec,
+    InshrinkeratorConfig,
+    InshrinkeratorReference,
+)
+from inshrink_core.codecs.inshrinkerator_block import RoundedReference, round_to_bfloat16
+from inshrink_core.codecs.lossless import LosslessConfig
+from inshrink_core.codecs.symbol_stream import encode_symbols
+from inshrink_core.errors import ConfigError, DamagedError
+from inshrink_core.frame import Block
+from tests.codec_suite import CodecSuite, state_bits
+from tests.strategies import bits, normal, spec_of
+
+_GOLDEN = Path(__file__).parent / "golden" / "inshrinkerator-1.json"
+CODEC = InshrinkeratorCodec()
+
+
+def encode(tensor, config, reference=None, gradient=None, spec=None):
+    spec = spec or spec_of(tensor, "layer.weight")
+    item = TensorInput(spec=spec, tensor=tensor, gradient=gradient)
+    plan = CODEC.plan([spec], [CODEC.observe(item, reference, config)], config)
+    return CODEC.encode(item, plan, reference)
+
+
+class _WithGradients(CodecSuite):
+    codec = CODEC
+
+    def make_item(self, spec, tensor):
+        gradient = None
+        if tensor.dtype.is_floating_point:
+            gradient = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(5))
+        return TensorInput(spec=spec, tensor=tensor, gradient=gradient)
+
+
+class TestDefaults(CodecSuite):
+    codec = CODEC
+    config = InshrinkeratorConfig()
+
+
+class TestPublished(_WithGradients):
+    config = InshrinkeratorConfig(fit="published", codebook="refit", prune=0.2, protect=0.01)
+
+
+class TestSensitivity(_WithGradients):
+    config = InshrinkeratorConfig(
+        bins=12, prune=0.3, prune_metric="sensitivity", protect=0.05, pool="tensor", centroids="stored"
+    )
+
+
+class TestRounded(CodecSuite):
+    codec = CODEC
+    config = InshrinkeratorConfig(bins=254, protect=0.0, vectors="bfloat16", buffers="bfloat16")
+
+
+# Partition
+
+
+@pytest.mark.parametrize("prune", [0.0, 0.1, 0.4, 0.95])
+@pytest.mark.parametrize("protect", [0.0, 0.005, 0.1])
+def test_partition_keeps_the_fractions_asked_within_a_percent(prune, protect):
+    # At most 0.5 % of normal values share one magnitude key: a key is 2^-7 of an octave's width wide.
+    config = InshrinkeratorConfig(prune=prune, protect=protect, pool="tensor")
+    state = encode(normal((200, 300), 0), config).reference
+    assert float((state.symbols == 0).float().mean()) == pytest.approx(
+        min(prune, 1 - protect), abs=0.01
+    )  # protection wins where both want a value
+    assert float((state.symbols == 1).float().mean()) == pytest.approx(protect, abs=0.01)
+    assert state.protected.numel() == int((state.symbols == 1).sum())
+
+
+def test_thresholds_are_pooled_over_the_tensors_of_a_layer_type():
+    small, large = normal((100, 100), 0, scale=0.01), normal((100, 100), 1, scale=1.0)
+    config = InshrinkeratorConfig(prune=0.4, protect=0.0)
+    specs = [spec_of(small, "a.weight"), spec_of(large, "b.weight")]
+    items = [TensorInput(spec=s, tensor=t) for s, t in zip(specs, (small, large), strict=True)]
+    for pool, expected in (("layer_type", (0.8, 0.0)), ("tensor", (0.4, 0.4))):
+        asked = dataclasses.replace(config, pool=pool)
+        plan = CODEC.plan(specs, [CODEC.observe(item, None, asked) for item in items], asked)
+        pruned = [float((CODEC.encode(i, plan, None).reference.symbols == 0).float().mean()) for i in items]
+        assert pruned == pytest.approx(expected, abs=0.02)
+
+
+def test_protected_values_are_the_largest_by_magnitude_or_by_sensitivity():
+    weights, gradient = normal((100, 100), 0), normal((100, 100), 1)
+    state = encode(weights, InshrinkeratorConfig(protect=0.02), gradient=gradient).reference
+    kept = (state.symbols == 1).view(100, 100)
+    magnitude, sensitivity = weights.abs(), (weights * gradient).abs()
+    largest = magnitude >= magnitude.quantile(0.985)
+    most_sensitive = sensitivity >= sensitivity.quantile(0.985)
+    assert bool(kept[largest | most_sensitive].all())
+    assert not bool(
+        kept[(magnitude < magnitude.quantile(0.975)) & (sensitivity < sensitivity.quantile(0.975))].any()
+    )
+
+
+def test_protected_values_are_kept_in_bfloat16():
+    weights = normal((100, 100), 0)
+    reference = encode(weights, InshrinkeratorConfig(protect=0.02)).reference
+    kept = (reference.symbols == 1).view(100, 100)
+    assert bits(reference.decoded()[kept]) == bits(weights[kept].bfloat16().float())
+
+
+def test_pruning_by_sensitivity_spares_small_weights_that_matter():
+    weights = normal((100, 100), 0).abs() + 0.001
+    gradient = 1 / weights**2
+    config = InshrinkeratorConfig(prune=0.3, prune_metric="sensitivity", protect=0.0)
+    state = encode(weights, config, gradient=gradient).reference
+    pruned = (state.symbols == 0).view(100, 100)
+    assert float(weights[pruned].min()) > float(weights[~pruned].median())
+
+
+def test_a_missing_gradient_falls_back_to_magnitude_and_the_plan_says_so():
+    weights = normal((100, 100), 0)
+    config = InshrinkeratorConfig(prune=0.3, prune_metric="sensitivity")
+    specs = [spec_of(weights, "a.weight"), spec_of(weights, "b.weight")]
+    items = [
+        TensorInput(spec=specs[0], tensor=weights, gradient=normal((100, 100), 1)),
+        TensorInput(spec=specs[1], tensor=weights),
+    ]
+    plan = CODEC.plan(specs, [CODEC.observe(item, None, config) for item in items], config)
+    assert plan.without_gradient == ("b.weight",)
+    pruned = (CODEC.encode(items[1], plan, None).reference.symbols == 0).view(100, 100)
+    assert float(weights.abs()[pruned].max()) <= float(weights.abs()[~pruned].min())
+
+
+def test_a_plan_that_does_not_ask_for_gradients_misses_none():
+    config = InshrinkeratorConfig(prune=0.3, protect=0.0)
+    spec = spec_of(normal((9, 9), 0), "a.weight")
+    item = TensorInput(spec=spec, tensor=normal((9, 9), 0))
+    assert CODEC.companions(config) == frozenset()
+    assert CODEC.plan([spec], [CODEC.observe(item, None, config)], config).without_gradient == ()
+
+
+def test_embeddings_have_bins_and_pruning_of_their_own():
+    config = InshrinkeratorConfig(bins=4, embedding_bins=32, prune=0.5, protect=0.0)
+    weights = normal((100, 100), 0)
+    embedding = encode(weights, config, spec=spec_of(weights, "wte.weight")).reference
+    linear = encode(weights, config, spec=spec_of(weights, "fc.weight")).reference
+    assert (embedding.codebook.numel(), linear.codebook.numel()) == (32, 4)
+    assert int((embedding.symbols == 0).sum()) == 0
+    assert int((linear.symbols == 0).sum()) > 4900
+
+
+def test_gradients_of_nan_and_infinity_do_no_harm():
+    weights = normal((100, 100), 0)
+    gradient = torch.full((100, 100), float("nan"))
+    gradient[:50] = float("inf")
+    config = InshrinkeratorConfig(prune=0.3, prune_metric="sensitivity", protect=0.01)
+    restored = encode(weights, config, gradient=gradient).reference.decoded()
+    assert bool(torch.isfinite(restored).all())
+
+
+def test_decoding_never_looks_at_gradients():
+    weights = normal((64, 64), 0)
+    config = InshrinkeratorConfig(prune=0.3, prune_metric="sensitivity", protect=0.05)
+    first = encode(weights, config, gradient=normal((64, 64), 1))
+    second = encode(weights * 1.01, config, first.reference, gradient=normal((64, 64), 2))
+    spec = spec_of(weights, "layer.weight")
+    one = CODEC.decode(spec, first.block, None)
+    two = CODEC.decode(spec, second.block, one.reference)
+    assert state_bits(two.reference) == state_bits(second.reference)
+
+
+# Codebooks
+
+
+def test_more_bins_err_less():
+    weights = normal((128, 128), 0)
+    errors = []
+    for bins in (2, 3, 4, 7, 12, 16, 33, 254):
+        restored = encode(weights, InshrinkeratorConfig(bins=bins, protect=0.0)).reference.decoded()
+        errors.append(float(((restored - weights) ** 2).mean()))
+    assert errors == sorted(errors, reverse=True)
+
+
+def test_few_distinct_values_are_restored_exactly():
+    weights = torch.tensor([-0.5, 0.25, 1.0]).repeat(100).view(10, 30)
+    assert bits(encode(weights.bfloat16(), InshrinkeratorConfig()).reference.decoded()) == bits(
+        weights.bfloat16()
+    )
+
+
+def test_a_held_codebook_changes_fewer_symbols_and_costs_nothing():
+    weights = normal((300, 300), 0)
+    moved = weights * 1.01 + normal((300, 300), 1, scale=1e-5)
+    sizes, changes = {}, {}
+    for word in ("held", "refit"):
+        config = InshrinkeratorConfig(codebook=word, protect=0.0)
+        first = encode(weights, config)
+        second = encode(moved, config, first.reference)
+        sizes[word] = len(second.block.payload)
+        changes[word] = int((first.reference.symbols != second.reference.symbols).sum())
+        held = torch.equal(first.reference.codebook, second.reference.codebook)
+        assert held == (word == "held")
+    assert sizes["held"] != sizes["refit"]
+    assert changes["held"] != changes["refit"]
+
+
+def test_a_codebook_is_not_held_once_a_new_one_is_better_than_the_factor():
+    weights = normal((100, 100), 0)
+    config = InshrinkeratorConfig(hold_factor=1.1, protect=0.0)
+    first = encode(weights, config).reference
+    second = encode(weights * 3, config, first).reference
+    assert not torch.equal(first.codebook, second.codebook)
+    error = ((second.decoded() - weights * 3) ** 2).sum()
+    fresh = ((encode(weights * 3, config).reference.decoded() - weights * 3) ** 2).sum()
+    assert float(error) <= 1.1 * float(fresh)
+
+
+def test_a_codebook_of_more_bins_than_asked_is_not_held():
+    weights = normal((100, 100), 0)
+    first = encode(weights, InshrinkeratorConfig(bins=32, protect=0.0)).reference
+    assert encode(weights, InshrinkeratorConfig(bins=16, protect=0.0), first).reference.codebook.numel() == 16
+
+
+CHANGES = [
+    {"bins": 4},
+    {"bins": 254, "centroids": "stored"},
+    {"bins": 5, "prune": 0.5},
+    {"bins": 16, "protect": 0.0},
+    {"fit": "published", "sigma": 0.4},
+    {"prune": 0.2, "prune_metric": "sensitivity", "protect": 0.1},
+    {"codebook": "refit"},
+    {"embedding_bins": 8},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_every_setting_may_change_from_frame_to_frame(dtype):
+    weights, encoder, decoder = normal((64, 64), 0), None, None
+    for i, change in enumerate(CHANGES):
+        weights = weights + normal((64, 64), 10 + i, scale=1e-4)
+        tensor = weights.to(dtype)
+        encoded = encode(tensor, InshrinkeratorConfig(**change), encoder, gradient=normal((64, 64), i))
+        decoded = CODEC.decode(spec_of(tensor, "layer.weight"), encoded.block, decoder)
+        assert state_bits(decoded.reference) == state_bits(encoded.reference)
+        rekeyed = CODEC.rekey(spec_of(tensor, "layer.weight"), decoded.reference)
+        alone = CODEC.decode(spec_of(tensor, "layer.weight"), rekeyed, None)
+        assert state_bits(alone.reference) == state_bits(encoded.reference)
+        encoder, decoder = encoded.reference, decoded.reference
+
+
+def test_small_moves_cost_far_less_than_a_keyframe():
+    weights = normal((300, 300), 0)
+    config = InshrinkeratorConfig(bins=16, protect=0.005)
+    first = encode(weights, config)
+    second = encode(weights + normal((300, 300), 1, scale=2e-5), config, first.reference)
+    # 4.1 bits a value alone; moves of a thousandth of the spread carry about 1 % over a boundary.
+    assert len(first.block.payload) < 90_000 * 4.4 / 8
+    assert len(second.block.payload) < len(first.block.payload) / 10
+
+
+# What the lossy rule does not cover
+
+
+@pytest.mark.parametrize(
+    ("role", "shape", "dtype"),
+    [
+        ("weight", (64,), "float32"),
+        ("buffer", (8, 8), "float32"),
+        ("exp_avg", (8, 8), "float32"),
+        ("exp_avg_sq", (8, 8), "bfloat16"),
+        ("step", (), "float32"),
+        ("weight", (8, 8), "float64"),
+        ("weight", (8, 8), "int64"),
+        ("weight", (8, 8), "complex64"),
+    ],
+)
+def test_other_roles_dtypes_and_vectors_are_exact(role, shape, dtype):
+    tensor = (normal(shape, 0) * 100).to(getattr(torch, dtype))
+    spec = TensorSpec(name="x", role=TensorRole(role), dtype=dtype, shape=shape)
+    encoded = encode(tensor, InshrinkeratorConfig(), spec=spec)
+    assert encoded.block.codec == "lossless/1"
+    assert bits(CODEC.decode(spec, encoded.block, None).tensor) == bits(tensor)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_tensors_that_are_not_finite_are_exact_and_return_to_symbols_after(bad, dtype):
+    good, broken = normal((30, 30), 0).to(dtype), normal((30, 30), 0).to(dtype)
+    broken[3, 4] = bad
+    config = InshrinkeratorConfig(vectors="bfloat16")
+    state, kinds = None, []
+    for tensor in (good, broken, good):
+        encoded = encode(tensor, config, state)
+        decoded = CODEC.decode(spec_of(tensor, "layer.weight"), encoded.block, state)
+        state = decoded.reference
+        kinds.append(encoded.block.codec)
+    assert kinds == ["inshrinkerator/1", "lossless/1", "inshrinkerator/1"]
+    vector = encode(broken[3], config)
+    assert bits(vector.reference.decoded()) == bits(broken[3])
+
+
+def test_vectors_and_buffers_are_rounded_if_asked():
+    config = InshrinkeratorConfig(vectors="bfloat16", buffers="bfloat16")
+    for role, shape in (("weight", (70,)), ("buffer", (9, 9))):
+        spec = TensorSpec(name="x", role=TensorRole(role), dtype="float32", shape=shape)
+        tensor = normal(shape, 0)
+        first = encode(tensor, config, spec=spec)
+        assert isinstance(first.reference, RoundedReference)
+        assert bits(first.reference.decoded()) == bits(tensor.bfloat16().float())
+        again = encode(tensor, config, first.reference, spec=spec)
+        assert len(again.block.payload) == 2
+        assert bits(CODEC.decode(spec, again.block, first.reference).tensor) == bits(
+            tensor.bfloat16().float()
+        )
+        exact = encode(tensor, InshrinkeratorConfig(), again.reference, spec=spec)
+        assert bits(exact.reference.decoded()) == bits(tensor)
+
+
+def test_rounding_to_bfloat16_is_torchs_but_never_infinite():
+    values = torch.cat((normal((5000,), 0), torch.tensor([0.0, -0.0, 1e-45, -1e-40, 1.00390625, 1.01171875])))
+    assert bits(round_to_bfloat16(values)) == bits(values.bfloat16())
+    largest = torch.finfo(torch.float32).max
+    rounded = round_to_bfloat16(torch.tensor([largest, -largest]))
+    assert rounded.tolist() == [torch.finfo(torch.bfloat16).max, -torch.finfo(torch.bfloat16).max]
+
+
+def test_the_largest_floats_stay_finite():
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        largest = torch.finfo(dtype).max
+        tensor = torch.linspace(-1, 1, 900).view(30, 30).to(dtype)
+        tensor[0, 0], tensor[1, 1] = largest, -largest
+        for protect in (0.0, 0.01):
+            restored = encode(tensor, InshrinkeratorConfig(protect=protect)).reference.decoded()
+            assert bool(torch.isfinite(restored).all())
+
+
+# Configs
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"bins": 1},
+        {"bins": 255},
+        {"bins": 8.0},
+        {"bins": True},
+        {"prune": 0.96},
+        {"prune": -0.1},
+        {"prune": float("nan")},
+        {"protect": 0.6},
+        {"protect": "0.1"},
+        {"prune_metric": "fisher"},
+        {"pool": "model"},
+        {"fit": "kmeans"},
+        {"sigma": 1.5},
+        {"alpha": 0.0},
+        {"codebook": "keep"},
+        {"hold_factor": 0.5},
+        {"centroids": "float64"},
+        {"vectors": "float16"},
+        {"buffers": ["exact"]},
+        {"seed": -1},
+    ],
+)
+def test_a_config_out_of_range_is_refused_by_name(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        InshrinkeratorConfig(**wrong)
+
+
+def test_a_config_is_json():
+    config = InshrinkeratorConfig(bins=12, prune=0.25)
+    assert InshrinkeratorConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
+
+
+def test_another_codecs_config_and_plan_are_refused():
+    item = TensorInput(spec=spec_of(normal((4, 4), 0)), tensor=normal((4, 4), 0))
+    with pytest.raises(ConfigError, match="LosslessConfig"):
+        CODEC.observe(item, None, LosslessConfig())
+    with pytest.raises(ConfigError, match="plan"):
+        CODEC.encode(item, LosslessConfig(), None)
+
+
+def test_the_codec_is_found_by_name_and_by_bitstream():
+    assert isinstance(get_codec("inshrinkerator"), InshrinkeratorCodec)
+    assert isinstance(codec_for_block("inshrinkerator/1"), InshrinkeratorCodec)
+
+
+# Bytes
+
+
+def test_a_payload_is_laid_out_as_the_format_says():
+    values = torch.tensor([-1.0, -1.0, 0.5, 0.5, 0.5, 2.0]).repeat(20).view(10, 12)
+    payload = bytes(encode(values, InshrinkeratorConfig(protect=0.0)).block.payload)
+    assert payload[:2] == bytes([0x00, 3])
+    # bfloat16 of -1, 0.5 and 2, little endian
+    assert payload[2:8].hex() == "80bf003f0040"
+
+
+def test_a_payload_put_together_by_hand_decodes():
+    stream = encode_symbols(torch.tensor([1, 2, 3, 0], dtype=torch.uint8), 4, None, 0)
+    codebook = bytes.fromhex("80bf003f")  # bfloat16 of -1 and 0.5
+    protected = bytes.fromhex("00" + "4040")  # lossless/1, raw, bfloat16 of 3
+    payload = bytes([0x10, 2]) + codebook + bytes([len(stream)]) + stream + protected
+    spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype="float32", shape=(2, 2))
+    restored = CODEC.decode(spec, Block("inshrinkerator/1", payload), None).tensor
+    assert restored.tolist() == [[3.0, -1.0], [0.5, 0.0]]
+
+
+def test_a_held_block_names_the_codebook_by_its_length_alone():
+    weights = normal((50, 50), 0)
+    config = InshrinkeratorConfig(bins=16, protect=0.0)
+    first = encode(weights, config)
+    assert bytes(encode(weights, config, first.reference).block.payload)[:2] == bytes([0x02 | 0x04, 16])
+
+
+def _damaged(payload: bytes, message: str, reference=None, dtype="float32") -> None:
+    spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype=dtype, shape=(2, 2))
+    with pytest.raises(DamagedError, match=message):
+        CODEC.decode(spec, Block("inshrinkerator/1", payload), reference)
+
+
+def test_headers_that_contradict_themselves_are_refused():
+    _damaged(b"", "cut short")
+    _damaged(b"\x00", "cut short")
+    _damaged(b"\x20\x00\x00", "unknown flags")
+    _damaged(b"\x03\x00\x00", "unknown flags")
+    _damaged(b"\x02\x00\x00", "another reference")
+    _damaged(b"\x04\x00\x00", "another reference")
+    _damaged(b"\x00\xff" + bytes(600), "too many centroids")
+    _damaged(b"\x00\x02\x80\x3f", "cut short")
+    _damaged(bytes.fromhex("0002003f80bf00"), "ascending")
+    _damaged(bytes.fromhex("0001807f00"), "finite")
+    _damaged(bytes.fromhex("080101003f3f00"), "bfloat16", dtype="bfloat16")
+    _damaged(bytes.fromhex("1001803f7f00"), "cut short")
+
+
+def test_a_reference_of_another_shape_is_refused_for_a_delta():
+    config = InshrinkeratorConfig()
+    first = encode(normal((20, 20), 0), config)
+    block = encode(normal((20, 20), 1), config, first.reference).block
+    other = encode(normal((10, 40), 0), config).reference
+    with pytest.raises(DamagedError, match="another reference"):
+        CODEC.decode(spec_of(normal((20, 20), 0)), block, other)
+
+
+def _golden_chain():
+    """Tensors whose values are exact on every platform, two frames each, and the configs of both."""
+    ramp = (torch.arange(240).float() - 100).view(12, 20) / 64
+    steps = (torch.arange(240).float() * 7 % 61 - 30).view(12, 20) / 32
+    plain, fine = (
+        InshrinkeratorConfig(bins=16, protect=0.02),
+        InshrinkeratorConfig(bins=9, prune=0.2, protect=0.0),
+    )
+    rounded = InshrinkeratorConfig(bins=16, vectors="bfloat16")
+    stored = InshrinkeratorConfig(bins=20, protect=0.005, centroids="stored")
+    return {
+        "held": ((ramp, plain), (ramp + 1 / 512, plain)),
+        "config_changes": ((ramp, plain), (steps, fine)),
+        "stored_centroids": ((ramp / 3, stored), (steps / 3, stored)),
+        "bfloat16": ((ramp.bfloat16(), plain), (steps.bfloat16(), plain)),
+        "float16": ((ramp.half(), plain), (steps.half(), fine)),
+        "rounded_vector": ((ramp[0] / 3, rounded), (steps[0] / 3, rounded)),
+    }
+
+
+def _tensor_digest(tensor) -> str:
+    return hashlib.sha256(bits(tensor)).hexdigest()
+
+
+def make_golden() -> dict[str, list[list[str]]]:
+    """Codec, payload and digest of the decoded bits of both frames; run by hand for a new version."""
+    golden = {}
+    for name, frames in _golden_chain().items():
+        reference, rows = None, []
+        for tensor, config in frames:
+            block, reference = encode(tensor, config, reference)
+            rows.append([block.codec, bytes(block.payload).hex(), _tensor_digest(reference.decoded())])
+        golden[name] = rows
+    return golden
+
+
+def test_blocks_written_by_the_first_version_still_decode_to_the_same_bits():
+    golden = json.loads(_GOLDEN.read_text())
+    assert golden.keys() == _golden_chain().keys()
+    for name, frames in _golden_chain().items():
+        reference = None
+        for (tensor, _), (codec, payload, decoded) in zip(frames, golden[name], strict=True):
+            assert codec == "inshrinkerator/1"
+            block = Block(codec, bytes.fromhex(payload))
+            restored, reference = CODEC.decode(spec_of(tensor, "layer.weight"), block, reference)
+            assert _tensor_digest(restored) == decoded, name
+
+
+def test_encoding_still_writes_the_golden_bytes():
+    assert make_golden() == json.loads(_GOLDEN.read_text())
+
+
+def test_references_are_small():
+    reference = encode(normal((100, 100), 0), InshrinkeratorConfig()).reference
+    assert isinstance(reference, InshrinkeratorReference)
+    assert reference.nbytes < 1.2 * 10_000

@@ -1,0 +1,196 @@
+"""The lossless codec keeps the laws, and its own promises: sizes, modes, old bytes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from inshrink_core.checkpoint import DTYPE_SIZES
+from inshrink_core.codec import TensorInput, TensorReference, codec_for_block, get_codec
+from inshrink_core.codecs.lossless import (
+    LosslessCodec,
+    LosslessConfig,
+    LosslessReference,
+    decode_exact,
+    encode_exact,
+)
+from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError, InputError
+from inshrink_core.frame import Block
+from tests.codec_suite import CodecSuite
+from tests.strategies import bits, normal, random_bits, spec_of
+
+_GOLDEN = Path(__file__).parent / "golden" / "lossless-1.json"
+
+
+class TestLossless(CodecSuite):
+    codec = LosslessCodec()
+    config = LosslessConfig()
+
+
+class _OtherReference(TensorReference):
+    """A state of some other codec."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def decoded(self):
+        return self.tensor
+
+    @property
+    def nbytes(self):
+        return 0
+
+
+@pytest.mark.parametrize("dtype", DTYPE_SIZES)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (5, 13), (1000,), (2**18 + 1,)])
+def test_random_bits_of_every_dtype_survive(dtype, shape):
+    reference = None
+    for seed in range(3):
+        tensor = random_bits(dtype, shape, seed)
+        encoded = encode_exact(spec_of(tensor), tensor, reference)
+        assert len(encoded.block.payload) <= 1 + tensor.numel() * tensor.element_size()
+        decoded = decode_exact(spec_of(tensor), encoded.block.payload, reference)
+        assert bits(decoded.tensor) == bits(tensor)
+        assert decoded.tensor.dtype == tensor.dtype
+        assert decoded.tensor.shape == tensor.shape
+        reference = encoded.reference
+
+
+def test_a_tiny_tensor_costs_one_byte_more_than_its_bytes():
+    step = torch.tensor(400.0)
+    assert len(encode_exact(spec_of(step), step, None).block.payload) == 5
+    assert encode_exact(spec_of(step), step, None).block.payload == b"\0" + bits(step)
+
+
+def test_an_unchanged_tensor_costs_one_byte():
+    tensor = normal((1000, 100), 0)
+    first = encode_exact(spec_of(tensor), tensor, None)
+    again = encode_exact(spec_of(tensor), tensor.clone(), first.reference)
+    assert again.block.payload == b"\1"
+    assert again.reference is first.reference
+
+
+def test_negative_zero_is_not_unchanged_from_zero():
+    zero, negative = torch.zeros(100), torch.full((100,), -0.0)
+    first = encode_exact(spec_of(zero), zero, None)
+    again = encode_exact(spec_of(zero), negative, first.reference)
+    assert bits(decode_exact(spec_of(zero), again.block.payload, first.reference).tensor) == bits(negative)
+
+
+def test_a_constant_tensor_costs_its_element_and_one_byte():
+    tensor = torch.full((1000, 1000), 0.125, dtype=torch.bfloat16)
+    assert encode_exact(spec_of(tensor), tensor, None).block.payload == b"\2" + bits(tensor[0, 0])
+
+
+def test_planes_that_are_zero_cost_a_byte_each():
+    # Values below 2**16 in int64: two planes of noise, six of zeros, zigzag doubling into a third.
+    values = torch.randint(0, 1 << 15, (10000,), generator=torch.Generator().manual_seed(0))
+    payload = encode_exact(spec_of(values), values, None).block.payload
+    assert len(payload) < 2 * 10000 + 64
+
+
+def test_a_delta_is_smaller_than_no_delta_where_little_moved():
+    before = normal((500, 500), 0)
+    after = before + normal((500, 500), 1) * 0.01
+    reference = encode_exact(spec_of(before), before, None).reference
+    alone = len(encode_exact(spec_of(after), after, None).block.payload)
+    delta = encode_exact(spec_of(after), after, reference)
+    # An update of 1 % moves about 7 of 24 mantissa bits less than the value itself has: under .7 of raw.
+    assert len(delta.block.payload) < 0.7 * after.numel() * 4 < alone
+    assert delta.block.payload[0] == 4
+
+
+def test_a_delta_is_not_taken_where_the_reference_is_unrelated():
+    before, after = normal((500, 500), 0, scale=100.0), normal((500, 500), 1)
+    reference = encode_exact(spec_of(before), before, None).reference
+    assert encode_exact(spec_of(after), after, reference).block.payload[0] == 3
+
+
+def test_the_reference_may_be_any_codecs():
+    before = normal((100, 100), 0)
+    after = before * 1.0001
+    encoded = encode_exact(spec_of(after), after, _OtherReference(before))
+    assert encoded.block.payload[0] == 4
+    assert bits(decode_exact(spec_of(after), encoded.block.payload, _OtherReference(before)).tensor) == bits(
+        after
+    )
+    same = encode_exact(spec_of(before), before, _OtherReference(before))
+    assert isinstance(same.reference, LosslessReference)
+    assert same.reference.tensor.data_ptr() != before.data_ptr()
+
+
+def test_level_changes_bytes_and_not_values():
+    tensor = torch.arange(20000).float()
+    for level in (1, 19):
+        item = TensorInput(spec=spec_of(tensor), tensor=tensor)
+        encoded = LosslessCodec().encode(item, LosslessConfig(level=level), None)
+        assert bits(LosslessCodec().decode(item.spec, encoded.block, None).tensor) == bits(tensor)
+
+
+def test_a_level_out_of_range_is_refused():
+    with pytest.raises(ConfigError, match="1 to 19"):
+        LosslessConfig(level=22)
+
+
+def test_a_tensor_unlike_its_spec_is_refused():
+    with pytest.raises(InputError, match="differs from its spec"):
+        encode_exact(spec_of(torch.zeros(3)), torch.zeros(4), None)
+
+
+def test_another_bitstream_is_refused():
+    with pytest.raises(IncompatibleError, match="lossless/2"):
+        LosslessCodec().decode(spec_of(torch.zeros(3)), Block("lossless/2", b"\0"), None)
+
+
+def test_a_frame_that_claims_more_than_the_plane_is_refused_before_allocation():
+    import zstandard
+
+    bomb = zstandard.ZstdCompressor().compress(bytes(10**6))[4:]
+    payload = b"\3" + bytes([len(bomb) << 2 & 127 | 2 | 128, len(bomb) << 2 >> 7]) + bomb
+    with pytest.raises(DamagedError):
+        decode_exact(spec_of(torch.zeros(100)), payload, None)
+
+
+def test_the_codec_is_found_by_name_and_by_bitstream():
+    assert isinstance(get_codec("lossless"), LosslessCodec)
+    assert isinstance(codec_for_block("lossless/1"), LosslessCodec)
+
+
+def _golden_chain():
+    """The tensors of which the golden blocks are made, by name: two frames each."""
+    step = torch.tensor(100.0), torch.tensor(200.0)
+    ramp = torch.linspace(-1, 1, 60), torch.linspace(-1, 1, 60) * 1.0001
+    half = ramp[0].bfloat16(), ramp[1].bfloat16() * 2
+    counts = torch.arange(40) - 20, torch.arange(40) - 21
+    special = torch.tensor([float("nan"), float("inf"), -0.0, 1e-42] * 10)
+    return {
+        "step": step,
+        "ramp": ramp,
+        "half": half,
+        "counts": counts,
+        "special": (special, special),
+        "mask": (torch.arange(100) % 3 == 0, torch.arange(100) % 5 == 0),
+        "constant": (torch.full((50,), 2.0), torch.zeros(50)),
+        "empty": (torch.zeros(0), torch.zeros(0)),
+    }
+
+
+def make_golden() -> dict[str, list[str]]:
+    """Blocks of both frames of every tensor, in hex; run once per bitstream version, by hand."""
+    golden = {}
+    for name, (first, second) in _golden_chain().items():
+        one = encode_exact(spec_of(first), first, None)
+        two = encode_exact(spec_of(second), second, one.reference)
+        golden[name] = [bytes(one.block.payload).hex(), bytes(two.block.payload).hex()]
+    return golden
+
+
+def test_blocks_written_by_the_first_version_still_decode_to_the_same_bits():
+    golden = json.loads(_GOLDEN.read_text())
+    assert golden.keys() == _golden_chain().keys()
+    for name, (first, second) in _golden_chain().items():
+        one = decode_exact(spec_of(first), bytes.fromhex(golden[name][0]), None)
+        two = decode_exact(spec_of(second), bytes.fromhex(golden[name][1]), one.reference)
+        assert bits(one.tensor) == bits(first), name
+        assert bits(two.tensor) == bits(second), name

@@ -1,0 +1,230 @@
+"""Symbol streams come back, stay within their bound, and come close to the conditional entropy."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from inshrink_core.codecs import event_coding, symbol_stream
+from inshrink_core.codecs.symbol_stream import decode_symbols, encode_symbols, worst_case_symbols_bytes
+from inshrink_core.entropy.raw import packed_bytes
+from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.ops import Backend, force_backend
+from tests.strategies import symbol_pairs
+
+
+def _symbols(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.uint8)
+
+
+def _moving(n: int, n_symbols: int, moved: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symbols of a bell-shaped distribution, of which a share moves to a neighbouring bin."""
+    rng = np.random.default_rng(seed)
+    previous = np.clip(rng.normal(n_symbols / 2, n_symbols / 6, n), 0, n_symbols - 1).astype(np.uint8)
+    steps = np.where(rng.random(n) < moved, rng.choice([-1, 1], n), 0)
+    symbols = np.clip(previous.astype(int) + steps, 0, n_symbols - 1).astype(np.uint8)
+    return torch.from_numpy(previous), torch.from_numpy(symbols)
+
+
+def _conditional_entropy_bits(previous: torch.Tensor, symbols: torch.Tensor) -> float:
+    """n · H(symbol | previous symbol), in bits."""
+    pairs = np.bincount(previous.numpy().astype(int) * 256 + symbols.numpy(), minlength=65536).reshape(
+        256, 256
+    )
+    totals = np.broadcast_to(pairs.sum(axis=1, keepdims=True), pairs.shape)
+    used = pairs > 0
+    return float(-(pairs[used] * np.log2(pairs[used] / totals[used])).sum())
+
+
+def _round_trip(symbols, n_symbols, previous=None, n_previous=0) -> bytes:
+    payload = encode_symbols(symbols, n_symbols, previous, n_previous)
+    assert len(payload) <= worst_case_symbols_bytes(symbols.numel(), n_symbols)
+    decoded = decode_symbols(payload, symbols.numel(), n_symbols, previous, n_previous)
+    assert torch.equal(decoded, symbols)
+    return payload
+
+
+@given(case=symbol_pairs())
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_symbols_come_back_and_both_back_ends_write_the_same_bytes(case):
+    symbols, n_symbols, previous, n_previous = case
+    payload = _round_trip(symbols, n_symbols, previous, n_previous)
+    with force_backend(Backend.REFERENCE):
+        assert _round_trip(symbols, n_symbols, previous, n_previous) == payload
+
+
+@pytest.mark.parametrize("moved", [0.0, 0.002, 0.05, 0.4, 1.0])
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 1000, 65537, 200_001])
+def test_symbols_come_back_at_every_rate_of_change(n, moved):
+    previous, symbols = _moving(n, 18, moved, seed=n)
+    _round_trip(symbols, 18, previous, 18)
+    _round_trip(symbols, 18)
+
+
+def test_back_ends_agree_where_groups_have_tables_of_their_own():
+    rng = np.random.default_rng(0)
+    previous = rng.integers(0, 6, 60_000).astype(np.uint8)
+    # Groups 0 to 2 move at quite different rates, 3 shifts by one, 4 and 5 are noise: every kind of table.
+    rates = np.array([0.02, 0.3, 0.1, 0.0, 1.0, 1.0])[previous]
+    symbols = np.where(rng.random(previous.size) < rates, rng.integers(0, 7, previous.size), previous)
+    symbols = torch.from_numpy(np.where(previous == 3, 4, symbols).astype(np.uint8))
+    payload = _round_trip(symbols, 7, torch.from_numpy(previous), 6)
+    assert payload[0] == 3
+    assert payload[1] == 0  # neither uniform nor pooled
+    with force_backend(Backend.REFERENCE):
+        assert _round_trip(symbols, 7, torch.from_numpy(previous), 6) == payload
+
+
+def test_chunks_are_framed_and_come_back(monkeypatch):
+    monkeypatch.setattr(symbol_stream, "MAX_CHUNK", 100)
+    previous, symbols = _moving(1050, 18, 0.1, seed=1)
+    symbols[300:500] = previous[300:500]
+    _round_trip(symbols, 18, previous, 18)
+    _round_trip(symbols, 18)
+
+
+def test_a_run_may_be_as_long_as_a_chunk():
+    n = symbol_stream.MAX_CHUNK
+    previous = torch.zeros(n + 5, dtype=torch.uint8)
+    symbols = previous.clone()
+    symbols[n - 1] = 1
+    assert len(_round_trip(symbols, 2, previous, 2)) < 32
+    assert len(_round_trip(symbols, 2)) < 32
+
+
+def test_the_alphabet_may_grow_and_shrink_between_checkpoints():
+    previous, symbols = _moving(5000, 10, 0.1, seed=2)
+    _round_trip(symbols + 6, 16, previous, 10)
+    _round_trip(symbols // 2, 5, previous, 10)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "n_symbols", "previous", "expected"),
+    [
+        ((), 4, None, ""),
+        # kind 1, D = 0: nothing moved.
+        ((3, 1, 2), 4, (3, 1, 2), "0100"),
+        # kind 1, D = -1 mod 4 = 3: every bin moved up by one.
+        ((1, 2, 3), 4, (0, 1, 2), "0103"),
+        # kind 0, two bits each, first symbol least significant: 11 10 01 00.
+        ((0, 1, 2, 3), 4, None, "00e4"),
+        # kind 2, lengths 2, 2, 1 and a padding nibble, 28 times "0", then "10" and "11".
+        ((2,) * 28 + (0, 1), 3, None, "02" + "2201" + "000000d0"),
+    ],
+)
+def test_tiny_streams_have_exactly_these_bytes(symbols, n_symbols, previous, expected):
+    before = None if previous is None else _symbols(*previous)
+    assert _round_trip(_symbols(*symbols), n_symbols, before, n_symbols).hex() == expected
+
+
+def test_a_grouped_chunk_has_exactly_these_bytes():
+    # One group (alone, hence base 0): 60 zeros, a literal, 59 zeros. Symbol 1 of 4 is D = -1 mod 4 = 3.
+    # kind 3, flags uniform and pooled = 3; runs 60 (class 16 + 4 + 3 = 23) and 59 (class 23 + 0: 56 to 63),
+    # so the run table holds one class: 23 zeros as nibbles 0 f 0 6, length 1, end f;
+    # literal table: three zeros as 0 2, length 1, a padding nibble. Neither takes bits but for
+    # the three extra bits of each run (60 - 56 = 4, 59 - 56 = 3): 4 + 3 << 3 = 0x1c.
+    symbols = _symbols(*[0] * 60, 1, *[0] * 59)
+    assert _round_trip(symbols, 4).hex() == "0303" + "f060f1" + "2001" + "1c"
+
+
+def test_size_is_within_two_percent_of_the_conditional_entropy():
+    # 400,000 symbols, 15 % moved by one bin. Huffman on runs and literals of nearly even direction wastes
+    # under 2 %; tables take at most 18 groups × 2 tables × 50 bytes = 1,800 bytes.
+    previous, symbols = _moving(400_000, 18, 0.15, seed=3)
+    size = len(_round_trip(symbols, 18, previous, 18))
+    assert size <= 1.02 * _conditional_entropy_bits(previous, symbols) / 8 + 1800
+
+
+def test_grouping_by_the_previous_symbol_beats_one_group():
+    # One bin in six never rests: mixed with the calm ones it would break their runs.
+    rng = np.random.default_rng(4)
+    previous = rng.integers(0, 6, 100_000).astype(np.uint8)
+    moved = (previous == 5) & (rng.random(previous.size) < 0.9)
+    symbols = torch.from_numpy(np.where(moved, rng.integers(0, 6, previous.size), previous).astype(np.uint8))
+    grouped = len(_round_trip(symbols, 6, torch.from_numpy(previous), 6))
+    delta = (torch.from_numpy(previous).int() - symbols.int()) % 6
+    ungrouped = len(_round_trip(delta.byte(), 6))
+    assert grouped < 0.8 * ungrouped
+
+
+def test_noise_costs_no_more_than_packed_bits():
+    rng = np.random.default_rng(5)
+    symbols = torch.from_numpy(rng.integers(0, 16, 10_000).astype(np.uint8))
+    assert len(_round_trip(symbols, 16)) == 1 + packed_bytes(10_000, 16)
+
+
+def test_an_unchanged_tensor_costs_two_bytes():
+    previous, _ = _moving(100_000, 18, 0, seed=6)
+    assert len(_round_trip(previous, 18, previous, 18)) == 2
+
+
+def test_arguments_that_cannot_be_coded_are_refused():
+    with pytest.raises(InputError, match="outside the alphabet"):
+        encode_symbols(_symbols(4), 4, None, 0)
+    with pytest.raises(InputError, match="outside the alphabet"):
+        encode_symbols(_symbols(3), 4, _symbols(4), 4)
+    with pytest.raises(InputError, match="another size"):
+        encode_symbols(_symbols(3), 4, _symbols(1, 2), 4)
+    with pytest.raises(InputError, match="another size"):
+        decode_symbols(b"\1\0", 1, 4, _symbols(1, 2), 4)
+    with pytest.raises(InputError, match="alphabet size"):
+        encode_symbols(_symbols(3), 257, None, 0)
+
+
+def _assert_harmless(payload: bytes, n: int, n_symbols: int, previous, n_previous: int) -> bool:
+    try:
+        decoded = decode_symbols(payload, n, n_symbols, previous, n_previous)
+    except DamagedError:
+        return True
+    assert decoded.shape == (n,)
+    assert n == 0 or int(decoded.max()) < n_symbols
+    return False
+
+
+@pytest.mark.parametrize("moved", [0.05, 0.5])
+@pytest.mark.parametrize("with_previous", [False, True])
+def test_damaged_streams_are_refused_or_decode_to_symbols_of_the_alphabet(moved, with_previous):
+    previous, symbols = _moving(3000, 18, moved, seed=7)
+    arguments = (3000, 18, previous if with_previous else None, 18)
+    payload = encode_symbols(symbols, 18, *arguments[2:])
+    for length in range(len(payload)):
+        assert _assert_harmless(payload[:length], *arguments), f"cut at {length}"
+    assert _assert_harmless(payload + b"\0", *arguments)
+    rng = random.Random(8)
+    for _ in range(1500):
+        damaged = bytearray(payload)
+        # Mostly in the header and the tables, where damage does most.
+        at = rng.randrange(60) if rng.random() < 0.7 else rng.randrange(len(damaged))
+        damaged[at] ^= 1 << rng.randrange(8)
+        _assert_harmless(bytes(damaged), *arguments)
+    for _ in range(1500):
+        _assert_harmless(bytes([rng.randrange(5)]) + rng.randbytes(rng.randrange(80)), *arguments)
+
+
+def test_both_back_ends_refuse_the_same_streams():
+    previous, symbols = _moving(400, 6, 0.2, seed=9)
+    payload = encode_symbols(symbols, 6, previous, 6)
+    rng = random.Random(10)
+    for _ in range(300):
+        damaged = bytearray(payload)
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        outcomes = []
+        for backend in (Backend.CPU, Backend.REFERENCE):
+            with force_backend(backend):
+                try:
+                    outcomes.append(decode_symbols(bytes(damaged), 400, 6, previous, 6).tolist())
+                except DamagedError as error:
+                    outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+
+
+def test_an_event_never_needs_more_bits_than_a_window_holds():
+    from inshrink_core.entropy.run_length import RUN_EXTRA_BITS, RUN_STARTS
+    from inshrink_core.ops.symbols import MAX_CHUNK, MAX_CODE_BITS, N_RUN_TOKENS
+
+    assert 2 * MAX_CODE_BITS + int(RUN_EXTRA_BITS.max()) <= 64
+    assert 31 + MAX_CODE_BITS + int(RUN_EXTRA_BITS.max()) <= 64
+    assert RUN_STARTS[-1] == MAX_CHUNK
+    assert N_RUN_TOKENS <= event_coding._ROW_COUNT

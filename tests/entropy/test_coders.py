@@ -1,0 +1,193 @@
+"""Coders of bytes return what they were given, within their bounds, and refuse what is not theirs."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from inshrink_core.entropy import HuffmanCoder, RawCoder, RunLengthCoder, ZstdCoder
+from inshrink_core.entropy.huffman import (
+    code_entries,
+    parse_lengths,
+    serialize_lengths,
+    symbol_windows,
+    window_bits,
+)
+from inshrink_core.entropy.raw import pack_bits, packed_bytes, unpack_bits
+from inshrink_core.entropy.zstd import zstd_compress, zstd_decompress
+from inshrink_core.errors import DamagedError
+from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops.symbols import code_lengths
+
+_CODERS = [RawCoder(), ZstdCoder(), RunLengthCoder(), HuffmanCoder()]
+
+
+def _skewed(n: int, n_values: int, seed: int = 0) -> np.ndarray:
+    return (n_values * np.random.default_rng(seed).random(n) ** 3).astype(np.uint8)
+
+
+@pytest.mark.parametrize("coder", _CODERS, ids=lambda coder: coder.name)
+@pytest.mark.parametrize("n_values", [1, 2, 17, 256])
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 5, 63, 64, 65, 5000])
+def test_values_come_back_within_the_stated_size(coder, n, n_values):
+    values = _skewed(n, n_values)
+    payload = coder.encode(values)
+    assert len(payload) <= coder.worst_case_bytes(n)
+    assert np.array_equal(coder.decode(payload, n), values)
+    with force_backend(Backend.REFERENCE):
+        assert coder.encode(values) == payload
+        assert np.array_equal(coder.decode(payload, n), values)
+
+
+@pytest.mark.parametrize("coder", _CODERS, ids=lambda coder: coder.name)
+def test_damaged_payloads_are_refused_or_decode_to_as_many_values(coder):
+    rng = random.Random(0)
+    payload = coder.encode(np.repeat(_skewed(100, 5), 5))
+    for length in range(len(payload)):
+        with pytest.raises(DamagedError):
+            coder.decode(payload[:length], 500)
+    with pytest.raises(DamagedError):
+        coder.decode(payload + b"\0", 500)
+    for _ in range(500):
+        damaged = bytearray(payload)
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        try:
+            assert coder.decode(bytes(damaged), 500).size == 500
+        except DamagedError:
+            continue
+
+
+def test_huffman_has_exactly_these_bytes():
+    # Counts 1, 1, 2: lengths 2, 2, 1, then no more, nibbles 2 2 1 f: 22 f1. Canonical codes: 2 is 0, 0 is 10,
+    # 1 is 11; "0 1 2 2" is 10 11 0 0, first bit least significant: 0b001101.
+    assert HuffmanCoder().encode(np.array([0, 1, 2, 2], np.uint8)).hex() == "22f10d"
+
+
+def test_huffman_of_one_value_is_its_table():
+    # 5 has length 1: nibbles 0 4 (five zeros), 1, f.
+    assert HuffmanCoder().encode(np.full(1000, 5, np.uint8)).hex() == "40f1"
+
+
+def test_run_length_has_exactly_these_bytes():
+    # Form 1; 7 three times (length - 1 = 2), 0 three hundred times (299 = 0xab 0x02 in base 128).
+    values = np.array([7] * 3 + [0] * 300, np.uint8)
+    assert RunLengthCoder().encode(values).hex() == "01" + "0702" + "00ab02"
+
+
+def test_packed_bits_have_exactly_these_bytes():
+    # Three bits each, first bit least significant: 5 | 2 << 3 | 7 << 6 = 0x1d5.
+    assert pack_bits(np.array([5, 2, 7], np.uint8), 8).hex() == "d501"
+    assert pack_bits(np.zeros(9, np.uint8), 1) == b""
+
+
+@pytest.mark.parametrize("n_symbols", [1, 2, 3, 4, 5, 18, 128, 129, 256])
+def test_packed_bits_come_back(n_symbols):
+    symbols = _skewed(77, n_symbols)
+    payload = pack_bits(symbols, n_symbols)
+    assert len(payload) == packed_bytes(77, n_symbols)
+    assert np.array_equal(unpack_bits(payload, 77, n_symbols), symbols)
+
+
+def test_packed_symbols_outside_the_alphabet_are_refused():
+    with pytest.raises(DamagedError, match="outside the alphabet"):
+        unpack_bits(b"\x03", 1, 3)
+    with pytest.raises(DamagedError, match="padding"):
+        unpack_bits(b"\x80", 1, 4)
+
+
+def test_huffman_is_within_its_bound_of_the_entropy():
+    # Geometric with p = .4, 100,000 values. The unary code, which Huffman equals or beats, takes 1 / .4 = 2.5
+    # bits a value; the entropy is H(.4) / .4 = 2.427: a waste of .073 bit at most, .08 with sampling noise.
+    # The table takes under 40 bytes.
+    values = np.minimum(np.random.default_rng(1).geometric(0.4, 100_000) - 1, 255).astype(np.uint8)
+    counts = np.bincount(values)
+    counts = counts[counts > 0]
+    entropy_bits = -(counts * np.log2(counts / counts.sum())).sum()
+    assert len(HuffmanCoder().encode(values)) <= (entropy_bits + 0.08 * values.size) / 8 + 40
+
+
+@pytest.mark.parametrize("limit", [8, 9, 12])
+def test_code_lengths_are_complete_and_limited_even_for_fibonacci_counts(limit):
+    fibonacci = [1, 1]
+    while len(fibonacci) < 40:
+        fibonacci.append(fibonacci[-1] + fibonacci[-2])
+    for counts in (np.array(fibonacci), np.array(fibonacci[::-1]), np.arange(1, 257), np.ones(256)):
+        lengths = code_lengths(counts.astype(np.int64), limit)
+        assert lengths.max() <= limit
+        assert sum(2.0**-lengths) == 1
+        with force_backend(Backend.REFERENCE):
+            assert np.array_equal(code_lengths(counts.astype(np.int64), limit), lengths)
+
+
+def test_code_lengths_are_optimal_where_the_limit_does_not_bind():
+    # Huffman 1952: weights 1 1 2 4 8 have lengths 4 4 3 2 1.
+    assert code_lengths(np.array([1, 1, 2, 4, 8])).tolist() == [4, 4, 3, 2, 1]
+
+
+def test_limited_code_lengths_cost_little_more_than_the_optimum():
+    # 16 symbols of counts 2**i: free lengths go to 15, 131,053 bits in all; limited to 12, 131,124.
+    counts = np.array([1 << i for i in range(16)])
+    limited, free = (int((code_lengths(counts, limit) * counts).sum()) for limit in (12, 15))
+    assert free <= limited <= 1.001 * free
+
+
+def test_limited_code_lengths_are_the_best_of_all():
+    rng = np.random.default_rng(3)
+    for n in (2, 3, 4, 5):
+        choices = [
+            c for c in itertools.product(range(1, 4), repeat=n) if sum(2.0**-length for length in c) <= 1
+        ]
+        for _ in range(20):
+            counts = rng.integers(1, 30, n)
+            best = min(int((np.array(choice) * counts).sum()) for choice in choices)
+            assert int((code_lengths(counts, 3) * counts).sum()) == best
+
+
+def test_tables_come_back_from_their_nibbles():
+    rng = np.random.default_rng(2)
+    for n in (1, 2, 17, 85, 256):
+        for density in (0.02, 0.3, 1.0):
+            counts = rng.integers(1, 1000, n) * (rng.random(n) < density)
+            lengths = code_lengths(counts)
+            table = serialize_lengths(lengths)
+            parsed, offset = parse_lengths(b"\xff" + table + b"\xff", 1, n)
+            assert np.array_equal(parsed, lengths)
+            assert offset == 1 + len(table)
+
+
+@pytest.mark.parametrize(
+    "table",
+    ["", "11", "1111", "0d", "e1", "1011", "21ff", "3333ff"],
+    ids=[
+        "empty",
+        "short",
+        "too_many_ones",
+        "repeat_of_nothing",
+        "reserved",
+        "short_after",
+        "incomplete",
+        "half",
+    ],
+)
+def test_tables_that_are_no_complete_prefix_code_are_refused(table):
+    with pytest.raises(DamagedError):
+        parse_lengths(bytes.fromhex(table), 0, 8)
+
+
+def test_windows_find_the_symbol_whose_code_they_begin_with():
+    lengths = code_lengths(np.array([5, 1, 0, 1, 9, 2]))
+    n_bits = window_bits(lengths)
+    windows = symbol_windows(lengths, n_bits, np.arange(6, dtype=np.uint32))
+    entries = code_entries(lengths)
+    for window in range(1 << n_bits):
+        code, length = int(entries[windows[window]]) & 0xFFFF, int(entries[windows[window]]) >> 16
+        assert window & ((1 << length) - 1) == code
+
+
+def test_zstd_refuses_a_frame_of_another_size_without_allocating_it():
+    frame = zstd_compress(bytes(1 << 20), 3)
+    with pytest.raises(DamagedError):
+        zstd_decompress(frame, 100)
+    with pytest.raises(DamagedError):
+        zstd_decompress(frame, 1 << 21)

@@ -1,0 +1,52 @@
+"""Results come in order, errors where they belong, and no more than a window is held."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from inshrink_core.execution import default_threads, ordered_map
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_results_come_in_input_order(threads: int) -> None:
+    def slow_first(item: int) -> int:
+        time.sleep(0.02 if item == 0 else 0)
+        return item * item
+
+    assert list(ordered_map(slow_first, range(20), threads=threads)) == [i * i for i in range(20)]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_error_is_raised_where_its_result_would_stand(threads: int) -> None:
+    def fail_at_five(item: int) -> int:
+        if item == 5:
+            raise ValueError("five")
+        return item
+
+    seen: list[int] = []
+    with pytest.raises(ValueError, match="five"):
+        seen.extend(ordered_map(fail_at_five, range(100), threads=threads))
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_no_more_than_a_window_is_computed_ahead() -> None:
+    started = []
+    lock = threading.Lock()
+
+    def record(item: int) -> int:
+        with lock:
+            started.append(item)
+        return item
+
+    results = ordered_map(record, range(1000), threads=2)
+    next(results)
+    time.sleep(0.05)
+    assert len(started) <= 4
+    results.close()
+
+
+def test_at_least_one_thread_is_offered() -> None:
+    assert default_threads() >= 1

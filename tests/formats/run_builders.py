@@ -1,0 +1,77 @@
+"""Small runs on disk, made by hand for the tests of `formats`."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+
+def small_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 6), nn.Linear(6, 4), nn.BatchNorm1d(4))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, n_steps: int = 2) -> None:
+    for _ in range(n_steps):
+        optimizer.zero_grad()
+        model(torch.randint(0, 10, (8,))).square().sum().backward()
+        optimizer.step()
+
+
+def training_state(seed: int = 0, step: int = 5) -> dict:
+    model = small_model(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.8, 0.95), weight_decay=0.1)
+    train(model, optimizer)
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+
+
+def save_run(folder: Path, steps: tuple[int, ...] = (10, 20, 30)) -> Path:
+    folder.mkdir(exist_ok=True)
+    for step in steps:
+        torch.save(training_state(step, step), folder / f"ckpt_{step}.pt")
+    return folder
+
+
+def save_huggingface(root: Path, steps: tuple[int, ...] = (100, 200), sharded: bool = False) -> Path:
+    for step in steps:
+        folder = root / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        model = small_model(step)
+        decay = [p for p in model.parameters() if p.ndim >= 2]
+        plain = [p for p in model.parameters() if p.ndim < 2]
+        optimizer = torch.optim.AdamW(
+            [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+        )
+        train(model, optimizer)
+        tensors = dict(model.state_dict())
+        if sharded:
+            names = sorted(tensors)
+            parts = [names[: len(names) // 2], names[len(names) // 2 :]]
+            weight_map = {}
+            for i, part in enumerate(parts):
+                name = f"model-{i + 1:05d}-of-00002.safetensors"
+                save_file({n: tensors[n] for n in part}, folder / name, metadata={"format": "pt"})
+                weight_map |= dict.fromkeys(part, name)
+            index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        else:
+            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+        torch.save({"last_epoch": step}, folder / "scheduler.pt")
+        (folder / "training_args.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+        (folder / "rng_state.pth").write_bytes(b"cposix\nsystem\n(S'exit 1'\ntR.")
+        history = [{"step": s, "loss": 1.0 / s, "epoch": s / 100} for s in range(50, step + 1, 50)]
+        history.append({"step": step, "eval_loss": float("nan")})
+        state = {"global_step": step, "log_history": history}
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+        (folder / "config.json").write_text("{}")
+    return root
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    flat_a, flat_b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    return torch.equal(flat_a, flat_b)

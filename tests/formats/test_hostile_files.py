@@ -1,0 +1,232 @@
+"""Files from anywhere: no pickle runs, and damage gives one of our own errors."""
+
+import io
+import os
+import pickle
+import struct
+import zipfile
+
+import pytest
+import torch
+from safetensors.torch import save as save_safetensors
+
+from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
+from inshrink_core.formats import open_run, write_checkpoint
+from inshrink_core.formats.pickle_machine import read_pickle
+from tests.formats.run_builders import same_bits, training_state
+
+
+class _Call:
+    def __init__(self, function, *args):
+        self.function, self.args = function, args
+
+    def __reduce__(self):
+        return self.function, self.args
+
+
+def _torch_bytes(state):
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def _zip(path, pickle_bytes, method=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("x/data.pkl", pickle_bytes)
+        archive.writestr("x/byteorder", b"little")
+        archive.writestr("x/data/0", bytes(16))
+
+
+def test_an_unsafe_pickle_is_refused_with_every_name_it_wanted(tmp_path):
+    state = {"model": {"w": torch.ones(2)}, "a": _Call(os.system, "touch hacked"), "b": [_Call(eval, "1")]}
+    (tmp_path / "step_1.pt").write_bytes(_torch_bytes(state))
+    with pytest.raises(UnsafePickleError) as caught:
+        open_run(tmp_path / "step_1.pt")
+    assert caught.value.wanted == ("__builtin__.eval", f"{os.system.__module__}.system")
+    assert not os.path.lexists("hacked")
+
+
+def test_a_directory_in_the_zip64_form_is_read(tmp_path):
+    whole = _torch_sample()
+    at = whole.rfind(b"PK\x05\x06")
+    n_entries, size, offset = struct.unpack_from("<HII", whole, at + 10)
+    end64 = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, n_entries, n_entries, size, offset)
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, at, 1)
+    end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    path = tmp_path / "step_3.pt"
+    path.write_bytes(whole[:at] + end64 + locator + end)
+    assert same_bits(open_run(path)[3]["w"], torch.ones(3, 2))
+    (restored,) = write_checkpoint(open_run(path)[3], tmp_path / "out")
+    assert restored.read_bytes() == path.read_bytes()
+    path.write_bytes(whole[:at] + end64[:-8] + struct.pack("<Q", 1 << 62) + locator + end)
+    with pytest.raises(DamagedError):
+        open_run(path)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
+def test_calls_are_refused_at_every_protocol(protocol):
+    with pytest.raises(UnsafePickleError):
+        read_pickle(pickle.dumps({"x": _Call(os.system, "exit 1")}, protocol=protocol))
+
+
+def test_namespaces_and_own_classes_are_refused():
+    import argparse
+    from pathlib import PurePosixPath
+
+    with pytest.raises(UnsafePickleError, match=r"argparse\.Namespace"):
+        read_pickle(pickle.dumps(argparse.Namespace(a=1)))
+    with pytest.raises(UnsafePickleError, match="PurePosixPath"):
+        read_pickle(pickle.dumps(PurePosixPath("x")))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"",
+        b".",
+        b"\x80\x02",
+        b"\x80\x02(.",
+        b"\x80\x02K\x01K\x02R.",
+        b"\x80\x02}K\x01b",
+        b"\x80\x02h\x00.",
+        b"\x80\x02r\xff\xff\xff\xff.",
+        b"\x80\x04\x8d" + struct.pack("<Q", 1 << 60) + b".",
+        b"\x80\x04\x96" + struct.pack("<Q", 1 << 62) + b".",
+        b"\x80\x02\x8b\xff\xff\xff\x7f.",
+        b"I" + b"9" * 10_000 + b"\n.",
+        b"ctorch._utils\n_rebuild_tensor_v2\n)R.",
+        b"ctorch._utils\n_rebuild_tensor_v3\n(K\x01t R.",
+        b"ccollections\nOrderedDict\n(]K\x01aK\x02etR.",
+        b"(" * 100_000 + b".",
+        b"\x80\x02]q\x00" + b"K\x01a" * 2000 + b"cbuiltins\nlist\nq\x01" + b"h\x01h\x00\x85R0" * 2000 + b".",
+    ],
+    ids=range(17),
+)
+def test_malformed_programs_give_a_damaged_error(program):
+    with pytest.raises(DamagedError):
+        read_pickle(program)
+
+
+def test_nested_and_self_referring_containers_do_not_hang(tmp_path):
+    deep = b"\x80\x02)" + b"\x85" * 200_000 + b"."
+    assert isinstance(read_pickle(deep), tuple)
+    doubling = b"\x80\x02)q\x00" + b"".join(b"h\x00h\x00\x86q\x00" for _ in range(64)) + b"K\x01K\x02\x86."
+    read_pickle(doubling)
+    as_key = doubling[:-6] + b"h\x00}h\x00K\x01s."
+    assert isinstance(read_pickle(as_key), dict)
+    loop: dict = {"w": torch.ones(2)}
+    loop["self"] = loop
+    (tmp_path / "step_1.pt").write_bytes(_torch_bytes({"model": loop}))
+    assert "w" in open_run(tmp_path / "step_1.pt")[1]
+
+
+def test_tensors_past_their_storage_are_refused(tmp_path):
+    program = (
+        b"\x80\x02}X\x01\x00\x00\x00wctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storage"
+        b"ctorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQK\x00K%c\x85K\x01\x85\x89}tRs."
+    )
+    _zip(tmp_path / "step_1.pt", program % 4)
+    assert open_run(tmp_path / "step_1.pt")[1]["w"].tolist() == [0, 0, 0, 0]
+    _zip(tmp_path / "step_1.pt", program % 5)
+    with pytest.raises(DamagedError, match="past its storage"):
+        open_run(tmp_path / "step_1.pt")
+
+
+def test_compressed_zips_and_duplicate_entries_are_refused(tmp_path):
+    _zip(tmp_path / "a_1.pt", pickle.dumps({"w": 1}, protocol=2) * 1, zipfile.ZIP_DEFLATED)
+    with pytest.raises(DamagedError, match="compressed"):
+        open_run(tmp_path / "a_1.pt")
+    with zipfile.ZipFile(tmp_path / "b_1.pt", "w") as archive:
+        archive.writestr("x/data.pkl", b"N.")
+        archive.writestr("x/data.pkX", b"N.")
+    content = (tmp_path / "b_1.pt").read_bytes()
+    (tmp_path / "b_1.pt").write_bytes(content.replace(b"data.pkX", b"data.pkl"))
+    with pytest.raises(DamagedError, match="one name"):
+        open_run(tmp_path / "b_1.pt")
+
+
+def _torch_sample():
+    return _torch_bytes({"model": {"w": torch.ones(3, 2), "b": torch.ones(2)}, "step": 3})
+
+
+def _safetensors_sample():
+    return save_safetensors({"w": torch.ones(3, 2), "b": torch.ones(2)}, metadata={"step": "3"})
+
+
+@pytest.mark.parametrize(("suffix", "build"), [(".pt", _torch_sample), (".safetensors", _safetensors_sample)])
+def test_a_file_cut_at_any_byte_gives_an_error_of_ours(tmp_path, suffix, build):
+    whole = build()
+    path = tmp_path / f"step_3{suffix}"
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(InshrinkError):
+            open_run(path)
+
+
+@pytest.mark.parametrize(("suffix", "build"), [(".pt", _torch_sample), (".safetensors", _safetensors_sample)])
+def test_a_flipped_bit_gives_an_error_of_ours_or_a_checkpoint(tmp_path, suffix, build):
+    whole = build()
+    path = tmp_path / f"step_3{suffix}"
+    n_refused = 0
+    for bit in range(0, len(whole) * 8, 31):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            run = open_run(path)
+            for checkpoint in run:
+                for key in checkpoint:
+                    assert checkpoint[key].numel() <= 1 << 20
+                for layout in checkpoint.files:
+                    checkpoint.source.skeleton(layout)
+        except InshrinkError:
+            n_refused += 1
+    assert n_refused > 0
+
+
+def test_a_random_file_under_any_suffix_is_skipped_with_a_reason(tmp_path):
+    torch.save(training_state(), tmp_path / "step_1.pt")
+    (tmp_path / "step_2.pt").write_bytes(b"")
+    (tmp_path / "step_3.safetensors").write_bytes(b"\xff" * 64)
+    (tmp_path / "step_4.bin").write_bytes(b"hello world, this is no checkpoint")
+    (tmp_path / "step_5.pt").write_bytes((tmp_path / "step_1.pt").read_bytes()[:-100])
+    (tmp_path / "step_6.pt").write_bytes(_torch_bytes({"x": _Call(os.system, "exit 1")}))
+    run = open_run(tmp_path)
+    assert run.steps == (5,)
+    assert len(run.skipped) == 5
+    assert all(skipped.reason for skipped in run.skipped)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+        b'{"w":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}',
+        b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}}',
+        b'{"w":{"dtype":"X9","shape":[2],"data_offsets":[0,8]}}',
+        b'{"w":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}',
+        b'{"w":{"dtype":"F32","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,8]}}',
+        b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"v":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
+        b'{"w":[]}',
+        b"[]",
+        b"{",
+        b'{"__metadata__":{"a":1}}',
+        b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+        b"[" * 100_000,
+    ],
+    ids=range(13),
+)
+def test_safetensors_headers_that_lie_are_refused(tmp_path, header):
+    path = tmp_path / "step_1.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with pytest.raises(DamagedError):
+        open_run(path)
+
+
+def test_an_oversized_header_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "step_1.safetensors"
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", 150_000_000) + b"{")
+        file.truncate(200_000_000)
+    with pytest.raises(DamagedError, match="larger than allowed"):
+        open_run(path)

@@ -1,0 +1,320 @@
+"""Runs: what is found in a directory, which step it is, and what is said about the rest."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from inshrink_core.checkpoint import TensorRole
+from inshrink_core.errors import ConfigError, DamagedError, InputError, NotFoundError
+from inshrink_core.formats import NoCheckpointError, open_run, write_checkpoint
+from inshrink_core.formats.steps import natural_key, number_steps, step_in_name
+from tests.formats.run_builders import same_bits, save_huggingface, save_run, small_model
+
+
+def _save(path, step=None, **tensors):
+    state = {"model": tensors or {"w": torch.ones(3)}}
+    torch.save(state if step is None else state | {"step": step}, path)
+
+
+def test_open_run_imports_neither_torch_nor_numpy(tmp_path):
+    save_run(tmp_path / "run")
+    save_huggingface(tmp_path / "hf")
+    script = (
+        "import sys; from inshrink_core.formats import open_run\n"
+        f"for p in ({str(tmp_path / 'run')!r}, {str(tmp_path / 'hf')!r}):\n"
+        "    run = open_run(p); list(run); run.identity(run.steps[0]); run.log; run.settings\n"
+        "print([m for m in ('torch', 'numpy', 'numba') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_opening_reads_headers_and_reading_counts(tmp_path):
+    for step in (1, 2):
+        _save(tmp_path / f"step_{step}.pt", step, w=torch.zeros(1 << 20))
+    run = open_run(tmp_path)
+    assert 0 < run.bytes_read < 200_000
+    before = run.bytes_read
+    run[1]["w"]
+    assert run.bytes_read == before + (4 << 20)
+
+
+def test_steps_come_from_the_documented_keys_in_order(tmp_path):
+    torch.save({"model": {"w": torch.ones(1)}, "epoch": 1, "global_step": 70, "step": 9}, tmp_path / "a.pt")
+    torch.save({"model": {"w": torch.ones(1)}, "epoch": 2, "global_step": 140}, tmp_path / "b.pt")
+    run = open_run(tmp_path)
+    assert run.steps == (70, 140)
+    assert any("global_step" in note for note in run.notes)
+
+
+def test_several_saves_in_one_epoch_take_their_steps_from_names(tmp_path):
+    for step in (100, 200, 300):
+        torch.save(
+            {"model": {"w": torch.ones(1)}, "epoch": step // 250}, tmp_path / f"epoch=0-step={step}.ckpt"
+        )
+    assert open_run(tmp_path).steps == (100, 200, 300)
+
+
+def test_names_without_numbers_are_numbered_in_natural_order(tmp_path):
+    for name in ("late", "early"):
+        _save(tmp_path / f"{name}.pt")
+    run = open_run(tmp_path)
+    assert run.steps == (0, 1)
+    assert run.path_of(0).name == "early.pt"
+    assert any("no number" in note for note in run.notes)
+
+
+def test_a_pattern_overrides_and_a_bad_one_is_told(tmp_path):
+    for i in (1, 2):
+        _save(tmp_path / f"e{i}_b{i * 7}.pt", step=i)
+    assert open_run(tmp_path, step_pattern=r"_b(\d+)").steps == (7, 14)
+    for bad in ("(", r"\d+", r"(\d)(\d)"):
+        with pytest.raises(ConfigError):
+            open_run(tmp_path, step_pattern=bad)
+
+
+def test_names_tell_steps():
+    assert step_in_name("global_step120") == 120
+    assert step_in_name("checkpoint-40") == 40
+    assert step_in_name("ckpt_iter-0007.pt") == 7
+    assert step_in_name("epoch=1-step=9-v1.ckpt") == 9
+    assert step_in_name("model3_0400.pt") == 400
+    assert step_in_name("best.pt") is None
+    assert sorted(["s10", "s9", "s1"], key=natural_key) == ["s1", "s9", "s10"]
+    assert number_steps(["a-1", "a-2"], [(), ()]).steps == (1, 2)
+
+
+def test_the_same_step_twice_keeps_the_first_in_natural_order(tmp_path):
+    _save(tmp_path / "a.pt", step=5)
+    _save(tmp_path / "b.pt", step=5)
+    run = open_run(tmp_path)
+    assert run.path_of(5).name == "a.pt"
+    assert [(Path(s.path).name, "step 5" in s.reason) for s in run.skipped] == [("b.pt", True)]
+
+
+def test_files_without_a_number_are_passed_over_beside_numbered_ones(tmp_path):
+    for step in (100, 200):
+        _save(tmp_path / f"step_{step}.pt")
+    _save(tmp_path / "best.pt")
+    torch.save({"images": torch.ones(4), "labels": torch.arange(4)}, tmp_path / "validation.pt")
+    run = open_run(tmp_path)
+    assert run.steps == (100, 200)
+    assert {Path(s.path).name for s in run.skipped} == {"best.pt", "validation.pt"}
+
+
+def test_links_to_a_checkpoint_stand_once(tmp_path):
+    _save(tmp_path / "step_5.pt", step=5)
+    (tmp_path / "last.pt").symlink_to("step_5.pt")
+    (tmp_path / "gone.pt").symlink_to("nowhere.pt")
+    run = open_run(tmp_path)
+    assert run.steps == (5,)
+    assert run.path_of(5).name == "step_5.pt"
+    assert {"a link to step_5.pt", "a link that leads nowhere"} == {s.reason for s in run.skipped}
+
+
+def test_files_being_written_are_skipped(tmp_path):
+    _save(tmp_path / "step_5.pt", step=5)
+    (tmp_path / "step_6.pt.tmp").write_bytes(b"PK")
+    (tmp_path / "step_7.pt.part").write_bytes(b"PK")
+    (tmp_path / "tmp-checkpoint-9").mkdir()
+    run = open_run(tmp_path)
+    assert run.steps == (5,)
+    assert len(run.skipped) == 3
+    assert all("being written" in s.reason for s in run.skipped)
+
+
+def test_two_models_in_one_run_are_refused_by_name(tmp_path):
+    _save(tmp_path / "a_1.pt", **{f"a{i}": torch.ones(2) for i in range(4)})
+    _save(tmp_path / "b_2.pt", **{f"b{i}": torch.ones(2) for i in range(4)})
+    with pytest.raises(InputError, match="two different models") as caught:
+        open_run(tmp_path)
+    assert "a_1.pt" in str(caught.value)
+    assert "b_2.pt" in str(caught.value)
+    assert open_run(f"{tmp_path}/a_*.pt").steps == (1,)
+
+
+def test_a_tensor_may_change_appear_and_vanish(tmp_path):
+    common = {f"w{i}": torch.ones(2) for i in range(4)}
+    _save(tmp_path / "step_1.pt", **common, old=torch.ones(1), grows=torch.ones(2))
+    _save(tmp_path / "step_2.pt", **common, new=torch.ones(1), grows=torch.ones(4).half())
+    run = open_run(tmp_path)
+    assert "new" not in run[1]
+    assert run[2].spec("grows").shape == (4,)
+
+
+def test_an_empty_directory_says_what_was_there(tmp_path):
+    with pytest.raises(NotFoundError):
+        open_run(tmp_path)
+    (tmp_path / "step_1.pt").write_bytes(b"nothing")
+    (tmp_path / "step_2.pt").write_bytes(b"")
+    with pytest.raises(NoCheckpointError) as caught:
+        open_run(tmp_path)
+    assert len(caught.value.skipped) == 2
+    assert caught.value.exit_code == 2
+    for missing in ("nowhere", "no*thing", "a\0b"):
+        with pytest.raises(InputError):
+            open_run(tmp_path / missing)
+
+
+def test_a_missing_step_names_its_neighbours(tmp_path):
+    run = open_run(save_run(tmp_path / "run"))
+    with pytest.raises(NotFoundError, match="10 and 20"):
+        run[15]
+    assert 20 in run
+    assert 15 not in run
+    assert len(run) == 3
+
+
+def test_identity_changes_when_the_file_does(tmp_path):
+    run = open_run(save_run(tmp_path / "run"))
+    assert run.identity(10) == open_run(tmp_path / "run").identity(10)
+    assert run.identity(10) != run.identity(20)
+    os.utime(run.path_of(10), ns=(1, 1))
+    assert run.refresh().identity(10) != run.identity(10)
+
+
+def test_refresh_finds_new_checkpoints_and_reads_old_ones_no_more(tmp_path):
+    run = open_run(save_run(tmp_path / "run"))
+    before = run.bytes_read
+    assert run.refresh().bytes_read == before
+    save_run(tmp_path / "run", (40,))
+    again = run.refresh()
+    assert again.steps == (10, 20, 30, 40)
+    assert run.steps == (10, 20, 30)
+    assert again.bytes_read - before < before
+
+
+def test_settings_are_read_strictly(tmp_path):
+    _save(tmp_path / "step_1.pt")
+    assert open_run(tmp_path).settings.file is None
+    path = tmp_path / "inshrink.toml"
+    path.write_text('[evaluator]\nfile = "e.py"\nfunction = "f"\nmetric = "accuracy"\ndirection = "higher"\n')
+    settings = open_run(tmp_path).settings
+    assert (settings.file, settings.function, settings.metric) == ("e.py", "f", "accuracy")
+    for bad in (
+        '[evaluator]\nfiel = "x"',
+        "a = 1",
+        '[evaluator]\ndirection = "up"',
+        "[evaluator]\nfile = 1",
+        "[",
+    ):
+        path.write_text(bad)
+        with pytest.raises(ConfigError, match=r"inshrink\.toml"):
+            open_run(tmp_path).settings  # noqa: B018
+
+
+def test_logs_of_three_kinds_are_read(tmp_path):
+    _save(tmp_path / "step_1.pt")
+    assert dict(open_run(tmp_path).log) == {}
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 2, "loss": 1}\n{"step": 1, "loss": NaN}\n{"step": 3, "lo'
+    )
+    log = open_run(tmp_path).log
+    assert [step for step, _ in log["loss"]] == [1, 2]
+    (tmp_path / "metrics.csv").write_text("epoch,step,train_loss,val_acc\n0,10,0.5,\n0,20,,0.9\n")
+    log = open_run(tmp_path).log
+    assert log["train_loss"] == [(10, 0.5)]
+    assert log["val_acc"] == [(20, 0.9)]
+    save_huggingface(tmp_path / "hf")
+    log = open_run(tmp_path / "hf").log
+    assert log["loss"] == [(50, 0.02), (100, 0.01), (150, 1 / 150), (200, 0.005)]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_huggingface_checkpoints_are_read_and_restored_whole(tmp_path, sharded):
+    run = open_run(save_huggingface(tmp_path / "hf", sharded=sharded))
+    assert run.format == "huggingface"
+    assert run.steps == (100, 200)
+    checkpoint = run[100]
+    model = small_model(100)
+    assert set(checkpoint.state_dict()) == set(model.state_dict())
+    roles = {spec.role for spec in checkpoint.specs}
+    assert {TensorRole.EXP_AVG, TensorRole.STEP} <= roles
+    assert not any(spec.name.startswith("optimizer.") for spec in checkpoint.specs)
+    source = run.path_of(100)
+    written = write_checkpoint(checkpoint, tmp_path / "out")
+    assert {p.relative_to(tmp_path / "out") for p in written} == {
+        p.relative_to(source) for p in source.rglob("*")
+    }
+    for path in written:
+        assert path.read_bytes() == (source / path.relative_to(tmp_path / "out")).read_bytes()
+    assert open_run(tmp_path / "out").steps == (100,)
+
+
+def test_two_huggingface_groups_find_the_right_parameters(tmp_path):
+    run = open_run(save_huggingface(tmp_path / "hf", (100,)))
+    names = [name for name, p in small_model().named_parameters() if p.ndim >= 2]
+    assert all(run[100].hyperparameters[name]["weight_decay"] == 0.1 for name in names)
+    assert run[100].hyperparameters["1.bias"]["weight_decay"] == 0.0
+
+
+def test_a_missing_shard_and_a_lying_index_are_damage(tmp_path):
+    save_huggingface(tmp_path / "hf", (100,), sharded=True)
+    folder = tmp_path / "hf" / "checkpoint-100"
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    (folder / "model-00002-of-00002.safetensors").rename(tmp_path / "away")
+    with pytest.raises(DamagedError, match="missing"):
+        open_run(folder)
+    (tmp_path / "away").rename(folder / "model-00002-of-00002.safetensors")
+    index["weight_map"]["ghost"] = "model-00001-of-00002.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(DamagedError, match="ghost"):
+        open_run(folder)
+    index["weight_map"] = {"w": "../away"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(DamagedError, match="outside"):
+        open_run(folder)
+
+
+def test_the_final_model_beside_checkpoints_is_no_step(tmp_path):
+    save_huggingface(tmp_path / "hf")
+    shutil.copy(tmp_path / "hf" / "checkpoint-200" / "model.safetensors", tmp_path / "hf")
+    run = open_run(tmp_path / "hf")
+    assert run.steps == (100, 200)
+    assert [Path(s.path).name for s in run.skipped] == ["model.safetensors"]
+
+
+def test_safetensors_files_are_read_by_content_and_take_the_step_from_metadata(tmp_path):
+    save_file({"w": torch.ones(2).bfloat16()}, tmp_path / "a.safetensors", metadata={"step": "7"})
+    save_file({"w": torch.zeros(2).bfloat16()}, tmp_path / "b.pt", metadata={"step": "9"})
+    run = open_run(tmp_path)
+    assert run.steps == (7, 9)
+    assert same_bits(run[7]["w"], torch.ones(2).bfloat16())
+    assert write_checkpoint(run[9], tmp_path / "out")[0].read_bytes() == (tmp_path / "b.pt").read_bytes()
+
+
+def test_directories_with_files_of_any_name_are_checkpoints(tmp_path):
+    for step in (1, 2):
+        folder = tmp_path / f"step-{step}"
+        folder.mkdir()
+        torch.save({"w": torch.full((3,), float(step))}, folder / "weights.pt")
+        save_file({"w": torch.ones(3)}, folder / "gradients.safetensors")
+        (folder / "notes.txt").write_text("x")
+    run = open_run(tmp_path)
+    assert run.steps == (1, 2)
+    assert set(run[2]) == {"w", "w@gradient"}
+    assert [layout.kind for layout in run[2].files] == ["safetensors", "opaque", "torch"]
+
+
+def test_a_distributed_checkpoint_is_recognised_and_refused(tmp_path):
+    (tmp_path / ".metadata").write_bytes(b"x")
+    (tmp_path / "__0_0.distcp").write_bytes(b"x")
+    with pytest.raises(InputError, match="distributed"):
+        open_run(tmp_path)
+
+
+def test_reading_from_threads_gives_the_same_tensors(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    run = open_run(save_run(tmp_path / "run", (10,)))
+    keys = list(run[10]) * 4
+    with ThreadPoolExecutor(4) as pool:
+        read = list(pool.map(run[10].__getitem__, keys))
+    assert all(same_bits(a, run[10][key]) for a, key in zip(read, keys, strict=True))

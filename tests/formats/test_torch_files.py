@@ -1,0 +1,320 @@
+"""Torch files: what is found in them, and that writing one back gives the same bytes."""
+
+import pytest
+import torch
+from torch import nn
+
+from inshrink_core.checkpoint import LayerType, TensorRole
+from inshrink_core.formats import open_run, write_checkpoint
+from tests.formats.run_builders import same_bits, save_run, small_model, train, training_state
+
+
+def _only(path):
+    run = open_run(path)
+    return run[run.steps[0]]
+
+
+def _round_trip(path, tmp_path):
+    written = write_checkpoint(_only(path), tmp_path / "restored")
+    assert [p.name for p in written] == [path.name]
+    assert written[0].read_bytes() == path.read_bytes()
+    return written[0]
+
+
+def test_every_tensor_has_the_values_that_torch_loads(tmp_path):
+    run = open_run(save_run(tmp_path / "run"))
+    for checkpoint in run:
+        loaded = torch.load(run.path_of(checkpoint.step), weights_only=True)
+        state = checkpoint.state_dict()
+        assert state.keys() == loaded["model"].keys()
+        assert all(same_bits(state[name], loaded["model"][name]) for name in state)
+
+
+def test_restoring_the_same_layout_gives_the_same_bytes(tmp_path):
+    run = open_run(save_run(tmp_path / "run"))
+    for checkpoint in run:
+        (path,) = write_checkpoint(checkpoint, tmp_path / "out")
+        assert path.read_bytes() == run.path_of(checkpoint.step).read_bytes()
+        torch.load(path, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32),
+        *(torch.uint64, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu),
+        *(torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+    ],
+    ids=str,
+)
+def test_every_dtype_survives(tmp_path, dtype):
+    values = torch.arange(12).reshape(3, 4).to(dtype)
+    torch.save({"w": values, "bias": torch.ones(2)}, tmp_path / "step_1.pt")
+    assert same_bits(_only(tmp_path / "step_1.pt")["w"], values)
+    _round_trip(tmp_path / "step_1.pt", tmp_path)
+
+
+def test_empty_and_scalar_tensors_and_special_values_survive(tmp_path):
+    state = {
+        "scalar": torch.tensor(-0.0),
+        "empty": torch.empty(0, 3),
+        "special": torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 1e-45]),
+    }
+    torch.save(state, tmp_path / "step_1.pt")
+    checkpoint = _only(tmp_path / "step_1.pt")
+    assert all(same_bits(checkpoint[name], value) for name, value in state.items())
+    _round_trip(tmp_path / "step_1.pt", tmp_path)
+
+
+def test_tied_weights_stand_once_and_are_both_in_the_state_dict(tmp_path):
+    weight = torch.randn(10, 4)
+    torch.save({"lm_head.weight": weight, "wte.weight": weight, "fc": torch.ones(3)}, tmp_path / "step_1.pt")
+    checkpoint = _only(tmp_path / "step_1.pt")
+    assert [spec.name for spec in checkpoint.specs] == ["lm_head.weight", "fc"]
+    assert checkpoint.aliases == {"wte.weight": "lm_head.weight"}
+    assert checkpoint.spec("lm_head.weight").layer is LayerType.EMBEDDING
+    assert same_bits(checkpoint.state_dict()["wte.weight"], weight)
+    _round_trip(tmp_path / "step_1.pt", tmp_path)
+
+
+def test_overlapping_views_share_a_region_and_are_exact(tmp_path):
+    base = torch.randn(10)
+    torch.save({"a": base[:6], "b": base[4:], "c": torch.ones(2)}, tmp_path / "step_1.pt")
+    checkpoint = _only(tmp_path / "step_1.pt")
+    assert checkpoint.spec("a").exact
+    assert checkpoint.spec("b").exact
+    assert not checkpoint.spec("c").exact
+    assert same_bits(checkpoint["b"], base[4:])
+    _round_trip(tmp_path / "step_1.pt", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t.t(),
+        lambda t: t[:, ::2],
+        lambda t: t[1:, 1:3],
+        lambda t: t[:, 0],
+        lambda t: t[:1].expand(3, 6),
+        lambda t: t.unfold(1, 3, 1),
+    ],
+    ids=["transposed", "every second column", "inner block", "column", "expanded", "overlapping windows"],
+)
+def test_strided_views_read_right_and_restore_bit_for_bit(tmp_path, view):
+    values = view(torch.randn(4, 6))
+    torch.save({"w": values, "bias": torch.ones(2)}, tmp_path / "step_1.pt")
+    assert same_bits(_only(tmp_path / "step_1.pt")["w"], values.contiguous())
+    _round_trip(tmp_path / "step_1.pt", tmp_path)
+
+
+def test_storages_larger_than_their_tensor_keep_the_rest(tmp_path):
+    base = torch.randn(100)
+    torch.save({"w": base[10:20], "bias": torch.ones(2)}, tmp_path / "step_1.pt")
+    path = _round_trip(tmp_path / "step_1.pt", tmp_path)
+    assert same_bits(torch.load(path, weights_only=True)["w"], base[10:20])
+
+
+def test_changed_values_give_a_file_whose_checksums_hold(tmp_path):
+    import zipfile
+    from dataclasses import replace
+
+    torch.save(training_state(), tmp_path / "step_5.pt")
+    checkpoint = _only(tmp_path / "step_5.pt")
+
+    class Doubled:
+        def read(self, spec):
+            return checkpoint.source.read(spec) * 2
+
+        def skeleton(self, layout):
+            return checkpoint.source.skeleton(layout)
+
+    (path,) = write_checkpoint(replace(checkpoint, source=Doubled()), tmp_path / "out")
+    assert zipfile.ZipFile(path).testzip() is None
+    loaded = torch.load(path, weights_only=True)
+    assert same_bits(loaded["model"]["1.weight"], checkpoint["1.weight"] * 2)
+    assert loaded["step"] == 5
+
+
+def test_a_file_without_checksums_restores_bit_for_bit(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(training_state(), tmp_path / "step_5.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    _round_trip(tmp_path / "step_5.pt", tmp_path)
+
+
+def test_adam_state_bears_the_name_of_its_parameter(tmp_path):
+    model = small_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.8, 0.95), amsgrad=True)
+    train(model, optimizer)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "step_1.pt")
+    checkpoint = _only(tmp_path / "step_1.pt")
+    for name, parameter in model.named_parameters():
+        state = optimizer.state[parameter]
+        assert same_bits(checkpoint[f"{name}@exp_avg"], state["exp_avg"])
+        assert same_bits(checkpoint[f"{name}@exp_avg_sq"], state["exp_avg_sq"])
+        assert same_bits(checkpoint[f"{name}@max_exp_avg_sq"], state["max_exp_avg_sq"])
+        assert same_bits(checkpoint[f"{name}@step"], state["step"])
+        assert checkpoint.hyperparameters[name]["beta2"] == 0.95
+        assert checkpoint.hyperparameters[name]["lr"] == 0.01
+    buffers = {spec.name for spec in checkpoint.specs if spec.role is TensorRole.BUFFER}
+    assert buffers == {"3.running_mean", "3.running_var", "3.num_batches_tracked"}
+
+
+def test_sgd_momentum_is_found(tmp_path):
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, optimizer)
+    torch.save({"net": model.state_dict(), "optim": optimizer.state_dict()}, tmp_path / "step_1.pt")
+    checkpoint = _only(tmp_path / "step_1.pt")
+    weight = dict(model.named_parameters())["1.weight"]
+    assert same_bits(checkpoint["1.weight@momentum"], optimizer.state[weight]["momentum_buffer"])
+    assert checkpoint.hyperparameters["1.weight"]["momentum"] == 0.9
+
+
+def test_two_groups_and_float_buffers_are_matched_by_shape(tmp_path):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.ones(5, 5))
+            self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    model = Model()
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups)
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "step_1.pt")
+    run = open_run(tmp_path / "step_1.pt")
+    checkpoint = run[1]
+    for name, parameter in model.named_parameters():
+        assert same_bits(checkpoint[f"{name}@exp_avg"], optimizer.state[parameter]["exp_avg"])
+    assert checkpoint.hyperparameters["first.bias"]["weight_decay"] == 0.0
+    assert checkpoint.spec("mask").role is TensorRole.BUFFER
+    assert any("matched" in note for note in run.notes)
+
+
+def test_frozen_matrices_stay_weights(tmp_path):
+    model = small_model()
+    optimizer = torch.optim.AdamW([p for n, p in model.named_parameters() if not n.startswith("0")])
+    train(model, optimizer)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "step_1.pt")
+    checkpoint = _only(tmp_path / "step_1.pt")
+    assert checkpoint.spec("0.weight").role is TensorRole.WEIGHT
+    assert "1.weight@exp_avg" in checkpoint
+    assert "0.weight@exp_avg" not in checkpoint
+
+
+def test_state_of_no_parameter_keeps_its_number(tmp_path):
+    state = {0: {"exp_avg": torch.ones(7), "exp_avg_sq": torch.ones(7)}}
+    optimizer = {"state": state, "param_groups": [{"params": [0], "lr": 0.1}]}
+    torch.save({"model": {"w": torch.ones(3)}, "optimizer": optimizer}, tmp_path / "step_1.pt")
+    checkpoint = _only(tmp_path / "step_1.pt")
+    assert "optimizer.state.0@exp_avg" in checkpoint
+    assert checkpoint.spec("optimizer.state.0@exp_avg").role is TensorRole.EXP_AVG
+
+
+@pytest.mark.parametrize(
+    "key", ["state_dict", "model_state_dict", "model", "module", "net", "params", "weights"]
+)
+def test_wrapper_keys_and_prefixes_are_removed(tmp_path, key):
+    state = {"module._orig_mod.fc.weight": torch.ones(2, 2), "module._orig_mod.fc.bias": torch.ones(2)}
+    torch.save({key: state, "epoch": 3}, tmp_path / "x.pt")
+    run = open_run(tmp_path / "x.pt")
+    assert run.steps == (3,)
+    assert list(run[3]) == ["fc.weight", "fc.bias"]
+
+
+def test_ema_gradients_and_random_state_find_their_place(tmp_path):
+    state = {
+        "model": {"w": torch.ones(3)},
+        "ema": {"module.w": torch.zeros(3)},
+        "gradients": {"w": torch.full((3,), 2.0)},
+        "rng_state": {"cpu": torch.get_rng_state()},
+        "step": 4,
+    }
+    torch.save(state, tmp_path / "x.pt")
+    checkpoint = _only(tmp_path / "x.pt")
+    roles = {spec.key: spec.role for spec in checkpoint.specs}
+    weight, gradient = TensorRole.WEIGHT, TensorRole.GRADIENT
+    assert roles == {"w": weight, "ema.w": weight, "w@gradient": gradient}
+    _round_trip(tmp_path / "x.pt", tmp_path)
+
+
+def test_numpy_scalars_and_random_states_are_carried_unread(tmp_path):
+    import random
+
+    import numpy as np
+
+    state = {
+        "model": {"w": torch.ones(3)},
+        "best": np.float64(0.5),
+        "numpy": np.random.default_rng(0).bit_generator.state,
+        "legacy": np.random.RandomState(0).get_state(),
+        "python": random.Random(0).getstate(),
+        "sizes": [torch.Size([1, 2]), torch.float16, torch.device("cpu"), {1, 2}, 1 + 2j, b"bytes", 1 << 80],
+    }
+    torch.save(state, tmp_path / "step_2.pt")
+    assert list(_only(tmp_path / "step_2.pt")) == ["w"]
+    _round_trip(tmp_path / "step_2.pt", tmp_path)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_pickle_protocol_is_read(tmp_path, protocol):
+    torch.save(training_state(), tmp_path / "step_5.pt", pickle_protocol=protocol)
+    checkpoint = _only(tmp_path / "step_5.pt")
+    assert "1.weight@exp_avg" in checkpoint
+    _round_trip(tmp_path / "step_5.pt", tmp_path)
+
+
+def test_the_torch_layout_opens_as_the_same_run_and_loads(tmp_path):
+    run = open_run(save_run(tmp_path / "run", (10,)))
+    write_checkpoint(run[10], tmp_path / "out", layout="torch")
+    again = open_run(tmp_path / "out")[10]
+    assert set(again) == set(run[10])
+    assert all(same_bits(again[key], run[10][key]) for key in again)
+    loaded = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)
+    small_model().load_state_dict(loaded["model"])
+
+
+def test_an_optimizer_continues_bit_for_bit_from_a_restored_file(tmp_path):
+    losses = []
+    torch.save(training_state(), tmp_path / "step_5.pt")
+    (restored,) = write_checkpoint(_only(tmp_path / "step_5.pt"), tmp_path / "out")
+    for path in (tmp_path / "step_5.pt", restored):
+        state = torch.load(path, weights_only=True)
+        model = small_model()
+        model.load_state_dict(state["model"])
+        optimizer = torch.optim.AdamW(model.parameters())
+        optimizer.load_state_dict(state["optimizer"])
+        torch.manual_seed(1)
+        train(model, optimizer, 3)
+        losses.append(model.state_dict())
+    assert all(same_bits(losses[0][name], losses[1][name]) for name in losses[0])
+
+
+def test_legacy_files_are_refused_with_the_remedy(tmp_path):
+    from inshrink_core.errors import InputError
+
+    torch.save({"w": torch.ones(3)}, tmp_path / "step_1.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(InputError, match="legacy") as caught:
+        open_run(tmp_path / "step_1.pt")
+    assert "torch.save" in str(caught.value)
+
+
+def test_a_file_that_changed_since_it_was_opened_is_refused(tmp_path):
+    from inshrink_core.errors import DamagedError
+
+    torch.save({"w": torch.ones(3)}, tmp_path / "step_1.pt")
+    checkpoint = _only(tmp_path / "step_1.pt")
+    torch.save({"w": torch.ones(3000)}, tmp_path / "step_1.pt")
+    with pytest.raises(DamagedError, match="changed"):
+        checkpoint["w"]

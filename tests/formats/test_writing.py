@@ -1,0 +1,228 @@
+"""Writing: the layouts, nothing overwritten, nothing outside the target, nothing half done."""
+
+import errno
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorRole, TensorSpec
+from inshrink_core.errors import (
+    DamagedError,
+    ExistsError,
+    InputError,
+    NotFoundError,
+    StorageError,
+    UnsafePathError,
+)
+from inshrink_core.formats import open_run, write_checkpoint
+from inshrink_core.formats.safe_path import check_names
+from tests.formats.run_builders import same_bits, save_huggingface, save_run
+
+
+class MemorySource:
+    def __init__(self, tensors, files=None):
+        self.tensors, self.files = tensors, files or {}
+
+    def read(self, spec):
+        return self.tensors[spec.key]
+
+    def skeleton(self, layout):
+        return self.files[layout.path]
+
+
+def _opaque(name: str, content: bytes = b"abc") -> Checkpoint:
+    layout = FileLayout(path=name, nbytes=len(content), kind="opaque")
+    return Checkpoint(step=1, specs=(), source=MemorySource({}, {name: content}), files=(layout,))
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return open_run(save_run(tmp_path / "run", (10,)))[10]
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_safetensors_layout_holds_every_tensor(tmp_path, checkpoint):
+    paths = write_checkpoint(checkpoint, tmp_path / "out", layout="safetensors")
+    assert [path.name for path in paths] == ["model.safetensors", "optimizer.safetensors"]
+    stored = load_file(paths[0]) | load_file(paths[1])
+    assert stored.keys() == set(checkpoint)
+    assert all(same_bits(stored[key], checkpoint[key]) for key in stored)
+    again = open_run(tmp_path / "out")
+    assert again.steps == (10,)
+    assert {s.key: s.role for s in again[10].specs if s.role is not TensorRole.BUFFER} == {
+        s.key: s.role
+        for s in checkpoint.specs
+        if s.name not in ("3.running_mean", "3.running_var") and s.role is not TensorRole.BUFFER
+    }
+
+
+def test_tied_names_survive_the_safetensors_layout(tmp_path):
+    weight = torch.randn(4, 2)
+    torch.save({"head": weight, "emb": weight, "b": torch.ones(1)}, tmp_path / "step_1.pt")
+    write_checkpoint(open_run(tmp_path / "step_1.pt")[1], tmp_path / "out", layout="safetensors")
+    assert same_bits(open_run(tmp_path / "out")[1].state_dict()["emb"], weight)
+
+
+def test_side_files_travel_into_another_layout_but_not_the_index(tmp_path):
+    run = open_run(save_huggingface(tmp_path / "hf", (100,), sharded=True))
+    write_checkpoint(run[100], tmp_path / "out", layout="safetensors")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"model.safetensors", "optimizer.safetensors", "config.json", "training_args.bin"} <= names
+    assert "model.safetensors.index.json" not in names
+
+
+def test_selected_tensors_are_written_alone(tmp_path, checkpoint):
+    (path,) = write_checkpoint(checkpoint, tmp_path / "out", keys=lambda key: key.startswith("1.weight"))
+    assert set(load_file(path)) == {k for k in checkpoint if k.startswith("1.weight")}
+    with pytest.raises(NotFoundError):
+        write_checkpoint(checkpoint, tmp_path / "other", keys=lambda key: False)
+    assert not (tmp_path / "other").exists()
+
+
+def test_progress_names_every_tensor(tmp_path, checkpoint):
+    for layout in ("same", "safetensors", "torch"):
+        told = []
+        write_checkpoint(checkpoint, tmp_path / layout, layout=layout, progress=told.append)
+        assert sorted(told) == sorted(checkpoint)
+
+
+def test_nothing_is_overwritten_without_force(tmp_path, checkpoint):
+    target = tmp_path / "out" / "ckpt_10.pt"
+    target.parent.mkdir()
+    target.write_bytes(b"precious")
+    with pytest.raises(ExistsError):
+        write_checkpoint(checkpoint, tmp_path / "out")
+    assert target.read_bytes() == b"precious"
+    write_checkpoint(checkpoint, tmp_path / "out", force=True)
+    assert target.read_bytes() != b"precious"
+    assert _files_below(tmp_path / "out") == [target]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("/etc/passwd", "../x", "a/../../x", "C:/x", "C:x", "a\\b", "a\0b", "", "a//b", "a/", ".", "a/./b"),
+        *("a\nb", "x" * 300),
+    ],
+)
+def test_names_that_leave_the_target_are_refused_before_the_first_byte(tmp_path, name):
+    with pytest.raises(UnsafePathError):
+        write_checkpoint(_opaque(name), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_duplicate_names_are_refused():
+    for names in (["a", "a"], ["A.bin", "a.bin"], ["a", "a/b"]):
+        with pytest.raises(UnsafePathError):
+            check_names(names)
+    layout = FileLayout(path="a", nbytes=1, kind="opaque")
+    twice = Checkpoint(step=1, specs=(), source=MemorySource({}, {"a": b"x"}), files=(layout, layout))
+    with pytest.raises(UnsafePathError):
+        write_checkpoint(twice, "/nowhere")
+
+
+def test_links_inside_the_target_are_refused(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out" / "side").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "out" / "file").symlink_to(tmp_path / "elsewhere" / "file")
+    for name in ("side/x", "file"):
+        with pytest.raises(UnsafePathError):
+            write_checkpoint(_opaque(name), tmp_path / "out", force=True)
+    assert not _files_below(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
+def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path, monkeypatch, checkpoint, code):
+    def refuse(descriptor):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    for layout in ("same", "safetensors", "torch"):
+        with pytest.raises(StorageError):
+            write_checkpoint(checkpoint, tmp_path / "deep" / "out", layout=layout)
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_disk_that_fills_up_while_writing_leaves_nothing_behind(tmp_path):
+    torch.save({"model": {"w": torch.randn(1 << 19)}, "step": 1}, tmp_path / "step_1.pt")
+    script = f"""
+import resource, signal, sys
+from inshrink_core.errors import StorageError
+from inshrink_core.formats import open_run, write_checkpoint
+checkpoint = open_run({str(tmp_path / "step_1.pt")!r})[1]
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+for layout in ("same", "safetensors", "torch"):
+    try:
+        write_checkpoint(checkpoint, {str(tmp_path / "out")!r}, layout=layout)
+        sys.exit("no error from " + layout)
+    except StorageError:
+        pass
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path, checkpoint):
+    def interrupt(key):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(checkpoint, tmp_path / "out", progress=interrupt)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_that_is_a_file_is_a_storage_error(tmp_path, checkpoint):
+    (tmp_path / "out").write_bytes(b"x")
+    with pytest.raises(InputError):
+        write_checkpoint(checkpoint, tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == b"x"
+
+
+def test_a_layout_or_skeleton_that_lies_is_damage(tmp_path, checkpoint):
+    layout = checkpoint.files[0]
+
+    class Short:
+        read = staticmethod(checkpoint.source.read)
+
+        @staticmethod
+        def skeleton(layout):
+            return b"short"
+
+    with pytest.raises(DamagedError):
+        write_checkpoint(replace(checkpoint, source=Short()), tmp_path / "out")
+    region = layout.regions[0]
+    lies = [
+        replace(layout, regions=(region, region)),
+        replace(layout, regions=(region._replace(members=(region.members[0]._replace(start=1 << 40),)),)),
+        replace(layout, nbytes=10),
+    ]
+    for lie in lies:
+        with pytest.raises(DamagedError):
+            write_checkpoint(replace(checkpoint, files=(lie,)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_layouts_that_cannot_be_are_told(tmp_path, checkpoint):
+    with pytest.raises(InputError, match="layout"):
+        write_checkpoint(checkpoint, tmp_path / "out", layout="onnx")
+    with pytest.raises(InputError, match="layout"):
+        write_checkpoint(replace(checkpoint, files=()), tmp_path / "out")
+    spec = TensorSpec(name="z", role=TensorRole.WEIGHT, dtype="complex128", shape=(1,))
+    odd = Checkpoint(
+        step=1, specs=(spec,), source=MemorySource({"z": torch.zeros(1, dtype=torch.complex128)})
+    )
+    with pytest.raises(InputError, match="complex128"):
+        write_checkpoint(odd, tmp_path / "out", layout="safetensors")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,88 @@
+"""The stages of the published delta, one by one, and that the fused kernels compute the same."""
+
+import numpy as np
+import torch
+
+from inshrink_core.delta import (
+    NO_EXPECTATION,
+    alphabet_size,
+    expected_symbols,
+    group_by_previous,
+    modular_delta,
+    undo_modular_delta,
+)
+from inshrink_core.ops.symbols import count_pairs, delta_events
+
+
+def _pair(n: int, n_symbols: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    previous = torch.randint(0, n_symbols, (n,), generator=generator).byte()
+    moved = torch.rand(n, generator=generator) < 0.2
+    other = torch.randint(0, n_symbols, (n,), generator=generator).byte()
+    return previous, torch.where(moved, other, previous)
+
+
+def test_the_delta_is_undone_over_every_pair_of_a_full_alphabet():
+    previous = torch.arange(256).repeat_interleave(256).byte()
+    symbols = torch.arange(256).repeat(256).byte()
+    assert torch.equal(undo_modular_delta(previous, modular_delta(previous, symbols, 256), 256), symbols)
+
+
+def test_the_delta_has_the_papers_sign():
+    assert modular_delta(torch.tensor([5]).byte(), torch.tensor([3]).byte(), 18).tolist() == [2]
+    assert modular_delta(torch.tensor([3]).byte(), torch.tensor([5]).byte(), 18).tolist() == [16]
+
+
+def test_the_alphabet_holds_the_symbols_of_both_checkpoints():
+    assert alphabet_size(10, 34) == 34
+
+
+def test_grouping_is_stable():
+    previous, _ = _pair(1000, 7)
+    order = group_by_previous(previous)
+    assert torch.equal(previous[order], previous.sort().values)
+    for symbol in range(7):
+        inside = order[previous[order] == symbol]
+        assert torch.equal(inside, inside.sort().values)
+
+
+def test_events_are_the_runs_of_the_grouped_delta():
+    previous, symbols = _pair(3000, 7)
+    delta = modular_delta(previous, symbols, 7)
+    bases = np.arange(256)
+    records, run_counts, literal_counts = delta_events(previous.numpy(), symbols.numpy(), bases, bases, 7)
+    coded: dict[int, list[int]] = {group: [] for group in range(7)}
+    for record in records.tolist():
+        if record != (1 << 64) - 1:
+            coded[record >> 48] += [0] * (record & 0xFFFFFF)
+            if record >> 32 & 0xFFFF != 256:
+                coded[record >> 48].append(record >> 32 & 0xFFFF)
+    order = group_by_previous(previous)
+    for group in range(7):
+        assert coded[group] == delta[order][previous[order] == group].tolist()
+    assert literal_counts.sum() == int((delta != 0).sum())
+    assert run_counts.sum() >= literal_counts.sum()
+
+
+def test_a_group_expects_what_prevails_in_it():
+    counts = np.zeros((256, 256), np.int64)
+    counts[0, 0], counts[0, 1] = 90, 10  # rests
+    counts[1, 2], counts[1, 1] = 80, 20  # the bins were renumbered
+    counts[2, 0:4] = 25  # no symbol prevails
+    counts[3, 5] = 3  # too few to tell
+    expected = expected_symbols(counts, np.arange(256), prevalence=0.5, min_count=64)
+    assert expected[:5].tolist() == [0, 2, NO_EXPECTATION, 3, 4]
+
+
+def test_a_tie_is_decided_for_no_change():
+    counts = np.zeros((256, 256), np.int64)
+    counts[9, 1] = counts[9, 9] = 50
+    expected = expected_symbols(counts, np.arange(256), prevalence=0.5, min_count=64)
+    assert expected[9] == 9
+
+
+def test_pairs_are_counted_at_the_stride():
+    previous, symbols = _pair(1001, 5)
+    counts = count_pairs(previous.numpy(), symbols.numpy(), 3)
+    assert counts.sum() == 334
+    assert counts[2, 4] == int(((previous[::3] == 2) & (symbols[::3] == 4)).sum())

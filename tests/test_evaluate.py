@@ -1,0 +1,505 @@
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from inshrink_core.errors import EvaluatorError, InputError, UntrustedCodeError
+from inshrink_core.evaluate import Evaluator, compare_steps, resolve_evaluator
+from inshrink_core.metrics import Direction
+from inshrink_core.samples import sample
+from tests.builders import memory_checkpoint, memory_run
+
+STATE = {"w": torch.tensor([[3.0, 4.0]])}
+
+
+def source_of(body):
+    """Return an evaluator's source from the body of its function."""
+    return "import torch\n\ndef evaluate(state):\n" + textwrap.indent(textwrap.dedent(body), "    ")
+
+
+@pytest.fixture
+def own_evaluator(tmp_path):
+    """Return a function that makes an evaluator with a child of its own from a function's body."""
+    made = []
+
+    def make(body):
+        path = tmp_path / "evaluator.py"
+        path.write_text(source_of(body))
+        made.append(Evaluator(f"{path}:evaluate"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def shared_child(tmp_path_factory):
+    """Return an evaluator that runs whatever source lies beside it: one start of torch for many tests."""
+    path = tmp_path_factory.mktemp("shared") / "evaluator.py"
+    path.write_text(
+        "from pathlib import Path\n"
+        "def run_source(state):\n"
+        "    names = {'__name__': __name__}\n"
+        "    exec(compile(Path(__file__).with_name('source.txt').read_text(), __file__, 'exec'), names)\n"
+        "    return names['evaluate'](state)\n"
+    )
+    with Evaluator(f"{path}:run_source") as shared:
+        yield shared
+
+
+@pytest.fixture
+def evaluator(shared_child):
+    """Return a function that makes an evaluator from a function's body, in the child that tests share."""
+
+    def make(body, metric=None, direction=None):
+        Path(shared_child.spec.rpartition(":")[0]).with_name("source.txt").write_text(source_of(body))
+        shared_child.metric, shared_child.direction = metric, Direction(direction) if direction else None
+        return shared_child
+
+    return make
+
+
+def is_alive(pid):
+    """Tell whether a process runs; one that has ended and was not yet collected does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/status")
+    return "\nState:\tZ" not in status.read_text() if status.exists() else True
+
+
+def test_an_evaluator_returns_its_scalars_and_the_chosen_metric(evaluator):
+    found = evaluator(
+        """
+        return {"loss": state["w"].sum(), "n": 2, "exact": True,
+                "standard_errors": {"loss": 0.5}, "predictions": state["w"]}
+        """
+    ).evaluate(STATE)
+    assert (found.metric, found.direction, found.value) == ("loss", "lower", 7.0)
+    assert found.metrics == {"loss": 7.0, "n": 2.0, "exact": 1.0}
+    assert found.standard_errors == {"loss": 0.5}
+    assert np.array_equal(found.predictions, [[3.0, 4.0]])
+    assert found.log_probs is None
+    assert found.seconds > 0
+
+
+def test_one_child_serves_many_evaluations_and_ends_when_closed(own_evaluator):
+    judge = own_evaluator("import os\nreturn {'loss': os.getpid()}")
+    first = judge.evaluate(STATE).value
+    assert judge.evaluate(STATE).value == first != os.getpid()
+    judge.close()
+    assert not is_alive(int(first))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        torch.tensor([1.5, -2.0], dtype=torch.float16),
+        torch.tensor([1.5, -2.0]).to(torch.float8_e5m2),
+        torch.tensor([2**62, -1]),
+        torch.tensor([True, False]),
+        torch.tensor(2.5, dtype=torch.float64),
+        torch.empty(0, 3),
+        torch.arange(6.0).reshape(2, 3).t(),
+        torch.tensor([float("nan"), -0.0]),
+    ],
+    ids=["bf16", "fp16", "fp8", "int64", "bool", "0-d", "empty", "non-contiguous", "nan"],
+)
+def test_tensors_arrive_bit_for_bit_in_their_dtype_and_shape(evaluator, tensor):
+    judge = evaluator(
+        """
+        x = state["x"]
+        data = x.contiguous().reshape(-1).view(torch.uint8).tolist()
+        print(x.dtype, tuple(x.shape), data)
+        raise ValueError("show")
+        """
+    )
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).tolist()
+    with pytest.raises(EvaluatorError) as caught:
+        judge.evaluate({"x": tensor})
+    assert f"{tensor.dtype} {tuple(tensor.shape)} {data}" in str(caught.value)
+
+
+def test_tied_tensors_arrive_tied_and_may_be_changed(evaluator):
+    judge = evaluator(
+        "state['a'].add_(1)\nstate.clear() if state['b'][0] != 2 else None\nreturn {'loss': 1.0}"
+    )
+    tied = torch.ones(3)
+    judge.evaluate({"a": tied, "b": tied})
+    assert judge.evaluate({"a": tied, "b": tied}).value == 1.0
+    assert tied.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_checkpoint_stands_for_its_weights_and_buffers(evaluator):
+    judge = evaluator("return {'loss': float(sorted(state) == ['bn.running_mean', 'w'])}")
+    tensors = {"w": torch.ones(2), "bn.running_mean": torch.ones(2), "w@exp_avg": torch.ones(2)}
+    assert judge.evaluate(memory_checkpoint(1, tensors)).value == 1.0
+
+
+def test_prints_never_reach_our_output_and_are_shown_with_an_error(evaluator, capfd):
+    judge = evaluator(
+        """
+        import os, sys
+        print("from print"); os.write(1, b"from fd\\n"); print("to stderr", file=sys.stderr)
+        if state["w"].sum() == 0:
+            raise RuntimeError("broken")
+        return {"loss": 1.0}
+        """
+    )
+    assert judge.evaluate(STATE).value == 1.0
+    with pytest.raises(
+        EvaluatorError, match=r"(?s)RuntimeError: broken.*from print.*from fd|from fd.*from print"
+    ):
+        judge.evaluate({"w": torch.zeros(1)})
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_exception_is_told_with_its_last_line_and_place_and_the_child_lives_on(evaluator):
+    judge = evaluator("if state['w'].sum() == 0:\n    raise ValueError('no\\nluck')\nreturn {'loss': 1}")
+    assert judge.evaluate(STATE).value == 1.0
+    with pytest.raises(EvaluatorError, match=r"ValueError: no luck \(line 5\)"):
+        judge.evaluate({"w": torch.zeros(1)})
+    assert judge.evaluate(STATE).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return 0.5", "it returned float, not a dict"),
+        ("return None", "it returned NoneType, not a dict"),
+        ("return {}", "not clear which scalar .*none"),
+        ("return {'a': 1.0, 'b': 2.0}", "not clear which scalar .*a, b.*--eval-metric"),
+        ("return {'loss': float('nan')}", "its 'loss' is nan"),
+        ("return {'loss': float('inf')}", "its 'loss' is inf"),
+        ("return {'loss': [1.0, 2.0]}", "its 'loss' is list, not a number"),
+        ("return {'loss': torch.ones(2)}", "its 'loss' is Tensor, not a number"),
+        ("return {'loss': 1, 'log_probs': torch.zeros(3)}", r"'log_probs' has the shape \(3,\)"),
+        ("return {'loss': 1, 'log_probs': torch.zeros(2, 3, 4)}", r"flatten\(0, -2\)"),
+        ("return {'loss': 1, 'log_probs': torch.zeros(0, 3)}", "'log_probs' has the shape"),
+        ("return {'loss': 1, 'log_probs': 'text'}", "'log_probs' is not an array of numbers"),
+        ("return {'loss': state['conv9.weight'].sum()}", "the tensor 'conv9.weight', which the checkpoint"),
+        ("return {'loss': {}['key']}", "the tensor 'key'|KeyError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("import os; os._exit(7)", "ended with exit code 7"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended with signal SIGSEGV"),
+        ("input()\nreturn {'loss': 1}", "EOFError"),
+        ("torch.nn.Linear(2, 1).load_state_dict(state)", r"Missing key\(s\) in state_dict: .*weight"),
+    ],
+)
+def test_an_unusable_outcome_is_one_clear_error(evaluator, body, message):
+    with pytest.raises(EvaluatorError, match=message) as caught:
+        evaluator(body).evaluate(STATE)
+    assert "Traceback" not in str(caught.value)
+    assert str(caught.value).startswith(str(Path(caught.value.where)))
+
+
+def test_a_hang_is_ended_after_the_timeout_and_the_next_evaluation_has_a_new_child(evaluator, tmp_path):
+    judge = evaluator(
+        f"""
+        import os, time
+        if state["w"].sum() == 0:
+            with open({str(tmp_path / "pid")!r}, "w") as file:
+                file.write(str(os.getpid()))
+            time.sleep(60)
+        return {{"loss": 1.0}}
+        """
+    )
+    judge.evaluate(STATE)  # the import of torch in the child is not what is timed here
+    judge.timeout = 1.0
+    start = time.monotonic()
+    with pytest.raises(EvaluatorError, match="did not answer within 1 s"):
+        judge.evaluate({"w": torch.zeros(1)})
+    assert time.monotonic() - start < 10
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+    judge.timeout = 60.0
+    assert judge.evaluate(STATE).value == 1.0
+
+
+def test_a_file_that_cannot_be_imported_is_an_error_of_the_evaluator(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("def evaluate(state:\n")
+    with Evaluator(f"{path}:evaluate") as judge, pytest.raises(EvaluatorError, match="SyntaxError"):
+        judge.evaluate(STATE)
+    path.write_text("import no_such_module_anywhere\n")
+    with (
+        Evaluator(f"{path}:evaluate") as judge,
+        pytest.raises(EvaluatorError, match="no_such_module_anywhere"),
+    ):
+        judge.evaluate(STATE)
+
+
+def test_a_missing_function_is_told_with_the_functions_there_are(tmp_path):
+    path = tmp_path / "evaluator.py"
+    path.write_text("def score(state):\n    return {}\n")
+    with (
+        Evaluator(f"{path}:evaluate") as judge,
+        pytest.raises(EvaluatorError, match=r"no function 'evaluate'.*score"),
+    ):
+        judge.evaluate(STATE)
+
+
+@pytest.mark.parametrize(
+    "spec", ["evaluator.py", ":evaluate", "evaluator.py:", "evaluator.py:not a name", ""]
+)
+def test_a_spec_that_is_not_file_and_function_is_refused(spec):
+    with pytest.raises(EvaluatorError, match=r"FILE\.py:FUNCTION"):
+        Evaluator(spec)
+
+
+def test_a_missing_file_a_bad_direction_and_a_bad_timeout_are_refused(tmp_path):
+    with pytest.raises(EvaluatorError, match="no such evaluator file"):
+        Evaluator(f"{tmp_path}/none.py:evaluate")
+    spec = f"{sample()}/evaluator.py:evaluate"
+    with pytest.raises(InputError, match="'higher' or 'lower'"):
+        Evaluator(spec, direction="up")
+    with pytest.raises(InputError, match="positive"):
+        Evaluator(spec, timeout=0)
+
+
+def test_the_metric_is_the_one_asked_for_else_loss_else_the_only_one(evaluator):
+    assert evaluator("return {'f1': 0.5, 'loss': 2}", metric="f1").evaluate(STATE).metric == "f1"
+    assert evaluator("return {'f1': 0.5, 'loss': 2}").evaluate(STATE).metric == "loss"
+    assert evaluator("return {'val_accuracy': 0.5}").evaluate(STATE).direction == "higher"
+    with pytest.raises(EvaluatorError, match=r"no 'bleu' .*f1, loss"):
+        evaluator("return {'f1': 0.5, 'loss': 2}", metric="bleu").evaluate(STATE)
+
+
+def test_an_unknown_direction_is_an_error_that_says_how_to_give_it(evaluator):
+    with pytest.raises(InputError, match=r"--direction.*inshrink\.toml"):
+        evaluator("return {'score': 1}").evaluate(STATE)
+    assert evaluator("return {'score': 1}", direction="higher").evaluate(STATE).direction == "higher"
+
+
+def test_an_evaluator_may_import_what_lies_beside_it(tmp_path):
+    (tmp_path / "beside_the_evaluator.py").write_text("VALUE = 4.0\n")
+    path = tmp_path / "evaluator.py"
+    path.write_text("from beside_the_evaluator import VALUE\ndef evaluate(state): return {'loss': VALUE}\n")
+    with Evaluator(f"{path}:evaluate") as judge:
+        assert judge.evaluate(STATE).value == 4.0
+    assert not (tmp_path / "__pycache__").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_ctrl_c_ends_the_child_too(tmp_path):
+    (tmp_path / "evaluator.py").write_text(
+        "import os, time\n"
+        "def evaluate(state):\n"
+        f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "    time.sleep(120)\n"
+    )
+    script = (
+        "import torch\nfrom inshrink_core.evaluate import Evaluator\n"
+        f"Evaluator({str(tmp_path / 'evaluator.py') + ':evaluate'!r}).evaluate({{'w': torch.ones(1)}})"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert time.monotonic() < deadline
+            assert parent.poll() is None
+            time.sleep(0.05)
+        parent.send_signal(2)
+        _, errors = parent.communicate(timeout=20)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert b"KeyboardInterrupt" in errors
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+def test_nothing_is_left_behind(own_evaluator, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    threads = threading.active_count()
+    judge = own_evaluator("return {'loss': 1}")
+    judge.evaluate(STATE)
+    assert len(list((tmp_path / "temporary").iterdir())) == 1
+    judge.close()
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert threading.active_count() == threads
+
+
+def test_an_evaluator_that_nobody_closed_takes_its_child_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "evaluator.py").write_text(source_of("import os\nreturn {'loss': os.getpid()}"))
+    pid = int(Evaluator(f"{tmp_path}/evaluator.py:evaluate").evaluate(STATE).value)
+    assert not is_alive(pid)
+    assert [path.name for path in tmp_path.iterdir()] == ["evaluator.py"]
+
+
+@dataclass
+class Settings:
+    file: str | None = None
+    function: str | None = None
+    metric: str | None = None
+    direction: str | None = None
+
+
+SAMPLE_SETTINGS = Settings("evaluator.py", "evaluate", "accuracy", "higher")
+
+
+@pytest.fixture
+def own_run(tmp_path):
+    """A run directory whose evaluator leaves a mark when it is imported."""
+    mark = tmp_path / "executed"
+    (tmp_path / "evaluator.py").write_text(
+        f"open({str(mark)!r}, 'w').close()\ndef evaluate(state): return {{'loss': 1.0}}\n"
+    )
+    return tmp_path, mark
+
+
+def test_a_runs_own_code_is_refused_until_the_user_trusts_it(own_run):
+    directory, mark = own_run
+    with pytest.raises(UntrustedCodeError, match="--trust-run"):
+        resolve_evaluator(Settings("evaluator.py"), directory)
+    assert not mark.exists()
+    with resolve_evaluator(Settings("evaluator.py"), directory, trust_run=True) as judge:
+        assert judge.evaluate(STATE).value == 1.0
+    assert mark.exists()
+
+
+def test_an_evaluator_the_user_names_is_trusted(own_run, tmp_path):
+    directory, _ = own_run
+    with resolve_evaluator(
+        Settings("evaluator.py"), directory, evaluator=f"{directory}/evaluator.py:evaluate"
+    ) as judge:
+        assert judge.spec == f"{directory}/evaluator.py:evaluate"
+
+
+def test_no_evaluator_at_all_says_how_to_give_one(tmp_path):
+    for settings, directory in ((None, None), (Settings(), tmp_path)):
+        with pytest.raises(InputError, match=r"--evaluator FILE\.py:FUNCTION"):
+            resolve_evaluator(settings, directory, trust_run=True)
+
+
+def test_a_run_cannot_name_an_evaluator_outside_of_itself(own_run):
+    directory, _ = own_run
+    (directory / "run").mkdir()
+    for name in ("../evaluator.py", str(directory / "evaluator.py")):
+        with pytest.raises(InputError, match="outside of the run"):
+            resolve_evaluator(Settings(name), directory / "run", trust_run=True)
+
+
+def test_the_runs_direction_is_not_applied_to_another_metric(own_run):
+    directory, _ = own_run
+    settings = Settings("evaluator.py", metric="score", direction="higher")
+    assert resolve_evaluator(settings, directory, trust_run=True).direction == "higher"
+    other = resolve_evaluator(settings, directory, trust_run=True, metric="loss")
+    assert (other.metric, other.direction) == ("loss", None)
+
+
+def test_a_copy_of_the_sample_is_trusted_and_sees_no_code_that_lies_beside_it(tmp_path):
+    for name in ("evaluator.py", "inshrink.toml", "digits-validation.npz"):
+        shutil.copy(sample() / name, tmp_path / name)
+    mark = tmp_path / "executed"
+    planted = f"open({str(mark)!r}, 'w').close()\nraise ImportError\n"
+    for module in ("torch", "numpy", "json", "functools"):
+        (tmp_path / f"{module}.py").write_text(planted)
+    (tmp_path / "__pycache__").mkdir()
+    cached = Path(importlib.util.cache_from_source(str(tmp_path / "evaluator.py")))
+    cached.write_bytes(b"not the bytecode of this file")
+    state = torch.load(sample() / "step_002000.pt", weights_only=True)["model"]
+    with resolve_evaluator(SAMPLE_SETTINGS, tmp_path) as judge:
+        found = judge.evaluate(state)
+    assert found.value > 0.97
+    assert found.log_probs.shape == (540, 10)
+    assert not mark.exists()
+
+
+def test_a_sample_whose_evaluator_was_changed_is_not_trusted(tmp_path):
+    for name in ("evaluator.py", "inshrink.toml", "digits-validation.npz"):
+        shutil.copy(sample() / name, tmp_path / name)
+    with (tmp_path / "evaluator.py").open("a") as file:
+        file.write("\n")
+    with pytest.raises(UntrustedCodeError):
+        resolve_evaluator(SAMPLE_SETTINGS, tmp_path)
+
+
+LINEAR = """
+logits = torch.stack([state["w"].sum(), -state["w"].sum()])[None]
+return {"accuracy": state["w"].mean(), "log_probs": torch.log_softmax(logits, 1)}
+"""
+
+
+def test_compare_shows_each_step_beside_its_stale_copy(evaluator):
+    original = memory_run({step: {"w": torch.tensor([float(step)])} for step in (1, 2, 4)})
+    restored = {step: memory_checkpoint(step, {"w": torch.tensor([step - 0.5])}) for step in (1, 2, 4)}
+    calls = []
+    found = compare_steps(original, restored, evaluator(LINEAR), progress=lambda *call: calls.append(call))
+    assert calls == [(1, 3, 1), (2, 3, 2), (3, 3, 4)]
+    assert [step.drop for step in found.steps] == [0.5, 0.25, 0.125]
+    assert [step.stale_drop for step in found.steps] == [None, 0.5, 0.5]
+    assert found.steps[0].stale_divergence is None
+    assert all(0 < step.divergence < step.stale_divergence for step in found.steps[1:])
+    assert found.max_drop == 0.5
+    assert found.max_divergence == max(step.divergence for step in found.steps)
+    assert found.mean_divergence == pytest.approx(np.mean([step.divergence for step in found.steps]))
+
+
+def test_compare_evaluates_each_original_once(evaluator, tmp_path):
+    count = tmp_path / "count"
+    judge = evaluator(f"open({str(count)!r}, 'a').write('x')\nreturn {{'loss': 1.0}}")
+    run = memory_run({step: STATE for step in (1, 2, 3)})
+    compare_steps(run, run, judge)
+    assert len(count.read_text()) == 6
+
+
+def test_the_document_has_the_promised_keys_and_is_json(evaluator):
+    run = memory_run({1: STATE, 2: STATE})
+    document = compare_steps(run, run, evaluator("return {'loss': 0.0}")).to_json()
+    assert list(document) == ["metric", "direction", "max_drop", "max_divergence", "mean_divergence", "steps"]
+    assert list(document["steps"][0]) == [
+        "step",
+        "original",
+        "restored",
+        "drop",
+        "divergence",
+        "stale_drop",
+        "stale_divergence",
+    ]
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert (document["max_drop"], document["steps"][1]["drop"], document["max_divergence"]) == (None,) * 3
+
+
+def test_a_subset_keeps_its_predecessor_as_the_stale_copy(evaluator):
+    run = memory_run({step: {"w": torch.tensor([float(step)])} for step in (1, 2, 4)})
+    found = compare_steps(run, run, evaluator(LINEAR), steps=[4])
+    assert [(step.step, step.stale_drop) for step in found.steps] == [(4, 0.5)]
+
+
+def test_regression_has_the_error_of_its_output_as_divergence(evaluator):
+    judge = evaluator("return {'mse': 1.0, 'predictions': state['w']}")
+    original = memory_run({1: {"w": torch.tensor([0.0, 2.0])}})
+    restored = memory_run({1: {"w": torch.tensor([0.5, 2.5])}})
+    assert compare_steps(original, restored, judge).max_divergence == pytest.approx(0.25)
+
+
+def test_predictions_that_cannot_be_compared_name_the_step(evaluator):
+    judge = evaluator("return {'loss': 1, 'log_probs': torch.log_softmax(torch.ones(len(state['w']), 2), 1)}")
+    original, restored = memory_run({7: {"w": torch.ones(2)}}), memory_run({7: {"w": torch.ones(3)}})
+    with pytest.raises(EvaluatorError, match="step 7 cannot be compared"):
+        compare_steps(original, restored, judge)
+
+
+def test_steps_that_are_not_in_both_are_refused(evaluator):
+    judge = evaluator("return {'loss': 1}")
+    first, second = memory_run({1: STATE, 2: STATE}), memory_run({2: STATE, 3: STATE})
+    assert [step.step for step in compare_steps(first, second, judge).steps] == [2]
+    with pytest.raises(InputError, match="step 3 is not in both"):
+        compare_steps(first, second, judge, steps=[2, 3])
+    with pytest.raises(InputError, match="no step in common"):
+        compare_steps(memory_run({1: STATE}), memory_run({2: STATE}), judge)

@@ -1,0 +1,67 @@
+"""Thresholds keep the promised fractions."""
+
+import numpy as np
+import pytest
+import torch
+
+from inshrink_core.ops.quantize import magnitude_histogram, sensitivity_histogram
+from inshrink_core.partition import NO_UPPER, KeyCounts, merge, thresholds
+
+
+def normal_counts(seed: int, n: int = 100_000) -> KeyCounts:
+    x = torch.randn(n, generator=torch.Generator().manual_seed(seed))
+    return KeyCounts.from_dense(magnitude_histogram(x).numpy())
+
+
+def below(histogram: KeyCounts, key: int) -> float:
+    return float(histogram.counts[histogram.keys < key].sum() / histogram.total)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.0005, 0.005, 0.1, 0.25, 0.5, 0.95])
+def test_fractions_hold_within_one_key(fraction):
+    histogram = normal_counts(0)
+    cut = thresholds(histogram, None, prune=fraction, protect=fraction, by_sensitivity=False)
+    largest_bin = float(histogram.counts.max() / histogram.total)
+    assert fraction - largest_bin <= below(histogram, cut.prune_magnitude) <= fraction
+    assert fraction - largest_bin <= 1 - below(histogram, cut.protect_magnitude) <= fraction + 1e-12
+
+
+def test_nothing_is_cut_at_fraction_zero():
+    cut = thresholds(normal_counts(1), normal_counts(2), prune=0.0, protect=0.0, by_sensitivity=True)
+    assert cut == (0, NO_UPPER, 0, NO_UPPER)
+
+
+def test_values_that_share_a_key_are_never_parted():
+    same = KeyCounts(np.array([0x3F80]), np.array([1000]))
+    cut = thresholds(same, None, prune=0.5, protect=0.4, by_sensitivity=False)
+    assert cut.prune_magnitude == 0
+    assert cut.protect_magnitude == NO_UPPER
+
+
+def test_sensitivity_cuts_only_where_gradients_are_known():
+    cut = thresholds(normal_counts(1), None, prune=0.3, protect=0.1, by_sensitivity=True)
+    assert cut.prune_sensitivity == 0
+    assert cut.protect_sensitivity == NO_UPPER
+    assert cut.prune_magnitude > 0
+
+
+def test_an_empty_group_cuts_nothing():
+    empty = KeyCounts.from_dense(np.zeros(NO_UPPER, np.int64))
+    assert thresholds(empty, empty, prune=0.5, protect=0.5, by_sensitivity=True) == (0, NO_UPPER, 0, NO_UPPER)
+
+
+def test_merging_equals_counting_together():
+    x, y = torch.randn(500), torch.randn(700)
+    parts = merge(KeyCounts.from_dense(magnitude_histogram(t).numpy()) for t in (x, y))
+    whole = KeyCounts.from_dense(magnitude_histogram(torch.cat((x, y))).numpy())
+    np.testing.assert_array_equal(parts.keys, whole.keys)
+    np.testing.assert_array_equal(parts.counts, whole.counts)
+
+
+def test_a_gradient_of_nan_protects_nothing_when_it_fills_more_than_the_fraction():
+    x = torch.randn(100)
+    counts = KeyCounts.from_dense(sensitivity_histogram(x, torch.full((100,), float("nan"))).numpy())
+    assert (
+        thresholds(counts, counts, prune=0.0, protect=0.1, by_sensitivity=False).protect_sensitivity
+        == NO_UPPER
+    )

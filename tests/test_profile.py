@@ -1,0 +1,205 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.profile import profile, sensitivity
+from tests.builders import memory_run, seeded
+
+BETA2 = 0.9
+HYPERPARAMETERS = {"conv1.weight": {"beta2": BETA2}, "fc.weight": {"beta2": BETA2}}
+
+
+def tensors_of(step):
+    return {
+        "conv1.weight": seeded((4, 1, 3, 3), step),
+        "conv1.bias": seeded((4,), step + 1),
+        "bn1.running_mean": torch.full((4,), 1e6),
+        "fc.weight": seeded((10, 40), step + 2),
+        "conv1.weight@exp_avg": seeded((4, 1, 3, 3), step + 3),
+        "conv1.weight@exp_avg_sq": seeded((4, 1, 3, 3), step + 4).square(),
+        "conv1.weight@step": torch.tensor(float(step)),
+        "fc.weight@exp_avg_sq": seeded((10, 40), step + 5).square(),
+    }
+
+
+@pytest.fixture
+def run(tmp_path):
+    return memory_run(
+        {step: tensors_of(step) for step in (1, 2, 3)}, hyperparameters=HYPERPARAMETERS, directory=tmp_path
+    )
+
+
+def cache_files(directory: Path) -> list[Path]:
+    return sorted((directory / ".inshrink" / "cache").iterdir())
+
+
+def test_a_profile_has_a_row_per_weight_and_a_column_per_step(run):
+    table = sensitivity(run).by("tensor")
+    assert table.rows == ("conv1.weight", "conv1.bias", "fc.weight")
+    assert table.steps == (1, 2, 3)
+    for values in (table.mean, table.p50, table.p99):
+        assert (values.shape, values.dtype) == ((3, 3), np.float32)
+    expected = tensors_of(2)["fc.weight"].abs().mean()
+    assert table.mean[2, 1] == pytest.approx(expected.item(), rel=1e-6)
+    assert table.n[:, 0].tolist() == [36, 4, 400]
+
+
+def test_groups_pool_the_parameters_of_their_tensors(run):
+    prof = profile(run, ("magnitude",))
+    blocks, types = prof.by("block"), prof.by("layer_type")
+    assert blocks.rows == ("conv1", "fc")
+    assert types.rows == ("convolution", "vector", "linear")
+    tensors = tensors_of(3)
+    pooled = torch.cat([tensors["conv1.weight"].flatten(), tensors["conv1.bias"]]).abs()
+    assert blocks.mean[0, 2] == pytest.approx(pooled.mean().item(), rel=1e-6)
+    exact = np.quantile(pooled.numpy(), 0.5, method="inverted_cdf")
+    assert blocks.p50[0, 2] == pytest.approx(exact, rel=2**-7)
+    assert blocks.details[0][:6] == ("conv1", "conv1", "convolution", "weight", 2, 40)
+
+
+def test_fisher_is_corrected_by_the_steps_own_beta2(run):
+    table = sensitivity(run, "fisher").by("tensor")
+    expected = tensors_of(2)["conv1.weight@exp_avg_sq"].mean() / (1 - BETA2**2)
+    assert table.mean[0, 1] == pytest.approx(expected.item(), rel=1e-5)
+    assert np.isnan(table.mean[1]).all()
+
+
+def test_taylor_says_that_it_used_the_proxy(run):
+    assert sensitivity(run, "taylor").by().sources == ("exp_avg",) * 3
+
+
+def test_the_first_step_has_no_update_and_a_subset_uses_the_steps_real_predecessor(run):
+    table = sensitivity(run, "update").by("tensor")
+    assert np.isnan(table.mean[:, 0]).all()
+    assert np.array_equal(sensitivity(run, "update", steps=[3]).by("tensor").mean[:, 0], table.mean[:, 2])
+    moved = (tensors_of(3)["fc.weight"] - tensors_of(2)["fc.weight"]).abs().mean()
+    assert table.mean[2, 2] == pytest.approx(moved.item(), rel=1e-6)
+
+
+def test_a_tensor_that_appears_vanishes_or_changes_shape_leaves_a_gap():
+    later = tensors_of(2) | {"head.weight": seeded((3, 3), 9), "fc.weight": seeded((10, 50), 1)}
+    later.pop("conv1.bias")
+    run = memory_run({1: tensors_of(1), 2: later})
+    magnitude = sensitivity(run).by("tensor")
+    assert magnitude.rows == ("conv1.weight", "conv1.bias", "fc.weight", "head.weight")
+    assert np.isnan(magnitude.mean).tolist() == [
+        [False, False],
+        [False, True],
+        [False, False],
+        [True, False],
+    ]
+    assert np.isnan(sensitivity(run, "update").by("tensor").mean[2]).all()
+    assert magnitude.details[2].shape == (10, 50)
+
+
+def test_nan_in_a_weight_is_counted_and_left_out():
+    weight = torch.tensor([[1.0, math.nan], [math.inf, 3.0]])
+    table = sensitivity(memory_run({1: {"w": weight}})).by("tensor")
+    assert (table.mean[0, 0], table.n[0, 0], table.n_nonfinite[0, 0]) == (2.0, 2, 2)
+
+
+def test_a_second_profile_reads_no_tensor_and_is_equal(run):
+    first = profile(run)
+    before = run.reads()
+    assert first.bytes_read > 0
+    second = profile(run)
+    assert run.reads() == before
+    assert second.bytes_read == 0
+    for metric in first.metrics:
+        for grouping in ("tensor", "block", "layer_type"):
+            a, b = first.by(grouping, metric), second.by(grouping, metric)
+            assert (a.rows, a.details, a.sources) == (b.rows, b.details, b.sources)
+            assert np.array_equal(a.mean, b.mean, equal_nan=True)
+            assert np.array_equal(a.p99, b.p99, equal_nan=True)
+            assert np.array_equal(a.n, b.n)
+
+
+def test_several_metrics_read_each_weight_once(run):
+    profile(run, ("magnitude", "taylor"))
+    assert run[1].source.reads.count("fc.weight") == 1
+
+
+def test_a_file_that_changed_is_measured_anew_and_so_is_the_update_after_it(run):
+    profile(run)
+    run.identities[2] = "written again"
+    before = {step: len(run[step].source.reads) for step in run.steps}
+    profile(run)
+    assert len(run[1].source.reads) > before[1]  # as the predecessor of 2
+    assert len(run[2].source.reads) > before[2]
+    assert set(run[3].source.reads[before[3] :]) == {"conv1.weight", "conv1.bias", "fc.weight"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", b"{}\n{}", None])
+def test_a_damaged_cache_is_ignored_and_written_again(run, tmp_path, damage):
+    expected = sensitivity(run).by().mean
+    for path in cache_files(tmp_path):
+        content = path.read_bytes()
+        path.write_bytes(content.replace(b"0.", b"1.", 1) if damage is None else damage)
+    assert np.array_equal(sensitivity(run).by().mean, expected)
+    assert sensitivity(run).bytes_read == 0
+
+
+def test_writing_the_cache_leaves_no_temporary_file(run, tmp_path):
+    sensitivity(run)
+    assert [path.suffix for path in cache_files(tmp_path)] == [".json"] * 3
+
+
+def test_a_run_that_cannot_be_written_to_is_cached_for_the_user(run, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    (tmp_path / ".inshrink").write_text("a file in the place of the directory")
+    sensitivity(run)
+    assert len(list((home / "inshrink").iterdir())) == 3
+    assert sensitivity(run).bytes_read == 0
+
+
+def test_a_cache_that_is_a_link_elsewhere_is_not_followed(run, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    (tmp_path / ".inshrink").symlink_to(elsewhere)
+    sensitivity(run)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_run_without_identities_is_measured_and_not_cached():
+    run = memory_run({1: {"w": torch.ones(2, 2)}})
+    assert sensitivity(run).bytes_read == sensitivity(run).bytes_read == 16
+
+
+def test_progress_counts_steps(run):
+    calls = []
+    sensitivity(run, steps=[1, 3], progress=lambda *call: calls.append(call))
+    assert calls == [(1, 2, 1), (2, 2, 3)]
+
+
+def test_what_was_measured_before_an_interruption_is_kept(run):
+    def stop(done, total, step):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sensitivity(run, progress=stop)
+    before = run.reads()
+    sensitivity(run)
+    assert run.reads() - before == 3
+
+
+def test_bad_requests_are_refused(run):
+    with pytest.raises(NotFoundError, match="no step 7"):
+        sensitivity(run, steps=[1, 7])
+    with pytest.raises(InputError, match="no sensitivity metric"):
+        profile(run, ("hessian",))
+    with pytest.raises(InputError, match="no grouping"):
+        sensitivity(run).by("column")
+    with pytest.raises(InputError, match="does not hold 'fisher'"):
+        sensitivity(run).by("tensor", "fisher")
+
+
+def test_a_tensor_of_the_root_is_its_own_block():
+    table = sensitivity(memory_run({1: {"scale": torch.ones(2, 2)}})).by("block")
+    assert table.rows == ("scale",)

@@ -1,0 +1,68 @@
+import json
+import shutil
+
+import pytest
+import torch
+
+from inshrink_core.errors import NotFoundError
+from inshrink_core.samples import (
+    TRUSTED_DIGESTS,
+    TRUSTED_FILES,
+    evaluator_digest,
+    is_trusted_sample,
+    sample,
+    sample_names,
+)
+
+RUN = sample("digits-cnn")
+CHECKPOINTS = sorted(RUN.glob("step_*.pt"))
+
+
+def test_the_digest_of_the_bundled_evaluator_is_the_one_that_is_trusted():
+    assert {evaluator_digest(sample(name)) for name in sample_names()} == TRUSTED_DIGESTS
+
+
+def test_an_unknown_sample_is_refused_with_the_names_there_are():
+    assert sample_names() == ("digits-cnn",)
+    with pytest.raises(NotFoundError, match="digits-cnn"):
+        sample("mnist")
+    with pytest.raises(NotFoundError):
+        sample("../digits-cnn")
+
+
+@pytest.mark.parametrize("name", TRUSTED_FILES)
+def test_trust_ends_with_any_changed_or_missing_file_and_not_with_the_path(tmp_path, name):
+    for each in TRUSTED_FILES:
+        shutil.copy(RUN / each, tmp_path / each)
+    assert is_trusted_sample(tmp_path)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert not is_trusted_sample(tmp_path)
+    (tmp_path / name).unlink()
+    assert not is_trusted_sample(tmp_path)
+
+
+def test_the_sample_has_a_training_from_its_first_steps_to_convergence():
+    steps = [int(path.stem.removeprefix("step_")) for path in CHECKPOINTS]
+    assert len(steps) >= 20
+    assert {400, 800} < set(steps)
+    assert steps[0] <= 25
+    log = [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
+    by_step = {entry["step"]: entry for entry in log}
+    assert set(steps) <= set(by_step)
+    assert by_step[steps[0]]["val_accuracy"] < 0.5
+    assert by_step[steps[-1]]["val_accuracy"] >= 0.97
+
+
+def test_the_sample_takes_at_most_fifteen_megabytes():
+    assert sum(path.stat().st_size for path in RUN.iterdir() if path.is_file()) <= 15_000_000
+
+
+@pytest.mark.parametrize("path", [CHECKPOINTS[0], CHECKPOINTS[-1]], ids=["first", "last"])
+def test_a_checkpoint_holds_everything_a_training_needs(path):
+    state = torch.load(path, weights_only=True)
+    assert set(state) == {"model", "optimizer", "scheduler", "step", "rng"}
+    assert state["step"] == int(path.stem.removeprefix("step_"))
+    assert state["model"]["conv1.weight"].shape == (16, 1, 3, 3)
+    assert all(set(s) == {"step", "exp_avg", "exp_avg_sq"} for s in state["optimizer"]["state"].values())
+    assert sum(tensor.numel() for name, tensor in state["model"].items() if "running" not in name) < 45_000

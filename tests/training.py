@@ -1,0 +1,58 @@
+"""A tiny real training, saved as plain torch files: what the chain and session tests run on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+
+def model() -> nn.Module:
+    """Return a small convolutional network with buffers."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)
+    )
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """Return the inputs and targets of a step; the same ones whenever asked."""
+    generator = torch.Generator().manual_seed(step)
+    inputs = torch.randn(16, 1, 6, 6, generator=generator)
+    return inputs, (inputs.mean(dim=(1, 2, 3)) * 20).long().clamp(0, 9)
+
+
+def train(network: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
+    """Train and return the loss of every step."""
+    losses = []
+    for step in steps:
+        inputs, targets = batch(step)
+        loss = nn.functional.cross_entropy(network(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def write_run(directory: Path, n_steps: int = 4, every: int = 5) -> Path:
+    """Train and save every few steps; the last steps are `n_steps * every`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    network = model()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+    for save in range(1, n_steps + 1):
+        train(network, optimizer, range((save - 1) * every, save * every))
+        state = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "step": save * every}
+        torch.save(state, directory / f"step_{save * every}.pt")
+    return directory
+
+
+def load(path: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Load a checkpoint file the way a user's training script would."""
+    state = torch.load(path, weights_only=True)
+    network = model()
+    network.load_state_dict(state["model"])
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+    optimizer.load_state_dict(state["optimizer"])
+    return network, optimizer
