@@ -237,7 +237,7 @@ def _colorbar(symbol: str, low: float, high: float) -> dict[str, object]:
 def sizes_figure(sizes: Mapping[str, int], colour: int = 0) -> go.Figure:
     """Draw bytes by kind as bars, largest first, each with its size written out."""
     # Reversed first, so that of equal sizes the one that comes first in the file stands on top.
-    ordered = sorted(reversed(sizes.items()), key=lambda item: item[1])
+    ordered = sorted(reversed(list(sizes.items())), key=lambda item: item[1])
     total = sum(sizes.values()) or 1
     labels = [html_text(name) for name, _ in ordered]
     figure = go.Figure(

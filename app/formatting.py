@@ -12,6 +12,7 @@ __all__ = [
     "bytes_text",
     "compact_count",
     "count_text",
+    "duration_text",
     "elide",
     "html_text",
     "markdown_text",
@@ -103,7 +104,14 @@ def steps_text(steps: Sequence[int]) -> str:
         return "no steps"
     if len(steps) == 1:
         return f"step {count_text(steps[0])}"
-    return f"steps {count_text(steps[0])} – {count_text(steps[-1])}"
+    return f"steps\u00a0{count_text(steps[0])}\u00a0–\u00a0{count_text(steps[-1])}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration as a person says it: seconds below two minutes, then minutes, then hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def elide(name: str, width: int) -> str:

@@ -145,7 +145,8 @@ class JobRegistry:
         """Send the request, take in progress until the worker ends, and load what it left."""
         with tempfile.TemporaryDirectory(prefix="inshrink-job-") as folder:
             output = Path(folder) / "result"
-            state, problem, result = "failed", _DIED, None
+            state, result = "failed", None
+            problem: Problem | None = _DIED
             try:
                 problem = _converse(job, {**request, "output": str(output)}) or _DIED
                 if job.process.wait() == 0 and output.exists():

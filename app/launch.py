@@ -58,6 +58,7 @@ def run(
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "app") from error
     from inshrink_app import roots as jail
+    from inshrink_app.components import problem
 
     current = jail.configure(_checked_roots(path, host, roots), _absolute(path))
     _require_inside(current, path)
@@ -69,7 +70,7 @@ def run(
         _warn(f"{url} is open to everyone who can reach this computer; there is no password.")
     if open_browser:
         threading.Timer(_BROWSER_DELAY_SECONDS, webbrowser.open, [url]).start()
-    st.App(_SCRIPT).run(config=server_config(host, port))
+    st.App(_SCRIPT, on_script_error=problem.show_unexpected).run(config=server_config(host, port))
 
 
 def server_config(host: str, port: int) -> dict[str, Any]:

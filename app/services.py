@@ -75,7 +75,8 @@ def _service() -> Iterator[None]:
     try:
         yield
     except NoCheckpointError as error:
-        detail = "\n".join(f"{skipped.path}: {skipped.reason}" for skipped in error.skipped)
+        rows = [(skipped.path, skipped.reason.removeprefix(f"{skipped.path}: ")) for skipped in error.skipped]
+        detail = "\n".join(f"{path}: {reason}" for path, reason in rows)
         remedy = "choose a folder of .pt, .pth, .bin, .ckpt or .safetensors files, or of checkpoint folders"
         raise ServiceError(Problem("no readable checkpoint in here", error.where, remedy, detail)) from error
     except InshrinkError as error:
@@ -206,11 +207,17 @@ def _run_subject(run: Run) -> Subject:
         tensors=_tensor_rows(run[run.steps[-1]].specs) if run.steps else (),
         total_bytes=sum(run.nbytes_of(step) for step in run.steps),
         bytes_read=run.bytes_read,
-        skipped=tuple((skipped.path, skipped.reason) for skipped in run.skipped),
+        skipped=tuple(_skipped(path, skipped.path, skipped.reason) for skipped in run.skipped),
         notes=tuple(run.notes),
         log={name: tuple(series) for name, series in run.log.items()},
         archive=_archive_of(path, run.steps),
     )
+
+
+def _skipped(run: Path, path: str, reason: str) -> tuple[str, str]:
+    """Name a file that was left out as its reader sees it: within the run, and once."""
+    shown = str(Path(path).relative_to(run)) if Path(path).is_relative_to(run) else path
+    return (shown, reason.removeprefix(f"{path}: "))
 
 
 def _archive_subject(archive: Archive) -> Subject:

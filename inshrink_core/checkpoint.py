@@ -64,7 +64,13 @@ DTYPE_SIZES: Mapping[str, int] = {
 
 
 class TensorRole(StrEnum):
-    """What a tensor is to the training."""
+    """What a tensor is to the training.
+
+    Examples
+    --------
+    >>> TensorRole("exp_avg") in OPTIMIZER_ROLES
+    True
+    """
 
     WEIGHT = "weight"
     BUFFER = "buffer"
@@ -151,6 +157,12 @@ class TensorSpec:
     layer
         Layer type; by default what `classify_layer` tells from name and shape. Readers give it where
         they know more, as for a head tied to an embedding.
+
+    Examples
+    --------
+    >>> spec = TensorSpec(name="fc.weight", role=TensorRole.EXP_AVG, dtype="bfloat16", shape=(8, 4))
+    >>> spec.key, spec.nbytes
+    ('fc.weight@exp_avg', 64)
     """
 
     name: str

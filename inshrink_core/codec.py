@@ -8,10 +8,11 @@ device independence, bounded size, totality, and re-key.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
@@ -182,9 +183,15 @@ _BUILT_IN: Mapping[str, str] = {
 _ENTRY_POINT_GROUP = "inshrink.codecs"
 
 
+@functools.cache
+def _plugins() -> Mapping[str, EntryPoint]:
+    """Scan the installed distributions once: it takes 20 ms, and every block decoded asks."""
+    return {point.name: point for point in entry_points(group=_ENTRY_POINT_GROUP)}
+
+
 def codec_names() -> tuple[str, ...]:
     """Return the names of every codec installed, built-in ones first."""
-    extra = sorted({point.name for point in entry_points(group=_ENTRY_POINT_GROUP)} - set(_BUILT_IN))
+    extra = sorted(_plugins().keys() - _BUILT_IN.keys())
     return (*_BUILT_IN, *extra)
 
 
@@ -202,8 +209,8 @@ def get_codec(name: str) -> Codec:
         module, _, attribute = _BUILT_IN[name].partition(":")
         codec: Codec = getattr(import_module(module), attribute)()
         return codec
-    for point in entry_points(group=_ENTRY_POINT_GROUP, name=name):
-        plugin: Codec = point.load()()
+    if name in _plugins():
+        plugin: Codec = _plugins()[name].load()()
         return plugin
     raise ConfigError(f"there is no codec '{name}'", remedy=f"choose one of {', '.join(codec_names())}")
 
@@ -217,7 +224,7 @@ def codec_for_block(bitstream: str, where: str = "") -> Codec:
         No installed codec decodes it.
     """
     name = bitstream.partition("/")[0]
-    if name in codec_names():
+    if name in _BUILT_IN or name in _plugins():
         codec = get_codec(name)
         if bitstream in codec.reads:
             return codec

@@ -6,6 +6,7 @@ import doctest
 import inspect
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -21,7 +22,8 @@ def test_every_public_name_has_an_example_that_runs(name: str) -> None:
     assert ">>>" in documented, f"inshrink_core.{name} shows no example"
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     report: list[str] = []
-    runner.run(parser.get_doctest(documented, {}, name, None, 0), out=report.append)
+    namespace = dict(vars(import_module(value.__module__)))
+    runner.run(parser.get_doctest(documented, namespace, name, None, 0), out=report.append)
     assert not report, "".join(report)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import streamlit as st
 from inshrink_app.formatting import markdown_text
 from inshrink_app.tables import Problem
 
-__all__ = ["of_os_error", "show"]
+__all__ = ["of_os_error", "show", "show_unexpected"]
+
+_log = logging.getLogger(__name__)
 
 
 def show(problem: Problem) -> None:
@@ -30,3 +34,21 @@ def _sentence(clause: str) -> str:
 def of_os_error(error: OSError) -> Problem:
     """Describe what the operating system refused."""
     return Problem(f"the system refused: {error.strerror or error}", str(error.filename or ""))
+
+
+def show_unexpected(error: Exception) -> bool:
+    """Draw an error of the explorer itself; its traceback goes to the terminal, not to the page.
+
+    Returns
+    -------
+    bool
+        True: Streamlit need not draw it in its own way.
+    """
+    _log.error("a page failed", exc_info=error)
+    show(
+        Problem(
+            f"the explorer failed on this page ({type(error).__name__})",
+            remedy="reload the page; if it fails again, the terminal it was started from tells more",
+        )
+    )
+    return True

@@ -108,16 +108,18 @@ def _recent_card() -> None:
             st.caption("Runs and archives you open appear here.")
         for row in rows:
             path = Path(row.path)
-            if st.button(
-                markdown_text(elide(path.name, 40)),
-                icon=_ICONS[row.kind],
-                type="tertiary",
-                key=f"recent.{row.path}",
-                help=markdown_text(row.path),
-            ):
+            with st.container(gap=None):
+                chosen = st.button(
+                    markdown_text(elide(path.name, 40)),
+                    icon=_ICONS[row.kind],
+                    type="tertiary",
+                    key=f"recent.{row.path}",
+                    help=markdown_text(row.path),
+                )
+                when = datetime.fromtimestamp(row.opened_at, UTC).astimezone()
+                st.caption(f"{row.kind.capitalize()} · opened {when:%d %b %Y, %H:%M}")
+            if chosen:
                 _open(path)
-            when = datetime.fromtimestamp(row.opened_at, UTC).astimezone()
-            st.caption(f"{row.kind.capitalize()} · opened {when:%d %b %Y, %H:%M}")
         if rows and st.button("Clear this list", help="No run is touched."):
             forget_recent()
             st.rerun()

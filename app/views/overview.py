@@ -29,6 +29,8 @@ def render() -> None:
     if shown is None:
         return
     _facts(shown)
+    for note in shown.notes[1:]:
+        st.caption(markdown_text(note[:1].upper() + note[1:] + "."))
     if len(shown.steps) == 1 and shown.kind == "run":
         st.info(
             "This run has one checkpoint. Curves over time and movement between checkpoints need two.",
@@ -54,7 +56,13 @@ def render() -> None:
 def _facts(shown: Subject) -> None:
     """Draw the row of figures that every reader wants first."""
     facts: list[tuple[str, str, str | None, str | None]] = [
-        ("Checkpoints", count_text(len(shown.steps)), steps_text(shown.steps), None),
+        (
+            "Checkpoints",
+            count_text(len(shown.steps)),
+            steps_text(shown.steps),
+            # The engine's first note says where the steps come from.
+            next((note[:1].upper() + note[1:] + "." for note in shown.notes), None),
+        ),
         (
             "Parameters",
             compact_count(shown.n_parameters),
@@ -71,18 +79,18 @@ def _facts(shown: Subject) -> None:
         ]
     else:
         facts += [
-            ("Raw size", bytes_text(archive.raw_bytes), "all tensors stored", None),
+            ("Raw size", bytes_text(archive.raw_bytes), "uncompressed", None),
             (
                 "Archive",
                 bytes_text(archive.nbytes),
-                f"{ratio_text(archive.ratio_total)} smaller, all stored",
+                f"{ratio_text(archive.ratio_total)} in all",
                 None if shown.kind == "archive" else f"{len(archive.frames)} steps in {archive.path.name}",
             ),
             (
-                "Ratio of the weights",
+                "Ratio, weights",
                 ratio_text(archive.ratio_weights),
-                "raw ÷ archive bytes",
-                "Headers, tables and the manifest count wholly to the weights.",
+                "raw ÷ stored",
+                "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
             ),
         ]
     if archive is None:

@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import figures, services, state
 from inshrink_app.components import download, problem, snippets, subject
-from inshrink_app.formatting import bytes_text, count_text, markdown_text, shape_text
+from inshrink_app.formatting import bytes_text, count_text, duration_text, markdown_text, shape_text
 from inshrink_app.jobs import Job
 from inshrink_app.tables import METRICS, HeatRow, Sensitivity, ServiceError, Subject
 
@@ -60,9 +60,10 @@ def _control(label: str, key: str, options: dict[str, str], default: str) -> str
     widget = f"control.{key}"
     if widget not in st.session_state:
         st.session_state[widget] = state.choice(key, list(options), default)
-    return st.segmented_control(
+    chosen = st.segmented_control(
         label, list(options), format_func=options.__getitem__, key=widget, required=True
     )
+    return chosen or default
 
 
 def _measured(shown: Subject, metric: str, by: str, statistic: str) -> None:
@@ -107,7 +108,6 @@ def _progress(path: str, metric: str) -> None:
     job = services.sensitivity_job(path, metric)
     if job is None or job.state != "running":
         st.rerun()
-        return
     with st.container(border=True):
         st.subheader(f"Measuring {METRICS[metric].label.lower()}", anchor=False)
         text = f"{job.done:,} of {job.total:,} checkpoints · {_remaining(job)}"
@@ -120,9 +120,9 @@ def _progress(path: str, metric: str) -> None:
 def _remaining(job: Job) -> str:
     """Return how long it has taken, and may still take."""
     if job.fraction < 0.02:
-        return f"{job.seconds:.0f} s"
+        return duration_text(job.seconds)
     left = job.seconds * (1 - job.fraction) / job.fraction
-    return f"{job.seconds:.0f} s, about {left:.0f} s left"
+    return f"{duration_text(job.seconds)}, about {duration_text(left)} left"
 
 
 def _stopped(path: str, metric: str, job: Job) -> None:

@@ -122,6 +122,15 @@ def verify_archive(
         be bit-exact, and the originals must be those that were archived.
     done
         Called after each step.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> report = inshrink_core.compress(run, target, steps=[400])
+    >>> inshrink_core.verify(target, deep=True, against=run).ok
+    True
     """
     problems = list(check_archive(path))
     try:

@@ -12,8 +12,13 @@ from inshrink_core.errors import ConfigError, NotFoundError
 
 __all__ = ["FILE_KEYS", "parse_settings", "read_config_file"]
 
-FILE_KEYS = ("codec", "optimizer", "keyframe_every", "settings")
-"""What a config file may hold; ``settings`` is a table of the codec's own."""
+FILE_KEYS: Mapping[str, tuple[type, str]] = {
+    "codec": (str, "a name"),
+    "optimizer": (str, "a word"),
+    "keyframe_every": (int, "a whole number"),
+    "settings": (dict, "a table"),
+}
+"""What a config file may hold, and as what; ``settings`` are the codec's own."""
 
 _MAX_CONFIG_BYTES = 1 << 20
 """A config is a page of text: anything larger is another file by mistake."""
@@ -78,13 +83,16 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"this does not read as {_kind(path)} ({error})", where=str(path)) from error
     if not isinstance(document, dict):
         raise ConfigError("a config is a table of keys", where=str(path))
-    for key in document:
+    for key, value in document.items():
         if key not in FILE_KEYS:
             raise ConfigError(
                 f"a config has no key '{key}'", where=str(path), remedy=f"it has: {', '.join(FILE_KEYS)}"
             )
-    if not isinstance(document.get("settings", {}), dict):
-        raise ConfigError("'settings' is a table of the codec's settings", where=str(path))
+        kind, expected = FILE_KEYS[key]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ConfigError(
+                f"'{key}' has the wrong type", where=str(path), expected=expected, found=repr(value)
+            )
     return document
 
 

@@ -10,6 +10,9 @@ __all__ = ["STEPS_HELP", "choose_steps"]
 
 STEPS_HELP = "A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be repeated."
 
+_MOST_DIGITS = 19
+"""Of the largest step an archive can hold, 2^63 - 1."""
+
 
 def choose_steps(texts: Sequence[str], available: Sequence[int], where: str) -> tuple[int, ...] | None:
     """Return the steps that some options name, ascending; None where there are no options.
@@ -71,7 +74,7 @@ def _number(field: str, text: str) -> int | None:
     """Return a number of a range; None where it was left out."""
     if not field:
         return None
-    if not field.isascii() or not field.isdigit():
+    if not field.isascii() or not field.isdigit() or len(field) > _MOST_DIGITS:
         raise _unreadable(text)
     return int(field)
 

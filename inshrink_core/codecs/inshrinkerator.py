@@ -18,18 +18,21 @@ from inshrink_core.codecs.exact import BITSTREAM as EXACT
 from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
 from inshrink_core.codecs.inshrinkerator_block import (
     ROUNDED,
-    InshrinkeratorReference,
-    RoundedReference,
-    fits,
     pack_quantized,
     pack_rounded,
     parse_quantized,
     parse_rounded,
     worst_case_payload_bytes,
 )
-from inshrink_core.codecs.inshrinkerator_config import InshrinkeratorConfig, InshrinkeratorPlan, is_quantized
+from inshrink_core.codecs.inshrinkerator_config import (
+    InshrinkeratorConfig,
+    InshrinkeratorPlan,
+    has_symbols,
+    is_quantized,
+)
 from inshrink_core.codecs.inshrinkerator_quantizer import Observation, is_finite, known_gradient, quantize
-from inshrink_core.errors import ConfigError, DamagedError
+from inshrink_core.codecs.inshrinkerator_state import InshrinkeratorReference, RoundedReference, fits
+from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError, InputError
 from inshrink_core.frame import Block
 from inshrink_core.ops.quantize import MAGNITUDE_KEYS, histogram16, sensitivity_histogram
 from inshrink_core.partition import KeyCounts, Thresholds, merge, thresholds
@@ -113,6 +116,7 @@ class InshrinkeratorCodec(Codec):
         if not isinstance(plan, InshrinkeratorPlan):
             raise ConfigError("this plan is not one of the codec 'inshrinkerator'", where=item.spec.key)
         if is_quantized(item.spec):
+            _check_tensor(item)
             return self._encode_quantized(item, plan, reference)
         if _is_rounded(item.spec, plan.config) and bool(torch.isfinite(item.tensor).all()):
             payload, state = pack_rounded(item.spec, item.tensor, reference)
@@ -137,12 +141,19 @@ class InshrinkeratorCodec(Codec):
         payload = memoryview(block.payload)
         if block.codec == EXACT:
             return decode_exact(spec, payload, reference)
+        if block.codec not in self.reads:
+            raise IncompatibleError(
+                "the codec 'inshrinkerator' does not read this bitstream",
+                where=spec.key,
+                expected=self.bitstream,
+                found=block.codec,
+            )
         if len(payload) < 2:
             raise DamagedError("the block is cut short")
         state: TensorReference
         if payload[0] & ROUNDED:
             state = parse_rounded(spec, payload, reference)
-        elif is_quantized(spec):
+        elif has_symbols(spec):
             state = parse_quantized(spec, payload, reference)
         else:
             raise DamagedError("a tensor of this kind has no symbols")
@@ -160,6 +171,19 @@ class InshrinkeratorCodec(Codec):
     def worst_case_bytes(self, spec: TensorSpec) -> int:
         """Return a bound on payloads of every kind this codec writes."""
         return max(worst_case_exact_bytes(spec), worst_case_payload_bytes(spec))
+
+
+def _check_tensor(item: TensorInput) -> None:
+    """Refuse a tensor unlike its spec: its symbols would decode to another dtype or shape."""
+    spec, tensor = item.spec, item.tensor
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if (dtype, tuple(tensor.shape)) != (spec.dtype, spec.shape):
+        raise InputError(
+            "a tensor differs from its spec",
+            where=spec.key,
+            expected=f"{spec.dtype} {spec.shape}",
+            found=f"{dtype} {tuple(tensor.shape)}",
+        )
 
 
 def _checked(config: CodecConfig) -> InshrinkeratorConfig:

@@ -1,46 +1,46 @@
-"""The payload ``inshrinkerator/1`` and the state it decodes to; ``docs/format.md`` has the layout."""
+"""The payload ``inshrinkerator/1``, from and to states; ``docs/format.md`` has the layout."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from inshrink_core.codec import TensorReference
 from inshrink_core.codecs.exact import (
     LosslessReference,
     decode_exact,
     encode_exact,
     worst_case_exact_bytes,
 )
+from inshrink_core.codecs.inshrinkerator_state import (
+    FIRST_BIN,
+    InshrinkeratorReference,
+    RoundedReference,
+    fits,
+    round_to_bfloat16,
+)
 from inshrink_core.codecs.symbol_stream import decode_symbols, encode_symbols, worst_case_symbols_bytes
 from inshrink_core.codecs.varint import read_varint, write_varint
 from inshrink_core.errors import DamagedError
-from inshrink_core.ops.quantize import PROTECTED, dequantize, gather_decoded, symbol_counts
+from inshrink_core.ops.quantize import PROTECTED, symbol_counts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.checkpoint import TensorSpec
+    from inshrink_core.codec import TensorReference
 
 __all__ = [
-    "FIRST_BIN",
-    "InshrinkeratorReference",
-    "RoundedReference",
-    "fits",
+    "ROUNDED",
     "pack_quantized",
     "pack_rounded",
     "parse_quantized",
     "parse_rounded",
-    "round_to_bfloat16",
     "worst_case_payload_bytes",
 ]
-
-FIRST_BIN = 2
-"""Symbol of the lowest centroid, after pruned and protected."""
 
 ROUNDED = 0x01
 DELTA = 0x02
@@ -55,90 +55,6 @@ _MAX_CENTROIDS = 254
 _LENGTH_BYTES = 9
 _HEADER_BYTES = 1 + 1 + 4 * _MAX_CENTROIDS + _LENGTH_BYTES
 """At most: flags, number of centroids, codebook, length of the symbols (a varint)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InshrinkeratorReference(TensorReference):
-    """State of a quantized tensor.
-
-    Parameters
-    ----------
-    dtype, shape
-        As stored.
-    symbols : UInt8[Tensor, "n"]
-        0 pruned, 1 protected, bins from 2 on, by centroid.
-    codebook : Float[Tensor, "c"]
-        float32, ascending, numbers of the stored dtype.
-    protected : Float[Tensor, "p"]
-        bfloat16, for float16 tensors float16; in tensor order.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    symbols: Tensor
-    codebook: Tensor
-    protected: Tensor
-
-    @property
-    def n_symbols(self) -> int:
-        """Size of the alphabet."""
-        return FIRST_BIN + self.codebook.numel()
-
-    def decoded(self) -> Tensor:
-        """Return the tensor: one table look-up a value."""
-        return dequantize(self.symbols, *self._tables()).view(self.shape)
-
-    def decoded_where_protected(self, symbols: Tensor) -> Tensor:
-        """Return what this state decodes to where other symbols say protected, in tensor order."""
-        return gather_decoded(symbols, self.symbols, *self._tables())
-
-    def _tables(self) -> tuple[Tensor, Tensor]:
-        """Value of every symbol, and protected values, in the stored dtype."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        table = torch.zeros(256, dtype=dtype)
-        table[FIRST_BIN : self.n_symbols] = self.codebook.to(dtype)
-        return table, self.protected.to(dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of symbols, codebook and protected values."""
-        return self.symbols.nbytes + self.codebook.nbytes + self.protected.nbytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RoundedReference(TensorReference):
-    """State of a float32 tensor kept in bfloat16: that of its bfloat16 twin."""
-
-    inner: TensorReference
-
-    def decoded(self) -> Tensor:
-        """Return the rounded values in float32."""
-        return self.inner.decoded().to(torch.float32)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the bfloat16 twin."""
-        return self.inner.nbytes
-
-
-def fits(reference: TensorReference | None, spec: TensorSpec) -> InshrinkeratorReference | None:
-    """Return the reference if symbols of a tensor can be coded against it."""
-    if not isinstance(reference, InshrinkeratorReference):
-        return None
-    return reference if (reference.dtype, reference.shape) == (spec.dtype, spec.shape) else None
-
-
-def round_to_bfloat16(values: Tensor) -> Tensor:
-    """Round finite float32 values to the nearest bfloat16, ties to even, never to infinity.
-
-    Integer operations on the bits; float16 and bfloat16 values come back as they are.
-    """
-    if values.dtype != torch.float32:
-        return values
-    bits = values.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    upper -= ((upper & 0x7FFF) == 0x7F80).to(torch.int64)
-    return (upper - ((upper >> 15) << 16)).to(torch.int16).view(torch.bfloat16)
 
 
 def _kept_spec(spec: TensorSpec, n_protected: int) -> TensorSpec:

@@ -11,7 +11,7 @@ from inshrink_core.codec import CodecConfig
 from inshrink_core.errors import ConfigError
 from inshrink_core.partition import Thresholds
 
-__all__ = ["InshrinkeratorConfig", "InshrinkeratorPlan", "is_quantized"]
+__all__ = ["InshrinkeratorConfig", "InshrinkeratorPlan", "has_symbols", "is_quantized"]
 
 MIN_BINS, MAX_BINS = 2, 254
 """Bounds of a number of bins: with the symbols of pruned and protected they fill a byte."""
@@ -199,12 +199,11 @@ class InshrinkeratorPlan:
         return self.thresholds.get(self.config.group_of(spec), Thresholds())
 
 
+def has_symbols(spec: TensorSpec) -> bool:
+    """Whether a block of symbols can be that of a tensor: two or more dimensions, not empty, a float."""
+    return spec.dtype in _QUANTIZED_DTYPES and len(spec.shape) >= 2 and spec.numel > 0
+
+
 def is_quantized(spec: TensorSpec) -> bool:
-    """Whether the codec's lossy rule covers a tensor: float weights of two or more dimensions, not empty."""
-    return (
-        spec.role is TensorRole.WEIGHT
-        and spec.dtype in _QUANTIZED_DTYPES
-        and len(spec.shape) >= 2
-        and spec.numel > 0
-        and not spec.exact
-    )
+    """Whether the codec's lossy rule covers a tensor: weights that can have symbols and may be changed."""
+    return spec.role is TensorRole.WEIGHT and has_symbols(spec) and not spec.exact

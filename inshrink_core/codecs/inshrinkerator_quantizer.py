@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from inshrink_core.codecs.inshrinkerator_block import FIRST_BIN, InshrinkeratorReference, round_to_bfloat16
+from inshrink_core.codecs.inshrinkerator_state import FIRST_BIN, InshrinkeratorReference, round_to_bfloat16
 from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, assign, gather_protected, histogram16
 from inshrink_core.partition import NO_UPPER, KeyCounts
 from inshrink_core.quantization import (

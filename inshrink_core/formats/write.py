@@ -249,6 +249,13 @@ def write_checkpoint(
     -----
     Memory is bounded by the largest tensor or skeleton, but for ``torch``, whose writer wants all
     tensors at once. Files appear under their names only when all of them are complete.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> inshrink_core.write_checkpoint(run[400], tempfile.mkdtemp(), layout="safetensors")[0].name
+    'model.safetensors'
     """
     if layout not in _LAYOUTS:
         raise InputError("an unknown layout", expected=", ".join(_LAYOUTS), found=layout[:40])

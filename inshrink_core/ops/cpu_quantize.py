@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PROTECTED
-from inshrink_core.ops.reference_quantize import as_float32
+from inshrink_core.ops.reference_quantize import as_float32, flattened
 from inshrink_core.ops.registry import register
 from inshrink_core.ops.schema import Backend
 
@@ -31,8 +31,7 @@ def _values(tensor: Tensor) -> NDArray[Any]:
 def _bits(tensor: Tensor) -> tuple[NDArray[Any], int]:
     """Bits and the shift that leaves the key; bfloat16 bits *are* keys, which saves a conversion."""
     if tensor.dtype == torch.bfloat16:
-        flat = tensor.detach().cpu().contiguous().view(-1)
-        return flat.view(torch.int16).numpy().view(np.uint16), 0
+        return flattened(tensor).cpu().view(torch.int16).numpy().view(np.uint16), 0
     return _values(tensor).view(np.uint32), _KEY_SHIFT
 
 
@@ -191,7 +190,7 @@ def assign(
 @register("gather_protected", Backend.CPU)
 def gather_protected(values: Tensor, symbols: Tensor) -> Tensor:
     """See `quantize.gather_protected`."""
-    flat = values.detach().cpu().contiguous().view(-1)
+    flat = flattened(values).cpu()
     symbols = symbols.cpu()
     n_protected = int(symbol_counts(symbols)[PROTECTED])
     kept = torch.empty(n_protected, dtype=values.dtype)

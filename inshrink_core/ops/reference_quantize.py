@@ -12,12 +12,17 @@ from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PRO
 from inshrink_core.ops.registry import register
 from inshrink_core.ops.schema import Backend
 
-__all__ = ["as_float32"]
+__all__ = ["as_float32", "flattened"]
 
 
 def as_float32(tensor: Tensor) -> Tensor:
     """Return the values flat, contiguous, in float32 (exact for float16 and bfloat16)."""
-    return tensor.detach().to(torch.float32).contiguous().view(-1)
+    return flattened(tensor).to(torch.float32)
+
+
+def flattened(tensor: Tensor) -> Tensor:
+    """Return the values flat, contiguous, with lazy negation carried out; perhaps the caller's own memory."""
+    return tensor.detach().resolve_neg().contiguous().view(-1)
 
 
 def _keys(values: Tensor) -> Tensor:
@@ -65,7 +70,7 @@ def assign(
 @register("gather_protected", Backend.REFERENCE)
 def gather_protected(values: Tensor, symbols: Tensor) -> Tensor:
     """See `quantize.gather_protected`."""
-    return values.detach().contiguous().view(-1)[symbols.to(values.device) == PROTECTED].cpu()
+    return flattened(values)[symbols.to(values.device) == PROTECTED].cpu()
 
 
 @register("gather_decoded", Backend.REFERENCE)

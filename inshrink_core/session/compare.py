@@ -85,7 +85,7 @@ def compare(
 
     with resolve_evaluator(
         run.settings,
-        run.path,
+        run.directory,
         evaluator=evaluator,
         metric=metric,
         direction=direction,

@@ -72,7 +72,8 @@ def make_chain_config(
             )
         codec = used
         optimizer = optimizer or meta.get("optimizer")
-        config = config if config is not None else meta.get("config")
+        if config is None or isinstance(config, Mapping):
+            config = {**meta.get("config", {}), **(config or {})}
     codec = codec or DEFAULT_CODEC
     return ChainConfig(
         codec=codec,

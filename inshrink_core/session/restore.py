@@ -121,6 +121,15 @@ def restore(
         A file exists and `force` is not set.
     UnsafePathError
         The archive names a path outside of `directory`.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> report = inshrink_core.compress(run, folder / "digits.inshrink", steps=[400])
+    >>> inshrink_core.restore(folder / "digits.inshrink", folder / "out", steps=[400]).paths[0].name
+    'step_000400.pt'
     """
     begun = time.perf_counter()
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)

@@ -50,6 +50,7 @@ def test_ratios_shares_shapes_and_steps_read_as_a_person_writes_them() -> None:
     assert formatting.steps_text(()) == "no steps"
     assert formatting.steps_text((1500,)) == "step 1,500"
     assert formatting.compact_count(44_812) == "44.8 k"
+    assert [formatting.duration_text(t) for t in (0.4, 119, 219, 9000)] == ["0 s", "119 s", "4 min", "2.5 h"]
 
 
 def test_long_names_lose_their_middle() -> None:

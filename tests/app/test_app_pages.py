@@ -56,7 +56,7 @@ def test_a_page_without_a_run_leads_to_the_open_page(root: Path, page: str) -> N
 def test_open_page_offers_the_sample_in_words(root: Path) -> None:
     app = explorer()
     assert not app.exception
-    assert "24 checkpoints, steps 10 – 2,000" in texts(app)
+    assert "24 checkpoints, steps 10 – 2,000" in texts(app).replace("\u00a0", " ")
     assert button(app, "Open digits\\-cnn")
 
 
@@ -363,7 +363,7 @@ def test_overview_of_an_archive_shows_its_ratio_and_frames(
     monkeypatch.setattr(services, "load_subject", lambda _: shown)
     app = explorer("overview", run="/runs/huge.inshrink")
     assert not app.exception
-    assert {metric.label: metric.value for metric in app.metric}["Ratio of the weights"] == "14.2×"
+    assert {metric.label: metric.value for metric in app.metric}["Ratio, weights"] == "14.2×"
     assert "Frames" in texts(app)
     assert charts(app) == 3
 
@@ -372,7 +372,7 @@ def test_overview_of_an_archived_run_shows_the_ratio(root: Path, monkeypatch: py
     monkeypatch.setattr(services, "load_subject", lambda _: subject(archive=archive_facts()))
     app = explorer("overview", run="/runs/huge")
     assert not app.exception
-    assert {metric.label: metric.value for metric in app.metric}["Ratio of the weights"] == "14.2×"
+    assert {metric.label: metric.value for metric in app.metric}["Ratio, weights"] == "14.2×"
 
 
 @pytest.mark.parametrize("page", ABOUT_A_RUN)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -85,7 +87,5 @@ def test_a_layout_that_points_outside_is_refused(document: object) -> None:
 
 @given(st.binary(max_size=200))
 def test_random_bytes_are_never_more_than_a_damaged_layout(content: bytes) -> None:
-    try:
+    with contextlib.suppress(DamagedError):
         unpack_layout(content, ("a",), "here")
-    except DamagedError:
-        pass

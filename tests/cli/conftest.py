@@ -63,9 +63,9 @@ def archive(made_archive, tmp_path):
 
 @pytest.fixture
 def longer_run(tmp_path):
-    """The first eight steps of the sample: long enough to be interrupted."""
+    """The first sixteen steps of the sample: long enough to be interrupted."""
     folder = tmp_path / "longer"
     folder.mkdir()
-    for path in sorted(SAMPLE.glob("step_*.pt"))[:8]:
+    for path in sorted(SAMPLE.glob("step_*.pt"))[:16]:
         shutil.copy(path, folder)
     return folder

@@ -15,10 +15,10 @@ from inshrink_core.codecs.inshrinkerator import (
     InshrinkeratorConfig,
     InshrinkeratorReference,
 )
-from inshrink_core.codecs.inshrinkerator_block import RoundedReference, round_to_bfloat16
+from inshrink_core.codecs.inshrinkerator_state import RoundedReference, round_to_bfloat16
 from inshrink_core.codecs.lossless import LosslessConfig
 from inshrink_core.codecs.symbol_stream import encode_symbols
-from inshrink_core.errors import ConfigError, DamagedError
+from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError, InputError
 from inshrink_core.frame import Block
 from tests.codec_suite import CodecSuite, state_bits
 from tests.strategies import bits, normal, spec_of
@@ -382,6 +382,32 @@ def test_another_codecs_config_and_plan_are_refused():
         CODEC.observe(item, None, LosslessConfig())
     with pytest.raises(ConfigError, match="plan"):
         CODEC.encode(item, LosslessConfig(), None)
+
+
+def test_another_bitstream_is_refused():
+    with pytest.raises(IncompatibleError, match="inshrinkerator/2"):
+        CODEC.decode(spec_of(normal((5, 4), 0)), Block("inshrinkerator/2", b"\0\0"), None)
+
+
+def test_a_block_of_symbols_is_refused_for_what_has_none():
+    for tensor in (torch.zeros(4), torch.zeros(2, 2, dtype=torch.int64), torch.zeros(0, 2)):
+        with pytest.raises(DamagedError, match="no symbols"):
+            CODEC.decode(spec_of(tensor), Block("inshrinkerator/1", b"\0\0\0"), None)
+
+
+def test_a_tensor_unlike_its_spec_is_refused():
+    for tensor in (normal((4, 5), 0), normal((5, 4), 0).double()):
+        with pytest.raises(InputError, match="differs from its spec"):
+            encode(tensor, InshrinkeratorConfig(protect=0.0), spec=spec_of(normal((5, 4), 0), "x.weight"))
+
+
+def test_lazily_negated_values_and_gradients_are_taken_as_what_they_are():
+    pair = torch.complex(normal((40, 40), 0), normal((40, 40), 1))
+    negated = pair.conj().imag
+    plain = -pair.imag
+    config = InshrinkeratorConfig(prune=0.1, prune_metric="sensitivity")
+    first = encode(negated, config, gradient=negated)
+    assert bytes(first.block.payload) == bytes(encode(plain, config, gradient=plain).block.payload)
 
 
 def test_the_codec_is_found_by_name_and_by_bitstream():

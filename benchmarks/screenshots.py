@@ -1,0 +1,124 @@
+"""Take the screenshots of the explorer that the documentation shows (`make screenshots`).
+
+Serves the explorer from a temporary folder with the sample run and an archive of it, and drives a
+Chromium that is installed already (Playwright's own browsers are not needed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import inshrink_core
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+LARGEST_BYTES = 200_000
+"""A page that shows these images should load at once."""
+
+CHROMIUM_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
+
+
+class Shot(NamedTuple):
+    """One picture: its file, page, what the link says beside the run, colour scheme and size in pixels."""
+
+    name: str
+    page: str
+    query: dict[str, str]
+    scheme: str = "light"
+    width: int = 1440
+    height: int = 900
+
+
+SHOTS = (
+    Shot("overview.png", "overview", {}, height=1052),
+    Shot("sensitivity.png", "sensitivity", {"metric": "fisher"}, height=828),
+    Shot("sensitivity-dark.png", "sensitivity", {"metric": "update"}, scheme="dark", height=828),
+)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve the explorer with one root, and yield its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-c", f"from inshrink_app.launch import run; run(port={port})"]
+    environment = os.environ | {"XDG_STATE_HOME": str(folder / ".state")}
+    server = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(300):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=5):
+                    break
+            except OSError:
+                time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def take(browser: Any, address: str, run: Path, shot: Shot, target: Path) -> None:
+    """Open a page by its link, wait until its charts are drawn, and save what a reader sees."""
+    context = browser.new_context(
+        viewport={"width": shot.width, "height": shot.height}, color_scheme=shot.scheme
+    )
+    page = context.new_page()
+    page.set_default_timeout(120_000)
+    page.goto(f"{address}/{shot.page}?{urlencode({'run': str(run), **shot.query})}")
+    layer = ".heatmaplayer image" if shot.page == "sensitivity" else ".barlayer .point"
+    page.locator(f".js-plotly-plot {layer}").first.wait_for(state="attached")
+    page.locator("[data-testid=stExpander]").last.wait_for(state="attached")
+    # Charts fade in; nothing in the page tells when that is over.
+    page.wait_for_timeout(2500)
+    page.screenshot(path=target)
+    context.close()
+
+
+def main() -> None:
+    """Take every picture, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="files to take; default all")
+    parser.add_argument("--out", type=Path, default=IMAGES)
+    arguments = parser.parse_args()
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.exit("no Chromium here; install it, for example with: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="runs-") as temporary:
+        folder = Path(temporary)
+        run = folder / "digits-cnn"
+        shutil.copytree(
+            inshrink_core.sample("digits-cnn"), run, ignore=shutil.ignore_patterns(".inshrink", "__pycache__")
+        )
+        inshrink_core.compress(run, folder / "digits-cnn.inshrink")
+        with served(folder) as address, sync_playwright() as engine:
+            browser = engine.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+            for shot in SHOTS:
+                if arguments.names and shot.name not in arguments.names:
+                    continue
+                target = arguments.out / shot.name
+                take(browser, address, run, shot, target)
+                size = target.stat().st_size
+                sys.stdout.write(f"{target} {size / 1000:.0f} kB\n")
+                if size > LARGEST_BYTES:
+                    sys.exit(f"{target} is larger than {LARGEST_BYTES} bytes")
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()
