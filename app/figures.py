@@ -50,13 +50,14 @@ CONFIG: Mapping[str, object] = {
 MAX_COLUMNS = 100
 """More columns are thinner than a reader can tell apart on a laptop's screen."""
 
-_ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (10**9, 6))
+_ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (10**9, 3))
 """Pixels of a row by how many there are: (at most so many rows, pixels)."""
 
 _DASHES = ("solid", "dash", "dot")
 _DASH_SIGNS = ("\u2501", "\u2505", "\u2509")
 _MAX_IN_TITLE = 3
-_NAME_WIDTH = 30
+_NAME_WIDTH = 34
+_LONGEST_COLORBAR = 420
 _MAX_ROW_LABELS = 60
 _MAX_COLUMN_LABELS = 13
 _CLIPPED = (1.0, 99.0)
@@ -112,6 +113,8 @@ def heatmap_figure(table: Sensitivity, statistic: str, *, clip: bool) -> go.Figu
     columns = bucket_steps(table.values[statistic], table.steps)
     logs, low, high = _log_scale(columns.values, clip)
     names = [_row_category(row) for row in table.rows]
+    row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(names) <= most)
+    height = max(220, len(names) * row_pixels + 70)
     figure = go.Figure()
     figure.add_trace(_gaps(columns, names))
     figure.add_trace(
@@ -123,7 +126,7 @@ def heatmap_figure(table: Sensitivity, statistic: str, *, clip: bool) -> go.Figu
             zmin=low,
             zmax=high,
             colorscale=SEQUENTIAL,
-            colorbar=_colorbar(METRICS[table.metric].symbol, low, high),
+            colorbar=_colorbar(METRICS[table.metric].symbol, low, high, height - 90),
             hoverongaps=False,
             xgap=1 if len(columns.labels) <= 60 else 0,
             ygap=1 if len(names) <= 60 else 0,
@@ -133,9 +136,8 @@ def heatmap_figure(table: Sensitivity, statistic: str, *, clip: bool) -> go.Figu
             ),
         )
     )
-    row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(names) <= most)
     figure.update_layout(
-        height=max(220, len(names) * row_pixels + 70),
+        height=height,
         margin={"l": 8, "r": 8, "t": 8, "b": 8},
         hoverlabel={"align": "left"},
         dragmode="zoom",
@@ -209,7 +211,7 @@ def _thinned(values: Sequence[str], texts: Sequence[str], limit: int) -> dict[st
     return {"tickvals": list(values[::stride]), "ticktext": list(texts[::stride])}
 
 
-def _colorbar(symbol: str, low: float, high: float) -> dict[str, object]:
+def _colorbar(symbol: str, low: float, high: float, room: int) -> dict[str, object]:
     """Label a logarithmic scale with real values: decades, or 1-2-5 where it spans few of them."""
     first, last = math.ceil(low), math.floor(high)
     if last - first >= 2:
@@ -229,7 +231,10 @@ def _colorbar(symbol: str, low: float, high: float) -> dict[str, object]:
         "thickness": 12,
         "outlinewidth": 0,
         "xpad": 8,
-        "len": 1,
+        "lenmode": "pixels",
+        "len": min(_LONGEST_COLORBAR, room),
+        "y": 1,
+        "yanchor": "top",
         "ypad": 0,
     }
 

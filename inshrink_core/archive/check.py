@@ -32,11 +32,15 @@ _DELETE: Final = "delete it if it is not yours"
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong: the file or block, the fault, and what to do."""
+    """One thing that is wrong: the file or block, the fault, and what to do.
+
+    `leftover` is true for what a writer that was cut off left behind: nothing committed is lost by it.
+    """
 
     where: str
     what: str
     remedy: str
+    leftover: bool = False
 
 
 def check_archive(path: str | os.PathLike[str]) -> tuple[Problem, ...]:
@@ -89,9 +93,9 @@ def _check_catalog(catalog: Catalog, name: str) -> Iterator[Problem]:
         yield Problem(f"{name}, {frame.path}", what, "fetch the file from where the archive came from")
     if catalog.manifest_problem is None:
         for frame in catalog.unlisted:
-            yield Problem(f"{name}, {frame.path}", "the manifest does not list this frame", _APPEND)
+            yield Problem(f"{name}, {frame.path}", "the manifest does not list this frame", _APPEND, True)
     for path in catalog.buried:
-        yield Problem(f"{name}, {path}", "this frame was removed, and its file is still there", _APPEND)
+        yield Problem(f"{name}, {path}", "this frame was removed, and its file is still there", _APPEND, True)
     for path in catalog.foreign:
         yield Problem(f"{name}, {path}", "this frame belongs to another archive", _DELETE)
     for _, error in catalog.unreadable:
@@ -149,4 +153,4 @@ def _check_strays(storage: LocalStorage) -> Iterator[Problem]:
         if not is_temporary(name.rpartition("/")[2]):
             yield Problem(f"{storage.name}, {name}", "this file is no part of an archive", _DELETE)
         elif not is_locked(storage.root):
-            yield Problem(f"{storage.name}, {name}", "a writer was cut off and left this file", _APPEND)
+            yield Problem(f"{storage.name}, {name}", "a writer was cut off and left this file", _APPEND, True)

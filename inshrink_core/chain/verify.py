@@ -56,6 +56,8 @@ class Verification:
     ----------
     problems
         Everything wrong, worst first; empty where the archive is sound.
+    notes
+        What a writer that was cut off left behind; nothing committed is lost by it.
     n_frames
         Frames checked.
     deep
@@ -67,6 +69,7 @@ class Verification:
     """
 
     problems: tuple[Problem, ...]
+    notes: tuple[Problem, ...] = ()
     n_frames: int
     deep: bool
     errors: tuple[StepError, ...] = ()
@@ -81,10 +84,8 @@ class Verification:
         """Return the document of ``inshrink verify --json``."""
         return {
             "ok": self.ok,
-            "problems": [
-                {"where": problem.where, "what": problem.what, "remedy": problem.remedy}
-                for problem in self.problems
-            ],
+            "problems": [_row(problem) for problem in self.problems],
+            "notes": [_row(note) for note in self.notes],
             "frames": self.n_frames,
             "deep": self.deep,
             "missing_steps": list(self.missing_steps),
@@ -132,11 +133,13 @@ def verify_archive(
     >>> inshrink_core.verify(target, deep=True, against=run).ok
     True
     """
-    problems = list(check_archive(path))
+    found = check_archive(path)
+    notes = tuple(problem for problem in found if problem.leftover)
+    problems = [problem for problem in found if not problem.leftover]
     try:
         archive = Archive(ArchiveReader.open(path)).sequential()
     except DamagedError:
-        return Verification(problems=tuple(problems), n_frames=0, deep=deep)
+        return Verification(problems=tuple(problems), notes=notes, n_frames=0, deep=deep)
     frames = archive.reader.frames
     if deep:
         for position, info in enumerate(frames):
@@ -149,14 +152,18 @@ def verify_archive(
         missing = tuple(step for step in against.steps if step not in archive)
         common = [info for info in archive.frames if info.step in against.steps]
         for position, info in enumerate(common):
-            found, rows = _compare(archive, info, against[info.step])
-            problems += found
+            wrong, rows = _compare(archive, info, against[info.step])
+            problems += wrong
             errors += rows
             if done is not None:
                 done(position + 1, len(common), info.step)
-    unique = tuple(dict.fromkeys(problems))
     return Verification(
-        problems=unique, n_frames=len(frames), deep=deep, errors=tuple(errors), missing_steps=missing
+        problems=tuple(dict.fromkeys(problems)),
+        notes=notes,
+        n_frames=len(frames),
+        deep=deep,
+        errors=tuple(errors),
+        missing_steps=missing,
     )
 
 
@@ -224,3 +231,8 @@ def _compare(
 def _problem(archive: Archive, info: FrameInfo, error: InshrinkError) -> Problem:
     """Turn an error into a row of the report."""
     return Problem(error.where or archive.where(info), error.what, error.remedy)
+
+
+def _row(problem: Problem) -> dict[str, str]:
+    """Return a problem as the report shows it."""
+    return {"where": problem.where, "what": problem.what, "remedy": problem.remedy}

@@ -63,6 +63,8 @@ def _show(console: Console, verification: Verification) -> None:
     for problem in verification.problems[:_MOST_PROBLEMS]:
         remedy = f"; {problem.remedy}" if problem.remedy else ""
         console.print(printable(f"{problem.where}: {problem.what}{remedy}"), soft_wrap=True)
+    for note in verification.notes[:_MOST_PROBLEMS]:
+        console.print(printable(f"note: {note.where}: {note.what}; {note.remedy}"), soft_wrap=True)
     if len(verification.problems) > _MOST_PROBLEMS:
         console.print(f"… and {count(len(verification.problems) - _MOST_PROBLEMS)} more")
     if verification.errors:

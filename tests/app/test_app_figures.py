@@ -82,7 +82,7 @@ def test_zeros_take_the_lower_end_of_the_scale() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(-9.2, 3.4), (-3.1, -2.9), (-2.5, -0.7), (5.0, 5.3)])
 def test_the_colour_scale_has_labels_inside_of_its_ends(low: float, high: float) -> None:
-    bar = figures._colorbar("|w|", low, high)
+    bar = figures._colorbar("|w|", low, high, 300)
     assert 2 <= len(bar["tickvals"]) <= 12
     assert all(low <= tick <= high for tick in bar["tickvals"])
 
@@ -92,7 +92,7 @@ def test_labels_of_a_heatmap_never_crowd(n_rows: int, n_steps: int) -> None:
     figure = figures.heatmap_figure(sensitivity_table(n_rows, n_steps), "mean", clip=True)
     assert len(figure.layout.yaxis.ticktext) <= 60
     assert len(figure.layout.xaxis.ticktext) <= 16
-    assert figure.layout.height <= 2600
+    assert figure.layout.height <= 1300
 
 
 def test_names_of_tensors_are_text_and_never_markup() -> None:

@@ -10,6 +10,7 @@ import pytest
 from inshrink_app import roots, services
 from inshrink_app.recent import load_recent
 from inshrink_app.tables import ArchiveFacts, FrameRow
+from streamlit.testing.v1 import AppTest
 
 from tests.app.builders import (
     PROBLEM,
@@ -384,6 +385,66 @@ def test_an_empty_archive_says_how_to_fill_it(root: Path, monkeypatch: pytest.Mo
     assert "This archive is empty" in texts(app)
 
 
+def test_a_run_finds_its_archive_beside_it_and_both_tell_the_same_ratio(root: Path) -> None:
+    import inshrink_core
+
+    run = write_run(root / "run")
+    inshrink_core.compress(run, root / "run.inshrink", codec="lossless")
+    found = [explorer("overview", run=str(root / name)) for name in ("run", "run.inshrink")]
+    ratios = [{metric.label: metric.value for metric in app.metric}["Ratio, weights"] for app in found]
+    assert not any(app.exception for app in found)
+    assert ratios[0] == ratios[1]
+    assert ratios[0].endswith("×")
+
+
+def test_the_archive_of_another_run_is_not_claimed(root: Path) -> None:
+    import inshrink_core
+
+    inshrink_core.compress(write_run(root / "a" / "run", (1, 2)), root / "run.inshrink", codec="lossless")
+    assert services.load_subject(str(write_run(root / "run", (10, 20)))).archive is None
+
+
+def test_checkpoints_written_later_are_seen(root: Path) -> None:
+    run = write_run(root / "run", (1, 2))
+    assert services.load_subject(str(run)).steps == (1, 2)
+    write_run(run, (3,))
+    assert services.load_subject(str(run)).steps == (1, 2, 3)
+
+
+# Untrusted names
+
+
+def test_names_from_disk_are_shown_as_text(root: Path) -> None:
+    name = "**b** [x](javascript:1) <i>"
+    write_run(root / name)
+    app = explorer("overview", run=str(root / name))
+    assert not app.exception
+    assert app.title[0].value.startswith("\\*\\*b\\*\\* \\[x\\]")
+    assert app.expander[0].label.startswith("Tensors")
+    app = explorer()
+    assert not app.exception
+    assert any(b.label.startswith("\\*\\*b") for b in app.button)
+
+
+def test_a_pickle_that_wants_to_run_code_is_refused_and_named(root: Path) -> None:
+    import os
+    import pickle
+    import zipfile
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {root / 'owned'}",)
+
+    (root / "evil").mkdir()
+    with zipfile.ZipFile(root / "evil" / "step_1.pt", "w") as archive:
+        archive.writestr("step_1/data.pkl", pickle.dumps(Evil()))
+        archive.writestr("step_1/version", "3")
+    app = explorer("overview", run=str(root / "evil"))
+    assert not app.exception
+    assert "system" in texts(app)
+    assert not (root / "owned").exists()
+
+
 # Every page
 
 
@@ -408,6 +469,18 @@ def test_every_page_has_at_most_one_primary_button(root: Path, monkeypatch: pyte
             app = explorer(page, **query)
             primary = [b for b in app.button if b.proto.type == "primary"]
             assert len(primary) <= 1
+
+
+def test_an_error_of_the_explorer_itself_is_a_panel_without_a_traceback() -> None:
+    def script() -> None:
+        from inshrink_app.components import problem
+
+        problem.show_unexpected(KeyError("<secret>"))
+
+    app = AppTest.from_function(script).run()
+    assert not app.exception
+    assert "KeyError" in texts(app)
+    assert "secret" not in texts(app)
 
 
 def test_the_first_page_is_the_run_given_on_the_command_line(root: Path) -> None:

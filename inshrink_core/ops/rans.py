@@ -1,0 +1,181 @@
+"""Context rANS: counting symbols per context, and coding blocks of interleaved lanes.
+
+A block of symbols is coded by `lanes` states that share one stream of 16-bit words. Symbol p of a block
+belongs to lane p mod lanes and to step p // lanes; a decoder takes words in order of (step, lane). That
+order makes the stream sequential on a CPU and a prefix sum on a GPU, so every back end reads and writes
+the same words. ``docs/format-rans.md`` defines the bits.
+
+The coder is the range variant of asymmetric numeral systems (J. Duda, arXiv:1311.2540, 2013, section 3),
+interleaved as in F. Giesen, "Interleaved entropy coders", arXiv:1402.3392, 2014, section 2.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inshrink_core.ops.registry import dispatch
+
+__all__ = [
+    "INITIAL_STATE",
+    "MAX_CONTEXTS",
+    "PRECISION",
+    "RansBlocks",
+    "RansModel",
+    "block_sizes",
+    "decode_table",
+    "rans_counts",
+    "rans_decode",
+    "rans_encode",
+]
+
+PRECISION = 12
+"""Bits of a frequency: tables of 4096 entries of 32 bits, of which 16 fit a second-level cache."""
+
+INITIAL_STATE = 1 << 15
+"""Smallest state, which an encoder starts from: states below 2**31 then fit a signed 32-bit integer."""
+
+MAX_CONTEXTS = 32
+"""Most contexts: more would cost more in tables than they gain, and leave the second-level cache."""
+
+
+class RansModel(NamedTuple):
+    """Probability tables and which of them each context uses; in host memory, whatever the device.
+
+    Parameters
+    ----------
+    rows : int64, (n_contexts,)
+        Table of each context.
+    frequencies : int64, (n_tables, n_symbols)
+        Each row sums to ``2**PRECISION``.
+    """
+
+    rows: NDArray[np.int64]
+    frequencies: NDArray[np.int64]
+
+
+class RansBlocks(NamedTuple):
+    """Coded blocks: states and words, all on one device.
+
+    Parameters
+    ----------
+    words : Int16[Tensor, "w"]
+        The unsigned words of all blocks, block after block.
+    n_words : Int64[Tensor, "n_blocks"]
+        Words of each block, in host memory.
+    states : Int32[Tensor, "n_blocks lanes"]
+        What a decoder starts from, ``2**15 <= state < 2**31``.
+    """
+
+    words: Tensor
+    n_words: Tensor
+    states: Tensor
+
+
+def block_sizes(n: int, block_length: int) -> NDArray[np.int64]:
+    """Return the number of symbols in each block: all full but the last."""
+    starts = np.arange(0, n, block_length, dtype=np.int64)
+    return np.minimum(block_length, n - starts)
+
+
+def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_contexts: int) -> Tensor:
+    """Count every pair of context and symbol.
+
+    Parameters
+    ----------
+    symbols : UInt8[Tensor, "n"]
+        Any device.
+    contexts : UInt8[Tensor, "n"] or None
+        None: all symbols are in context 0.
+    n_symbols, n_contexts
+        Shape of the result, at most 256 each.
+
+    Returns
+    -------
+    Int64[Tensor, "n_contexts n_symbols"]
+        In host memory; pairs outside the shape are not counted. O(n).
+    """
+    counts: Tensor = dispatch("rans_counts", symbols.device)(symbols, contexts, n_symbols, n_contexts)
+    return counts
+
+
+def rans_encode(
+    symbols: Tensor, contexts: Tensor | None, model: RansModel, lanes: int, block_length: int
+) -> RansBlocks:
+    """Code symbols in blocks.
+
+    Parameters
+    ----------
+    symbols : UInt8[Tensor, "n"]
+        Each with a positive frequency in the table of its context.
+    contexts : UInt8[Tensor, "n"] or None
+        Each below the number of contexts of the model; None: context 0.
+    model
+        Probability tables.
+    lanes, block_length
+        Powers of two; both shape the stream.
+
+    Returns
+    -------
+    RansBlocks
+        On the device of the symbols, the same on every device. O(n).
+    """
+    encode = dispatch("rans_encode", symbols.device)
+    blocks: RansBlocks = encode(symbols, contexts, model, lanes, block_length)
+    return blocks
+
+
+def rans_decode(
+    blocks: RansBlocks, contexts: Tensor | None, model: RansModel, n: int, block_length: int
+) -> tuple[Tensor, bool]:
+    """Decode symbols from blocks; any words are safe to decode.
+
+    Parameters
+    ----------
+    blocks
+        With as many counts and rows of states as `n` symbols have blocks, every state in its range and
+        the counts summing to the number of words.
+    contexts : UInt8[Tensor, "n"] or None
+        As given to `rans_encode`, on the device of the words.
+    model
+        As given to `rans_encode`.
+    n, block_length
+        Number of symbols, and how many of them a block holds.
+
+    Returns
+    -------
+    symbols : UInt8[Tensor, "n"]
+        On the device of the words.
+    intact : bool
+        Whether every block took exactly its words and ended in the state an encoder starts from.
+    """
+    decode = dispatch("rans_decode", blocks.words.device)
+    symbols, intact = decode(blocks, contexts, model, n, block_length)
+    return symbols, bool(intact)
+
+
+def decode_table(frequencies: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return what each slot of each table decodes to, (n_tables, 4096).
+
+    Bits 0-11 hold the frequency less one, 12-23 the offset of the slot within its symbol, 24-31 the symbol.
+    """
+    n_tables, n_symbols = frequencies.shape
+    size = 1 << PRECISION
+    flat = frequencies.ravel()
+    starts = (np.cumsum(frequencies, axis=1) - frequencies).ravel()
+    offsets = np.tile(np.arange(size), n_tables) - np.repeat(starts, flat)
+    symbols = np.repeat(np.tile(np.arange(n_symbols), n_tables), flat)
+    entries = (np.repeat(flat, flat) - 1) | offsets << 12 | symbols << 24
+    return entries.astype(np.uint32).view(np.int32).reshape(n_tables, size)
+
+
+def model_on(model: RansModel, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows, frequencies and their exclusive sums as int32 tensors on a device."""
+    starts = np.cumsum(model.frequencies, axis=1) - model.frequencies
+    parts = (model.rows, model.frequencies, starts)
+    rows, frequencies, begins = (torch.from_numpy(part.astype(np.int32)).to(device) for part in parts)
+    return rows, frequencies, begins
