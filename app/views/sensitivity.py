@@ -7,7 +7,7 @@ import shlex
 import numpy as np
 import pandas as pd
 import streamlit as st
-from inshrink_app import figures, services, state
+from inshrink_app import figures, heatmap, services, state
 from inshrink_app.components import download, problem, snippets, subject
 from inshrink_app.formatting import bytes_text, count_text, duration_text, markdown_text, shape_text
 from inshrink_app.jobs import Job
@@ -148,7 +148,7 @@ def _show(table: Sensitivity, statistic: str) -> None:
             _nothing_to_see(shown)
             return
         st.plotly_chart(
-            figures.heatmap_figure(shown, statistic, clip=clip),
+            heatmap.heatmap_figure(shown, statistic, clip=clip),
             config=dict(figures.CONFIG),
             key="heatmap",
             alt=f"{METRICS[table.metric].label} of {len(shown.rows)} rows over {len(table.steps)} steps",
@@ -220,8 +220,8 @@ def _nothing_to_see(table: Sensitivity) -> None:
 def _caption(table: Sensitivity, clip: bool) -> str:
     """Say what the picture does not show by itself."""
     parts = ["Colours are logarithmic" + (", outliers clipped at 1 % and 99 %." if clip else ".")]
-    if len(table.steps) > figures.MAX_COLUMNS:
-        per_column = -(-len(table.steps) // figures.MAX_COLUMNS)
+    if len(table.steps) > heatmap.MAX_COLUMNS:
+        per_column = -(-len(table.steps) // heatmap.MAX_COLUMNS)
         parts.append(f"Each column is the mean of up to {per_column} neighbouring steps.")
     if any(np.isnan(values).any() for values in table.values.values()):
         parts.append("Grey: the tensor is absent or has no value at this step.")
@@ -233,7 +233,7 @@ def _caption(table: Sensitivity, clip: bool) -> str:
 def _table(table: Sensitivity, statistic: str) -> None:
     """List the rows with their course, and offer all values as CSV."""
     values = table.values[statistic]
-    trend = figures.bucket_steps(values, table.steps, 40).values
+    trend = heatmap.bucket_steps(values, table.steps, 40).values
     rows = [_table_row(row, values[i], trend[i]) for i, row in enumerate(table.rows)]
     first = {"tensor": "Tensor", "block": "Block", "layer_type": "Layer type"}[table.by]
     columns = [first, "Layer type", "Shape", "First", "Last", "Smallest", "Largest", "Course"]

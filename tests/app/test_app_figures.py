@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from inshrink_app import figures
+from inshrink_app import figures, heatmap
 from inshrink_app.tables import FrameRow, HeatRow
 
 from tests.app.builders import sensitivity_table
@@ -14,7 +14,7 @@ from tests.app.builders import sensitivity_table
 
 def test_few_steps_stay_a_column_each() -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    columns = figures.bucket_steps(values, (1, 2, 1000))
+    columns = heatmap.bucket_steps(values, (1, 2, 1000))
     assert columns.values is values
     assert columns.labels == ("1", "2", "1,000")
     assert columns.steps_per_column == 1
@@ -22,7 +22,7 @@ def test_few_steps_stay_a_column_each() -> None:
 
 def test_many_steps_are_merged_by_the_mean_of_what_is_there() -> None:
     values = np.asarray([[1, 3, np.nan, 5, np.nan, np.nan]], dtype=np.float32)
-    columns = figures.bucket_steps(values, (10, 20, 30, 40, 50, 60), limit=3)
+    columns = heatmap.bucket_steps(values, (10, 20, 30, 40, 50, 60), limit=3)
     np.testing.assert_array_equal(columns.values, np.asarray([[2, 5, np.nan]], dtype=np.float32))
     assert columns.labels == ("10 – 20", "30 – 40", "50 – 60")
     assert columns.values.dtype == np.float32
@@ -30,16 +30,16 @@ def test_many_steps_are_merged_by_the_mean_of_what_is_there() -> None:
 
 @pytest.mark.parametrize("n_steps", [101, 150, 199, 1000])
 def test_no_step_is_lost_by_merging(n_steps: int) -> None:
-    columns = figures.bucket_steps(np.ones((1, n_steps), np.float32), range(n_steps))
-    assert columns.values.shape == (1, figures.MAX_COLUMNS)
+    columns = heatmap.bucket_steps(np.ones((1, n_steps), np.float32), range(n_steps))
+    assert columns.values.shape == (1, heatmap.MAX_COLUMNS)
     assert columns.labels[0].startswith("0")
     assert columns.labels[-1].endswith(f"{n_steps - 1:,}")
-    assert columns.steps_per_column == -(-n_steps // figures.MAX_COLUMNS)
+    assert columns.steps_per_column == -(-n_steps // heatmap.MAX_COLUMNS)
 
 
 def test_heatmap_colours_are_float32_logarithms_and_hovers_tell_the_value() -> None:
     table = sensitivity_table()
-    heat = figures.heatmap_figure(table, "mean", clip=False).data[1]
+    heat = heatmap.heatmap_figure(table, "mean", clip=False).data[1]
     assert heat.z.dtype == np.float32
     np.testing.assert_allclose(heat.z[:-1], np.log10(table.values["mean"][:-1]), rtol=1e-5)
     np.testing.assert_array_equal(heat.customdata, table.values["mean"])
@@ -47,8 +47,23 @@ def test_heatmap_colours_are_float32_logarithms_and_hovers_tell_the_value() -> N
     assert "4 × 3" in heat.y[0]
 
 
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (["a.b.x", "a.b.y"], ["x", "y"]),
+        (["a.b", "a.b.c"], ["b", "b.c"]),
+        (["a.b", "c.b"], ["a.b", "c.b"]),
+        (["a.b.c"], ["a.b.c"]),
+        (["same", "same"], ["same", "same"]),
+        ([], []),
+    ],
+)
+def test_row_labels_leave_out_what_all_names_share(names: list[str], labels: list[str]) -> None:
+    assert heatmap.row_labels(names) == labels
+
+
 def test_a_gap_is_drawn_grey_and_not_as_a_value() -> None:
-    gaps, heat = figures.heatmap_figure(sensitivity_table(), "mean", clip=True).data
+    gaps, heat = heatmap.heatmap_figure(sensitivity_table(), "mean", clip=True).data
     assert np.isnan(heat.z[-1, 0])
     assert gaps.z[-1, 0] == 0
     assert np.isfinite(gaps.z).sum() == 1
@@ -58,8 +73,8 @@ def test_a_gap_is_drawn_grey_and_not_as_a_value() -> None:
 def test_clipping_narrows_the_colour_scale_to_its_percentiles() -> None:
     table = sensitivity_table(30, 30)
     table.values["mean"][0, 0] = 1e9
-    wide = figures.heatmap_figure(table, "mean", clip=False).data[1]
-    narrow = figures.heatmap_figure(table, "mean", clip=True).data[1]
+    wide = heatmap.heatmap_figure(table, "mean", clip=False).data[1]
+    narrow = heatmap.heatmap_figure(table, "mean", clip=True).data[1]
     assert wide.zmax == pytest.approx(9)
     assert narrow.zmax < 1
 
@@ -68,7 +83,7 @@ def test_clipping_narrows_the_colour_scale_to_its_percentiles() -> None:
 def test_a_table_of_one_value_is_drawn_whatever_the_value(value: float) -> None:
     table = sensitivity_table(2, 2)
     table.values["mean"][:] = value
-    heat = figures.heatmap_figure(table, "mean", clip=True).data[1]
+    heat = heatmap.heatmap_figure(table, "mean", clip=True).data[1]
     assert heat.zmax > heat.zmin
     assert np.isfinite([heat.zmin, heat.zmax]).all()
 
@@ -76,20 +91,20 @@ def test_a_table_of_one_value_is_drawn_whatever_the_value(value: float) -> None:
 def test_zeros_take_the_lower_end_of_the_scale() -> None:
     table = sensitivity_table()
     table.values["mean"][0, 0] = 0
-    heat = figures.heatmap_figure(table, "mean", clip=False).data[1]
+    heat = heatmap.heatmap_figure(table, "mean", clip=False).data[1]
     assert heat.z[0, 0] == pytest.approx(heat.zmin)
 
 
 @pytest.mark.parametrize(("low", "high"), [(-9.2, 3.4), (-3.1, -2.9), (-2.5, -0.7), (5.0, 5.3)])
 def test_the_colour_scale_has_labels_inside_of_its_ends(low: float, high: float) -> None:
-    bar = figures._colorbar("|w|", low, high, 300)
+    bar = heatmap._colorbar("|w|", low, high, 300)
     assert 2 <= len(bar["tickvals"]) <= 12
     assert all(low <= tick <= high for tick in bar["tickvals"])
 
 
 @pytest.mark.parametrize(("n_rows", "n_steps"), [(1, 1), (12, 24), (60, 50), (400, 200)])
 def test_labels_of_a_heatmap_never_crowd(n_rows: int, n_steps: int) -> None:
-    figure = figures.heatmap_figure(sensitivity_table(n_rows, n_steps), "mean", clip=True)
+    figure = heatmap.heatmap_figure(sensitivity_table(n_rows, n_steps), "mean", clip=True)
     assert len(figure.layout.yaxis.ticktext) <= 60
     assert len(figure.layout.xaxis.ticktext) <= 16
     assert figure.layout.height <= 1300
@@ -99,7 +114,7 @@ def test_names_of_tensors_are_text_and_never_markup() -> None:
     table = sensitivity_table(1, 1)
     evil = "<a href='javascript:alert(1)'>x</a>\u202e"
     table = dataclasses.replace(table, rows=(HeatRow(evil, "linear", 1, 12, (4, 3)),))
-    text = figures.heatmap_figure(table, "mean", clip=True).to_json()
+    text = heatmap.heatmap_figure(table, "mean", clip=True).to_json()
     text += figures.log_figure({evil: ((1, 1.0),)}, {"x": [evil]}).to_json()
     text += figures.sizes_figure({evil: 3}).to_json()
     assert "<a " not in text
@@ -109,8 +124,8 @@ def test_names_of_tensors_are_text_and_never_markup() -> None:
 
 def test_a_figure_depends_on_its_data_alone() -> None:
     table = sensitivity_table()
-    first = figures.heatmap_figure(table, "mean", clip=True)
-    assert first.to_json() == figures.heatmap_figure(table, "mean", clip=True).to_json()
+    first = heatmap.heatmap_figure(table, "mean", clip=True)
+    assert first.to_json() == heatmap.heatmap_figure(table, "mean", clip=True).to_json()
 
 
 def test_sizes_are_largest_on_top_and_written_out() -> None:

@@ -128,7 +128,7 @@ def test_only_services_cache() -> None:
 
 
 def test_figures_and_plain_modules_know_nothing_of_streamlit() -> None:
-    for name in ("figures", "formatting", "tables", "theme", "roots", "recent", "jobs", "worker"):
+    for name in ("figures", "heatmap", "formatting", "tables", "theme", "roots", "recent", "jobs", "worker"):
         assert "import streamlit" not in (APP / f"{name}.py").read_text()
 
 
