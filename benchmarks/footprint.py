@@ -21,15 +21,20 @@ N_SMALL_STEPS, N_SMALL_TENSORS = 50, 40
 REPETITIONS = 7
 
 _PEAK = """
-import json, resource, sys, time
+import json, sys, time
 import torch
-base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-if len(sys.argv) > 1:
-    import inshrink_core
-    begun = time.perf_counter()
-    report = inshrink_core.compress(sys.argv[1], sys.argv[2], threads=int(sys.argv[3]))
-    print(json.dumps({"base": base * 1024, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-                      "seconds": time.perf_counter() - begun, "ratio_total": report.size.ratio_total}))
+
+def peak_bytes():
+    # The high-water mark of this program alone: resource.ru_maxrss would count its parent's.
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+base = peak_bytes()
+import inshrink_core
+begun = time.perf_counter()
+report = inshrink_core.compress(sys.argv[1], sys.argv[2], threads=int(sys.argv[3]))
+print(json.dumps({"base": base, "peak": peak_bytes(), "seconds": time.perf_counter() - begun,
+                  "ratio_total": report.size.ratio_total}))
 """
 
 

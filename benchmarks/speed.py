@@ -22,27 +22,27 @@ from inshrink_core.session import make_config
 
 N_TENSORS, ROWS, COLUMNS = 4, 1024, 2048
 REPETITIONS = 9
-MOVEMENT = 0.02
-"""Movement between the two states, in units of the weights' standard deviation."""
+MOVEMENTS = (0.02, 0.1)
+"""Movement between the two states, in standard deviations of the weights: late and early in training."""
 
 
-def _states() -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _states(movement: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return (before, after) of a few matrices with heavier than Gaussian tails."""
     generator = torch.Generator().manual_seed(0)
     states = []
     for _ in range(N_TENSORS):
         scale = 0.02 * (1 + torch.rand(ROWS, 1, generator=generator))
         before = torch.randn(ROWS, COLUMNS, generator=generator) * scale
-        states.append((before, before + MOVEMENT * scale * torch.randn(ROWS, COLUMNS, generator=generator)))
+        states.append((before, before + movement * scale * torch.randn(ROWS, COLUMNS, generator=generator)))
     return states
 
 
-def measure(codec_name: str, settings: dict[str, Any]) -> dict[str, object]:
+def measure(codec_name: str, settings: dict[str, Any], movement: float) -> dict[str, object]:
     """Time one codec against zstd."""
     torch.set_num_threads(1)
     codec, config = get_codec(codec_name), make_config(codec_name, settings)
     spec = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(ROWS, COLUMNS))
-    states = _states()
+    states = _states(movement)
     raw = [after.numpy().tobytes() for _, after in states]
     n_bytes = sum(map(len, raw))
     references = _encode(codec, config, spec, [before for before, _ in states], [None] * N_TENSORS)
@@ -63,6 +63,7 @@ def measure(codec_name: str, settings: dict[str, Any]) -> dict[str, object]:
     return {
         "codec": codec_name,
         "setting": ", ".join(f"{key}={value}" for key, value in settings.items()) or "default",
+        "movement": movement,
         "encode_mb_per_s": speed["encode"],
         "decode_mb_per_s": speed["decode"],
         "zstd3_compress_mb_per_s": speed["zstd"],
@@ -97,8 +98,9 @@ def _timed(action: Callable[[], object]) -> float:
 
 def main(quick: bool = False) -> Path:
     """Write ``results/speed.csv``."""
-    settings = [("inshrinkerator", {}), ("inshrinkerator", {"bins": 32}), ("lossless", {})]
-    return write("speed_quick" if quick else "speed", [measure(*setting) for setting in settings])
+    settings = [("inshrinkerator", {}), ("inshrinkerator", {"bins": 16}), ("lossless", {})]
+    rows = [measure(*setting, movement) for setting in settings for movement in MOVEMENTS]
+    return write("speed_quick" if quick else "speed", rows)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -27,6 +27,7 @@ __all__ = [
     "CodecConfig",
     "Decoded",
     "Encoded",
+    "FrameContext",
     "TensorInput",
     "TensorReference",
     "codec_for_block",
@@ -75,7 +76,7 @@ class TensorInput:
     second_moment
         Adam's second moment of this parameter; None if unknown.
     restored
-        The values training continued from, where this step follows a restore.
+        The values that training last continued from after a restore; None where there was no restore.
     """
 
     spec: TensorSpec
@@ -83,6 +84,26 @@ class TensorInput:
     gradient: Tensor | None = None
     second_moment: Tensor | None = None
     restored: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameContext:
+    """What an encoder may know of a frame beside its tensors. Never needed for decoding.
+
+    Parameters
+    ----------
+    learning_rates
+        Learning rate by parameter name, where the checkpoint's optimizer state says it.
+    memory
+        What `Codec.remember` returned for the previous frame of the chain; None in the first frame,
+        and after a frame of another codec.
+    after_restore
+        Whether the training that led here was restored from the previous frame of the chain.
+    """
+
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
+    memory: Any = None
+    after_restore: bool = False
 
 
 class Encoded(NamedTuple):
@@ -132,8 +153,24 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def plan(self, specs: Sequence[TensorSpec], statistics: Sequence[Any], config: CodecConfig) -> Any:
-        """Decide what one frame decides for all tensors together, from `observe` of each."""
+    def plan(
+        self,
+        specs: Sequence[TensorSpec],
+        statistics: Sequence[Any],
+        config: CodecConfig,
+        context: FrameContext | None = None,
+    ) -> Any:
+        """Decide what one frame decides for all tensors together, from `observe` of each.
+
+        Without a context nothing is known beside the tensors.
+        """
+
+    def remember(self, plan: Any) -> Any:
+        """Return what later frames of the chain plan with: msgpack values, stored in the frame.
+
+        Kept in the archive, so that a chain goes on the same way in another process.
+        """
+        return None
 
     @abstractmethod
     def encode(self, item: TensorInput, plan: Any, reference: TensorReference | None) -> Encoded:

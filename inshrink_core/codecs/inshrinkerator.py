@@ -13,7 +13,15 @@ from typing import Any, ClassVar
 import torch
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import Codec, CodecConfig, Decoded, Encoded, TensorInput, TensorReference
+from inshrink_core.codec import (
+    Codec,
+    CodecConfig,
+    Decoded,
+    Encoded,
+    FrameContext,
+    TensorInput,
+    TensorReference,
+)
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
 from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
 from inshrink_core.codecs.inshrinkerator_block import (
@@ -86,7 +94,11 @@ class InshrinkeratorCodec(Codec):
         )
 
     def plan(
-        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], config: CodecConfig
+        self,
+        specs: Sequence[TensorSpec],
+        statistics: Sequence[Any],
+        config: CodecConfig,
+        context: FrameContext | None = None,
     ) -> InshrinkeratorPlan:
         """Return thresholds per group, pooled over its tensors in their order."""
         asked = _checked(config)

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.codec import Codec, CodecConfig, Decoded, Encoded, TensorInput, TensorReference
+from inshrink_core.codec import (
+    Codec,
+    CodecConfig,
+    Decoded,
+    Encoded,
+    FrameContext,
+    TensorInput,
+    TensorReference,
+)
 from inshrink_core.codecs.exact import (
     BITSTREAM,
     DEFAULT_LEVEL,
@@ -69,7 +77,13 @@ class LosslessCodec(Codec):
         """Return None: nothing is decided for all tensors together."""
         return
 
-    def plan(self, specs: Sequence[TensorSpec], statistics: Sequence[Any], config: CodecConfig) -> Any:
+    def plan(
+        self,
+        specs: Sequence[TensorSpec],
+        statistics: Sequence[Any],
+        config: CodecConfig,
+        context: FrameContext | None = None,
+    ) -> Any:
         """Return the config."""
         if not isinstance(config, LosslessConfig):
             raise ConfigError(

@@ -3,7 +3,7 @@
 A block of symbols is coded by `lanes` states that share one stream of 16-bit words. Symbol p of a block
 belongs to lane p mod lanes and to step p // lanes; a decoder takes words in order of (step, lane). That
 order makes the stream sequential on a CPU and a prefix sum on a GPU, so every back end reads and writes
-the same words. ``docs/format-rans.md`` defines the bits.
+the same words. ``docs/format.md`` (rANS streams) defines the bits.
 
 The coder is the range variant of asymmetric numeral systems (J. Duda, arXiv:1311.2540, 2013, section 3),
 interleaved as in F. Giesen, "Interleaved entropy coders", arXiv:1402.3392, 2014, section 2.

@@ -73,8 +73,10 @@ def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray
     bits = np.zeros((n_contexts, n_contexts), np.float64)
     while True:
         best_gain, best_i, best_j = 0.0, -1, -1
-        for i in range(n_contexts):
-            for j in range(i, n_contexts):
+        # The diagonal first: what two contexts take alone is compared with what they take together.
+        for apart in range(n_contexts):
+            for i in range(n_contexts - apart):
+                j = i + apart
                 if not alive[i] or not alive[j]:
                     continue
                 if stale[i, j]:
@@ -97,8 +99,8 @@ def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray
                             while (f >> length) > 0:
                                 length += 1
                             sum_bits += length - 1
-                        # Golomb bits of a change by d: about 1 + 2 log2(1 + 2 |d|), in steps of two.
-                        jump = 2 * abs(length - before)
+                        # A change by d takes 1 bit and 2 for each bit of |d|: see write_tables.
+                        jump = abs(length - before)
                         before = length
                         sum_bits += 1
                         while jump > 0:
@@ -181,7 +183,7 @@ def read_tables(
                 return frequencies, -1
             value = 0
             for _ in range(golomb + 1):
-                value = 2 * value + bits[at]
+                value = 2 * value + int(bits[at])
                 at += 1
             zigzag = value - 1
             length += zigzag // 2 if zigzag % 2 == 0 else -(zigzag + 1) // 2
@@ -191,7 +193,7 @@ def read_tables(
                 continue
             f = 1 << (length - 1)
             for k in range(length - 1):
-                f |= np.int64(bits[at]) << k
+                f |= int(bits[at]) << k
                 at += 1
             if f > left:
                 return frequencies, -1

@@ -73,5 +73,15 @@ _QUANTIZE = (
     Op("dequantize", "quantize", "symbols back to values by table, protected values put in place"),
 )
 
-SCHEMA: Mapping[str, Op] = {op.name: op for op in (*_SYMBOLS, *_PLANES, *_QUANTIZE)}
+_RANS = (
+    Op("rans_counts", "rans", "histogram of (context, symbol)", frozenset({Backend.CPU, Backend.CUDA})),
+    Op("rans_encode", "rans", "blocks of interleaved rANS lanes", frozenset({Backend.CPU, Backend.CUDA})),
+    Op("rans_decode", "rans", "inverse of rans_encode", frozenset({Backend.CPU, Backend.CUDA})),
+    Op("normalize_counts", "rans_tables", "counts to frequencies that sum to a power of two"),
+    Op("pool_contexts", "rans_tables", "which contexts share a table"),
+    Op("write_tables", "rans_tables", "frequencies as bits"),
+    Op("read_tables", "rans_tables", "inverse of write_tables"),
+)
+
+SCHEMA: Mapping[str, Op] = {op.name: op for op in (*_SYMBOLS, *_PLANES, *_QUANTIZE, *_RANS)}
 """Every op by name."""

@@ -1,0 +1,231 @@
+"""The back ends of context rANS write and read the same words; Triton's in its interpreter without a GPU."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from inshrink_core.entropy.rans import decode_rans, encode_rans
+from inshrink_core.errors import DamagedError
+from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops.rans import (
+    INITIAL_STATE,
+    RansBlocks,
+    RansModel,
+    decode_table,
+    rans_counts,
+    rans_decode,
+    rans_encode,
+)
+from inshrink_core.ops.rans_tables import normalize_counts, pool_contexts, read_tables, write_tables
+
+SHAPES = [
+    (1, 1, 1, 2),
+    (300, 1, 1, 512),
+    (500, 3, 4, 128),
+    (513, 16, 8, 64),
+    (700, 5, 32, 1024),
+    (20, 2, 32, 32),
+    (1000, 32, 64, 256),
+]
+
+INTERPRETED_SHAPES = [(1, 1, 1, 2), (300, 1, 32, 512), (520, 3, 16, 256)]
+"""Fewer steps, because each takes the interpreter some ten milliseconds."""
+
+
+def drawn(n: int, n_symbols: int, n_contexts: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Symbols whose spread grows with their context, so that tables differ."""
+    rng = np.random.default_rng(seed)
+    contexts = rng.integers(0, n_contexts, n).astype(np.uint8)
+    power = 8.0 / (1 + contexts)
+    symbols = np.minimum(n_symbols * rng.random(n) ** power, n_symbols - 1).astype(np.uint8)
+    return torch.from_numpy(symbols), None if n_contexts == 1 else torch.from_numpy(contexts)
+
+
+def model_of(
+    symbols: torch.Tensor, contexts: torch.Tensor | None, n_symbols: int, n_contexts: int
+) -> RansModel:
+    counts = rans_counts(symbols, contexts, n_symbols, n_contexts).numpy()
+    return RansModel(np.arange(n_contexts), normalize_counts(counts, 12))
+
+
+def same_on(backend: Backend, device: str = "cpu", shapes=SHAPES) -> None:
+    """Fail unless a back end counts, writes and reads as numba does."""
+    for n, n_contexts, lanes, block_length in shapes:
+        symbols, contexts = drawn(n, 40, n_contexts)
+        model = model_of(symbols, contexts, 40, n_contexts)
+        expected = rans_encode(symbols, contexts, model, lanes, block_length)
+        there = symbols.to(device)
+        contexts_there = None if contexts is None else contexts.to(device)
+        with force_backend(backend):
+            counts = rans_counts(there, contexts_there, 40, n_contexts)
+            found = rans_encode(there, contexts_there, model, lanes, block_length)
+            decoded, intact = rans_decode(found, contexts_there, model, n, block_length)
+        assert torch.equal(counts, rans_counts(symbols, contexts, 40, n_contexts))
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine.dtype == theirs.dtype
+            assert torch.equal(mine.cpu(), theirs)
+        assert intact
+        assert torch.equal(decoded.cpu(), symbols)
+        assert rans_decode(expected, contexts, model, n, block_length)[1]
+
+
+def refuses_damage_on(backend: Backend) -> None:
+    """Fail unless a back end decodes damaged words to something, and says that it is damaged."""
+    symbols, contexts = drawn(200, 40, 3)
+    model = model_of(symbols, contexts, 40, 3)
+    blocks = rans_encode(symbols, contexts, model, 4, 128)
+    n_words = blocks.n_words.clone()
+    n_words[0] -= 1
+    states = blocks.states.clone()
+    states[1, 2] ^= 1 << 20
+    damaged = [
+        blocks._replace(words=blocks.words ^ 0x55),
+        blocks._replace(states=states),
+        RansBlocks(blocks.words[:-1], n_words, blocks.states),
+        RansBlocks(blocks.words[:0], torch.zeros(2, dtype=torch.int64), blocks.states),
+    ]
+    with force_backend(backend):
+        for these in damaged:
+            decoded, intact = rans_decode(these, contexts, model, 200, 128)
+            assert decoded.numel() == 200
+            assert not intact
+
+
+@pytest.mark.parametrize("backend", [Backend.CPU, Backend.REFERENCE])
+def test_every_back_end_writes_and_reads_the_same_words(backend):
+    same_on(backend)
+
+
+@pytest.mark.parametrize("backend", [Backend.CPU, Backend.REFERENCE])
+def test_every_back_end_notices_damaged_words(backend):
+    refuses_damage_on(backend)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_triton_kernels_write_and_read_the_same_words_in_the_interpreter():
+    # A process of its own, because Triton decides on import whether it interprets.
+    program = (
+        "from tests.ops.test_rans_kernels import *;"
+        "same_on(Backend.CUDA, shapes=INTERPRETED_SHAPES); refuses_damage_on(Backend.CUDA)"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_triton_kernels_write_and_read_the_same_words_on_the_gpu():
+    same_on(Backend.CUDA, "cuda")
+
+
+@pytest.mark.parametrize("backend", [Backend.CPU, Backend.REFERENCE])
+def test_half_and_half_shifts_one_bit_a_symbol(backend):
+    # f = 2048 doubles the state. From 0x8000, symbol 1 gives (16 << 12) + 2048 = 0x10800, fourteen zeros
+    # 0x10800 << 14 = 0x42000000. That is not below 2048 << 19 = 0x40000000: the last zero moves the
+    # word 0x0000 out, and makes of 0x4200 = 8 * 2048 + 0x200 the state (8 << 12) + 0x200.
+    symbols = torch.tensor([0] * 15 + [1], dtype=torch.uint8)
+    model = RansModel(np.zeros(1, np.int64), np.array([[2048, 2048]]))
+    with force_backend(backend):
+        blocks = rans_encode(symbols, None, model, 1, 16)
+    assert blocks.words.tolist() == [0]
+    assert blocks.n_words.tolist() == [1]
+    assert blocks.states.tolist() == [[0x8200]]
+
+
+@pytest.mark.parametrize("backend", [Backend.CPU, Backend.REFERENCE])
+def test_words_stand_in_order_of_step_and_lane(backend):
+    # f = 1 spills whenever the state is at least 2**19; from 0x8000 it grows to (0x8000 << 12) + s, which
+    # spills its low word, s, before the second symbol of its lane. Lanes 0 and 1 hold symbols 0, 2 and
+    # 1, 3: what they spill is what they coded first, symbols 2 and 3.
+    frequencies = np.ones((1, 256), np.int64)
+    frequencies[0, 255] = 4096 - 255
+    model = RansModel(np.zeros(1, np.int64), frequencies)
+    with force_backend(backend):
+        blocks = rans_encode(torch.tensor([0, 1, 2, 3], dtype=torch.uint8), None, model, 2, 4)
+    assert blocks.words.tolist() == [2, 3]
+    assert blocks.states.tolist() == [[0x800 << 12, (0x800 << 12) + 1]]
+
+
+def test_reciprocals_equal_division_for_every_frequency():
+    # The reference divides; numba multiplies by a reciprocal. Two lanes of random states meet each
+    # frequency from 1 to 4095 a few times.
+    for f in [*range(1, 40), *range(40, 4096, 61), 2047, 2048, 2049, 4094, 4095]:
+        model = RansModel(np.zeros(1, np.int64), np.array([[f, 4096 - f]]))
+        symbols = torch.from_numpy((np.random.default_rng(f).random(24) < 0.5).astype(np.uint8))
+        fast = rans_encode(symbols, None, model, 2, 32)
+        with force_backend(Backend.REFERENCE):
+            slow = rans_encode(symbols, None, model, 2, 32)
+        assert torch.equal(fast.words, slow.words)
+        assert torch.equal(fast.states, slow.states)
+
+
+def test_table_kernels_agree_and_invert_each_other():
+    rng = np.random.default_rng(3)
+    for n_symbols in (1, 2, 16, 100, 256):
+        counts = (rng.random((6, n_symbols)) ** 9 * 1e6).astype(np.int64)
+        counts[2] = 0
+        counts[:, 0] += np.array([1, 1, 0, 1, 10**12, 1])
+        for precision in (8, 12):
+            frequencies = normalize_counts(counts, precision)
+            assert (frequencies.sum(1) == 1 << precision).all()
+            assert ((frequencies > 0) == (counts > 0))[[0, 1, 3, 4, 5]].all()
+            bits = write_tables(frequencies, precision)
+            after = np.concatenate((bits, np.ones(9, np.uint8)))
+            again, n_bits = read_tables(after, 6, n_symbols, precision)
+            assert n_bits == bits.size
+            assert np.array_equal(again, frequencies)
+            rows, _ = pool_contexts(counts)
+            with force_backend(Backend.REFERENCE):
+                assert np.array_equal(normalize_counts(counts, precision), frequencies)
+                assert np.array_equal(write_tables(frequencies, precision), bits)
+                assert np.array_equal(read_tables(after, 6, n_symbols, precision)[0], again)
+                assert np.array_equal(pool_contexts(counts)[0], rows)
+
+
+@pytest.mark.parametrize("backend", [Backend.CPU, Backend.REFERENCE])
+def test_bits_that_are_no_table_are_told(backend):
+    rng = np.random.default_rng(5)
+    with force_backend(backend):
+        for size in [*range(12), 60] * 8:
+            bits = rng.integers(0, 2, size).astype(np.uint8)
+            frequencies, n_bits = read_tables(bits, 2, 7, 12)
+            assert n_bits == -1 or (frequencies.sum(1) == 4096).all()
+            assert n_bits <= size
+
+
+def test_frequencies_are_rounded_where_it_costs_least():
+    # 7/8, 1/16, 1/16 of 16 are exact; 1000 : 1 : 1 of 16 leaves 14 for the first; of 3 : 3 : 3 the
+    # first symbol gets what is over.
+    counts = np.array([[14, 1, 1], [1000, 1, 1], [3, 3, 3]])
+    assert normalize_counts(counts, 4).tolist() == [[14, 1, 1], [14, 1, 1], [6, 5, 5]]
+
+
+def test_decode_entries_hold_frequency_offset_and_symbol():
+    table = decode_table(np.array([[4095, 0, 1]])).view(np.uint32)[0]
+    assert table[:2].tolist() == [4094, 4094 | 1 << 12]
+    assert int(table[4095]) == 2 << 24
+
+
+def test_the_reference_decodes_what_numba_wrote_and_refuses_what_it_refuses():
+    symbols, contexts = drawn(3000, 20, 4)
+    payload = encode_rans(symbols, contexts, 20, 4)
+    with force_backend(Backend.REFERENCE):
+        assert torch.equal(decode_rans(payload, 3000, 20, contexts, 4), symbols)
+        with pytest.raises(DamagedError):
+            decode_rans(payload[:-2], 3000, 20, contexts, 4)
+
+
+def test_the_initial_state_is_the_lowest():
+    assert INITIAL_STATE == 1 << 15
