@@ -52,11 +52,11 @@ def test_events_are_the_runs_of_the_grouped_delta():
     bases = np.arange(256)
     records, run_counts, literal_counts = delta_events(previous.numpy(), symbols.numpy(), bases, bases, 7)
     coded: dict[int, list[int]] = {group: [] for group in range(7)}
-    for record in records.tolist():
-        if record != (1 << 64) - 1:
-            coded[record >> 48] += [0] * (record & 0xFFFFFF)
-            if record >> 32 & 0xFFFF != 256:
-                coded[record >> 48].append(record >> 32 & 0xFFFF)
+    groups = np.repeat(np.arange(256), run_counts.sum(axis=1))
+    for group, record in zip(groups.tolist(), records.tolist(), strict=True):
+        coded[group] += [0] * (record & 0x7FFFFF)
+        if record >> 23 != 256:
+            coded[group].append(record >> 23)
     order = group_by_previous(previous)
     for group in range(7):
         assert coded[group] == delta[order][previous[order] == group].tolist()

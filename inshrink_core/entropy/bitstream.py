@@ -11,9 +11,9 @@ _PADDING_BYTES = 16
 """Two words: kernels read the word of a position that is at most the end, and the one after."""
 
 
-def stream_bytes(words: NDArray[np.uint32], n_bits: int) -> bytes:
+def stream_bytes(words: NDArray[np.uint64], n_bits: int) -> bytes:
     """Return the bytes of a stream of `n_bits` bits, the last byte padded with zero bits."""
-    return words.tobytes()[: (n_bits + 7) // 8]
+    return words.view(np.uint8)[: (n_bits + 7) // 8].tobytes()
 
 
 def stream_words(stream: bytes | memoryview) -> NDArray[np.uint64]:

@@ -6,6 +6,8 @@ stream first bit first. A symbol that occurs alone takes no bits at all.
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,6 +30,9 @@ _END = 15
 _LONGEST_GROUP = 16
 """A repeat count is one nibble, 1 to 16."""
 
+_SPANS = np.array([0] + [1 << (MAX_CODE_BITS - length) for length in range(1, MAX_CODE_BITS + 1)], np.int64)
+"""Share of all windows that a code of each length takes."""
+
 _REVERSED = np.array([int(f"{i:012b}"[::-1], 2) for i in range(1 << MAX_CODE_BITS)], np.uint32)
 """The twelve bits of every value in reverse order."""
 
@@ -44,20 +49,19 @@ def serialize_lengths(lengths: NDArray[np.int64]) -> bytes:
     '012102'
     """
     nibbles: list[int] = []
-    values = np.trim_zeros(lengths, "b").tolist()
-    at = 0
-    while at < len(values):
-        end = at
-        while end < len(values) and values[end] == values[at] and end - at < _LONGEST_GROUP:
-            end += 1
-        if values[at] == 0:
-            nibbles += [_ZEROS, end - at - 1]
-        elif end - at > 3:
-            nibbles += [values[at], _REPEAT, end - at - 2]
-        else:
-            nibbles += values[at:end]
-        at = end
-    if len(values) < lengths.size:
+    groups = [(value, sum(1 for _ in group)) for value, group in groupby(lengths.tolist())]
+    ends_early = bool(groups) and groups[-1][0] == 0
+    for value, n_left in groups[:-1] if ends_early else groups:
+        while n_left:
+            count = min(n_left, _LONGEST_GROUP)
+            if value == 0:
+                nibbles += (_ZEROS, count - 1)
+            elif count > 3:
+                nibbles += (value, _REPEAT, count - 2)
+            else:
+                nibbles += [value] * count
+            n_left -= count
+    if ends_early:
         nibbles.append(_END)
     if len(nibbles) % 2:
         nibbles.append(0)
@@ -111,26 +115,27 @@ def parse_lengths(payload: bytes | memoryview, offset: int, n_symbols: int) -> t
 
 def _checked_lengths(lengths: list[int], n_symbols: int) -> NDArray[np.int64]:
     """Only a complete code makes every window decodable, which the kernels rely on."""
-    used = [length for length in lengths if length]
-    kraft = sum(1 << (MAX_CODE_BITS - length) for length in used)
-    complete = kraft == 1 << MAX_CODE_BITS or used in ([], [1])
+    array = np.array(lengths, np.int64)
+    kraft = int(_SPANS[array].sum())
+    lone = kraft == 1 << (MAX_CODE_BITS - 1) and np.count_nonzero(array) == 1
+    complete = kraft in (0, 1 << MAX_CODE_BITS) or lone
     if len(lengths) != n_symbols or not complete:
         raise DamagedError(
             "code lengths do not form a complete prefix code",
             expected=f"{n_symbols} lengths with Kraft sum {1 << MAX_CODE_BITS}",
             found=f"{len(lengths)} with {kraft}",
         )
-    return np.array(lengths, np.int64)
+    return array
 
 
-def _canonical(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Symbols in canonical order, their lengths, and the longest; a lone symbol has length 0."""
+def _canonical(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Symbols in canonical order and their lengths; a lone symbol has length 0."""
     used = np.flatnonzero(lengths)
     order = used[np.argsort(lengths[used], kind="stable")]
     sorted_lengths = lengths[order]
     if order.size <= 1:
-        return order, np.zeros_like(sorted_lengths), 0
-    return order, sorted_lengths, int(sorted_lengths[-1])
+        return order, np.zeros_like(sorted_lengths)
+    return order, sorted_lengths
 
 
 def code_entries(lengths: NDArray[np.int64], n_entries: int = 256) -> NDArray[np.uint32]:
@@ -143,7 +148,7 @@ def code_entries(lengths: NDArray[np.int64], n_entries: int = 256) -> NDArray[np
     n_entries
         Size of the result; entries beyond the alphabet are 0.
     """
-    order, sorted_lengths, _ = _canonical(lengths)
+    order, sorted_lengths = _canonical(lengths)
     entries = np.zeros(n_entries, np.uint32)
     spans = 1 << (MAX_CODE_BITS - sorted_lengths)
     # The codes, left-aligned to 12 bits, are the running sum of the spans; reversing aligns them right.
@@ -154,7 +159,7 @@ def code_entries(lengths: NDArray[np.int64], n_entries: int = 256) -> NDArray[np
 
 def window_bits(lengths: NDArray[np.int64]) -> int:
     """Return the bits a window needs to hold any whole code."""
-    return _canonical(lengths)[2]
+    return int(lengths.max()) if np.count_nonzero(lengths) > 1 else 0
 
 
 def symbol_windows(
@@ -171,7 +176,7 @@ def symbol_windows(
     entries
         What to find for each symbol.
     """
-    order, sorted_lengths, _ = _canonical(lengths)
+    order, sorted_lengths = _canonical(lengths)
     if order.size == 0:
         return np.zeros(1 << n_bits, np.uint32)
     in_code_order = np.repeat(entries[order], 1 << (n_bits - sorted_lengths))
@@ -181,9 +186,9 @@ def symbol_windows(
 
 def literal_entries(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
     """Return symbol in bits 0-7 and code length above, per symbol: what the kernels look up."""
-    order, sorted_lengths, _ = _canonical(lengths)
     entries = np.arange(lengths.size, dtype=np.uint32)
-    entries[order] |= sorted_lengths.astype(np.uint32) << 8
+    if np.count_nonzero(lengths) > 1:
+        entries |= lengths.astype(np.uint32) << 8
     return entries
 
 

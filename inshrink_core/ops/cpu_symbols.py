@@ -3,6 +3,7 @@
 Every index is proved in range or guarded, because compiled code checks none: tables that are indexed
 by a byte have 256 entries, those indexed by a window of the bit stream have all its values, and words
 are read only after the position was compared with the end (the arrays are padded by two words).
+Places of grouped symbols are running sums of the groups' counts.
 """
 
 from __future__ import annotations
@@ -11,13 +12,20 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from inshrink_core.ops.cpu_symbol_windows import FAST_BITS, put, unpack_literals, unpack_runs
+from inshrink_core.ops.reference_symbols import LITERAL_SHIFT, NO_LITERAL, RUN_MASK, run_token
 from inshrink_core.ops.reference_symbols import code_lengths as _reference_code_lengths
 from inshrink_core.ops.registry import register
 from inshrink_core.ops.schema import Backend
 
 _U64 = np.uint64
-_HOLE = np.uint64(0xFFFFFFFFFFFFFFFF)
-_NO_LITERAL = 256
+_LITERAL_SHIFT = np.uint32(LITERAL_SHIFT)
+_RUN_MASK = np.uint32(RUN_MASK)
+_RUN_ALONE = np.uint32(NO_LITERAL << LITERAL_SHIFT)
+
+_KNOWN_EXPONENT = 10
+"""Runs below two to this have their class in a table; longer ones are rare."""
+_KNOWN_TOKENS = np.array([run_token(run) for run in range(1 << _KNOWN_EXPONENT)], np.uint8)
 
 register("code_lengths", Backend.CPU)(njit(nogil=True, cache=True)(_reference_code_lengths))
 
@@ -54,10 +62,10 @@ def count_pairs(
 
 @njit(nogil=True, inline="always")
 def _run_token(run: int) -> int:  # pragma: no cover - compiled
-    """Class of a run length: exact below 16, then four classes an octave."""
-    if run < 16:
-        return run
-    exponent = 4
+    """Class of a run length; a table for the lengths that are not rare."""
+    if run < 1 << _KNOWN_EXPONENT:
+        return int(_KNOWN_TOKENS[run])
+    exponent = _KNOWN_EXPONENT
     while (run >> exponent) > 1:
         exponent += 1
     return 16 + (exponent - 4) * 4 + ((run >> (exponent - 2)) & 3)
@@ -71,87 +79,146 @@ def delta_events(
     bases: NDArray[np.int64],
     expected: NDArray[np.int64],
     modulus: int,
-) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:  # pragma: no cover - compiled
+) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.delta_events`."""
-    n = symbols.size
-    records = np.empty(n + 256, np.uint64)
+    sizes = count_groups(groups)
+    grouped = np.empty(symbols.size, np.uint8)
+    _gather(groups, sizes, symbols, grouped)
     run_counts = np.zeros((256, 96), np.int64)
     literal_counts = np.zeros((256, 256), np.int64)
-    slot = np.arange(256)
-    run = np.zeros(256, np.int64)
-    n_records = 256
-    for i in range(n):
-        group = groups[i]
-        symbol = np.int64(symbols[i])
-        if symbol == expected[group]:
-            run[group] += 1
-            continue
-        literal = bases[group] - symbol
-        if literal < 0:
-            literal += modulus
-        length = run[group]
-        token = _run_token(length)
-        run_counts[group, token] += 1
-        literal_counts[group, literal & 255] += 1
-        records[slot[group]] = _U64(length | (token << 24) | (literal << 32) | (np.int64(group) << 48))
-        run[group] = 0
-        slot[group] = n_records
-        n_records += 1
+    # One record for each literal, and one for the run that may end each group.
+    records = np.empty(symbols.size + 256, np.uint32)
+    at = _U64(0)
+    start = _U64(0)
     for group in range(256):
-        length = run[group]
-        if length == 0:
-            records[slot[group]] = _HOLE
+        if sizes[group] == 0:
             continue
-        token = _run_token(length)
-        run_counts[group, token] += 1
-        records[slot[group]] = _U64(length | (token << 24) | (_NO_LITERAL << 32) | (group << 48))
-    return records[:n_records], run_counts, literal_counts
+        stop = start + _U64(sizes[group])
+        _subtract(bases[group], modulus, grouped[start:stop])
+        literal_counts[group] = count_groups(grouped[start:stop])
+        if expected[group] > 255:
+            for i in range(sizes[group]):
+                records[at + _U64(i)] = np.uint32(grouped[start + _U64(i)]) << _LITERAL_SHIFT
+            run_counts[group, 0] = sizes[group]
+            at += _U64(sizes[group])
+        else:
+            rests = (bases[group] - expected[group]) % modulus
+            literal_counts[group, rests] = 0
+            first = at
+            at = _record(grouped[start:stop], np.uint32(rests), records, at)
+            for record in records[first:at]:
+                run_counts[group, _run_token(int(record & _RUN_MASK))] += 1
+        start = stop
+    return records[:at], run_counts, literal_counts
+
+
+@njit(nogil=True, cache=True)
+def _gather(
+    groups: NDArray[np.uint8],
+    sizes: NDArray[np.int64],
+    symbols: NDArray[np.uint8],
+    grouped: NDArray[np.uint8],
+) -> None:  # pragma: no cover - compiled
+    """Sort symbols by group; `sizes` are the counts of `groups`, so that places stay in range."""
+    places = (np.cumsum(sizes) - sizes).astype(np.uint64)
+    for i in range(_U64(symbols.size)):
+        group = groups[i]
+        place = places[group]
+        places[group] = place + _U64(1)
+        grouped[place] = symbols[i]
+
+
+@njit(nogil=True, cache=True)
+def _scatter(
+    groups: NDArray[np.uint8], sizes: NDArray[np.int64], grouped: NDArray[np.uint8], out: NDArray[np.uint8]
+) -> None:  # pragma: no cover - compiled
+    """Undo `_gather`."""
+    places = (np.cumsum(sizes) - sizes).astype(np.uint64)
+    for i in range(_U64(out.size)):
+        group = groups[i]
+        place = places[group]
+        places[group] = place + _U64(1)
+        out[i] = grouped[place]
+
+
+@njit(nogil=True, cache=True)
+def _subtract(base: int, modulus: int, values: NDArray[np.uint8]) -> None:  # pragma: no cover - compiled
+    """Replace values below `modulus` by ``(base - value) mod modulus``, which undoes itself."""
+    # Bytes alone, so that the compiler uses wide registers: the result is below 256, hence exact.
+    low = np.uint8(base)
+    high = np.uint8((base + modulus) & 255)
+    for i in range(values.size):
+        value = values[i]
+        values[i] = np.uint8((low if value <= low else high) - value)
+
+
+@njit(nogil=True, cache=True)
+def _record(
+    deltas: NDArray[np.uint8], rests: np.uint32, records: NDArray[np.uint32], at: np.uint64
+) -> np.uint64:  # pragma: no cover - compiled
+    """Write the records of one group; return the place after them."""
+    run = np.uint32(0)
+    # Without a branch on the delta, which would be mispredicted at every other literal: a record is
+    # written always and kept where `at` moves on.
+    for i in range(deltas.size):
+        delta = np.uint32(deltas[i])
+        moved = delta != rests
+        records[at] = np.uint32(run | np.uint32(delta << _LITERAL_SHIFT))
+        at += _U64(moved)
+        run = np.uint32(0) if moved else np.uint32(run + np.uint32(1))
+    if run > 0:
+        records[at] = np.uint32(run | _RUN_ALONE)
+        at += _U64(1)
+    return at
 
 
 @register("pack_events", Backend.CPU)
 @njit(nogil=True, cache=True)
 def pack_events(
-    records: NDArray[np.uint64],
+    records: NDArray[np.uint32],
+    n_events: NDArray[np.int64],
+    expected: NDArray[np.int64],
     tables: NDArray[np.int64],
     run_codes: NDArray[np.uint32],
     literal_codes: NDArray[np.uint32],
-) -> tuple[NDArray[np.uint32], int]:  # pragma: no cover - compiled
+) -> tuple[NDArray[np.uint64], int]:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.pack_events`."""
-    # A record takes at most 12 + 18 + 12 bits, hence two words, and one word is open.
-    words = np.empty(2 * records.size + 2, np.uint32)
+    # A record takes at most 12 + 19 + 12 bits, less than a word, and one word is open.
+    words = np.empty(records.size + 1, np.uint64)
     at = 0
     window = _U64(0)
     filled = _U64(0)
-    for i in range(records.size):
-        record = records[i]
-        if record == _HOLE:
-            continue
-        table = tables[record >> _U64(48)]
-        token = (record >> _U64(24)) & _U64(0xFF)
-        code = _U64(run_codes[table, token])
-        window |= (code & _U64(0xFFFF)) << filled
-        filled += code >> _U64(16)
-        if token >= _U64(16):
-            n_extra = ((token - _U64(16)) >> _U64(2)) + _U64(2)
-            window |= (record & ((_U64(1) << n_extra) - _U64(1))) << filled
-            filled += n_extra
-        words[at] = np.uint32(window & _U64(0xFFFFFFFF))
-        full = filled >> _U64(5)
-        at += int(full)
-        window >>= full << _U64(5)
-        filled &= _U64(31)
-        literal = (record >> _U64(32)) & _U64(0xFFFF)
-        if literal < _U64(_NO_LITERAL):
-            code = _U64(literal_codes[table, literal])
-            window |= (code & _U64(0xFFFF)) << filled
-            filled += code >> _U64(16)
-            words[at] = np.uint32(window & _U64(0xFFFFFFFF))
-            full = filled >> _U64(5)
-            at += int(full)
-            window >>= full << _U64(5)
-            filled &= _U64(31)
-    words[at] = np.uint32(window & _U64(0xFFFFFFFF))
-    return words[: at + 1], 32 * at + int(filled)
+    start = 0
+    for group in range(256):
+        codes = literal_codes[tables[group]]
+        stop = min(start + n_events[group], records.size)
+        if expected[group] > 255:
+            # No runs: four literals of at most 12 bits fit into a word.
+            while start + 4 <= stop:
+                value = _U64(0)
+                n_bits = _U64(0)
+                for i in range(4):
+                    code = _U64(codes[records[start + i] >> _LITERAL_SHIFT])
+                    value |= (code & _U64(0xFFFF)) << n_bits
+                    n_bits += code >> _U64(16)
+                at, window, filled = put(words, at, window, filled, value, n_bits)
+                start += 4
+        for i in range(start, stop):
+            run = records[i] & _RUN_MASK
+            token = _run_token(int(run))
+            code = _U64(run_codes[tables[group], token])
+            value = code & _U64(0xFFFF)
+            n_bits = code >> _U64(16)
+            n_extra = _U64((token - 8) >> 2 if token >= 16 else 0)
+            value |= (_U64(run) & ((_U64(1) << n_extra) - _U64(1))) << n_bits
+            n_bits += n_extra
+            code = _U64(codes[records[i] >> _LITERAL_SHIFT])
+            value |= (code & _U64(0xFFFF)) << n_bits
+            n_bits += code >> _U64(16)
+            at, window, filled = put(words, at, window, filled, value, n_bits)
+        start = stop
+    words[at] = window
+    return words[: at + 1], 64 * at + int(filled)
 
 
 @register("unpack_events", Backend.CPU)
@@ -170,139 +237,56 @@ def unpack_events(
     out: NDArray[np.uint8],
 ) -> int:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.unpack_events`."""
-    run_bits = _window_bits(run_windows.shape[1])
-    literal_bits = _window_bits(literal_windows.shape[1])
-    run_mask = _U64(run_windows.shape[1] - 1)
-    literal_mask = _U64(literal_windows.shape[1] - 1)
-    runs = run_windows.reshape(run_windows.size)
-    literals = literal_windows.reshape(literal_windows.size)
-    fill = expected.astype(np.uint8)
-    left = sizes.copy()
-    run = np.zeros(256, np.int64)
-    pending = np.zeros(256, np.uint8)
-    end = _U64(n_bits)
+    # An event that is missing in a fast table is filled in where the group ends, if it ends there.
+    grouped = np.empty(groups.size + 1, np.uint8)
+    fast = np.empty(1 << FAST_BITS, np.uint64)
     position = _U64(0)
-    n = groups.size
-    first = 0
-    i = 0
-    while True:
-        # Before the first symbol, one event of each group; after that, of the group that ran dry. One
-        # place reads events, because a function of its own costs more than the rest of the loop.
-        if first < 256:
-            group = _U64(first)
-            first += 1
+    start = _U64(0)
+    for group in range(256):
+        size = sizes[group]
+        if size == 0:
+            continue
+        stop = start + _U64(size)
+        runs = run_windows[tables[group]]
+        literals = literal_windows[tables[group]]
+        if expected[group] > 255:
+            position = unpack_literals(words, position, n_bits, literals, fast, grouped, start, stop)
         else:
-            while i < n:
-                group = _U64(groups[i])
-                length = run[group]
-                if length == 0:
-                    break
-                run[group] = length - 1
-                out[i] = fill[group]
-                i += 1
-            if i >= n:
-                break
-            out[i] = pending[group]
-            i += 1
-        rest = left[group]
-        if rest == 0:
-            continue
-        if position > end:
+            fill = (bases[group] - expected[group]) % modulus
+            position = unpack_runs(words, position, n_bits, runs, literals, fill, fast, grouped, start, stop)
+        if position > _U64(n_bits):
             return -1
-        word = position >> _U64(6)
-        shift = position & _U64(63)
-        window = (words[word] >> shift) | ((words[word + _U64(1)] << _U64(1)) << (_U64(63) - shift))
-        table = _U64(tables[group])
-        entry = _U64(runs[(table << run_bits) | (window & run_mask)])
-        n_code = entry & _U64(15)
-        n_extra = (entry >> _U64(4)) & _U64(31)
-        window >>= n_code
-        length = np.int64((entry >> _U64(9)) + (window & ((_U64(1) << n_extra) - _U64(1))))
-        window >>= n_extra
-        position += n_code + n_extra
-        if length >= rest:
-            if length > rest:
-                return -1
-            run[group] = length
-            left[group] = 0
-            continue
-        entry = _U64(literals[(table << literal_bits) | (window & literal_mask)])
-        position += entry >> _U64(8)
-        symbol = bases[group] - np.int64(entry & _U64(255))
-        if symbol < 0:
-            symbol += modulus
-        pending[group] = np.uint8(symbol)
-        run[group] = length
-        left[group] = rest - length - 1
+        _subtract(bases[group], modulus, grouped[start:stop])
+        start = stop
+    _scatter(groups, sizes, grouped, out)
     return int(position)
-
-
-@njit(nogil=True, inline="always")
-def _window_bits(n_values: int) -> np.uint64:  # pragma: no cover - compiled
-    """Base-2 logarithm of a table size, unsigned because it is used as a shift."""
-    bits = 0
-    while (1 << bits) < n_values:
-        bits += 1
-    return _U64(bits)
 
 
 @register("pack_symbols", Backend.CPU)
 @njit(nogil=True, cache=True)
 def pack_symbols(
     symbols: NDArray[np.uint8], codes: NDArray[np.uint32]
-) -> tuple[NDArray[np.uint32], int]:  # pragma: no cover - compiled
+) -> tuple[NDArray[np.uint64], int]:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.pack_symbols`."""
-    # At most 12 bits a symbol, so that two symbols and the 31 open bits fit into the window.
-    words = np.empty((symbols.size * 12 + 31) // 32 + 2, np.uint32)
+    # At most 12 bits a symbol, so that four fit into a word; and one word is open.
+    words = np.empty(symbols.size * 12 // 64 + 2, np.uint64)
     at = 0
     window = _U64(0)
     filled = _U64(0)
     n = symbols.size
-    for i in range(0, n - 1, 2):
+    for i in range(0, n - 3, 4):
+        value = _U64(0)
+        n_bits = _U64(0)
+        for j in range(4):
+            code = _U64(codes[symbols[i + j]])
+            value |= (code & _U64(0xFFFF)) << n_bits
+            n_bits += code >> _U64(16)
+        at, window, filled = put(words, at, window, filled, value, n_bits)
+    for i in range(n - n % 4, n):
         code = _U64(codes[symbols[i]])
-        window |= (code & _U64(0xFFFF)) << filled
-        filled += code >> _U64(16)
-        code = _U64(codes[symbols[i + 1]])
-        window |= (code & _U64(0xFFFF)) << filled
-        filled += code >> _U64(16)
-        words[at] = np.uint32(window & _U64(0xFFFFFFFF))
-        full = filled >> _U64(5)
-        at += int(full)
-        window >>= full << _U64(5)
-        filled &= _U64(31)
-    if n % 2:
-        code = _U64(codes[symbols[n - 1]])
-        window |= (code & _U64(0xFFFF)) << filled
-        filled += code >> _U64(16)
-        words[at] = np.uint32(window & _U64(0xFFFFFFFF))
-        full = filled >> _U64(5)
-        at += int(full)
-        window >>= full << _U64(5)
-        filled &= _U64(31)
-    words[at] = np.uint32(window & _U64(0xFFFFFFFF))
-    return words[: at + 1], 32 * at + int(filled)
-
-
-@njit(nogil=True, cache=True)
-def _triples(windows: NDArray[np.uint32]) -> NDArray[np.uint32]:  # pragma: no cover - compiled
-    """Up to three whole symbols that one window holds: three bytes, then count and bits in a nibble each."""
-    n = windows.size
-    bits = np.int64(_window_bits(n))
-    out = np.empty(n, np.uint32)
-    for window in range(n):
-        used = 0
-        count = 0
-        packed = 0
-        while count < 3:
-            entry = windows[window >> used]
-            n_code = np.int64(entry >> np.uint32(8))
-            if used + n_code > bits:
-                break
-            packed |= int(entry & np.uint32(255)) << (8 * count)
-            used += int(n_code)
-            count += 1
-        out[window] = np.uint32(packed | (count << 24) | (used << 28))
-    return out
+        at, window, filled = put(words, at, window, filled, code & _U64(0xFFFF), code >> _U64(16))
+    words[at] = window
+    return words[: at + 1], 64 * at + int(filled)
 
 
 @register("unpack_symbols", Backend.CPU)
@@ -311,32 +295,7 @@ def unpack_symbols(
     words: NDArray[np.uint64], n_bits: int, windows: NDArray[np.uint32], out: NDArray[np.uint8]
 ) -> int:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.unpack_symbols`."""
-    triples = _triples(windows)
-    mask = _U64(windows.size - 1)
-    end = _U64(n_bits)
-    position = _U64(0)
-    n = out.size
-    i = 0
-    while i + 3 <= n:
-        if position > end:
-            return -1
-        word = position >> _U64(6)
-        shift = position & _U64(63)
-        window = (words[word] >> shift) | ((words[word + _U64(1)] << _U64(1)) << (_U64(63) - shift))
-        entry = _U64(triples[window & mask])
-        out[i] = np.uint8(entry & _U64(255))
-        out[i + 1] = np.uint8((entry >> _U64(8)) & _U64(255))
-        out[i + 2] = np.uint8((entry >> _U64(16)) & _U64(255))
-        i += int((entry >> _U64(24)) & _U64(15))
-        position += entry >> _U64(28)
-    while i < n:
-        if position > end:
-            return -1
-        word = position >> _U64(6)
-        shift = position & _U64(63)
-        window = (words[word] >> shift) | ((words[word + _U64(1)] << _U64(1)) << (_U64(63) - shift))
-        entry = _U64(windows[window & mask])
-        out[i] = np.uint8(entry & _U64(255))
-        position += entry >> _U64(8)
-        i += 1
-    return int(position)
+    fast = np.empty(1 << FAST_BITS, np.uint64)
+    size = _U64(out.size)
+    position = unpack_literals(words, _U64(0), n_bits, windows, fast, out, _U64(0), size)
+    return int(position) if position <= _U64(n_bits) else -1

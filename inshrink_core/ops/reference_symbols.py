@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from inshrink_core.ops.registry import register
 from inshrink_core.ops.schema import Backend
 
-_HOLE = (1 << 64) - 1
-_NO_LITERAL = 256
+LITERAL_SHIFT = 23
+RUN_MASK = (1 << LITERAL_SHIFT) - 1
+NO_LITERAL = 256
+"""A record of `delta_events`: the run below, the literal, or that there is none, above."""
 
 
 @register("code_lengths", Backend.REFERENCE)
@@ -91,31 +93,26 @@ def delta_events(
     bases: NDArray[np.int64],
     expected: NDArray[np.int64],
     modulus: int,
-) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
     """See `inshrink_core.ops.symbols.delta_events`."""
     run_counts = np.zeros((256, 96), np.int64)
     literal_counts = np.zeros((256, 256), np.int64)
-    records: list[int] = [_HOLE] * 256
-    slot = list(range(256))
-    run = [0] * 256
-    for group, symbol in zip(groups.tolist(), symbols.tolist(), strict=True):
-        if symbol == expected[group]:
-            run[group] += 1
-            continue
-        literal = int(bases[group] - symbol) % modulus
-        token = run_token(run[group])
-        run_counts[group, token] += 1
-        literal_counts[group, literal] += 1
-        records[slot[group]] = run[group] | token << 24 | literal << 32 | group << 48
-        run[group] = 0
-        slot[group] = len(records)
-        records.append(_HOLE)
+    records: list[int] = []
     for group in range(256):
-        if run[group]:
-            token = run_token(run[group])
-            run_counts[group, token] += 1
-            records[slot[group]] = run[group] | token << 24 | _NO_LITERAL << 32 | group << 48
-    return np.array(records, np.uint64), run_counts, literal_counts
+        run = 0
+        for symbol in symbols[groups == group].tolist():
+            if symbol == expected[group]:
+                run += 1
+                continue
+            literal = int(bases[group] - symbol) % modulus
+            run_counts[group, run_token(run)] += 1
+            literal_counts[group, literal] += 1
+            records.append(run | literal << LITERAL_SHIFT)
+            run = 0
+        if run:
+            run_counts[group, run_token(run)] += 1
+            records.append(run | NO_LITERAL << LITERAL_SHIFT)
+    return np.array(records, np.uint32), run_counts, literal_counts
 
 
 class _BitWriter:
@@ -132,29 +129,29 @@ class _BitWriter:
     def put_code(self, code: int) -> None:
         self.put(code & 0xFFFF, code >> 16)
 
-    def words(self) -> tuple[NDArray[np.uint32], int]:
-        n_words = self.n_bits // 32 + 1
-        return np.frombuffer(self.value.to_bytes(4 * n_words, "little"), np.uint32), self.n_bits
+    def words(self) -> tuple[NDArray[np.uint64], int]:
+        n_words = self.n_bits // 64 + 1
+        return np.frombuffer(self.value.to_bytes(8 * n_words, "little"), np.uint64), self.n_bits
 
 
 @register("pack_events", Backend.REFERENCE)
 def pack_events(
-    records: NDArray[np.uint64],
+    records: NDArray[np.uint32],
+    n_events: NDArray[np.int64],
+    expected: NDArray[np.int64],
     tables: NDArray[np.int64],
     run_codes: NDArray[np.uint32],
     literal_codes: NDArray[np.uint32],
-) -> tuple[NDArray[np.uint32], int]:
+) -> tuple[NDArray[np.uint64], int]:
     """See `inshrink_core.ops.symbols.pack_events`."""
     stream = _BitWriter()
-    for record in records.tolist():
-        if record == _HOLE:
-            continue
-        run, token, literal = record & 0xFFFFFF, record >> 24 & 0xFF, record >> 32 & 0xFFFF
-        table = tables[record >> 48]
+    for table, record in zip(np.repeat(tables, n_events).tolist(), records.tolist(), strict=True):
+        run, literal = record & RUN_MASK, record >> LITERAL_SHIFT
+        token = run_token(run)
         stream.put_code(int(run_codes[table, token]))
         n_extra = run_extra_bits(token)
         stream.put(run & ((1 << n_extra) - 1), n_extra)
-        if literal != _NO_LITERAL:
+        if literal != NO_LITERAL:
             stream.put_code(int(literal_codes[table, literal]))
     return stream.words()
 
@@ -176,48 +173,31 @@ def unpack_events(
     """See `inshrink_core.ops.symbols.unpack_events`."""
     stream = int.from_bytes(words.tobytes(), "little")
     position = 0
-    left = sizes.tolist()
-    run = [0] * 256
-    pending = [0] * 256
-
-    def fetch(group: int) -> bool:
-        nonlocal position
-        if not left[group]:
-            return True
-        if position > n_bits:
-            return False
-        entry = int(run_windows[tables[group], stream >> position & (run_windows.shape[1] - 1)])
-        position += entry & 15
-        n_extra = entry >> 4 & 31
-        length = (entry >> 9) + (stream >> position & ((1 << n_extra) - 1))
-        position += n_extra
-        if length > left[group]:
-            return False
-        run[group] = length
-        left[group] -= length
-        if not left[group]:
-            return True
-        entry = int(literal_windows[tables[group], stream >> position & (literal_windows.shape[1] - 1)])
-        position += entry >> 8
-        pending[group] = int(bases[group] - (entry & 255)) % modulus
-        left[group] -= 1
-        return True
-
-    if not all(fetch(group) for group in range(256)):
-        return -1
-    for i, group in enumerate(groups.tolist()):
-        if run[group]:
-            run[group] -= 1
-            out[i] = expected[group]
-            continue
-        out[i] = pending[group]
-        if not fetch(group):
-            return -1
-    return position
+    for group in np.flatnonzero(sizes).tolist():
+        size = int(sizes[group])
+        symbols: list[int] = []
+        while len(symbols) < size:
+            if position > n_bits:
+                return -1
+            entry = int(run_windows[tables[group], stream >> position & (run_windows.shape[1] - 1)])
+            position += entry & 15
+            n_extra = entry >> 4 & 31
+            run = (entry >> 9) + (stream >> position & ((1 << n_extra) - 1))
+            position += n_extra
+            if len(symbols) + run > size:
+                return -1
+            symbols += [int(expected[group])] * run
+            if len(symbols) < size:
+                window = stream >> position & (literal_windows.shape[1] - 1)
+                entry = int(literal_windows[tables[group], window])
+                position += entry >> 8
+                symbols.append(int(bases[group] - (entry & 255)) % modulus)
+        out[groups == group] = symbols
+    return position if position <= n_bits else -1
 
 
 @register("pack_symbols", Backend.REFERENCE)
-def pack_symbols(symbols: NDArray[np.uint8], codes: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], int]:
+def pack_symbols(symbols: NDArray[np.uint8], codes: NDArray[np.uint32]) -> tuple[NDArray[np.uint64], int]:
     """See `inshrink_core.ops.symbols.pack_symbols`."""
     stream = _BitWriter()
     for symbol in symbols.tolist():
@@ -238,4 +218,4 @@ def unpack_symbols(
         entry = int(windows[stream >> position & (windows.size - 1)])
         out[i] = entry & 255
         position += entry >> 8
-    return position
+    return position if position <= n_bits else -1

@@ -78,8 +78,8 @@ def delta_events(
     bases: NDArray[np.int64],
     expected: NDArray[np.int64],
     modulus: int,
-) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the events of a chunk: runs of the expected symbol, each ended by a literal.
+) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the events of a chunk, group after group: runs of the expected symbol, each ended by a literal.
 
     Parameters
     ----------
@@ -94,10 +94,9 @@ def delta_events(
 
     Returns
     -------
-    records : ndarray of uint64
-        One per event, in the order in which a decoder asks for them: the first of each group, then each
-        where the event before it in its group ended. Bits 0-23 the run, 24-31 its token, 32-47 the
-        literal (256: the group ended), 48-63 the group; all ones for a place without event.
+    records : ndarray of uint32
+        One per event; groups ascend, and the events of a group follow its symbols in order. Bits 0-22
+        the run, 23-31 the literal that ends it (256: the group ended).
     run_counts : ndarray of int64, (256, 96)
         How often each run token occurs in each group.
     literal_counts : ndarray of int64, (256, 256)
@@ -109,23 +108,30 @@ def delta_events(
 
 
 def pack_events(
-    records: NDArray[np.uint64],
+    records: NDArray[np.uint32],
+    n_events: NDArray[np.int64],
+    expected: NDArray[np.int64],
     tables: NDArray[np.int64],
     run_codes: NDArray[np.uint32],
     literal_codes: NDArray[np.uint32],
-) -> tuple[NDArray[np.uint32], int]:
+) -> tuple[NDArray[np.uint64], int]:
     """Return a bit stream, first bit least significant, of `delta_events`' records; and its length in bits.
 
     Parameters
     ----------
     records
         From `delta_events`.
+    n_events
+        256 counts: the records of each group.
+    expected
+        As in `delta_events`.
     tables
         256 row numbers: the code tables of each group.
     run_codes, literal_codes
-        (tables, 96) and (tables, 256): the code in bits 0-15, its length above.
+        (tables, 96) and (tables, 257): the code in bits 0-15, its length above; the last literal is none.
     """
-    words, n_bits = dispatch("pack_events", _HOST)(records, tables, run_codes, literal_codes)
+    arguments = (records, n_events, expected, tables, run_codes, literal_codes)
+    words, n_bits = dispatch("pack_events", _HOST)(*arguments)
     return words, int(n_bits)
 
 
@@ -170,7 +176,7 @@ def unpack_events(
     return int(dispatch("unpack_events", _HOST)(*arguments, tables, run_windows, literal_windows, out))
 
 
-def pack_symbols(symbols: NDArray[np.uint8], codes: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], int]:
+def pack_symbols(symbols: NDArray[np.uint8], codes: NDArray[np.uint32]) -> tuple[NDArray[np.uint64], int]:
     """Return the codes of symbols as one bit stream, first bit least significant, and its length in bits.
 
     Parameters

@@ -483,8 +483,10 @@ def _golden_chain():
     )
     rounded = InshrinkeratorConfig(bins=16, vectors="bfloat16")
     stored = InshrinkeratorConfig(bins=20, protect=0.005, centroids="stored")
+    moved = ramp + (torch.arange(240).view(12, 20) % 7 == 0) / 4
     return {
         "held": ((ramp, plain), (ramp + 1 / 512, plain)),
+        "some_move": ((ramp, plain), (moved, plain)),
         "config_changes": ((ramp, plain), (steps, fine)),
         "stored_centroids": ((ramp / 3, stored), (steps / 3, stored)),
         "bfloat16": ((ramp.bfloat16(), plain), (steps.bfloat16(), plain)),

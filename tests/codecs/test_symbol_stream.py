@@ -129,6 +129,19 @@ def test_a_grouped_chunk_has_exactly_these_bytes():
     assert _round_trip(symbols, 4).hex() == "0303" + "f060f1" + "2001" + "1c"
 
 
+def test_groups_stand_one_after_the_other():
+    # Groups 0 and 1 alternate, 60 symbols each, D = 0 but for one symbol: runs 20 and 39 in group 0, then
+    # 40 and 19 in group 1. Kind 3, flags uniform and pooled = 3. Classes 17, 20, 21, 16 have two bits each:
+    # 16 zeros as 0 f, 2 2, two zeros as 0 1, 2 2, end f, padding; the only literal, 1, takes none: 0 0 1 0.
+    # Class and extra bits, first bit first: 01 00, 10 111 | 11 000, 00 11.
+    previous = _symbols(*[0, 1] * 60)
+    symbols = previous.clone()
+    symbols[2 * 20] = 1
+    symbols[2 * 40 + 1] = 0
+    payload = _round_trip(symbols, 2, previous, 2)
+    assert payload.hex() == "0303" + "f02210220f" + "0001" + "d20703"
+
+
 def test_size_is_within_two_percent_of_the_conditional_entropy():
     # 400,000 symbols, 15 % moved by one bin. Huffman on runs and literals of nearly even direction wastes
     # under 2 %; tables take at most 18 groups × 2 tables × 50 bytes = 1,800 bytes.
