@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from inshrink_core.checkpoint import TensorRole, TensorSpec
+from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
 from inshrink_core.errors import ConfigError, IncompatibleError
 from inshrink_core.frame import Block
 
@@ -48,7 +48,8 @@ class CodecConfig:
 class TensorReference(ABC):
     """The decoded state of one tensor after a frame: what the next delta needs.
 
-    Implementations are dataclasses of integers and CPU tensors. They never alias the caller's tensor.
+    Implementations are dataclasses of integers and CPU tensors. They never alias the caller's tensor,
+    but for one that was given away (`TensorInput.owned`).
     """
 
     @abstractmethod
@@ -77,6 +78,8 @@ class TensorInput:
         Adam's second moment of this parameter; None if unknown.
     restored
         The values that training last continued from after a restore; None where there was no restore.
+    owned
+        True where nobody else will write to `tensor`: a state may then keep it instead of a copy.
     """
 
     spec: TensorSpec
@@ -84,6 +87,7 @@ class TensorInput:
     gradient: Tensor | None = None
     second_moment: Tensor | None = None
     restored: Tensor | None = None
+    owned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +148,10 @@ class Codec(ABC):
     def companions(self, config: CodecConfig) -> frozenset[TensorRole]:
         """Return the roles whose tensors this config wants beside each weight (`TensorInput`)."""
         return frozenset()
+
+    def takes(self, config: CodecConfig) -> frozenset[TensorRole]:
+        """Return the roles whose tensors this codec encodes; others are stored as the chain says."""
+        return MODEL_ROLES
 
     @abstractmethod
     def observe(self, item: TensorInput, reference: TensorReference | None, config: CodecConfig) -> Any:

@@ -12,11 +12,13 @@ from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain.archive import Archive, pack_attributes
 from inshrink_core.chain.content import content_digest, parts_of, stored_view, tensor_digest
 from inshrink_core.chain.parts import LAYOUT_KEY, encode_part
+from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import CodecConfig, Encoded, TensorInput, TensorReference, get_codec
+from inshrink_core.codec import CodecConfig, TensorInput, TensorReference, get_codec
 from inshrink_core.execution import ordered_map
-from inshrink_core.frame import FrameInfo, FrameKind
+from inshrink_core.formats.source import FileSource
+from inshrink_core.frame import Block, FrameInfo, FrameKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +29,9 @@ OPTIMIZER_CHOICES = ("lossless", "drop")
 
 _WORTHWHILE = 0.99
 """A delta that saves less than a hundredth is not worth its dependence on the frames before."""
+
+_SLICE = 1 << 20
+"""Values measured together: four temporary copies of a slice, not of a tensor."""
 
 TensorDone = Callable[[TensorSpec], None]
 """Called after each tensor is written; may raise to cancel, which leaves the archive as it was."""
@@ -81,7 +86,8 @@ class _TensorResult(NamedTuple):
     """What one worker hands to the writing thread."""
 
     spec: TensorSpec
-    encoded: Encoded
+    block: Block
+    reference: TensorReference
     squared_error: float
     squared_norm: float
 
@@ -112,8 +118,10 @@ class ChainWriter:
 
     Notes
     -----
-    Holds one state per tensor between frames (a byte a weight for codebook codecs, the tensor itself
-    where it is stored losslessly), and one tensor per thread while encoding.
+    Holds one state per tensor between frames, a byte a weight for codebook codecs. The state of a
+    tensor stored losslessly is the tensor itself: it is read again when the next frame needs it, and
+    held only where it is small or did not come from a file. While encoding, holds two tensors per
+    thread and their temporary copies.
     """
 
     def __init__(
@@ -128,8 +136,10 @@ class ChainWriter:
         self.config = config
         self.parent = parent if parent is not None else writer.reader.head
         self.branch = branch if branch is not None else (self.parent.branch if self.parent else 0)
+        # Of the parent, as are the parts: what is recalled from the archive is recalled from there.
         self._references: dict[str, TensorReference] | None = None
         self._parts: dict[str, bytes] | None = None
+        self._archive = Archive(writer.reader)
         self._since_keyframe: int | None = None
         self._keyframe_rate = 1.0
 
@@ -166,22 +176,39 @@ class ChainWriter:
         return Appended(info, result.squared_error, result.squared_norm)
 
     def _load_parent(self) -> None:
-        """Decode the parent's state once, where this writer did not write the parent itself."""
+        """Get the parent's state from the archive, where this writer did not write the parent itself."""
         if self._references is not None:
             return
         self._references, self._parts = {}, {}
         if self.parent is None:
             return
-        archive = Archive(self.writer.reader)
+        archive = self._archive
         chain = archive.reader.chain(self.parent.frame_id)
         keyframe = frame_size(archive, chain[0])
         self._since_keyframe = len(chain) - 1
         self._keyframe_rate = sum(row.nbytes for row in keyframe.tensors) / max(1, keyframe.raw_total)
-        checkpoint = archive.checkpoint(self.parent)
+        checkpoint, frame = archive.checkpoint(self.parent), archive.frame(self.parent)
+        lossless = get_codec("lossless")
         for spec in checkpoint.specs:
-            _, self._references[spec.key] = archive.decode(self.parent, spec.key)
+            if spec.nbytes > HELD_NBYTES and frame.entry(spec.key).codec in lossless.reads:
+                self._references[spec.key] = self._recalled(spec, None)
+            else:
+                _, self._references[spec.key] = archive.decode(self.parent, spec.key)
         for key in (LAYOUT_KEY, *(file.path for file in checkpoint.files)):
             self._parts[key] = archive.part(self.parent, key)
+
+    def _recalled(self, spec: TensorSpec, origin: Origin | None) -> RecalledReference:
+        """Return the state of a tensor stored losslessly, without the tensor.
+
+        By the time it is asked for, the frame that is being written has become the parent.
+        """
+
+        def decode() -> Tensor:
+            if self.parent is None:
+                raise RuntimeError("a state is asked for before its frame was committed")
+            return self._archive.decode(self.parent, spec.key)[0]
+
+        return RecalledReference(origin=origin, decode=decode)
 
     def _advance(
         self, stored: Checkpoint, parts: dict[str, bytes], result: _FrameResult, info: FrameInfo
@@ -216,11 +243,11 @@ class ChainWriter:
         parent_id = self.parent.frame_id if self.parent else None
         with self.writer.begin(step=stored.step, kind=kind, parent_id=parent_id, branch=self.branch) as frame:
             for result in self._encode_all(stored, old, digests):
-                block = result.encoded.block
+                block = result.block
                 frame.add(
                     result.spec.key, block.codec, block.payload, attributes=pack_attributes(result.spec)
                 )
-                references[result.spec.key] = result.encoded.reference
+                references[result.spec.key] = result.reference
                 nbytes += len(block.payload)
                 squared_error += result.squared_error
                 squared_norm += result.squared_norm
@@ -258,13 +285,21 @@ class ChainWriter:
                 encoded = codec.encode(item, plan, old.pop(spec.key, None))
                 error, norm = _squared_error(item.tensor, encoded.reference) if codec.lossy else (0.0, 0.0)
             else:
-                item = TensorInput(spec=spec, tensor=stored.source.read(spec))
+                item = TensorInput(spec=spec, tensor=stored.source.read(spec), owned=True)
                 encoded = lossless.encode(item, exact_plan, old.pop(spec.key, None))
                 error = norm = 0.0
-            digests[spec.key] = tensor_digest(item.tensor)
-            return _TensorResult(spec, encoded, error, norm)
+            digest = digests[spec.key] = tensor_digest(item.tensor)
+            reference = encoded.reference
+            if encoded.block.codec in lossless.reads and _is_lasting(stored, spec):
+                reference = self._recalled(spec, Origin(stored.source, spec, digest))
+            return _TensorResult(spec, encoded.block, reference, error, norm)
 
         yield from ordered_map(encode, stored.specs, threads=self.config.threads)
+
+
+def _is_lasting(checkpoint: Checkpoint, spec: TensorSpec) -> bool:
+    """Whether a tensor is worth reading again, and likely to be found where it was read."""
+    return spec.nbytes > HELD_NBYTES and isinstance(checkpoint.source, FileSource)
 
 
 def _prepare(
@@ -285,7 +320,7 @@ def _prepare(
     if spec.role is TensorRole.WEIGHT and TensorRole.EXP_AVG_SQ in companions:
         second_moment = companion(TensorRole.EXP_AVG_SQ)
     tensor = checkpoint.source.read(spec).to(device)
-    return TensorInput(spec=spec, tensor=tensor, gradient=gradient, second_moment=second_moment)
+    return TensorInput(spec=spec, tensor=tensor, gradient=gradient, second_moment=second_moment, owned=True)
 
 
 def _squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, float]:
@@ -294,7 +329,13 @@ def _squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, f
 
     if not tensor.is_floating_point():
         return 0.0, 0.0
-    original = tensor.detach().to("cpu", torch.float32)
-    error = (original - reference.decoded().to(torch.float32)).nan_to_num_(0.0, 0.0, 0.0)
-    norm = original.nan_to_num(0.0, 0.0, 0.0)
-    return float((error * error).sum(dtype=torch.float64)), float((norm * norm).sum(dtype=torch.float64))
+    squared_error = squared_norm = 0.0
+    now, decoded = tensor.detach().reshape(-1), reference.decoded().reshape(-1)
+    for start in range(0, now.numel(), _SLICE):
+        original = now[start : start + _SLICE].to("cpu", torch.float32)
+        kept = decoded[start : start + _SLICE].to(torch.float32)
+        error = (original - kept).nan_to_num_(0.0, 0.0, 0.0)
+        norm = original.nan_to_num(0.0, 0.0, 0.0)
+        squared_error += float(error.square_().sum(dtype=torch.float64))
+        squared_norm += float(norm.square_().sum(dtype=torch.float64))
+    return squared_error, squared_norm

@@ -20,6 +20,7 @@ from inshrink_core.codec import Decoded, Encoded, TensorReference
 from inshrink_core.codecs.varint import read_varint, write_varint
 from inshrink_core.entropy.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.execution import new_buffer
 from inshrink_core.frame import Block
 from inshrink_core.ops.planes import Transform, merge_planes, split_planes
 
@@ -42,6 +43,9 @@ _CHUNK = 1 << 18
 
 _TINY_BYTES = 64
 """Below this no entropy coder pays for its own header."""
+
+_MAX_PLANE_HEADER = 4
+"""Bytes of a varint of a length up to `_CHUNK` and the kind, with one to spare."""
 
 _SAMPLE = 1 << 13
 """Words in each of four samples that decide between delta and no delta."""
@@ -93,7 +97,12 @@ def worst_case_exact_bytes(spec: TensorSpec) -> int:
 
 
 def encode_exact(
-    spec: TensorSpec, tensor: Tensor, reference: TensorReference | None, level: int = DEFAULT_LEVEL
+    spec: TensorSpec,
+    tensor: Tensor,
+    reference: TensorReference | None,
+    level: int = DEFAULT_LEVEL,
+    *,
+    owned: bool = False,
 ) -> Encoded:
     """Encode a tensor bit for bit, against a reference where that is smaller.
 
@@ -107,6 +116,8 @@ def encode_exact(
         State after the previous frame, from any codec; without effect if its dtype or shape is another.
     level
         zstd's level.
+    owned
+        True where the new state may keep `tensor` itself (`TensorInput.owned`).
 
     Returns
     -------
@@ -128,12 +139,18 @@ def encode_exact(
     words = _words(now)
     earlier = None if before is None else _words(before)
     if earlier is not None and spec.numel and torch.equal(words, earlier):
-        kept = reference if isinstance(reference, LosslessReference) else LosslessReference(now.clone())
+        kept = reference if isinstance(reference, LosslessReference) else _state(now, tensor, owned)
         return Encoded(Block(BITSTREAM, bytes([_Mode.UNCHANGED])), kept)
     payload = _encode_words(spec, words, earlier, level)
     if payload is None or len(payload) > now.numel() * now.element_size():
-        payload = bytes([_Mode.RAW]) + _bytes(words)
-    return Encoded(Block(BITSTREAM, payload), LosslessReference(now.clone()))
+        payload = b"".join((bytes([_Mode.RAW]), words.numpy().view(np.uint8).data))
+    return Encoded(Block(BITSTREAM, payload), _state(now, tensor, owned))
+
+
+def _state(now: Tensor, tensor: Tensor, owned: bool) -> LosslessReference:
+    """Keep the host's tensor where that is nobody else's, else a copy."""
+    shared = now.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    return LosslessReference(now.clone() if shared and not owned else now)
 
 
 def decode_exact(spec: TensorSpec, payload: bytes | memoryview, reference: TensorReference | None) -> Decoded:
@@ -242,14 +259,16 @@ def _transforms(spec: TensorSpec) -> tuple[Transform, Transform]:
     return Transform.ZIGZAG, Transform.DELTA
 
 
-def _encode_words(spec: TensorSpec, words: Tensor, earlier: Tensor | None, level: int) -> bytes | None:
+def _encode_words(
+    spec: TensorSpec, words: Tensor, earlier: Tensor | None, level: int
+) -> bytes | memoryview | None:
     """Return the smallest payload but for the raw and unchanged ones; None where none can win."""
     if spec.numel > 1 and _is_constant(words, spec):
         return bytes([_Mode.CONSTANT]) + _bytes(words[: words.numel() // spec.numel])
     if spec.nbytes <= _TINY_BYTES:
         return None
     alone, against = _transforms(spec)
-    encode: Callable[..., bytes] = partial(_encode_planes, level=level)
+    encode: Callable[..., memoryview] = partial(_encode_planes, level=level)
     if earlier is None:
         return encode(words, None, alone)
     if words.numel() <= 4 * _SAMPLE:
@@ -278,30 +297,37 @@ def _is_constant(words: Tensor, spec: TensorSpec) -> bool:
     )
 
 
-def _encode_planes(words: Tensor, earlier: Tensor | None, transform: Transform, level: int) -> bytes:
+def _encode_planes(words: Tensor, earlier: Tensor | None, transform: Transform, level: int) -> memoryview:
     """Return the mode, then the planes of each chunk, least significant first."""
-    # The mode is written here because prefixing it would copy what may be gigabytes.
-    out = bytearray([_Mode.PLANES if earlier is None else _Mode.DELTA_PLANES])
+    # In one buffer of the largest size, mode included: to grow or prefix it would copy what may be
+    # gigabytes, and pages that are never written take no memory.
+    n_planes = words.element_size() * -(-words.numel() // _CHUNK)
+    bound = 1 + words.numel() * words.element_size() + _MAX_PLANE_HEADER * n_planes
+    out = new_buffer(bound)
+    out[0] = _Mode.PLANES if earlier is None else _Mode.DELTA_PLANES
+    end = 1
     for start in range(0, words.numel(), _CHUNK):
         chunk = words[start : start + _CHUNK]
         past = None if earlier is None else earlier[start : start + _CHUNK]
         for plane in split_planes(chunk, past, transform).numpy():
-            _encode_plane(out, plane, level)
-    return bytes(out)
+            for piece in _encode_plane(plane, level):
+                out[end : end + len(piece)] = piece
+                end += len(piece)
+    return out[:end].toreadonly()
 
 
-def _encode_plane(out: bytearray, plane: NDArray[np.uint8], level: int) -> None:
-    """Append one plane as a constant, a zstd frame or its bytes, whichever is smaller."""
+def _encode_plane(plane: NDArray[np.uint8], level: int) -> tuple[bytes | bytearray | memoryview, ...]:
+    """Return header and body of one plane as a constant, a zstd frame or its bytes: the smallest."""
+    header = bytearray()
     if np.all(plane[:64] == plane[0]) and np.all(plane == plane[0]):
-        write_varint(out, int(plane[0]) << 2 | _Plane.CONSTANT)
-        return
+        write_varint(header, int(plane[0]) << 2 | _Plane.CONSTANT)
+        return (header,)
     frame = zstd_compress(plane, level)
     if len(frame) < plane.size:
-        write_varint(out, len(frame) << 2 | _Plane.ZSTD)
-        out += frame
-    else:
-        out.append(_Plane.RAW)
-        out += plane.tobytes()
+        write_varint(header, len(frame) << 2 | _Plane.ZSTD)
+        return header, frame
+    header.append(_Plane.RAW)
+    return header, plane.data
 
 
 def _decode_words(

@@ -94,7 +94,7 @@ class LosslessCodec(Codec):
     def encode(self, item: TensorInput, plan: Any, reference: TensorReference | None) -> Encoded:
         """Encode one tensor bit for bit; see `encode_exact`."""
         level = plan.level if isinstance(plan, LosslessConfig) else DEFAULT_LEVEL
-        return encode_exact(item.spec, item.tensor, reference, level)
+        return encode_exact(item.spec, item.tensor, reference, level, owned=item.owned)
 
     def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
         """Decode one block; see `decode_exact`."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from inshrink_core.checkpoint import DTYPE_SIZES, FileLayout, Region, TensorSpec
 from inshrink_core.errors import NotFoundError
+from inshrink_core.execution import new_buffer
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile
 from inshrink_core.formats.placement import Placed
 
@@ -61,9 +62,9 @@ class FileSource:
         dtype = getattr(torch, placed.dtype)
         if not math.prod(placed.shape):
             return torch.empty(placed.shape, dtype=dtype)
-        buffer = bytearray(placed.span)
+        buffer = new_buffer(placed.span)
         with self._open(name) as file:
-            file.read_into(placed.offset, memoryview(buffer))
+            file.read_into(placed.offset, buffer)
         if placed.dtype == "bool":
             # Any byte but 0 and 1 in a bool tensor is undefined behaviour in PyTorch.
             flat = torch.frombuffer(buffer, dtype=torch.uint8).ne(0)

@@ -120,6 +120,16 @@ def test_the_reference_may_be_any_codecs():
     assert same.reference.tensor.data_ptr() != before.data_ptr()
 
 
+def test_a_tensor_that_was_given_away_becomes_the_state_without_a_copy():
+    tensor, codec = normal((100, 100), 0), LosslessCodec()
+    plan = LosslessConfig()
+    given = codec.encode(TensorInput(spec=spec_of(tensor), tensor=tensor, owned=True), plan, None)
+    kept = codec.encode(TensorInput(spec=spec_of(tensor), tensor=tensor), plan, None)
+    assert given.reference.decoded().data_ptr() == tensor.data_ptr()
+    assert kept.reference.decoded().data_ptr() != tensor.data_ptr()
+    assert bytes(given.block.payload) == bytes(kept.block.payload)
+
+
 def test_level_changes_bytes_and_not_values():
     tensor = torch.arange(20000).float()
     for level in (1, 19):

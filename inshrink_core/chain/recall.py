@@ -1,0 +1,81 @@
+"""States that are not held between frames, because the file they were read from still has them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from inshrink_core.chain.content import tensor_digest
+from inshrink_core.checkpoint import TensorSource, TensorSpec
+from inshrink_core.codec import TensorReference
+from inshrink_core.errors import InshrinkError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["HELD_NBYTES", "Origin", "RecalledReference"]
+
+HELD_NBYTES = 1 << 16
+"""Up to this size a state is held: opening a file to read it again would take longer than coding it."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Origin(NamedTuple):
+    """Where a tensor was read, and the SHA-256 of what was read there."""
+
+    source: TensorSource
+    spec: TensorSpec
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecalledReference(TensorReference):
+    """The state of a tensor stored bit for bit; its values are read again whenever they are asked for.
+
+    Parameters
+    ----------
+    origin
+        Where they may still be; None where only the archive has them.
+    decode
+        Decodes them from the archive. Called where the origin is gone, or has other values now.
+
+    Notes
+    -----
+    The digest makes sure that the values are bit for bit those a reader of the archive decodes: a delta
+    against any others would be lost.
+    """
+
+    origin: Origin | None
+    decode: Callable[[], Tensor]
+
+    def decoded(self) -> Tensor:
+        """Return the values, in memory of their own.
+
+        Raises
+        ------
+        DamagedError, MissingFrameError, IncompatibleError
+            They are not where they were read, and cannot be decoded either.
+        """
+        tensor = None if self.origin is None else _read_again(self.origin)
+        return self.decode() if tensor is None else tensor
+
+    @property
+    def nbytes(self) -> int:
+        """None: that is what it is for."""
+        return 0
+
+
+def _read_again(origin: Origin) -> Tensor | None:
+    """Return a tensor from where it was read; None if it is not there any more."""
+    try:
+        tensor = origin.source.read(origin.spec)
+    except InshrinkError as error:
+        _logger.info("tensor '%s' is decoded from the archive: %s", origin.spec.key, error)
+        return None
+    if tensor_digest(tensor) != origin.digest:
+        _logger.info("tensor '%s' is decoded from the archive: its file changed", origin.spec.key)
+        return None
+    return tensor

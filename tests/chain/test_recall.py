@@ -1,0 +1,187 @@
+"""States that are not held: read again, decoded where that fails, and never in the way of the bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.archive import ArchiveWriter
+from inshrink_core.chain import Archive, ChainConfig, ChainWriter
+from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
+from inshrink_core.codec import get_codec
+from inshrink_core.errors import InshrinkError
+from tests.builders import DictSource, memory_checkpoint, spec_of
+
+CODECS = ("inshrinkerator", "lossless")
+
+
+def write_run(directory: Path, layers: int = 3, width: int = 160, n_steps: int = 3) -> Path:
+    """Write a run whose weights and moments move a little, each larger than what is held."""
+    directory.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    model = {f"layers.{i}.weight": torch.randn(width, width, generator=generator) for i in range(layers)}
+    moments = [torch.randn(width, width, generator=generator) for _ in range(layers)]
+    for step in range(1, n_steps + 1):
+        for tensor in (*model.values(), *moments):
+            tensor += 1e-4 * torch.randn(width, width, generator=generator)
+        state = {
+            i: {"step": torch.tensor(float(step)), "exp_avg": m, "exp_avg_sq": m * m}
+            for i, m in enumerate(moments)
+        }
+        groups = [{"lr": 1e-3, "betas": (0.9, 0.999), "params": list(range(layers))}]
+        content = {"model": model, "optimizer": {"state": state, "param_groups": groups}, "step": step}
+        torch.save(content, directory / f"step_{step}.pt")
+    return directory
+
+
+def blocks_of(path: Path) -> list[bytes]:
+    """Return every block payload of an archive, in order."""
+    archive = Archive.open(path)
+    readers = [archive.frame(info) for info in archive.reader.frames]
+    return [bytes(frame.read(entry)) for frame in readers for entry in frame.entries]
+
+
+def compress_with_between(run_path: Path, target: Path, codec: str, between: Callable[[Path], None]) -> None:
+    """Compress step by step, doing something to each file once its frame is written."""
+    run = inshrink_core.open(run_path)
+    config = ChainConfig(codec=codec, config=get_codec(codec).config_type(), threads=2)
+    with ArchiveWriter(target, create=True) as writer:
+        chain = ChainWriter(writer, config)
+        for step in run.steps:
+            chain.append(run[step])
+            between(run_path / f"step_{step}.pt")
+
+
+def leave(path: Path) -> None:
+    """Do nothing to a file."""
+
+
+def delete(path: Path) -> None:
+    """Delete a file, as a training does that keeps the last few checkpoints."""
+    path.unlink()
+
+
+def rewrite(path: Path) -> None:
+    """Write other values to a file: its time tells."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def rewrite_unnoticed(path: Path) -> None:
+    """Change one bit of every tensor and turn the clock back: only the digests tell."""
+    stamp = path.stat()
+    content = bytearray(path.read_bytes())
+    for at in range(4096, len(content) - 4096, 4096):
+        content[at] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+
+
+@pytest.fixture
+def run_path(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("between", [delete, rewrite, rewrite_unnoticed])
+def test_the_blocks_are_the_same_where_the_previous_file_is_gone_or_has_changed(
+    codec: str,
+    between: Callable[[Path], None],
+    run_path: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inshrink_core.compress(run_path, tmp_path / "whole.inshrink", codec=codec)
+    with caplog.at_level("INFO", logger="inshrink_core"):
+        compress_with_between(run_path, tmp_path / "fallback.inshrink", codec, between)
+    assert "is decoded from the archive" in caplog.text
+    assert blocks_of(tmp_path / "fallback.inshrink") == blocks_of(tmp_path / "whole.inshrink")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_nothing_is_decoded_while_the_files_are_there(
+    codec: str, run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise AssertionError("decoded from the archive")
+
+    monkeypatch.setattr(Archive, "decode", refuse)
+    compress_with_between(run_path, tmp_path / "a.inshrink", codec, leave)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_second_session_writes_the_same_blocks(codec: str, run_path: Path, tmp_path: Path) -> None:
+    inshrink_core.compress(run_path, tmp_path / "one.inshrink", codec=codec)
+    for step in (1, 2, 3):
+        inshrink_core.compress(run_path, tmp_path / "three.inshrink", codec=codec, steps=[step])
+    assert blocks_of(tmp_path / "three.inshrink") == blocks_of(tmp_path / "one.inshrink")
+
+
+def test_checkpoints_in_memory_are_not_asked_again(tmp_path: Path) -> None:
+    first = memory_checkpoint(1, {"w.weight": torch.randn(200, 200)})
+    second = memory_checkpoint(2, {"w.weight": first["w.weight"] * 1.0001})
+    config = ChainConfig(codec="lossless", config=get_codec("lossless").config_type())
+    with ArchiveWriter(tmp_path / "a.inshrink", create=True) as writer:
+        chain = ChainWriter(writer, config)
+        chain.append(first)
+        first.source.tensors.clear()  # type: ignore[attr-defined]
+        chain.append(second)
+    archive = Archive.open(tmp_path / "a.inshrink")
+    assert torch.equal(archive[2]["w.weight"], second["w.weight"])
+
+
+def test_a_state_that_is_nowhere_raises_an_error_of_ours() -> None:
+    class Gone:
+        def read(self, _: object) -> NoReturn:
+            raise InshrinkError("there is no such file any more")
+
+    def decode() -> NoReturn:
+        raise InshrinkError("the frame is missing")
+
+    tensor = torch.zeros(HELD_NBYTES)
+    spec = spec_of("w.weight", tensor)
+    reference = RecalledReference(origin=Origin(Gone(), spec, b""), decode=decode)  # type: ignore[arg-type]
+    assert reference.nbytes == 0
+    with pytest.raises(InshrinkError, match="the frame is missing"):
+        reference.decoded()
+    source = DictSource({"w.weight": tensor})
+    changed = RecalledReference(origin=Origin(source, spec, b"another digest"), decode=tensor.clone)
+    assert torch.equal(changed.decoded(), tensor)
+    assert source.reads == ["w.weight"]
+
+
+PEAK = """
+import json, sys
+import inshrink_core
+
+def peak_nbytes():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+small, large, target, threads = sys.argv[1:]
+inshrink_core.compress(small, target + ".small", codec="lossless", threads=int(threads))
+before = peak_nbytes()
+inshrink_core.compress(large, target, codec="lossless", threads=int(threads))
+print(json.dumps(peak_nbytes() - before))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux's /proc")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_peak_of_memory_stays_below_half_a_checkpoint(tmp_path: Path, threads: int) -> None:
+    # The states of losslessly stored tensors are a whole checkpoint; a tensor is a seventy-second of it.
+    small, large = write_run(tmp_path / "small", n_steps=2), write_run(tmp_path / "large", 24, 640, 2)
+    command = [sys.executable, "-c", PEAK, str(small), str(large), str(tmp_path / "a"), str(threads)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    checkpoint_nbytes = (large / "step_1.pt").stat().st_size
+    assert json.loads(done.stdout) < 0.5 * checkpoint_nbytes
