@@ -222,6 +222,11 @@ class Codec(ABC):
 _BUILT_IN: Mapping[str, str] = {
     "inshrinkerator": "inshrink_core.codecs.inshrinkerator:InshrinkeratorCodec",
     "lossless": "inshrink_core.codecs.lossless:LosslessCodec",
+    "lc-checkpoint": "inshrink_core.codecs.lc_checkpoint:LcCheckpointCodec",
+    "excp": "inshrink_core.codecs.excp:ExcpCodec",
+    "qd": "inshrink_core.codecs.qd:QdCodec",
+    "uniform": "inshrink_core.codecs.uniform:UniformCodec",
+    "context": "inshrink_core.codecs.context:ContextCodec",
 }
 """Codecs that come with Inshrink, by name; others register under the entry point group."""
 

@@ -83,5 +83,12 @@ _RANS = (
     Op("read_tables", "rans_tables", "inverse of write_tables"),
 )
 
-SCHEMA: Mapping[str, Op] = {op.name: op for op in (*_SYMBOLS, *_PLANES, *_QUANTIZE, *_RANS)}
+_ADAPTIVE = (
+    Op("adaptive_encode", "adaptive", "binary arithmetic coding with probabilities that follow the data"),
+    Op("adaptive_decode", "adaptive", "inverse of adaptive_encode"),
+)
+
+_FAMILIES = (_SYMBOLS, _PLANES, _QUANTIZE, _RANS, _ADAPTIVE)
+
+SCHEMA: Mapping[str, Op] = {op.name: op for family in _FAMILIES for op in family}
 """Every op by name."""

@@ -1,0 +1,121 @@
+"""The context-modelling codec keeps the laws, and its own promises: the past tells what comes."""
+
+import pytest
+import torch
+
+from inshrink_core.checkpoint import MODEL_ROLES, TensorRole
+from inshrink_core.codec import TensorInput, codec_for_block, get_codec
+from inshrink_core.codecs.context import ContextCodec, ContextConfig, ContextReference
+from inshrink_core.codecs.excp import ExcpCodec, ExcpConfig
+from inshrink_core.errors import ConfigError, DamagedError
+from inshrink_core.frame import Block
+from tests.codec_suite import CodecSuite, state_bits
+from tests.strategies import bits, normal, spec_of
+
+CODEC = ContextCodec()
+
+
+def encode(tensor, reference=None, codec=CODEC, config=None):
+    config = config or ContextConfig()
+    second = torch.full(tensor.shape, 1e-9)
+    item = TensorInput(spec=spec_of(tensor), tensor=tensor, second_moment=second)
+    plan = codec.plan([item.spec], [codec.observe(item, reference, config)], config)
+    return codec.encode(item, plan, reference)
+
+
+class TestContextDefaults(CodecSuite):
+    codec = CODEC
+    config = ContextConfig()
+
+
+class TestContextWide(CodecSuite):
+    codec = CODEC
+    config = ContextConfig(bits=8, keyframe="quantized", vectors="exact")
+
+    def unchanged_bytes(self, tensor):
+        # What a quantized keyframe lost is a residual like any other: 255 centroids at worst.
+        return 1030 + tensor.numel()
+
+
+def test_values_are_those_of_excp():
+    values, moved = normal((80, 90), 0), normal((80, 90), 0) + normal((80, 90), 1, 1e-3)
+    ours = encode(moved, encode(values).reference).reference
+    config = ExcpConfig()
+    theirs = encode(moved, encode(values, None, ExcpCodec(), config).reference, ExcpCodec(), config).reference
+    assert bits(ours.decoded()) == bits(theirs.decoded())
+
+
+def _moves(seed):
+    """Moves of which whole regions are large or small, the same ones in every frame."""
+    scale = torch.kron((normal((10, 10), 7) > 0).float() + 0.02, torch.ones(20, 20))
+    return normal((200, 200), seed, 1e-3) * scale
+
+
+def test_regions_that_moved_before_tell_which_move_now():
+    values = normal((200, 200), 0)
+    start = encode(values).reference
+    first = encode(values + _moves(1), start).reference
+    goal = values + _moves(1) + _moves(2)
+    informed = encode(goal, first).block.payload
+    # The same decoded values without their symbols: nothing is known of the regions.
+    blind = encode(goal, encode(first.decoded()).reference).block.payload
+    assert len(informed) < 0.9 * len(blind)
+
+
+def test_a_state_keeps_its_symbols_through_a_rekey():
+    values = normal((60, 60), 0)
+    state = encode(values + normal((60, 60), 1, 1e-3), encode(values).reference).reference
+    assert isinstance(state, ContextReference)
+    block = CODEC.rekey(spec_of(values), state)
+    assert len(block.payload) <= CODEC.worst_case_bytes(spec_of(values))
+    rekeyed = CODEC.decode(spec_of(values), block, None).reference
+    assert state_bits(rekeyed) == state_bits(state)
+    # A frame written before the re-key decodes after it.
+    following = encode(values, state)
+    decoded = CODEC.decode(spec_of(values), following.block, rekeyed)
+    assert state_bits(decoded.reference) == state_bits(following.reference)
+
+
+def test_damaged_states_are_refused_or_decode_to_the_spec():
+    values = normal((60, 60), 0)
+    state = encode(values + normal((60, 60), 1, 1e-3), encode(values).reference).reference
+    payload = bytes(CODEC.rekey(spec_of(values), state).payload)
+    for length in range(0, len(payload), 97):
+        with pytest.raises(DamagedError):
+            CODEC.decode(spec_of(values), Block("context/1", payload[:length]), None)
+    for damaged in (
+        payload + b"\0",
+        bytes([payload[0], 0, 0]) + payload[3:],
+        payload[:2] + b"\xff" + payload[3:],
+    ):
+        with pytest.raises(DamagedError):
+            CODEC.decode(spec_of(values), Block("context/1", damaged), None)
+
+
+def test_symbols_of_a_tensor_without_centroids_are_refused():
+    # delta, no centroids; which symbols are zero: none (a constant 1); no values
+    payload = bytes([1, 0, 2, 1, 1, 0])
+    reference = encode(torch.zeros(2, 2)).reference
+    with pytest.raises(DamagedError, match="alphabet"):
+        CODEC.decode(spec_of(torch.zeros(2, 2)), Block("context/1", payload), reference)
+
+
+def test_moments_are_taken_like_those_of_excp():
+    assert CODEC.takes(ContextConfig()) == MODEL_ROLES | {TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ}
+
+
+def test_the_coder_is_no_choice():
+    for coder in ("lzma", "rans"):
+        with pytest.raises(ConfigError, match="adaptive"):
+            ContextConfig(coder=coder)
+
+
+def test_the_plan_of_excp_is_refused():
+    item = TensorInput(spec=spec_of(torch.zeros(9, 9)), tensor=torch.zeros(9, 9))
+    with pytest.raises(ConfigError, match="context"):
+        CODEC.encode(item, ExcpCodec().plan([], [], ExcpConfig()), None)
+
+
+def test_the_codec_is_found_by_name_and_by_bitstream():
+    assert type(get_codec("context")) is ContextCodec
+    assert type(codec_for_block("context/1")) is ContextCodec

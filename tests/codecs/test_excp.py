@@ -1,0 +1,269 @@
+"""The ExCP codec keeps the laws, and its own promises: joint pruning, few centroids, LZMA."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
+from inshrink_core.codec import TensorInput, codec_for_block, get_codec
+from inshrink_core.codecs.excp import ExcpCodec, ExcpConfig, kept_moments, kept_residuals
+from inshrink_core.codecs.residual import fit_nearest, narrowed
+from inshrink_core.errors import ConfigError
+from tests.codec_suite import CodecSuite, state_bits
+from tests.strategies import bits, normal, spec_of
+
+CODEC = ExcpCodec()
+MOMENTS = (TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ)
+
+
+def encode(tensor, config, reference=None, second=None):
+    item = TensorInput(spec=spec_of(tensor), tensor=tensor, second_moment=second)
+    plan = CODEC.plan([item.spec], [CODEC.observe(item, reference, config)], config)
+    return CODEC.encode(item, plan, reference)
+
+
+class _WithSecondMoment(CodecSuite):
+    codec = CODEC
+
+    def make_item(self, spec, tensor):
+        second = None
+        if tensor.dtype.is_floating_point:
+            noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(5))
+            second = (noise * 1e-4) ** 2
+        return TensorInput(spec=spec, tensor=tensor, second_moment=second)
+
+
+class TestExcpDefaults(_WithSecondMoment):
+    config = ExcpConfig()
+
+
+class TestExcpWithoutOptimizer(CodecSuite):
+    codec = CODEC
+    config = ExcpConfig(coder="rans")
+
+
+class TestExcpByElement(_WithSecondMoment):
+    config = ExcpConfig(indicator="element", bits=8, keyframe="quantized", coder="huffman", vectors="exact")
+
+    def unchanged_bytes(self, tensor):
+        # What a quantized keyframe lost is a residual like any other: 255 centroids at worst.
+        return 1030 + tensor.numel()
+
+
+# Pruning
+
+
+def test_the_threshold_is_the_published_factor_times_the_median_of_the_residual():
+    residual = np.array([0.1, -0.2, 0.3, -0.4, 0.5], np.float32)  # median .3
+    config = ExcpConfig()
+    for root_mean, expected in ((1e-4, [0, 1, 1, 1, 1]), (4e-5, [0, 0, 0, 1, 1]), (3e-5, [0, 0, 0, 0, 0])):
+        # factors .5, 1.25 and 1.67: thresholds .15, .375 and .5
+        second = np.full(5, root_mean**2, np.float32)
+        assert kept_residuals(residual, second, config).tolist() == [bool(kept) for kept in expected]
+
+
+def test_the_factor_is_capped_at_two_and_a_half():
+    residual = np.array([1.0, 1.0, 1.0, 2.4, 2.6], np.float32)
+    for second in (np.zeros(5, np.float32), np.full(5, 1e-20, np.float32), None):
+        assert kept_residuals(residual, second, ExcpConfig()).tolist() == [False] * 4 + [True]
+
+
+def test_the_papers_indicator_is_one_threshold_an_element():
+    residual = np.full(4, 1.0, np.float32)
+    second = np.array([1e-8, 2.4e-9, 2.6e-9, 0], np.float32)  # factors .5, 1.02, .98, cap
+    kept = kept_residuals(residual, second, ExcpConfig(indicator="element"))
+    assert kept.tolist() == [True, False, True, False]
+
+
+def test_a_first_moment_is_kept_above_twice_the_mean_magnitude():
+    first = np.array([1.0, -1.0, 0.0, 6.0, -2.0], np.float32)  # mean 2
+    assert kept_moments(first, ExcpConfig()).tolist() == [False, False, False, True, False]
+
+
+# Quantizing
+
+
+def test_few_values_are_their_own_centroids_and_zero_is_symbol_zero():
+    values = np.array([0.5, 0, -0.25, 2, 0.5], np.float32)
+    quantized = fit_nearest(values, values != 2, 15, 0.0)
+    assert quantized.symbols.tolist() == [2, 0, 1, 0, 2]
+    # Centroids are those of bins as wide as a bfloat16's last bit.
+    assert quantized.codebook == pytest.approx([-0.25, 0.5], rel=2**-8)
+
+
+def test_values_go_to_the_nearest_centroid():
+    values = normal((10000,), 0).numpy()
+    quantized = fit_nearest(values, np.ones(10000, bool), 15, 1 / 32)
+    distance = np.abs(values[:, None] - quantized.codebook[None, :])
+    chosen = np.take_along_axis(distance, quantized.symbols[:, None].astype(int) - 1, 1)[:, 0]
+    assert (chosen <= distance.min(1) + 1e-9).all()
+
+
+def test_a_codebook_is_float16_unless_that_loses_a_part_in_32():
+    fine, coarse = np.array([-0.1, 0.3]), np.array([1e-9, 3e-8, 0.5])
+    assert (narrowed(fine, 1 / 32) == fine.astype(np.float16)).all()
+    assert (narrowed(coarse, 1 / 32) == coarse.astype(np.float32)).all()
+
+
+def test_at_most_fifteen_values_are_added_in_a_frame_of_four_bits():
+    values = normal((100, 100), 0)
+    first = encode(values, ExcpConfig()).reference
+    moved = values + normal((100, 100), 1, 1e-3)
+    second = encode(moved, ExcpConfig(alpha=1e-6), first, torch.full((100, 100), 1e-8)).reference
+    added = (second.decoded() - values).numpy().round(6)
+    assert 10 <= len(np.unique(added)) <= 60  # rounding of the sums blurs 16 values
+    error = (second.decoded() - moved).square().mean().sqrt() / 1e-3
+    assert float(error) < 0.13  # 15 centroids of a normal distribution err .12 of its deviation
+
+
+# Moments
+
+
+def frames():
+    """Weight and moments of one parameter, by role, at two steps."""
+    weight = normal((64, 64), 0)
+    first = {
+        TensorRole.WEIGHT: weight,
+        TensorRole.EXP_AVG: normal((64, 64), 1, 1e-3),
+        TensorRole.EXP_AVG_SQ: normal((64, 64), 2, 1e-3) ** 2,
+    }
+    second = {
+        TensorRole.WEIGHT: weight + normal((64, 64), 3, 1e-4),
+        TensorRole.EXP_AVG: normal((64, 64), 4, 1e-3),
+        TensorRole.EXP_AVG_SQ: normal((64, 64), 5, 1e-3) ** 2,
+    }
+    return first, second
+
+
+def encode_roles(codec, tensors, references, config):
+    """Encode one frame of weight and moments the way a chain does."""
+    specs = {role: spec_of(tensor, "fc.weight", role) for role, tensor in tensors.items()}
+    second = tensors[TensorRole.EXP_AVG_SQ]
+    items = {
+        role: TensorInput(
+            spec=specs[role],
+            tensor=tensor,
+            second_moment=second if role is TensorRole.WEIGHT else None,
+        )
+        for role, tensor in tensors.items()
+    }
+    seen = [codec.observe(item, references.get(role), config) for role, item in items.items()]
+    plan = codec.plan(list(specs.values()), seen, config)
+    return {role: codec.encode(item, plan, references.get(role)) for role, item in items.items()}
+
+
+def test_moments_survive_where_residual_and_first_moment_do():
+    first, second = frames()
+    config = ExcpConfig(beta=1.0)
+    start = encode_roles(CODEC, first, {}, config)
+    assert {encoded.block.codec for encoded in start.values()} == {"lossless/1"}
+    references = {role: encoded.reference for role, encoded in start.items()}
+    done = encode_roles(CODEC, second, references, config)
+    residual = (second[TensorRole.WEIGHT] - first[TensorRole.WEIGHT]).numpy().reshape(-1)
+    moment = second[TensorRole.EXP_AVG].numpy().reshape(-1)
+    kept = kept_residuals(residual, second[TensorRole.EXP_AVG_SQ].numpy().reshape(-1), config)
+    kept &= kept_moments(moment, config)
+    assert 0.05 < kept.mean() < 0.5
+    for role in MOMENTS:
+        decoded = done[role].reference.decoded().numpy().reshape(-1)
+        assert ((decoded != 0) == kept).all()
+        assert decoded[kept] == pytest.approx(second[role].numpy().reshape(-1)[kept], rel=1.2, abs=1e-4)
+
+
+def test_moments_decode_without_weight_plan_or_reference():
+    first, second = frames()
+    config = ExcpConfig()
+    references = {r: e.reference for r, e in encode_roles(CODEC, first, {}, config).items()}
+    for role, encoded in encode_roles(CODEC, second, references, config).items():
+        reference = references[role] if role is TensorRole.WEIGHT else None
+        spec = spec_of(second[role], "fc.weight", role)
+        decoded = CODEC.decode(spec, encoded.block, reference)
+        assert state_bits(decoded.reference) == state_bits(encoded.reference)
+        assert len(encoded.block.payload) <= CODEC.worst_case_bytes(spec)
+
+
+def test_pruned_second_moments_may_become_their_mean_and_are_then_never_zero():
+    first, second = frames()
+    config = ExcpConfig(pruned_second_moment="mean")
+    references = {r: e.reference for r, e in encode_roles(CODEC, first, {}, config).items()}
+    restored = encode_roles(CODEC, second, references, config)[TensorRole.EXP_AVG_SQ].reference.decoded()
+    assert float(restored.min()) > 0
+    assert float(restored.mean()) == pytest.approx(float(second[TensorRole.EXP_AVG_SQ].mean()), rel=0.05)
+
+
+def test_tiny_second_moments_do_not_underflow():
+    first, second = frames()
+    for tensors in (first, second):
+        tensors[TensorRole.EXP_AVG_SQ] *= 1e-6  # 1e-12: below float16's smallest number
+    config = ExcpConfig(beta=0.5, alpha=1e-8)
+    references = {r: e.reference for r, e in encode_roles(CODEC, first, {}, config).items()}
+    done = encode_roles(CODEC, second, references, config)
+    kept = done[TensorRole.EXP_AVG].reference.decoded() != 0
+    assert bool((done[TensorRole.EXP_AVG_SQ].reference.decoded()[kept] > 0).all())
+
+
+def test_moments_may_be_left_to_others():
+    roles = MODEL_ROLES | set(MOMENTS)
+    assert CODEC.takes(ExcpConfig()) == roles
+    assert CODEC.takes(ExcpConfig(moments="exact")) == MODEL_ROLES
+    tensor = normal((64, 64), 0)
+    spec = spec_of(tensor, "fc.weight", TensorRole.EXP_AVG)
+    plan = CODEC.plan([], [], ExcpConfig(moments="exact"))
+    reference = CODEC.encode(TensorInput(spec=spec, tensor=tensor), plan, None).reference
+    encoded = CODEC.encode(TensorInput(spec=spec, tensor=tensor + 1), plan, reference)
+    assert bits(encoded.reference.decoded()) == bits(tensor + 1)
+
+
+def test_other_codecs_take_the_model_alone():
+    for name in ("inshrinkerator", "lossless", "lc-checkpoint", "qd", "uniform"):
+        codec = get_codec(name)
+        assert codec.takes(codec.config_type()) == MODEL_ROLES
+
+
+def test_buffers_and_other_roles_are_exact():
+    for role in (TensorRole.BUFFER, TensorRole.STEP, TensorRole.MOMENTUM, TensorRole.MASTER):
+        tensor = normal((64, 64), 0)
+        spec = TensorSpec(name="x", role=role, dtype="float32", shape=(64, 64))
+        plan = CODEC.plan([], [], ExcpConfig())
+        reference = CODEC.encode(TensorInput(spec=spec, tensor=tensor), plan, None).reference
+        block = CODEC.encode(TensorInput(spec=spec, tensor=tensor + 1), plan, reference).block
+        assert block.codec == "lossless/1"
+
+
+# Coding
+
+
+def test_the_same_symbols_are_smaller_through_rans_than_through_lzma():
+    values = normal((300, 300), 0)
+    second = torch.full((300, 300), 1e-10)
+    moved = values + normal((300, 300), 1, 1e-3)
+    sizes, states = {}, {}
+    for coder in ("lzma", "rans"):
+        config = ExcpConfig(coder=coder)
+        first = encode(values, config).reference
+        encoded = encode(moved, config, first, second)
+        sizes[coder], states[coder] = len(encoded.block.payload), state_bits(encoded.reference)
+    assert states["lzma"] == states["rans"]
+    assert sizes["rans"] < sizes["lzma"] < 90000 * 4 / 8 / 3
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"alpha": -1}, {"beta": float("nan")}, {"bits": 9}, {"coder": "adaptive"}, {"moments": "drop"}],
+)
+def test_settings_out_of_range_are_refused(setting):
+    with pytest.raises(ConfigError):
+        ExcpConfig(**setting)
+
+
+def test_published_defaults():
+    config = dataclasses.asdict(ExcpConfig())
+    published = {"alpha": 5e-5, "beta": 2.0, "bits": 4, "coder": "lzma", "pruned_second_moment": "zero"}
+    assert config | published == config
+
+
+def test_the_codec_is_found_by_name_and_by_bitstream():
+    assert type(get_codec("excp")) is ExcpCodec
+    assert type(codec_for_block("excp/1")) is ExcpCodec

@@ -1,0 +1,140 @@
+"""The LC-Checkpoint codec keeps the laws, and its own promises: buckets of exponents, the largest kept."""
+
+import struct
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from inshrink_core.codec import TensorInput, codec_for_block, get_codec
+from inshrink_core.codecs.lc_checkpoint import LcCheckpointCodec, LcCheckpointConfig, promote_buckets
+from inshrink_core.errors import ConfigError, DamagedError
+from inshrink_core.frame import Block
+from tests.codec_suite import CodecSuite
+from tests.strategies import bits, normal, spec_of
+
+CODEC = LcCheckpointCodec()
+
+
+def encode(tensor, config, reference=None):
+    item = TensorInput(spec=spec_of(tensor), tensor=tensor)
+    return CODEC.encode(item, CODEC.plan([item.spec], [None], config), reference)
+
+
+class TestLcDefaults(CodecSuite):
+    codec = CODEC
+    config = LcCheckpointConfig()
+
+
+class TestLcWide(CodecSuite):
+    codec = CODEC
+    config = LcCheckpointConfig(bits=8, representative="mean", coder="rans", keyframe="quantized")
+
+    def unchanged_bytes(self, tensor):
+        # What a quantized keyframe lost is a residual like any other: 255 buckets at worst.
+        return 1030 + tensor.numel()
+
+
+class TestLcOneBucket(CodecSuite):
+    codec = CODEC
+    config = LcCheckpointConfig(bits=1, coder="zstd", vectors="exact")
+
+
+# Residuals by bucket: +8: {9, 15}; -8: {-8, -12}; +4: {4.5, 7.5}; -2: {-3}; +1: {1}; rest below.
+_RESIDUALS = np.array([9, 15, -8, -12, 4.5, 7.5, -3, 1, 0.3, -0.2, 0.1, 0], np.float32)
+
+
+def test_buckets_are_of_one_sign_and_exponent_and_stand_for_their_midrange():
+    quantized = promote_buckets(_RESIDUALS, 8, "midrange")
+    assert quantized.codebook.tolist() == pytest.approx([-10, -3, -0.2, 0.1, 0.3, 1, 6, 12])
+    assert quantized.symbols.tolist() == [8, 8, 1, 1, 7, 7, 2, 6, 5, 3, 4, 0]
+
+
+def test_the_mean_may_stand_for_a_bucket():
+    quantized = promote_buckets(np.array([4, 4, 7], np.float32), 1, "mean")
+    assert quantized.codebook.tolist() == [5.0]
+
+
+def test_priority_goes_to_the_largest_exponents_and_the_rest_becomes_zero():
+    quantized = promote_buckets(_RESIDUALS, 2, "midrange")
+    assert quantized.codebook.tolist() == [-10, 6, 12]
+    assert quantized.symbols.tolist() == [3, 3, 1, 1, 2, 2, 0, 0, 0, 0, 0, 0]
+
+
+def test_of_two_buckets_of_one_exponent_the_positive_one_is_promoted_first():
+    assert promote_buckets(np.array([-3, 2], np.float32), 1, "midrange").codebook.tolist() == [2]
+
+
+def test_subnormal_residuals_have_buckets_too():
+    tiny = np.array([1e-45, -1e-40], np.float32)
+    assert promote_buckets(tiny, 3, "midrange").codebook.tolist() == sorted(tiny.tolist())
+
+
+def test_the_first_checkpoint_is_exact_and_what_follows_closes_the_loop():
+    values, config = normal((50, 50), 0), LcCheckpointConfig()
+    first = encode(values, config)
+    assert first.block.codec == "lossless/1"
+    goal, reference, errors = values + normal((50, 50), 1, 1e-3), first.reference, []
+    for _ in range(6):
+        reference = encode(goal, config, reference).reference
+        errors.append(float((reference.decoded() - goal).abs().max()))
+    # A bucket's midrange is within a third of every member: each frame leaves less than half.
+    assert all(after < 0.6 * before for before, after in pairwise(errors))
+
+
+def test_a_quantized_first_checkpoint_has_255_centroids():
+    values = normal((200, 200), 0)
+    first = encode(values, LcCheckpointConfig(keyframe="quantized"))
+    assert first.block.codec == "lc-checkpoint/1"
+    assert 200 < len(first.reference.decoded().unique()) <= 256
+
+
+def test_a_payload_put_together_by_hand_decodes():
+    # delta, float16 centroids -0.5 and 2, packed symbols of two bits: 0, 1, 2, 0
+    payload = bytes([1, 2]) + struct.pack("<ee", -0.5, 2.0) + bytes([0, 0b00100100])
+    reference = encode(torch.tensor([[-0.0, 1.0], [1.0, 1.0]]), LcCheckpointConfig()).reference
+    spec = spec_of(torch.zeros(2, 2))
+    decoded = CODEC.decode(spec, Block("lc-checkpoint/1", payload), reference)
+    assert bits(decoded.tensor) == bits(torch.tensor([[-0.0, 0.5], [3.0, 1.0]]))
+    # alone, float32 centroids, symbol 0 stands for 7
+    payload = bytes([6, 1]) + struct.pack("<ff", 0.1, 7.0) + bytes([0, 0b0101])
+    decoded = CODEC.decode(spec, Block("lc-checkpoint/1", payload), None)
+    assert bits(decoded.tensor) == bits(torch.tensor([[0.1, 7.0], [0.1, 7.0]]))
+
+
+def test_headers_that_contradict_themselves_are_refused():
+    spec = spec_of(torch.zeros(2, 2))
+    for payload in (
+        b"",
+        b"\0",
+        bytes([8, 0, 1, 0]),
+        bytes([5, 0]) + bytes(4) + b"\1\0",
+        bytes([1, 0, 1, 0]),
+        bytes([0, 2, 0, 0, 0]),
+        bytes([0, 2]) + struct.pack("<ee", 1.0, 1.0) + b"\1\0",
+        bytes([0, 1]) + struct.pack("<e", float("inf")) + b"\1\0",
+        bytes([4, 0]) + struct.pack("<f", float("nan")) + b"\1\0",
+        bytes([0, 0, 1, 1]),
+    ):
+        with pytest.raises(DamagedError):
+            CODEC.decode(spec, Block("lc-checkpoint/1", payload), None)
+
+
+def test_sums_beyond_the_dtype_stop_at_its_largest_number():
+    largest = torch.full((10, 10), 65000.0).half()
+    reference = encode(largest, LcCheckpointConfig()).reference
+    payload = bytes([1, 1]) + struct.pack("<e", 1000.0) + b"\1\1"
+    decoded = CODEC.decode(spec_of(largest), Block("lc-checkpoint/1", payload), reference)
+    assert decoded.tensor.unique().tolist() == [65504.0]
+
+
+@pytest.mark.parametrize("setting", [{"bits": 0}, {"bits": 9}, {"representative": "median"}, {"coder": "x"}])
+def test_settings_out_of_range_are_refused(setting):
+    with pytest.raises(ConfigError):
+        LcCheckpointConfig(**setting)
+
+
+def test_the_codec_is_found_by_name_and_by_bitstream():
+    assert isinstance(get_codec("lc-checkpoint"), LcCheckpointCodec)
+    assert isinstance(codec_for_block("lc-checkpoint/1"), LcCheckpointCodec)

@@ -1,0 +1,135 @@
+"""The adaptive coder: exact bytes for tiny inputs, near the conditional entropy, nothing trusted."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inshrink_core.entropy.adaptive import decode_adaptive, encode_adaptive, worst_case_adaptive_bytes
+from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops.adaptive import adaptive_decode, adaptive_encode
+
+
+def _source(n, n_symbols, n_contexts, seed, skew=0.3):
+    """Symbols drawn from one distribution per context."""
+    rng = np.random.default_rng(seed)
+    tables = rng.dirichlet(np.full(n_symbols, skew), n_contexts)
+    contexts = rng.integers(0, n_contexts, n).astype(np.uint8)
+    points = rng.random(n)
+    symbols = (points[:, None] > np.cumsum(tables, 1)[contexts]).sum(1)
+    return np.minimum(symbols, n_symbols - 1).astype(np.uint8), contexts
+
+
+@st.composite
+def _cases(draw):
+    n = draw(st.integers(0, 200))
+    n_symbols, n_contexts = draw(st.integers(1, 256)), draw(st.integers(1, 256))
+    skew = draw(st.sampled_from([0.01, 0.3, 5.0]))
+    return (*_source(n, n_symbols, n_contexts, draw(st.integers(0, 2**32 - 1)), skew), n_symbols, n_contexts)
+
+
+@given(_cases())
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_any_symbols_come_back_within_the_stated_size(case):
+    symbols, contexts, n_symbols, n_contexts = case
+    payload = encode_adaptive(symbols, contexts, n_symbols, n_contexts)
+    assert len(payload) <= worst_case_adaptive_bytes(symbols.size, n_symbols)
+    decoded = decode_adaptive(payload, symbols.size, n_symbols, contexts, n_contexts)
+    assert np.array_equal(decoded, symbols)
+    with force_backend(Backend.REFERENCE):
+        assert encode_adaptive(symbols, contexts, n_symbols, n_contexts) == payload
+        assert np.array_equal(
+            decode_adaptive(payload, symbols.size, n_symbols, contexts, n_contexts), symbols
+        )
+
+
+def test_tiny_inputs_have_these_bytes():
+    assert encode_adaptive(np.zeros(0, np.uint8), None, 4) == b""
+    assert encode_adaptive(np.array([3, 3, 3], np.uint8), None, 4).hex() == "0103"
+    assert encode_adaptive(np.array([0, 1, 2, 3], np.uint8), None, 4).hex() == "00e4"
+    # Decisions 0 0 1: the range's upper bounds 1/2, 3/8 (of 1/2 · 3/4), then 1 takes the last sixth of
+    # it, [.3125, .375): 0x50 = .3125 as the first byte in it.
+    stream = adaptive_encode(np.array([0, 0, 1], np.uint8), np.zeros(3, np.uint8), 1, 1, 9)
+    assert stream.tobytes().hex() == "50"
+
+
+def test_size_is_near_the_conditional_entropy():
+    symbols, contexts = _source(200_000, 16, 18, 1)
+    counts = np.zeros((18, 16))
+    np.add.at(counts, (contexts, symbols), 1)
+    shares = counts / counts.sum(1, keepdims=True)
+    entropy_bytes = -(counts * np.log2(np.where(counts > 0, shares, 1))).sum() / 8
+    # Learning costs about half a logarithm of the uses for each of 18 · 15 estimates: 270 · 6.7 bits.
+    assert len(encode_adaptive(symbols, contexts, 16, 18)) <= 1.01 * entropy_bytes + 230
+
+
+def test_a_source_that_changes_is_followed():
+    rng = np.random.default_rng(0)
+    symbols = np.concatenate([rng.random(50_000) < share for share in (0.01, 0.99)]).astype(np.uint8)
+    # .081 bits a symbol in each half, and about 1,000 uses to forget the first; a fixed table: a whole bit.
+    assert len(encode_adaptive(symbols, None, 2)) < 0.12 * symbols.size / 8
+
+
+def test_a_carry_runs_through_bytes_already_written():
+    # Rare ones after frequent ones end near the top of the range again and again.
+    rng = random.Random(0)
+    for _ in range(300):
+        symbols = np.array([rng.random() < 0.97 for _ in range(rng.randrange(2, 400))], np.uint8)
+        stream = adaptive_encode(symbols, np.zeros(symbols.size, np.uint8), 1, 1, 500)
+        decoded, intact = adaptive_decode(stream, np.zeros(symbols.size, np.uint8), 1, 1)
+        assert intact
+        assert np.array_equal(decoded, symbols)
+
+
+def test_both_back_ends_agree_on_damaged_streams():
+    rng = random.Random(1)
+    symbols, contexts = _source(300, 9, 4, 2)
+    stream = adaptive_encode(symbols, contexts, 4, 4, 1000)
+    for _ in range(60):
+        damaged = stream.copy()
+        damaged[rng.randrange(damaged.size)] ^= 1 << rng.randrange(8)
+        damaged = damaged[: rng.randrange(1, damaged.size + 1)]
+        fast, fast_intact = adaptive_decode(damaged, contexts, 4, 4)
+        with force_backend(Backend.REFERENCE):
+            plain, plain_intact = adaptive_decode(damaged, contexts, 4, 4)
+        assert np.array_equal(fast, plain)
+        assert fast_intact == plain_intact
+
+
+def test_damaged_payloads_are_refused_or_decode_to_symbols_of_the_alphabet():
+    rng = random.Random(2)
+    symbols, contexts = _source(500, 11, 4, 3)
+    payload = encode_adaptive(symbols, contexts, 11, 4)
+    refused = 0
+    for _ in range(400):
+        damaged = bytearray(payload[: rng.randrange(1, len(payload) + 1)])
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        try:
+            decoded = decode_adaptive(bytes(damaged), 500, 11, contexts, 4)
+        except DamagedError:
+            refused += 1
+            continue
+        assert decoded.size == 500
+        assert int(decoded.max()) < 11
+    assert refused > 200
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0", b"\1", b"\1\4", b"\1\0\0", b"\2", b"\3\0", b"\0\0\0"])
+def test_payloads_of_no_four_symbols_of_two_bits_are_refused(payload):
+    with pytest.raises(DamagedError):
+        decode_adaptive(payload, 4, 4)
+
+
+def test_arguments_out_of_range_are_refused():
+    three = np.array([0, 1, 3], np.uint8)
+    with pytest.raises(InputError, match="symbol"):
+        encode_adaptive(three, None, 3)
+    with pytest.raises(InputError, match="context"):
+        encode_adaptive(three, three, 4, 3)
+    with pytest.raises(InputError, match="size"):
+        encode_adaptive(three, three[:2], 4, 4)
+    with pytest.raises(InputError, match="alphabet"):
+        encode_adaptive(three, None, 257)
