@@ -145,6 +145,9 @@ class Codec(ABC):
 
     lossy: ClassVar[bool] = True
 
+    uses_restored: ClassVar[bool] = False
+    """Whether `encode` looks at `TensorInput.restored`, which costs a decoding."""
+
     def companions(self, config: CodecConfig) -> frozenset[TensorRole]:
         """Return the roles whose tensors this config wants beside each weight (`TensorInput`)."""
         return frozenset()
@@ -222,6 +225,7 @@ class Codec(ABC):
 _BUILT_IN: Mapping[str, str] = {
     "inshrinkerator": "inshrink_core.codecs.inshrinkerator:InshrinkeratorCodec",
     "lossless": "inshrink_core.codecs.lossless:LosslessCodec",
+    "moments": "inshrink_core.codecs.moments:MomentsCodec",
     "lc-checkpoint": "inshrink_core.codecs.lc_checkpoint:LcCheckpointCodec",
     "excp": "inshrink_core.codecs.excp:ExcpCodec",
     "qd": "inshrink_core.codecs.qd:QdCodec",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -31,6 +32,8 @@ def state_bits(state: Any) -> Any:
     """A state as nested tuples of bytes and numbers, so that `==` compares it bit for bit."""
     if isinstance(state, Tensor):
         return str(state.dtype), tuple(state.shape), bits(state)
+    if isinstance(state, np.ndarray):
+        return str(state.dtype), state.shape, state.tobytes()
     if dataclasses.is_dataclass(state):
         fields = [getattr(state, field.name) for field in dataclasses.fields(state)]
         return type(state).__name__, *(state_bits(field) for field in fields)

@@ -1,8 +1,9 @@
 """Frames in order: append, decode, measure, verify; owns the reference between frames."""
 
-from inshrink_core.chain.append import OPTIMIZER_CHOICES, Appended, ChainConfig, ChainWriter
+from inshrink_core.chain.append import Appended, ChainWriter
 from inshrink_core.chain.archive import Archive
-from inshrink_core.chain.content import content_digest, stored_view
+from inshrink_core.chain.config import OPTIMIZER_CHOICES, ChainConfig
+from inshrink_core.chain.content import content_digest, stored_view, tensor_digest
 from inshrink_core.chain.sizes import ArchiveSize, FrameSize, TensorSize, archive_size, frame_size
 from inshrink_core.chain.verify import StepError, Verification, verify_archive
 
@@ -21,5 +22,6 @@ __all__ = [
     "content_digest",
     "frame_size",
     "stored_view",
+    "tensor_digest",
     "verify_archive",
 ]

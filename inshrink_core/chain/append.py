@@ -1,93 +1,38 @@
-"""Appending checkpoints to an archive: references, companions and the keyframe policy."""
+"""Appending checkpoints to an archive: references, lineage and the keyframe policy."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain.archive import Archive, pack_attributes
-from inshrink_core.chain.content import content_digest, parts_of, stored_view, tensor_digest
+from inshrink_core.chain.config import ChainConfig
+from inshrink_core.chain.content import content_digest, parts_of, stored_view
+from inshrink_core.chain.encode import TensorResult, encode_tensors
 from inshrink_core.chain.parts import LAYOUT_KEY, encode_part
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
-from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import CodecConfig, TensorInput, TensorReference, get_codec
-from inshrink_core.execution import ordered_map
-from inshrink_core.formats.source import FileSource
-from inshrink_core.frame import Block, FrameInfo, FrameKind
+from inshrink_core.checkpoint import Checkpoint, TensorSpec
+from inshrink_core.codec import FrameContext, TensorReference, get_codec
+from inshrink_core.frame import FrameInfo, FrameKind
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Appended", "ChainConfig", "ChainWriter", "TensorDone"]
-
-OPTIMIZER_CHOICES = ("lossless", "drop")
+__all__ = ["Appended", "ChainWriter", "TensorDone"]
 
 _WORTHWHILE = 0.99
 """A delta that saves less than a hundredth is not worth its dependence on the frames before."""
 
-_SLICE = 1 << 20
-"""Values measured together: four temporary copies of a slice, not of a tensor."""
-
 TensorDone = Callable[[TensorSpec], None]
 """Called after each tensor is written; may raise to cancel, which leaves the archive as it was."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChainConfig:
-    """How a run is written.
-
-    Parameters
-    ----------
-    codec
-        Name of the codec of weights and buffers.
-    config
-        Its config.
-    optimizer
-        ``lossless`` keeps optimizer state bit-exact; ``drop`` leaves it out, so that training cannot
-        be resumed without warming the optimizer up again.
-    keyframe_every
-        Frames from one keyframe to the next; restoring a step decodes at most that many frames.
-    device
-        Device the codec works on, as torch names it.
-    threads
-        Tensors encoded at a time; does not change the bytes.
-    """
-
-    codec: str
-    config: CodecConfig
-    optimizer: str = "lossless"
-    keyframe_every: int = 32
-    device: str = "cpu"
-    threads: int = 1
-
-    def record(self) -> dict[str, Any]:
-        """Return what the frame says of how it was made."""
-        return {
-            "codec": self.codec,
-            "config": dataclasses.asdict(self.config),  # type: ignore[call-overload]
-            "optimizer": self.optimizer,
-        }
 
 
 class Appended(NamedTuple):
     """One frame that was written: its place in the archive, and the squared error of its weights."""
 
     info: FrameInfo
-    squared_error: float
-    squared_norm: float
-
-
-class _TensorResult(NamedTuple):
-    """What one worker hands to the writing thread."""
-
-    spec: TensorSpec
-    block: Block
-    reference: TensorReference
     squared_error: float
     squared_norm: float
 
@@ -115,6 +60,8 @@ class ChainWriter:
         The frame the next one continues from; by default the archive's head.
     branch
         The branch new frames belong to.
+    restored
+        The frame that training was last restored from; by default what the parent says of it.
 
     Notes
     -----
@@ -131,6 +78,7 @@ class ChainWriter:
         *,
         parent: FrameInfo | None = None,
         branch: int | None = None,
+        restored: FrameInfo | None = None,
     ) -> None:
         self.writer = writer
         self.config = config
@@ -140,8 +88,16 @@ class ChainWriter:
         self._references: dict[str, TensorReference] | None = None
         self._parts: dict[str, bytes] | None = None
         self._archive = Archive(writer.reader)
+        self._meta: Mapping[str, Any] = self._archive.frame(self.parent).meta if self.parent else {}
+        self._start = _Start(self._archive, restored if restored is not None else self._restored_before())
         self._since_keyframe: int | None = None
         self._keyframe_rate = 1.0
+
+    def _restored_before(self) -> FrameInfo | None:
+        """Return the frame that the parent's training was restored from."""
+        frame_id = self._meta.get("restored")
+        known = {frame.frame_id: frame for frame in self.writer.reader.frames}
+        return known.get(frame_id) if isinstance(frame_id, bytes) else None
 
     def append(self, checkpoint: Checkpoint, *, done: TensorDone | None = None) -> Appended:
         """Encode a checkpoint and commit it as a frame.
@@ -242,12 +198,16 @@ class ChainWriter:
         nbytes = 0
         parent_id = self.parent.frame_id if self.parent else None
         with self.writer.begin(step=stored.step, kind=kind, parent_id=parent_id, branch=self.branch) as frame:
-            for result in self._encode_all(stored, old, digests):
+            memory, results = encode_tensors(
+                self.config, stored, old, self._context(stored), self._start.value
+            )
+            for result in results:
                 block = result.block
                 frame.add(
                     result.spec.key, block.codec, block.payload, attributes=pack_attributes(result.spec)
                 )
-                references[result.spec.key] = result.reference
+                digests[result.spec.key] = result.digest
+                references[result.spec.key] = self._kept(result)
                 nbytes += len(block.payload)
                 squared_error += result.squared_error
                 squared_norm += result.squared_norm
@@ -260,82 +220,46 @@ class ChainWriter:
                 codec, payload = encode_part(content, previous.get(key))
                 frame.add(key, codec, payload, part=True)
             meta = self.config.record() | {"content": content_digest(stored, digests, parts)}
+            if memory is not None:
+                meta["memory"] = memory
+            if self._start.frame is not None:
+                meta["restored"] = self._start.frame.frame_id
             info = frame.commit(meta)
+        self._meta = meta
         return _FrameResult(info, nbytes, references, squared_error, squared_norm)
 
-    def _encode_all(
-        self, stored: Checkpoint, old: dict[str, TensorReference], digests: dict[str, bytes]
-    ) -> Iterator[_TensorResult]:
-        """Observe every tensor of the model, plan the frame, then encode tensor by tensor."""
-        codec, config = get_codec(self.config.codec), self.config.config
-        model = [spec for spec in stored.specs if spec.role in MODEL_ROLES]
-        prepare = partial(_prepare, stored, codec.companions(config), self.config.device)
+    def _context(self, stored: Checkpoint) -> FrameContext:
+        """Return what is known of the frame beside its tensors."""
+        rates = {name: group["lr"] for name, group in stored.hyperparameters.items() if "lr" in group}
+        start = self._start.frame
+        return FrameContext(
+            learning_rates=rates,
+            memory=self._meta.get("memory") if self._meta.get("codec") == self.config.codec else None,
+            after_restore=start is not None
+            and self.parent is not None
+            and start.frame_id == self.parent.frame_id,
+        )
 
-        def observe(spec: TensorSpec) -> Any:
-            return codec.observe(prepare(spec), old.get(spec.key), config)
-
-        statistics = list(ordered_map(observe, model, threads=self.config.threads))
-        plan = codec.plan(model, statistics, config)
-        lossless = get_codec("lossless")
-        exact_plan = lossless.plan([], [], lossless.config_type())
-
-        def encode(spec: TensorSpec) -> _TensorResult:
-            if spec.role in MODEL_ROLES:
-                item = prepare(spec)
-                encoded = codec.encode(item, plan, old.pop(spec.key, None))
-                error, norm = _squared_error(item.tensor, encoded.reference) if codec.lossy else (0.0, 0.0)
-            else:
-                item = TensorInput(spec=spec, tensor=stored.source.read(spec), owned=True)
-                encoded = lossless.encode(item, exact_plan, old.pop(spec.key, None))
-                error = norm = 0.0
-            digest = digests[spec.key] = tensor_digest(item.tensor)
-            reference = encoded.reference
-            if encoded.block.codec in lossless.reads and _is_lasting(stored, spec):
-                reference = self._recalled(spec, Origin(stored.source, spec, digest))
-            return _TensorResult(spec, encoded.block, reference, error, norm)
-
-        yield from ordered_map(encode, stored.specs, threads=self.config.threads)
+    def _kept(self, result: TensorResult) -> TensorReference:
+        """Return the state to hold until the next frame."""
+        return result.reference if result.origin is None else self._recalled(result.spec, result.origin)
 
 
-def _is_lasting(checkpoint: Checkpoint, spec: TensorSpec) -> bool:
-    """Whether a tensor is worth reading again, and likely to be found where it was read."""
-    return spec.nbytes > HELD_NBYTES and isinstance(checkpoint.source, FileSource)
+class _Start:
+    """The values that training last continued from after a restore; decoded once, then held."""
 
+    def __init__(self, archive: Archive, frame: FrameInfo | None) -> None:
+        self.frame = frame
+        self._archive = archive
+        self._values: dict[str, Tensor] = {}
 
-def _prepare(
-    checkpoint: Checkpoint, companions: frozenset[TensorRole], device: str, spec: TensorSpec
-) -> TensorInput:
-    """Read a tensor and the companions its codec asked for."""
-
-    def companion(*roles: TensorRole) -> Tensor | None:
-        for role in roles:
-            key = f"{spec.name}@{role.value}"
-            if key in checkpoint and checkpoint.spec(key).shape == spec.shape:
-                return checkpoint[key].to(device)
-        return None
-
-    gradient = second_moment = None
-    if spec.role is TensorRole.WEIGHT and TensorRole.GRADIENT in companions:
-        gradient = companion(TensorRole.GRADIENT, TensorRole.EXP_AVG)
-    if spec.role is TensorRole.WEIGHT and TensorRole.EXP_AVG_SQ in companions:
-        second_moment = companion(TensorRole.EXP_AVG_SQ)
-    tensor = checkpoint.source.read(spec).to(device)
-    return TensorInput(spec=spec, tensor=tensor, gradient=gradient, second_moment=second_moment, owned=True)
-
-
-def _squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, float]:
-    """Return (squared error, squared norm) of a floating tensor; non-finite values count for nothing."""
-    import torch
-
-    if not tensor.is_floating_point():
-        return 0.0, 0.0
-    squared_error = squared_norm = 0.0
-    now, decoded = tensor.detach().reshape(-1), reference.decoded().reshape(-1)
-    for start in range(0, now.numel(), _SLICE):
-        original = now[start : start + _SLICE].to("cpu", torch.float32)
-        kept = decoded[start : start + _SLICE].to(torch.float32)
-        error = (original - kept).nan_to_num_(0.0, 0.0, 0.0)
-        norm = original.nan_to_num(0.0, 0.0, 0.0)
-        squared_error += float(error.square_().sum(dtype=torch.float64))
-        squared_norm += float(norm.square_().sum(dtype=torch.float64))
-    return squared_error, squared_norm
+    def value(self, spec: TensorSpec) -> Tensor | None:
+        """Return what a tensor was restored to; None without a restore, and where it was not there."""
+        if self.frame is None:
+            return None
+        if spec.key not in self._values:
+            stored = self._archive.checkpoint(self.frame)
+            if spec.key not in stored or stored.spec(spec.key).shape != spec.shape:
+                return None
+            self._values[spec.key] = self._archive.decode(self.frame, spec.key)[0]
+        return self._values[spec.key]

@@ -73,8 +73,9 @@ def compress(
     optimizer: Annotated[
         str | None,
         typer.Option(
-            metavar="lossless|drop",
-            help="Keep the optimizer's state bit-exact, or leave it out. (default: lossless)",
+            metavar="lossless|lattice|lattice-ratio|drop",
+            help="Keep the optimizer's state bit-exact, to an octave, as rank-one factors, or leave it out."
+            " (default: lossless)",
         ),
     ] = None,
     keyframe_every: Annotated[

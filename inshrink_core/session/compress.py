@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.archive import ArchiveWriter
-from inshrink_core.chain import Archive, ArchiveSize, ChainWriter, archive_size, content_digest, stored_view
+from inshrink_core.chain import (
+    Archive,
+    ArchiveSize,
+    ChainWriter,
+    archive_size,
+    content_digest,
+    stored_view,
+    tensor_digest,
+)
 from inshrink_core.errors import NotFoundError, StepConflictError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.session.config import make_chain_config
@@ -152,7 +160,7 @@ def compress(
         Archive.open(archive).reader.find(resumed_from)
     with ArchiveWriter(archive, create=True) as writer:
         parent, branch = _branch_point(writer, resumed_from)
-        chain = ChainWriter(writer, chain_config, parent=parent, branch=branch)
+        chain = ChainWriter(writer, chain_config, parent=parent, branch=branch, restored=parent)
         session = _Session(opened, writer, chain, resumed_from, progress, chosen)
         session.run_all()
     finished = Archive.open(archive)
@@ -192,17 +200,36 @@ class _Session:
         self.squared_error = self.squared_norm = 0.0
 
     def run_all(self) -> None:
-        """Skip what is archived and append the rest, in step order."""
+        """Skip what is archived and append the rest, in step order.
+
+        A step that is bit for bit what its frame decodes to was restored from there: what follows it
+        continues from that frame.
+        """
         archived = self._archived()
+        restored: FrameInfo | None = None
         for step in self._steps:
-            checkpoint = self._run[step]
+            checkpoint, info = self._run[step], archived.get(step)
             if self._resumed_from is not None and step <= self._resumed_from:
                 self._pass(step, checkpoint)
-            elif step in archived:
-                self._require_equal(checkpoint, archived[step])
+                continue
+            if info is not None and self._is_equal(checkpoint, info):
+                restored = None
                 self._pass(step, checkpoint)
-            else:
-                self._append(step, checkpoint)
+                continue
+            if info is not None and self._is_decoded(checkpoint, info):
+                restored = info
+                self._pass(step, checkpoint)
+                continue
+            if restored is not None:
+                self._continue_from(restored)
+                archived, restored = {}, None
+            elif info is not None:
+                raise StepConflictError(
+                    f"step {step} is in the archive already, with other values",
+                    where=str(self._writer.reader.path),
+                    remedy="if training was restored and went another way, say where: --resumed-from",
+                )
+            self._append(step, checkpoint)
 
     def _archived(self) -> dict[int, FrameInfo]:
         """Return the frame of each step of the line of training that this session continues."""
@@ -211,16 +238,28 @@ class _Session:
             return {}
         return {frame.step: frame for frame in self._writer.reader.history(parent.frame_id)}
 
-    def _require_equal(self, checkpoint: Checkpoint, info: FrameInfo) -> None:
-        """Refuse a step whose values differ from those archived under it."""
+    def _is_equal(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
+        """Whether a frame was made from this checkpoint."""
         meta = self._writer.reader.frame(info.frame_id).meta
         view = stored_view(checkpoint, str(meta.get("optimizer", "lossless")))
-        if content_digest(view) != meta.get("content"):
-            raise StepConflictError(
-                f"step {checkpoint.step} is in the archive already, with other values",
-                where=str(self._writer.reader.path),
-                remedy="if training was restored and went another way, say where: --resumed-from",
-            )
+        return content_digest(view) == meta.get("content")
+
+    def _is_decoded(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
+        """Whether a checkpoint is what a frame restores to: training went on from there."""
+        restored = Archive(self._writer.reader).checkpoint(info)
+        return all(
+            spec.key in checkpoint
+            and checkpoint.spec(spec.key) == spec
+            and tensor_digest(checkpoint[spec.key]) == tensor_digest(restored[spec.key])
+            for spec in restored.specs
+        )
+
+    def _continue_from(self, info: FrameInfo) -> None:
+        """Write what follows as the continuation of a restored step; a branch, if others follow it."""
+        parent = self._chain.parent
+        is_last = parent is not None and parent.frame_id == info.frame_id
+        branch = info.branch if is_last else max(frame.branch for frame in self._writer.reader.frames) + 1
+        self._chain = ChainWriter(self._writer, self._chain.config, parent=info, branch=branch, restored=info)
 
     def _pass(self, step: int, checkpoint: Checkpoint) -> None:
         """Count a step that needs no writing."""

@@ -1,0 +1,146 @@
+"""Encoding the tensors of one frame: which codec takes which, and what it may look at beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from inshrink_core.chain.config import ChainConfig
+from inshrink_core.chain.content import tensor_digest
+from inshrink_core.chain.recall import HELD_NBYTES, Origin
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
+from inshrink_core.codec import FrameContext, TensorInput, TensorReference
+from inshrink_core.execution import ordered_map
+from inshrink_core.formats.source import FileSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inshrink_core.frame import Block
+
+__all__ = ["TensorResult", "encode_tensors"]
+
+_WITH_COMPANIONS = frozenset({TensorRole.WEIGHT, TensorRole.EXP_AVG})
+
+_SLICE = 1 << 20
+"""Values whose error is summed at a time: temporary copies stay in the cache, whatever the tensor."""
+
+
+class TensorResult(NamedTuple):
+    """What one worker hands to the writing thread.
+
+    `origin` is set where the state need not be held: the tensor is stored exactly and can be read again.
+    """
+
+    spec: TensorSpec
+    block: Block
+    reference: TensorReference
+    origin: Origin | None
+    digest: bytes
+    squared_error: float
+    squared_norm: float
+
+
+def encode_tensors(
+    chain: ChainConfig,
+    stored: Checkpoint,
+    old: dict[str, TensorReference],
+    context: FrameContext,
+    restored: Callable[[TensorSpec], Tensor | None],
+) -> tuple[Any, Iterator[TensorResult]]:
+    """Observe every tensor, plan the frame, then encode tensor by tensor.
+
+    Parameters
+    ----------
+    chain
+        Which codec takes which tensors.
+    stored
+        The checkpoint, without what is left out; each tensor is read once or twice.
+    old
+        States of the previous frame; each is taken out as its tensor is encoded. Empty in a keyframe.
+    context
+        What is known of the frame.
+    restored
+        Values that training last continued from after a restore, None where it did not.
+
+    Returns
+    -------
+    memory
+        What the chain's own codec wants to remember.
+    results
+        One by one, in the order of the specs.
+    """
+    parties = chain.parties()
+    own, lossless = parties[0], parties[-1]
+    party_of = {spec.key: next(p for p in parties if spec.role in p.roles) for spec in stored.specs}
+    members = [spec for spec in stored.specs if party_of[spec.key] is own]
+    wanted = {party.codec.name: party.codec.companions(party.config) for party in parties}
+
+    def observe(spec: TensorSpec) -> Any:
+        item = _item(stored, wanted[own.codec.name], chain.device, spec)
+        return own.codec.observe(item, old.get(spec.key), own.config)
+
+    statistics = list(ordered_map(observe, members, threads=chain.threads))
+    plans = {party.codec.name: party.codec.plan([], [], party.config) for party in parties[1:]}
+    plans[own.codec.name] = own.codec.plan(members, statistics, own.config, context)
+
+    def encode(spec: TensorSpec) -> TensorResult:
+        codec = party_of[spec.key].codec
+        item = _item(stored, wanted[codec.name], chain.device, spec)
+        if codec.uses_restored and (start := restored(spec)) is not None:
+            item = replace(item, restored=start.to(chain.device))
+        encoded = codec.encode(item, plans[codec.name], old.pop(spec.key, None))
+        counts = codec.lossy and spec.role in MODEL_ROLES
+        error, norm = _squared_error(item.tensor, encoded.reference) if counts else (0.0, 0.0)
+        digest = tensor_digest(item.tensor)
+        exact = encoded.block.codec in lossless.codec.reads
+        origin = Origin(stored.source, spec, digest) if exact and _is_lasting(stored, spec) else None
+        return TensorResult(spec, encoded.block, encoded.reference, origin, digest, error, norm)
+
+    memory = own.codec.remember(plans[own.codec.name])
+    return memory, ordered_map(encode, stored.specs, threads=chain.threads)
+
+
+def _is_lasting(checkpoint: Checkpoint, spec: TensorSpec) -> bool:
+    """Whether a tensor is worth reading again, and likely to be found where it was read."""
+    return spec.nbytes > HELD_NBYTES and isinstance(checkpoint.source, FileSource)
+
+
+def _item(
+    checkpoint: Checkpoint, companions: frozenset[TensorRole], device: str, spec: TensorSpec
+) -> TensorInput:
+    """Read a tensor and the companions its codec asked for."""
+
+    def companion(*roles: TensorRole) -> Tensor | None:
+        for role in roles:
+            key = f"{spec.name}@{role.value}"
+            if key in checkpoint and checkpoint.spec(key).shape == spec.shape:
+                return checkpoint[key].to(device)
+        return None
+
+    gradient = second_moment = None
+    if spec.role is TensorRole.WEIGHT and TensorRole.GRADIENT in companions:
+        gradient = companion(TensorRole.GRADIENT, TensorRole.EXP_AVG)
+    if spec.role in _WITH_COMPANIONS and TensorRole.EXP_AVG_SQ in companions:
+        second_moment = companion(TensorRole.EXP_AVG_SQ)
+    tensor = checkpoint.source.read(spec).to(device)
+    return TensorInput(spec=spec, tensor=tensor, gradient=gradient, second_moment=second_moment, owned=True)
+
+
+def _squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, float]:
+    """Return (squared error, squared norm) of a floating tensor; non-finite values count for nothing."""
+    import torch
+
+    if not tensor.is_floating_point():
+        return 0.0, 0.0
+    squared_error = squared_norm = 0.0
+    now, decoded = tensor.detach().reshape(-1), reference.decoded().reshape(-1)
+    for start in range(0, now.numel(), _SLICE):
+        original = now[start : start + _SLICE].to("cpu", torch.float32)
+        kept = decoded[start : start + _SLICE].to(torch.float32)
+        error = (original - kept).nan_to_num_(0.0, 0.0, 0.0)
+        norm = original.nan_to_num(0.0, 0.0, 0.0)
+        squared_error += float(error.square_().sum(dtype=torch.float64))
+        squared_norm += float(norm.square_().sum(dtype=torch.float64))
+    return squared_error, squared_norm

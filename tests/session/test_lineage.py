@@ -1,0 +1,149 @@
+"""A chain knows where training was restored: said, remembered, or seen in the values themselves."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.archive import ArchiveWriter
+from inshrink_core.chain import Archive, ChainWriter
+from inshrink_core.codec import Codec, FrameContext, get_codec
+from inshrink_core.codecs.inshrinkerator import InshrinkeratorCodec
+from inshrink_core.errors import StepConflictError
+from inshrink_core.session.config import make_chain_config
+from tests.training import write_run
+
+
+@pytest.fixture
+def run_path(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run")
+
+
+@pytest.fixture
+def archive_path(run_path: Path, tmp_path: Path) -> Path:
+    inshrink_core.compress(run_path, tmp_path / "a.inshrink")
+    return tmp_path / "a.inshrink"
+
+
+def nudge(source: Path, target: Path) -> None:
+    """Write a checkpoint whose weights moved a little."""
+    state = torch.load(source, weights_only=True)
+    first = next(iter(state["model"]))
+    state["model"][first] += 0.125
+    torch.save(state, target)
+
+
+def test_steps_after_a_restored_checkpoint_continue_from_its_frame(
+    run_path: Path, archive_path: Path, tmp_path: Path
+) -> None:
+    inshrink_core.restore(archive_path, tmp_path / "again", steps=[10])
+    nudge(run_path / "step_15.pt", tmp_path / "again" / "step_15.pt")
+    report = inshrink_core.compress(tmp_path / "again", archive_path)
+    assert (report.skipped, report.appended) == ((10,), (15,))
+    archive = Archive.open(archive_path)
+    head, restored = archive.reader.head, archive.reader.find(10)
+    assert head is not None
+    assert (head.step, head.branch, head.parent_id) == (15, 1, restored.frame_id)
+    assert archive.frame(head).meta["restored"] == restored.frame_id
+
+
+def test_a_continuation_of_the_last_step_stays_on_its_branch(
+    run_path: Path, archive_path: Path, tmp_path: Path
+) -> None:
+    inshrink_core.restore(archive_path, tmp_path / "again", steps=[20])
+    nudge(run_path / "step_20.pt", tmp_path / "again" / "step_25.pt")
+    inshrink_core.compress(tmp_path / "again", archive_path)
+    head = Archive.open(archive_path).reader.head
+    assert head is not None
+    assert (head.step, head.branch) == (25, 0)
+
+
+def test_a_restored_step_among_original_ones_changes_nothing(
+    run_path: Path, archive_path: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run_path, tmp_path / "again")
+    inshrink_core.restore(archive_path, tmp_path / "out", steps=[10])
+    shutil.copy(tmp_path / "out" / "step_10.pt", tmp_path / "again" / "step_10.pt")
+    report = inshrink_core.compress(tmp_path / "again", archive_path)
+    assert report.appended == ()
+
+
+def test_other_values_without_a_restore_are_refused(
+    run_path: Path, archive_path: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run_path, tmp_path / "again")
+    nudge(run_path / "step_10.pt", tmp_path / "again" / "step_10.pt")
+    with pytest.raises(StepConflictError):
+        inshrink_core.compress(tmp_path / "again", archive_path)
+
+
+class _Watching(InshrinkeratorCodec):
+    """Notes what an encoder is told, and remembers a count."""
+
+    uses_restored = True
+
+    def __init__(self) -> None:
+        self.restored: list[torch.Tensor | None] = []
+        self.contexts: list[FrameContext] = []
+
+    def plan(self, specs, statistics, config, context=None):
+        self.contexts.append(context)
+        return super().plan(specs, statistics, config, context)
+
+    def remember(self, plan):
+        return (self.contexts[-1].memory or 0) + 1
+
+    def encode(self, item, plan, reference):
+        if item.spec.key == "0.weight":
+            self.restored.append(item.restored)
+        return super().encode(item, plan, reference)
+
+
+def test_an_encoder_is_told_learning_rates_memory_and_restored_values(
+    run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching = _Watching()
+
+    def patched(name: str) -> Codec:
+        return watching if name == "inshrinkerator" else get_codec(name)
+
+    monkeypatch.setattr("inshrink_core.chain.config.get_codec", patched)
+    path, run = tmp_path / "b.inshrink", inshrink_core.open(run_path)
+    config = make_chain_config(path, None, None, None, 32, "cpu", 1)
+    with ArchiveWriter(path, create=True) as writer:
+        chain = ChainWriter(writer, config)
+        first = chain.append(run[5]).info
+        chain.append(run[10])
+    with ArchiveWriter(path) as writer:
+        chain = ChainWriter(writer, config, parent=first, branch=1, restored=first)
+        chain.append(run[15])
+    with ArchiveWriter(path) as writer:
+        ChainWriter(writer, config).append(run[20])
+    assert [context.memory for context in watching.contexts] == [None, 1, 1, 2]
+    assert [context.after_restore for context in watching.contexts] == [False, False, True, False]
+    assert all(context.learning_rates["0.weight"] > 0 for context in watching.contexts)
+    assert watching.restored[:2] == [None, None]
+    decoded = Archive.open(path).checkpoint(first)["0.weight"]
+    for values in watching.restored[2:]:
+        assert values is not None
+        assert torch.equal(values, decoded)
+
+
+@pytest.mark.parametrize("optimizer", ["lattice", "lattice-ratio"])
+def test_optimizer_state_on_a_lattice_is_smaller_and_keeps_counters_exact(
+    run_path: Path, tmp_path: Path, optimizer: str
+) -> None:
+    exact = inshrink_core.compress(run_path, tmp_path / "exact.inshrink")
+    report = inshrink_core.compress(run_path, tmp_path / "a.inshrink", optimizer=optimizer)
+    assert report.size.nbytes < exact.size.nbytes
+    restored = Archive.open(tmp_path / "a.inshrink")[20]
+    original = inshrink_core.open(run_path)[20]
+    for spec in original.specs:
+        if spec.role.value == "step":
+            assert torch.equal(restored[spec.key], original[spec.key])
+        if spec.role.value == "exp_avg_sq":
+            assert torch.equal(restored[spec.key] > 0, original[spec.key] > 0)
