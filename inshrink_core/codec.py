@@ -224,6 +224,7 @@ class Codec(ABC):
 
 _BUILT_IN: Mapping[str, str] = {
     "inshrinkerator": "inshrink_core.codecs.inshrinkerator:InshrinkeratorCodec",
+    "lattice": "inshrink_core.codecs.lattice:LatticeCodec",
     "lossless": "inshrink_core.codecs.lossless:LosslessCodec",
     "moments": "inshrink_core.codecs.moments:MomentsCodec",
     "lc-checkpoint": "inshrink_core.codecs.lc_checkpoint:LcCheckpointCodec",

@@ -88,7 +88,15 @@ _ADAPTIVE = (
     Op("adaptive_decode", "adaptive", "inverse of adaptive_encode"),
 )
 
-_FAMILIES = (_SYMBOLS, _PLANES, _QUANTIZE, _RANS, _ADAPTIVE)
+_LATTICE = (
+    Op("round_to_grid", "lattice", "changes of lattice points as tokens, and the state after them"),
+    Op("advance", "lattice", "inverse of round_to_grid"),
+    Op("gain_grades", "lattice", "thresholds of matched-gain rounding"),
+    Op("pack_extra", "lattice", "low bits of large changes"),
+    Op("unpack_extra", "lattice", "inverse of pack_extra"),
+)
+
+_FAMILIES = (_SYMBOLS, _PLANES, _QUANTIZE, _RANS, _ADAPTIVE, _LATTICE)
 
 SCHEMA: Mapping[str, Op] = {op.name: op for family in _FAMILIES for op in family}
 """Every op by name."""

@@ -1,0 +1,356 @@
+"""The payload ``lattice/1``, from and to states; ``docs/format-lattice.md`` has the layout."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from inshrink_core.codecs.lattice_scales import pack_scales, parse_scales
+from inshrink_core.codecs.lattice_state import LatticeReference, put_exact
+from inshrink_core.codecs.varint import read_varint, write_varint
+from inshrink_core.entropy.rans import decode_rans, encode_rans
+from inshrink_core.errors import DamagedError
+from inshrink_core.ops.lattice import (
+    CONTEXT_BITS,
+    EXACT,
+    N_CONTEXTS,
+    N_TOKENS,
+    NEGATIVE,
+    Grid,
+    advance,
+    large_changes,
+    pack_extra,
+    round_to_grid,
+    unpack_extra,
+)
+from inshrink_core.quantization.lattice import MAX_EXPONENT, MAX_STEP, MIN_EXPONENT, Spacing, grid_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inshrink_core.checkpoint import TensorSpec
+    from inshrink_core.ops.lattice import Rounded
+
+__all__ = ["UNCHANGED", "Frame", "pack_delta", "pack_snapshot", "pack_standalone", "parse"]
+
+
+class Kind(IntEnum):
+    """Lowest four bits of a payload; 3 is reserved for lattice points with an exact residual."""
+
+    UNCHANGED = 0
+    STANDALONE = 1
+    DELTA = 2
+    SNAPSHOT = 4
+
+
+TRACKED = 0x10
+CONTEXTS = 0x20
+EXTRA = 0x40
+KEPT = 0x80
+"""Flags: the state after has a history; tokens have contexts; extra bits follow; exact values follow."""
+
+UNCHANGED = bytes((Kind.UNCHANGED,))
+
+_MAX_SHIFT = 24
+_HISTORIES = N_CONTEXTS + NEGATIVE
+"""Alphabet of histories in a snapshot."""
+
+_UNIT_GRID = Grid(delta=1.0, step=1, rcp=1.0, bound=(1 << 24) - 1)
+"""Whole numbers as they are."""
+
+
+class Frame(NamedTuple):
+    """Tokens of one tensor and what belongs to them, before they are bytes.
+
+    Parameters
+    ----------
+    rounded
+        From `round_to_grid`.
+    before : Int32[Tensor, "n"]
+        The integers it was given.
+    history : UInt8[Tensor, "n"] or None
+        The history it was given.
+    state
+        The state after.
+    """
+
+    rounded: Rounded
+    before: Tensor
+    history: Tensor | None
+    state: LatticeReference
+
+
+def pack_standalone(frame: Frame) -> bytes:
+    """Return the payload of a tensor without reference."""
+    head = bytearray(struct.pack("<b", frame.state.spacing.exponent))
+    write_varint(head, frame.state.spacing.step)
+    scales, contexts = pack_scales(frame.rounded.tokens, frame.state.shape)
+    body = _body(frame, frame.state.spacing.step, contexts)
+    return _assemble(Kind.STANDALONE, frame.state, head, scales, contexts, body)
+
+
+def pack_delta(frame: Frame, shift: int) -> bytes:
+    """Return the payload of changes; integers of the reference were shifted by `shift` bits before."""
+    head = bytearray((shift,))
+    write_varint(head, frame.state.spacing.step)
+    contexts = frame.rounded.contexts
+    body = _body(frame, frame.state.spacing.step, contexts)
+    return _assemble(Kind.DELTA, frame.state, head, b"", contexts, body)
+
+
+def pack_snapshot(state: LatticeReference) -> bytes:
+    """Return the payload that alone decodes to a whole state, integers, history and step."""
+    divisor = int(np.gcd.reduce(state.integers.numpy())) or 1
+    zeros = torch.zeros_like(state.integers)
+    multiples = (state.integers // divisor).to(torch.float32)
+    rounded = round_to_grid(multiples, zeros, None, _UNIT_GRID)
+    rounded.tokens[state.exact_at] = EXACT
+    head = bytearray(struct.pack("<b", state.spacing.exponent))
+    write_varint(head, state.spacing.step)
+    write_varint(head, divisor)
+    if state.history is not None:
+        stream = encode_rans(state.history, None, _HISTORIES)
+        write_varint(head, len(stream))
+        head += stream
+    scales, contexts = pack_scales(rounded.tokens, state.shape)
+    n_exact = state.exact_at.numel()
+    rounded = rounded._replace(n_exact=n_exact, n_large=rounded.n_large + n_exact)
+    body = _body(Frame(rounded, zeros, None, state), 1, contexts)
+    return _assemble(Kind.SNAPSHOT, state, head, scales, contexts, body)
+
+
+def _body(frame: Frame, step: int, contexts: Tensor | None) -> tuple[bytes | None, bytes, bytes]:
+    """Extra bits (None: no large tokens), exact values, and the token stream with its alphabet."""
+    rounded = frame.rounded
+    extra = None
+    if rounded.n_large > rounded.n_exact:
+        z = large_changes(rounded.tokens, frame.before, rounded.integers, frame.history, step)
+        extra = pack_extra(z)
+    n_tokens = int(rounded.tokens.max()) + 1
+    n_contexts = 1 if contexts is None else N_CONTEXTS
+    stream = encode_rans(rounded.tokens, contexts, n_tokens, n_contexts)
+    kept = _words(frame.state.exact_values).numpy().tobytes()
+    return extra, kept, bytes((n_tokens - 1,)) + stream
+
+
+def _assemble(
+    kind: Kind,
+    state: LatticeReference,
+    head: bytearray,
+    scales: bytes,
+    contexts: Tensor | None,
+    body: tuple[bytes | None, bytes, bytes],
+) -> bytes:
+    extra, kept, stream = body
+    flags = (TRACKED if state.history is not None else 0) | (CONTEXTS if contexts is not None else 0)
+    parts = bytearray((kind | flags | (EXTRA if extra is not None else 0) | (KEPT if kept else 0),))
+    parts += head + scales
+    if extra is not None:
+        write_varint(parts, len(extra))
+        parts += extra
+    if kept:
+        write_varint(parts, len(kept))
+        parts += kept
+    return bytes(parts) + stream
+
+
+def _words(values: Tensor) -> Tensor:
+    return values.view(torch.int16 if values.element_size() == 2 else torch.int32)
+
+
+class _Cursor:
+    """Reads a payload front to back; every length is checked before its bytes are taken."""
+
+    def __init__(self, payload: memoryview, where: str) -> None:
+        self.payload, self.where, self.at = payload, where, 1
+
+    def byte(self) -> int:
+        """Return the next byte."""
+        if self.at >= len(self.payload):
+            raise DamagedError("a lattice block is cut short", where=self.where)
+        self.at += 1
+        return self.payload[self.at - 1]
+
+    def number(self, low: int, high: int, name: str) -> int:
+        """Return the next varint, checked."""
+        value, self.at = read_varint(self.payload, self.at)
+        if not low <= value <= high:
+            raise DamagedError(
+                f"a lattice block's {name} is out of range",
+                where=self.where,
+                expected=f"{low} to {high}",
+                found=str(value),
+            )
+        return value
+
+    def exponent(self) -> int:
+        """Return the next byte as an exponent, checked."""
+        value = (self.byte() ^ 0x80) - 0x80
+        if not MIN_EXPONENT <= value <= MAX_EXPONENT:
+            raise DamagedError(
+                "a lattice block's exponent is out of range",
+                where=self.where,
+                found=str(value),
+                expected=f"{MIN_EXPONENT} to {MAX_EXPONENT}",
+            )
+        return value
+
+    def section(self) -> memoryview:
+        """Return the next bytes that their length stands before."""
+        n = self.number(0, len(self.payload) - self.at, "length")
+        self.at += n
+        return self.payload[self.at - n : self.at]
+
+
+def parse(
+    spec: TensorSpec, payload: memoryview, reference: LatticeReference | None
+) -> tuple[Tensor, LatticeReference]:
+    """Return the tensor of a payload and the state after it.
+
+    Raises
+    ------
+    DamagedError
+        The payload is none of such a tensor, or of another reference.
+    """
+    if len(payload) == 0:
+        raise DamagedError("a lattice block is empty", where=spec.key)
+    kind, flags = payload[0] & 15, payload[0] & 0xF0
+    cursor = _Cursor(payload, spec.key)
+    if kind in (Kind.STANDALONE, Kind.SNAPSHOT):
+        return _parse_alone(spec, cursor, flags, kind == Kind.SNAPSHOT)
+    if kind not in (Kind.UNCHANGED, Kind.DELTA):
+        raise DamagedError(
+            "a lattice block is of no known kind", where=spec.key, found=str(kind), expected="0, 1, 2 or 4"
+        )
+    if reference is None:
+        raise DamagedError("a lattice delta has no reference of its dtype and shape", where=spec.key)
+    if kind == Kind.DELTA:
+        return _parse_delta(spec, cursor, flags, reference)
+    if len(payload) > 1 or flags:
+        raise DamagedError("bytes follow in a block without change", where=spec.key)
+    return reference.decoded(), reference
+
+
+def _parse_alone(
+    spec: TensorSpec, cursor: _Cursor, flags: int, snapshot: bool
+) -> tuple[Tensor, LatticeReference]:
+    exponent = cursor.exponent()
+    step = cursor.number(1, MAX_STEP, "step")
+    divisor, history = step, None
+    if snapshot:
+        divisor = cursor.number(1, MAX_STEP, "divisor")
+        if flags & TRACKED:
+            history = decode_rans(cursor.section(), spec.numel, _HISTORIES)
+            if int((history & CONTEXT_BITS).max()) >= N_CONTEXTS:
+                raise DamagedError("a history is of no known kind", where=spec.key)
+    elif flags & TRACKED:
+        raise DamagedError("a lattice block without reference has a history", where=spec.key)
+    grid = grid_of(Spacing(exponent, divisor), spec.dtype)
+    contexts = parse_scales(cursor.section(), spec) if flags & CONTEXTS else None
+    values, state = _finish(spec, cursor, flags, contexts, None, grid, exponent)
+    return values, replace(state, spacing=Spacing(exponent, step), history=history)
+
+
+def _parse_delta(
+    spec: TensorSpec, cursor: _Cursor, flags: int, reference: LatticeReference
+) -> tuple[Tensor, LatticeReference]:
+    shift = cursor.byte()
+    step = cursor.number(1, MAX_STEP, "step")
+    exponent = reference.spacing.exponent - shift
+    if shift > _MAX_SHIFT or exponent < MIN_EXPONENT:
+        raise DamagedError(
+            "a lattice block refines too far", where=spec.key, found=str(shift), expected="less"
+        )
+    contexts = None
+    if flags & CONTEXTS:
+        if reference.history is None:
+            raise DamagedError("a lattice block needs a history its reference lacks", where=spec.key)
+        contexts = reference.history & CONTEXT_BITS
+    grid = grid_of(Spacing(exponent, step), spec.dtype)
+    before = refined(reference, shift, grid)
+    if before is None:
+        raise DamagedError(
+            "a lattice block refines too far", where=spec.key, found=str(shift), expected="less"
+        )
+    history = reference.history if flags & TRACKED else None
+    values, state = _finish(spec, cursor, flags, contexts, (before, history), grid, exponent)
+    return values, state if flags & TRACKED else replace(state, history=None)
+
+
+def refined(reference: LatticeReference, shift: int, grid: Grid) -> Tensor | None:
+    """Return a reference's integers in units smaller by 2**shift; None where they leave the bound."""
+    if shift == 0:
+        return reference.integers
+    if reference.integers.numel() and int(reference.integers.abs().max()) > grid.bound >> shift:
+        return None
+    return reference.integers << shift
+
+
+def _finish(
+    spec: TensorSpec,
+    cursor: _Cursor,
+    flags: int,
+    contexts: Tensor | None,
+    before: tuple[Tensor, Tensor | None] | None,
+    grid: Grid,
+    exponent: int,
+) -> tuple[Tensor, LatticeReference]:
+    """Decode tokens and apply them."""
+    extra = cursor.section() if flags & EXTRA else None
+    kept = cursor.section() if flags & KEPT else b""
+    n_tokens = cursor.byte() + 1
+    if n_tokens > N_TOKENS:
+        raise DamagedError("a lattice block has too many tokens", where=spec.key)
+    stream = cursor.payload[cursor.at :]
+    n_contexts = 1 if contexts is None else N_CONTEXTS
+    tokens = decode_rans(stream, spec.numel, n_tokens, contexts, n_contexts)
+    large = np.zeros(0, np.int64) if extra is None else unpack_extra(tokens, extra)
+    at, exact = _exact_values(spec, tokens, kept) if n_tokens > EXACT else _no_values(spec)
+    if large is None or (extra is None) != (not _has_large(tokens, n_tokens, at.numel())):
+        raise DamagedError("extra bits do not fit the tokens", where=spec.key)
+    if n_tokens <= EXACT and kept:
+        raise DamagedError("exact values belong to no token", where=spec.key)
+    integers, history = before if before is not None else (None, None)
+    moved = advance(tokens, large, integers, history, grid)
+    if not moved.valid:
+        raise DamagedError("a lattice value leaves its range", where=spec.key)
+    state = LatticeReference(
+        dtype=spec.dtype,
+        shape=spec.shape,
+        spacing=Spacing(exponent, grid.step),
+        integers=moved.integers,
+        history=moved.history,
+        exact_at=at,
+        exact_values=exact,
+    )
+    return put_exact(state, moved.values), state
+
+
+def _has_large(tokens: Tensor, n_tokens: int, n_exact: int) -> bool:
+    """Whether a token has extra bits; most blocks' alphabet tells."""
+    return n_tokens > 128 and int((tokens >= 128).sum()) > n_exact
+
+
+def _no_values(spec: TensorSpec) -> tuple[Tensor, Tensor]:
+    return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=getattr(torch, spec.dtype))
+
+
+def _exact_values(spec: TensorSpec, tokens: Tensor, kept: bytes | memoryview) -> tuple[Tensor, Tensor]:
+    """Places and values of exact tokens."""
+    at = (tokens == EXACT).nonzero().view(-1)
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if len(kept) != at.numel() * dtype.itemsize:
+        raise DamagedError(
+            "exact values do not fit their tokens",
+            where=spec.key,
+            expected=f"{at.numel() * dtype.itemsize} bytes",
+            found=str(len(kept)),
+        )
+    if at.numel() == 0:
+        return at, torch.zeros(0, dtype=dtype)
+    return at, torch.from_numpy(np.frombuffer(kept, np.uint8).copy()).view(dtype)

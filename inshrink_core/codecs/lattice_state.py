@@ -1,0 +1,74 @@
+"""What decoding a block of ``lattice/1`` leaves behind for the next delta."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from inshrink_core.codec import TensorReference
+from inshrink_core.quantization.lattice import Spacing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inshrink_core.checkpoint import TensorSpec
+
+__all__ = ["LatticeReference", "fits", "put_exact"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LatticeReference(TensorReference):
+    """State of a tensor on its lattice.
+
+    Parameters
+    ----------
+    dtype, shape
+        As stored.
+    spacing
+        Unit, and step of the last frame.
+    integers : Int32[Tensor, "n"]
+        Value in units; 0 where it is stored exactly.
+    history : UInt8[Tensor, "n"] or None
+        When and how each element changed last (`inshrink_core.ops.lattice`); None: not tracked.
+    exact_at : Int64[Tensor, "k"]
+        Where values are stored exactly, ascending.
+    exact_values : Float[Tensor, "k"]
+        These values, in the stored dtype.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    spacing: Spacing
+    integers: Tensor
+    history: Tensor | None
+    exact_at: Tensor
+    exact_values: Tensor
+
+    def decoded(self) -> Tensor:
+        """Return the tensor: integers times the unit, rounded once to the stored dtype."""
+        unit = torch.tensor(math.ldexp(1.0, self.spacing.exponent), dtype=torch.float32)
+        return put_exact(self, self.integers.to(torch.float32).mul_(unit))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of integers, history and exact values."""
+        history = 0 if self.history is None else self.history.nbytes
+        return self.integers.nbytes + history + self.exact_at.nbytes + self.exact_values.nbytes
+
+
+def put_exact(state: LatticeReference, values: Tensor) -> Tensor:
+    """Return flat float32 lattice values in the stored dtype and shape, exact ones in their places."""
+    result = values.to(getattr(torch, state.dtype))
+    if state.exact_at.numel():
+        result[state.exact_at] = state.exact_values
+    return result.view(state.shape)
+
+
+def fits(reference: TensorReference | None, spec: TensorSpec) -> LatticeReference | None:
+    """Return the reference if changes of a tensor can be coded against it."""
+    if not isinstance(reference, LatticeReference):
+        return None
+    return reference if (reference.dtype, reference.shape) == (spec.dtype, spec.shape) else None

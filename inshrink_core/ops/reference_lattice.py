@@ -1,0 +1,219 @@
+"""The norm of the lattice codec's kernels, in plain torch and plain Python: read it to know the rule.
+
+`inshrink_core.ops.lattice` documents the functions. Those on arrays are compiled by numba, too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inshrink_core.ops.lattice import (
+    CONTEXT_BITS,
+    EXACT,
+    FIRST_LARGE,
+    GAIN_BINS,
+    GAIN_SLACK,
+    MAX_GRADE,
+    MAX_PRODUCT,
+    MIN_GRADE,
+    NEGATIVE,
+    OLDEST_CONTEXT,
+    Advanced,
+    Gain,
+    Grid,
+    Rounded,
+)
+from inshrink_core.ops.registry import register
+from inshrink_core.ops.schema import Backend
+
+__all__ = ["best_grade"]
+
+
+def _float32(value: float, like: Tensor) -> Tensor:
+    """Make a 0-d float32, because a Python float would be rounded by rules of its own."""
+    return torch.tensor(value, dtype=torch.float32, device=like.device)
+
+
+def _steps_from(values: Tensor, integers: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Where the state lies, and how many steps values are from it."""
+    at = integers.to(torch.float32) * _float32(grid.delta, values)
+    return at, (values - at) * _float32(grid.rcp, values)
+
+
+def _matched(values: Tensor, at: Tensor, grid: Grid, gain: Gain) -> Tensor:
+    """Return the steps under matched gain, as floats."""
+    base = gain.base.to(values.device)
+    rcp = _float32(grid.rcp, values)
+    r, o = (values - base) * rcp, (at - base) * rcp
+    grades = gain.grades.to(values.device)
+    rows = grades.repeat_interleave(values.numel() // max(grades.numel(), 1))
+    crossed = torch.where(r < 0, -o, o) > 0.5
+    threshold = torch.where(crossed, rows * 7 // 10, rows)
+    moved = torch.floor(r.abs() + (4096 - threshold).to(torch.float32) / 4096)
+    y = torch.where(rows == 0, r.round(), torch.where(r < 0, -moved, moved))
+    return (y - o).round()
+
+
+def _next_history(changes: Tensor, turned: Tensor, history: Tensor) -> Tensor:
+    """History after changes; `turned` are the changes times the sign of the last ones."""
+    context = history & CONTEXT_BITS
+    aged = history + 3 * ((context > 0) & (context < OLDEST_CONTEXT)).to(torch.uint8)
+    pair = torch.where(context == 0, 1, torch.where(turned > 0, 2, 3)).to(torch.uint8)
+    fresh = pair + NEGATIVE * (changes < 0).to(torch.uint8)
+    return torch.where(changes == 0, aged, fresh)
+
+
+def _tokens_of(z: Tensor) -> Tensor:
+    """Tokens of z, int64."""
+    place = torch.zeros_like(z)
+    for k in range(1, 40):
+        place += (z >> k) > 0
+    large = FIRST_LARGE + 4 * (place - 7) + ((z >> (place - 2).clamp_min(0)) & 3)
+    return torch.where(z < FIRST_LARGE, z, large)
+
+
+@register("round_to_grid", Backend.REFERENCE)
+def round_to_grid(
+    values: Tensor, integers: Tensor, history: Tensor | None, grid: Grid, gain: Gain | None
+) -> Rounded:
+    """See `lattice.round_to_grid`."""
+    before = integers.to(values.device).long()
+    at, u = _steps_from(values, integers.to(values.device), grid)
+    steps = u.round() if gain is None else _matched(values, at, grid, gain)
+    near = steps.abs() <= float(MAX_PRODUCT // grid.step)  # false for NaN
+    q = torch.where(near, steps, 0).long()
+    after = before + grid.step * q
+    exact = ~(near & (after.abs() <= grid.bound))
+    q[exact] = 0
+    old = torch.zeros_like(q, dtype=torch.uint8) if history is None else history.to(values.device)
+    turned = torch.where((old & NEGATIVE) != 0, -q, q)
+    tokens = _tokens_of((turned << 1) ^ (turned >> 63))
+    tokens[exact], after[exact] = EXACT, 0
+    new = _next_history(q, turned, old)
+    new[exact] = 0
+    return Rounded(
+        tokens.to(torch.uint8).cpu(),
+        None if history is None else (old & CONTEXT_BITS).cpu(),
+        after.to(torch.int32).cpu(),
+        new.cpu(),
+        int((tokens >= FIRST_LARGE).sum()),
+        int(exact.sum()),
+    )
+
+
+@register("advance", Backend.REFERENCE)
+def advance(
+    tokens: Tensor, large: NDArray[np.int64], integers: Tensor | None, history: Tensor | None, grid: Grid
+) -> Advanced:
+    """See `lattice.advance`."""
+    z = tokens.long()
+    exact = tokens == EXACT
+    z[(tokens >= FIRST_LARGE) & ~exact] = torch.from_numpy(large)
+    z[exact] = 0
+    turned = (z >> 1) ^ -(z & 1)
+    old = torch.zeros_like(tokens) if history is None else history
+    q = torch.where((old & NEGATIVE) != 0, -turned, turned)
+    after = grid.step * q if integers is None else integers.long() + grid.step * q
+    after[exact] = 0
+    new = _next_history(q, turned, old)
+    new[exact] = 0
+    valid = not bool((after.abs() > grid.bound).any())
+    after = after.to(torch.int32)
+    return Advanced(after, new, after.to(torch.float32) * _float32(grid.delta, after), valid)
+
+
+def best_grade(counts: NDArray[np.int64], beyond: int) -> int:
+    """Return the grade of a row from counts by (crossed, bin) and of values beyond the bins.
+
+    In integers: a bin's abs(r) is ``(2 b + 1) / 512``, thresholds are 4096ths, sums are in 512ths squared.
+    """
+    total, energy, plain = np.int64(0), np.int64(0), np.int64(0)
+    for b in range(GAIN_BINS):
+        count = counts[0, b] + counts[1, b]
+        twice = 2 * b + 1
+        total += count
+        energy += count * twice * twice
+        plain += count * twice * ((twice + 256) // 512 * 512 - twice)
+    # Values at the lower edge of their bin are counted at its middle: that much may be missing.
+    slack = energy // GAIN_SLACK
+    if plain + slack >= 0:
+        return 0
+    low, high = MIN_GRADE - 1, MAX_GRADE + 1
+    while high - low > 1:
+        grade = (low + high) // 2
+        lead = np.int64(0)
+        for crossed in range(2):
+            threshold = grade * 7 // 10 if crossed else grade
+            for b in range(GAIN_BINS):
+                if counts[crossed, b] > 0:
+                    twice = 2 * b + 1
+                    whole = (16 * b + 8 + 4096 - threshold) // 4096
+                    lead += counts[crossed, b] * twice * (whole * 512 - twice)
+        if lead + slack >= 0:
+            low = grade
+        else:
+            high = grade
+    # .04 = .2 squared; what is beyond the bins has at least 8 squared.
+    if low < MIN_GRADE or (beyond == 0 and 25 * energy < total * 512 * 512):
+        return -max(low, MIN_GRADE)
+    return low
+
+
+@register("gain_grades", Backend.REFERENCE)
+def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_rows: int) -> Tensor:
+    """See `lattice.gain_grades`."""
+    base = base.to(values.device)
+    rcp = _float32(grid.rcp, values)
+    at, _ = _steps_from(values, integers.to(values.device), grid)
+    r, o = (values - base) * rcp, (at - base) * rcp
+    crossed = (torch.where(r < 0, -o, o) > 0.5).view(n_rows, -1)
+    scaled = (r.abs() * 256).view(n_rows, -1)
+    grades = torch.zeros(n_rows, dtype=torch.int32)
+    for row in range(n_rows):
+        inside = scaled[row] < GAIN_BINS
+        keys = scaled[row][inside].long() + GAIN_BINS * crossed[row][inside].long()
+        counts = torch.bincount(keys, minlength=2 * GAIN_BINS).view(2, GAIN_BINS).cpu().numpy()
+        grades[row] = best_grade(counts, int((~inside).sum()))
+    return grades
+
+
+@register("pack_extra", Backend.REFERENCE)
+def pack_extra(z: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """See `lattice.pack_extra`."""
+    out = np.zeros((z.size * 30 + 7) // 8, np.uint8)
+    at = 0
+    for i in range(z.size):
+        place = 7
+        while (z[i] >> (place + 1)) > 0:
+            place += 1
+        for bit in range(place - 2):
+            out[at >> 3] |= np.uint8(((z[i] >> bit) & 1) << (at & 7))
+            at += 1
+    return out[: (at + 7) // 8]
+
+
+@register("unpack_extra", Backend.REFERENCE)
+def unpack_extra(tokens: NDArray[np.uint8], stored: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int]:
+    """See `lattice.unpack_extra`; the number of bits taken is -1 where there are too few."""
+    n = 0
+    for i in range(tokens.size):
+        n += tokens[i] >= FIRST_LARGE and tokens[i] < EXACT
+    z = np.zeros(n, np.int64)
+    at, n_bits, j = 0, 8 * stored.size, 0
+    for i in range(tokens.size):
+        token = int(tokens[i])
+        if token < FIRST_LARGE or token >= EXACT:
+            continue
+        place = 7 + (token - FIRST_LARGE) // 4
+        if at + place - 2 > n_bits:
+            return z, -1
+        value = (4 | ((token - FIRST_LARGE) & 3)) << (place - 2)
+        for bit in range(place - 2):
+            value |= ((int(stored[at >> 3]) >> (at & 7)) & 1) << bit
+            at += 1
+        z[j] = value
+        j += 1
+    return z, at

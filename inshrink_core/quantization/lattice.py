@@ -1,0 +1,175 @@
+"""Uniform lattices: how coarse a tensor's may be, and the powers of two it is made of.
+
+Everything here chooses; what was chosen is in the bitstream. Means are sums of integers, so that a step
+does not depend on the device or on the order of summation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from inshrink_core.ops.lattice import Grid
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "MAX_EXPONENT",
+    "MAX_STEP",
+    "MIN_EXPONENT",
+    "Spacing",
+    "exact_mean",
+    "grid_of",
+    "held",
+    "new_spacing",
+    "sample",
+    "sensitivity_factor",
+    "spacing_of",
+]
+
+MIN_EXPONENT, MAX_EXPONENT = -126, 103
+"""Of the unit: the unit is no subnormal, and 2**24 of them are a finite float32."""
+
+MAX_STEP = 1 << 24
+"""Units in a step; 64 steps of them fit 32 bits."""
+
+_MAX_INTEGER = (1 << 24) - 1
+"""Largest abs(N): integers to here times a power of two are float32 numbers."""
+
+_FLOAT16_MAX = 65504
+
+_SAMPLE_RUN = 64
+_SAMPLE_RUNS = 256
+"""Runs of consecutive elements, evenly spaced: 2**14 values tell a mean square to about 4 %, a step, which
+follows its fourth root, to 1 %."""
+
+_UNITS_LOG2 = 8
+"""A step has at least 2**8 units when a chain begins, so that it can be halved eight times."""
+
+_ROOM_LOG2 = 6
+"""The unit is also below 2**-14 of the root mean square: steps may become finer than the first one."""
+
+_STEP_BITS = 8
+"""Significant bits of a step: within .2 % of what was asked, and it can be halved."""
+
+_HOLD_OCTAVES = 0.75
+"""A held step changes where the rule is further from it than this: half an octave and some hysteresis."""
+
+_FACTOR_BOUND = 1e4
+"""Sensitivities further apart than this are as good as dead or exploding tensors."""
+
+
+class Spacing(NamedTuple):
+    """A step of ``step * 2**exponent``."""
+
+    exponent: int
+    step: int
+
+    @property
+    def width(self) -> float:
+        """The step as a number."""
+        return math.ldexp(self.step, self.exponent)
+
+
+def sample(values: Tensor) -> Tensor:
+    """Return at most 2**14 elements of a flat tensor, the same ones for the same length."""
+    n = values.numel()
+    if n <= _SAMPLE_RUN * _SAMPLE_RUNS:
+        return values
+    return values.as_strided((_SAMPLE_RUNS, _SAMPLE_RUN), (n // _SAMPLE_RUNS, 1)).reshape(-1)
+
+
+def exact_mean(values: Tensor) -> float:
+    """Return the mean magnitude of float32 values, exact but for one rounding; NaN if one is not finite.
+
+    Mantissas are summed per exponent: integers below 2**53 even as float64, in whatever order.
+
+    Examples
+    --------
+    >>> import torch
+    >>> exact_mean(torch.tensor([1.0, -2.0, 6.0]))
+    3.0
+    """
+    if values.numel() == 0:
+        return 0.0
+    bits = values.contiguous().view(torch.int32)
+    exponents = (bits >> 23) & 255
+    mantissas = (bits & 0x7FFFFF) + ((exponents > 0).to(torch.int32) << 23)
+    sums = torch.bincount(exponents, weights=mantissas.double(), minlength=256).cpu().numpy()
+    if sums[255] > 0 or bool((exponents == 255).any()):
+        return math.nan
+    terms = (math.ldexp(float(sums[k]), max(int(k), 1) - 150) for k in np.flatnonzero(sums))
+    return math.fsum(terms) / values.numel()
+
+
+def sensitivity_factor(mean: float, means: Sequence[float], power: float) -> float:
+    """Return by how much a tensor's step differs from the common one for its mean squared gradient.
+
+    Parameters
+    ----------
+    mean
+        Mean second moment of the tensor (or any proxy of its squared gradients).
+    means
+        Those of all tensors; the geometric mean of the positive ones has factor 1.
+    power
+        A quarter damps the half that curvature in proportion to squared gradients would give.
+
+    Examples
+    --------
+    >>> sensitivity_factor(16.0, [1.0, 1.0, 16.0, 0.0625], 0.25)
+    0.5
+    """
+    positive = [m for m in means if m > 0]
+    if not positive or not mean > 0:
+        return 1.0
+    middle = math.exp(math.fsum(math.log(m) for m in positive) / len(positive))
+    ratio = min(max(middle / mean, 1 / _FACTOR_BOUND), _FACTOR_BOUND)
+    return float(ratio**power)
+
+
+def spacing_of(width: float, exponent: int) -> Spacing:
+    """Return the step next to `width` in units of a given exponent: of eight significant bits."""
+    units = math.ldexp(width, -exponent)
+    spare = max(0, math.frexp(units)[1] - _STEP_BITS)
+    return Spacing(exponent, min(max(round(math.ldexp(units, -spare)) << spare, 1), MAX_STEP))
+
+
+def new_spacing(width: float, rms: float) -> Spacing | None:
+    """Return the step and the unit that a chain begins with; None where no unit suits both numbers."""
+    if not (math.isfinite(width) and math.isfinite(rms) and width > 0):
+        return None
+    finest = min(width, math.ldexp(rms, -_ROOM_LOG2)) if rms > 0 else width
+    if finest < math.ldexp(1.0, MIN_EXPONENT + _UNITS_LOG2) or width > math.ldexp(1.0, MAX_EXPONENT):
+        return None
+    return spacing_of(width, max(math.frexp(finest)[1] - 1 - _UNITS_LOG2, MIN_EXPONENT))
+
+
+def held(width: float, before: Spacing) -> float:
+    """Return `before` times the power of two that the rule's `width` calls for, mostly 1.
+
+    A step that shrinks little by little leaves residuals at the edges of cells, which flip every frame.
+
+    Examples
+    --------
+    >>> held(1.5, Spacing(0, 1)), held(1.8, Spacing(0, 1)), held(9.0, Spacing(0, 1))
+    (1.0, 2.0, 8.0)
+    """
+    octaves = math.log2(width / before.width)
+    return math.ldexp(before.width, round(octaves)) if abs(octaves) > _HOLD_OCTAVES else before.width
+
+
+def grid_of(spacing: Spacing, dtype: str) -> Grid:
+    """Return what the kernels take: unit, step, reciprocal in float32, and the bound of the integers.
+
+    The bound keeps values finite in the stored dtype; bfloat16 reaches as far as float32.
+    """
+    bound = _MAX_INTEGER
+    if dtype == "float16":
+        bound = min(bound, int(math.ldexp(_FLOAT16_MAX, -spacing.exponent)))
+    rcp = float(np.float32(1.0 / spacing.width))
+    return Grid(math.ldexp(1.0, spacing.exponent), spacing.step, rcp, bound)

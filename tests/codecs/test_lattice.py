@@ -1,0 +1,432 @@
+"""The lattice codec keeps the laws, and its own promises: steps, closed loop, matched gain, re-keying."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from inshrink_core.checkpoint import TensorRole, TensorSpec
+from inshrink_core.codec import FrameContext, TensorInput, codec_for_block, get_codec
+from inshrink_core.codecs.lattice import LatticeCodec, LatticeConfig, LatticeReference
+from inshrink_core.codecs.lossless import LosslessConfig
+from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError, InputError
+from inshrink_core.frame import Block
+from tests.codec_suite import CodecSuite, state_bits
+from tests.strategies import bits, normal, spec_of
+
+CODEC = LatticeCodec()
+
+
+class TestDefaults(CodecSuite):
+    codec = CODEC
+    config = LatticeConfig()
+
+
+class TestFine(CodecSuite):
+    codec = CODEC
+    config = LatticeConfig(coarseness=0.01, contexts="none", one_dimensional="exact")
+
+
+class TestRestored(CodecSuite):
+    codec = CODEC
+    config = LatticeConfig(coarseness=3.0, gain_per="row")
+
+    def make_item(self, spec, tensor):
+        restored = None
+        if tensor.dtype.is_floating_point:
+            noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(5)) * 0.001
+            restored = (tensor.float() + noise).to(tensor.dtype)
+        return TensorInput(spec=spec, tensor=tensor, restored=restored, second_moment=restored)
+
+
+def frame(tensor, config=None, reference=None, *, context=None, spec=None, **beside):
+    """Encode a frame of one tensor; return what encode returns and the plan."""
+    config = config or LatticeConfig()
+    spec = spec or spec_of(tensor, "layer.weight")
+    item = TensorInput(spec=spec, tensor=tensor, **beside)
+    plan = CODEC.plan([spec], [CODEC.observe(item, reference, config)], config, context)
+    return CODEC.encode(item, plan, reference), plan
+
+
+def chain(tensors, config=None, rate=1e-3, second_moment=None):
+    """Encode frames the way a chain does, memory included; return (blocks, last reference, plans)."""
+    memory, reference, blocks, plans = None, None, [], []
+    for tensor in tensors:
+        rates = {"layer.weight": rate} if rate else {}
+        context = FrameContext(learning_rates=rates, memory=memory)
+        (block, reference), plan = frame(
+            tensor, config, reference, context=context, second_moment=second_moment
+        )
+        memory = CODEC.remember(plan)
+        blocks.append(block)
+        plans.append(plan)
+    return blocks, reference, plans
+
+
+def moving(n_frames, shape=(100, 120), pace=1e-3):
+    weights, frames = normal(shape, 0), []
+    for t in range(n_frames):
+        frames.append(weights)
+        weights = weights + normal(shape, 10 + t, scale=pace)
+    return frames
+
+
+# Steps
+
+
+def test_the_step_is_the_coarseness_times_the_movement():
+    frames = moving(3)
+    for coarseness in (1.0, 4.0):
+        _, reference, plans = chain(
+            frames, LatticeConfig(coarseness=coarseness), second_moment=frames[0] ** 2
+        )
+        assert plans[-1].widths["layer.weight"] == pytest.approx(coarseness * 1e-3, rel=0.35)
+        assert reference.spacing.width == pytest.approx(coarseness * 1e-3, rel=1.0)
+
+
+def test_the_step_follows_the_learning_rate():
+    frames = moving(2)
+    _, reference, plans = chain(frames)
+    widths = []
+    for rate in (1e-3, 2.5e-4):
+        context = FrameContext(learning_rates={"layer.weight": rate}, memory=CODEC.remember(plans[-1]))
+        _, plan = frame(frames[-1] + 1e-3, None, reference, context=context)
+        widths.append(plan.widths["layer.weight"])
+    assert widths[1] == pytest.approx(widths[0] / 2)
+
+
+def test_a_step_is_held_but_for_powers_of_two_except_after_a_restore():
+    frames = moving(3)
+    _, reference, plans = chain(frames[:2])
+    memory = CODEC.remember(plans[-1])
+
+    def next_width(rate, after_restore=False):
+        context = FrameContext(
+            learning_rates={"layer.weight": rate}, memory=memory, after_restore=after_restore
+        )
+        (_, state), _ = frame(frames[2], None, reference, context=context)
+        return state.spacing.width / reference.spacing.width
+
+    ratios = [next_width(rate) for rate in (1e-3, 9e-4, 1e-4)]
+    assert all(ratio in (2.0, 1.0, 0.5, 0.25) for ratio in ratios)
+    assert ratios[2] < ratios[0]
+    assert next_width(9e-4, after_restore=True) != next_width(1e-3, after_restore=True)
+
+
+def test_a_step_never_more_than_doubles():
+    frames = moving(2, pace=1e-6)
+    first = frame(frames[0], LatticeConfig(coarseness=0.001))[0].reference
+    second = frame(frames[1], LatticeConfig(coarseness=1000.0), first)[0].reference
+    assert second.spacing.width == 2 * first.spacing.width
+
+
+def test_steps_may_become_finer_than_the_unit_the_chain_began_with():
+    weights = normal((60, 60), 0)
+    state = frame(weights, LatticeConfig(coarseness=8.0))[0].reference
+    for t in range(1, 12):
+        weights = weights + normal((60, 60), t, scale=0.02 * 0.3**t)
+        (block, after), _ = frame(weights, LatticeConfig(coarseness=0.5), state)
+        decoded = CODEC.decode(spec_of(weights, "layer.weight"), block, state)
+        assert state_bits(decoded.reference) == state_bits(after)
+        state = after
+    error = float((state.decoded() - weights).abs().max())
+    assert error <= 0.51 * state.spacing.width
+    assert state.spacing.width < 2e-5
+
+
+def test_sensitive_tensors_get_finer_steps():
+    specs = [spec_of(normal((30, 30), i), f"layer{i}.weight") for i in range(2)]
+    items = [
+        TensorInput(spec=spec, tensor=normal((30, 30), i), second_moment=torch.full((30, 30), 16.0**-i))
+        for i, spec in enumerate(specs)
+    ]
+    context = FrameContext(learning_rates={spec.name: 1e-3 for spec in specs})
+    config = LatticeConfig()
+    plan = CODEC.plan(specs, [CODEC.observe(item, None, config) for item in items], config, context)
+    assert plan.widths["layer1.weight"] == pytest.approx(2 * plan.widths["layer0.weight"])
+
+
+def test_a_tensor_without_gradients_is_exact_once_and_then_unchanged():
+    weights = normal((50, 50), 0)
+    blocks, reference, _ = chain([weights, weights], second_moment=torch.zeros(50, 50))
+    assert bits(reference.decoded()) == bits(weights)
+    assert [block.codec for block in blocks] == ["lossless/1", "lossless/1"]
+    assert len(blocks[1].payload) == 1
+
+
+def test_what_a_chain_remembers_is_small_and_survives_damage():
+    frames = moving(3)
+    _, reference, plans = chain(frames, second_moment=frames[0] ** 2)
+    assert set(plans[-1].memory) == {"movement", "rate"}
+    for memory in ({"movement": "x", "rate": None, "probes": 3}, {"probes": {"layer.weight": b"1"}}, 7, []):
+        context = FrameContext(memory=memory)
+        encoded, _ = frame(frames[2], None, reference, context=context)
+        assert CODEC.decode(spec_of(frames[2]), encoded.block, reference).tensor.shape == (100, 120)
+
+
+# Fidelity and size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_no_error_builds_up_along_a_chain(dtype):
+    frames = [tensor.to(dtype) for tensor in moving(12)]
+    config = LatticeConfig(coarseness=2.0)
+    _, reference, _ = chain(frames, config)
+    error = (reference.decoded().float() - frames[-1].float()).abs().max()
+    rounding = 0.1 * 2.0**-8 if dtype is not torch.float32 else 0.0
+    assert float(error) <= 0.51 * reference.spacing.width + rounding
+    assert reference.decoded().dtype == dtype
+
+
+def test_a_delta_at_default_settings_takes_about_a_bit_a_weight():
+    blocks, _, _ = chain(moving(6, (300, 300)), second_moment=torch.rand(300, 300))
+    assert len(blocks[-1].payload) * 8 < 1.4 * 90_000
+
+
+def test_history_makes_frames_smaller():
+    sizes = {}
+    frames = [normal((300, 300), 0) + t * normal((300, 300), 1, scale=2e-4) for t in range(10)]
+    for contexts in ("history", "none"):
+        blocks, _, _ = chain(frames, LatticeConfig(contexts=contexts), second_moment=torch.rand(300, 300))
+        sizes[contexts] = sum(len(block.payload) for block in blocks[2:])
+    assert sizes["history"] < 0.9 * sizes["none"]
+
+
+def test_rows_and_columns_of_unlike_size_are_coded_in_contexts():
+    scale = torch.logspace(-2, 0, 100)
+    unlike = normal((100, 200), 0) * scale[:, None]
+    shuffled = unlike.flatten()[torch.randperm(20_000, generator=torch.Generator().manual_seed(1))]
+    config = LatticeConfig(coarseness=0.5)
+    sizes = [len(frame(t, config)[0].block.payload) for t in (unlike, shuffled.view(100, 200))]
+    assert sizes[0] < 0.95 * sizes[1]
+
+
+def test_negative_zero_becomes_zero():
+    tensor = torch.full((20, 20), -0.0)
+    tensor[0] = 1.0
+    restored = frame(tensor)[0].reference.decoded()
+    assert not bool(torch.signbit(restored[1:]).any())
+
+
+def test_outliers_are_kept_as_they_are():
+    tensor = normal((60, 60), 0)
+    tensor[3, 4] = 1e20
+    (block, reference), _ = frame(tensor, spec=spec_of(tensor, "layer.weight"))
+    if block.codec == "lattice/1":
+        assert float(reference.decoded()[3, 4]) == tensor[3, 4]
+    states = [reference]
+    first = frame(normal((60, 60), 0))[0].reference
+    (block, after), _ = frame(tensor, None, first)
+    decoded = CODEC.decode(spec_of(tensor), block, first)
+    assert float(decoded.tensor[3, 4]) == float(tensor[3, 4])
+    assert state_bits(decoded.reference) == state_bits(after)
+    assert states
+
+
+def test_float16_near_its_largest_value_stays_finite():
+    tensor = (normal((40, 40), 0, scale=3e4)).clamp(-65504, 65504).half()
+    assert bool(torch.isfinite(frame(tensor)[0].reference.decoded()).all())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_tensor_that_is_not_finite_is_exact_and_returns_to_the_lattice_after(bad):
+    good = normal((40, 40), 0)
+    broken = good.clone()
+    broken[2, 3] = bad
+    reference, codecs = None, []
+    for tensor in (good, broken, good):
+        (block, after), _ = frame(tensor, None, reference)
+        decoded = CODEC.decode(spec_of(tensor), block, reference)
+        assert state_bits(decoded.reference) == state_bits(after)
+        reference = after
+        codecs.append(block.codec)
+    assert codecs == ["lattice/1", "lossless/1", "lattice/1"]
+
+
+@pytest.mark.parametrize(
+    ("role", "shape", "dtype"),
+    [
+        ("buffer", (8, 80), "float32"),
+        ("exp_avg", (8, 80), "float32"),
+        ("weight", (8, 80), "float64"),
+        ("weight", (8, 80), "int64"),
+    ],
+)
+def test_other_roles_and_dtypes_are_exact(role, shape, dtype):
+    tensor = (normal(shape, 0) * 100).to(getattr(torch, dtype))
+    spec = TensorSpec(name="x", role=TensorRole(role), dtype=dtype, shape=shape)
+    (block, reference), _ = frame(tensor, spec=spec)
+    assert block.codec == "lossless/1"
+    assert bits(reference.decoded()) == bits(tensor)
+
+
+def test_vectors_have_a_fine_lattice_or_are_exact():
+    vector = normal((300,), 0, scale=1.0)
+    restored = frame(vector)[0].reference.decoded()
+    assert 0 < float((restored - vector).abs().max()) <= 0.51 * 2**-11 * 1.2
+    exact = frame(vector, LatticeConfig(one_dimensional="exact"))[0].reference.decoded()
+    assert bits(exact) == bits(vector)
+
+
+# After a restore
+
+
+@pytest.mark.parametrize("gain_per", ["tensor", "row"])
+def test_after_a_restore_the_movement_is_kept(gain_per):
+    _, reference, plans = chain(moving(4), LatticeConfig(coarseness=4.0))
+    base = reference.decoded()
+    movement = normal((100, 120), 77, scale=1e-3)
+    kept = {}
+    for restored in (None, base):
+        context = FrameContext(
+            learning_rates={"layer.weight": 1e-3},
+            memory=CODEC.remember(plans[-1]),
+            after_restore=restored is not None,
+        )
+        config = LatticeConfig(coarseness=4.0, gain_per=gain_per)
+        encoded, _ = frame(base + movement, config, reference, context=context, restored=restored)
+        decoded = CODEC.decode(spec_of(base), encoded.block, reference)
+        assert state_bits(decoded.reference) == state_bits(encoded.reference)
+        kept[restored is not None] = float(
+            ((decoded.tensor - base) * movement).sum() / (movement * movement).sum()
+        )
+    assert kept[True] == pytest.approx(1.0, abs=0.05)
+    assert kept[False] < 0.95
+
+
+def test_after_a_restore_the_step_is_halved_until_the_movement_shows():
+    _, reference, _ = chain(moving(3), LatticeConfig(coarseness=4.0))
+    base = reference.decoded()
+    movement = normal((100, 120), 5, scale=1e-5)
+    encoded, _ = frame(base + movement, LatticeConfig(coarseness=4.0), reference, restored=base)
+    assert encoded.reference.spacing.width < 1e-4
+    kept = encoded.reference.decoded() - base
+    assert float((kept * movement).sum() / (movement * movement).sum()) == pytest.approx(1.0, abs=0.05)
+
+
+def test_restored_values_that_are_not_finite_are_ignored_and_unlike_ones_refused():
+    weights = normal((30, 30), 0)
+    reference = frame(weights)[0].reference
+    nan = torch.full((30, 30), float("nan"))
+    plain = frame(weights + 1e-3, None, reference)[0].block.payload
+    assert frame(weights + 1e-3, None, reference, restored=nan)[0].block.payload == plain
+    with pytest.raises(InputError, match="differs"):
+        frame(weights, None, reference, restored=weights[:2])
+
+
+# Re-keying, bytes, configs
+
+
+@pytest.mark.parametrize("contexts", ["history", "none"])
+def test_a_chain_goes_on_from_a_rekeyed_frame_as_if_nothing_had_happened(contexts):
+    frames = moving(6)
+    frames[3][2, 2] = 1e25
+    config = LatticeConfig(contexts=contexts)
+    _, reference, _ = chain(frames[:4], config)
+    spec = spec_of(frames[0], "layer.weight")
+    again = CODEC.decode(spec, CODEC.rekey(spec, reference), None)
+    assert state_bits(again.reference) == state_bits(reference)
+    assert bits(again.tensor) == bits(reference.decoded())
+    block = frame(frames[4], config, reference)[0].block
+    follows = CODEC.decode(spec, block, again.reference)
+    assert bits(follows.tensor) == bits(CODEC.decode(spec, block, reference).tensor)
+
+
+def test_a_rekeyed_frame_is_much_smaller_than_the_tensor():
+    _, reference, _ = chain(moving(8, (200, 200)), second_moment=torch.rand(200, 200))
+    spec = spec_of(normal((200, 200), 0), "layer.weight")
+    assert len(CODEC.rekey(spec, reference).payload) < spec.nbytes / 3
+
+
+def test_an_unchanged_tensor_takes_one_byte():
+    weights = normal((100, 100), 0)
+    blocks, _, _ = chain([weights, weights, weights, weights], second_moment=torch.rand(100, 100))
+    assert bytes(blocks[-1].payload) == b"\0"
+
+
+def test_a_payload_put_together_by_hand_decodes():
+    # Stands alone, unit 2^-2, step 3, four tokens; rANS mode 0 packs 2 bits each: 0, 1, 2, 3.
+    payload = bytes([0x01, 0xFE, 3, 3, 0, 0b11100100])
+    spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype="float32", shape=(2, 2))
+    decoded = CODEC.decode(spec, Block("lattice/1", payload), None)
+    assert decoded.tensor.tolist() == [[0.0, -0.75], [0.75, -1.5]]
+    # A delta of the same tokens, unit halved, step 1; nothing tracked.
+    payload = bytes([0x02, 1, 1, 3, 0, 0b11100100])
+    moved = CODEC.decode(spec, Block("lattice/1", payload), decoded.reference)
+    assert moved.tensor.tolist() == [[0.0, -0.875], [0.875, -1.75]]
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (b"", "empty"),
+        (b"\x05", "no known kind"),
+        (b"\x03", "no known kind"),
+        (b"\x00", "no reference"),
+        (b"\x02\x00\x01", "no reference"),
+        (b"\x01", "cut short"),
+        (b"\x01\x7f\x01\x01", "exponent"),
+        (b"\x01\x00\x00\x01", "step"),
+        (b"\x11\x00\x01\x01", "history"),
+        (b"\x01\x00\x01\xff\x00", "too many tokens"),
+        (b"\x21\x00\x01\x01\x00", "classes"),
+        (b"\x41\x00\x01\x7f\x00", "length"),
+        (b"\x81\x00\x01\x01\x00\x01\x00\x05", "belong to no token"),
+    ],
+)
+def test_headers_that_contradict_themselves_are_refused(payload, message):
+    spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype="float32", shape=(2, 2))
+    with pytest.raises(DamagedError, match=message):
+        CODEC.decode(spec, Block("lattice/1", payload), None)
+
+
+def test_a_lattice_block_is_refused_for_what_has_none():
+    for tensor in (torch.zeros(2, 2, dtype=torch.int64), torch.zeros(0, 2), torch.zeros(2).double()):
+        with pytest.raises(DamagedError, match="no lattice"):
+            CODEC.decode(spec_of(tensor), Block("lattice/1", b"\0"), None)
+
+
+def test_another_bitstream_config_or_plan_is_refused():
+    weights = normal((5, 4), 0)
+    item = TensorInput(spec=spec_of(weights), tensor=weights)
+    with pytest.raises(IncompatibleError, match="lattice/2"):
+        CODEC.decode(spec_of(weights), Block("lattice/2", b"\0"), None)
+    with pytest.raises(ConfigError, match="LosslessConfig"):
+        CODEC.observe(item, None, LosslessConfig())
+    with pytest.raises(ConfigError, match="plan"):
+        CODEC.encode(item, LosslessConfig(), None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"coarseness": 0},
+        {"coarseness": True},
+        {"coarseness": float("nan")},
+        {"gamma": -1},
+        {"sensitivity": "on"},
+        {"gain_per": "layer"},
+        {"contexts": True},
+        {"one_dimensional": ["exact"]},
+    ],
+)
+def test_a_config_out_of_range_is_refused_by_name(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        LatticeConfig(**wrong)
+
+
+def test_a_config_is_json():
+    config = LatticeConfig(coarseness=3, gain_per="row")
+    assert LatticeConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
+
+
+def test_the_codec_is_found_by_name_and_by_bitstream():
+    assert isinstance(get_codec("lattice"), LatticeCodec)
+    assert isinstance(codec_for_block("lattice/1"), LatticeCodec)
+
+
+def test_a_state_takes_five_bytes_a_weight():
+    _, reference, _ = chain(moving(3))
+    assert isinstance(reference, LatticeReference)
+    assert reference.nbytes == 5 * 12_000

@@ -1,0 +1,85 @@
+"""Steps of a lattice: chosen from exact means, held by octaves, within what kernels can take."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from inshrink_core.quantization.lattice import (
+    MAX_STEP,
+    Spacing,
+    exact_mean,
+    grid_of,
+    held,
+    new_spacing,
+    sample,
+    sensitivity_factor,
+    spacing_of,
+)
+from tests.strategies import normal
+
+
+def test_a_mean_is_exact_and_does_not_depend_on_the_order():
+    values = torch.cat((normal((3000,), 1), torch.tensor([1e-42, 1e30, 0.0])))
+    expected = math.fsum(abs(v) for v in values.double().tolist()) / values.numel()
+    assert exact_mean(values) == pytest.approx(expected, rel=1e-15)
+    assert exact_mean(values.flip(0)) == exact_mean(values)
+    assert exact_mean(torch.zeros(0)) == 0.0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_mean_of_what_is_not_finite_is_nan(bad):
+    assert math.isnan(exact_mean(torch.tensor([1.0, bad])))
+
+
+def test_a_sample_has_at_most_16384_elements_and_reaches_the_end():
+    assert sample(torch.arange(16384)).numel() == 16384
+    taken = sample(torch.arange(10_000_000))
+    assert taken.numel() == 16384
+    assert int(taken.max()) < 10_000_000
+    assert int(taken.max()) > 9_900_000
+
+
+@pytest.mark.parametrize("width", [1e-20, 3.3e-5, 0.7, 12345.0, 1e20])
+def test_a_new_step_is_near_what_was_asked_and_can_be_halved_often(width):
+    spacing = new_spacing(width, width * 10)
+    assert spacing.width == pytest.approx(width, rel=0.004)
+    assert spacing.step >= 256
+    assert spacing.step & -spacing.step >= 2
+
+
+def test_the_unit_leaves_room_for_finer_steps():
+    assert new_spacing(1.0, 1.0).step >= 256 * 32
+
+
+def test_numbers_beyond_any_unit_have_no_step():
+    for width, rms in ((0.0, 1.0), (1e-37, 1.0), (1e37, 1.0), (math.nan, 1.0), (1.0, math.inf), (1.0, 1e-37)):
+        assert new_spacing(width, rms) is None
+
+
+def test_a_step_stays_in_its_range():
+    assert spacing_of(1e-9, 0).step == 1
+    assert spacing_of(1e30, 0).step == MAX_STEP
+
+
+def test_a_step_is_held_until_the_rule_is_three_quarters_of_an_octave_away():
+    before = Spacing(-10, 300)
+    assert held(before.width * 1.6, before) == before.width
+    assert held(before.width / 1.6, before) == before.width
+    assert held(before.width * 1.8, before) == 2 * before.width
+    assert held(before.width / 5, before) == before.width / 4
+
+
+def test_sensitive_tensors_have_finer_steps():
+    means = [1.0, 1.0, 16.0, 1 / 16]
+    assert [sensitivity_factor(m, means, 0.25) for m in means] == [1.0, 1.0, 0.5, 2.0]
+    assert sensitivity_factor(0.0, means, 0.25) == 1.0
+    assert sensitivity_factor(3.0, means, 0.0) == 1.0
+    assert sensitivity_factor(1e-30, [1.0, 1e-30], 0.25) == 10.0
+
+
+def test_a_grid_keeps_float16_finite():
+    grid = grid_of(Spacing(-4, 16), "float16")
+    assert math.isfinite(float(np.float16(grid.bound * grid.delta)))
+    assert grid_of(Spacing(-4, 16), "bfloat16").bound == 2**24 - 1
