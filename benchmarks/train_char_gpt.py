@@ -11,11 +11,12 @@ import json
 import math
 import sys
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from inshrink_core.tasks.char_gpt import CharGPT, encode_corpus, sample_windows
 
 WIDTH, DEPTH, HEADS, CONTEXT = 272, 6, 4, 96
 BATCH, STEPS, SAVE_EVERY = 12, 800, 50
@@ -24,58 +25,9 @@ SEED = 7
 VALIDATION_BATCHES = 6
 
 
-class Block(nn.Module):
-    """Pre-norm transformer block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ln1, self.ln2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attn_qkv, self.attn_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.fc1, self.fc2 = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, _ = x.shape
-        parts = self.attn_qkv(self.ln1(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.attn_proj(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
-        return x + self.fc2(functional.gelu(self.fc1(self.ln2(x))))
-
-
-class CharGPT(nn.Module):
-    """A GPT over characters with learned positions; the head is not tied."""
-
-    def __init__(self, n_characters: int) -> None:
-        super().__init__()
-        self.wte, self.wpe = nn.Embedding(n_characters, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
-        self.ln = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, n_characters, bias=False)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                scale = 0.02 / math.sqrt(2 * DEPTH) if name.endswith(("proj.weight", "fc2.weight")) else 0.02
-                nn.init.normal_(parameter, std=scale)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.ln(x))
-
-
-def text() -> str:
-    """Return the corpus, in a fixed order."""
-    return "\n\n".join(topics[name] for name in sorted(topics))
-
-
-def tokens() -> tuple[Tensor, Tensor, int]:
-    """Return (training tokens, validation tokens, alphabet size); the last tenth validates."""
-    corpus = text()
-    alphabet = sorted(set(corpus))
-    index = {character: i for i, character in enumerate(alphabet)}
-    encoded = torch.tensor([index[character] for character in corpus])
-    split = len(encoded) * 9 // 10
-    return encoded[:split], encoded[split:], len(alphabet)
+def model(n_characters: int) -> CharGPT:
+    """Return the network, freshly initialised."""
+    return CharGPT(n_characters, width=WIDTH, depth=DEPTH, heads=HEADS, context=CONTEXT)
 
 
 def validation_batches(validation: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -85,9 +37,7 @@ def validation_batches(validation: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def _batch(data: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    starts = torch.randint(len(data) - CONTEXT - 1, (BATCH,), generator=generator)
-    window = torch.stack([data[start : start + CONTEXT + 1] for start in starts.tolist()])
-    return window[:, :-1], window[:, 1:]
+    return sample_windows(data, BATCH, CONTEXT, generator)
 
 
 def learning_rate(step: int) -> float:
@@ -111,24 +61,24 @@ def train(directory: Path, steps: int = STEPS) -> Path:
         return directory
     directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
-    training, validation, n_characters = tokens()
-    model = CharGPT(n_characters)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.99), weight_decay=0.1)
+    training, validation, n_characters = encode_corpus()
+    network = model(n_characters)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=PEAK_LR, betas=(0.9, 0.99), weight_decay=0.1)
     generator = torch.Generator().manual_seed(SEED)
     batches, log = validation_batches(validation), []
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step)
         x, y = _batch(training, generator)
-        loss = functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        loss = functional.cross_entropy(network(x).flatten(0, 1), y.flatten())
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         if step % SAVE_EVERY == 0:
-            row = {"step": step, "train_loss": loss.item(), "val_loss": validation_loss(model, batches)}
+            row = {"step": step, "train_loss": loss.item(), "val_loss": validation_loss(network, batches)}
             log.append(row)
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            state = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
             torch.save(state, directory / f"step_{step:06d}.pt")
             sys.stderr.write(f"{row}\n")
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
@@ -137,12 +87,12 @@ def train(directory: Path, steps: int = STEPS) -> Path:
 
 def evaluate(state: dict[str, Tensor]) -> dict[str, object]:
     """Evaluate a state dict: the evaluator that the benchmarks pass to ``--evaluator``."""
-    _, validation, n_characters = tokens()
-    model = CharGPT(n_characters)
-    model.load_state_dict(state)
+    _, validation, n_characters = encode_corpus()
+    network = model(n_characters)
+    network.load_state_dict(state)
     with torch.no_grad():
         predictions = [
-            (functional.log_softmax(model(x).flatten(0, 1), dim=-1), y.flatten())
+            (functional.log_softmax(network(x).flatten(0, 1), dim=-1), y.flatten())
             for x, y in validation_batches(validation)
         ]
     log_probs = torch.cat([log_prob for log_prob, _ in predictions])

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from inshrink_core.evaluate import Evaluator
     from inshrink_core.formats import Run, write_checkpoint
     from inshrink_core.profile import sensitivity
+    from inshrink_core.rehearse import rehearse
     from inshrink_core.samples import sample
-    from inshrink_core.session import compare, compress, load_state_dict, restore
+    from inshrink_core.session import Saver, compare, compress, load_state_dict, restore
     from inshrink_core.session import open_any as open
 
 _WHERE = {
@@ -35,6 +36,7 @@ _WHERE = {
     "Checkpoint": ("inshrink_core.checkpoint", "Checkpoint"),
     "Evaluator": ("inshrink_core.evaluate", "Evaluator"),
     "Run": ("inshrink_core.formats", "Run"),
+    "Saver": ("inshrink_core.session", "Saver"),
     "TensorRole": ("inshrink_core.checkpoint", "TensorRole"),
     "TensorSpec": ("inshrink_core.checkpoint", "TensorSpec"),
     "compare": ("inshrink_core.session", "compare"),
@@ -42,6 +44,7 @@ _WHERE = {
     "errors": ("inshrink_core.errors", None),
     "load_state_dict": ("inshrink_core.session", "load_state_dict"),
     "open": ("inshrink_core.session", "open_any"),
+    "rehearse": ("inshrink_core.rehearse", "rehearse"),
     "restore": ("inshrink_core.session", "restore"),
     "sample": ("inshrink_core.samples", "sample"),
     "sensitivity": ("inshrink_core.profile", "sensitivity"),
@@ -54,6 +57,7 @@ __all__ = [
     "Checkpoint",
     "Evaluator",
     "Run",
+    "Saver",
     "TensorRole",
     "TensorSpec",
     "compare",
@@ -61,6 +65,7 @@ __all__ = [
     "errors",
     "load_state_dict",
     "open",
+    "rehearse",
     "restore",
     "sample",
     "sensitivity",

@@ -1,10 +1,11 @@
-"""What a user does with a run: compress it, restore steps, compare them, verify the archive."""
+"""What a user does with a run: compress it, save it while it trains, restore steps, compare them."""
 
 from inshrink_core.session.compare import compare
 from inshrink_core.session.compress import CompressReport, compress
 from inshrink_core.session.config import DEFAULT_CODEC, make_config
 from inshrink_core.session.progress import OnProgress, Progress
 from inshrink_core.session.restore import RestoreReport, load_state_dict, open_any, restore
+from inshrink_core.session.saver import Saver
 
 __all__ = [
     "DEFAULT_CODEC",
@@ -12,6 +13,7 @@ __all__ = [
     "OnProgress",
     "Progress",
     "RestoreReport",
+    "Saver",
     "compare",
     "compress",
     "load_state_dict",

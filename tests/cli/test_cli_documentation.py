@@ -9,7 +9,7 @@ import pytest
 from inshrink_core.cli.application import app
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
-VERBS = ("inspect", "compress", "restore", "verify", "compare", "sensitivity", "ui")
+VERBS = ("inspect", "compress", "restore", "verify", "compare", "sensitivity", "rehearse", "ui")
 TABLES = {"roles"}
 """Keys whose value is a table of names that are data, not keys."""
 OPAQUE = {"config"}

@@ -1,0 +1,149 @@
+"""``inshrink rehearse``: what repeated restores from the archive do to a training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inshrink_core.cli.formatting import duration, percent, plain, printable, ratio, size, steps_in_short
+from inshrink_core.cli.options import Device, Json, Quiet
+from inshrink_core.cli.output import make_table, present, show_facts
+from inshrink_core.cli.progress import progress_bar
+from inshrink_core.cli.settings import parse_settings, read_config_file
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from inshrink_core.session import Progress
+
+__all__ = ["EXAMPLE", "rehearse"]
+
+EXAMPLE = (
+    "$ inshrink rehearse char-gpt --codec inshrinkerator --set bins=32 -o rehearsal\n"
+    "$ inshrink rehearse my_task.py:MyTask --codec lossless --restores 4 --seeds 5"
+)
+
+
+def rehearse(
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK",
+            help="char-gpt, digits-cnn, digits-cnn-sgd, or FILE.py:CLASS, which is executed.",
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Where finished trainings are kept: shared by all codecs."
+        ),
+    ] = Path("rehearsal"),
+    codec: Annotated[
+        str | None, typer.Option(help="Codec of the weights. (default: as for compress)")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the codec; may be repeated."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Settings from a TOML or JSON file; options override it."),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="lossless|lattice|lattice-ratio|drop",
+            help="How the optimizer's state is stored, as for compress. (default: lossless)",
+        ),
+    ] = None,
+    keyframe_every: Annotated[
+        int | None, typer.Option(min=1, help="Frames from one keyframe to the next. (default: 32)")
+    ] = None,
+    restores: Annotated[
+        int | None, typer.Option(min=0, help="Evenly spaced failures of each training. (default: the task's)")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Pairs of trainings.")] = 3,
+    saves: Annotated[
+        int | None, typer.Option(min=1, help="Evenly spaced saves of each training. (default: the task's)")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of each training. (default: the task's)")
+    ] = None,
+    device: Device = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="Threads that training uses.")] = 1,
+    keep_archives: Annotated[
+        bool, typer.Option("--keep-archives", help="Keep the archives of the restored trainings.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train with failures restored from the archive, against uninterrupted training."""
+    from inshrink_core.rehearse import rehearse as run_rehearsal
+
+    given = read_config_file(config) if config is not None else {}
+    chosen: dict[str, Any] = {**given.get("settings", {}), **parse_settings(settings or [])}
+    with progress_bar("rehearse", hidden=as_json or quiet, in_bytes=False) as advance:
+
+        def progress(now: Progress) -> None:
+            if advance is not None:
+                advance(now.done, now.total, now.step)
+
+        result = run_rehearsal(
+            task,
+            output,
+            codec=codec or given.get("codec"),
+            config=chosen or None,
+            optimizer=optimizer or given.get("optimizer", "lossless"),
+            keyframe_every=keyframe_every or given.get("keyframe_every", 32),
+            restores=restores,
+            seeds=seeds,
+            saves=saves,
+            steps=steps,
+            device=device,
+            threads=threads,
+            keep_archives=keep_archives,
+            progress=None if advance is None else progress,
+        )
+    document = result.to_json()
+    present(document, as_json=as_json, quiet=quiet, text=lambda console: _show(console, document))
+
+
+def _show(console: Console, document: Mapping[str, Any]) -> None:
+    """Print a row a seed, then what they say together."""
+    table = make_table("seed", "uninterrupted", "restored", "excess", left=())
+    columns = ("seeds", "uninterrupted", "restored", "excesses")
+    for seed, before, after, excess in zip(*(document[name] for name in columns), strict=True):
+        table.add_row(str(seed), plain(before), plain(after), percent(excess))
+    console.print(table)
+    console.print()
+    sizes = f"{size(document['raw_bytes'])} in {size(document['archive_bytes'])}"
+    facts = [
+        ("task", f"{printable(document['task'])}, {document['steps']} steps, {document['saves']} saves"),
+        ("metric", f"{printable(document['metric'])}, {document['direction']} is better"),
+        ("codec", f"{document['codec']}, optimizer {document['optimizer']}"),
+        ("restored at", steps_in_short(document["restored_at"])),
+        ("excess", _with_half_width(document)),
+        ("noise of the seeds", percent(document["noise"]).lstrip("+")),
+        ("ratio of the weights", ratio(document["ratio_weights"])),
+        ("ratio of everything", f"{ratio(document['ratio_total'])}  ({sizes})"),
+        ("time", _times(document)),
+    ]
+    show_facts(console, facts)
+
+
+def _with_half_width(document: Mapping[str, Any]) -> str:
+    """Return the excess and how well it is known."""
+    width = document["excess_half_width"]
+    if width is None:
+        return f"{percent(document['excess'])}  (a single seed says little)"
+    return f"{percent(document['excess'])} ± {percent(width).lstrip('+')}  (95 %)"
+
+
+def _times(document: Mapping[str, Any]) -> str:
+    """Return how long the trainings took, and what saving had of it."""
+    uninterrupted, restored = document["train_seconds"], document["restored_seconds"]
+    waited = duration(document["save_seconds"])
+    return f"{duration(uninterrupted)} uninterrupted, {duration(restored)} restored, {waited} of it saving"

@@ -1,0 +1,171 @@
+"""A small character GPT on the Python documentation that every installation carries."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from inshrink_core.tasks.schedule import warmup_cosine
+
+__all__ = ["Block", "CharGPT", "CharGPTTask", "corpus", "encode_corpus", "sample_windows"]
+
+_INITIAL_STD: Final = 0.02
+"""GPT-2's; the projections back into the residual stream are scaled by 1/√(2·depth)."""
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block.
+
+    Parameters
+    ----------
+    width
+        Channels of the residual stream, a multiple of `heads`.
+    heads
+        Attention heads.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn_qkv, self.attn_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length, width) to the same shape."""
+        batch, length, width = x.shape
+        parts = self.attn_qkv(self.ln1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.attn_proj(mixed.transpose(1, 2).reshape(batch, length, width))
+        out: Tensor = x + self.fc2(functional.gelu(self.fc1(self.ln2(x))))
+        return out
+
+
+class CharGPT(nn.Module):
+    """A GPT over characters with learned positions; the head is not tied.
+
+    Parameters
+    ----------
+    n_characters
+        Size of the alphabet.
+    width, depth, heads
+        Channels, blocks, attention heads.
+    context
+        Longest sequence.
+    """
+
+    def __init__(self, n_characters: int, *, width: int, depth: int, heads: int, context: int) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(n_characters, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.ln = nn.LayerNorm(width)
+        self.head = nn.Linear(width, n_characters, bias=False)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                residual = name.endswith(("proj.weight", "fc2.weight"))
+                std = _INITIAL_STD / math.sqrt(2 * depth) if residual else _INITIAL_STD
+                nn.init.normal_(parameter, std=std)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens (batch, length) to logits (batch, length, alphabet)."""
+        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.ln(x))
+        return logits
+
+
+def corpus() -> str:
+    """Return the documentation's text, in a fixed order."""
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+@functools.cache
+def encode_corpus() -> tuple[Tensor, Tensor, int]:
+    """Return (training tokens, validation tokens, alphabet size); the last tenth validates."""
+    text = corpus()
+    alphabet = sorted(set(text))
+    index = {character: i for i, character in enumerate(alphabet)}
+    encoded = torch.tensor([index[character] for character in text])
+    split = len(encoded) * 9 // 10
+    return encoded[:split], encoded[split:], len(alphabet)
+
+
+def sample_windows(
+    tokens: Tensor, n_windows: int, context: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets, each (n_windows, context), from random places of a text."""
+    starts = torch.randint(len(tokens) - context - 1, (n_windows,), generator=generator)
+    windows = torch.stack([tokens[start : start + context + 1] for start in starts.tolist()])
+    return windows[:, :-1], windows[:, 1:]
+
+
+class CharGPTTask:
+    """The character GPT at 0.8 M parameters, with AdamW: a training of a few minutes on two cores."""
+
+    name: ClassVar[str] = "char-gpt"
+    version: ClassVar[int] = 1
+    metric: ClassVar[str] = "val_loss"
+    direction: ClassVar[str] = "lower"
+    n_steps: ClassVar[int] = 1600
+    n_saves: ClassVar[int] = 20
+    n_restores: ClassVar[int] = 9
+    max_gradient_norm: ClassVar[float | None] = 1.0
+
+    width, depth, heads, context = 128, 4, 4, 64
+    batch_size = 16
+    peak_learning_rate, warmup, floor = 2e-3, 100, 0.1
+    betas, weight_decay = (0.9, 0.99), 0.1
+    n_validation_windows = 256
+    """16,384 predicted characters: the paired difference of two runs is far above their sampling noise."""
+
+    def build(self) -> nn.Module:
+        """Return the model."""
+        _, _, n_characters = encode_corpus()
+        return CharGPT(
+            n_characters, width=self.width, depth=self.depth, heads=self.heads, context=self.context
+        )
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return AdamW."""
+        return torch.optim.AdamW(
+            model.parameters(),
+            lr=self.peak_learning_rate,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+        )
+
+    def learning_rate_factor(self, step: int, n_steps: int) -> float:
+        """Return warm-up and cosine."""
+        return warmup_cosine(step, n_steps, warmup=self.warmup, floor=self.floor)
+
+    def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return random windows of the training text."""
+        training, _, _ = encode_corpus()
+        return sample_windows(training, self.batch_size, self.context, generator)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the mean cross-entropy, nats a character."""
+        inputs, targets = batch
+        return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> float:
+        """Return the mean cross-entropy of windows spread over the held-out tail, nats a character."""
+        _, validation, _ = encode_corpus()
+        device = next(model.parameters()).device
+        starts = torch.linspace(0, len(validation) - self.context - 1, self.n_validation_windows).long()
+        windows = validation[starts[:, None] + torch.arange(self.context + 1)].to(device)
+        losses = [
+            functional.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten())
+            for part in torch.split(windows, 64)
+        ]
+        return float(torch.stack(losses).double().mean())

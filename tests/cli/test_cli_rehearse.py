@@ -1,0 +1,89 @@
+"""``inshrink rehearse`` from the outside."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from inshrink_core.rehearse import rehearsal as module
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+TASK = """
+import torch
+class Line:
+    name, version, metric, direction = "line", 1, "loss", "lower"
+    n_steps, n_saves, n_restores, max_gradient_norm = 8, 4, 2, None
+    def build(self): return torch.nn.Linear(4, 1)
+    def optimizer(self, model): return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    def learning_rate_factor(self, step, n_steps): return 1.0
+    def batch(self, step, generator): return torch.randn(8, 4, generator=generator)
+    def loss(self, model, batch): return (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+    def evaluate(self, model): return float(self.loss(model, torch.eye(4)).detach())
+"""
+
+
+@pytest.fixture
+def task(tmp_path):
+    path = tmp_path / "line.py"
+    path.write_text(TASK)
+    return f"{path}:Line"
+
+
+def test_json_has_every_figure_and_each_is_documented(cli, task, tmp_path):
+    outcome = cli("rehearse", task, "-o", tmp_path / "out", "--codec", "lossless", "--seeds", 2, "--json")
+    assert outcome.code == 0
+    document = outcome.document
+    assert document["excess"] == document["excess_half_width"] == 0.0
+    assert document["uninterrupted"] == document["restored"]
+    assert document["restored_at"] == [2, 6]
+    assert len(document["curves"]) == 2
+    section = DOCS.read_text().split("\n## rehearse\n")[1].split("\n## ")[0]
+    documented = set(re.findall(r"^\| `([^`]+)` \|", section, flags=re.MULTILINE))
+    assert set(document) | {f"curves[].{key}" for key in document["curves"][0]} <= documented
+
+
+def test_text_shows_pairs_and_their_excess(cli, task, tmp_path):
+    words = ("rehearse", task, "-o", tmp_path / "out", "--codec", "inshrinkerator", "--set", "bins=4")
+    words += ("--restores", 3, "--seeds", 2)
+    outcome = cli(*words)
+    assert outcome.code == 0
+    assert re.search(r"excess +[+−]?[\d.]+ % ± [\d.]+ %", outcome.out)
+    assert "restored at" in outcome.out
+    assert "2, 4, 6" in outcome.out
+    assert cli(*words).out == outcome.out
+
+
+def test_quiet_says_nothing(cli, task, tmp_path):
+    outcome = cli("rehearse", task, "-o", tmp_path / "out", "--codec", "lossless", "--seeds", 1, "--quiet")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("no-such-task",),
+        ("missing.py:Mine",),
+        ("char-gpt", "--restores", "20"),
+        ("char-gpt", "--codec", "none-such"),
+        ("char-gpt", "--set", "nonsense=1"),
+        ("char-gpt", "--optimizer", "half"),
+        ("char-gpt", "--config", "missing.toml"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_line(cli, tmp_path, words):
+    outcome = cli("rehearse", *words, "-o", tmp_path / "out")
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert len(outcome.err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_says_that_finished_trainings_are_kept(cli, task, tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module._Runner, "restored", interrupt)
+    outcome = cli("rehearse", task, "-o", tmp_path / "out", "--seeds", 1)
+    assert outcome.code == 130
+    assert "finished trainings are kept" in outcome.err
+    assert len(list((tmp_path / "out" / "results").iterdir())) == 1

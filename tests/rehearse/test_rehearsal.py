@@ -1,0 +1,247 @@
+"""The rehearsal: a control at exactly zero, failures that are real, and no training done twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.errors import InputError
+from inshrink_core.rehearse import training
+from inshrink_core.rehearse.training import Schedule
+from inshrink_core.session import Saver
+
+TASK = '''
+import torch
+from torch import nn
+
+class Line:
+    """Dropout draws from torch's global generator: the control shows whether it is restored."""
+
+    name, version, metric, direction = "line", 1, "loss", "lower"
+    n_steps, n_saves, n_restores, max_gradient_norm = 12, 6, 2, 1.0
+
+    def build(self):
+        return nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 1))
+
+    def optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def learning_rate_factor(self, step, n_steps):
+        return 1 - step / (2 * n_steps)
+
+    def batch(self, step, generator):
+        return (torch.randn(8, 4, generator=generator), torch.randn(8, 1, generator=generator))
+
+    def loss(self, model, batch):
+        return (model(batch[0]) - batch[0].sum(1, keepdim=True) - 0.1 * batch[1]).square().mean()
+
+    def evaluate(self, model):
+        model.eval()
+        value = float((model(torch.eye(4)) - 1).detach().square().mean())
+        model.train()
+        return value
+'''
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    path = tmp_path_factory.mktemp("task") / "line.py"
+    path.write_text(TASK)
+    return f"{path}:Line"
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Count the trainings that are really run."""
+    runs = []
+    for name in ("train_uninterrupted", "train_restored"):
+        original = getattr(training, name)
+
+        def counting(*arguments, _original=original, _name=name, **options):
+            runs.append(_name.removeprefix("train_"))
+            return _original(*arguments, **options)
+
+        monkeypatch.setattr(training, name, counting)
+    return runs
+
+
+def test_the_control_with_a_lossless_codec_is_at_exactly_zero(task, tmp_path):
+    result = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=5, seeds=2)
+    assert result.restored_at == (2, 4, 6, 8, 10)
+    assert result.excess == result.excess_half_width == 0.0
+    for before, after in zip(result.uninterrupted, result.restored, strict=True):
+        assert before.metrics == after.metrics
+        assert before.train_losses == after.train_losses
+    assert result.noise > 0
+
+
+def test_a_control_that_does_not_restore_is_not_at_zero(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "_set_generator_states", lambda *_: None)
+    assert inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=1).excess != 0.0
+
+
+def test_a_coarse_codec_changes_the_training_from_the_first_failure_on(task, tmp_path):
+    result = inshrink_core.rehearse(task, tmp_path, codec="inshrinkerator", config={"bins": 4}, seeds=1)
+    (before,), (after,) = result.uninterrupted, result.restored
+    assert result.restored_at == (4, 8)
+    assert before.steps == (2, 4, 6, 8, 10, 12)
+    assert before.metrics[:2] == after.metrics[:2]
+    assert all(one != other for one, other in zip(before.metrics[2:], after.metrics[2:], strict=True))
+    assert result.excess != 0.0
+    assert result.excess_half_width is None
+
+
+def test_two_seeds_are_two_trainings(task, tmp_path):
+    result = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=2)
+    assert result.uninterrupted[0].metrics != result.uninterrupted[1].metrics
+    assert [part.seed for part in result.restored] == [0, 1]
+
+
+def test_every_step_of_every_seed_has_a_batch_of_its_own(task, tmp_path):
+    drawn = set()
+    for seed in range(3):
+        for step in range(1, 50):
+            generator = torch.Generator().manual_seed(seed * training._SEED_STRIDE + step)
+            drawn.add(float(torch.rand((), dtype=torch.float64, generator=generator)))
+    assert len(drawn) == 3 * 49
+
+
+def test_finished_trainings_are_not_run_again_and_codecs_share_the_uninterrupted(task, tmp_path, counted):
+    first = inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=2)
+    assert sorted(counted) == ["restored"] * 2 + ["uninterrupted"] * 2
+    counted.clear()
+    assert inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=2) == first
+    assert counted == []
+    inshrink_core.rehearse(task, tmp_path, codec="inshrinkerator", seeds=2)
+    assert counted == ["restored"] * 2
+    counted.clear()
+    inshrink_core.rehearse(task, tmp_path, codec="inshrinkerator", config={"bins": 7}, seeds=3)
+    assert sorted(counted) == ["restored"] * 3 + ["uninterrupted"]
+
+
+def test_another_task_length_or_file_is_another_result(task, tmp_path, counted):
+    inshrink_core.rehearse(task, tmp_path / "out", codec="lossless", seeds=1)
+    inshrink_core.rehearse(task, tmp_path / "out", codec="lossless", seeds=1, steps=18)
+    changed = tmp_path / "line.py"
+    changed.write_text(TASK.replace("lr=0.01", "lr=0.02"))
+    inshrink_core.rehearse(f"{changed}:Line", tmp_path / "out", codec="lossless", seeds=1)
+    assert len(counted) == 6
+
+
+def test_an_interrupted_rehearsal_goes_on_where_it_stopped(task, tmp_path, counted):
+    calls = []
+
+    def interrupt(now):
+        calls.append(now)
+        if now.done == 12 + 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=1, progress=interrupt)
+    assert [(now.done, now.total, now.step) for now in calls][-1] == (19, 24, 7)
+    assert counted == ["uninterrupted", "restored"]
+    counted.clear()
+    result = inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=1)
+    assert counted == ["restored"]
+    assert result.excess == 0.0
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"key": {}}', "null"])
+def test_a_result_that_cannot_be_read_is_trained_again(task, tmp_path, counted, content):
+    first = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
+    for path in (tmp_path / "results").iterdir():
+        path.write_text(content)
+    again = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
+    assert again.uninterrupted[0].metrics == first.uninterrupted[0].metrics
+    assert len(counted) == 4
+
+
+def test_a_result_whose_key_was_changed_is_not_used(task, tmp_path, counted):
+    inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
+    for path in (tmp_path / "results").iterdir():
+        document = json.loads(path.read_text())
+        path.write_text(json.dumps(document | {"key": document["key"] | {"n_steps": 1}}))
+    inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
+    assert len(counted) == 4
+
+
+def test_archives_are_kept_on_request_alone_and_hold_every_save(task, tmp_path):
+    options = {"codec": "inshrinkerator", "seeds": 1}
+    inshrink_core.rehearse(task, tmp_path / "a", **options)
+    assert list((tmp_path / "a" / "archives").iterdir()) == []
+    result = inshrink_core.rehearse(task, tmp_path / "b", keep_archives=True, **options)
+    (path,) = (tmp_path / "b" / "archives").iterdir()
+    archive = inshrink_core.open(path)
+    assert archive.steps == (2, 4, 6, 8, 10, 12)
+    assert {frame.branch for frame in archive.reader.frames} == {0}
+    assert result.restored[0].nbytes == archive.reader.nbytes
+    assert result.ratio_total == result.restored[0].raw_total / archive.reader.nbytes
+
+
+def test_only_the_saver_restores_and_into_another_model(task, tmp_path, monkeypatch):
+    restored = []
+    original = Saver.restore
+
+    def restore(saver, step=None):
+        before = saver._model[0].weight.detach().clone()
+        found = original(saver, step)
+        restored.append((found, torch.equal(before, saver._model[0].weight)))
+        return found
+
+    monkeypatch.setattr(Saver, "restore", restore)
+    inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=1)
+    assert restored == [(4, False), (8, False)]
+
+
+def test_the_caller_keeps_its_random_numbers_and_threads(task, tmp_path):
+    torch.manual_seed(3)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"restores": 6},
+        {"restores": -1},
+        {"saves": 13},
+        {"saves": 0},
+        {"steps": 0},
+        {"seeds": 0},
+        {"threads": 0},
+        {"optimizer": "half"},
+        {"config": {"no_such_setting": 1}},
+        {"codec": "no-such-codec"},
+    ],
+)
+def test_what_cannot_be_rehearsed_is_refused_before_training(task, tmp_path, counted, options):
+    with pytest.raises(InputError):
+        inshrink_core.rehearse(task, tmp_path, **options)
+    assert counted == []
+
+
+@pytest.mark.parametrize(("n_saves", "n_restores"), [(20, 9), (20, 19), (20, 5), (7, 3), (1, 0)])
+def test_failures_are_evenly_spaced_and_never_after_the_last_save(n_saves, n_restores):
+    schedule = Schedule(n_steps=1000, n_saves=n_saves, n_restores=n_restores)
+    saved, failed = schedule.saved_at, schedule.restored_at
+    assert len(set(saved)) == n_saves
+    assert saved[-1] == 1000
+    assert len(set(failed)) == n_restores
+    assert set(failed) <= set(saved[:-1])
+    gaps = [later - earlier for earlier, later in zip((0, *failed), (*failed, 1000), strict=True)]
+    assert max(gaps) - min(gaps) <= 1000 / n_saves + 1
+
+
+def test_nine_failures_of_twenty_saves_follow_every_second_save():
+    failed = Schedule(n_steps=2000, n_saves=20, n_restores=9).restored_at
+    assert failed == tuple(range(200, 2000, 200))
+
+
+def test_the_module_of_a_task_does_not_leak_into_the_folder(task):
+    assert not (Path(task.rpartition(":")[0]).parent / "results").exists()

@@ -1,0 +1,600 @@
+"""The saver: what was saved is restored, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import inshrink_core
+from inshrink_core.archive import ArchiveReader
+from inshrink_core.chain import Archive, ChainWriter
+from inshrink_core.checkpoint import TensorRole
+from inshrink_core.codecs.inshrinkerator import InshrinkeratorCodec
+from inshrink_core.errors import DamagedError, InputError, LockedError, StepConflictError, StorageError
+from inshrink_core.session import Saver
+from inshrink_core.session.gradients import GradientAverage
+from inshrink_core.session.spool import Spool, spool_folder
+from tests.training import model, train
+
+
+def adam(network):
+    return torch.optim.AdamW(network.parameters(), lr=1e-3)
+
+
+def sgd(network):
+    return torch.optim.SGD(network.parameters(), lr=1e-2, momentum=0.9)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.inshrink"
+
+
+def begin(path, make_optimizer=adam, **options):
+    network = model()
+    optimizer = make_optimizer(network)
+    options.setdefault("codec", "lossless")
+    return network, optimizer, Saver(path, network, optimizer, **options)
+
+
+def equal_states(one, other):
+    return all(torch.equal(one[key], other[key]) for key in one) and one.keys() == other.keys()
+
+
+def copy_of(network):
+    return {name: tensor.clone() for name, tensor in network.state_dict().items()}
+
+
+def frames(path):
+    return ArchiveReader.open(path).frames
+
+
+# What is restored
+
+
+@pytest.mark.parametrize("make_optimizer", [adam, sgd])
+def test_lossless_restore_in_another_saver_continues_bit_for_bit(path, make_optimizer):
+    network, optimizer, saver = begin(path, make_optimizer)
+    with saver:
+        train(network, optimizer, range(5))
+        saver.save(5)
+        expected = train(network, optimizer, range(5, 12))
+    other, other_optimizer, saver = begin(path, make_optimizer)
+    with saver:
+        train(other, other_optimizer, range(100, 103))
+        assert saver.restore() == 5
+        assert train(other, other_optimizer, range(5, 12)) == expected
+    assert equal_states(network.state_dict(), other.state_dict())
+
+
+def test_restore_of_an_empty_archive_is_none_and_changes_nothing(path):
+    network, _, saver = begin(path)
+    before = copy_of(network)
+    with saver:
+        assert saver.restore() is None
+    assert equal_states(before, network.state_dict())
+
+
+def test_restore_waits_for_pending_saves_and_takes_the_step_asked_for(path):
+    network, optimizer, saver = begin(path)
+    with saver:
+        states = {}
+        for step in (1, 2, 3):
+            train(network, optimizer, range(step, step + 1))
+            states[step] = copy_of(network)
+            saver.save(step, {"note": f"after {step}"})
+        assert saver.restore(2) == 2
+        assert equal_states(states[2], network.state_dict())
+        assert saver.extra == {"note": "after 2"}
+        assert saver.restore() == 3
+        assert equal_states(states[3], network.state_dict())
+
+
+def test_a_lossy_restore_loads_what_the_archive_decodes_and_the_optimizer_exactly(path):
+    network, optimizer, saver = begin(path, codec="inshrinkerator", config={"bins": 8})
+    with saver:
+        train(network, optimizer, range(5))
+        moments = [state["exp_avg_sq"].clone() for state in optimizer.state.values()]
+        trained = copy_of(network)
+        saver.save(5)
+        saver.restore()
+    decoded = Archive.open(path)[5].state_dict()
+    assert equal_states(decoded, network.state_dict())
+    assert not torch.equal(trained["4.weight"], network.state_dict()["4.weight"])
+    for before, state in zip(moments, optimizer.state.values(), strict=True):
+        assert torch.equal(before, state["exp_avg_sq"])
+
+
+def test_extra_comes_back_bit_for_bit(path):
+    network, optimizer, saver = begin(path)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    extra = {
+        "scheduler": scheduler.state_dict(),
+        "rng": torch.get_rng_state(),
+        "rng_states": {"python": (3, (1, 2), None)},
+        "best": 0.1,
+    }
+    with saver:
+        train(network, optimizer, range(1))
+        saver.save(1, extra)
+        saver.restore()
+        assert torch.equal(saver.extra.pop("rng"), extra.pop("rng"))
+        assert saver.extra == extra
+
+
+def test_dropped_optimizer_starts_anew_and_extra_is_kept(path):
+    network, optimizer, saver = begin(path, optimizer_state="drop")
+    with saver:
+        train(network, optimizer, range(3))
+        trained = copy_of(network)
+        saver.save(3, {"best": 1.5})
+        train(network, optimizer, range(3, 5))
+        assert saver.restore() == 3
+        assert not optimizer.state
+        assert saver.extra == {"best": 1.5}
+        assert equal_states(trained, network.state_dict())
+        train(network, optimizer, range(3, 5))
+    assert {spec.role for spec in Archive.open(path)[3].specs} == {TensorRole.WEIGHT, TensorRole.BUFFER}
+
+
+def test_bfloat16_and_tied_weights_are_restored_in_place(path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(11, 6)
+            self.head = nn.Linear(6, 11, bias=False)
+            self.head.weight = self.embedding.weight
+
+    network = Tied().to(torch.bfloat16)
+    with Saver(path, network, codec="lossless") as saver:
+        saver.save(0)
+        before, storage = network.embedding.weight.detach().clone(), network.embedding.weight
+        nn.init.zeros_(network.embedding.weight)
+        assert saver.restore() == 0
+    assert network.head.weight is network.embedding.weight is storage
+    assert network.head.weight.dtype is torch.bfloat16
+    assert torch.equal(before, network.head.weight)
+
+
+def test_a_step_of_the_archive_is_a_plain_torch_file(path, tmp_path):
+    network, optimizer, saver = begin(path)
+    with saver:
+        train(network, optimizer, range(2))
+        saver.record()
+        saver.save(2, {"best": 0.5})
+    (file,) = inshrink_core.restore(path, tmp_path / "out", steps=[2]).paths
+    content = torch.load(file, weights_only=True)
+    assert file.name == "step_000002.pt"
+    assert sorted(content) == ["best", "model", "optimizer", "step"]
+    assert equal_states(content["model"], network.state_dict())
+
+
+# Lineage
+
+
+def test_a_save_after_a_restore_of_an_earlier_step_opens_a_branch(path):
+    network, optimizer, saver = begin(path)
+    with saver:
+        for step in (1, 2, 3):
+            train(network, optimizer, range(step, step + 1))
+            saver.save(step)
+        abandoned = copy_of(network)
+        saver.restore(1)
+        train(network, optimizer, range(50, 52))
+        saver.save(3)
+        train(network, optimizer, range(52, 53))
+        saver.save(4)
+    first, *_ = history = frames(path)
+    assert [(frame.step, frame.branch) for frame in history] == [(1, 0), (2, 0), (3, 0), (3, 1), (4, 1)]
+    assert history[3].parent_id == first.frame_id
+    assert history[4].parent_id == history[3].frame_id
+    archive = Archive.open(path)
+    assert archive.steps == (1, 3, 4)
+    assert equal_states(archive[4].state_dict(), network.state_dict())
+    assert equal_states(archive.checkpoint(history[2]).state_dict(), abandoned)
+    assert inshrink_core.verify(path, deep=True).ok
+
+
+def test_a_restore_of_the_last_step_goes_on_without_a_branch(path):
+    network, optimizer, saver = begin(path)
+    with saver:
+        saver.save(1)
+        saver.restore()
+        train(network, optimizer, range(1))
+        saver.save(2)
+    assert [(frame.step, frame.branch) for frame in frames(path)] == [(1, 0), (2, 0)]
+
+
+def test_a_second_restore_before_any_save_decides_the_lineage(path):
+    network, optimizer, saver = begin(path)
+    with saver:
+        for step in (1, 2, 3):
+            train(network, optimizer, range(step, step + 1))
+            saver.save(step)
+        saver.restore(1)
+        saver.restore(2)
+        train(network, optimizer, range(70, 71))
+        saver.save(3)
+    history = frames(path)
+    assert (history[3].branch, history[3].parent_id) == (1, history[1].frame_id)
+
+
+@pytest.mark.parametrize("step", [0, 3, 5])
+def test_a_step_that_is_not_after_the_last_is_refused(path, step):
+    _, _, saver = begin(path)
+    with saver:
+        saver.save(5)
+        with pytest.raises(StepConflictError, match="restore that step first"):
+            saver.save(step)
+    assert Archive.open(path).steps == (5,)
+
+
+# Gradients
+
+
+def test_record_keeps_the_published_average(path):
+    network = nn.Linear(3, 2)
+    average = GradientAverage(network)
+    expected = None
+    for seed in range(4):
+        gradient = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))
+        network.weight.grad = gradient.clone()
+        average.record()
+        expected = gradient if expected is None else 0.9 * gradient + 0.1 * expected
+    taken = average.take()
+    assert list(taken) == ["weight"]
+    torch.testing.assert_close(taken["weight"], expected)
+    assert average.take() == {}
+
+
+def test_record_leaves_out_batches_long_before_the_next_save():
+    network = nn.Linear(2, 1)
+    average = GradientAverage(network, n_recorded=3)
+    network.weight.grad = torch.ones(1, 2)
+    for _ in range(10):
+        average.record()
+    average.take()
+    recorded = []
+    for _ in range(10):
+        average.record()
+        recorded.append(bool(average._average))
+    assert recorded == [False] * 7 + [True] * 3
+
+
+def test_a_gradient_that_is_not_finite_is_not_recorded():
+    network = nn.Linear(2, 1)
+    network.weight.grad, network.bias.grad = torch.tensor([[1.0, float("inf")]]), torch.ones(1)
+    average = GradientAverage(network)
+    average.record()
+    assert list(average.take()) == ["bias"]
+
+
+def test_codecs_can_read_recorded_gradients_and_the_archive_does_not_hold_them(path, monkeypatch):
+    seen = []
+    original = ChainWriter.append
+
+    def append(chain, checkpoint, **options):
+        seen.append({key: checkpoint[key] for key in ("4.weight@gradient", "4.weight@exp_avg")})
+        return original(chain, checkpoint, **options)
+
+    monkeypatch.setattr(ChainWriter, "append", append)
+    network, optimizer, saver = begin(path, optimizer_state="drop")
+    with saver:
+        train(network, optimizer, range(1))
+        saver.record()
+        saver.save(1)
+    assert torch.equal(seen[0]["4.weight@gradient"], network[4].weight.grad)
+    assert torch.equal(seen[0]["4.weight@exp_avg"], optimizer.state[network[4].weight]["exp_avg"])
+    assert all("@" not in key for key in Archive.open(path)[1])
+
+
+@pytest.fixture
+def seen_by_codec(monkeypatch):
+    """Collect what the codec is given of one tensor, save by save."""
+    items = []
+    original = InshrinkeratorCodec.encode
+
+    def encode(codec, item, plan, reference):
+        if item.spec.key == "4.weight":
+            items.append(item)
+        return original(codec, item, plan, reference)
+
+    monkeypatch.setattr(InshrinkeratorCodec, "encode", encode)
+    return items
+
+
+def test_a_codec_that_asks_for_gradients_gets_the_recorded_ones(path, seen_by_codec):
+    network, optimizer, saver = begin(
+        path, codec="inshrinkerator", config={"prune": 0.1, "prune_metric": "sensitivity"}
+    )
+    with saver:
+        train(network, optimizer, range(1))
+        saver.record()
+        saver.save(1)
+    assert torch.equal(seen_by_codec[0].gradient, network[4].weight.grad)
+
+
+def test_the_codec_gets_the_values_that_training_continued_from(path, seen_by_codec, monkeypatch):
+    monkeypatch.setattr(InshrinkeratorCodec, "uses_restored", True)
+    network, optimizer, saver = begin(path, codec="inshrinkerator", config={"bins": 6})
+    with saver:
+        for step in (1, 2):
+            train(network, optimizer, range(step, step + 1))
+            saver.save(step)
+        saver.restore(1)
+        continued_from = network[4].weight.detach().clone()
+        for step in (3, 4):
+            train(network, optimizer, range(step, step + 1))
+            saver.save(step)
+    assert [item.restored is None for item in seen_by_codec] == [True, True, False, False]
+    assert all(torch.equal(item.restored, continued_from) for item in seen_by_codec[2:])
+    reader = ArchiveReader.open(path)
+    lineage = [reader.frame(frame.frame_id).meta.get("restored") for frame in reader.frames]
+    assert lineage == [None, None, *[reader.frames[0].frame_id] * 2]
+
+
+# Failures
+
+
+KILLED = """
+import sys, time
+import torch
+from inshrink_core.chain import ChainWriter
+from inshrink_core.session import Saver
+from tests.training import model, train
+
+append, n_appended = ChainWriter.append, 0
+def slow(chain, checkpoint, **options):
+    global n_appended
+    n_appended += 1
+    if n_appended == 2:
+        time.sleep(600)
+    return append(chain, checkpoint, **options)
+ChainWriter.append = slow
+network = model()
+optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+saver = Saver(sys.argv[1], network, optimizer, codec="lossless")
+for step in (1, 2, 3):
+    train(network, optimizer, range(step, step + 1))
+    saver.save(step, {"weight": network[4].weight.detach().clone()})
+print("saved", flush=True)
+time.sleep(600)
+"""
+
+
+def test_kill_9_while_archiving_loses_no_save(path):
+    process = subprocess.Popen([sys.executable, "-c", KILLED, path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "saved\n"
+    process.kill()
+    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL
+    assert set(Archive.open(path).steps) < {1, 2, 3}
+    network, _, saver = begin(path)
+    with saver:
+        assert saver.last_step == 3
+        assert saver.restore() == 3
+        assert torch.equal(network[4].weight, saver.extra["weight"])
+        assert saver.restore(2) == 2
+        assert torch.equal(network[4].weight, saver.extra["weight"])
+    assert Archive.open(path).steps == (1, 2, 3)
+    assert inshrink_core.verify(path, deep=True).ok
+    assert not spool_folder(path).exists()
+
+
+def test_a_process_that_ends_without_close_archives_what_is_pending(path):
+    script = KILLED.replace("time.sleep(600)", "pass")
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
+    assert done.stdout == "saved\n"
+    assert done.stderr == ""
+    assert Archive.open(path).steps == (1, 2, 3)
+    assert not spool_folder(path).exists()
+
+
+def test_a_save_that_was_archived_and_not_noted_is_not_archived_twice(path, tmp_path, monkeypatch):
+    network, optimizer, saver = begin(path)
+    kept = tmp_path / "kept"
+
+    def copy_instead(_, save):
+        shutil.copytree(save.folder, kept / save.folder.name)
+
+    monkeypatch.setattr(Spool, "mark", copy_instead)
+    with saver:
+        train(network, optimizer, range(1))
+        saver.save(1)
+        train(network, optimizer, range(1, 2))
+        saver.save(2)
+    monkeypatch.undo()
+    shutil.copytree(kept, spool_folder(path))
+    before = frames(path)
+    network, optimizer, saver = begin(path)
+    with saver:
+        saver.flush()
+        train(network, optimizer, range(5, 6))
+        saver.save(3)
+    assert frames(path)[:2] == before
+    assert Archive.open(path).steps == (1, 2, 3)
+
+
+def test_a_recovered_save_keeps_its_lineage(path, monkeypatch):
+    network, optimizer, saver = begin(path)
+    for step in (1, 2):
+        train(network, optimizer, range(step, step + 1))
+        saver.save(step)
+    saver.restore(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(ChainWriter, "append", _refuse)
+        train(network, optimizer, range(9, 10))
+        saver.save(2)
+        with pytest.raises(StorageError):
+            saver.close()
+    with begin(path)[2]:
+        pass
+    history = frames(path)
+    assert [(frame.step, frame.branch) for frame in history] == [(1, 0), (2, 0), (2, 1)]
+    assert history[2].parent_id == history[0].frame_id
+
+
+def test_half_a_save_is_removed(path):
+    spool = spool_folder(path)
+    (spool / ".00000003.tmp").mkdir(parents=True)
+    (spool / ".00000003.tmp" / "step_000003.pt").write_bytes(b"half")
+    with begin(path)[2] as saver:
+        assert saver.last_step is None
+    assert not spool.exists()
+
+
+@pytest.mark.parametrize("damage", ["weights", "cut", "record", "empty"])
+def test_a_damaged_save_in_the_spool_is_damaged_data(path, monkeypatch, damage):
+    with monkeypatch.context() as patch:
+        patch.setattr(ChainWriter, "append", _refuse)
+        _, _, saver = begin(path)
+        saver.save(1)
+        with pytest.raises(StorageError):
+            saver.close()
+    (folder,) = spool_folder(path).iterdir()
+    file = folder / "step_000001.pt"
+    content = bytearray(file.read_bytes())
+    if damage == "record":
+        (folder / "save.json").write_text(json.dumps({"step": -1, "restored": None, "first": False}))
+    elif damage == "weights":
+        at = content.index(model().state_dict()["4.weight"].numpy().tobytes())
+        content[at + 9] ^= 1
+        file.write_bytes(content)
+    else:
+        file.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+    with pytest.raises(DamagedError, match="remove the folder"):
+        begin(path)
+    shutil.rmtree(folder)
+    with begin(path)[2] as saver:
+        assert saver.restore() is None
+
+
+def _refuse(*_, **__):
+    raise StorageError("the disk is full")
+
+
+def test_an_error_in_the_background_surfaces_at_the_next_save_and_the_save_is_tried_again(path, monkeypatch):
+    network, optimizer, saver = begin(path)
+    with saver:
+        with monkeypatch.context() as patch:
+            patch.setattr(ChainWriter, "append", _refuse)
+            saver.save(1)
+            with pytest.raises(StorageError, match="the disk is full"):
+                saver.flush()
+        train(network, optimizer, range(1))
+        saver.save(2)
+    assert Archive.open(path).steps == (1, 2)
+
+
+def test_a_third_save_waits_until_the_first_is_archived(path, monkeypatch):
+    entered, release = threading.Event(), threading.Event()
+    original = ChainWriter.append
+
+    def append(chain, checkpoint, **options):
+        entered.set()
+        assert release.wait(60)
+        return original(chain, checkpoint, **options)
+
+    monkeypatch.setattr(ChainWriter, "append", append)
+    _, _, saver = begin(path)
+    with saver:
+        saver.save(1)
+        saver.save(2)
+        assert entered.wait(60)
+        assert saver.n_pending == 2
+        third = threading.Thread(target=saver.save, args=(3,))
+        third.start()
+        third.join(0.2)
+        assert third.is_alive()
+        release.set()
+        third.join(60)
+        assert not third.is_alive()
+    assert Archive.open(path).steps == (1, 2, 3)
+
+
+# Mistakes
+
+
+def test_a_model_of_another_shape_is_refused_and_not_touched(path):
+    with begin(path)[2] as saver:
+        saver.save(1)
+    wide = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 12)
+    )
+    before = copy_of(wide)
+    with Saver(path, wide) as saver, pytest.raises(InputError, match=r"'4.weight' has another shape"):
+        saver.restore()
+    assert equal_states(before, wide.state_dict())
+
+
+def test_a_model_with_other_tensors_is_refused(path):
+    with begin(path)[2] as saver:
+        saver.save(1)
+    for other, message in ((nn.Linear(2, 2), "has no tensor 'weight'"), (nn.Flatten(), "lacks: '0.weight'")):
+        with Saver(path, other) as saver, pytest.raises(InputError, match=message):
+            saver.restore()
+
+
+def test_another_optimizer_is_refused_before_the_model_is_touched(path):
+    network, optimizer, saver = begin(path)
+    with saver:
+        train(network, optimizer, range(1))
+        saver.save(1)
+    other = model()
+    groups = torch.optim.AdamW([{"params": [p]} for p in other.parameters()])
+    before = copy_of(other)
+    with Saver(path, other, groups) as saver, pytest.raises(InputError, match="optimizer is not the one"):
+        saver.restore()
+    assert equal_states(before, other.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"model": 1}, "the key 'model'"),
+        ({3: 1}, "the key 3"),
+        ({"best": Path("x")}, "PosixPath"),
+        ({"deep": {"list": [object()]}}, "object"),
+    ],
+)
+def test_extra_that_could_not_be_read_back_is_refused(path, extra, message):
+    with begin(path)[2] as saver, pytest.raises(InputError, match=message):
+        saver.save(1, extra)
+    assert Archive.open(path).steps == ()
+
+
+def test_two_savers_of_one_archive_are_refused(path):
+    with begin(path)[2], pytest.raises(LockedError):
+        begin(path)
+
+
+def test_a_closed_saver_says_so_and_closing_twice_is_harmless(path):
+    saver = begin(path)[2]
+    saver.close()
+    saver.close()
+    for call in (lambda: saver.save(1), saver.restore, saver.flush):
+        with pytest.raises(InputError, match="closed"):
+            call()
+
+
+def test_a_step_of_another_program_is_refused(path):
+    run = inshrink_core.sample("digits-cnn")
+    inshrink_core.compress(run, path, steps=[10], optimizer="drop", codec="lossless")
+    with begin(path, codec=None)[2] as saver, pytest.raises(InputError, match="not written by a saver"):
+        saver.restore()
+
+
+def test_a_spooled_step_of_the_wrong_type_is_refused(path):
+    with begin(path)[2] as saver:
+        for step in (-1, 1.0, True, "3"):
+            with pytest.raises(InputError, match="whole number"):
+                saver.save(step)

@@ -1,0 +1,106 @@
+"""Shipped tasks keep the promises of the protocol; a user's task is checked as a whole."""
+
+from __future__ import annotations
+
+import builtins
+
+import pytest
+import torch
+
+from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
+from inshrink_core.metrics import Direction
+from inshrink_core.tasks import Task, digits_cnn, find_task, task_names
+from inshrink_core.tasks.schedule import warmup_cosine
+
+
+def first(batch):
+    return batch[0] if isinstance(batch, tuple) else batch
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_a_shipped_task_is_small_repeatable_and_trains(name):
+    task, identity = find_task(name)
+    assert isinstance(task, Task)
+    assert task.name == name
+    assert identity == f"{name}/{task.version}"
+    assert Direction(task.direction) is Direction.LOWER
+    assert (task.n_saves, task.n_restores) == (20, 9)
+    torch.manual_seed(0)
+    network = task.build()
+    assert sum(parameter.numel() for parameter in network.parameters()) <= 1_000_000
+    one, same, other = (task.batch(step, torch.Generator().manual_seed(step)) for step in (1, 1, 2))
+    assert torch.equal(first(one), first(same))
+    assert not torch.equal(first(one), first(other))
+    optimizer = task.optimizer(network)
+    before = task.loss(network, one).item()
+    for _ in range(3):
+        loss = task.loss(network, one)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert task.loss(network, one).item() < before
+
+
+def test_evaluation_leaves_the_model_as_it_was_and_repeats_itself():
+    task, _ = find_task("digits-cnn")
+    network = task.build()
+    buffers = [buffer.clone() for buffer in network.buffers()]
+    assert task.evaluate(network) == task.evaluate(network)
+    assert network.training
+    assert all(torch.equal(one, other) for one, other in zip(buffers, network.buffers(), strict=True))
+
+
+def test_the_char_gpt_is_judged_on_text_it_never_trains_on():
+    from inshrink_core.tasks.char_gpt import corpus, encode_corpus
+
+    training, validation, n_characters = encode_corpus()
+    assert len(training) + len(validation) == len(corpus())
+    assert len(validation) == pytest.approx(len(corpus()) / 10, abs=1)
+    assert int(training.max()) < n_characters
+
+
+def test_without_scikit_learn_the_digits_name_the_extra(monkeypatch):
+    original = builtins.__import__
+
+    def refuse(name, *arguments, **options):
+        if name.startswith("sklearn"):
+            raise ImportError(name)
+        return original(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    digits_cnn._digits.cache_clear()
+    task, _ = find_task("digits-cnn")
+    with pytest.raises(MissingExtraError, match=r"inshrink\[dev\]"):
+        task.batch(1, torch.Generator())
+
+
+def test_the_schedule_warms_up_and_decays_to_its_floor():
+    factors = [warmup_cosine(step, 100, warmup=10, floor=0.1) for step in range(1, 101)]
+    assert factors[9] == max(factors) == 1.0
+    assert factors[-1] == pytest.approx(0.1)
+    assert factors[:10] == sorted(factors[:10])
+    assert factors[9:] == sorted(factors[9:], reverse=True)
+    assert all(0 < warmup_cosine(step, 3, warmup=10, floor=0.1) <= 1 for step in (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("x = 1", NotFoundError, "no class 'Mine'"),
+        ("class Mine: pass", InputError, r"lacks name, .*build\(\), "),
+        ("class Mine:\n def __init__(self): raise ValueError('no data')", InputError, "no data"),
+        ("1 / 0", InputError, "ZeroDivisionError"),
+        ("def (", InputError, "SyntaxError"),
+    ],
+)
+def test_a_task_of_a_user_that_is_none_is_refused_with_what_is_missing(tmp_path, text, error, message):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(error, match=message):
+        find_task(f"{path}:Mine")
+
+
+@pytest.mark.parametrize("name", ["no-such-task", "missing.py:Mine", "mine.txt:Mine", ":", ""])
+def test_an_unknown_task_is_refused_with_what_there_is(name):
+    with pytest.raises(NotFoundError):
+        find_task(name)
