@@ -28,6 +28,11 @@ SETTINGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("32 bins, codebook refitted", "inshrinkerator", {"bins": 32, "codebook": "refit"}),
     ("16 bins, published fit", "inshrinkerator", {"bins": 16, "fit": "published"}),
     ("16 bins, prune 20 %", "inshrinkerator", {"bins": 16, "prune": 0.2}),
+    ("16 bins, rANS", "inshrinkerator", {"bins": 16, "entropy": "rans"}),
+    ("32 bins, rANS", "inshrinkerator", {"entropy": "rans"}),
+    ("default", "lattice", {}),
+    ("coarseness 4", "lattice", {"coarseness": 4.0}),
+    ("coarseness 6", "lattice", {"coarseness": 6.0}),
     ("lossless", "lossless", {}),
 )
 INFORMATIVE_DIVERGENCE = 0.001

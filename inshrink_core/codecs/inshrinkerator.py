@@ -141,7 +141,8 @@ class InshrinkeratorCodec(Codec):
         state = quantize(item, plan, fits(reference, item.spec))
         if state is None:
             return encode_exact(item.spec, item.tensor, reference)
-        payload = pack_quantized(item.spec, state, fits(reference, item.spec))
+        rans = plan.config.entropy == "rans"
+        payload = pack_quantized(item.spec, state, fits(reference, item.spec), rans=rans)
         if item.spec.numel <= _TINY:
             exact = encode_exact(item.spec, item.tensor, reference)
             if len(exact.block.payload) <= len(payload):

@@ -22,6 +22,11 @@ from inshrink_core.codecs.inshrinkerator_state import (
     fits,
     round_to_bfloat16,
 )
+from inshrink_core.codecs.symbol_rans import (
+    decode_symbols_rans,
+    encode_symbols_rans,
+    worst_case_symbols_rans_bytes,
+)
 from inshrink_core.codecs.symbol_stream import decode_symbols, encode_symbols, worst_case_symbols_bytes
 from inshrink_core.codecs.varint import read_varint, write_varint
 from inshrink_core.errors import DamagedError
@@ -47,10 +52,11 @@ DELTA = 0x02
 HELD = 0x04
 WIDE = 0x08
 KEPT = 0x10
+RANS = 0x20
 """Flags of a payload: values rounded to bfloat16 and no symbols; symbols against the reference; the
-reference's codebook; four bytes a centroid instead of two; protected values follow."""
+reference's codebook; four bytes a centroid instead of two; protected values follow; symbols under rANS."""
 
-_KNOWN_FLAGS = ROUNDED | DELTA | HELD | WIDE | KEPT
+_KNOWN_FLAGS = ROUNDED | DELTA | HELD | WIDE | KEPT | RANS
 _MAX_CENTROIDS = 254
 _LENGTH_BYTES = 9
 _HEADER_BYTES = 1 + 1 + 4 * _MAX_CENTROIDS + _LENGTH_BYTES
@@ -84,17 +90,22 @@ def _pack_codebook(spec: TensorSpec, codebook: Tensor) -> tuple[int, bytes]:
 
 
 def pack_quantized(
-    spec: TensorSpec, state: InshrinkeratorReference, previous: InshrinkeratorReference | None
+    spec: TensorSpec,
+    state: InshrinkeratorReference,
+    previous: InshrinkeratorReference | None,
+    *,
+    rans: bool = False,
 ) -> bytes:
     """Return the payload that decodes to `state`, as a delta if there is a previous state."""
-    flags = DELTA if previous is not None else 0
+    flags = (DELTA if previous is not None else 0) | (RANS if rans else 0)
     if previous is not None and torch.equal(_bits(state.codebook), _bits(previous.codebook)):
         flags |= HELD
         entries = b""
     else:
         width, entries = _pack_codebook(spec, state.codebook)
         flags |= WIDE if width == 4 else 0
-    stream = encode_symbols(
+    encode = encode_symbols_rans if rans else encode_symbols
+    stream = encode(
         state.symbols,
         state.n_symbols,
         None if previous is None else previous.symbols,
@@ -169,7 +180,8 @@ def parse_quantized(
         raise DamagedError("the block is a delta against another reference")
     codebook, stream, values = _split(spec, payload, previous)
     n_symbols = FIRST_BIN + codebook.numel()
-    symbols = decode_symbols(
+    decode = decode_symbols_rans if flags & RANS else decode_symbols
+    symbols = decode(
         stream,
         spec.numel,
         n_symbols,
@@ -220,4 +232,5 @@ def worst_case_payload_bytes(spec: TensorSpec) -> int:
     """Return the largest payload of a spec, rounded or quantized."""
     n = math.prod(spec.shape)
     kept = worst_case_exact_bytes(_kept_spec(spec, n))
-    return _HEADER_BYTES + kept + worst_case_symbols_bytes(n, FIRST_BIN + _MAX_CENTROIDS)
+    symbols = max(worst_case_symbols_bytes(n, FIRST_BIN + _MAX_CENTROIDS), worst_case_symbols_rans_bytes(n))
+    return _HEADER_BYTES + kept + symbols

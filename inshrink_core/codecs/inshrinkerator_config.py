@@ -30,6 +30,7 @@ _WORDS = {
     "fit": ("exact", "published"),
     "codebook": ("held", "refit"),
     "centroids": ("bfloat16", "stored"),
+    "entropy": ("huffman", "rans"),
     "vectors": ("exact", "bfloat16"),
     "buffers": ("exact", "bfloat16"),
 }
@@ -89,6 +90,9 @@ class InshrinkeratorConfig(CodecConfig):
     centroids
         ``bfloat16``: centroids take two bytes, at an error of 2^-9 of their value. ``stored``: they have
         the precision of the tensor's dtype.
+    entropy
+        ``huffman``: run lengths and Huffman codes, as published. ``rans``: context rANS of the same deltas,
+        smaller.
     vectors
         Weights of at most one dimension (biases, norms): ``exact`` or rounded to ``bfloat16``.
     buffers
@@ -120,6 +124,7 @@ class InshrinkeratorConfig(CodecConfig):
     codebook: str = "held"
     hold_factor: float = 1.1
     centroids: str = "bfloat16"
+    entropy: str = "huffman"
     vectors: str = "exact"
     buffers: str = "exact"
     seed: int = 0

@@ -64,6 +64,27 @@ class TestRounded(CodecSuite):
     config = InshrinkeratorConfig(bins=254, protect=0.0, vectors="bfloat16", buffers="bfloat16")
 
 
+class TestRans(CodecSuite):
+    codec = CODEC
+    config = InshrinkeratorConfig(bins=40, entropy="rans")
+
+
+def test_rans_decodes_to_the_same_bits_in_fewer_bytes():
+    before, after = normal((200, 300), 0), normal((200, 300), 0) + normal((200, 300), 1) * 0.1
+    sizes, decoded = [], []
+    for entropy in ("huffman", "rans"):
+        config = InshrinkeratorConfig(entropy=entropy)
+        reference = None
+        for tensor in (before, after):
+            item = TensorInput(spec=spec_of(tensor), tensor=tensor)
+            plan = CODEC.plan([item.spec], [CODEC.observe(item, reference, config)], config)
+            block, reference = CODEC.encode(item, plan, reference)
+        sizes.append(len(block.payload))
+        decoded.append(bits(reference.decoded()))
+    assert decoded[0] == decoded[1]
+    assert sizes[1] < 0.95 * sizes[0]
+
+
 # Partition
 
 
@@ -452,7 +473,7 @@ def _damaged(payload: bytes, message: str, reference=None, dtype="float32") -> N
 def test_headers_that_contradict_themselves_are_refused():
     _damaged(b"", "cut short")
     _damaged(b"\x00", "cut short")
-    _damaged(b"\x20\x00\x00", "unknown flags")
+    _damaged(b"\x40\x00\x00", "unknown flags")
     _damaged(b"\x03\x00\x00", "unknown flags")
     _damaged(b"\x02\x00\x00", "another reference")
     _damaged(b"\x04\x00\x00", "another reference")
