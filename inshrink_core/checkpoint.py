@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from inshrink_core.errors import NotFoundError
+from inshrink_core.errors import InputError, NotFoundError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -190,6 +190,23 @@ class TensorSpec:
     def nbytes(self) -> int:
         """Raw size in bytes in the stored dtype."""
         return self.numel * DTYPE_SIZES[self.dtype]
+
+    def check(self, tensor: Tensor) -> None:
+        """Refuse a tensor unlike this spec: what is encoded of it would decode to another dtype or shape.
+
+        Raises
+        ------
+        InputError
+            Dtype or shape differ.
+        """
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if (dtype, tuple(tensor.shape)) != (self.dtype, self.shape):
+            raise InputError(
+                "a tensor differs from its spec",
+                where=self.key,
+                expected=f"{self.dtype} {self.shape}",
+                found=f"{dtype} {tuple(tensor.shape)}",
+            )
 
 
 class Member(NamedTuple):

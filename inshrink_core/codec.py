@@ -148,6 +148,22 @@ class Codec(ABC):
     uses_restored: ClassVar[bool] = False
     """Whether `encode` looks at `TensorInput.restored`, which costs a decoding."""
 
+    def checked(self, config: CodecConfig) -> Any:
+        """Return a config if it is this codec's.
+
+        Raises
+        ------
+        ConfigError
+            It is another codec's.
+        """
+        if not isinstance(config, self.config_type):
+            raise ConfigError(
+                f"this config is not one of the codec '{self.name}'",
+                expected=self.config_type.__name__,
+                found=type(config).__name__,
+            )
+        return config
+
     def companions(self, config: CodecConfig) -> frozenset[TensorRole]:
         """Return the roles whose tensors this config wants beside each weight (`TensorInput`)."""
         return frozenset()

@@ -130,7 +130,7 @@ class ExcpCodec(ResidualCodec):
 
     def takes(self, config: CodecConfig) -> frozenset[TensorRole]:
         """Return the roles of the model, and of both moments unless the config leaves them out."""
-        return MODEL_ROLES | _MOMENTS if self._checked(config).moments == "quantized" else MODEL_ROLES
+        return MODEL_ROLES | _MOMENTS if self.checked(config).moments == "quantized" else MODEL_ROLES
 
     def companions(self, config: CodecConfig) -> frozenset[TensorRole]:
         """Return the second moment's role: it decides which residuals are kept."""
@@ -142,7 +142,7 @@ class ExcpCodec(ResidualCodec):
 
     def observe(self, item: TensorInput, reference: TensorReference | None, config: CodecConfig) -> Any:
         """Return where a residual, or a first moment, survives; None for tensors that prune no other."""
-        asked: ExcpConfig = self._checked(config)
+        asked: ExcpConfig = self.checked(config)
         if not self.covers(item.spec, asked) or asked.moments == "exact":
             return None
         if item.spec.role is TensorRole.EXP_AVG:
@@ -163,7 +163,7 @@ class ExcpCodec(ResidualCodec):
         context: FrameContext | None = None,
     ) -> ExcpPlan:
         """Return which elements of each pair of moments are kept: where weight and first moment say so."""
-        asked: ExcpConfig = self._checked(config)
+        asked: ExcpConfig = self.checked(config)
         with_moments = {spec.name for spec in specs if spec.role in _MOMENTS}
         kept: dict[str, NDArray[np.uint8]] = {}
         for spec, seen in zip(specs, statistics, strict=True):

@@ -25,7 +25,7 @@ from inshrink_core.codec import (
 )
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
 from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
-from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError, InputError
+from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError
 from inshrink_core.frame import Block
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class FallbackCodec(Codec):
         context: FrameContext | None = None,
     ) -> Any:
         """Return the config."""
-        return self._checked(config)
+        return self.checked(config)
 
     @abstractmethod
     def _config_of(self, plan: Any) -> CodecConfig:
@@ -94,7 +94,7 @@ class FallbackCodec(Codec):
         spec, tensor = item.spec, item.tensor
         if not self.covers(spec, config):
             return encode_exact(spec, tensor, reference)
-        _check_tensor(item)
+        item.spec.check(item.tensor)
         if not bool(torch.isfinite(tensor).all()):
             return encode_exact(spec, tensor, reference)
         encoded = self._encode_lossy(item, plan, reference)
@@ -130,29 +130,6 @@ class FallbackCodec(Codec):
     def worst_case_bytes(self, spec: TensorSpec) -> int:
         """Return a bound on payloads of every kind this codec writes."""
         return max(worst_case_exact_bytes(spec), self._worst_case_lossy_bytes(spec))
-
-    def _checked(self, config: Any) -> Any:
-        """Refuse another codec's config."""
-        if not isinstance(config, self.config_type):
-            raise ConfigError(
-                f"this config is not one of the codec '{self.name}'",
-                expected=self.config_type.__name__,
-                found=type(config).__name__,
-            )
-        return config
-
-
-def _check_tensor(item: TensorInput) -> None:
-    """Refuse a tensor unlike its spec: its symbols would decode to another dtype or shape."""
-    spec, tensor = item.spec, item.tensor
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if (dtype, tuple(tensor.shape)) != (spec.dtype, spec.shape):
-        raise InputError(
-            "a tensor differs from its spec",
-            where=spec.key,
-            expected=f"{spec.dtype} {spec.shape}",
-            found=f"{dtype} {tuple(tensor.shape)}",
-        )
 
 
 def host_values(tensor: torch.Tensor) -> NDArray[np.float32]:

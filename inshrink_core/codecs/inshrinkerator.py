@@ -40,7 +40,7 @@ from inshrink_core.codecs.inshrinkerator_config import (
 )
 from inshrink_core.codecs.inshrinkerator_quantizer import Observation, is_finite, known_gradient, quantize
 from inshrink_core.codecs.inshrinkerator_state import InshrinkeratorReference, RoundedReference, fits
-from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError, InputError
+from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError
 from inshrink_core.frame import Block
 from inshrink_core.ops.quantize import MAGNITUDE_KEYS, histogram16, sensitivity_histogram
 from inshrink_core.partition import KeyCounts, Thresholds, merge, thresholds
@@ -74,13 +74,13 @@ class InshrinkeratorCodec(Codec):
 
     def companions(self, config: CodecConfig) -> frozenset[TensorRole]:
         """Return the gradient's role where sensitivity decides anything."""
-        return frozenset({TensorRole.GRADIENT}) if _checked(config).wants_gradients else frozenset()
+        return frozenset({TensorRole.GRADIENT}) if self.checked(config).wants_gradients else frozenset()
 
     def observe(
         self, item: TensorInput, reference: TensorReference | None, config: CodecConfig
     ) -> Observation | None:
         """Return histograms of abs(w) and abs(g·w) over integer keys; None if no threshold needs them."""
-        asked = _checked(config)
+        asked = self.checked(config)
         if not (asked.partitions and is_quantized(item.spec)):
             return None
         dense = histogram16(item.tensor).numpy()
@@ -101,7 +101,7 @@ class InshrinkeratorCodec(Codec):
         context: FrameContext | None = None,
     ) -> InshrinkeratorPlan:
         """Return thresholds per group, pooled over its tensors in their order."""
-        asked = _checked(config)
+        asked = self.checked(config)
         groups: dict[str, list[tuple[TensorSpec, Observation]]] = {}
         for spec, observation in zip(specs, statistics, strict=True):
             if isinstance(observation, Observation):
@@ -128,7 +128,7 @@ class InshrinkeratorCodec(Codec):
         if not isinstance(plan, InshrinkeratorPlan):
             raise ConfigError("this plan is not one of the codec 'inshrinkerator'", where=item.spec.key)
         if is_quantized(item.spec):
-            _check_tensor(item)
+            item.spec.check(item.tensor)
             return self._encode_quantized(item, plan, reference)
         if _is_rounded(item.spec, plan.config) and bool(torch.isfinite(item.tensor).all()):
             payload, state = pack_rounded(item.spec, item.tensor, reference)
@@ -184,29 +184,6 @@ class InshrinkeratorCodec(Codec):
     def worst_case_bytes(self, spec: TensorSpec) -> int:
         """Return a bound on payloads of every kind this codec writes."""
         return max(worst_case_exact_bytes(spec), worst_case_payload_bytes(spec))
-
-
-def _check_tensor(item: TensorInput) -> None:
-    """Refuse a tensor unlike its spec: its symbols would decode to another dtype or shape."""
-    spec, tensor = item.spec, item.tensor
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if (dtype, tuple(tensor.shape)) != (spec.dtype, spec.shape):
-        raise InputError(
-            "a tensor differs from its spec",
-            where=spec.key,
-            expected=f"{spec.dtype} {spec.shape}",
-            found=f"{dtype} {tuple(tensor.shape)}",
-        )
-
-
-def _checked(config: CodecConfig) -> InshrinkeratorConfig:
-    if not isinstance(config, InshrinkeratorConfig):
-        raise ConfigError(
-            "this config is not one of the codec 'inshrinkerator'",
-            expected="InshrinkeratorConfig",
-            found=type(config).__name__,
-        )
-    return config
 
 
 def _is_rounded(spec: TensorSpec, config: InshrinkeratorConfig) -> bool:

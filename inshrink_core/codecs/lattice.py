@@ -38,7 +38,7 @@ from inshrink_core.codecs.lattice_config import LatticeConfig, can_have_lattice,
 from inshrink_core.codecs.lattice_plan import LatticePlan, Observation, make_plan, observe_tensor
 from inshrink_core.codecs.lattice_rounding import choose_gain, choose_spacing
 from inshrink_core.codecs.lattice_state import LatticeReference, fits
-from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError, InputError
+from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError
 from inshrink_core.frame import Block
 from inshrink_core.ops.lattice import EXACT, Rounded, round_to_grid
 from inshrink_core.ops.reference_quantize import as_float32, flattened
@@ -78,14 +78,14 @@ class LatticeCodec(Codec):
 
     def companions(self, config: CodecConfig) -> frozenset[TensorRole]:
         """Return the second moment's role: sensitivity, and that an optimizer of Adam's kind is at work."""
-        _checked(config)
+        self.checked(config)
         return frozenset({TensorRole.EXP_AVG_SQ})
 
     def observe(
         self, item: TensorInput, reference: TensorReference | None, config: CodecConfig
     ) -> Observation | None:
         """Return mean squares of a tensor that may lie on a lattice; None for the others."""
-        if not on_lattice(item.spec, _checked(config)):
+        if not on_lattice(item.spec, self.checked(config)):
             return None
         return observe_tensor(item, fits(reference, item.spec))
 
@@ -97,7 +97,7 @@ class LatticeCodec(Codec):
         context: FrameContext | None = None,
     ) -> LatticePlan:
         """Return the step of every tensor, and what the next frames need to plan theirs."""
-        return make_plan(specs, statistics, _checked(config), context or FrameContext())
+        return make_plan(specs, statistics, self.checked(config), context or FrameContext())
 
     def remember(self, plan: Any) -> Any:
         """Return the movement and the learning rate the chain began with, and probes of the weights."""
@@ -110,7 +110,7 @@ class LatticeCodec(Codec):
         spec = item.spec
         state = fits(reference, spec)
         if on_lattice(spec, plan.config) and (state is not None or spec.key in plan.widths):
-            _check_tensor(spec, item.tensor)
+            spec.check(item.tensor)
             encoded = _encode_lattice(item, plan, state)
             if encoded is not None and len(encoded.block.payload) <= worst_case_exact_bytes(spec):
                 if spec.numel > _TINY:
@@ -185,7 +185,7 @@ def _restored(item: TensorInput) -> Tensor | None:
     """Values that training continued from, in float32; None where there are none to match."""
     if item.restored is None or not is_matrix(item.spec):
         return None
-    _check_tensor(item.spec, item.restored)
+    item.spec.check(item.restored)
     base = as_float32(item.restored)
     return base if bool(torch.isfinite(base).all()) else None
 
@@ -224,25 +224,3 @@ def _state_after(
         exact_at=at,
         exact_values=kept,
     )
-
-
-def _check_tensor(spec: TensorSpec, tensor: Tensor) -> None:
-    """Refuse a tensor unlike its spec: its integers would decode to another dtype or shape."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if (dtype, tuple(tensor.shape)) != (spec.dtype, spec.shape):
-        raise InputError(
-            "a tensor differs from its spec",
-            where=spec.key,
-            expected=f"{spec.dtype} {spec.shape}",
-            found=f"{dtype} {tuple(tensor.shape)}",
-        )
-
-
-def _checked(config: CodecConfig) -> LatticeConfig:
-    if not isinstance(config, LatticeConfig):
-        raise ConfigError(
-            "this config is not one of the codec 'lattice'",
-            expected="LatticeConfig",
-            found=type(config).__name__,
-        )
-    return config

@@ -148,7 +148,7 @@ class LcCheckpointCodec(ResidualCodec):
     config_type: ClassVar[type[CodecConfig]] = LcCheckpointConfig
 
     def _config_of(self, plan: Any) -> LcCheckpointConfig:
-        config: LcCheckpointConfig = self._checked(plan)
+        config: LcCheckpointConfig = self.checked(plan)
         return config
 
     def _quantize(

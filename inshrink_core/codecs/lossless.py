@@ -85,11 +85,7 @@ class LosslessCodec(Codec):
         context: FrameContext | None = None,
     ) -> Any:
         """Return the config."""
-        if not isinstance(config, LosslessConfig):
-            raise ConfigError(
-                "the config is another codec's", expected="LosslessConfig", found=type(config).__name__
-            )
-        return config
+        return self.checked(config)
 
     def encode(self, item: TensorInput, plan: Any, reference: TensorReference | None) -> Encoded:
         """Encode one tensor bit for bit; see `encode_exact`."""

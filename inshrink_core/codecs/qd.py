@@ -152,7 +152,7 @@ class QdCodec(GridCodec):
         self, item: TensorInput, reference: TensorReference | None, config: CodecConfig
     ) -> float | None:
         """Return the weighted entropy of a layer at the full width; None for exact tensors."""
-        asked: QdConfig = self._checked(config)
+        asked: QdConfig = self.checked(config)
         if not self.covers(item.spec, asked):
             return None
         values = host_values(item.tensor)
@@ -174,7 +174,7 @@ class QdCodec(GridCodec):
         context: FrameContext | None = None,
     ) -> QdPlan:
         """Return the width of every layer: one bit less for each halving of the weighted entropy."""
-        asked: QdConfig = self._checked(config)
+        asked: QdConfig = self.checked(config)
         known = [seen for seen in statistics if isinstance(seen, float)]
         largest = max(known, default=0.0)
         bits: dict[str, int] = {}

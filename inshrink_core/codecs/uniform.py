@@ -83,7 +83,7 @@ class UniformCodec(GridCodec):
     config_type: ClassVar[type[CodecConfig]] = UniformConfig
 
     def _config_of(self, plan: Any) -> UniformConfig:
-        config: UniformConfig = self._checked(plan)
+        config: UniformConfig = self.checked(plan)
         return config
 
     def _bits_of(self, spec: TensorSpec, plan: Any, previous: GridReference | None) -> int:
