@@ -6,6 +6,7 @@ that a machine whose speed drifts moves both; the ratios are medians over the pa
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import zstandard
 
 from benchmarks.results import write
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import TensorInput, TensorReference, get_codec
+from inshrink_core.codec import FrameContext, TensorInput, TensorReference, get_codec
 from inshrink_core.session import make_config
 
 N_TENSORS, ROWS, COLUMNS = 4, 1024, 2048
@@ -45,15 +46,15 @@ def measure(codec_name: str, settings: dict[str, Any], movement: float) -> dict[
     states = _states(movement)
     raw = [after.numpy().tobytes() for _, after in states]
     n_bytes = sum(map(len, raw))
-    references = _encode(codec, config, spec, [before for before, _ in states], [None] * N_TENSORS)
+    references, memory = _encode(codec, config, spec, [before for before, _ in states], [None] * N_TENSORS)
     previous = [encoded.reference for encoded in references]
     compressor = zstandard.ZstdCompressor(level=3)
     times: dict[str, list[float]] = {"zstd": [], "encode": [], "decode": []}
     after = [tensor for _, tensor in states]
-    blocks = [encoded.block for encoded in _encode(codec, config, spec, after, previous)]
+    blocks = [encoded.block for encoded in _encode(codec, config, spec, after, previous, memory)[0]]
     for _ in range(REPETITIONS):
         times["zstd"].append(_timed(lambda: [compressor.compress(chunk) for chunk in raw]))
-        times["encode"].append(_timed(lambda: _encode(codec, config, spec, after, previous)))
+        times["encode"].append(_timed(lambda: _encode(codec, config, spec, after, previous, memory)))
         times["decode"].append(
             _timed(lambda: [codec.decode(spec, b, r) for b, r in zip(blocks, previous, strict=True)])
         )
@@ -82,12 +83,17 @@ def _encode(
     spec: TensorSpec,
     tensors: list[torch.Tensor],
     previous: list[TensorReference | None],
-) -> list[Any]:
-    """Run the whole encoder of a frame: observe, plan, encode."""
-    items = [TensorInput(spec=spec, tensor=tensor) for tensor in tensors]
+    memory: Any = None,
+) -> tuple[list[Any], Any]:
+    """Run the whole encoder of a frame (observe, plan, encode); return what it made and remembers."""
+    items = [
+        TensorInput(spec=dataclasses.replace(spec, name=f"layers.{i}.weight"), tensor=tensor)
+        for i, tensor in enumerate(tensors)
+    ]
     statistics_ = [codec.observe(item, ref, config) for item, ref in zip(items, previous, strict=True)]
-    plan = codec.plan([spec] * len(items), statistics_, config)
-    return [codec.encode(item, plan, ref) for item, ref in zip(items, previous, strict=True)]
+    plan = codec.plan([item.spec for item in items], statistics_, config, FrameContext(memory=memory))
+    encoded = [codec.encode(item, plan, ref) for item, ref in zip(items, previous, strict=True)]
+    return encoded, codec.remember(plan)
 
 
 def _timed(action: Callable[[], object]) -> float:
@@ -98,7 +104,13 @@ def _timed(action: Callable[[], object]) -> float:
 
 def main(quick: bool = False) -> Path:
     """Write ``results/speed.csv``."""
-    settings = [("inshrinkerator", {}), ("inshrinkerator", {"bins": 16}), ("lossless", {})]
+    settings: list[tuple[str, dict[str, Any]]] = [
+        ("inshrinkerator", {}),
+        ("inshrinkerator", {"bins": 16}),
+        ("inshrinkerator", {"entropy": "rans"}),
+        ("lattice", {}),
+        ("lossless", {}),
+    ]
     rows = [measure(*setting, movement) for setting in settings for movement in MOVEMENTS]
     return write("speed_quick" if quick else "speed", rows)
 
