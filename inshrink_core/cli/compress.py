@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["EXAMPLE", "compress"]
 
 EXAMPLE = (
-    "$ inshrink compress runs/digits -o digits.inshrink --bins 16\n"
-    "$ inshrink compress runs/digits -o digits.inshrink --steps 100:500 --set codebook=refit"
+    "$ inshrink compress runs/digits -o digits.inshrink --coarseness 4\n"
+    "$ inshrink compress runs/digits -o digits.inshrink --steps 100:500 --codec inshrinkerator --bins 16"
 )
 
 _KEYFRAME_EVERY = 32
@@ -51,16 +51,23 @@ def compress(
     ],
     codec: Annotated[
         str | None,
-        typer.Option(help="Codec of the weights. (default: the archive's, else inshrinkerator)"),
+        typer.Option(help="Codec of the weights. (default: the archive's, else lattice)"),
+    ] = None,
+    coarseness: Annotated[
+        float | None,
+        typer.Option(
+            help="Of the lattice codec, about 0.5 to 8: more is smaller and less exact. (default: 2.5)"
+        ),
     ] = None,
     bins: Annotated[
-        int | None, typer.Option(help="Centroids of each tensor: fewer are smaller and less exact.")
+        int | None, typer.Option(help="Of the inshrinkerator codec: centroids of each tensor. (default: 32)")
     ] = None,
     prune: Annotated[
-        float | None, typer.Option(help="Fraction of each layer type set to zero; embeddings apart.")
+        float | None,
+        typer.Option(help="Of the inshrinkerator codec: fraction of each layer type set to zero."),
     ] = None,
     protect: Annotated[
-        float | None, typer.Option(help="Fraction kept in bfloat16 for its size or sensitivity.")
+        float | None, typer.Option(help="Of the inshrinkerator codec: fraction kept in bfloat16.")
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -100,7 +107,9 @@ def compress(
     from inshrink_core import session
 
     given = read_config_file(config) if config is not None else {}
-    own = {"bins": bins, "prune": prune, "protect": protect}
+    own = {"coarseness": coarseness, "bins": bins, "prune": prune, "protect": protect}
+    if codec is None and "codec" not in given and any(value is not None for value in (bins, prune, protect)):
+        codec = "inshrinkerator"
     chosen: dict[str, Any] = {
         **given.get("settings", {}),
         **parse_settings(settings or []),

@@ -225,7 +225,8 @@ def _probe_of(memory: Mapping[str, Any], key: str) -> bytes | None:
 def _movement(o: Observation, before: bytes | None) -> float | None:
     """Mean squared movement, by the probe where there is one that moved."""
     if before is not None and len(before) == len(o.probe):
-        away = np.frombuffer(o.probe, "<f4").astype(np.float64) - np.frombuffer(before, "<f4")
+        with np.errstate(invalid="ignore"):
+            away = np.frombuffer(o.probe, "<f4").astype(np.float64) - np.frombuffer(before, "<f4")
         mean: float = math.fsum(float(x) * float(x) for x in away.tolist()) / max(int(away.size), 1)
         if mean > 0 and math.isfinite(mean):
             return mean

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_CODEC", "make_chain_config", "make_config", "resolve_device"]
 
-DEFAULT_CODEC = "inshrinkerator"
+DEFAULT_CODEC = "lattice"
 
 
 def make_config(codec: str, settings: Mapping[str, Any] | CodecConfig | None) -> CodecConfig:

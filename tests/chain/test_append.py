@@ -91,7 +91,7 @@ def test_threads_do_not_change_the_bytes(run_path: Path, tmp_path: Path) -> None
 
 def test_a_changed_step_is_refused_and_a_branch_takes_it(run_path: Path, tmp_path: Path) -> None:
     target = tmp_path / "a.inshrink"
-    inshrink_core.compress(run_path, target)
+    inshrink_core.compress(run_path, target, codec="inshrinkerator")
     other = write_run(tmp_path / "other")
     state = torch.load(other / "step_20.pt", weights_only=True)
     state["model"]["4.bias"] += 1
@@ -216,7 +216,7 @@ def test_a_cancelled_append_leaves_the_archive_and_the_writer_usable(run_path: P
         assert Archive(writer.reader).steps == (5,)
         chain.append(run[10])
         chain.append(run[15])
-    inshrink_core.compress(run_path, tmp_path / "b.inshrink", steps=[5, 10, 15])
+    inshrink_core.compress(run_path, tmp_path / "b.inshrink", codec="inshrinkerator", steps=[5, 10, 15])
     one, two = Archive.open(tmp_path / "a.inshrink"), Archive.open(tmp_path / "b.inshrink")
     assert all(torch.equal(one[15][key], two[15][key]) for key in one[15])
 
@@ -224,8 +224,8 @@ def test_a_cancelled_append_leaves_the_archive_and_the_writer_usable(run_path: P
 def test_config_may_change_from_frame_to_frame(run_path: Path, tmp_path: Path) -> None:
     target = tmp_path / "a.inshrink"
     run = inshrink_core.open(run_path)
-    for step, bins in zip(run.steps, (8, 32, 12, 16), strict=True):
-        inshrink_core.compress(run, target, steps=[step], config={"bins": bins})
+    for step, coarseness in zip(run.steps, (4, 1, 2, 8), strict=True):
+        inshrink_core.compress(run, target, steps=[step], config={"coarseness": coarseness})
     assert inshrink_core.verify(target, deep=True, against=run).ok
 
 

@@ -55,10 +55,11 @@ def test_a_flipped_byte_in_a_block_is_a_problem_that_names_the_step(archive_path
 def test_earlier_steps_stay_readable_when_a_later_frame_is_damaged(
     run_path: Path, archive_path: Path
 ) -> None:
+    before = Archive.open(archive_path)[10]["0.bias"]
     path = frame_file(archive_path, 2)
     path.write_bytes(path.read_bytes()[:-100])
     archive = Archive.open(archive_path)
-    assert torch.equal(archive[10]["0.bias"], inshrink_core.open(run_path)[10]["0.bias"])
+    assert torch.equal(archive[10]["0.bias"], before)
     with pytest.raises(InshrinkError):
         archive[20]["0.weight"]
 

@@ -93,7 +93,7 @@ def test_a_legacy_pickle_is_not_opened(cli, tmp_path):
 def test_an_archive_keeps_its_codec(cli, archive, small_run):
     outcome = cli("compress", small_run, "-o", archive, "--codec", "lossless")
     assert outcome.code == 2
-    assert "--codec inshrinkerator" in one_line(outcome)
+    assert "--codec lattice" in one_line(outcome)
     assert cli("verify", archive).code == 0
 
 

@@ -51,7 +51,7 @@ def test_inspect_shows_frames_and_ratios_of_an_archive(cli, made_archive):
     assert [frame["step"] for frame in document["frames"]] == STEPS
     assert document["frames"][0]["kind"] == "keyframe"
     assert document["ratio_weights"] > document["ratio_total"] > 1
-    assert document["codec"] == "inshrinkerator"
+    assert document["codec"] == "lattice"
     assert {row["key"]: row for row in document["tensors"]}["conv1.weight"]["ratio"] > 1
     text = cli("inspect", made_archive, "--tensors").out
     assert "keyframe" in text
@@ -104,7 +104,7 @@ def test_compress_appends_the_missing_steps_of_a_range(cli, small_run, tmp_path)
 
 def test_compress_takes_its_settings_from_a_file_and_options_override_it(cli, small_run, tmp_path):
     config = tmp_path / "config.toml"
-    config.write_text('optimizer = "drop"\n[settings]\nbins = 8\nprotect = 0.0\n')
+    config.write_text('codec = "inshrinkerator"\noptimizer = "drop"\n[settings]\nbins = 8\nprotect = 0.0\n')
     words = ("compress", small_run, "-o", tmp_path / "a.inshrink", "--config", config, "--steps", "10")
     document = cli(*words, "--set", "bins=6", "--json").document
     assert (document["config"]["bins"], document["config"]["protect"]) == (6, 0.0)

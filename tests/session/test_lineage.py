@@ -113,7 +113,7 @@ def test_an_encoder_is_told_learning_rates_memory_and_restored_values(
 
     monkeypatch.setattr("inshrink_core.chain.config.get_codec", patched)
     path, run = tmp_path / "b.inshrink", inshrink_core.open(run_path)
-    config = make_chain_config(path, None, None, None, 32, "cpu", 1)
+    config = make_chain_config(path, "inshrinkerator", None, None, 32, "cpu", 1)
     with ArchiveWriter(path, create=True) as writer:
         chain = ChainWriter(writer, config)
         first = chain.append(run[5]).info
