@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inshrink_core import errors
+    from inshrink_core.bench import bench
     from inshrink_core.chain import Archive
     from inshrink_core.chain import verify_archive as verify
     from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from inshrink_core.profile import sensitivity
     from inshrink_core.rehearse import rehearse
     from inshrink_core.samples import sample
-    from inshrink_core.session import Saver, compare, compress, load_state_dict, restore
+    from inshrink_core.session import Saver, compare, compress, load_state_dict, restore, restore_gain
     from inshrink_core.session import open_any as open
 
 _WHERE = {
@@ -39,6 +40,7 @@ _WHERE = {
     "Saver": ("inshrink_core.session", "Saver"),
     "TensorRole": ("inshrink_core.checkpoint", "TensorRole"),
     "TensorSpec": ("inshrink_core.checkpoint", "TensorSpec"),
+    "bench": ("inshrink_core.bench", "bench"),
     "compare": ("inshrink_core.session", "compare"),
     "compress": ("inshrink_core.session", "compress"),
     "errors": ("inshrink_core.errors", None),
@@ -46,6 +48,7 @@ _WHERE = {
     "open": ("inshrink_core.session", "open_any"),
     "rehearse": ("inshrink_core.rehearse", "rehearse"),
     "restore": ("inshrink_core.session", "restore"),
+    "restore_gain": ("inshrink_core.session", "restore_gain"),
     "sample": ("inshrink_core.samples", "sample"),
     "sensitivity": ("inshrink_core.profile", "sensitivity"),
     "verify": ("inshrink_core.chain", "verify_archive"),
@@ -60,6 +63,7 @@ __all__ = [
     "Saver",
     "TensorRole",
     "TensorSpec",
+    "bench",
     "compare",
     "compress",
     "errors",
@@ -67,6 +71,7 @@ __all__ = [
     "open",
     "rehearse",
     "restore",
+    "restore_gain",
     "sample",
     "sensitivity",
     "verify",

@@ -458,6 +458,16 @@ def test_compare_evaluates_each_original_once(evaluator, tmp_path):
     assert len(count.read_text()) == 6
 
 
+def test_originals_that_are_known_are_not_evaluated_again(evaluator, tmp_path):
+    count = tmp_path / "count"
+    judge = evaluator(f"open({str(count)!r}, 'a').write('x')\nreturn {{'loss': 1.0}}")
+    run = memory_run({step: STATE for step in (1, 2, 3)})
+    known = judge.evaluate(STATE)
+    found = compare_steps(run, run, judge, known=lambda step: known)
+    assert len(count.read_text()) == 1 + 3
+    assert [row.original for row in found.steps] == [1.0] * 3
+
+
 def test_the_document_has_the_promised_keys_and_is_json(evaluator):
     run = memory_run({1: STATE, 2: STATE})
     document = compare_steps(run, run, evaluator("return {'loss': 0.0}")).to_json()
@@ -470,6 +480,8 @@ def test_the_document_has_the_promised_keys_and_is_json(evaluator):
         "divergence",
         "stale_drop",
         "stale_divergence",
+        "restore_gain",
+        "restore_noise",
     ]
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert (document["max_drop"], document["steps"][1]["drop"], document["max_divergence"]) == (None,) * 3

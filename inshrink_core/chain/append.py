@@ -119,12 +119,12 @@ class ChainWriter:
         self._load_parent()
         due = self.parent is None or (self._since_keyframe or 0) + 1 >= self.config.keyframe_every
         if due:
-            result = self._write(stored, parts, FrameKind.KEYFRAME, None, done)
+            result = self._write(checkpoint, stored, parts, FrameKind.KEYFRAME, None, done)
         else:
             limit = int(_WORTHWHILE * self._keyframe_rate * stored.raw_bytes())
-            result = self._write(stored, parts, FrameKind.DELTA, limit, done)
+            result = self._write(checkpoint, stored, parts, FrameKind.DELTA, limit, done)
             if result.info is None:
-                result = self._write(stored, parts, FrameKind.KEYFRAME, None, None)
+                result = self._write(checkpoint, stored, parts, FrameKind.KEYFRAME, None, None)
         info = result.info
         if info is None:
             raise RuntimeError("a frame without a limit was not committed")
@@ -180,6 +180,7 @@ class ChainWriter:
 
     def _write(
         self,
+        whole: Checkpoint,
         stored: Checkpoint,
         parts: dict[str, bytes],
         kind: FrameKind,
@@ -199,7 +200,7 @@ class ChainWriter:
         parent_id = self.parent.frame_id if self.parent else None
         with self.writer.begin(step=stored.step, kind=kind, parent_id=parent_id, branch=self.branch) as frame:
             memory, results = encode_tensors(
-                self.config, stored, old, self._context(stored), self._start.value
+                self.config, stored, whole, old, self._context(stored), self._start.value
             )
             for result in results:
                 block = result.block

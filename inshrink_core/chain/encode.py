@@ -45,6 +45,7 @@ class TensorResult(NamedTuple):
 def encode_tensors(
     chain: ChainConfig,
     stored: Checkpoint,
+    whole: Checkpoint,
     old: dict[str, TensorReference],
     context: FrameContext,
     restored: Callable[[TensorSpec], Tensor | None],
@@ -57,6 +58,8 @@ def encode_tensors(
         Which codec takes which tensors.
     stored
         The checkpoint, without what is left out; each tensor is read once or twice.
+    whole
+        All of it: what is not stored may still tell an encoder how sensitive a weight is.
     old
         States of the previous frame; each is taken out as its tensor is encoded. Empty in a keyframe.
     context
@@ -78,7 +81,7 @@ def encode_tensors(
     wanted = {party.codec.name: party.codec.companions(party.config) for party in parties}
 
     def observe(spec: TensorSpec) -> Any:
-        item = _item(stored, wanted[own.codec.name], chain.device, spec)
+        item = _item(whole, wanted[own.codec.name], chain.device, spec)
         return own.codec.observe(item, old.get(spec.key), own.config)
 
     statistics = list(ordered_map(observe, members, threads=chain.threads))
@@ -87,7 +90,7 @@ def encode_tensors(
 
     def encode(spec: TensorSpec) -> TensorResult:
         codec = party_of[spec.key].codec
-        item = _item(stored, wanted[codec.name], chain.device, spec)
+        item = _item(whole, wanted[codec.name], chain.device, spec)
         if codec.uses_restored and (start := restored(spec)) is not None:
             item = replace(item, restored=start.to(chain.device))
         encoded = codec.encode(item, plans[codec.name], old.pop(spec.key, None))

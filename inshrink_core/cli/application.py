@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from inshrink_core.cli import compare, compress, inspect, rehearse, restore, sensitivity, ui, verify
+from inshrink_core.cli import bench, compare, compress, inspect, rehearse, restore, sensitivity, ui, verify
 from inshrink_core.cli.output import error_document, write_document, write_error
 from inshrink_core.errors import InshrinkError
 
@@ -32,6 +32,7 @@ _VERBS = (
     verify.verify,
     compare.compare,
     sensitivity.sensitivity,
+    bench.bench,
     rehearse.rehearse,
     ui.ui,
 )
@@ -42,6 +43,7 @@ _EXAMPLES = {
     "verify": verify.EXAMPLE,
     "compare": compare.EXAMPLE,
     "sensitivity": sensitivity.EXAMPLE,
+    "bench": bench.EXAMPLE,
     "rehearse": rehearse.EXAMPLE,
     "ui": ui.EXAMPLE,
 }
@@ -179,6 +181,8 @@ def _interrupted_remedy(words: list[str]) -> str:
     """Say what an interrupted verb left behind."""
     if words and words[0] == "compress":
         return "committed steps are kept, and the same command continues"
+    if words and words[0] == "bench":
+        return "with --output, measured points are kept, and the same command continues"
     if words and words[0] == "rehearse":
         return "finished trainings are kept, and the same command continues"
     return "the archive is as it was"

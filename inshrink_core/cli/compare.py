@@ -60,6 +60,10 @@ def compare(
     max_divergence: Annotated[
         float | None, typer.Option(metavar="NATS", help="End with 1 if any step diverges by more.")
     ] = None,
+    gain: Annotated[
+        bool,
+        typer.Option("--gain", help="Measure too how much of each step's movement a restore would keep."),
+    ] = False,
     step_pattern: StepPattern = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -88,6 +92,7 @@ def compare(
             trust_run=trust_run,
             timeout=timeout,
             steps=choose_steps(steps or [], opened.steps, archive),
+            gain=gain,
             progress=progress,
         )
     document = comparison.to_json()
@@ -95,7 +100,7 @@ def compare(
         document,
         as_json=as_json,
         quiet=quiet,
-        text=lambda console: _show(console, document, bounds),
+        text=lambda console: _show(console, document, bounds, with_gain=gain),
         failure=_judge(document, bounds, archive),
     )
 
@@ -132,11 +137,14 @@ _REMEDIES = {
 }
 
 
-def _show(console: Console, document: Mapping[str, Any], bounds: Mapping[str, float | None]) -> None:
+def _show(
+    console: Console, document: Mapping[str, Any], bounds: Mapping[str, float | None], *, with_gain: bool
+) -> None:
     """Print a row a step, with the stale copy's figures beside the archive's."""
     marks = ["≈" if _stale_passes(row, bounds) else "" for row in document["steps"]]
     headings = ("step", "original", "restored", "drop", "divergence", "stale drop", "stale div.")
-    table = make_table(*headings, *([""] if any(marks) else []), left=())
+    gains = ("gain", "noise") if with_gain else ()
+    table = make_table(*headings, *gains, *([""] if any(marks) else []), left=())
     for row, mark in zip(document["steps"], marks, strict=True):
         table.add_row(
             str(row["step"]),
@@ -146,6 +154,7 @@ def _show(console: Console, document: Mapping[str, Any], bounds: Mapping[str, fl
             nats(row["divergence"]),
             percent(row["stale_drop"]),
             nats(row["stale_divergence"]),
+            *(plain(row[f"restore_{name}"], 3) for name in gains),
             *([mark] if any(marks) else []),
         )
     console.print(table)

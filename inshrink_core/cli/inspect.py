@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inshrink_core.cli.formatting import count, counted, plain, printable, ratio, shape, size, steps_in_short
+from inshrink_core.cli.gain import measure_gain, show_gain
 from inshrink_core.cli.inventory import empty_document, make_document
 from inshrink_core.cli.opening import open_run_or_archive
 from inshrink_core.cli.options import Json, Quiet, StepPattern
 from inshrink_core.cli.output import make_table, present, show_facts
-from inshrink_core.errors import NotFoundError
+from inshrink_core.errors import InputError, NotFoundError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from inshrink_core.session import RestoreGain
+
 __all__ = ["EXAMPLE", "inspect"]
 
-EXAMPLE = "$ inshrink inspect runs/digits --tensors\n$ inshrink inspect digits.inshrink --json"
+EXAMPLE = (
+    "$ inshrink inspect runs/digits --tensors\n"
+    "$ inshrink inspect digits.inshrink --json\n"
+    "$ inshrink inspect digits.inshrink --gain --against runs/digits"
+)
 
 _MOST_FRAMES = 40
 
@@ -29,14 +36,37 @@ def inspect(
         str, typer.Argument(metavar="RUN|ARCHIVE", help="A run, a checkpoint file or an archive.")
     ],
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    gain: Annotated[
+        bool,
+        typer.Option(
+            "--gain",
+            help="Measure how much of each step's movement a restore would keep; reads and encodes all.",
+        ),
+    ] = False,
+    against: Annotated[
+        str | None, typer.Option(metavar="RUN", help="With --gain, the original run of an archive.")
+    ] = None,
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:KEY=VALUE,…]",
+            help="With --gain, what a run is encoded with. (default: as for compress)",
+        ),
+    ] = None,
     step_pattern: StepPattern = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show steps, tensors, roles and sizes; reads headers only."""
-    failure = None
+    """Show steps, tensors, roles and sizes; without --gain reads headers only."""
+    if not gain and (against is not None or codec is not None):
+        raise InputError("--against and --codec go with --gain", remedy="add --gain, or leave them out")
+    failure, measured = None, None
     try:
-        document = make_document(open_run_or_archive(path, step_pattern))
+        opened = open_run_or_archive(path, step_pattern)
+        document = make_document(opened)
+        if gain:
+            measured = measure_gain(opened, against, codec, step_pattern, hidden=as_json or quiet)
+            document["restore_gain"] = measured.to_json()
     except NotFoundError as error:
         skipped = getattr(error, "skipped", ())
         if not skipped:
@@ -46,12 +76,18 @@ def inspect(
         document,
         as_json=as_json,
         quiet=quiet,
-        text=lambda console: _show(console, path, document, tensors),
+        text=lambda console: _show(console, path, document, tensors, measured),
         failure=failure,
     )
 
 
-def _show(console: Console, path: str, document: Mapping[str, Any], with_tensors: bool) -> None:
+def _show(
+    console: Console,
+    path: str,
+    document: Mapping[str, Any],
+    with_tensors: bool,
+    measured: RestoreGain | None,
+) -> None:
     """Print the facts, the sizes by role, the frames, and what was left out and why."""
     archived = document["kind"] == "archive"
     if document["steps"] or archived:
@@ -62,6 +98,8 @@ def _show(console: Console, path: str, document: Mapping[str, Any], with_tensors
         _show_frames(console, document["frames"])
     if with_tensors:
         _show_tensors(console, document["tensors"], archived)
+    if measured is not None:
+        show_gain(console, measured, with_tensors=with_tensors)
     for note in document["notes"]:
         console.print(printable(f"note: {note}"), soft_wrap=True)
     if document["skipped"]:

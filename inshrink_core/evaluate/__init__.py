@@ -11,6 +11,7 @@ from inshrink_core.evaluate.choice import EvaluatorSettings, resolve_evaluator
 from inshrink_core.evaluate.comparison import Comparison, EvaluatedStep, compare_steps
 from inshrink_core.evaluate.evaluation import Evaluation
 from inshrink_core.evaluate.evaluator import Evaluator
+from inshrink_core.evaluate.gain import StepGain, TensorGain, step_gain
 
 __all__ = [
     "Comparison",
@@ -18,6 +19,9 @@ __all__ = [
     "Evaluation",
     "Evaluator",
     "EvaluatorSettings",
+    "StepGain",
+    "TensorGain",
     "compare_steps",
     "resolve_evaluator",
+    "step_gain",
 ]

@@ -32,6 +32,9 @@ class EvaluatedStep:
         Of the predictions; None if the evaluator returns none.
     stale_drop, stale_divergence
         The same with the previous original checkpoint in this one's place; None for the first.
+    restore_gain, restore_noise
+        Gain and noise of a restore at the step before (`inshrink_core.evaluate.gain`); None where they
+        were not measured.
     """
 
     step: int
@@ -41,6 +44,8 @@ class EvaluatedStep:
     divergence: float | None
     stale_drop: float | None
     stale_divergence: float | None
+    restore_gain: float | None = None
+    restore_noise: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,7 @@ def compare_steps(
     evaluator: Evaluator,
     *,
     steps: Iterable[int] | None = None,
+    known: Callable[[int], Evaluation] | None = None,
     progress: Callable[[int, int, int], None] | None = None,
 ) -> Comparison:
     """Evaluate original and restored checkpoints, step by step.
@@ -99,6 +105,9 @@ def compare_steps(
         What to measure with.
     steps
         Compare these only; the stale copy of the first is still its predecessor in the chain.
+    known
+        Returns what the evaluator says of an original step, where somebody keeps it; by default the
+        evaluator is asked.
     progress
         Called after each step with (steps done, steps in all, step).
 
@@ -126,12 +135,16 @@ def compare_steps(
     previous_of = dict(zip(common[1:], common, strict=False))
     last: tuple[int, Evaluation] | None = None
     results: list[EvaluatedStep] = []
+
+    def as_trained(step: int) -> Evaluation:
+        return evaluator.evaluate(original[step]) if known is None else known(step)
+
     for step in chosen:
         before = previous_of.get(step)
         stale = last[1] if last is not None and last[0] == before else None
         if stale is None and before is not None:
-            stale = evaluator.evaluate(original[before])
-        first = evaluator.evaluate(original[step])
+            stale = as_trained(before)
+        first = as_trained(step)
         results.append(_compare_one(step, first, evaluator.evaluate(restored[step]), stale, evaluator))
         last = (step, first)
         if progress is not None:

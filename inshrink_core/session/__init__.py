@@ -3,6 +3,7 @@
 from inshrink_core.session.compare import compare
 from inshrink_core.session.compress import CompressReport, compress
 from inshrink_core.session.config import DEFAULT_CODEC, make_config
+from inshrink_core.session.gain import RestoreGain, restore_gain
 from inshrink_core.session.progress import OnProgress, Progress
 from inshrink_core.session.restore import RestoreReport, load_state_dict, open_any, restore
 from inshrink_core.session.saver import Saver
@@ -12,6 +13,7 @@ __all__ = [
     "CompressReport",
     "OnProgress",
     "Progress",
+    "RestoreGain",
     "RestoreReport",
     "Saver",
     "compare",
@@ -20,4 +22,5 @@ __all__ = [
     "make_config",
     "open_any",
     "restore",
+    "restore_gain",
 ]

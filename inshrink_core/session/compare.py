@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InputError
 from inshrink_core.formats import Run, open_run
+from inshrink_core.session.gain import restore_gain
 from inshrink_core.session.progress import OnProgress, Progress
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ def compare(
     trust_run: bool = False,
     timeout: float = 600.0,
     steps: Iterable[int] | None = None,
+    gain: bool = False,
     progress: OnProgress | None = None,
 ) -> Comparison:
     """Evaluate every step as trained, as restored, and as the stale copy.
@@ -49,6 +52,8 @@ def compare(
         Seconds one evaluation may take.
     steps
         Steps to compare; by default every step both hold.
+    gain
+        Measure restore gain and noise of each step too, which costs an encoding.
     progress
         Called after each step.
 
@@ -92,4 +97,18 @@ def compare(
         trust_run=trust_run,
         timeout=timeout,
     ) as judge:
-        return compare_steps(run, restored, judge, steps=common, progress=report)
+        comparison = compare_steps(run, restored, judge, steps=common, progress=report)
+    return _with_gains(comparison, opened, run) if gain else comparison
+
+
+def _with_gains(comparison: Comparison, archive: Archive, run: Run) -> Comparison:
+    """Add gain and noise to every step that has a previous one."""
+    measured = restore_gain(archive, run, steps=[row.step for row in comparison.steps])
+    gains = {one.step: one for one in measured.steps}
+    rows = [
+        replace(row, restore_gain=gains[row.step].gain, restore_noise=gains[row.step].noise)
+        if row.step in gains
+        else row
+        for row in comparison.steps
+    ]
+    return replace(comparison, steps=tuple(rows))

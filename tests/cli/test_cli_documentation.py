@@ -9,10 +9,10 @@ import pytest
 from inshrink_core.cli.application import app
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
-VERBS = ("inspect", "compress", "restore", "verify", "compare", "sensitivity", "rehearse", "ui")
+VERBS = ("inspect", "compress", "restore", "verify", "compare", "sensitivity", "bench", "rehearse", "ui")
 TABLES = {"roles"}
 """Keys whose value is a table of names that are data, not keys."""
-OPAQUE = {"config"}
+OPAQUE = {"config", "rows[].config", "restore_gain.config"}
 """Keys whose value belongs to a codec."""
 
 
@@ -44,12 +44,15 @@ def keys_of(value, prefix=""):
         ("inspect", ("{run}",)),
         ("inspect", ("{archive}",)),
         ("inspect", ("{junk}",)),
+        ("inspect", ("{archive}", "--gain", "--against", "{run}")),
         ("compress", ("{run}", "-o", "{archive}")),
         ("restore", ("{archive}", "-o", "{out}")),
         ("verify", ("{archive}", "--against", "{run}")),
         ("verify", ("{run}",)),
         ("compare", ("{archive}", "--against", "{run}", "--trust-run", "--steps", "25")),
+        ("compare", ("{archive}", "--against", "{run}", "--trust-run", "--steps", "25", "--gain")),
         ("sensitivity", ("{run}", "--by", "layer_type")),
+        ("bench", ("{run}", "--codecs", "uniform:bits=8", "--steps", "25,50", "-o", "{out}")),
     ],
 )
 def test_every_key_of_a_document_is_documented(cli, archive, small_run, tmp_path, verb, words):

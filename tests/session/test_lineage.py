@@ -133,6 +133,19 @@ def test_an_encoder_is_told_learning_rates_memory_and_restored_values(
         assert torch.equal(values, decoded)
 
 
+def test_second_moments_guide_the_encoder_even_where_they_are_not_stored(
+    run_path: Path, tmp_path: Path
+) -> None:
+    blocks = []
+    for optimizer in ("lossless", "drop"):
+        path = tmp_path / f"{optimizer}.inshrink"
+        inshrink_core.compress(run_path, path, codec="lattice", optimizer=optimizer)
+        archive = Archive.open(path)
+        frame = archive.frame(archive.reader.find(20))
+        blocks.append(bytes(frame.read(frame.entry("4.weight"))))
+    assert blocks[0] == blocks[1]
+
+
 @pytest.mark.parametrize("optimizer", ["lattice", "lattice-ratio"])
 def test_optimizer_state_on_a_lattice_is_smaller_and_keeps_counters_exact(
     run_path: Path, tmp_path: Path, optimizer: str

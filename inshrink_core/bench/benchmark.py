@@ -1,0 +1,279 @@
+"""Sweeping the codecs over a run, going on from what has been measured."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inshrink_core.bench.keys import point_key
+from inshrink_core.bench.measure import Bench, OriginalEvaluations
+from inshrink_core.bench.points import Point, PointStore
+from inshrink_core.bench.report import BenchReport
+from inshrink_core.bench.rows import DEFAULT_BOUNDS, REPEAT, Bound, parse_bounds
+from inshrink_core.bench.sweep import sweep
+from inshrink_core.bench.variants import Variant, choose_variants
+from inshrink_core.chain import OPTIMIZER_CHOICES
+from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.evaluate import resolve_evaluator
+from inshrink_core.formats import Run, open_run
+from inshrink_core.session import OnProgress, Progress
+from inshrink_core.session.config import resolve_device
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["bench"]
+
+_POINTS_FOLDER = "points"
+
+
+def bench(
+    run: Run | str | os.PathLike[str],
+    *,
+    codecs: Sequence[Variant | str] | str | None = None,
+    bounds: Sequence[Bound] | str | None = None,
+    optimizer: str = "drop",
+    evaluator: str | None = None,
+    metric: str | None = None,
+    direction: str | None = None,
+    trust_run: bool = False,
+    timeout: float = 600.0,
+    steps: Iterable[int] | None = None,
+    output: str | os.PathLike[str] | None = None,
+    refine: int = 2,
+    keyframe_every: int = 32,
+    device: str = "cpu",
+    threads: int | None = None,
+    progress: OnProgress | None = None,
+) -> BenchReport:
+    """Measure, for every codec and bound, the largest ratio of a chain that keeps the bound.
+
+    Parameters
+    ----------
+    run
+        The run, or its path; at least two steps.
+    codecs
+        Names, or ``NAME:KEY=VALUE,…`` with settings that are held; by default every codec for weights
+        that is installed.
+    bounds
+        What has to be kept, or a text as `parse_bounds` reads it; by default a drop of .005, .01 and .02
+        and, where the evaluator returns predictions, a mean divergence of .003, .01 and .03.
+    optimizer
+        How the optimizer's state is stored by codecs that leave it to others; ``drop`` makes sweeps
+        fast, and its ratios speak of the weights alone.
+    evaluator, metric, direction, trust_run, timeout
+        As `inshrink_core.compare` takes them.
+    steps
+        Steps to measure; by default all.
+    output
+        Folder for tables, plots and measured points; with the same folder, what was measured is not
+        measured again.
+    refine
+        How often the knob's gap below each bound is halved.
+    keyframe_every, device, threads
+        As `inshrink_core.compress` takes them.
+    progress
+        Called after each evaluated step; raising from it keeps what was measured in `output`.
+
+    Raises
+    ------
+    UntrustedCodeError, EvaluatorError
+        As `inshrink_core.compare` raises them.
+    InputError
+        A codec, bound or step that does not exist; a bound that this evaluator cannot judge.
+
+    Notes
+    -----
+    Nothing is interpolated: every ratio was measured, on a chain whose every step was restored and
+    evaluated. Each original step is evaluated once.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> report = bench(run, codecs="uniform:bits=8", bounds="divergence=0.01", steps=run.steps[:3])
+    >>> [(row.codec, row.kept) for row in report.rows]
+    [('repeat', False), ('uniform:bits=8', True)]
+    """
+    opened = run if isinstance(run, Run) else open_run(run)
+    variants = choose_variants(codecs)
+    asked = parse_bounds(bounds) if isinstance(bounds, str) else bounds
+    chosen = _choose_steps(opened, steps)
+    if optimizer not in OPTIMIZER_CHOICES:
+        raise InputError(f"--optimizer {optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}")
+    if refine < 0 or keyframe_every < 1:
+        raise InputError("--refine is at least 0, --keyframe-every at least 1")
+    folder = Path(output) if output is not None else None
+    with (
+        tempfile.TemporaryDirectory(prefix="inshrink-bench-") as scratch,
+        resolve_evaluator(
+            opened.settings,
+            opened.directory,
+            evaluator=evaluator,
+            metric=metric,
+            direction=direction,
+            trust_run=trust_run,
+            timeout=timeout,
+        ) as judge,
+    ):
+        common = Bench(
+            run=opened,
+            steps=chosen,
+            evaluator=judge,
+            originals=OriginalEvaluations(opened, judge, Path(scratch)),
+            optimizer=optimizer,
+            keyframe_every=keyframe_every,
+            device=resolve_device(device),
+            threads=threads,
+            folder=Path(scratch),
+        )
+        session = _Session(
+            bench=common,
+            store=PointStore(folder / _POINTS_FOLDER if folder is not None else None),
+            bounds=tuple(DEFAULT_BOUNDS if asked is None else asked),
+            strict=asked is not None,
+            refine=refine,
+            progress=progress,
+        )
+        return session.run_all(variants, folder)
+
+
+@dataclass(kw_only=True)
+class _Session:
+    """One bench: what is measured already, and how far it is."""
+
+    bench: Bench
+    store: PointStore
+    bounds: tuple[Bound, ...]
+    strict: bool
+    refine: int
+    progress: OnProgress | None
+    points: dict[str, list[Point]] = field(default_factory=dict)
+    measured: int = 0
+    resumed: int = 0
+    _done: int = 0
+    _total: int = 0
+    _begun: float = field(default_factory=time.perf_counter)
+
+    def run_all(self, variants: Sequence[Variant], folder: Path | None) -> BenchReport:
+        """Measure the stale copy, then each codec; what was measured is written even if cut off."""
+        n_values = sum(len(variant.configs()) for variant in variants)
+        self._total = len(self.bench.steps) * (1 + n_values)
+        try:
+            stale = self._point(REPEAT, point_key(self.bench, None, None), self.bench.repeat)
+            self.bounds = self._judgeable(stale)
+            for variant in variants:
+                self._sweep(variant)
+        except KeyboardInterrupt:
+            if folder is not None and self.points:
+                self._report(variants).write(folder)
+            raise
+        report = self._report(variants)
+        return report if folder is None else report.write(folder)
+
+    def _sweep(self, variant: Variant) -> None:
+        """Measure one codec, compiling what it needs before the first measurement."""
+        warm = False
+
+        def measure(value: float | None) -> Point:
+            def fresh(evaluated: Callable[[int], None]) -> Point:
+                nonlocal warm
+                if not warm:
+                    self.bench.warm_up(variant, value)
+                    warm = True
+                return self.bench.measure(variant, value, evaluated)
+
+            return self._point(variant.label, point_key(self.bench, variant, value), fresh)
+
+        self.points[variant.label] = sweep(variant, self.bounds, measure, self.refine)
+
+    def _point(
+        self, label: str, key: dict[str, Any], measure: Callable[[Callable[[int], None]], Point]
+    ) -> Point:
+        """Return a point that was measured before, or measure and keep it."""
+        begun, n_steps = self._done, len(self.bench.steps)
+        point = self.store.load(label, key)
+        if point is None:
+            point = measure(lambda done: self._advance(begun + done, label))
+            self.store.keep(label, key, point)
+            self.measured += 1
+        else:
+            self.resumed += 1
+        self._advance(begun + n_steps, label)
+        # Kept here as well as by the sweep, which an interruption may cut off.
+        self.points.setdefault(label, []).append(point)
+        return point
+
+    def _advance(self, done: int, label: str) -> None:
+        """Say how far it is; refinement, which nobody can foresee, moves the end."""
+        self._done = done
+        self._total = max(self._total, done)
+        if self.progress is not None:
+            self.progress(Progress("bench", done, self._total, self.bench.steps[-1], label))
+
+    def _judgeable(self, stale: Point) -> tuple[Bound, ...]:
+        """Return the bounds this evaluator can judge; one that was asked for must be."""
+        cannot = {}
+        if stale.failure:
+            cannot["drop"] = f"{stale.failure}, and a metric of zero has no relative change"
+        if stale.mean_divergence is None:
+            cannot["divergence"] = "the evaluator returns no 'log_probs'"
+        for bound in self.bounds:
+            if bound.kind in cannot and self.strict:
+                raise InputError(
+                    f"the bound {bound.kind}={bound.limit:g} cannot be judged: {cannot[bound.kind]}",
+                    remedy="choose another with --bounds or --eval-metric",
+                )
+        return tuple(bound for bound in self.bounds if bound.kind not in cannot)
+
+    def _report(self, variants: Sequence[Variant]) -> BenchReport:
+        """Put together what was measured so far."""
+        stale = self.points[REPEAT][0]
+        return BenchReport(
+            run=str(self.bench.run.path),
+            metric=stale.metric,
+            direction=stale.direction,
+            steps=self.bench.steps,
+            optimizer=self.bench.optimizer,
+            bounds=self.bounds,
+            points={label: tuple(points) for label, points in self.points.items()},
+            seconds=time.perf_counter() - self._begun,
+            measured=self.measured,
+            resumed=self.resumed,
+            notes=self._notes(variants),
+        )
+
+    def _notes(self, variants: Sequence[Variant]) -> tuple[str, ...]:
+        """Say what a reader of the table would otherwise get wrong."""
+        notes = []
+        if self.bench.optimizer == "drop":
+            notes.append("the optimizer's state is left out (--optimizer drop), which makes sweeps fast")
+        own = [one.label for one in variants if one.optimizer(self.bench.optimizer) != self.bench.optimizer]
+        if own:
+            notes.append(
+                f"{', '.join(own)}: moments are stored by the codec's own rule and are part of its total"
+            )
+        if self.points[REPEAT][0].failure and not self.strict:
+            notes.append(f"no bounds on the drop: {self.points[REPEAT][0].failure}")
+        for label, points in self.points.items():
+            failed = [point for point in points if point.failure and label != REPEAT]
+            if failed:
+                notes.append(f"{label}: {len(failed)} could not be evaluated ({failed[0].failure})")
+        return tuple(notes)
+
+
+def _choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
+    """Return the steps to measure, ascending: at least two, every one there."""
+    chosen = run.steps if steps is None else tuple(sorted(set(steps)))
+    for step in chosen:
+        if step not in run.steps:
+            raise NotFoundError(f"the run has no step {step}", where=str(run.path))
+    if len(chosen) < 2:
+        raise InputError(
+            "a bench needs at least two steps", where=str(run.path), expected="≥ 2", found=str(len(chosen))
+        )
+    return chosen

@@ -1,0 +1,213 @@
+"""What is swept: a codec, settings that are held, and the knob that trades size for fidelity."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from inshrink_core.checkpoint import MODEL_ROLES
+from inshrink_core.codec import CodecConfig, codec_names, get_codec
+from inshrink_core.errors import ConfigError
+from inshrink_core.session import make_config
+
+__all__ = ["Knob", "Variant", "default_variants", "parse_variants"]
+
+_OF_MOMENTS = "moments"
+"""The codec that `--optimizer` chooses; no codec for weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knob:
+    """The setting of a codec that trades size for fidelity.
+
+    Parameters
+    ----------
+    fields
+        Settings that are turned together.
+    values
+        From the most faithful to the smallest.
+    base
+        Settings that a sweep needs beside it, where they differ from the codec's defaults.
+    whole
+        Whether only whole numbers are possible.
+    """
+
+    fields: tuple[str, ...]
+    values: tuple[float, ...]
+    base: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = True
+
+    def settings(self, value: float) -> dict[str, Any]:
+        """Return the settings at one value of the knob."""
+        return {**self.base, **dict.fromkeys(self.fields, int(value) if self.whole else value)}
+
+    def is_coarser(self, value: float, other: float) -> bool:
+        """Whether one value makes smaller frames than another."""
+        return value > other if self.values[-1] > self.values[0] else value < other
+
+    def between(self, one: float, other: float) -> float:
+        """Return the geometric middle of two values, to three digits or to a whole number."""
+        middle = math.sqrt(one * other)
+        return round(middle) if self.whole else float(f"{middle:.3g}")
+
+
+_BITS = Knob(fields=("bits",), values=(8, 7, 6, 5, 4, 3, 2, 1))
+
+_ALPHA = Knob(
+    # From the published 5e-5 in steps of about √10 to where everything but the largest is pruned. The
+    # published exact keyframe would be most of a short chain, whatever the deltas cost.
+    fields=("alpha",),
+    values=(5e-5, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0),
+    base={"keyframe": "quantized"},
+    whole=False,
+)
+
+_KNOBS: Mapping[str, Knob] = {
+    "inshrinkerator": Knob(
+        fields=("bins", "embedding_bins"), values=(254, 128, 64, 48, 32, 24, 16, 12, 8, 6, 4)
+    ),
+    "lattice": Knob(
+        fields=("coarseness",), values=(0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0, 10.0, 16.0, 25.0), whole=False
+    ),
+    "lc-checkpoint": _BITS,
+    "qd": _BITS,
+    "uniform": _BITS,
+    "excp": _ALPHA,
+    "context": _ALPHA,
+}
+"""Knobs of the codecs that come with Inshrink; another codec is measured with its defaults alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A codec and settings of it that are held while its knob is swept.
+
+    Parameters
+    ----------
+    codec
+        Its name.
+    settings
+        Held settings. One that is the knob's leaves nothing to sweep.
+
+    Raises
+    ------
+    ConfigError
+        No such codec is installed, or it has no such setting.
+
+    Examples
+    --------
+    >>> Variant.parse("excp:coder=rans").label
+    'excp:coder=rans'
+    >>> Variant.parse("uniform:bits=4").knob is None
+    True
+    """
+
+    codec: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.codec == _OF_MOMENTS:
+            raise ConfigError("the codec 'moments' stores no weights", remedy="choose it with --optimizer")
+        self.configs()
+
+    @classmethod
+    def parse(cls, text: str) -> Variant:
+        """Return the variant that ``NAME`` or ``NAME:KEY=VALUE,…`` names."""
+        name, _, rest = text.strip().partition(":")
+        settings = {}
+        for pair in rest.split(",") if rest else []:
+            key, equals, value = pair.partition("=")
+            if not equals or not key.strip():
+                raise ConfigError(
+                    f"'{text}' names no variant of a codec", expected="NAME:KEY=VALUE,…", found=text
+                )
+            settings[key.strip()] = _value(value.strip())
+        return cls(name, settings)
+
+    @property
+    def label(self) -> str:
+        """The codec and the settings that are held, as `parse` reads them."""
+        pairs = ",".join(f"{key}={value}" for key, value in self.settings.items())
+        return f"{self.codec}:{pairs}" if pairs else self.codec
+
+    @property
+    def knob(self) -> Knob | None:
+        """What is swept; None where nothing is."""
+        knob = _KNOBS.get(self.codec)
+        return None if knob is None or any(name in self.settings for name in knob.fields) else knob
+
+    def config(self, value: float | None) -> CodecConfig:
+        """Return the config at one value of the knob; None where nothing is swept."""
+        knob = self.knob
+        turned = knob.settings(value) if knob is not None and value is not None else {}
+        return make_config(self.codec, {**turned, **self.settings})
+
+    def configs(self) -> tuple[CodecConfig, ...]:
+        """Return the config at every value of the knob."""
+        knob = self.knob
+        return tuple(self.config(value) for value in (knob.values if knob is not None else (None,)))
+
+    def optimizer(self, asked: str) -> str:
+        """Return how the rest of the optimizer is stored.
+
+        A codec with a rule of its own for moments cannot follow it where the moments are left out.
+        """
+        own = get_codec(self.codec).takes(self.configs()[0]) - MODEL_ROLES
+        return "lossless" if asked == "drop" and own else asked
+
+
+def default_variants() -> tuple[Variant, ...]:
+    """Return every installed codec for weights, as it is configured by default."""
+    return tuple(Variant(name) for name in codec_names() if name != _OF_MOMENTS)
+
+
+def parse_variants(text: str) -> tuple[Variant, ...]:
+    """Return the variants of ``a,b:KEY=VALUE,KEY=VALUE,c``.
+
+    Examples
+    --------
+    >>> [one.label for one in parse_variants("excp:coder=rans,bits=3,uniform")]
+    ['excp:coder=rans,bits=3', 'uniform']
+    """
+    names: list[str] = []
+    for part in (piece.strip() for piece in text.split(",")):
+        # A setting continues the codec before it; a name begins the next.
+        if names and "=" in part and ":" not in part.partition("=")[0]:
+            names[-1] += ("," if ":" in names[-1] else ":") + part
+        else:
+            names.append(part)
+    if not all(names):
+        raise ConfigError("a codec is missing in the list", expected="NAME,NAME,…", found=text)
+    return unique(Variant.parse(name) for name in names)
+
+
+def unique(variants: Iterable[Variant]) -> tuple[Variant, ...]:
+    """Return the variants in order, each once."""
+    return tuple({variant.label: variant for variant in variants}.values())
+
+
+def as_record(config: CodecConfig) -> dict[str, Any]:
+    """Return a config as JSON values, defaults included."""
+    record: dict[str, Any] = dataclasses.asdict(config)  # type: ignore[call-overload]
+    return record
+
+
+def choose_variants(codecs: Sequence[Variant | str] | str | None) -> tuple[Variant, ...]:
+    """Take names, variants and one text alike."""
+    if codecs is None:
+        return default_variants()
+    if isinstance(codecs, str):
+        return parse_variants(codecs)
+    return unique(Variant.parse(one) if isinstance(one, str) else one for one in codecs)
+
+
+def _value(text: str) -> Any:
+    """Return a JSON value, or the text itself, as ``--set`` reads it."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

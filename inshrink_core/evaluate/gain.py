@@ -1,0 +1,227 @@
+"""Restore gain and restore noise: whether training would get on if it were restored at every step.
+
+Neither an evaluator nor training is needed. Pretend a restore at the previous step, add the movement that
+the run really made to the decoded weights, encode, decode: how much of the movement arrives is the
+*gain*, and how much arrives that is not the movement is the *noise*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
+from inshrink_core.codec import Codec, CodecConfig, FrameContext, TensorInput, TensorReference
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Decode", "StepGain", "TensorGain", "pool", "step_gain"]
+
+Decode = Callable[[TensorSpec], "tuple[Tensor, TensorReference]"]
+"""Returns what a tensor decodes to at the previous step, and the state the next delta needs."""
+
+_SLICE = 1 << 20
+"""Values that are turned to float64 at a time: 8 MB, small beside any tensor worth a thought."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGain:
+    """Sums over one tensor at one step, from x (restored), Δ (the run's movement) and x' (archived again).
+
+    Parameters
+    ----------
+    key
+        The tensor.
+    projected
+        Σ (x' − x)·Δ.
+    residual
+        Σ (x' − x − Δ)².
+    movement
+        Σ Δ².
+
+    Examples
+    --------
+    >>> TensorGain("w", projected=3.0, residual=1.0, movement=4.0).gain
+    0.75
+    """
+
+    key: str
+    projected: float
+    residual: float
+    movement: float
+
+    @property
+    def gain(self) -> float | None:
+        """Share of the movement that arrives: 0 rolls training back, 1 keeps it; None without movement."""
+        return _quotient(self.projected, self.movement)
+
+    @property
+    def noise(self) -> float | None:
+        """Squared error of the movement that arrives, relative to it; None without movement."""
+        return _quotient(self.residual, self.movement)
+
+
+@dataclass(frozen=True, slots=True)
+class StepGain:
+    """Gain and noise of the weights of one step, tensor by tensor and pooled.
+
+    Parameters
+    ----------
+    step
+        Training step.
+    tensors
+        Every floating weight that the step and the one before have in one shape.
+    """
+
+    step: int
+    tensors: tuple[TensorGain, ...]
+
+    @property
+    def gain(self) -> float | None:
+        """Gain over all weights of the step."""
+        return pool(self.tensors).gain
+
+    @property
+    def noise(self) -> float | None:
+        """Noise over all weights of the step."""
+        return pool(self.tensors).noise
+
+
+class _Pretended(NamedTuple):
+    """A tensor as training would have made it: the input to encode, its movement, the state before."""
+
+    item: TensorInput
+    restored: Tensor
+    movement: Tensor
+    reference: TensorReference
+
+
+def pool(tensors: Iterable[TensorGain]) -> TensorGain:
+    """Return the sums over several tensors or steps, under an empty key.
+
+    Examples
+    --------
+    >>> pool([TensorGain("a", 1.0, 0.0, 1.0), TensorGain("b", 0.0, 3.0, 3.0)]).gain
+    0.25
+    """
+    rows = tuple(tensors)
+    return TensorGain(
+        "",
+        math.fsum(row.projected for row in rows),
+        math.fsum(row.residual for row in rows),
+        math.fsum(row.movement for row in rows),
+    )
+
+
+def step_gain(
+    codec: Codec,
+    config: CodecConfig,
+    before: Checkpoint,
+    after: Checkpoint,
+    decode: Decode,
+    context: FrameContext,
+) -> StepGain:
+    """Return gain and noise of a step, had training been restored at the step before.
+
+    Parameters
+    ----------
+    codec, config
+        What encodes the weights.
+    before, after
+        The original checkpoints of the previous step and of this one.
+    decode
+        What weights of the previous step decode to; called twice for each.
+    context
+        What is known of the frame; that it follows a restore is added here.
+
+    Raises
+    ------
+    DamagedError
+        `decode` cannot decode a tensor.
+
+    Notes
+    -----
+    gain = Σ (x' − x)·Δ / Σ Δ², noise = Σ (x' − x − Δ)² / Σ Δ². The pretended weights x + Δ are rounded to
+    the stored dtype, as training would store them. Two passes, as encoding a frame is; memory of a few
+    copies of the largest tensor. Values that are not finite count for nothing.
+    """
+    specs = [spec for spec in after.specs if _moves(spec, before)]
+    wanted = codec.companions(config)
+
+    def pretended() -> Iterator[tuple[TensorSpec, _Pretended]]:
+        for spec in specs:
+            yield spec, _pretend(spec, before, after, decode, wanted)
+
+    statistics = [codec.observe(one.item, one.reference, config) for _, one in pretended()]
+    plan = codec.plan(specs, statistics, config, replace(context, after_restore=True))
+    rows = []
+    for spec, one in pretended():
+        block = codec.encode(one.item, plan, one.reference).block
+        again = codec.decode(spec, block, one.reference).tensor
+        rows.append(_sums(spec.key, one.restored, one.movement, again))
+    return StepGain(after.step, tuple(rows))
+
+
+def _moves(spec: TensorSpec, before: Checkpoint) -> bool:
+    """Whether a tensor is a weight that training moves, and was there before."""
+    floating = spec.dtype.startswith(("float", "bfloat"))
+    if spec.role is not TensorRole.WEIGHT or not floating or spec.key not in before:
+        return False
+    old = before.spec(spec.key)
+    return (old.shape, old.dtype) == (spec.shape, spec.dtype)
+
+
+def _pretend(
+    spec: TensorSpec, before: Checkpoint, after: Checkpoint, decode: Decode, wanted: frozenset[TensorRole]
+) -> _Pretended:
+    """Move the decoded weights as the run moved the original ones."""
+    import torch
+
+    restored, reference = decode(spec)
+    movement = after.source.read(spec).double() - before[spec.key].double()
+    moved = (restored.double() + movement).to(restored.dtype)
+    gradient = second_moment = None
+    if TensorRole.GRADIENT in wanted:
+        gradient = _companion(after, spec, TensorRole.GRADIENT, TensorRole.EXP_AVG)
+    if TensorRole.EXP_AVG_SQ in wanted:
+        second_moment = _companion(after, spec, TensorRole.EXP_AVG_SQ)
+    item = TensorInput(
+        spec=spec,
+        tensor=torch.where(movement == 0, restored, moved),  # x + 0 would turn −0.0 into 0.0
+        gradient=gradient,
+        second_moment=second_moment,
+        restored=restored,
+    )
+    return _Pretended(item, restored, movement, reference)
+
+
+def _companion(checkpoint: Checkpoint, spec: TensorSpec, *roles: TensorRole) -> Tensor | None:
+    """Read the first tensor of the optimizer, by role, that belongs to a weight and has its shape."""
+    for role in roles:
+        key = f"{spec.name}@{role.value}"
+        if key in checkpoint and checkpoint.spec(key).shape == spec.shape:
+            return checkpoint[key]
+    return None
+
+
+def _sums(key: str, restored: Tensor, movement: Tensor, again: Tensor) -> TensorGain:
+    """Sum slice by slice: float64 copies stay small, whatever the tensor."""
+    projected, residual, moved = [], [], []
+    flat, moves, news = restored.reshape(-1), movement.reshape(-1), again.reshape(-1)
+    for start in range(0, flat.numel(), _SLICE):
+        part = slice(start, start + _SLICE)
+        delta, arrived = moves[part], news[part].double() - flat[part].double()
+        finite = delta.isfinite() & arrived.isfinite()
+        delta, arrived = delta[finite], arrived[finite]
+        projected.append(float((arrived * delta).sum()))
+        residual.append(float((arrived - delta).square().sum()))
+        moved.append(float(delta.square().sum()))
+    return TensorGain(key, math.fsum(projected), math.fsum(residual), math.fsum(moved))
+
+
+def _quotient(numerator: float, movement: float) -> float | None:
+    """Divide where there is movement: a frozen tensor has no gain."""
+    return numerator / movement if movement > 0 else None

@@ -1,0 +1,274 @@
+"""A whole bench on a tiny training: what is measured, kept, reported and refused."""
+
+import csv
+import json
+import re
+import shutil
+import sys
+from importlib import import_module
+
+import pytest
+import torch
+
+from inshrink_core.bench import bench
+from inshrink_core.bench.measure import Bench
+from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
+from inshrink_core.evaluate import Evaluation, Evaluator
+from inshrink_core.formats import open_run
+from inshrink_core.metrics import Direction
+from tests.training import load, write_run
+
+benchmark = import_module("inshrink_core.bench.benchmark")
+KEYS = [
+    *("codec", "bound_kind", "bound", "kept", "ratio_weights", "ratio_total", "max_drop", "mean_divergence"),
+    *("config", "encode_mb_per_s", "decode_mb_per_s", "restore_seconds", "peak_memory_bytes"),
+    *("restore_gain", "restore_noise"),
+]
+
+
+def figures(state):
+    """A loss and predictions that mind every error of the last layer."""
+    weight = state["4.weight"].double()
+    return {
+        "loss": float(weight.square().mean()),
+        "log_probs": torch.log_softmax(weight[:, :40].T * 3, 1).numpy(),
+    }
+
+
+class InProcess(Evaluator):
+    """An evaluator without a process of its own, which takes seconds to start, that counts questions."""
+
+    judge, asked = staticmethod(figures), 0
+
+    def evaluate(self, state):
+        InProcess.asked += 1
+        found = dict(InProcess.judge(state))
+        loss, log_probs = found["loss"], found.get("log_probs")
+        return Evaluation(
+            metric="loss", direction=Direction.LOWER, value=loss, metrics={"loss": loss}, log_probs=log_probs
+        )
+
+
+class Judged:
+    """A run, and the file that its evaluator claims to be."""
+
+    def __init__(self, folder):
+        self.file, self.run = folder / "judge.py", open_run(folder / "run")
+        self.file.write_text("first version")
+
+    def bench(self, codecs, **options):
+        return bench(self.run, codecs=codecs, evaluator=f"{self.file}:evaluate", **options)
+
+    @property
+    def asked(self):
+        return InProcess.asked
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("trained"), n_steps=3)
+
+
+@pytest.fixture
+def judged(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(InProcess, "judge", staticmethod(figures))
+    monkeypatch.setattr(InProcess, "asked", 0)
+    monkeypatch.setattr(
+        benchmark, "resolve_evaluator", lambda settings, folder, *, evaluator, **_: InProcess(evaluator)
+    )
+    shutil.copytree(trained, tmp_path / "run")
+    return Judged(tmp_path)
+
+
+def test_a_row_for_each_codec_and_bound_the_stale_copy_among_them(judged):
+    report = judged.bench("lossless,uniform:bits=8", bounds="drop=0.01,divergence=0.01")
+    rows = report.to_json()["rows"]
+    assert [(row["codec"], row["bound_kind"], row["bound"]) for row in rows] == [
+        (codec, kind, 0.01)
+        for codec in ("repeat", "lossless", "uniform:bits=8")
+        for kind in ("drop", "divergence")
+    ]
+    assert all(list(row) == KEYS for row in rows)
+    repeat, lossless, uniform = rows[1], rows[3], rows[5]
+    assert (repeat["ratio_weights"], repeat["restore_gain"], repeat["restore_noise"]) == (None, 0.0, 1.0)
+    assert repeat["mean_divergence"] > uniform["mean_divergence"] > 0 == lossless["mean_divergence"]
+    assert lossless["max_drop"] == 0
+    assert uniform["ratio_weights"] > lossless["ratio_weights"] > 1
+    for row in (lossless, uniform):
+        assert min(row["encode_mb_per_s"], row["decode_mb_per_s"], row["restore_seconds"]) > 0
+        assert row["restore_gain"] == pytest.approx(1.0, abs=0.05)
+        assert row["config"]
+        assert sys.platform != "linux" or row["peak_memory_bytes"] >= 0
+
+
+def test_ratios_are_those_of_compress(judged, tmp_path):
+    from inshrink_core.session import compress
+
+    row = judged.bench("uniform:bits=5", bounds="drop=9").rows[1]
+    size = compress(
+        judged.run, tmp_path / "a.inshrink", codec="uniform", config={"bits": 5}, optimizer="drop"
+    ).size
+    assert row.point.ratio_weights == pytest.approx(size.ratio_weights, rel=1e-3)
+
+
+def test_each_original_is_evaluated_once_and_each_restored_step_once_a_point(judged):
+    report = judged.bench("lossless,uniform:bits=8,uniform:bits=4")
+    assert report.measured == 4
+    assert judged.asked == 3 + 3 * 3
+
+
+def test_a_sweep_reports_only_what_it_measured_and_the_best_of_it(judged):
+    report = judged.bench("uniform", bounds="divergence=0.001", refine=0)
+    points = report.points["uniform"]
+    row = report.rows[1]
+    keeping = [p.ratio_weights for p in points if p.mean_divergence <= 0.001]
+    assert row.point in points
+    assert row.point.ratio_weights == max(keeping)
+    assert len(points) > 2
+
+
+def test_the_same_folder_measures_nothing_again(judged, tmp_path):
+    first = judged.bench("lossless,uniform:bits=8", output=tmp_path / "out")
+    asked = judged.asked
+    again = judged.bench("uniform:bits=8,lossless", output=tmp_path / "out")
+    assert (again.measured, again.resumed, judged.asked) == (0, 3, asked)
+    assert {row.codec: row.point for row in again.rows} == {row.codec: row.point for row in first.rows}
+    more = judged.bench("uniform:bits=7", output=tmp_path / "out")
+    assert (more.measured, more.resumed) == (1, 1)
+
+
+@pytest.mark.parametrize("what", ["evaluator", "run", "steps", "optimizer", "keyframes"])
+def test_what_a_point_depends_on_makes_it_another(judged, tmp_path, what):
+    judged.bench("uniform:bits=8", output=tmp_path / "out")
+    options = {}
+    if what == "evaluator":
+        judged.file.write_text("second version")
+    elif what == "run":
+        state = torch.load(tmp_path / "run" / "step_15.pt", weights_only=True)
+        torch.save(state | {"note": 1}, tmp_path / "run" / "step_15.pt")
+        judged.run = judged.run.refresh()
+    else:
+        options = {
+            "steps": {"steps": [5, 10]},
+            "optimizer": {"optimizer": "lattice"},
+            "keyframes": {"keyframe_every": 2},
+        }[what]
+    again = judged.bench("uniform:bits=8", output=tmp_path / "out", **options)
+    assert again.measured == (1 if what in ("optimizer", "keyframes") else 2)
+
+
+def test_what_was_measured_before_ctrl_c_is_kept_and_shown(judged, tmp_path, monkeypatch):
+    measure, done = Bench.measure, []
+
+    def interrupted(self, variant, value, evaluated):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(value)
+        return measure(self, variant, value, evaluated)
+
+    monkeypatch.setattr(Bench, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        judged.bench("uniform", output=tmp_path / "out", steps=[5, 10])
+    points = json.loads((tmp_path / "out" / "points.json").read_text())["points"]
+    assert [point["knob"] for point in points] == [None, 8, 7]
+    monkeypatch.setattr(Bench, "measure", measure)
+    report = judged.bench("uniform", output=tmp_path / "out", steps=[5, 10], bounds="divergence=0")
+    assert report.resumed == 3
+
+
+def test_tables_and_plots_stand_by_themselves(judged, tmp_path):
+    report = judged.bench("uniform:bits=8,uniform:bits=4", output=tmp_path / "out")
+    names = {"bench.csv", "points.json", "bench.html"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names | {"points"}
+    assert len(report.files) == 3
+    rows = list(csv.DictReader((tmp_path / "out" / "bench.csv").read_text().splitlines()))
+    assert [row["codec"] for row in rows] == [row.codec for row in report.rows]
+    assert list(rows[0]) == KEYS
+    assert rows[0]["ratio_weights"] == ""
+    assert json.loads(rows[-1]["config"])["bits"] == 4
+    page = (tmp_path / "out" / "bench.html").read_text()
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", page)
+    assert page.count("Plotly.newPlot(") >= 2
+    assert "uniform:bits=4" in page
+
+
+def test_without_plotly_a_note_says_that_plots_are_missing(judged, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    report = judged.bench("lossless", output=tmp_path / "out")
+    assert not (tmp_path / "out" / "bench.html").exists()
+    assert any("inshrink[app]" in note for note in report.notes)
+
+
+def test_a_restored_state_that_the_evaluator_refuses_keeps_no_bound(judged, monkeypatch):
+    def refuse(state):
+        if state["4.weight"].unique().numel() < 9:
+            raise EvaluatorError("too few values")
+        return figures(state)
+
+    monkeypatch.setattr(InProcess, "judge", staticmethod(refuse))
+    report = judged.bench("uniform:bits=8,uniform:bits=2")
+    kept = {row.codec for row in report.rows if row.kept}
+    assert "uniform:bits=8" in kept
+    assert "uniform:bits=2" not in kept
+    assert any("too few values" in note for note in report.notes)
+
+
+def test_without_predictions_only_drops_are_bounded(judged, monkeypatch):
+    monkeypatch.setattr(InProcess, "judge", staticmethod(lambda state: {"loss": figures(state)["loss"]}))
+    report = judged.bench("lossless")
+    assert {row.bound.kind for row in report.rows} == {"drop"}
+    with pytest.raises(InputError, match="log_probs"):
+        judged.bench("lossless", bounds="divergence=0.01")
+
+
+def test_a_metric_of_zero_has_no_drop_to_bound(judged, monkeypatch):
+    monkeypatch.setattr(InProcess, "judge", staticmethod(lambda state: figures(state) | {"loss": 0.0}))
+    report = judged.bench("lossless")
+    assert {row.bound.kind for row in report.rows} == {"divergence"}
+    assert any("the metric is 0" in note for note in report.notes)
+    with pytest.raises(InputError, match="metric of zero"):
+        judged.bench("lossless", bounds="drop=0.01")
+
+
+def test_excp_keeps_its_own_rule_for_moments_where_others_drop_them(judged):
+    report = judged.bench("excp:alpha=0.001,uniform:bits=8")
+    excp, uniform = report.points["excp:alpha=0.001"][0], report.points["uniform:bits=8"][0]
+    assert excp.ratio_total > 1.03 * excp.ratio_weights
+    assert uniform.ratio_total == pytest.approx(uniform.ratio_weights, rel=0.02)
+    assert any("excp" in note and "own rule" in note for note in report.notes)
+
+
+def test_nothing_is_left_behind_and_the_run_is_untouched(judged, tmp_path, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    judged.bench("uniform:bits=8")
+    assert list(scratch.iterdir()) == []
+    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"steps": [5]}, InputError),
+        ({"steps": [5, 6]}, NotFoundError),
+        ({"optimizer": "half"}, InputError),
+        ({"refine": -1}, InputError),
+        ({"keyframe_every": 0}, InputError),
+        ({"bounds": "drop=x"}, InputError),
+        ({"device": "nonsense"}, InputError),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_evaluated(judged, options, error):
+    with pytest.raises(error):
+        judged.bench("lossless", **options)
+    assert judged.asked == 0
+
+
+def test_progress_ends_where_it_says(judged):
+    seen = []
+    judged.bench("uniform:bits=8", progress=seen.append)
+    assert (seen[-1].done, seen[-1].total) == (6, 6)
+    assert [now.done for now in seen] == sorted(now.done for now in seen)
+    assert load(judged.run.path / "step_15.pt")

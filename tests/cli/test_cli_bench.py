@@ -1,0 +1,135 @@
+"""``inshrink bench`` and ``--gain`` from the outside, with the sample's own evaluator."""
+
+import json
+import re
+
+import pytest
+
+from inshrink_core.bench.measure import Bench
+
+KEYS = {
+    *(
+        "codec",
+        "bound_kind",
+        "bound",
+        "ratio_weights",
+        "ratio_total",
+        "max_drop",
+        "mean_divergence",
+        "config",
+    ),
+    *("config", "encode_mb_per_s", "decode_mb_per_s", "restore_seconds", "peak_memory_bytes"),
+}
+
+
+def test_rows_have_the_promised_keys_and_out_of_reach_is_null(cli, small_run, tmp_path):
+    words = ("bench", small_run, "--codecs", "uniform:bits=8,uniform:bits=2", "-o", tmp_path / "out")
+    outcome = cli(*words, "--bounds", "divergence=0.001", "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    rows = outcome.document["rows"]
+    assert [row["codec"] for row in rows] == ["repeat", "uniform:bits=8", "uniform:bits=2"]
+    assert all(set(row) >= KEYS for row in rows)
+    assert [row["ratio_weights"] is None for row in rows] == [True, False, True]
+    assert rows[1]["mean_divergence"] <= 0.001 < rows[2]["mean_divergence"]
+
+    text = cli(*words, "--bounds", "divergence=0.001,drop=9")
+    assert text.code == 0
+    assert re.search(r"repeat +– +≈\s", text.out)
+    assert re.search(r"uniform:bits=2 +≤ 0.001 nat +– ", text.out)
+    assert "3 were there already" in text.out
+    assert "stale copy" in text.out
+    assert "--optimizer drop" in text.out
+    assert str(tmp_path / "out" / "bench.csv") in text.out.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--codecs", "none-such"),
+        ("--codecs", "uniform:bits=99"),
+        ("--codecs", ""),
+        ("--bounds", "accuracy=1"),
+        ("--bounds", "drop=-1"),
+        ("--optimizer", "half"),
+        ("--steps", "25"),
+        ("--steps", "26,50"),
+        ("--refine", "-1"),
+        ("--evaluator", "missing.py:evaluate"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_line(cli, small_run, tmp_path, words):
+    outcome = cli("bench", small_run, "-o", tmp_path / "out", *words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert len(outcome.err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_evaluator_of_the_run_needs_consent(cli, small_run, tmp_path):
+    import shutil
+
+    mine = tmp_path / "mine"
+    shutil.copytree(small_run, mine)
+    (mine / "evaluator.py").write_text("raise SystemExit('executed')")
+    outcome = cli("bench", mine, "--codecs", "lossless")
+    assert outcome.code == 2
+    assert "--trust-run" in outcome.err
+
+
+def test_ctrl_c_says_how_to_go_on(cli, small_run, tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bench, "measure", interrupt)
+    outcome = cli("bench", small_run, "--codecs", "uniform:bits=8", "-o", tmp_path / "out")
+    assert outcome.code == 130
+    assert "measured points are kept" in outcome.err
+    assert len(json.loads((tmp_path / "out" / "points.json").read_text())["points"]) == 1
+
+
+def test_gain_of_an_archive_needs_its_run_and_shows_steps_and_tensors(cli, archive, small_run):
+    outcome = cli("inspect", archive, "--gain", "--against", small_run)
+    assert outcome.code == 0
+    assert re.search(r"^ +25 +[\d.]+ +[\d.]+$", outcome.out, flags=re.MULTILINE)
+    assert "tensors of higher gain" in outcome.out or "tensor of higher gain" in outcome.out
+    full = cli("inspect", archive, "--gain", "--against", small_run, "--json").document["restore_gain"]
+    assert full["steps"] == [25, 50]
+    assert len(full["tensors"]) == 13
+    alone = cli("inspect", archive, "--gain")
+    assert alone.code == 2
+    assert "--against" in alone.err
+
+
+def test_gain_of_a_run_is_that_of_the_codec_asked_for(cli, small_run):
+    def gain(codec):
+        return cli("inspect", small_run, "--gain", "--codec", codec, "--json").document["restore_gain"]
+
+    coarse, exact = gain("uniform:bits=2"), gain("lossless")
+    assert coarse["config"]["bits"] == 2
+    assert exact["gain"] == [pytest.approx(1.0, abs=1e-5)] * 2
+    assert max(coarse["noise"]) > 0.1 > max(exact["noise"])
+
+
+@pytest.mark.parametrize(
+    ("subject", "words"),
+    [
+        ("archive", ("--codec", "uniform", "--gain", "--against", "{run}")),
+        ("run", ("--against", "{run}", "--gain")),
+        ("run", ("--codec", "uniform")),
+        ("run", ("--codec", "none-such", "--gain")),
+    ],
+)
+def test_options_of_gain_that_do_not_fit_are_refused(cli, archive, small_run, subject, words):
+    path = archive if subject == "archive" else small_run
+    outcome = cli("inspect", path, *(word.format(run=small_run) for word in words))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_compare_shows_gain_where_asked(cli, archive, small_run):
+    words = ("compare", archive, "--against", small_run, "--steps", "10,25")
+    with_gain = cli(*words, "--gain", "--json").document["steps"]
+    assert with_gain[0]["restore_gain"] is None
+    assert 0 < with_gain[1]["restore_gain"] < 2
+    assert with_gain[1]["restore_noise"] > 0
+    text = cli(*words, "--gain").out
+    assert re.search(r"gain +noise", text)
