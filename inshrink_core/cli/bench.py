@@ -41,6 +41,9 @@ EXAMPLE = (
     "$ inshrink bench runs/digits --codecs inshrinkerator,excp:coder=rans --bounds drop=0.01"
 )
 
+_WIDE = 110
+"""Columns from which a terminal has room for everything that stands behind a ratio."""
+
 REPEAT = "repeat"
 """Label of the stale copy (`inshrink_core.bench`, which loads torch)."""
 
@@ -194,23 +197,25 @@ def _show_costs(console: Console, points: Mapping[str, Sequence[Point]]) -> None
 
 def _show_rows(console: Console, rows: Sequence[Row]) -> None:
     """Print what stands behind each ratio."""
-    headings = ("codec", "bound", "ratio", "of all", "drop", "divergence", "gain", "noise", "knob")
-    table = make_table(*headings, left=(0, 1, 8))
+    headings = ("codec", "bound", "ratio", "drop", "divergence", "of all", "gain", "noise", "knob")
+    shown = len(headings) if console.width >= _WIDE else 5
+    table = make_table(*headings[:shown], left=(0, 8))
     for position, row in enumerate(rows):
         if row.codec == REPEAT and position:
             continue  # the stale copy is the same under every bound
         values: Mapping[str, Any] = row.to_json()
-        table.add_row(
+        cells = (
             printable(row.codec),
             "" if row.codec == REPEAT else _limit(row.bound.kind, row.bound.limit),
             UNKNOWN if row.codec == REPEAT else _ratio(row),
-            ratio(values["ratio_total"]),
             percent(values["max_drop"]),
             nats(values["mean_divergence"]),
+            ratio(values["ratio_total"]),
             plain(values["restore_gain"], 3),
             plain(values["restore_noise"], 3),
             _knob(row),
         )
+        table.add_row(*cells[:shown])
     console.print(table)
 
 

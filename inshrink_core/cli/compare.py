@@ -143,8 +143,7 @@ def _show(
     """Print a row a step, with the stale copy's figures beside the archive's."""
     marks = ["≈" if _stale_passes(row, bounds) else "" for row in document["steps"]]
     headings = ("step", "original", "restored", "drop", "divergence", "stale drop", "stale div.")
-    gains = ("gain", "noise") if with_gain else ()
-    table = make_table(*headings, *gains, *([""] if any(marks) else []), left=())
+    table = make_table(*headings, *([""] if any(marks) else []), left=())
     for row, mark in zip(document["steps"], marks, strict=True):
         table.add_row(
             str(row["step"]),
@@ -154,12 +153,17 @@ def _show(
             nats(row["divergence"]),
             percent(row["stale_drop"]),
             nats(row["stale_divergence"]),
-            *(plain(row[f"restore_{name}"], 3) for name in gains),
             *([mark] if any(marks) else []),
         )
     console.print(table)
     if any(marks):
         console.print("≈ the stale copy, which stores nothing, does as well here: the step proves little")
+    if with_gain:
+        gains = make_table("step", "gain", "noise", left=(), title="After a restore at the step before")
+        for row in document["steps"]:
+            gains.add_row(str(row["step"]), plain(row["restore_gain"], 3), plain(row["restore_noise"], 3))
+        console.print()
+        console.print(gains)
     console.print()
     show_facts(
         console,
