@@ -7,7 +7,7 @@ import sys
 import time
 from importlib import import_module
 
-BENCHMARKS = ("footprint", "speed", "codebook", "ratio")
+BENCHMARKS = ("footprint", "speed", "codebook", "ratio", "rehearsal")
 
 
 def main() -> None:
