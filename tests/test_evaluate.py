@@ -19,6 +19,7 @@ from inshrink_core.evaluate import Evaluator, compare_steps, resolve_evaluator
 from inshrink_core.metrics import Direction
 from inshrink_core.samples import sample
 from tests.builders import memory_checkpoint, memory_run
+from tests.signals import hear_ctrl_c
 
 STATE = {"w": torch.tensor([[3.0, 4.0]])}
 
@@ -305,7 +306,12 @@ def test_ctrl_c_ends_the_child_too(tmp_path):
         "import torch\nfrom inshrink_core.evaluate import Evaluator\n"
         f"Evaluator({str(tmp_path / 'evaluator.py') + ':evaluate'!r}).evaluate({{'w': torch.ones(1)}})"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, start_new_session=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=hear_ctrl_c,
+    )
     try:
         deadline = time.monotonic() + 60
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():

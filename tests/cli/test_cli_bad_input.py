@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from inshrink_core.cli import main
+from tests.signals import hear_ctrl_c
 
 
 def one_line(outcome):
@@ -349,6 +350,7 @@ def test_ctrl_c_keeps_committed_steps_and_the_same_command_continues(longer_run,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=hear_ctrl_c,
     )
     deadline = time.monotonic() + 120
     frames = target / "frames"
