@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import logging
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from inshrink_core.errors import StorageError
+from inshrink_core.execution import keep_result, key_digest, load_result
 
 __all__ = ["Point", "PointStore"]
-
-_MAX_NBYTES: Final = 1 << 24
-"""A point is a few numbers a step; one of 16 MB is something else."""
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,27 +113,13 @@ class PointStore:
     def _path(self, label: str, key: Mapping[str, Any]) -> Path | None:
         if self.folder is None:
             return None
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
         name = re.sub(r"[^A-Za-z0-9.-]+", "-", label)[:80]
-        return self.folder / f"{name}-{digest}.json"
+        return self.folder / f"{name}-{key_digest(key)}.json"
 
     def load(self, label: str, key: Mapping[str, Any]) -> Point | None:
         """Return a point; None where there is none, or none that can be read."""
         path = self._path(label, key)
-        if path is None:
-            return None
-        try:
-            if path.stat().st_size > _MAX_NBYTES:
-                return None
-            document = json.loads(path.read_text(encoding="utf-8"))
-            if document["key"] != json.loads(json.dumps(key)):
-                return None
-            return parse_point(document["point"])
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            _logger.warning("%s is no measured point (%s): it is measured again", path, error)
-            return None
+        return None if path is None else load_result(path, key, "point", parse_point)
 
     def keep(self, label: str, key: Mapping[str, Any], point: Point) -> None:
         """Write a point: whole, or not at all.
@@ -154,21 +131,4 @@ class PointStore:
         """
         path = self._path(label, key)
         if path is not None:
-            write_whole(path, json.dumps({"key": key, "point": point.to_json()}, indent=1))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file at once, so that none is ever half there.
-
-    Raises
-    ------
-    StorageError
-        The disk is full, or refuses.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise StorageError(f"the results cannot be written: {error.strerror}", where=str(path)) from error
+            keep_result(path, key, "point", point.to_json())

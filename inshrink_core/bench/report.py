@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from inshrink_core.bench.plots import plots_html
-from inshrink_core.bench.points import Point, write_whole
+from inshrink_core.bench.points import Point
 from inshrink_core.bench.rows import REPEAT, Bound, Row, choose_row
 from inshrink_core.errors import MissingExtraError
+from inshrink_core.execution import write_whole
 
 __all__ = ["BenchReport"]
 

@@ -76,24 +76,30 @@ def encode_tensors(
     """
     parties = chain.parties()
     own, lossless = parties[0], parties[-1]
-    party_of = {spec.key: next(p for p in parties if spec.role in p.roles) for spec in stored.specs}
-    members = [spec for spec in stored.specs if party_of[spec.key] is own]
-    wanted = {party.codec.name: party.codec.companions(party.config) for party in parties}
+    place_of = {
+        spec.key: next(i for i, party in enumerate(parties) if spec.role in party.roles)
+        for spec in stored.specs
+    }
+    members = [spec for spec in stored.specs if place_of[spec.key] == 0]
+    wanted = [party.codec.companions(party.config) for party in parties]
+    # Optimizer state is coded in host memory, whatever the device of the chain's own codec.
+    devices = [chain.device, *("cpu" for _ in parties[1:])]
 
     def observe(spec: TensorSpec) -> Any:
-        item = _item(whole, wanted[own.codec.name], chain.device, spec)
+        item = _item(whole, wanted[0], devices[0], spec)
         return own.codec.observe(item, old.get(spec.key), own.config)
 
     statistics = list(ordered_map(observe, members, threads=chain.threads))
-    plans = {party.codec.name: party.codec.plan([], [], party.config) for party in parties[1:]}
-    plans[own.codec.name] = own.codec.plan(members, statistics, own.config, context)
+    plans = [own.codec.plan(members, statistics, own.config, context)]
+    plans += [party.codec.plan([], [], party.config) for party in parties[1:]]
 
     def encode(spec: TensorSpec) -> TensorResult:
-        codec = party_of[spec.key].codec
-        item = _item(whole, wanted[codec.name], chain.device, spec)
+        place = place_of[spec.key]
+        codec = parties[place].codec
+        item = _item(whole, wanted[place], devices[place], spec)
         if codec.uses_restored and (start := restored(spec)) is not None:
-            item = replace(item, restored=start.to(chain.device))
-        encoded = codec.encode(item, plans[codec.name], old.pop(spec.key, None))
+            item = replace(item, restored=start.to(devices[place]))
+        encoded = codec.encode(item, plans[place], old.pop(spec.key, None))
         counts = codec.lossy and spec.role in MODEL_ROLES
         error, norm = _squared_error(item.tensor, encoded.reference) if counts else (0.0, 0.0)
         digest = tensor_digest(item.tensor)
@@ -101,7 +107,7 @@ def encode_tensors(
         origin = Origin(stored.source, spec, digest) if exact and _is_lasting(stored, spec) else None
         return TensorResult(spec, encoded.block, encoded.reference, origin, digest, error, norm)
 
-    memory = own.codec.remember(plans[own.codec.name])
+    memory = own.codec.remember(plans[0])
     return memory, ordered_map(encode, stored.specs, threads=chain.threads)
 
 

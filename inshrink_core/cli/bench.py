@@ -23,7 +23,18 @@ from inshrink_core.cli.formatting import (
     steps_in_short,
 )
 from inshrink_core.cli.opening import open_run
-from inshrink_core.cli.options import Device, Json, Quiet, StepPattern, Threads
+from inshrink_core.cli.options import (
+    Device,
+    Direction,
+    EvalMetric,
+    EvaluatorFile,
+    Json,
+    Quiet,
+    StepPattern,
+    Threads,
+    Timeout,
+    TrustRun,
+)
 from inshrink_core.cli.output import make_table, present, show_facts
 from inshrink_core.cli.progress import progress_bar
 from inshrink_core.cli.steps import STEPS_HELP, choose_steps
@@ -85,24 +96,11 @@ def bench(
     refine: Annotated[
         int, typer.Option(min=0, help="How often the knob's gap below each bound is halved.")
     ] = 2,
-    evaluator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE.py:FUNCTION",
-            help="A function from a state dict to its figures. (default: what the run's inshrink.toml names)",
-        ),
-    ] = None,
-    eval_metric: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which of the figures counts. (default: loss, or the only one)"),
-    ] = None,
-    direction: Annotated[
-        str | None, typer.Option(metavar="higher|lower", help="Whether more of it is better or worse.")
-    ] = None,
-    trust_run: Annotated[
-        bool, typer.Option("--trust-run", help="Execute the evaluator that lies in the run's directory.")
-    ] = False,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one evaluation may take.")] = 600.0,
+    evaluator: EvaluatorFile = None,
+    eval_metric: EvalMetric = None,
+    direction: Direction = None,
+    trust_run: TrustRun = False,
+    timeout: Timeout = 600.0,
     keyframe_every: Annotated[int, typer.Option(min=1, help="Frames from one keyframe to the next.")] = 32,
     steps: Annotated[
         list[str] | None, typer.Option("--steps", "--step", metavar="STEPS", help=STEPS_HELP)

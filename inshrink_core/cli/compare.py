@@ -10,7 +10,16 @@ import typer
 
 from inshrink_core.cli.formatting import nats, percent, plain, printable
 from inshrink_core.cli.opening import open_run
-from inshrink_core.cli.options import Json, Quiet, StepPattern
+from inshrink_core.cli.options import (
+    Direction,
+    EvalMetric,
+    EvaluatorFile,
+    Json,
+    Quiet,
+    StepPattern,
+    Timeout,
+    TrustRun,
+)
 from inshrink_core.cli.output import make_table, present, show_facts
 from inshrink_core.cli.progress import progress_bar
 from inshrink_core.cli.steps import STEPS_HELP, choose_steps
@@ -32,24 +41,11 @@ EXAMPLE = (
 def compare(
     archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive to judge.")],
     against: Annotated[str, typer.Option(metavar="RUN", help="The original run.")],
-    evaluator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE.py:FUNCTION",
-            help="A function from a state dict to its figures. (default: what the run's inshrink.toml names)",
-        ),
-    ] = None,
-    eval_metric: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which of the figures counts. (default: loss, or the only one)"),
-    ] = None,
-    direction: Annotated[
-        str | None, typer.Option(metavar="higher|lower", help="Whether more of it is better or worse.")
-    ] = None,
-    trust_run: Annotated[
-        bool, typer.Option("--trust-run", help="Execute the evaluator that lies in the run's directory.")
-    ] = False,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one evaluation may take.")] = 600.0,
+    evaluator: EvaluatorFile = None,
+    eval_metric: EvalMetric = None,
+    direction: Direction = None,
+    trust_run: TrustRun = False,
+    timeout: Timeout = 600.0,
     steps: Annotated[
         list[str] | None, typer.Option("--steps", "--step", metavar="STEPS", help=STEPS_HELP)
     ] = None,

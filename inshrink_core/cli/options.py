@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Device", "Json", "Quiet", "StepPattern", "Threads"]
+__all__ = [
+    "Device",
+    "Direction",
+    "EvalMetric",
+    "EvaluatorFile",
+    "Json",
+    "Quiet",
+    "StepPattern",
+    "Threads",
+    "Timeout",
+    "TrustRun",
+]
 
 Json = Annotated[
     bool, typer.Option("--json", help="Write one JSON document to stdout instead (docs/cli.md).")
@@ -27,3 +38,21 @@ Threads = Annotated[
     int | None,
     typer.Option(min=1, help="Tensors worked on at a time. (default: the processors of this machine)"),
 ]
+EvaluatorFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.py:FUNCTION",
+        help="A function from a state dict to its figures. (default: what the run's inshrink.toml names)",
+    ),
+]
+EvalMetric = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Which of the figures counts. (default: loss, or the only one)"),
+]
+Direction = Annotated[
+    str | None, typer.Option(metavar="higher|lower", help="Whether more of it is better or worse.")
+]
+TrustRun = Annotated[
+    bool, typer.Option("--trust-run", help="Execute the evaluator that lies in the run's directory.")
+]
+Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one evaluation may take.")]

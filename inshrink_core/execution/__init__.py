@@ -1,6 +1,15 @@
-"""Running independent jobs, on threads whose kernels release the GIL, and the memory they take."""
+"""Running independent jobs, on threads whose kernels release the GIL; their memory, and results kept."""
 
 from inshrink_core.execution.buffers import new_buffer
+from inshrink_core.execution.kept import keep_result, key_digest, load_result, write_whole
 from inshrink_core.execution.threads import default_threads, ordered_map
 
-__all__ = ["default_threads", "new_buffer", "ordered_map"]
+__all__ = [
+    "default_threads",
+    "keep_result",
+    "key_digest",
+    "load_result",
+    "new_buffer",
+    "ordered_map",
+    "write_whole",
+]

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from inshrink_core.errors import StorageError
+from inshrink_core.execution import keep_result, key_digest, load_result
 from inshrink_core.rehearse.report import TrainingResult
 
 __all__ = ["ResultStore"]
-
-_MAX_NBYTES: Final = 1 << 24
-"""A result is a few numbers a save; one of 16 MB is something else."""
-
-_logger = logging.getLogger(__name__)
 
 
 class ResultStore:
@@ -43,24 +35,11 @@ class ResultStore:
         key
             Everything the result depends on, as JSON values.
         """
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-        return f"{kind}-seed{key['seed']}-{digest}"
+        return f"{kind}-seed{key['seed']}-{key_digest(key)}"
 
     def load(self, kind: str, key: Mapping[str, Any]) -> TrainingResult | None:
         """Return a result; None where there is none, or none that can be read."""
-        path = self.folder / f"{self.name_of(kind, key)}.json"
-        try:
-            if path.stat().st_size > _MAX_NBYTES:
-                return None
-            document = json.loads(path.read_text(encoding="utf-8"))
-            if document["key"] != json.loads(json.dumps(key)):
-                return None
-            return _parse(document["result"])
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            _logger.warning("%s is no result (%s): it is trained again", path, error)
-            return None
+        return load_result(self._path(kind, key), key, "result", _parse)
 
     def keep(self, kind: str, key: Mapping[str, Any], result: TrainingResult) -> None:
         """Write a result: whole, or not at all.
@@ -70,15 +49,10 @@ class ResultStore:
         StorageError
             The disk is full, or refuses.
         """
-        path = self.folder / f"{self.name_of(kind, key)}.json"
-        temporary = path.with_name(f".{path.name}.tmp")
-        document = {"key": key, "result": dataclasses.asdict(result)}
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
-            temporary.replace(path)
-        except OSError as error:
-            raise StorageError(f"the result cannot be kept: {error.strerror}", where=str(path)) from error
+        keep_result(self._path(kind, key), key, "result", dataclasses.asdict(result))
+
+    def _path(self, kind: str, key: Mapping[str, Any]) -> Path:
+        return self.folder / f"{self.name_of(kind, key)}.json"
 
 
 def _parse(values: Mapping[str, Any]) -> TrainingResult:
