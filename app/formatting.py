@@ -104,8 +104,7 @@ def steps_text(steps: Sequence[int]) -> str:
         return "no steps"
     if len(steps) == 1:
         return f"step {count_text(steps[0])}"
-    # Word joiners, because lines may break after a dash even where a space of no break follows.
-    return f"steps\u00a0{count_text(steps[0])}\u00a0\u2060–\u2060\u00a0{count_text(steps[-1])}"
+    return f"steps\u00a0{count_text(steps[0])}\u00a0–\u00a0{count_text(steps[-1])}"
 
 
 def duration_text(seconds: float) -> str:

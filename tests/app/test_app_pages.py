@@ -57,7 +57,7 @@ def test_a_page_without_a_run_leads_to_the_open_page(root: Path, page: str) -> N
 def test_open_page_offers_the_sample_in_words(root: Path) -> None:
     app = explorer()
     assert not app.exception
-    assert "24 checkpoints, steps 10 – 2,000" in texts(app).replace("\u00a0", " ").replace("\u2060", "")
+    assert "24 checkpoints, steps 10 – 2,000" in texts(app).replace("\u00a0", " ")
     assert button(app, "Open digits\\-cnn")
 
 
