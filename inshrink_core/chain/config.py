@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from inshrink_core.checkpoint import TensorRole
+from inshrink_core.chain.override import Override, overridden
+from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import Codec, CodecConfig, get_codec
 from inshrink_core.errors import InputError
 
@@ -41,6 +42,8 @@ class ChainConfig:
         Name of the codec of weights and buffers.
     config
         Its config.
+    overrides
+        Settings for some of the tensors it encodes; later ones win.
     optimizer
         How optimizer state is stored that the codec leaves to others. ``lossless`` keeps it bit-exact;
         ``lattice`` keeps moments to an octave, ``lattice-ratio`` second moments as rank-one factors only
@@ -61,6 +64,7 @@ class ChainConfig:
 
     codec: str
     config: CodecConfig
+    overrides: tuple[Override, ...] = ()
     optimizer: str = "lossless"
     keyframe_every: int = 32
     device: str = "cpu"
@@ -75,11 +79,16 @@ class ChainConfig:
 
     def record(self) -> dict[str, Any]:
         """Return what the frame says of how it was made."""
-        return {
+        record = {
             "codec": self.codec,
             "config": dataclasses.asdict(self.config),  # type: ignore[call-overload]
             "optimizer": self.optimizer,
         }
+        return record | ({"overrides": [one.to_json() for one in self.overrides]} if self.overrides else {})
+
+    def config_of(self, spec: TensorSpec) -> CodecConfig:
+        """Return the config of one tensor that the chain's own codec takes."""
+        return overridden(self.config, self.overrides, spec)
 
     def parties(self) -> tuple[Party, ...]:
         """Return the codecs in order of precedence: the chain's own first, lossless last."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +10,8 @@ from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.content import tensor_digest
 from inshrink_core.chain.recall import HELD_NBYTES, Origin
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import FrameContext, TensorInput, TensorReference
+from inshrink_core.codec import CodecConfig, FrameContext, TensorInput, TensorReference
+from inshrink_core.errors import ConfigError
 from inshrink_core.execution import ordered_map
 from inshrink_core.formats.source import FileSource
 
@@ -81,17 +82,24 @@ def encode_tensors(
         for spec in stored.specs
     }
     members = [spec for spec in stored.specs if place_of[spec.key] == 0]
+    config_of = _configs(chain, members)
     wanted = [party.codec.companions(party.config) for party in parties]
+    wanted[0] = wanted[0].union(*(own.codec.companions(config) for config in config_of.values()))
     # Optimizer state is coded in host memory, whatever the device of the chain's own codec.
     devices = [chain.device, *("cpu" for _ in parties[1:])]
 
     def observe(spec: TensorSpec) -> Any:
         item = _item(whole, wanted[0], devices[0], spec)
-        return own.codec.observe(item, old.get(spec.key), own.config)
+        return own.codec.observe(item, old.get(spec.key), config_of[spec.key])
 
     statistics = list(ordered_map(observe, members, threads=chain.threads))
     plans = [own.codec.plan(members, statistics, own.config, context)]
     plans += [party.codec.plan([], [], party.config) for party in parties[1:]]
+    # An override has a plan of its own, from what was seen of all tensors: pools stay whole.
+    plan_of: dict[int, Any] = {id(own.config): plans[0]}
+    for config in config_of.values():
+        if id(config) not in plan_of:
+            plan_of[id(config)] = own.codec.plan(members, statistics, config, context)
 
     def encode(spec: TensorSpec) -> TensorResult:
         place = place_of[spec.key]
@@ -99,7 +107,8 @@ def encode_tensors(
         item = _item(whole, wanted[place], devices[place], spec)
         if codec.uses_restored and (start := restored(spec)) is not None:
             item = replace(item, restored=start.to(devices[place]))
-        encoded = codec.encode(item, plans[place], old.pop(spec.key, None))
+        plan = plans[place] if place else plan_of[id(config_of[spec.key])]
+        encoded = codec.encode(item, plan, old.pop(spec.key, None))
         counts = codec.lossy and spec.role in MODEL_ROLES
         error, norm = _squared_error(item.tensor, encoded.reference) if counts else (0.0, 0.0)
         digest = tensor_digest(item.tensor)
@@ -109,6 +118,29 @@ def encode_tensors(
 
     memory = own.codec.remember(plans[0])
     return memory, ordered_map(encode, stored.specs, threads=chain.threads)
+
+
+def _configs(chain: ChainConfig, members: Sequence[TensorSpec]) -> dict[str, CodecConfig]:
+    """Return the config of each tensor, the same object for those that share one.
+
+    Raises
+    ------
+    ConfigError
+        An override matches none of the tensors: it was meant for another model, or is misspelt.
+    """
+    for override in chain.overrides:
+        if not any(override.matches(spec) for spec in members):
+            raise ConfigError(
+                f"no tensor matches the override '{override.match}'",
+                found=", ".join(f"{name}={value!r}" for name, value in override.to_json().items()),
+                remedy="`inshrink inspect RUN --tensors` lists names and layer types",
+            )
+    made: dict[tuple[bool, ...], CodecConfig] = {(False,) * len(chain.overrides): chain.config}
+    configs: dict[str, CodecConfig] = {}
+    for spec in members:
+        which = tuple(override.matches(spec) for override in chain.overrides)
+        configs[spec.key] = made.setdefault(which, chain.config_of(spec))
+    return configs
 
 
 def _is_lasting(checkpoint: Checkpoint, spec: TensorSpec) -> bool:

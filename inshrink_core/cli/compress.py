@@ -24,7 +24,7 @@ from inshrink_core.cli.opening import open_run
 from inshrink_core.cli.options import Device, Json, Quiet, StepPattern, Threads
 from inshrink_core.cli.output import present, show_facts
 from inshrink_core.cli.progress import progress_bar
-from inshrink_core.cli.settings import parse_settings, read_config_file
+from inshrink_core.cli.settings import given_settings, read_config_file
 from inshrink_core.cli.steps import STEPS_HELP, choose_steps
 
 if TYPE_CHECKING:
@@ -111,8 +111,7 @@ def compress(
     if codec is None and "codec" not in given and any(value is not None for value in (bins, prune, protect)):
         codec = "inshrinkerator"
     chosen: dict[str, Any] = {
-        **given.get("settings", {}),
-        **parse_settings(settings or []),
+        **given_settings(given, settings or []),
         **{name: value for name, value in own.items() if value is not None},
     }
     opened = open_run(run, step_pattern)

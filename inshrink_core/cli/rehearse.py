@@ -12,7 +12,7 @@ from inshrink_core.cli.formatting import duration, percent, plain, printable, ra
 from inshrink_core.cli.options import Device, Json, Quiet
 from inshrink_core.cli.output import make_table, present, show_facts
 from inshrink_core.cli.progress import progress_bar
-from inshrink_core.cli.settings import parse_settings, read_config_file
+from inshrink_core.cli.settings import given_settings, read_config_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,7 +84,7 @@ def rehearse(
     from inshrink_core.rehearse import rehearse as run_rehearsal
 
     given = read_config_file(config) if config is not None else {}
-    chosen: dict[str, Any] = {**given.get("settings", {}), **parse_settings(settings or [])}
+    chosen = given_settings(given, settings or [])
     with progress_bar("rehearse", hidden=as_json or quiet, in_bytes=False) as advance:
 
         def progress(now: Progress) -> None:

@@ -10,15 +10,16 @@ from typing import Any
 
 from inshrink_core.errors import ConfigError, NotFoundError
 
-__all__ = ["FILE_KEYS", "parse_settings", "read_config_file"]
+__all__ = ["FILE_KEYS", "given_settings", "parse_settings", "read_config_file"]
 
 FILE_KEYS: Mapping[str, tuple[type, str]] = {
     "codec": (str, "a name"),
     "optimizer": (str, "a word"),
     "keyframe_every": (int, "a whole number"),
     "settings": (dict, "a table"),
+    "override": (list, "a list of tables"),
 }
-"""What a config file may hold, and as what; ``settings`` are the codec's own."""
+"""What a config file may hold, and as what; ``settings`` are the codec's own, ``override`` of some tensors."""
 
 _MAX_CONFIG_BYTES = 1 << 20
 """A config is a page of text: anything larger is another file by mistake."""
@@ -52,6 +53,12 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
                 raise ConfigError(f"--set {text}: '{name}' has been given a single value already")
         table[names[-1]] = _value(value.strip())
     return settings
+
+
+def given_settings(document: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a config file, overrides among them, with those of the command line on top."""
+    overrides = {"overrides": document["override"]} if "override" in document else {}
+    return {**document.get("settings", {}), **overrides, **parse_settings(texts)}
 
 
 def _value(text: str) -> Any:

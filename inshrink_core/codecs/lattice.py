@@ -9,6 +9,7 @@ has the derivation and the measurements.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -30,11 +31,10 @@ from inshrink_core.codecs.lattice_block import (
     UNCHANGED,
     Frame,
     pack_delta,
-    pack_snapshot,
     pack_standalone,
-    parse,
 )
 from inshrink_core.codecs.lattice_config import LatticeConfig, can_have_lattice, is_matrix, on_lattice
+from inshrink_core.codecs.lattice_exact import make_exact, pack_state, parse_block
 from inshrink_core.codecs.lattice_plan import LatticePlan, Observation, make_plan, observe_tensor
 from inshrink_core.codecs.lattice_rounding import choose_gain, choose_spacing
 from inshrink_core.codecs.lattice_state import LatticeReference, fits
@@ -112,6 +112,8 @@ class LatticeCodec(Codec):
         if on_lattice(spec, plan.config) and (state is not None or spec.key in plan.widths):
             spec.check(item.tensor)
             encoded = _encode_lattice(item, plan, state)
+            if encoded is not None and plan.config.exact:
+                encoded = make_exact(spec, item.tensor, encoded, state)
             if encoded is not None and len(encoded.block.payload) <= worst_case_exact_bytes(spec):
                 if spec.numel > _TINY:
                     return encoded
@@ -133,13 +135,13 @@ class LatticeCodec(Codec):
             )
         if not can_have_lattice(spec):
             raise DamagedError("a tensor of this kind has no lattice", where=spec.key)
-        return Decoded(*parse(spec, payload, fits(reference, spec)))
+        return Decoded(*parse_block(spec, payload, reference))
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone; references of other codecs become exact blocks."""
         state = fits(reference, spec)
         if state is not None:
-            return Block(self.bitstream, pack_snapshot(state))
+            return Block(self.bitstream, pack_state(spec, state))
         return encode_exact(spec, reference.decoded(), None).block
 
     def worst_case_bytes(self, spec: TensorSpec) -> int:
@@ -176,7 +178,7 @@ def _encode_lattice(item: TensorInput, plan: LatticePlan, state: LatticeReferenc
     if after is None:
         return None
     if _same(rounded, after, state):
-        return Encoded(Block(LatticeCodec.bitstream, UNCHANGED), state)
+        return Encoded(Block(LatticeCodec.bitstream, UNCHANGED), replace(state, exact=None))
     payload = pack_delta(Frame(rounded, before, history, after), chosen.shift)
     return Encoded(Block(LatticeCodec.bitstream, payload), after)
 

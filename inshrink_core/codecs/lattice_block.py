@@ -36,15 +36,16 @@ if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.ops.lattice import Rounded
 
-__all__ = ["UNCHANGED", "Frame", "pack_delta", "pack_snapshot", "pack_standalone", "parse"]
+__all__ = ["UNCHANGED", "Frame", "Kind", "pack_delta", "pack_snapshot", "pack_standalone", "parse"]
 
 
 class Kind(IntEnum):
-    """Lowest four bits of a payload; 3 is reserved for lattice points with an exact residual."""
+    """Lowest four bits of a payload; `EXACT` is one of the others and a residual."""
 
     UNCHANGED = 0
     STANDALONE = 1
     DELTA = 2
+    EXACT = 3
     SNAPSHOT = 4
 
 
@@ -225,7 +226,7 @@ def parse(
         return _parse_alone(spec, cursor, flags, kind == Kind.SNAPSHOT)
     if kind not in (Kind.UNCHANGED, Kind.DELTA):
         raise DamagedError(
-            "a lattice block is of no known kind", where=spec.key, found=str(kind), expected="0, 1, 2 or 4"
+            "a lattice block is of no known kind", where=spec.key, found=str(kind), expected="0 to 4"
         )
     if reference is None:
         raise DamagedError("a lattice delta has no reference of its dtype and shape", where=spec.key)
@@ -233,7 +234,8 @@ def parse(
         return _parse_delta(spec, cursor, flags, reference)
     if len(payload) > 1 or flags:
         raise DamagedError("bytes follow in a block without change", where=spec.key)
-    return reference.decoded(), reference
+    after = reference if reference.exact is None else replace(reference, exact=None)
+    return after.decoded(), after
 
 
 def _parse_alone(

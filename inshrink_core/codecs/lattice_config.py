@@ -53,6 +53,9 @@ class LatticeConfig(CodecConfig):
         up to 8 % smaller and costs a byte of memory a weight. ``none``: faster.
     one_dimensional
         Weights of at most one dimension (biases, norms): on a fine ``lattice``, or ``exact``.
+    exact
+        Whether weights come back bit for bit: a residual stands beside the lattice points, and the frames
+        after it go on from the points as if it were not there.
 
     Raises
     ------
@@ -71,6 +74,7 @@ class LatticeConfig(CodecConfig):
     gain_per: str = "tensor"
     contexts: str = "history"
     one_dimensional: str = "lattice"
+    exact: bool = False
 
     def __post_init__(self) -> None:
         for name, words in _WORDS.items():
@@ -81,6 +85,8 @@ class LatticeConfig(CodecConfig):
                 )
         for name, (low, high) in _RANGES.items():
             _check_number(name, getattr(self, name), low, high)
+        if not isinstance(self.exact, bool):
+            raise ConfigError("'exact' is a switch", expected="true or false", found=repr(self.exact))
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:

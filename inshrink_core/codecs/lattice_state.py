@@ -37,6 +37,8 @@ class LatticeReference(TensorReference):
         Where values are stored exactly, ascending.
     exact_values : Float[Tensor, "k"]
         These values, in the stored dtype.
+    exact : Float[Tensor, "shape"] or None
+        The values of a step that is stored bit for bit; the next delta does not look at them.
     """
 
     dtype: str
@@ -46,17 +48,20 @@ class LatticeReference(TensorReference):
     history: Tensor | None
     exact_at: Tensor
     exact_values: Tensor
+    exact: Tensor | None = None
 
     def decoded(self) -> Tensor:
-        """Return the tensor: integers times the unit, rounded once to the stored dtype."""
+        """Return the tensor: integers times the unit, rounded once to the stored dtype, or `exact`."""
+        if self.exact is not None:
+            return self.exact
         unit = torch.tensor(math.ldexp(1.0, self.spacing.exponent), dtype=torch.float32)
         return put_exact(self, self.integers.to(torch.float32).mul_(unit))
 
     @property
     def nbytes(self) -> int:
         """Bytes of integers, history and exact values."""
-        history = 0 if self.history is None else self.history.nbytes
-        return self.integers.nbytes + history + self.exact_at.nbytes + self.exact_values.nbytes
+        held = (self.integers, self.history, self.exact_at, self.exact_values, self.exact)
+        return sum(part.nbytes for part in held if part is not None)
 
 
 def put_exact(state: LatticeReference, values: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from inshrink_core.codec import get_codec
 from inshrink_core.errors import InputError
 from inshrink_core.rehearse.report import Rehearsal, TrainingResult
 from inshrink_core.rehearse.results import ResultStore
-from inshrink_core.session import DEFAULT_CODEC, OnProgress, Progress, make_config
-from inshrink_core.session.config import resolve_device
+from inshrink_core.session import DEFAULT_CODEC, OnProgress, Progress
+from inshrink_core.session.config import make_configs, resolve_device
 from inshrink_core.tasks import find_task
 
 if TYPE_CHECKING:
@@ -119,10 +119,11 @@ def rehearse(
         optimizer,
     )
     codec = codec or DEFAULT_CODEC
-    made = make_config(codec, config)
+    made, overrides = make_configs(codec, config)
+    entries = {"overrides": [one.to_json() for one in overrides]} if overrides else {}
     written: dict[str, Any] = {
         "codec": codec,
-        "config": dataclasses.asdict(made),  # type: ignore[call-overload]
+        "config": dataclasses.asdict(made) | entries,  # type: ignore[call-overload]
         "optimizer_state": optimizer,
         "keyframe_every": keyframe_every,
     }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.archive import is_archive
-from inshrink_core.chain import OPTIMIZER_CHOICES, Archive, ChainConfig
+from inshrink_core.chain import OPTIMIZER_CHOICES, Archive, ChainConfig, Override, parse_overrides
 from inshrink_core.codec import CodecConfig, get_codec
 from inshrink_core.errors import ConfigError, InputError
 from inshrink_core.execution import default_threads
@@ -15,7 +15,7 @@ from inshrink_core.execution import default_threads
 if TYPE_CHECKING:
     import os
 
-__all__ = ["DEFAULT_CODEC", "make_chain_config", "make_config", "resolve_device"]
+__all__ = ["DEFAULT_CODEC", "make_chain_config", "make_config", "make_configs", "resolve_device"]
 
 DEFAULT_CODEC = "lattice"
 
@@ -45,6 +45,24 @@ def make_config(codec: str, settings: Mapping[str, Any] | CodecConfig | None) ->
         raise ConfigError(f"the settings of the codec '{codec}' have a wrong type ({error})") from error
 
 
+def make_configs(
+    codec: str, settings: Mapping[str, Any] | CodecConfig | None
+) -> tuple[CodecConfig, tuple[Override, ...]]:
+    """Return a codec's config and the overrides that stand in the settings as ``overrides``.
+
+    Raises
+    ------
+    ConfigError
+        An unknown setting, or a value out of range.
+    """
+    entries: Any = ()
+    if isinstance(settings, Mapping):
+        entries = settings.get("overrides", ())
+        settings = {name: value for name, value in settings.items() if name != "overrides"}
+    made = make_config(codec, settings)
+    return made, parse_overrides(entries, made)
+
+
 def make_chain_config(
     archive: str | os.PathLike[str],
     codec: str | None,
@@ -54,7 +72,11 @@ def make_chain_config(
     device: str,
     threads: int | None,
 ) -> ChainConfig:
-    """Fill in what was not asked for from the archive's newest frame, or the defaults."""
+    """Fill in what was not asked for from the archive's newest frame, or the defaults.
+
+    Settings may hold ``overrides``, a list of tables (`inshrink_core.chain.Override`); given anew, they
+    replace the archive's.
+    """
     if optimizer is not None and optimizer not in OPTIMIZER_CHOICES:
         raise InputError(f"--optimizer {optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}")
     if keyframe_every < 1:
@@ -73,11 +95,14 @@ def make_chain_config(
         codec = used
         optimizer = optimizer or meta.get("optimizer")
         if config is None or isinstance(config, Mapping):
-            config = {**meta.get("config", {}), **(config or {})}
+            before = {**meta.get("config", {}), "overrides": meta.get("overrides", [])}
+            config = {**before, **(config or {})}
     codec = codec or DEFAULT_CODEC
+    made, overrides = make_configs(codec, config)
     return ChainConfig(
         codec=codec,
-        config=make_config(codec, config),
+        config=made,
+        overrides=overrides,
         optimizer=optimizer or "lossless",
         keyframe_every=keyframe_every,
         device=resolve_device(device),

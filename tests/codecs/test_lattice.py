@@ -362,7 +362,7 @@ def test_a_payload_put_together_by_hand_decodes():
     [
         (b"", "empty"),
         (b"\x05", "no known kind"),
-        (b"\x03", "no known kind"),
+        (b"\x05", "no known kind"),
         (b"\x00", "no reference"),
         (b"\x02\x00\x01", "no reference"),
         (b"\x01", "cut short"),

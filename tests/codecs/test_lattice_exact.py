@@ -1,0 +1,94 @@
+"""Exact steps of the lattice codec: bit for bit, and the chain goes on as if they were ordinary ones."""
+
+import pytest
+import torch
+
+from inshrink_core.codec import FrameContext, TensorInput
+from inshrink_core.codecs.lattice import LatticeCodec, LatticeConfig
+from inshrink_core.errors import ConfigError, DamagedError
+from inshrink_core.frame import Block
+from tests.codec_suite import CodecSuite
+from tests.strategies import bits, normal, spec_of
+
+CODEC = LatticeCodec()
+
+
+class TestExact(CodecSuite):
+    codec = CODEC
+    config = LatticeConfig(exact=True)
+
+
+def encode(tensor, reference, memory, exact):
+    spec, config = spec_of(tensor, "layer.weight"), LatticeConfig(exact=exact)
+    item = TensorInput(spec=spec, tensor=tensor)
+    context = FrameContext(learning_rates={"layer.weight": 1e-3}, memory=memory)
+    plan = CODEC.plan([spec], [CODEC.observe(item, reference, config)], config, context)
+    return *CODEC.encode(item, plan, reference), CODEC.remember(plan)
+
+
+def chain(exact_at, dtype=torch.float32, n_frames=5):
+    """Encode frames of a tensor that moves; those in `exact_at` exactly."""
+    weights, reference, memory, frames = normal((64, 80), 0), None, None, []
+    for t in range(n_frames):
+        tensor = weights.to(dtype)
+        block, reference, memory = encode(tensor, reference, memory, t in exact_at)
+        frames.append((tensor, block, reference))
+        weights = weights + normal((64, 80), 10 + t, scale=1e-3)
+    return frames
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_exact_step_comes_back_bit_for_bit(dtype):
+    reference = None
+    for t, (tensor, block, _) in enumerate(chain({2}, dtype)):
+        decoded, reference = CODEC.decode(spec_of(tensor, "layer.weight"), block, reference)
+        assert (bits(decoded) == bits(tensor)) == (t == 2)
+
+
+def test_the_frames_after_an_exact_step_are_those_of_a_chain_without_it():
+    plain, mixed = chain(set()), chain({2})
+    assert [len(block.payload) for _, block, _ in plain[:2]] == [len(b.payload) for _, b, _ in mixed[:2]]
+    assert len(mixed[2][1].payload) > len(plain[2][1].payload)
+    for (_, before, _), (_, after, _) in zip(plain[3:], mixed[3:], strict=True):
+        assert before.payload == after.payload
+
+
+def test_an_unchanged_tensor_after_an_exact_step_returns_to_its_lattice_points():
+    tensor = normal((64, 80), 0)
+    _, first, memory = encode(tensor, None, None, False)
+    _, exact, memory = encode(tensor, first, memory, True)
+    block, after, _ = encode(tensor, exact, memory, False)
+    decoded = CODEC.decode(spec_of(tensor, "layer.weight"), block, exact).tensor
+    assert torch.equal(decoded, first.decoded())
+    assert torch.equal(after.decoded(), first.decoded())
+
+
+def test_a_rekeyed_exact_step_is_still_exact_and_still_on_its_lattice():
+    frames = chain({2})
+    tensor, _, reference = frames[2]
+    spec = spec_of(tensor, "layer.weight")
+    decoded, state = CODEC.decode(spec, CODEC.rekey(spec, reference), None)
+    assert (bits(decoded) == bits(tensor))
+    later = CODEC.decode(spec, frames[3][1], state).tensor
+    assert torch.equal(later, frames[3][2].decoded())
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (b"\x13\x01\x00", "has no flags"),
+        (b"\x03\x05\x00", "cut short"),
+        (b"\x03\x03\x03\x01\x00\x01", "holds another"),
+        (b"\x03\x00", "is empty"),
+        (b"\x03\x01\x00", "no reference"),
+    ],
+)
+def test_exact_blocks_that_contradict_themselves_are_refused(payload, message):
+    spec = spec_of(normal((8, 8), 0), "layer.weight")
+    with pytest.raises(DamagedError, match=message):
+        CODEC.decode(spec, Block("lattice/1", payload), None)
+
+
+def test_exact_is_a_switch():
+    with pytest.raises(ConfigError, match="'exact' is a switch"):
+        LatticeConfig(exact=1)
