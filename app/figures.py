@@ -16,7 +16,7 @@ from inshrink_app.tables import FrameRow
 from inshrink_app.theme import CATEGORICAL
 from plotly.subplots import make_subplots
 
-__all__ = ["CONFIG", "frames_figure", "log_figure", "log_groups", "sizes_figure", "thinned"]
+__all__ = ["CONFIG", "byte_ticks", "frames_figure", "log_figure", "log_groups", "sizes_figure", "thinned"]
 
 CONFIG: Mapping[str, object] = {
     "displaylogo": False,
@@ -165,12 +165,12 @@ def frames_figure(frames: Sequence[FrameRow]) -> go.Figure:
         **thinned(labels, labels, _MAX_FRAME_LABELS),
     )
     figure.update_yaxes(
-        rangemode="tozero", automargin=True, **_byte_ticks(max((r.nbytes for r in frames), default=1))
+        rangemode="tozero", automargin=True, **byte_ticks(max((r.nbytes for r in frames), default=1))
     )
     return figure
 
 
-def _byte_ticks(largest: int) -> dict[str, list[object]]:
+def byte_ticks(largest: int) -> dict[str, list[object]]:
     """Return about four round ticks of an axis of bytes, written as sizes."""
     rough = max(1.0, largest / 4)
     decade = 10.0 ** math.floor(math.log10(rough))

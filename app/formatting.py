@@ -12,12 +12,15 @@ __all__ = [
     "bytes_text",
     "compact_count",
     "count_text",
+    "counted",
     "duration_text",
     "elide",
     "html_text",
     "markdown_text",
+    "percent_text",
     "power_text",
     "ratio_text",
+    "remaining_text",
     "shape_text",
     "share_text",
     "steps_text",
@@ -71,6 +74,11 @@ def ratio_text(ratio: float | None) -> str:
     return "–" if ratio is None else f"{ratio:.1f}×" if ratio < 100 else f"{ratio:.0f}×"
 
 
+def counted(n: int, noun: str) -> str:
+    """Return a count with its noun, as ``1 frame`` or ``1,200 frames``."""
+    return f"{count_text(n)} {noun}{'' if n == 1 else 's'}"
+
+
 def value_text(value: float) -> str:
     """Return a measured value with three significant digits, in powers of ten where it is far from one."""
     if math.isnan(value):
@@ -86,6 +94,22 @@ def value_text(value: float) -> str:
 def power_text(exponent: int) -> str:
     """Return a power of ten as a tick label, as ``10⁻³``."""
     return "10" + str(exponent).translate(_SUPERSCRIPTS)
+
+
+def percent_text(value: float | None) -> str:
+    """Return a small relative change in percent with its sign's meaning kept, as ``0.12 %`` or ``-0.3 %``.
+
+    Examples
+    --------
+    >>> percent_text(0.00123), percent_text(-0.5), percent_text(0.0), percent_text(None)
+    ('0.12 %', '-50 %', '0 %', '–')
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    percent = 100 * value
+    if percent and abs(percent) < 0.005:
+        return f"{percent:.1e} %"
+    return f"{percent:.2g} %" if abs(percent) < 100 else f"{percent:.0f} %"
 
 
 def share_text(share: float) -> str:
@@ -112,6 +136,13 @@ def duration_text(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def remaining_text(seconds: float, seconds_left: float | None) -> str:
+    """Return how long something has taken, and may still take where that is known."""
+    if seconds_left is None:
+        return duration_text(seconds)
+    return f"{duration_text(seconds)}, about {duration_text(seconds_left)} left"
 
 
 def elide(name: str, width: int) -> str:

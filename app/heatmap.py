@@ -12,13 +12,28 @@ import plotly.graph_objects as go
 from inshrink_app.figures import thinned
 from inshrink_app.formatting import count_text, elide, html_text, power_text, shape_text, value_text
 from inshrink_app.tables import METRICS, HeatRow, Sensitivity
-from inshrink_app.theme import GAP, SEQUENTIAL
+from inshrink_app.theme import GAP, MARK, SEQUENTIAL
 from numpy.typing import NDArray
 
-__all__ = ["MAX_COLUMNS", "Columns", "bucket_steps", "heatmap_figure", "row_labels"]
+__all__ = [
+    "MAX_ANCHORS",
+    "MAX_COLUMNS",
+    "Columns",
+    "bucket_steps",
+    "column_of",
+    "heatmap_figure",
+    "row_labels",
+]
 
 MAX_COLUMNS = 100
 """More columns are thinner than a reader can tell apart on a laptop's screen."""
+
+MAX_ANCHORS = 6000
+"""Cells that can be clicked: with more, the browser takes more than a fifth of a second to find which one
+it was."""
+
+_MAX_STRIDE = 5
+"""Columns from one that can be clicked to the next, at most: further apart, a click misses its step."""
 
 _ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (10**9, 3))
 """Pixels of a row by how many there are: (at most so many rows, pixels)."""
@@ -27,16 +42,26 @@ _NAME_WIDTH = 34
 _LONGEST_COLORBAR = 420
 _MAX_ROW_LABELS = 60
 _MAX_COLUMN_LABELS = 13
+_NO_VALUE = "%{y}<br>step %{x}<br>no value at this step<extra></extra>"
 _CLIPPED = (1.0, 99.0)
 """Percentiles between which colours spread when outliers are clipped."""
 
 
 class Columns(NamedTuple):
-    """The columns of a heatmap: values ``[rows, columns]``, a label each, and the most steps in one."""
+    """The columns of a heatmap: values ``[rows, columns]``, a label each, and the most steps in one.
+
+    `last` is the place of the last step in each column: what a click on it means.
+    """
 
     values: NDArray[np.float32]
     labels: tuple[str, ...]
     steps_per_column: int
+    last: tuple[int, ...]
+
+
+def column_edges(n_steps: int, limit: int = MAX_COLUMNS) -> NDArray[np.int64]:
+    """Return where columns begin, and the end of the last one."""
+    return np.linspace(0, n_steps, min(limit, n_steps) + 1).round().astype(np.int64)
 
 
 def bucket_steps(values: NDArray[np.float32], steps: Sequence[int], limit: int = MAX_COLUMNS) -> Columns:
@@ -51,8 +76,8 @@ def bucket_steps(values: NDArray[np.float32], steps: Sequence[int], limit: int =
     """
     n_steps = len(steps)
     if n_steps <= limit:
-        return Columns(values, tuple(count_text(step) for step in steps), 1)
-    edges = np.linspace(0, n_steps, limit + 1).round().astype(int)
+        return Columns(values, tuple(count_text(step) for step in steps), 1, tuple(range(n_steps)))
+    edges = column_edges(n_steps, limit)
     present = np.isfinite(values)
     sums = np.add.reduceat(np.where(present, values, 0).astype(np.float64), edges[:-1], axis=1)
     counts = np.add.reduceat(present, edges[:-1], axis=1, dtype=np.int64)
@@ -62,11 +87,23 @@ def bucket_steps(values: NDArray[np.float32], steps: Sequence[int], limit: int =
         f"{count_text(steps[a])} – {count_text(steps[b - 1])}" if b - a > 1 else count_text(steps[a])
         for a, b in pairwise(edges)
     )
-    return Columns(means, labels, int(np.diff(edges).max()))
+    return Columns(means, labels, int(np.diff(edges).max()), tuple(int(b) - 1 for b in edges[1:]))
 
 
-def heatmap_figure(table: Sensitivity, statistic: str, *, clip: bool) -> go.Figure:
-    """Draw rows by steps, colour by the logarithm of the value.
+def column_of(place: int, n_steps: int, limit: int = MAX_COLUMNS) -> int:
+    """Return the column that holds a step, by the step's place."""
+    return int(np.searchsorted(column_edges(n_steps, limit), place, side="right")) - 1
+
+
+def heatmap_figure(
+    table: Sensitivity,
+    statistic: str,
+    *,
+    clip: bool,
+    scale: str = "log",
+    pinned: tuple[int, int] | None = None,
+) -> go.Figure:
+    """Draw rows by steps, colour by the value or its logarithm.
 
     Parameters
     ----------
@@ -76,55 +113,128 @@ def heatmap_figure(table: Sensitivity, statistic: str, *, clip: bool) -> go.Figu
         A key of its values.
     clip
         Spread colours between the 1st and 99th percentile instead of the extremes.
+    scale
+        ``log`` or ``linear``.
+    pinned
+        Row and column of a cell that is marked to begin with. A click marks another one in the browser,
+        without a new figure: a figure that changed would lose its zoom and its selection.
     """
     columns = bucket_steps(table.values[statistic], table.steps)
-    logs, low, high = _log_scale(columns.values, clip)
+    colours, low, high = (_log_scale if scale == "log" else _linear_scale)(columns.values, clip)
     names = [_row_category(row) for row in table.rows]
     row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(names) <= most)
     height = max(220, len(names) * row_pixels + 70)
+    symbol = METRICS[table.metric].symbol
+    word = "" if METRICS[table.metric].pooled else f"{statistic} "
+    hover = f"%{{y}}<br>step %{{x}}<br>{word}{html_text(symbol)} = "
     figure = go.Figure()
     figure.add_trace(_gaps(columns, names))
     figure.add_trace(
         go.Heatmap(
-            z=logs,
+            z=colours,
             x=columns.labels,
             y=names,
             customdata=columns.values,
             zmin=low,
             zmax=high,
             colorscale=SEQUENTIAL,
-            colorbar=_colorbar(METRICS[table.metric].symbol, low, high, height - 90),
+            colorbar=_colorbar(symbol, low, high, height - 90, scale),
             hoverongaps=False,
             xgap=1 if len(columns.labels) <= 60 else 0,
             ygap=1 if len(names) <= 60 else 0,
-            hovertemplate=(
-                f"%{{y}}<br>step %{{x}}<br>{statistic} {html_text(METRICS[table.metric].symbol)}"
-                " = %{customdata:.3~g}<extra></extra>"
-            ),
+            hovertemplate=f"{hover}%{{customdata:.3~g}}<extra></extra>",
         )
     )
+    figure.add_trace(_anchors(names, columns, row_pixels, pinned, hover))
     figure.update_layout(
         height=height,
         margin={"l": 8, "r": 8, "t": 8, "b": 8},
         hoverlabel={"align": "left"},
         dragmode="zoom",
+        hovermode="closest",
+        # A click in the corner of a large cell is far from its middle, where the anchor is.
+        hoverdistance=200,
+        showlegend=False,
     )
     figure.update_xaxes(
         type="category",
         title={"text": "Step", "standoff": 8},
         showgrid=False,
         tickangle=0,
+        range=[-0.5, len(columns.labels) - 0.5],
         **thinned(columns.labels, columns.labels, _MAX_COLUMN_LABELS),
     )
     figure.update_yaxes(
         type="category",
-        autorange="reversed",
+        range=[len(names) - 0.5, -0.5],
         showgrid=False,
         automargin=True,
         ticklabelstandoff=4,
         **thinned(names, row_labels([row.name for row in table.rows]), _MAX_ROW_LABELS),
     )
     return figure
+
+
+def _anchors(
+    names: Sequence[str], cells: Columns, row_pixels: float, pinned: tuple[int, int] | None, hover: str
+) -> go.Scattergl:
+    """Return an unseen square over every cell that can be clicked, because heatmaps report no clicks.
+
+    Beyond `MAX_ANCHORS` cells some columns have none, then some rows; a click takes the nearest.
+    """
+    column_stride = min(_MAX_STRIDE, max(1, math.ceil(len(names) * len(cells.labels) / MAX_ANCHORS)))
+    columns = _every(len(cells.labels), column_stride)
+    row_stride = max(1, math.ceil(len(names) * len(columns) / MAX_ANCHORS))
+    rows = _every(len(names), row_stride)
+    if pinned is not None:
+        rows, columns = np.union1d(rows, [pinned[0]]), np.union1d(columns, [pinned[1]])
+    y, x = np.repeat(rows, len(columns)), np.tile(columns, len(rows))
+    chosen = None
+    if pinned is not None:
+        chosen = np.flatnonzero((y == pinned[0]) & (x == pinned[1])).tolist()
+    return go.Scattergl(
+        # By name: an axis of names takes numbers for new names.
+        x=[cells.labels[i] for i in x],
+        y=[names[i] for i in y],
+        customdata=np.stack([y, x, cells.values[y, x]], axis=1).astype(np.float32),
+        mode="markers",
+        marker={
+            "symbol": "square-open",
+            "size": max(7, min(row_pixels - 2, 16)),
+            "color": MARK,
+            "opacity": 0,
+        },
+        selected={"marker": {"opacity": 1, "color": MARK}},
+        unselected={"marker": {"opacity": 0}},
+        selectedpoints=chosen,
+        hovertemplate=_hovers(cells.values[y, x], f"{hover}%{{customdata[2]:.3~g}}<extra></extra>"),
+        showlegend=False,
+    )
+
+
+def _hovers(values: NDArray[np.float32], template: str) -> str | list[str]:
+    """Return what a cell says under the pointer: one for all, or for each where some have no value."""
+    finite = np.isfinite(values)
+    if finite.all():
+        return template
+    return [template if known else _NO_VALUE for known in finite]
+
+
+def _every(n: int, stride: int) -> NDArray[np.int64]:
+    """Return every k-th place, in the middle of those it stands for."""
+    return np.minimum(np.arange(0, n, stride) + stride // 2, n - 1)
+
+
+def _linear_scale(values: NDArray[np.float32], clip: bool) -> tuple[NDArray[np.float32], float, float]:
+    """Return the values, and the ends of the colour scale."""
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if finite.size == 0:
+        return values, 0.0, 1.0
+    low, high = (float(end) for end in np.percentile(finite, _CLIPPED if clip else (0, 100)))
+    if high - low < 1e-9 * max(abs(low), abs(high), 1e-30):
+        half = abs(low) / 2 or 0.5
+        low, high = low - half, high + half
+    return np.where(np.isfinite(values), values, np.float32("nan")), low, high
 
 
 def _log_scale(values: NDArray[np.float32], clip: bool) -> tuple[NDArray[np.float32], float, float]:
@@ -158,7 +268,7 @@ def _gaps(columns: Columns, names: Sequence[str]) -> go.Heatmap:
         opacity=0.35,
         showscale=False,
         hoverongaps=False,
-        hovertemplate="%{y}<br>step %{x}<br>no value at this step<extra></extra>",
+        hovertemplate=_NO_VALUE,
     )
 
 
@@ -189,19 +299,9 @@ def row_labels(names: Sequence[str]) -> list[str]:
     return [html_text(elide(".".join(part[shared:]), _NAME_WIDTH)) for part in parts]
 
 
-def _colorbar(symbol: str, low: float, high: float, room: int) -> dict[str, object]:
-    """Label a logarithmic scale with real values: decades, or 1-2-5 where it spans few of them."""
-    first, last = math.ceil(low), math.floor(high)
-    if last - first >= 2:
-        stride = math.ceil((last - first + 1) / 8)
-        ticks = [(float(e), power_text(e)) for e in range(first, last + 1, stride)]
-    else:
-        candidates = [
-            (math.log10(m) + e, m * 10.0**e)
-            for e in range(first - 2, last + 2)
-            for m in ((1, 2, 5) if high - low > 0.6 else (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9))
-        ]
-        ticks = [(position, value_text(value)) for position, value in candidates if low <= position <= high]
+def _colorbar(symbol: str, low: float, high: float, room: int, scale: str = "log") -> dict[str, object]:
+    """Label a scale: a logarithmic one with decades, or 1-2-5 where it spans few of them."""
+    ticks = _log_ticks(low, high) if scale == "log" else _linear_ticks(low, high)
     return {
         "title": {"text": html_text(symbol), "side": "top"},
         "tickvals": [position for position, _ in ticks],
@@ -215,3 +315,28 @@ def _colorbar(symbol: str, low: float, high: float, room: int) -> dict[str, obje
         "yanchor": "top",
         "ypad": 0,
     }
+
+
+def _linear_ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Return about five round values between two."""
+    rough = (high - low) / 5
+    decade = 10.0 ** math.floor(math.log10(rough))
+    stride = next(m * decade for m in (1, 2, 5, 10) if m * decade >= rough)
+    first, last = math.ceil(low / stride), math.floor(high / stride)
+    return [(k * stride, value_text(k * stride)) for k in range(first, last + 1)]
+
+
+def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Return decades between two logarithms, or 1-2-5 where they are few."""
+    first, last = math.ceil(low), math.floor(high)
+    if last - first >= 2:
+        stride = math.ceil((last - first + 1) / 8)
+        ticks = [(float(e), power_text(e)) for e in range(first, last + 1, stride)]
+    else:
+        candidates = [
+            (math.log10(m) + e, m * 10.0**e)
+            for e in range(first - 2, last + 2)
+            for m in ((1, 2, 5) if high - low > 0.6 else (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9))
+        ]
+        ticks = [(position, value_text(value)) for position, value in candidates if low <= position <= high]
+    return ticks

@@ -1,101 +1,95 @@
-"""Long work in a process of its own, which the page only looks at.
+"""Long work in processes of its own, which the pages only look at.
 
 The process is `inshrink_app.worker`: its request goes in on standard input, progress comes back as one
-JSON object a line. It ends by itself when the explorer does, because its standard input closes.
+JSON object a line. It ends by itself when the explorer does, because its standard input closes. What a
+job was asked and how far it came is kept on disk (`job_files`), so that a job outlives its explorer as
+``interrupted`` and can be resumed.
 """
 
 from __future__ import annotations
 
 import json
-import logging
+import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-from inshrink_app.tables import Problem
+from inshrink_app.job import Job, Load, load_kept, refresh_job, revive
+from inshrink_app.job_files import JobFolder, job_folders
+from inshrink_app.job_follow import end_process, follow, log_line
 
 __all__ = ["Job", "JobRegistry"]
 
-_log = logging.getLogger(__name__)
-
 _MAX_JOBS = 64
-"""Finished jobs that are remembered with their results (some hundred kB each)."""
-
-_DIED = Problem(
-    "the process that measures ended before it was done",
-    remedy="try again; if it ends again, the machine may be short of memory",
-)
-
-
-@dataclass(eq=False)
-class Job:
-    """One piece of work.
-
-    Parameters
-    ----------
-    process
-        The worker.
-    state
-        ``running``, ``finished``, ``failed`` or ``cancelled``.
-    done, total
-        Progress, in bytes read or whatever the worker counts.
-    item
-        What it is at now. Untrusted text.
-    started_at, ended_at
-        Seconds of the monotonic clock.
-    result
-        What `load` made of the worker's output, when finished.
-    problem
-        What went wrong, when failed.
-    """
-
-    process: subprocess.Popen[str]
-    state: str = "running"
-    done: int = 0
-    total: int = 0
-    item: str = ""
-    started_at: float = field(default_factory=time.monotonic)
-    ended_at: float | None = None
-    result: Any = None
-    problem: Problem | None = None
-
-    @property
-    def fraction(self) -> float:
-        """How much is done, from 0 to 1."""
-        return min(1.0, max(0.0, self.done / self.total)) if self.total else 0.0
-
-    @property
-    def seconds(self) -> float:
-        """How long it has run, or ran."""
-        return (self.ended_at or time.monotonic()) - self.started_at
+"""Ended jobs that are remembered with their results (some hundred kB each)."""
 
 
 class JobRegistry:
-    """The jobs of this explorer by key, seen by every session: two tabs share one measurement.
+    """The jobs of this explorer, seen by every session: two tabs share one job.
 
     Parameters
     ----------
     command
         How the worker is started.
+    folder
+        Where jobs are kept; by default they are forgotten with the registry.
     """
 
-    def __init__(self, command: tuple[str, ...] = (sys.executable, "-m", "inshrink_app.worker")) -> None:
+    def __init__(
+        self,
+        command: tuple[str, ...] = (sys.executable, "-m", "inshrink_app.worker"),
+        folder: Path | None = None,
+    ) -> None:
         self._command = command
-        self._jobs: dict[Hashable, Job] = {}
-        self._lock = threading.Lock()
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="inshrink-jobs-"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._folder = folder
+        self._lock, self._starting = threading.Lock(), threading.Lock()
+        kept = [revive(one) for one in job_folders(folder)]
+        jobs = sorted((job for job in kept if job is not None), key=lambda job: job.started_at)
+        self._jobs: dict[str, Job] = {job.job_id: job for job in jobs}
 
-    def get(self, key: Hashable) -> Job | None:
-        """Return the job under a key, if there is one."""
+    def jobs(self) -> tuple[Job, ...]:
+        """Return every job, the newest first."""
         with self._lock:
-            return self._jobs.get(key)
+            jobs = list(self._jobs.values())
+        for job in jobs:
+            refresh_job(job)
+        return tuple(sorted(jobs, key=lambda job: job.started_at, reverse=True))
 
-    def start(self, key: Hashable, request: dict[str, Any], load: Callable[[Path], Any]) -> Job:
+    def find(self, job_id: str) -> Job | None:
+        """Return a job by its id."""
+        with self._lock:
+            job = self._jobs.get(job_id)
+        if job is not None:
+            refresh_job(job)
+        return job
+
+    def get(self, key: Hashable, load: Load | None = None) -> Job | None:
+        """Return the newest job that answers a question, if there is one.
+
+        Parameters
+        ----------
+        key
+            The question.
+        load
+            Reads the result, where the job finished before this explorer started; a result that it cannot
+            read counts as none.
+        """
+        job = self._newest(key)
+        if job is None or job.state != "finished" or job.result is not None or load is None:
+            return job
+        return job if load_kept(job, load) else None
+
+    def start(self, key: Hashable, request: dict[str, Any], load: Load, *, again: bool = False) -> Job:
         """Start a job, or return the one that runs or has finished under this key.
 
         Parameters
@@ -103,79 +97,110 @@ class JobRegistry:
         key
             What the job answers; equal questions share a job.
         request
-            Plain JSON values for the worker; ``output`` is added, the file it writes its result to.
+            Plain JSON values for the worker, ``task`` among them; ``output`` is added, the file it writes
+            its result to.
         load
             Turns that file into the job's `result`; called in a thread.
+        again
+            Work on it once more, although there is an answer.
         """
-        with self._lock:
-            known = self._jobs.get(key)
-            if known is not None and known.state in ("running", "finished"):
+        with self._starting:
+            known = self.get(key, load)
+            if known is not None and (known.is_running or (known.state == "finished" and not again)):
                 return known
-            process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
-            )
-            job = self._jobs[key] = Job(process)
-            self._forget_oldest()
-        threading.Thread(target=self._follow, args=(job, request, load), daemon=True).start()
+            name = secrets.token_hex(8)
+            folder = JobFolder(self._folder / name)
+            job = Job(key=_text(key), request=request, job_id=name, folder=folder, state="new")
+            self._run(job, load)
+        self._forget_oldest()
+        return job
+
+    def resume(self, job_id: str, load: Load) -> Job | None:
+        """Go on with a job that was interrupted, was cancelled or failed; None where there is none."""
+        job = self.find(job_id)
+        if job is not None and not job.is_running:
+            with self._starting:
+                self._run(job, load)
         return job
 
     def cancel(self, key: Hashable) -> None:
+        """End the running job of a question; see `stop`."""
+        job = self._newest(key)
+        if job is not None:
+            self.stop(job)
+
+    def stop(self, job: Job) -> None:
         """End a running job; the engine's files are written whole or not at all, so it may just stop."""
-        job = self.get(key)
-        if job is not None and job.state == "running":
-            job.state = "cancelled"
-            job.process.terminate()
+        with self._lock:
+            if not job.is_running or job.process is None:
+                return
+            job.state, job.ended_at = "cancelled", time.time()
+        job.process.terminate()
+        log_line(job, "cancelled")
+        threading.Thread(target=end_process, args=(job.process,), daemon=True).start()
 
     def forget(self, key: Hashable) -> None:
-        """Drop a job that failed or was cancelled, so that it can be asked for anew."""
+        """Drop a job that did not finish, so that it can be asked for anew."""
+        job = self._newest(key)
+        if job is not None and job.state not in ("running", "finished"):
+            self.remove(job.job_id)
+
+    def remove(self, job_id: str) -> None:
+        """Drop an ended job with all that is kept of it."""
+        job = self.find(job_id)
+        if job is None or job.is_running:
+            return
         with self._lock:
-            job = self._jobs.get(key)
-            if job is not None and job.state in ("failed", "cancelled"):
-                del self._jobs[key]
+            self._jobs.pop(job_id, None)
+        if job.folder is not None:
+            job.folder.remove()
+
+    def _newest(self, key: Hashable) -> Job | None:
+        """Return the newest job under a key."""
+        text = _text(key)
+        with self._lock:
+            found = [job for job in self._jobs.values() if job.key == text]
+        for job in found:
+            refresh_job(job)
+        return max(found, key=lambda job: job.started_at, default=None)
+
+    def _run(self, job: Job, load: Load) -> None:
+        """Start the worker of a job; the second of two that ask at once finds it running."""
+        if job.process is not None:
+            end_process(job.process)
+        with self._lock:
+            if job.is_running or job.folder is None:
+                return
+            job.folder.make()
+            if not job.folder.take_lock():
+                return
+            with job.folder.errors.open("wb") as errors:
+                job.process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    encoding="utf-8",
+                )
+            job.done, job.total, job.item, job.rows = 0, 0, "", []
+            job.started_at, job.ended_at, job.result, job.problem = time.time(), None, None, None
+            job.state = "running"
+            self._jobs[job.job_id] = job
+        job.folder.write(job.record())
+        threading.Thread(target=self._follow, args=(job, job.process, load), daemon=True).start()
+
+    def _follow(self, job: Job, process: subprocess.Popen[str], load: Load) -> None:
+        """Follow a worker; a method, so that the registry's folder lasts as long as its workers."""
+        follow(job, process, load)
 
     def _forget_oldest(self) -> None:
-        """Keep the registry bounded; a running job is never dropped."""
-        for key in [key for key, job in self._jobs.items() if job.state != "running"]:
-            if len(self._jobs) <= _MAX_JOBS:
-                break
-            del self._jobs[key]
-
-    @staticmethod
-    def _follow(job: Job, request: dict[str, Any], load: Callable[[Path], Any]) -> None:
-        """Send the request, take in progress until the worker ends, and load what it left."""
-        with tempfile.TemporaryDirectory(prefix="inshrink-job-") as folder:
-            output = Path(folder) / "result"
-            state, result = "failed", None
-            problem: Problem | None = _DIED
-            try:
-                problem = _converse(job, {**request, "output": str(output)}) or _DIED
-                if job.process.wait() == 0 and output.exists():
-                    state, problem, result = "finished", None, load(output)
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                _log.warning("a job failed: %s", error)
-                job.process.kill()
-                job.process.wait()
-        job.ended_at = time.monotonic()
-        if job.state == "running":
-            # The state comes last: a page that sees it must find the result.
-            job.result, job.problem = result, problem
-            job.state = state
+        """Keep the registry and its folder bounded; a running job is never dropped."""
+        ended = [job for job in self.jobs() if not job.is_running]
+        for job in ended[_MAX_JOBS:]:
+            self.remove(job.job_id)
 
 
-def _converse(job: Job, request: dict[str, Any]) -> Problem | None:
-    """Exchange messages with the worker until it closes its output; return the problem it reported."""
-    stdin, stdout = job.process.stdin, job.process.stdout
-    if stdin is None or stdout is None:
-        raise OSError("the worker has no pipes")
-    problem = None
-    with stdin, stdout:
-        stdin.write(json.dumps(request) + "\n")
-        stdin.flush()
-        for line in stdout:
-            message = json.loads(line)
-            if "problem" in message:
-                problem = Problem(*message["problem"])
-            else:
-                job.done, job.total = int(message["done"]), int(message["total"])
-                job.item = str(message.get("item", ""))
-    return problem
+def _text(key: Hashable) -> str:
+    """Return a key as text, the same in every process."""
+    return json.dumps(key)

@@ -57,6 +57,7 @@ def run(
         import streamlit as st
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "app") from error
+    from inshrink_app import downloads
     from inshrink_app import roots as jail
     from inshrink_app.components import problem
 
@@ -70,7 +71,10 @@ def run(
         _warn(f"{url} is open to everyone who can reach this computer; there is no password.")
     if open_browser:
         threading.Timer(_BROWSER_DELAY_SECONDS, webbrowser.open, [url]).start()
-    st.App(_SCRIPT, on_script_error=problem.show_unexpected).run(config=server_config(host, port))
+    app = st.App(
+        _SCRIPT, routes=downloads.routes(_allowed_hosts(host)), on_script_error=problem.show_unexpected
+    )
+    app.run(config=server_config(host, port))
 
 
 def server_config(host: str, port: int) -> dict[str, Any]:

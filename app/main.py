@@ -19,6 +19,15 @@ st.navigation(
         st.Page(
             "views/sensitivity.py", title="Sensitivity", icon=":material/grid_on:", url_path="sensitivity"
         ),
+        st.Page(
+            "views/compare.py",
+            title="Restore & compare",
+            icon=":material/compare_arrows:",
+            url_path="compare",
+        ),
+        st.Page("views/archive.py", title="Archive", icon=":material/inventory_2:", url_path="archive"),
+        st.Page("views/export.py", title="Export", icon=":material/archive:", url_path="export"),
+        st.Page("views/jobs.py", title="Jobs", icon=":material/work_history:", url_path="jobs"),
     ],
     position="top",
 ).run()

@@ -11,7 +11,19 @@ from collections.abc import Sequence
 import streamlit as st
 from inshrink_app.roots import settings
 
-__all__ = ["BY", "METRIC", "RUN", "STATISTIC", "choice", "publish", "run_path", "set_run"]
+__all__ = [
+    "BY",
+    "METRIC",
+    "RUN",
+    "STATISTIC",
+    "choice",
+    "choice_text",
+    "publish",
+    "remember",
+    "retract",
+    "run_path",
+    "set_run",
+]
 
 RUN = "run"
 METRIC = "metric"
@@ -55,9 +67,28 @@ def choice(key: str, options: Sequence[str], default: str) -> str:
     return default
 
 
+def choice_text(key: str) -> str:
+    """Return free text under a key, from the link, else the session; empty without any. Untrusted."""
+    said = st.query_params.get(key) or st.session_state.get(_PREFIX + key)
+    return said if isinstance(said, str) else ""
+
+
+def remember(**chosen: str) -> None:
+    """Put choices into the session alone, for the page that is switched to next."""
+    for key, value in chosen.items():
+        st.session_state[_PREFIX + key] = value
+
+
 def publish(**chosen: str) -> None:
     """Write choices into the session and the address, so that a reload or a copied link shows the same."""
     for key, value in chosen.items():
         st.session_state[_PREFIX + key] = value
         if st.query_params.get(key) != value:
             st.query_params[key] = value
+
+
+def retract(*keys: str) -> None:
+    """Take choices out of the session and the address."""
+    for key in keys:
+        st.session_state.pop(_PREFIX + key, None)
+        st.query_params.pop(key, None)

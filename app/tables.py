@@ -155,11 +155,17 @@ class Metric:
         Its formula, which is also the unit of the colour scale.
     meaning
         One sentence.
+    pooled
+        Whether a row has one figure a step instead of mean, median and percentile.
+    scale
+        ``log``, or ``linear`` where values lie around one.
     """
 
     label: str
     symbol: str
     meaning: str
+    pooled: bool = False
+    scale: str = "log"
 
 
 METRICS: Mapping[str, Metric] = {
@@ -180,6 +186,20 @@ METRICS: Mapping[str, Metric] = {
     ),
     "update": Metric(
         label="Update", symbol="|Δw|", meaning="How far the weights moved since the previous checkpoint."
+    ),
+    "gain": Metric(
+        label="Restore gain",
+        symbol="gain",
+        meaning="Share of the movement that is kept when training is restored one step before: 1 keeps it "
+        "all, 0 rolls training back.",
+        pooled=True,
+        scale="linear",
+    ),
+    "noise": Metric(
+        label="Restore noise",
+        symbol="noise",
+        meaning="Squared error of the movement after such a restore, as a share of the movement.",
+        pooled=True,
     ),
 }
 

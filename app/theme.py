@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CATEGORICAL", "GAP", "PRIMARY", "SEQUENTIAL", "theme_config"]
+__all__ = ["CATEGORICAL", "DIVERGING", "GAP", "MARK", "PRIMARY", "SEQUENTIAL", "theme_config"]
 
 PRIMARY: Final = "#0072B2"
 """White text on it, and it on white, have a contrast of 5.2 (WCAG AA asks 4.5)."""
@@ -15,6 +15,12 @@ and its black made grey, because both must stand on white and on black."""
 
 SEQUENTIAL: Final = "Viridis"
 """Perceptually uniform and readable in every form of colour blindness (Smith and van der Walt, 2015)."""
+
+DIVERGING: Final = "RdBu"
+"""Red to blue through white, told apart in every form of colour blindness (ColorBrewer, Brewer 2003)."""
+
+MARK: Final = "#FF2D55"
+"""Around the chosen cell: no colour of the maps comes near it, on white or on black."""
 
 GAP: Final = "#9AA0A6"
 """Where there is no value; neutral grey, outside of the sequential map, visible on white and black."""

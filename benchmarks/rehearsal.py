@@ -1,63 +1,223 @@
-"""Failure rehearsal: training restored nine times from its archive, against training without.
+"""Failure rehearsal: training restored from its archive again and again, against training that is not.
 
-Trainings that are finished are kept in ``data/rehearsal`` and not run again. The Inshrinkerator codec's
-ratio with rANS in the place of its published coder follows from the same trainings: what is decoded, and
-so the excess, is the same.
+Both tasks, five seeds, nine restores; lattice and Inshrinkerator over their knobs, the control (lossless,
+which ends at exactly zero), 5 and 19 restores, the optimizer's state from the archive, and what lattice
+loses without its parts: no delta (every frame a keyframe), no sensitivity (one step for all tensors), gain
+matched by row. ``results/rehearsal.csv`` has a row a setting; ``results/rehearsal_lead.csv`` the ratio of
+each codec at equal mean excess, interpolated between its settings.
+
+Finished trainings are kept in ``data/rehearsal`` and not run again, also those of ``inshrink rehearse
+TASK --output benchmarks/data/rehearsal``. ``--kept`` writes rows from what is kept and trains nothing.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import json
 import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import inshrink_core
+from benchmarks.interpolation import ratio_at_excess
 from benchmarks.results import DATA, write
+from inshrink_core.codec import codec_names, get_codec
+from inshrink_core.rehearse import Rehearsal, TrainingResult
+from inshrink_core.session import make_config
+from inshrink_core.tasks import find_task
 
-SETTINGS: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("lattice", {"coarseness": 4}, "lossless"),
-    ("inshrinkerator", {}, "lossless"),
+FOLDER = DATA / "rehearsal"
+TASKS = ("digits-cnn", "char-gpt")
+SEEDS = 5
+EXCESSES = (0.003, 0.01)
+FEWEST_SEEDS = 3
+"""A mean of fewer pairs says little: such settings have no row."""
+
+
+class Setting(NamedTuple):
+    """How frames are written, and how often training fails."""
+
+    codec: str
+    config: Mapping[str, Any] = {}
+    optimizer: str = "lossless"
+    restores: int = 9
+    keyframe_every: int = 32
+
+
+SETTINGS = (
+    Setting("lossless"),
+    *(Setting("lattice", {"coarseness": coarseness}) for coarseness in (4, 3, 6)),
+    Setting("inshrinkerator"),
+    Setting("inshrinkerator", {"bins": 16}),
+    Setting("inshrinkerator", {"entropy": "rans"}),
+    Setting("inshrinkerator", {"bins": 16, "entropy": "rans"}),
+    *(Setting("lattice", {"coarseness": 4}, restores=restores) for restores in (5, 19)),
+    *(Setting("inshrinkerator", restores=restores) for restores in (5, 19)),
+    Setting("lattice", {"coarseness": 4}, optimizer="lattice"),
+    Setting("lattice", {"coarseness": 4}, keyframe_every=1),
+    Setting("lattice", {"coarseness": 4, "sensitivity": 0}),
+    Setting("lattice", {"coarseness": 4, "gain_per": "row"}),
 )
-SEEDS = 3
 
 
-def measure(
-    task: str, codec: str, config: dict[str, Any], optimizer: str, seeds: int, restores: int | None
-) -> dict[str, object]:
-    """Rehearse one task under one setting."""
+def rehearse(task: str, setting: Setting, seeds: int) -> Rehearsal:
+    """Run what of a setting is not kept."""
     result = inshrink_core.rehearse(
         task,
-        DATA / "rehearsal",
-        codec=codec,
-        config=config,
-        optimizer=optimizer,
+        FOLDER,
+        codec=setting.codec,
+        config=setting.config,
+        optimizer=setting.optimizer,
         seeds=seeds,
-        restores=restores,
+        restores=setting.restores,
+        keyframe_every=setting.keyframe_every,
     )
-    row = {
-        "task": task,
-        "codec": codec,
-        "setting": ", ".join(f"{key}={value}" for key, value in config.items()) or "default",
-        "optimizer": optimizer,
-        "restores": len(result.restored_at),
-        "seeds": seeds,
-        "ratio_weights": result.ratio_weights,
-        "ratio_total": result.ratio_total,
-        "excess": result.excess,
-        "excess_half_width": result.excess_half_width,
-        "noise": result.noise,
+    sys.stderr.write(f"{task}, {setting}: {result.ratio_weights}, excess {result.excess}\n")
+    return result
+
+
+def row_of(rehearsal: Rehearsal, keyframe_every: int) -> dict[str, object]:
+    """Return the row of a rehearsal."""
+    return {
+        "task": rehearsal.task,
+        "codec": rehearsal.codec,
+        "setting": setting_text(rehearsal.codec, rehearsal.config, keyframe_every),
+        "optimizer": rehearsal.optimizer,
+        "restores": len(rehearsal.restored_at),
+        "seeds": len(rehearsal.restored),
+        "ratio_weights": rehearsal.ratio_weights,
+        "ratio_total": rehearsal.ratio_total,
+        "excess": rehearsal.excess,
+        "excess_half_width": rehearsal.excess_half_width,
+        "noise": rehearsal.noise,
     }
-    sys.stderr.write(f"{row}\n")
-    return row
 
 
-def main(quick: bool = False) -> Path:
+def setting_text(codec: str, config: Mapping[str, Any], keyframe_every: int) -> str:
+    """Return what of a setting is not the default."""
+    default = _defaults(codec)
+    changed = {name: value for name, value in config.items() if value != default[name]}
+    if keyframe_every != Setting("").keyframe_every:
+        changed["keyframe_every"] = keyframe_every
+    return ", ".join(f"{name}={value}" for name, value in changed.items()) or "default"
+
+
+def kept_trainings(folder: Path) -> list[tuple[dict[str, Any], TrainingResult]]:
+    """Return the key and the result of every kept training whose bytes this version would write."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        document = json.loads(path.read_text())
+        key, values = document["key"], document["result"]
+        if "codec" in key:
+            if not _is_current(key):
+                continue
+            # A setting that is newer than the training stood at its default.
+            key["config"] = _defaults(key["codec"]) | key["config"]
+        values |= {name: tuple(values[name]) for name in ("steps", "metrics", "train_losses")}
+        found.append((key, TrainingResult(**values)))
+    return found
+
+
+def _is_current(key: Mapping[str, Any]) -> bool:
+    """Whether a restored training used a codec and settings as they are today."""
+    if key["codec"] not in codec_names() or key["bitstream"] != get_codec(key["codec"]).bitstream:
+        return False
+    return set(key["config"]) <= set(_defaults(key["codec"]))
+
+
+def _defaults(codec: str) -> dict[str, Any]:
+    defaults: dict[str, Any] = dataclasses.asdict(make_config(codec, {}))  # type: ignore[call-overload]
+    return defaults
+
+
+def assemble(trainings: Iterable[tuple[dict[str, Any], TrainingResult]]) -> list[tuple[Rehearsal, int]]:
+    """Pair restored and uninterrupted trainings by seed, setting by setting, with `keyframe_every`."""
+    common = ("task", "n_steps", "saved_at", "device", "threads", "torch")
+    uninterrupted: dict[str, TrainingResult] = {}
+    groups: dict[str, dict[int, tuple[dict[str, Any], TrainingResult]]] = defaultdict(dict)
+    for key, result in trainings:
+        if "codec" in key:
+            group = groups[_text({name: value for name, value in key.items() if name != "seed"})]
+            group[result.seed] = key, result
+        else:
+            uninterrupted[_text({name: key[name] for name in (*common, "seed")})] = result
+    rehearsals = []
+    for group in groups.values():
+        pairs = [
+            (before, result)
+            for _, (key, result) in sorted(group.items())
+            if (before := uninterrupted.get(_text({name: key[name] for name in (*common, "seed")})))
+        ]
+        if len(pairs) >= FEWEST_SEEDS:
+            rehearsals.append(_rehearsal(next(iter(group.values()))[0], pairs))
+    return rehearsals
+
+
+def _text(key: Mapping[str, Any]) -> str:
+    return json.dumps(key, sort_keys=True)
+
+
+def _rehearsal(
+    key: Mapping[str, Any], pairs: list[tuple[TrainingResult, TrainingResult]]
+) -> tuple[Rehearsal, int]:
+    task, _ = find_task(key["task"].partition("/")[0])
+    rehearsal = Rehearsal(
+        task=task.name,
+        metric=task.metric,
+        direction=task.direction,
+        codec=key["codec"],
+        config=key["config"],
+        optimizer=key["optimizer_state"],
+        n_steps=key["n_steps"],
+        n_saves=len(key["saved_at"]),
+        restored_at=tuple(key["restored_at"]),
+        uninterrupted=tuple(before for before, _ in pairs),
+        restored=tuple(after for _, after in pairs),
+    )
+    return rehearsal, key["keyframe_every"]
+
+
+def leads(rehearsals: Iterable[tuple[Rehearsal, int]]) -> list[dict[str, object]]:
+    """Return the ratio of each codec at equal mean excess: nine restores, exact optimizer state."""
+    sweeps: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for one, keyframe_every in rehearsals:
+        fixed = {k for k in ("sensitivity", "gain_per") if k in setting_text(one.codec, one.config, 32)}
+        if fixed or keyframe_every != 32 or len(one.restored_at) != 9 or one.optimizer != "lossless":
+            continue
+        if one.excess is not None and one.ratio_weights is not None:
+            entropy = one.config.get("entropy")
+            codec = f"{one.codec}, {entropy}" if entropy else one.codec
+            sweeps[one.task, codec].append((one.excess, one.ratio_weights))
+    return [
+        {"task": task, "excess": excess, "codec": codec, "ratio_weights": ratio_at_excess(points, excess)}
+        for (task, codec), points in sorted(sweeps.items())
+        for excess in EXCESSES
+        if codec != "lossless"
+    ]
+
+
+def main(quick: bool = False, kept_only: bool = False) -> Path:
     """Write ``results/rehearsal.csv``; quick: one seed of the small task, four restores."""
     if quick:
-        rows = [measure("digits-cnn", *setting, 1, 4) for setting in SETTINGS]
-        return write("rehearsal_quick", rows)
-    return write("rehearsal", [measure("char-gpt", *setting, SEEDS, None) for setting in SETTINGS])
+        settings = (Setting("lattice", {"coarseness": 4}, restores=4), Setting("inshrinkerator", restores=4))
+        return write("rehearsal_quick", [row_of(rehearse("digits-cnn", one, 1), 32) for one in settings])
+    for task in () if kept_only else TASKS:
+        for setting in SETTINGS:
+            rehearse(task, setting, SEEDS)
+    found = assemble(kept_trainings(FOLDER / "results"))
+    found.sort(key=lambda pair: (pair[0].task, pair[0].codec, -len(pair[0].restored), _text(pair[0].config)))
+    lead_rows = leads(found)
+    if lead_rows:
+        write("rehearsal_lead", lead_rows)
+    return write("rehearsal", [row_of(*pair) for pair in found])
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--kept", action="store_true", help="write what is kept, train nothing")
+    arguments = parser.parse_args()
+    main(arguments.quick, arguments.kept)

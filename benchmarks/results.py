@@ -1,4 +1,4 @@
-"""Results as CSV, one file a benchmark, each row naming its machine and date."""
+"""Results as CSV, one file a benchmark, each row naming its machine and the date it was measured."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import csv
 import datetime
 import os
 import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import inshrink_core
+from inshrink_core.execution import keep_result, key_digest, load_result
 
 RESULTS = Path(__file__).parent / "results"
 DATA = Path(__file__).parent / "data"
@@ -28,20 +32,56 @@ def machine() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__.partition('+')[0]}"
 
 
-def write(name: str, rows: list[dict[str, object]]) -> Path:
-    """Write rows to ``results/NAME.csv`` and return the path."""
-    RESULTS.mkdir(exist_ok=True)
-    stamp = {
+def stamp() -> dict[str, object]:
+    """Return what every row begins with: when, where and with which version it was measured."""
+    return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": machine(),
         "version": inshrink_core.__version__,
     }
+
+
+def write(name: str, rows: Sequence[Mapping[str, object]]) -> Path:
+    """Write rows to ``results/NAME.csv`` and return the path.
+
+    Rows measured earlier bear their own stamp, the others today's. A column that a row lacks is empty.
+    """
+    RESULTS.mkdir(exist_ok=True)
+    today = stamp()
     path = RESULTS / f"{name}.csv"
+    columns = dict.fromkeys([*today, *(key for row in rows for key in row)])
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=[*stamp, *rows[0]])
+        writer = csv.DictWriter(file, fieldnames=list(columns))
         writer.writeheader()
-        writer.writerows(stamp | {key: _plain(value) for key, value in row.items()} for row in rows)
+        writer.writerows(today | {key: _plain(value) for key, value in row.items()} for row in rows)
     return path
+
+
+def kept(
+    folder: str, name: str, key: Mapping[str, Any], measure: Callable[[], list[dict[str, object]]]
+) -> list[dict[str, object]]:
+    """Return rows that were measured before under the same key; else measure and keep them.
+
+    Parameters
+    ----------
+    folder
+        Below ``benchmarks/data``.
+    name
+        Of the file, which ends in a digest of the key.
+    key
+        Everything the rows depend on, as JSON values; the version of the code is no part of it, the
+        bitstreams of the codecs should be.
+    measure
+        Makes the rows, of JSON values.
+    """
+    path = DATA / folder / f"{re.sub('[^A-Za-z0-9.-]+', '-', name)}-{key_digest(key)}.json"
+    rows: list[dict[str, object]] | None = load_result(path, key, "rows", list)
+    if rows is None:
+        rows = [stamp() | row for row in measure()]
+        # What could not be measured today may be possible tomorrow.
+        if not any("skipped" in row for row in rows):
+            keep_result(path, key, "rows", rows)
+    return rows
 
 
 def _plain(value: object) -> object:

@@ -31,7 +31,10 @@ CHROMIUM_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--hide
 
 
 class Shot(NamedTuple):
-    """One picture: its file, page, what the link says beside the run, colour scheme and size in pixels."""
+    """One picture: its file, page, what the link says beside the run, colour scheme and size in pixels.
+
+    `clicks` are buttons to press first, and `wait_for` is a text that says that what they began is done.
+    """
 
     name: str
     page: str
@@ -39,13 +42,29 @@ class Shot(NamedTuple):
     scheme: str = "light"
     width: int = 1440
     height: int = 900
+    clicks: tuple[str, ...] = ()
+    wait_for: str = ""
 
 
 SHOTS = (
     Shot("overview.png", "overview", {}, height=1052),
     Shot("sensitivity.png", "sensitivity", {"metric": "fisher"}, height=828),
     Shot("sensitivity-dark.png", "sensitivity", {"metric": "update"}, scheme="dark", height=828),
+    Shot("compare.png", "compare", {}, height=1340, clicks=("Compare",), wait_for="Worst drop"),
+    Shot("archive.png", "archive", {}, height=1000, clicks=("Verify deeply",), wait_for="Sound:"),
+    Shot("export.png", "export", {}, height=960),
+    Shot("jobs.png", "jobs", {}, scheme="dark", height=760),
 )
+
+
+_CHARTS = {
+    "overview": ".barlayer .point",
+    "sensitivity": ".heatmaplayer image",
+    "compare": ".scatterlayer .trace",
+    "archive": ".scatterlayer .trace",
+    "export": ".barlayer .point",
+}
+"""What a page's first chart is drawn with; a page without one is ready with its last panel."""
 
 
 @contextmanager
@@ -78,8 +97,13 @@ def take(browser: Any, address: str, run: Path, shot: Shot, target: Path) -> Non
     page = context.new_page()
     page.set_default_timeout(120_000)
     page.goto(f"{address}/{shot.page}?{urlencode({'run': str(run), **shot.query})}")
-    layer = ".heatmaplayer image" if shot.page == "sensitivity" else ".barlayer .point"
-    page.locator(f".js-plotly-plot {layer}").first.wait_for(state="attached")
+    layer = _CHARTS.get(shot.page)
+    for label in shot.clicks:
+        page.get_by_role("button", name=label, exact=True).click()
+    if shot.wait_for:
+        page.get_by_text(shot.wait_for).first.wait_for()
+    if layer is not None:
+        page.locator(f".js-plotly-plot {layer}").first.wait_for(state="attached")
     page.locator("[data-testid=stExpander]").last.wait_for(state="attached")
     # Charts fade in; nothing in the page tells when that is over.
     page.wait_for_timeout(2500)

@@ -29,8 +29,25 @@ if TYPE_CHECKING:
     from inshrink_core.profile import sensitivity
     from inshrink_core.rehearse import rehearse
     from inshrink_core.samples import sample
-    from inshrink_core.session import Saver, compare, compress, load_state_dict, restore, restore_gain
+    from inshrink_core.session import (
+        Saver,
+        compare,
+        compress,
+        diff,
+        export,
+        load_state_dict,
+        pack,
+        prune,
+        restore,
+        restore_gain,
+        unpack,
+        watch,
+    )
+    from inshrink_core.session import anatomy as anatomy
+    from inshrink_core.session import estimate as estimate
     from inshrink_core.session import open_any as open
+    from inshrink_core.session import search as search
+    from inshrink_core.session import trajectory as trajectory
 
 _WHERE = {
     "Archive": ("inshrink_core.chain", "Archive"),
@@ -40,18 +57,28 @@ _WHERE = {
     "Saver": ("inshrink_core.session", "Saver"),
     "TensorRole": ("inshrink_core.checkpoint", "TensorRole"),
     "TensorSpec": ("inshrink_core.checkpoint", "TensorSpec"),
+    "anatomy": ("inshrink_core.session", "anatomy"),
     "bench": ("inshrink_core.bench", "bench"),
     "compare": ("inshrink_core.session", "compare"),
     "compress": ("inshrink_core.session", "compress"),
+    "diff": ("inshrink_core.session", "diff"),
+    "estimate": ("inshrink_core.session", "estimate"),
     "errors": ("inshrink_core.errors", None),
+    "export": ("inshrink_core.session", "export"),
     "load_state_dict": ("inshrink_core.session", "load_state_dict"),
     "open": ("inshrink_core.session", "open_any"),
+    "pack": ("inshrink_core.session", "pack"),
+    "prune": ("inshrink_core.session", "prune"),
     "rehearse": ("inshrink_core.rehearse", "rehearse"),
     "restore": ("inshrink_core.session", "restore"),
     "restore_gain": ("inshrink_core.session", "restore_gain"),
     "sample": ("inshrink_core.samples", "sample"),
+    "search": ("inshrink_core.session", "search"),
     "sensitivity": ("inshrink_core.profile", "sensitivity"),
+    "trajectory": ("inshrink_core.session", "trajectory"),
+    "unpack": ("inshrink_core.session", "unpack"),
     "verify": ("inshrink_core.chain", "verify_archive"),
+    "watch": ("inshrink_core.session", "watch"),
     "write_checkpoint": ("inshrink_core.formats", "write_checkpoint"),
 }
 
@@ -63,18 +90,28 @@ __all__ = [
     "Saver",
     "TensorRole",
     "TensorSpec",
+    "anatomy",
     "bench",
     "compare",
     "compress",
+    "diff",
     "errors",
+    "estimate",
+    "export",
     "load_state_dict",
     "open",
+    "pack",
+    "prune",
     "rehearse",
     "restore",
     "restore_gain",
     "sample",
+    "search",
     "sensitivity",
+    "trajectory",
+    "unpack",
     "verify",
+    "watch",
     "write_checkpoint",
 ]
 

@@ -21,6 +21,7 @@ __all__ = [
     "LockedError",
     "MissingExtraError",
     "MissingFrameError",
+    "NotFiniteError",
     "NotFoundError",
     "StepConflictError",
     "StorageError",
@@ -113,6 +114,10 @@ class UntrustedCodeError(InputError):
 
 class EvaluatorError(InputError):
     """The user's evaluator raised, hung or returned something unusable."""
+
+
+class NotFiniteError(EvaluatorError):
+    """The metric of a state is NaN or infinite."""
 
 
 class LockedError(InputError):

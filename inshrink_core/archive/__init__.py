@@ -1,4 +1,4 @@
-"""The archive: immutable, checksummed frame files and a manifest, in one folder ``NAME.inshrink``.
+"""The archive: immutable, checksummed frame files and a manifest, in a folder or packed in one file.
 
 It knows bytes, not tensors. ``docs/format.md`` is the specification.
 """
@@ -8,7 +8,10 @@ from inshrink_core.archive.frame_reader import FrameReader
 from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.layout import FORMAT_VERSION
 from inshrink_core.archive.maintenance import rebuild_manifest, remove_frames
-from inshrink_core.archive.reader import ArchiveReader, is_archive
+from inshrink_core.archive.opening import is_archive, open_storage
+from inshrink_core.archive.pack import pack_archive, unpack_archive
+from inshrink_core.archive.reader import ArchiveReader
+from inshrink_core.archive.rewrite import Rewrite
 from inshrink_core.archive.storage import LocalStorage, Storage
 from inshrink_core.archive.writer import ArchiveWriter
 
@@ -20,9 +23,13 @@ __all__ = [
     "FrameWriter",
     "LocalStorage",
     "Problem",
+    "Rewrite",
     "Storage",
     "check_archive",
     "is_archive",
+    "open_storage",
+    "pack_archive",
     "rebuild_manifest",
     "remove_frames",
+    "unpack_archive",
 ]

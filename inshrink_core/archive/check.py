@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from inshrink_core.archive.catalog import Catalog
@@ -18,6 +17,8 @@ from inshrink_core.archive.layout import (
     parse_frame_name,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME
+from inshrink_core.archive.opening import open_storage
+from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader
 from inshrink_core.archive.storage import LocalStorage, Storage
 from inshrink_core.errors import DamagedError, InshrinkError
@@ -67,16 +68,21 @@ def check_archive(path: str | os.PathLike[str]) -> tuple[Problem, ...]:
     ...     check_archive(path)
     ()
     """
-    storage = LocalStorage(Path(path))
     try:
-        ArchiveReader.open(path)
+        storage = open_storage(path)
         reader = ArchiveReader(storage)
     except DamagedError as error:
         return (_from_error(error),)
     problems = [*_check_catalog(reader.catalog, storage.name)]
     for frame in sorted(reader.catalog.by_id.values(), key=lambda frame: frame.generation):
         problems += _check_frame(reader, storage, frame)
-    problems += _check_strays(storage)
+    if isinstance(storage, PackedStorage):
+        problems += [
+            Problem(storage.name, f"the padding before {path} is not zero", _RESTORE)
+            for path in storage.stray_padding()
+        ]
+    else:
+        problems += _check_strays(storage)
     return tuple(problems)
 
 
@@ -144,7 +150,7 @@ def _digest(storage: Storage, frame: FrameInfo) -> bytes:
     return digest.digest()
 
 
-def _check_strays(storage: LocalStorage) -> Iterator[Problem]:
+def _check_strays(storage: Storage) -> Iterator[Problem]:
     """Temporary files are a problem only if no writer is at work on them."""
     known = {MANIFEST_NAME, LOCK_NAME, FRAME_FOLDER}
     names = [name for name in storage.list("") if name not in known]
@@ -152,5 +158,5 @@ def _check_strays(storage: LocalStorage) -> Iterator[Problem]:
     for name in names:
         if not is_temporary(name.rpartition("/")[2]):
             yield Problem(f"{storage.name}, {name}", "this file is no part of an archive", _DELETE)
-        elif not is_locked(storage.root):
+        elif not (isinstance(storage, LocalStorage) and is_locked(storage.root)):
             yield Problem(f"{storage.name}, {name}", "a writer was cut off and left this file", _APPEND, True)

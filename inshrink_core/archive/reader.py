@@ -5,29 +5,21 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from pathlib import Path
 from typing import Final
 
-from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog
+from inshrink_core.archive.catalog import Catalog, load_catalog
 from inshrink_core.archive.frame_reader import FrameReader, read_envelope, read_index
 from inshrink_core.archive.index import FrameIndex
-from inshrink_core.archive.storage import LocalStorage, Storage
+from inshrink_core.archive.opening import open_storage
+from inshrink_core.archive.packed import PackedStorage
+from inshrink_core.archive.storage import Storage
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.frame import FrameInfo, FrameKind
 
-__all__ = ["ArchiveReader", "is_archive"]
+__all__ = ["ArchiveReader"]
 
 _N_CACHED_INDICES: Final = 64
 """Two chains of the usual 32 frames, so that walking one while writing another resolves each index once."""
-
-
-def is_archive(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path is an archive. Never raises for what it may find there."""
-    root = Path(path)
-    try:
-        return root.is_dir() and is_archive_storage(LocalStorage(root))
-    except OSError:
-        return False
 
 
 def _lost(archive: str, frame: FrameInfo) -> MissingFrameError:
@@ -44,7 +36,7 @@ class ArchiveReader:
     Parameters
     ----------
     storage
-        Where the archive lies; `open` makes one for a local folder.
+        Where the archive lies; `open` makes one for a path or a URL.
 
     Examples
     --------
@@ -71,7 +63,7 @@ class ArchiveReader:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> ArchiveReader:
-        """Open an archive on a local file system, reading its manifest alone.
+        """Open an archive, a folder or packed, on disk or behind a URL; reads its manifest alone.
 
         Raises
         ------
@@ -80,15 +72,13 @@ class ArchiveReader:
         IncompatibleError
             A newer version wrote it.
         DamagedError
-            Neither the manifest nor any frame can be read.
+            Neither the manifest nor any frame can be read, or a packed archive's directory.
+        MissingExtraError
+            A URL, and fsspec is not installed.
         StorageError
             The system refused.
         """
-        root = Path(path)
-        if not root.is_dir():
-            what = "an archive is a folder, this is a file" if root.exists() else "there is no such archive"
-            raise NotFoundError(what, where=str(root))
-        return cls(LocalStorage(root))
+        return cls(open_storage(path))
 
     @property
     def catalog(self) -> Catalog:
@@ -122,8 +112,14 @@ class ArchiveReader:
 
     @property
     def manifest_nbytes(self) -> int:
-        """Size of the manifest."""
-        return self._catalog.manifest_nbytes
+        """Size of the manifest, and of what a packed archive has around its files."""
+        packed = self._storage.overhead_nbytes if isinstance(self._storage, PackedStorage) else 0
+        return self._catalog.manifest_nbytes + packed
+
+    @property
+    def storage(self) -> Storage:
+        """Where the archive lies."""
+        return self._storage
 
     @property
     def nbytes(self) -> int:

@@ -26,7 +26,10 @@ from inshrink_core.archive.layout import (
     derive_frame_id,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
-from inshrink_core.archive.reader import ArchiveReader, is_archive
+from inshrink_core.archive.opening import is_archive
+from inshrink_core.archive.packed import is_packed
+from inshrink_core.archive.reader import ArchiveReader
+from inshrink_core.archive.remote import was_url
 from inshrink_core.archive.storage import LocalStorage, storage_error
 from inshrink_core.errors import InputError, InshrinkError, StepConflictError
 from inshrink_core.frame import FrameInfo, FrameKind
@@ -91,6 +94,18 @@ class ArchiveWriter:
         self._root = Path(path)
         self._frame: FrameWriter | None = None
         with _storage_errors("the archive cannot be opened for writing", self._root):
+            if was_url(self._root) and not self._root.exists():
+                raise InputError(
+                    "archives are written on local or mounted file systems",
+                    where=os.fspath(path),
+                    remedy="write it here, then copy it: inshrink export ARCHIVE --pack FILE",
+                )
+            if is_packed(self._root):
+                raise InputError(
+                    "a packed archive is read only",
+                    where=str(self._root),
+                    remedy="make a folder of it: inshrink export PACKED --unpack FOLDER",
+                )
             if not is_archive(self._root):
                 require_place(self._root, create)
             made = make_folder(self._root)
@@ -221,6 +236,35 @@ class ArchiveWriter:
 
     def _write_manifest(self, manifest: Manifest) -> None:
         write_durably(self._root / MANIFEST_NAME, manifest.pack())
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it stands on the disk."""
+        return self._manifest
+
+    def write_manifest(self, manifest: Manifest, what: str) -> None:
+        """Replace the manifest: the one step that makes frames live or removes them.
+
+        Parameters
+        ----------
+        manifest
+            The new one. `Rewrite` answers for it.
+        what
+            What cannot be done where the system refuses, for the message.
+
+        Raises
+        ------
+        StorageError
+            The system refused. `manifest` then tells whether it did so before or after the switch.
+        """
+        with _storage_errors(what, self._root):
+            try:
+                self._write_manifest(manifest)
+            except BaseException:
+                if self._stands(manifest):
+                    self._manifest = manifest
+                raise
+        self._manifest = manifest
 
     def bury(self, frames: Iterable[FrameInfo]) -> None:
         """Remove frames; `remove_frames` checks that none is needed.

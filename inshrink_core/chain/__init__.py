@@ -4,6 +4,7 @@ from inshrink_core.chain.append import Appended, ChainWriter
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.config import OPTIMIZER_CHOICES, ChainConfig
 from inshrink_core.chain.content import content_digest, stored_view, tensor_digest
+from inshrink_core.chain.encode import Standing
 from inshrink_core.chain.override import Override, parse_overrides
 from inshrink_core.chain.sizes import ArchiveSize, FrameSize, TensorSize, archive_size, frame_size
 from inshrink_core.chain.verify import StepError, Verification, verify_archive
@@ -17,6 +18,7 @@ __all__ = [
     "ChainWriter",
     "FrameSize",
     "Override",
+    "Standing",
     "StepError",
     "TensorSize",
     "Verification",

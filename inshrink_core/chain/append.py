@@ -9,7 +9,7 @@ from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain.archive import Archive, pack_attributes
 from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.content import content_digest, parts_of, stored_view
-from inshrink_core.chain.encode import TensorResult, encode_tensors
+from inshrink_core.chain.encode import Standing, TensorResult, encode_tensors
 from inshrink_core.chain.parts import LAYOUT_KEY, encode_part
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
@@ -99,7 +99,30 @@ class ChainWriter:
         known = {frame.frame_id: frame for frame in self.writer.reader.frames}
         return known.get(frame_id) if isinstance(frame_id, bytes) else None
 
-    def append(self, checkpoint: Checkpoint, *, done: TensorDone | None = None) -> Appended:
+    @property
+    def keyframe_is_due(self) -> bool:
+        """Whether the next frame is a keyframe whatever it holds."""
+        self._load_parent()
+        return self.parent is None or (self._since_keyframe or 0) + 1 >= self.config.keyframe_every
+
+    def standing(self, checkpoint: Checkpoint, *, keyframe: bool) -> Standing:
+        """Return what the next frame would be encoded against, for trials of how to make it.
+
+        Parameters
+        ----------
+        checkpoint
+            The state that comes next.
+        keyframe
+            Whether the frame would stand alone.
+        """
+        self._load_parent()
+        references = {} if keyframe else dict(self._references or {})
+        stored = stored_view(checkpoint, self.config.optimizer)
+        return Standing(references=references, context=self._context(stored), restored=self._start.value)
+
+    def append(
+        self, checkpoint: Checkpoint, *, done: TensorDone | None = None, keyframe: bool | None = None
+    ) -> Appended:
         """Encode a checkpoint and commit it as a frame.
 
         Parameters
@@ -108,6 +131,8 @@ class ChainWriter:
             The state to store; read one tensor at a time, twice.
         done
             Called after each tensor.
+        keyframe
+            Whether the frame stands alone; by default as the notes say. The first always does.
 
         Notes
         -----
@@ -116,12 +141,13 @@ class ChainWriter:
         """
         stored = stored_view(checkpoint, self.config.optimizer)
         parts = dict(parts_of(stored))
-        self._load_parent()
-        due = self.parent is None or (self._since_keyframe or 0) + 1 >= self.config.keyframe_every
-        if due:
+        if self.keyframe_is_due if keyframe is None or self.parent is None else keyframe:
             result = self._write(checkpoint, stored, parts, FrameKind.KEYFRAME, None, done)
         else:
-            limit = int(_WORTHWHILE * self._keyframe_rate * stored.raw_bytes())
+            self._load_parent()
+            limit = None
+            if keyframe is None:
+                limit = int(_WORTHWHILE * self._keyframe_rate * stored.raw_bytes())
             result = self._write(checkpoint, stored, parts, FrameKind.DELTA, limit, done)
             if result.info is None:
                 result = self._write(checkpoint, stored, parts, FrameKind.KEYFRAME, None, None)

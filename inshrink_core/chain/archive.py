@@ -177,7 +177,7 @@ class Archive(Mapping[int, Checkpoint]):
 
     def where(self, info: FrameInfo) -> str:
         """Name a frame in messages."""
-        return f"{self.path}, step {info.step}"
+        return f"{self.reader.path}, step {info.step}"
 
     def decode(self, info: FrameInfo, key: str) -> tuple[Tensor, TensorReference]:
         """Decode one tensor of one frame, through its chain.

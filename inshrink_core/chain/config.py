@@ -24,6 +24,10 @@ _MOMENT_ROLES = frozenset(
 )
 
 
+_CODECS_OF_MASTERS = frozenset({"lattice"})
+"""Codecs whose rule for weights holds for master weights too. To others these are unknown: stored exactly."""
+
+
 class Party(NamedTuple):
     """A codec, its config, and the roles whose tensors it encodes."""
 
@@ -46,9 +50,10 @@ class ChainConfig:
         Settings for some of the tensors it encodes; later ones win.
     optimizer
         How optimizer state is stored that the codec leaves to others. ``lossless`` keeps it bit-exact;
-        ``lattice`` keeps moments to an octave, ``lattice-ratio`` second moments as rank-one factors only
-        (`inshrink_core.codecs.moments`); ``drop`` leaves it out, so that training cannot be resumed
-        without warming the optimizer up again.
+        ``lattice`` keeps second moments to an octave and the direction of first moments,
+        ``lattice-ratio`` second moments as rank-one factors only (`inshrink_core.codecs.moments`); both
+        store master weights as the lattice codec stores weights. ``drop`` leaves it out, so that training
+        cannot be resumed without warming the optimizer up again.
     keyframe_every
         Frames from one keyframe to the next; restoring a step decodes at most that many frames.
     device
@@ -93,7 +98,10 @@ class ChainConfig:
     def parties(self) -> tuple[Party, ...]:
         """Return the codecs in order of precedence: the chain's own first, lossless last."""
         own, lossless = get_codec(self.codec), get_codec("lossless")
-        parties = [Party(own, self.config, own.takes(self.config))]
+        roles = own.takes(self.config)
+        if self.optimizer in _MOMENTS and self.codec in _CODECS_OF_MASTERS:
+            roles |= {TensorRole.MASTER}
+        parties = [Party(own, self.config, roles)]
         if self.optimizer in _MOMENTS:
             moments = get_codec("moments")
             preset: Any = {"preset": _MOMENTS[self.optimizer]}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_core.chain.config import ChainConfig
@@ -20,12 +20,36 @@ if TYPE_CHECKING:
 
     from inshrink_core.frame import Block
 
-__all__ = ["TensorResult", "encode_tensors"]
+__all__ = ["Standing", "TensorResult", "encode_tensors"]
 
-_WITH_COMPANIONS = frozenset({TensorRole.WEIGHT, TensorRole.EXP_AVG})
+_WITH_COMPANIONS = frozenset({TensorRole.WEIGHT, TensorRole.MASTER, TensorRole.EXP_AVG})
 
 _SLICE = 1 << 20
 """Values whose error is summed at a time: temporary copies stay in the cache, whatever the tensor."""
+
+
+def _never_restored(spec: TensorSpec) -> Tensor | None:
+    """Training was not restored since the chain began."""
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a chain stands: what its next frame is encoded against.
+
+    Parameters
+    ----------
+    references
+        States after the frame before, by key; none for a keyframe. Not to be changed.
+    context
+        What is known of the next frame beside its tensors.
+    restored
+        Values that training last continued from after a restore, None where it did not.
+    """
+
+    references: Mapping[str, TensorReference] = field(default_factory=dict)
+    context: FrameContext = field(default_factory=FrameContext)
+    restored: Callable[[TensorSpec], Tensor | None] = _never_restored
 
 
 class TensorResult(NamedTuple):

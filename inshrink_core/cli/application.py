@@ -11,7 +11,22 @@ from typing import Annotated
 
 import typer
 
-from inshrink_core.cli import bench, compare, compress, inspect, rehearse, restore, sensitivity, ui, verify
+from inshrink_core.cli import (
+    bench,
+    compare,
+    compress,
+    diff,
+    estimate,
+    export,
+    inspect,
+    prune,
+    rehearse,
+    restore,
+    search,
+    sensitivity,
+    ui,
+    verify,
+)
 from inshrink_core.cli.output import error_document, write_document, write_error
 from inshrink_core.errors import InshrinkError
 
@@ -31,9 +46,14 @@ _VERBS = (
     restore.restore,
     verify.verify,
     compare.compare,
+    diff.diff,
+    estimate.estimate,
+    export.export,
+    prune.prune,
     sensitivity.sensitivity,
     bench.bench,
     rehearse.rehearse,
+    search.search,
     ui.ui,
 )
 _EXAMPLES = {
@@ -42,9 +62,14 @@ _EXAMPLES = {
     "restore": restore.EXAMPLE,
     "verify": verify.EXAMPLE,
     "compare": compare.EXAMPLE,
+    "diff": diff.EXAMPLE,
+    "estimate": estimate.EXAMPLE,
+    "export": export.EXAMPLE,
+    "prune": prune.EXAMPLE,
     "sensitivity": sensitivity.EXAMPLE,
     "bench": bench.EXAMPLE,
     "rehearse": rehearse.EXAMPLE,
+    "search": search.EXAMPLE,
     "ui": ui.EXAMPLE,
 }
 
@@ -181,10 +206,14 @@ def _interrupted_remedy(words: list[str]) -> str:
     """Say what an interrupted verb left behind."""
     if words and words[0] == "compress":
         return "committed steps are kept, and the same command continues"
+    if words and words[0] == "search":
+        return "measured trials are kept, and the same command continues"
     if words and words[0] == "bench":
         return "with --output, measured points are kept, and the same command continues"
     if words and words[0] == "rehearse":
         return "finished trainings are kept, and the same command continues"
+    if words and words[0] == "prune":
+        return "the archive is as before, or pruned; the same command tells"
     return "the archive is as it was"
 
 

@@ -14,6 +14,8 @@ from inshrink_core.cli.formatting import (
     counted,
     duration,
     error_size,
+    nats,
+    percent,
     plain,
     rate,
     ratio,
@@ -21,11 +23,25 @@ from inshrink_core.cli.formatting import (
     steps_in_short,
 )
 from inshrink_core.cli.opening import open_run
-from inshrink_core.cli.options import Device, Json, Quiet, StepPattern, Threads
+from inshrink_core.cli.options import (
+    Device,
+    Direction,
+    EvalMetric,
+    EvaluatorFile,
+    Json,
+    MaxDivergence,
+    MaxDrop,
+    Quiet,
+    StepPattern,
+    Threads,
+    Timeout,
+    TrustRun,
+)
 from inshrink_core.cli.output import present, show_facts
 from inshrink_core.cli.progress import progress_bar
 from inshrink_core.cli.settings import given_settings, read_config_file
 from inshrink_core.cli.steps import STEPS_HELP, choose_steps
+from inshrink_core.cli.watch import Idle, Poll, Until, Watch, require_watch, watch_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +52,8 @@ __all__ = ["EXAMPLE", "compress"]
 
 EXAMPLE = (
     "$ inshrink compress runs/digits -o digits.inshrink --coarseness 4\n"
-    "$ inshrink compress runs/digits -o digits.inshrink --steps 100:500 --codec inshrinkerator --bins 16"
+    "$ inshrink compress runs/digits -o digits.inshrink --steps 100:500 --codec inshrinkerator --bins 16\n"
+    "$ inshrink compress runs/digits -o digits.inshrink --max-drop 0.01 --evaluator judge.py:evaluate"
 )
 
 _KEYFRAME_EVERY = 32
@@ -97,8 +114,19 @@ def compress(
             metavar="STEP", help="The archived step that training was restored from: opens a branch there."
         ),
     ] = None,
+    max_drop: MaxDrop = None,
+    max_divergence: MaxDivergence = None,
+    evaluator: EvaluatorFile = None,
+    eval_metric: EvalMetric = None,
+    direction: Direction = None,
+    trust_run: TrustRun = False,
+    timeout: Timeout = 600.0,
     device: Device = "cpu",
     threads: Threads = None,
+    watch: Watch = False,
+    poll: Poll = None,
+    until: Until = None,
+    idle: Idle = None,
     step_pattern: StepPattern = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -114,6 +142,40 @@ def compress(
         **given_settings(given, settings or []),
         **{name: value for name, value in own.items() if value is not None},
     }
+    bounded = {
+        "max_drop": max_drop,
+        "max_divergence": max_divergence,
+        "evaluator": evaluator,
+        "metric": eval_metric,
+        "direction": direction,
+        "trust_run": trust_run,
+        "timeout": timeout,
+    }
+    if watch:
+        options = {
+            **bounded,
+            "codec": codec or given.get("codec"),
+            "config": chosen or None,
+            "optimizer": optimizer or given.get("optimizer"),
+            "keyframe_every": keyframe_every or given.get("keyframe_every", _KEYFRAME_EVERY),
+            "resumed_from": resumed_from,
+            "device": device,
+            "threads": threads,
+        }
+        watch_run(
+            run,
+            output,
+            poll=poll,
+            until=until,
+            idle=idle,
+            steps=steps,
+            step_pattern=step_pattern,
+            as_json=as_json,
+            quiet=quiet,
+            options={name: value for name, value in options.items() if value is not None},
+        )
+        return
+    require_watch(poll, until, idle)
     opened = open_run(run, step_pattern)
     with progress_bar("compress", hidden=as_json or quiet) as advance:
 
@@ -133,9 +195,16 @@ def compress(
             device=device,
             threads=threads,
             progress=None if advance is None else progress,
+            **bounded,  # type: ignore[arg-type]
         )
     document = report.to_json()
-    present(document, as_json=as_json, quiet=quiet, text=lambda console: _show(console, document))
+    present(
+        document,
+        as_json=as_json,
+        quiet=quiet,
+        text=lambda console: _show(console, document),
+        failure=report.failure,
+    )
 
 
 def _show(console: Console, document: Mapping[str, Any]) -> None:
@@ -156,8 +225,38 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
         ("ratio of everything", _total(document)),
         ("bits per weight", plain(document["bits_per_weight"])),
         ("relative error", _error(document)),
+        *_promised(document),
     ]
     show_facts(console, [fact for fact in facts if fact[1]])
+
+
+def _promised(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what was promised of the steps, and how they keep it; nothing where nothing was."""
+    if "bounds" not in document:
+        return []
+    drop, divergence = document["bounds"]["drop"], document["bounds"]["divergence"]
+    frames = document["frames"]
+    exact = [frame["step"] for frame in frames if frame["exact"]]
+    stale = [frame["step"] for frame in frames if frame["informative"] is False]
+    unclear = [frame["step"] for frame in frames if "noise" in str(frame["side"])]
+    limits = (
+        f"(bound {drop * 100:g} %)" if drop is not None else "",
+        f"(bound {divergence:g})" if divergence is not None else "",
+    )
+    return [
+        ("largest drop", f"{percent(document['max_drop'])}  {limits[0]}".strip()),
+        ("largest divergence", f"{nats(document['max_divergence'])} nats  {limits[1]}".strip()),
+        ("evaluations", count(document["evaluations"])),
+        (
+            "stored exactly",
+            f"{steps_in_short(exact)}, where nothing smaller keeps the bounds" if exact else "",
+        ),
+        ("says nothing", f"{steps_in_short(stale)}, where the stale copy keeps them too" if stale else ""),
+        (
+            "within noise",
+            f"{steps_in_short(unclear)}, whose metric's noise reaches the bound" if unclear else "",
+        ),
+    ]
 
 
 def _total(document: Mapping[str, Any]) -> str:

@@ -12,6 +12,8 @@ __all__ = [
     "EvalMetric",
     "EvaluatorFile",
     "Json",
+    "MaxDivergence",
+    "MaxDrop",
     "Quiet",
     "StepPattern",
     "Threads",
@@ -51,6 +53,18 @@ EvalMetric = Annotated[
 ]
 Direction = Annotated[
     str | None, typer.Option(metavar="higher|lower", help="Whether more of it is better or worse.")
+]
+MaxDrop = Annotated[
+    float | None,
+    typer.Option(metavar="FRACTION", help="Most that the metric of a restored step may drop: 0.01 is 1 %."),
+]
+MaxDivergence = Annotated[
+    float | None,
+    typer.Option(
+        metavar="NATS",
+        help="Most that a restored step's predictions may diverge; inf: any."
+        " (default with --max-drop: 0.003, where the evaluator returns log_probs)",
+    ),
 ]
 TrustRun = Annotated[
     bool, typer.Option("--trust-run", help="Execute the evaluator that lies in the run's directory.")

@@ -90,6 +90,8 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"this does not read as {_kind(path)} ({error})", where=str(path)) from error
     if not isinstance(document, dict):
         raise ConfigError("a config is a table of keys", where=str(path))
+    if "best" in document and "trials" in document:
+        document = _config_found(document["best"], path)
     for key, value in document.items():
         if key not in FILE_KEYS:
             raise ConfigError(
@@ -101,6 +103,16 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
                 f"'{key}' has the wrong type", where=str(path), expected=expected, found=repr(value)
             )
     return document
+
+
+def _config_found(best: Any, path: Path) -> dict[str, Any]:
+    """Return the config that a search wrote down; its result stands for a config file."""
+    found = best.get("config") if isinstance(best, dict) else None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            "the search found no configuration", where=str(path), remedy="loosen its bounds and search again"
+        )
+    return found
 
 
 def _kind(path: Path) -> str:

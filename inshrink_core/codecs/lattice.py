@@ -40,14 +40,14 @@ from inshrink_core.codecs.lattice_rounding import choose_gain, choose_spacing
 from inshrink_core.codecs.lattice_state import LatticeReference, fits
 from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError
 from inshrink_core.frame import Block
-from inshrink_core.ops.lattice import EXACT, Rounded, round_to_grid
+from inshrink_core.ops.lattice import EXACT, FIRST_LARGE, Rounded, round_to_grid
 from inshrink_core.ops.reference_quantize import as_float32, flattened
 from inshrink_core.quantization.lattice import Spacing, grid_of, new_spacing
 
 __all__ = ["LatticeCodec", "LatticeConfig", "LatticePlan", "LatticeReference"]
 
 _TINY = 64
-"""Elements up to which the exact block is tried too."""
+"""Elements up to which the exact block is tried too, where the lattice does not save half of the bytes."""
 
 _MAX_EXACT_SHARE = 8
 """A tensor of which more than an eighth would be exact values is stored exactly as a whole."""
@@ -115,7 +115,7 @@ class LatticeCodec(Codec):
             if encoded is not None and plan.config.exact:
                 encoded = make_exact(spec, item.tensor, encoded, state)
             if encoded is not None and len(encoded.block.payload) <= worst_case_exact_bytes(spec):
-                if spec.numel > _TINY:
+                if spec.numel > _TINY or 2 * len(encoded.block.payload) <= spec.nbytes:
                     return encoded
                 exact = encode_exact(spec, item.tensor, reference)
                 return min(encoded, exact, key=lambda one: len(one.block.payload))
@@ -177,7 +177,7 @@ def _encode_lattice(item: TensorInput, plan: LatticePlan, state: LatticeReferenc
     after = _state_after(item, rounded, chosen.spacing, after_history)
     if after is None:
         return None
-    if _same(rounded, after, state):
+    if _same(rounded, after, state, chosen.shift):
         return Encoded(Block(LatticeCodec.bitstream, UNCHANGED), replace(state, exact=None))
     payload = pack_delta(Frame(rounded, before, history, after), chosen.shift)
     return Encoded(Block(LatticeCodec.bitstream, payload), after)
@@ -192,9 +192,12 @@ def _restored(item: TensorInput) -> Tensor | None:
     return base if bool(torch.isfinite(base).all()) else None
 
 
-def _same(rounded: Rounded, after: LatticeReference, before: LatticeReference) -> bool:
+def _same(rounded: Rounded, after: LatticeReference, before: LatticeReference, shift: int) -> bool:
     """Whether no element changed, so that the block can say just that."""
-    if rounded.n_large > rounded.n_exact or not torch.equal(after.integers, before.integers):
+    # The largest token tells mostly; exact elements, and integers in finer units, have to be looked at.
+    if rounded.n_large > rounded.n_exact or 0 < rounded.largest < FIRST_LARGE:
+        return False
+    if (shift or rounded.n_exact) and not torch.equal(after.integers, before.integers):
         return False
     return torch.equal(after.exact_at, before.exact_at) and torch.equal(
         _bits(after.exact_values), _bits(before.exact_values)

@@ -99,7 +99,7 @@ def pack_delta(frame: Frame, shift: int) -> bytes:
     """Return the payload of changes; integers of the reference were shifted by `shift` bits before."""
     head = bytearray((shift,))
     write_varint(head, frame.state.spacing.step)
-    contexts = frame.rounded.contexts
+    contexts = frame.history
     body = _body(frame, frame.state.spacing.step, contexts)
     return _assemble(Kind.DELTA, frame.state, head, b"", contexts, body)
 
@@ -120,7 +120,11 @@ def pack_snapshot(state: LatticeReference) -> bytes:
         head += stream
     scales, contexts = pack_scales(rounded.tokens, state.shape)
     n_exact = state.exact_at.numel()
-    rounded = rounded._replace(n_exact=n_exact, n_large=rounded.n_large + n_exact)
+    rounded = rounded._replace(
+        n_exact=n_exact,
+        n_large=rounded.n_large + n_exact,
+        largest=EXACT if n_exact else rounded.largest,
+    )
     body = _body(Frame(rounded, zeros, None, state), 1, contexts)
     return _assemble(Kind.SNAPSHOT, state, head, scales, contexts, body)
 
@@ -132,7 +136,7 @@ def _body(frame: Frame, step: int, contexts: Tensor | None) -> tuple[bytes | Non
     if rounded.n_large > rounded.n_exact:
         z = large_changes(rounded.tokens, frame.before, rounded.integers, frame.history, step)
         extra = pack_extra(z)
-    n_tokens = int(rounded.tokens.max()) + 1
+    n_tokens = rounded.largest + 1
     n_contexts = 1 if contexts is None else N_CONTEXTS
     stream = encode_rans(rounded.tokens, contexts, n_tokens, n_contexts)
     kept = _words(frame.state.exact_values).numpy().tobytes()
@@ -272,7 +276,7 @@ def _parse_delta(
     if flags & CONTEXTS:
         if reference.history is None:
             raise DamagedError("a lattice block needs a history its reference lacks", where=spec.key)
-        contexts = reference.history & CONTEXT_BITS
+        contexts = reference.history
     grid = grid_of(Spacing(exponent, step), spec.dtype)
     before = refined(reference, shift, grid)
     if before is None:

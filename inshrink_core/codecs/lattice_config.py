@@ -14,6 +14,8 @@ __all__ = ["LatticeConfig", "can_have_lattice", "is_matrix", "on_lattice"]
 
 _DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
+_WEIGHTS = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
+
 _WORDS = {
     "gain_per": ("tensor", "row"),
     "contexts": ("history", "none"),
@@ -108,7 +110,7 @@ def is_matrix(spec: TensorSpec) -> bool:
 
 
 def on_lattice(spec: TensorSpec, config: LatticeConfig) -> bool:
-    """Whether the lossy rule covers a tensor: weights that may be changed."""
-    if spec.role is not TensorRole.WEIGHT or spec.exact or not can_have_lattice(spec):
+    """Whether the lossy rule covers a tensor: weights, and master weights, that may be changed."""
+    if spec.role not in _WEIGHTS or spec.exact or not can_have_lattice(spec):
         return False
     return is_matrix(spec) or config.one_dimensional == "lattice"

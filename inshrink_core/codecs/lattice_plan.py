@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from inshrink_core.codec import FrameContext, TensorInput
 from inshrink_core.codecs.lattice_config import LatticeConfig, is_matrix
 from inshrink_core.codecs.lattice_state import LatticeReference
 from inshrink_core.ops.reference_quantize import as_float32, flattened
-from inshrink_core.quantization.lattice import exact_mean, sample, sensitivity_factor
+from inshrink_core.quantization.lattice import exact_mean, geometric_mean, sample, sensitivity_factor
 
 __all__ = ["LatticePlan", "Observation", "make_plan", "observe_tensor"]
 
@@ -79,14 +80,15 @@ def observe_tensor(item: TensorInput, reference: LatticeReference | None) -> Obs
         # An error of rounding is spread evenly over the step: D^2 / 12.
         movement = distance - reference.spacing.width**2 / 12
         moved = movement if movement > _MIN_MOVED_SHARE * distance else None
-    probe = values[_probe_places(values.numel(), values.device)].cpu().numpy().astype("<f4").tobytes()
+    probe = values[_probe_places(values.numel()).to(values.device)].cpu().numpy().astype("<f4").tobytes()
     return Observation(exact_mean(values * values), second, moved, probe)
 
 
-def _probe_places(n: int, device: torch.device) -> torch.Tensor:
+@functools.lru_cache(maxsize=1024)
+def _probe_places(n: int) -> torch.Tensor:
     """Return the indices of the probe: spread by the golden ratio, so that they do not share a column."""
     places = np.unique((np.arange(min(n, _PROBES)) * 0.6180339887498949 % 1.0 * n).astype(np.int64))
-    return torch.from_numpy(places).to(device)
+    return torch.from_numpy(places)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,13 +140,14 @@ def make_plan(
     squares = _squares(matrices, moved)
     overall = _rms((known[key][0].numel, o.mean_square) for key, o in matrices.items())
     adaptive = any(o.second_moment is not None for o in matrices.values())
+    middle = geometric_mean(list(squares.values()))
     widths: dict[str, float] = {}
     for key, (spec, o) in known.items():
         base = _base(pace, rates[key], config.gamma)
         if base == 0 and adaptive and rates[key]:
             low, high = (bound * overall for bound in _GUESS_RANGE)
             base = min(max(_MOVEMENT_PER_LR * rates[key], low), high)
-        width = _width(spec, o, base, squares, config)
+        width = _width(spec, o, base, squares.get(key, 0.0), middle, config)
         if width > 0 and math.isfinite(width):
             widths[key] = width
     exact_rates = bool(squares) and all(rates.values()) and adaptive
@@ -160,7 +163,7 @@ def make_plan(
 
 
 def _width(
-    spec: TensorSpec, o: Observation, base: float, squares: Mapping[str, float], config: LatticeConfig
+    spec: TensorSpec, o: Observation, base: float, square: float, middle: float, config: LatticeConfig
 ) -> float:
     """Step of one tensor; 0 where it should be stored exactly."""
     if not math.isfinite(o.mean_square):
@@ -173,7 +176,7 @@ def _width(
         return 0.0
     if base == 0:
         base = _UNKNOWN_SHARE * rms
-    factor = sensitivity_factor(squares.get(spec.key, 0.0), list(squares.values()), config.sensitivity)
+    factor = sensitivity_factor(square, middle, config.sensitivity)
     return config.coarseness * base * factor
 
 

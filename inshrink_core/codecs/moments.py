@@ -1,14 +1,15 @@
-"""The moments codec: optimizer state in powers of two, never a second moment of zero.
+"""The moments codec: optimizer state by its scale and its direction, never a second moment of zero.
 
-What matters of optimizer state is the loss curve after a restore, which minds the scale of each
-parameter's step far more than its digits. Second moments are kept to an octave, or as rank-one factors
-(Adafactor: Shazeer & Stern, ICML 2018, section 3); first moments in units of half the root of the second,
-or left out. ``docs/design.md`` (optimizer state) has what was measured, ``docs/format.md`` the bytes.
+What matters of optimizer state is the loss curve after a restore. Second moments set the size of each
+parameter's step: they are kept to an octave, against row and column factors (Adafactor: Shazeer & Stern,
+ICML 2018, section 3), or as these factors alone. First moments set the direction: they are kept in coarse
+units whose rounding preserves their projection on themselves, or left out. ``docs/optimizer.md`` has what
+each costs in bytes and in loss, ``docs/format.md`` the bytes.
 
 Notes
 -----
-A first moment does not refer to the decoded second moment, but carries rank-one units of its own, a
-thousandth of its size: so one tensor decodes without another.
+A first moment does not refer to the decoded second moment, but carries row and column units of its own, some
+hundredths of its size: so one tensor decodes without another. Encoding and decoding are O(n).
 """
 
 from __future__ import annotations
@@ -16,26 +17,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import CodecConfig, Encoded, TensorInput, TensorReference
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
 from inshrink_core.codecs.fallback import FallbackCodec, check_word, host_values
-from inshrink_core.codecs.moments_state import (
-    Form,
-    MomentsReference,
-    half_octave_values,
-    pack,
-    parse,
-    sides,
-)
+from inshrink_core.codecs.moments_block import pack, parse
+from inshrink_core.codecs.moments_rounding import factored, octaves, rank_one, scaled, zeros
+from inshrink_core.codecs.moments_state import MomentsReference, sides
 from inshrink_core.errors import ConfigError
 from inshrink_core.frame import Block
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from inshrink_core.checkpoint import TensorSpec
 
 __all__ = ["MomentsCodec", "MomentsConfig"]
@@ -44,20 +36,12 @@ _SECOND = frozenset({TensorRole.EXP_AVG_SQ, TensorRole.MAX_EXP_AVG_SQ})
 _FIRST = frozenset({TensorRole.EXP_AVG, TensorRole.MOMENTUM})
 
 _UNITS = {
-    (TensorRole.EXP_AVG, "fidelity"): -2,
-    (TensorRole.MOMENTUM, "fidelity"): -4,
-    (TensorRole.MOMENTUM, "ratio"): -2,
+    (TensorRole.EXP_AVG, "fidelity"): 4.0,
+    (TensorRole.MOMENTUM, "fidelity"): 2.0,
+    (TensorRole.MOMENTUM, "ratio"): 4.0,
 }
-"""Half octaves of a unit against the root mean square: a half, a quarter, a half. SGD has no other state,
+"""Unit of first moments in root mean squares; ``benchmarks/results/optimizer.csv``. SGD has no other state,
 so its buffer is never left out."""
-
-_HEADROOM = 54
-"""Half octaves that the largest value may grow by before the codes of a chain begin anew."""
-
-_LARGEST_INTEGER = 127
-
-_OCTAVE_CARRY = 0x800000 - 0x3504F3
-"""What carries a mantissa from the root of two on into the exponent: rounding to octaves is one addition."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,9 +51,10 @@ class MomentsConfig(CodecConfig):
     Parameters
     ----------
     preset
-        ``fidelity``: second moments to an octave, first moments in units of half their root; about two bits
-        a parameter for both. ``ratio``: second moments as rank-one factors, Adam's first moment left out;
-        a few hundredths of a bit.
+        ``fidelity``: second moments to an octave against row and column factors, first moments in coarse
+        units with their projection kept; about one bit a parameter for both. ``ratio``: second moments as
+        rank-one factors, Adam's first moment left out; a few hundredths of a bit. A momentum buffer is
+        never left out: about 1.2 and .7 bits a parameter.
 
     Raises
     ------
@@ -98,8 +83,8 @@ class MomentsCodec(FallbackCodec):
     """
 
     name = "moments"
-    bitstream = "moments/1"
-    reads = frozenset({"moments/1", EXACT})
+    bitstream = "moments/2"
+    reads = frozenset({"moments/2", "moments/1", EXACT})
     config_type: ClassVar[type[CodecConfig]] = MomentsConfig
     lossy_roles = _SECOND | _FIRST
 
@@ -120,15 +105,9 @@ class MomentsCodec(FallbackCodec):
         before = reference if isinstance(reference, MomentsReference) else None
         if before is not None and before.shape != item.spec.shape:
             before = None
-        values, preset = host_values(item.tensor), plan.preset
-        if item.spec.role in _FIRST:
-            state = _first_moment(item, values, preset)
-        elif (values < 0).any():
+        state = _rounded(item, plan.preset, before)
+        if state is None:
             return None
-        elif preset == "ratio" and len(item.spec.shape) > 1:
-            state = _rank_one(item.spec, values, before)
-        else:
-            state = _octaves(item.spec, values, before)
         return Encoded(Block(self.bitstream, pack(state, before)), state)
 
     def _decode_lossy(
@@ -148,91 +127,15 @@ class MomentsCodec(FallbackCodec):
         return 64 + spec.numel + n_rows + n_columns
 
 
-def _octaves(
-    spec: TensorSpec, values: NDArray[np.float32], before: MomentsReference | None
-) -> MomentsReference:
-    """Round non-negative values to powers of two; zero stays zero, and nothing else becomes it."""
-    octaves = ((values.view(np.int32) + np.int32(_OCTAVE_CARRY)) >> 23) - 127
-    positive = values > 0
-    base = _base(int(octaves[positive].max()) if positive.any() else 0, Form.OCTAVES, before)
-    codes = np.where(positive, np.clip(octaves - base, 1, 255), 0).astype(np.uint8)
-    empty = np.zeros(0, np.uint8)
-    return MomentsReference(spec.dtype, spec.shape, Form.OCTAVES, base, codes, empty, empty)
-
-
-def _rank_one(
-    spec: TensorSpec, values: NDArray[np.float32], before: MomentsReference | None
-) -> MomentsReference:
-    """Keep the means of rows and columns, in half octaves."""
-    rows, columns = _factors(values, spec.shape, 2.0)
-    base = _base(int(rows.max()) if rows.size else 0, Form.RANK_ONE, before)
-    codes = _row_codes(rows, base), _column_codes(columns)
-    return MomentsReference(spec.dtype, spec.shape, Form.RANK_ONE, base, np.zeros(0, np.uint8), *codes)
-
-
-def _first_moment(item: TensorInput, values: NDArray[np.float32], preset: str) -> MomentsReference:
-    """Round to integers in units of a power of two times row and column; or leave it out."""
-    spec, empty = item.spec, np.zeros(0, np.uint8)
-    if (spec.role, preset) not in _UNITS or not values.any():
-        return MomentsReference(spec.dtype, spec.shape, Form.ZEROS, 0, empty, empty, empty)
-    rows, columns = _factors(_squares(item, values), spec.shape, 1.0)
-    matrix = np.abs(values).reshape(sides(spec.shape))
-    column_codes = _column_codes(columns)
-    rows = rows + _UNITS[(spec.role, preset)]
-    # A row whose integers would not fit a byte gets a coarser unit.
-    shifts = column_codes.astype(np.int64) - 128
-    reach = (matrix / half_octave_values(shifts)[None, :]).max(1).astype(np.float64)
-    with np.errstate(divide="ignore"):
-        least = np.ceil(2 * np.log2(reach / (_LARGEST_INTEGER + 0.25)))
-    rows = np.where(reach > 0, np.maximum(rows, least), _NO_ROW).astype(np.int64)
-    base = _base(int(rows.max()), Form.SCALED, None)
-    state = MomentsReference(
-        spec.dtype, spec.shape, Form.SCALED, base, empty, _row_codes(rows, base), column_codes
-    )
-    exponents = state.rows.astype(np.int64)[:, None] + base + shifts[None, :]
-    units = half_octave_values(exponents).reshape(-1)
-    integers = np.clip(np.rint(values / units), -_LARGEST_INTEGER, _LARGEST_INTEGER)
-    elements = (integers + 128).astype(np.uint8)
-    return MomentsReference(spec.dtype, spec.shape, Form.SCALED, base, elements, state.rows, column_codes)
-
-
-_NO_ROW = -(1 << 20)
-"""Exponent of a row of zeros, below every other."""
-
-
-def _squares(item: TensorInput, values: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the second moment where there is a usable one, else the squares of the first."""
-    if item.second_moment is not None and item.spec.role is TensorRole.EXP_AVG:
-        second = host_values(item.second_moment).astype(np.float64)
-        if np.isfinite(second).all() and (second >= 0).all() and second.any():
-            return second
-    return values.astype(np.float64) ** 2
-
-
-def _factors(
-    values: NDArray[Any], shape: tuple[int, ...], scale: float
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return exponents of row means, and of column means against the mean: ``scale * log2``, rounded."""
-    matrix = values.astype(np.float64).reshape(sides(shape))
-    by_row, by_column = matrix.mean(1), matrix.mean(0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rows = np.rint(scale * np.log2(by_row))
-        columns = np.rint(scale * np.log2(by_column / matrix.mean()))
-    rows = np.where(by_row > 0, rows, _NO_ROW)
-    return rows.astype(np.int64), np.nan_to_num(columns, neginf=-128).astype(np.int64)
-
-
-def _row_codes(rows: NDArray[np.int64], base: int) -> NDArray[np.uint8]:
-    """Return 1 to 255 from the base up, and 0 for a row of zeros."""
-    return np.where(rows == _NO_ROW, 0, np.clip(rows - base, 1, 255)).astype(np.uint8)
-
-
-def _column_codes(columns: NDArray[np.int64]) -> NDArray[np.uint8]:
-    return (np.clip(columns, -128, 127) + 128).astype(np.uint8)
-
-
-def _base(largest: int, form: Form, before: MomentsReference | None) -> int:
-    """Return the base of the reference where the largest exponent still fits, else one with headroom."""
-    if before is not None and before.form is form and 1 <= largest - before.base <= 255:
-        return before.base
-    return max(largest, -600) - (255 - _HEADROOM)
+def _rounded(item: TensorInput, preset: str, before: MomentsReference | None) -> MomentsReference | None:
+    """Return the state of a tensor; None for a second moment that is none."""
+    spec, values = item.spec, host_values(item.tensor)
+    if spec.role in _FIRST:
+        unit = _UNITS.get((spec.role, preset))
+        second = item.second_moment if spec.role is TensorRole.EXP_AVG else None
+        return zeros(spec) if unit is None else scaled(spec, values, second, unit)
+    if (values < 0).any():
+        return None
+    if len(spec.shape) < 2:
+        return octaves(spec, values, before)
+    return rank_one(spec, values, before) if preset == "ratio" else factored(spec, values, before)

@@ -95,7 +95,8 @@ def encode_rans(
     symbols : UInt8[Tensor, "n"]
         Below `n_symbols`; contiguous, any device.
     contexts : UInt8[Tensor, "n"] or None
-        Below `n_contexts`, on the same device, known to the decoder; None: no contexts.
+        On the same device, known to the decoder; their lower five bits are below `n_contexts`, the others
+        do not count. None: no contexts.
     n_symbols
         Size of the alphabet, 1 to 256.
     n_contexts
@@ -159,7 +160,7 @@ def decode_rans(
     n, n_symbols, n_contexts
         As given to the encoder.
     contexts : UInt8[Tensor, "n"] or None
-        As given to the encoder.
+        As given to the encoder; one that is not below `n_contexts` counts as 0.
     device
         Where to decode; by default where the contexts are, else on the CPU.
 
@@ -173,7 +174,7 @@ def decode_rans(
     DamagedError
         The payload is not the code of `n` symbols with these contexts.
     InputError
-        A context is out of range.
+        Contexts have another shape or dtype, or the sizes are out of range.
     """
     if device is None:
         device = torch.device("cpu") if contexts is None else contexts.device
@@ -194,7 +195,6 @@ def decode_rans(
     stream = parse_stream(body, n, n_symbols, n_contexts, device)
     if contexts is not None:
         contexts = contexts.to(device)
-        _check_contexts(contexts, n_contexts)
     symbols, intact = rans_decode(stream.blocks, contexts, stream.model, n, stream.block_length)
     if not intact:
         raise DamagedError("a rANS stream does not end in its initial state and with its last word")
@@ -250,14 +250,6 @@ def _check_arguments(
             "an alphabet or a number of contexts is out of range",
             expected=f"1 to 256 symbols, 1 to {MAX_CONTEXTS} contexts",
             found=f"{n_symbols} symbols, {n_contexts} contexts, {n} values",
-        )
-
-
-def _check_contexts(contexts: Tensor, n_contexts: int) -> None:
-    """Kernels index tables by context."""
-    if int(contexts.max()) >= n_contexts:
-        raise InputError(
-            "a context is out of range", expected=f"below {n_contexts}", found=str(int(contexts.max()))
         )
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from inshrink_core.checkpoint import Checkpoint
-from inshrink_core.errors import EvaluatorError, InputError, StorageError
+from inshrink_core.errors import EvaluatorError, InputError, NotFiniteError, StorageError
 from inshrink_core.evaluate.evaluation import Evaluation
 from inshrink_core.evaluate.process import ChildProcess
 from inshrink_core.metrics import Direction, known_direction
@@ -102,13 +102,15 @@ class Evaluator:
             self._finalizer.detach()
             child.close(kill=kill)
 
-    def _fail(self, what: str, *, kill: bool, remedy: str = "") -> NoReturn:
+    def _fail(
+        self, what: str, *, kill: bool, remedy: str = "", kind: type[EvaluatorError] = EvaluatorError
+    ) -> NoReturn:
         """Raise with what the evaluator printed, and get rid of a child that is no longer of use."""
         output = self._child.output() if self._child is not None else ""
         if kill:
             self._drop_child(kill=True)
         shown = f"; it printed: {output}" if output else ""
-        raise EvaluatorError(f"the evaluator failed: {what}{shown}", where=self.spec, remedy=remedy)
+        raise kind(f"the evaluator failed: {what}{shown}", where=self.spec, remedy=remedy)
 
     def _receive(self, child: ChildProcess) -> dict[str, Any]:
         """Turn a hang, a death and an error of the child into one clear error each."""
@@ -183,7 +185,7 @@ class Evaluator:
         arrays = {name: np.load(path, allow_pickle=False) for name, path in reply["arrays"].items()}
         metric = self._choose_metric(metrics)
         if not math.isfinite(metrics[metric]):
-            self._fail(f"its '{metric}' is {metrics[metric]}", kill=False)
+            self._fail(f"its '{metric}' is {metrics[metric]}", kill=False, kind=NotFiniteError)
         log_probs = arrays.get("log_probs")
         if log_probs is not None and (log_probs.ndim != 2 or log_probs.size == 0):
             shape = tuple(log_probs.shape)

@@ -1,9 +1,13 @@
-"""Context rANS on CUDA devices: Triton kernels where Triton is installed, else the reference."""
+"""Context rANS on CUDA devices: Triton kernels where Triton is installed, else the reference.
+
+Triton launches on the current device, so that of the tensors is made current.
+"""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor
 
 from inshrink_core.ops import reference_rans as reference
@@ -24,7 +28,8 @@ def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_cont
         return reference.rans_counts(symbols, contexts, n_symbols, n_contexts)
     from inshrink_core.ops.triton_rans import count_pairs_on
 
-    counts = count_pairs_on(symbols, contexts)
+    with torch.cuda.device(symbols.get_device()):
+        counts = count_pairs_on(symbols, contexts)
     return counts[:n_contexts, :n_symbols].long().cpu().contiguous()
 
 
@@ -37,7 +42,8 @@ def rans_encode(
         return reference.rans_encode(symbols, contexts, model, lanes, block_length)
     from inshrink_core.ops.triton_rans import encode_blocks
 
-    return encode_blocks(symbols, contexts, model, lanes, block_length)
+    with torch.cuda.device(symbols.get_device()):
+        return encode_blocks(symbols, contexts, model, lanes, block_length)
 
 
 @register("rans_decode", Backend.CUDA)
@@ -49,4 +55,5 @@ def rans_decode(
         return reference.rans_decode(blocks, contexts, model, n, block_length)
     from inshrink_core.ops.triton_rans import decode_blocks
 
-    return decode_blocks(blocks, contexts, model, n, block_length)
+    with torch.cuda.device(blocks.words.get_device()):
+        return decode_blocks(blocks, contexts, model, n, block_length)

@@ -21,7 +21,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -39,6 +38,7 @@ __all__ = [
     "Grid",
     "Rounded",
     "advance",
+    "exponent_sums",
     "gain_grades",
     "large_changes",
     "pack_extra",
@@ -46,7 +46,8 @@ __all__ = [
     "unpack_extra",
 ]
 
-_HOST = torch.device("cpu")
+_EXTRA_PART = 1 << 16
+"""Large numbers whose bits are spread out at a time: 64-bit numbers, a megabyte for each bit of theirs."""
 
 N_CONTEXTS = 25
 """No change so far, and eight ages of three pairs."""
@@ -122,22 +123,22 @@ class Rounded(NamedTuple):
     Parameters
     ----------
     tokens : UInt8[Tensor, "n"]
-    contexts : UInt8[Tensor, "n"] or None
-        None where no history was given.
     integers : Int32[Tensor, "n"]
         N after the frame; 0 where the token is `EXACT`.
     history : UInt8[Tensor, "n"]
         After the frame.
     n_large, n_exact
         How many tokens are at least `FIRST_LARGE`, and how many of them `EXACT`.
+    largest
+        The largest token; 0 where nothing changed.
     """
 
     tokens: Tensor
-    contexts: Tensor | None
     integers: Tensor
     history: Tensor
     n_large: int
     n_exact: int
+    largest: int
 
 
 class Advanced(NamedTuple):
@@ -239,19 +240,59 @@ def large_changes(
     return z
 
 
+def exponent_sums(values: Tensor) -> NDArray[np.int64]:
+    """Sum the mantissas of float32 values, with their hidden bit, by the eight bits of the exponent.
+
+    Parameters
+    ----------
+    values : Float32[Tensor, "n"]
+        Contiguous, any device, fewer than 2**38; signs do not count.
+
+    Returns
+    -------
+    ndarray of int64, (257,)
+        The last number is how many values are not finite. The same in whatever order they are summed.
+    """
+    sums: NDArray[np.int64] = dispatch("exponent_sums", values.device)(values)
+    return sums
+
+
 def pack_extra(z: NDArray[np.int64]) -> bytes:
     """Return the extra bits of large z, lowest bit first, filled up to a byte with zeros."""
-    packed: NDArray[np.uint8] = dispatch("pack_extra", _HOST)(z)
-    return packed.tobytes()
+    # Whole bytes at the end of each part but the last: the bits of a part are put before the next one's.
+    left, parts = np.zeros(0, np.uint8), []
+    for begin in range(0, z.size, _EXTRA_PART):
+        part = z[begin : begin + _EXTRA_PART]
+        lengths = _places(part) - 2
+        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        bits = np.concatenate((left, (np.repeat(part, lengths) >> within & 1).astype(np.uint8)))
+        whole = bits.size // 8 * 8
+        parts.append(np.packbits(bits[:whole], bitorder="little").tobytes())
+        left = bits[whole:]
+    return b"".join((*parts, np.packbits(left, bitorder="little").tobytes()))
+
+
+def _places(z: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places of the highest bits: numbers below 2**27 are exact as float64."""
+    return np.frexp(z.astype(np.float64))[1].astype(np.int64) - 1
 
 
 def unpack_extra(tokens: Tensor, extra: bytes | memoryview) -> NDArray[np.int64] | None:
     """Return the large z of tokens from their extra bits; None unless these are exactly enough."""
+    large = tokens[(tokens >= FIRST_LARGE) & (tokens < EXACT)].cpu().numpy().astype(np.int64) - FIRST_LARGE
+    lengths = large // 4 + 5
+    ends = np.cumsum(lengths)
+    n_bits = int(ends[-1]) if large.size else 0
     stored = np.frombuffer(extra, np.uint8)
-    z: NDArray[np.int64]
-    z, n_bits = dispatch("unpack_extra", _HOST)(tokens.cpu().numpy(), stored)
-    if n_bits < 0 or (n_bits + 7) // 8 != stored.size:
+    if (n_bits + 7) // 8 != stored.size or (n_bits % 8 and int(stored[-1]) >> n_bits % 8):
         return None
-    if n_bits % 8 and int(stored[-1]) >> n_bits % 8:
-        return None
+    z: NDArray[np.int64] = (4 | large % 4) << lengths
+    for begin in range(0, large.size, _EXTRA_PART):
+        span = slice(begin, begin + _EXTRA_PART)
+        first, last = int(ends[begin] - lengths[begin]), int(ends[span][-1])
+        bits = np.unpackbits(stored[first // 8 : (last + 7) // 8], bitorder="little")[first % 8 :]
+        bits = bits[: last - first]
+        starts = ends[span] - lengths[span] - first
+        weights = bits.astype(np.int64) << (np.arange(last - first) - np.repeat(starts, lengths[span]))
+        z[span] |= np.add.reduceat(weights, starts)
     return z

@@ -105,7 +105,7 @@ def assign(
     Returns
     -------
     UInt8[Tensor, "n"]
-        Symbols in the order of the contiguous tensor, on the CPU. O(n).
+        Symbols in the order of the contiguous tensor, on the device of the table. O(n).
     """
     result: Tensor = dispatch("assign", values.device)(values, lut, gradient, low, high)
     return result
@@ -157,7 +157,7 @@ def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     Returns
     -------
     Float[Tensor, "n"]
-        In the stored dtype, on the CPU.
+        In the stored dtype, on the device of the symbols.
     """
     result: Tensor = dispatch("dequantize", symbols.device)(symbols, table, protected)
     return result

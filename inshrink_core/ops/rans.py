@@ -21,6 +21,7 @@ from torch import Tensor
 from inshrink_core.ops.registry import dispatch
 
 __all__ = [
+    "CONTEXT_MASK",
     "INITIAL_STATE",
     "MAX_CONTEXTS",
     "PRECISION",
@@ -41,6 +42,9 @@ INITIAL_STATE = 1 << 15
 
 MAX_CONTEXTS = 32
 """Most contexts: more would cost more in tables than they gain, and leave the second-level cache."""
+
+CONTEXT_MASK = MAX_CONTEXTS - 1
+"""Bits of a byte that are its context; what else a caller keeps in the byte need not be taken off."""
 
 
 class RansModel(NamedTuple):
@@ -90,7 +94,7 @@ def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_cont
     symbols : UInt8[Tensor, "n"]
         Any device.
     contexts : UInt8[Tensor, "n"] or None
-        None: all symbols are in context 0.
+        Their lower five bits count; None: all symbols are in context 0.
     n_symbols, n_contexts
         Shape of the result, at most 256 each.
 
@@ -113,7 +117,7 @@ def rans_encode(
     symbols : UInt8[Tensor, "n"]
         Each with a positive frequency in the table of its context.
     contexts : UInt8[Tensor, "n"] or None
-        Each below the number of contexts of the model; None: context 0.
+        Their lower five bits are the contexts, below the number that the model has; None: context 0.
     model
         Probability tables.
     lanes, block_length
@@ -140,7 +144,8 @@ def rans_decode(
         With as many counts and rows of states as `n` symbols have blocks, every state in its range and
         the counts summing to the number of words.
     contexts : UInt8[Tensor, "n"] or None
-        As given to `rans_encode`, on the device of the words.
+        As given to `rans_encode`, on the device of the words; a context that the model does not have
+        is decoded as context 0.
     model
         As given to `rans_encode`.
     n, block_length
@@ -174,8 +179,10 @@ def decode_table(frequencies: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def model_on(model: RansModel, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rows, frequencies and their exclusive sums as int32 tensors on a device."""
+    """Return rows of all possible contexts, frequencies and their exclusive sums, int32 on a device."""
     starts = np.cumsum(model.frequencies, axis=1) - model.frequencies
-    parts = (model.rows, model.frequencies, starts)
+    rows_of = np.zeros(MAX_CONTEXTS, np.int64)
+    rows_of[: model.rows.size] = model.rows
+    parts = (rows_of, model.frequencies, starts)
     rows, frequencies, begins = (torch.from_numpy(part.astype(np.int32)).to(device) for part in parts)
     return rows, frequencies, begins

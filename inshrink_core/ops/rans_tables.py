@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from inshrink_core.ops.rans import PRECISION
 from inshrink_core.ops.registry import dispatch
 
-__all__ = ["normalize_counts", "pool_contexts", "read_tables", "write_tables"]
+__all__ = [
+    "TABLE_BITS",
+    "Tables",
+    "choose_tables",
+    "normalize_counts",
+    "pool_contexts",
+    "read_tables",
+    "write_tables",
+]
 
 _HOST = torch.device("cpu")
+
+TABLE_BITS = 21
+"""Most bits of a frequency: a Golomb code of a change of length by 13 (9) and 12 below the highest."""
+
+_COST_BITS = 16
+_SIZE = 1 << PRECISION
+_COSTS = np.zeros(_SIZE, np.int64)
+_COSTS[1:] = np.round((PRECISION - np.log2(np.arange(1, _SIZE))) * (1 << _COST_BITS))
+"""Bits of a symbol by its frequency, in 65536ths, so that sums are equal in any order; 4096 stands at 0."""
+
+
+class Tables(NamedTuple):
+    """What `choose_tables` chose.
+
+    Parameters
+    ----------
+    rows : int64, (contexts,)
+        Table of each context.
+    frequencies : int64, (tables, symbols)
+        Each row sums to ``2**precision``.
+    precision
+        One of those given.
+    bits : uint8
+        Table numbers of the contexts and the tables, one bit a byte.
+    data_bits
+        Bits of the symbols with these tables.
+    """
+
+    rows: NDArray[np.int64]
+    frequencies: NDArray[np.int64]
+    precision: int
+    bits: NDArray[np.uint8]
+    data_bits: float
 
 
 def normalize_counts(counts: NDArray[np.int64], precision: int) -> NDArray[np.int64]:
@@ -38,7 +80,8 @@ def normalize_counts(counts: NDArray[np.int64], precision: int) -> NDArray[np.in
     >>> normalize_counts(np.array([[2, 1, 0, 1]]), 12).tolist()
     [[2048, 1024, 0, 1024]]
     """
-    frequencies: NDArray[np.int64] = dispatch("normalize_counts", _HOST)(counts, precision)
+    frequencies = np.empty(counts.shape, np.int64)
+    dispatch("normalize_counts", _HOST)(counts, counts.shape[0], precision, frequencies)
     return frequencies
 
 
@@ -57,11 +100,37 @@ def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
     bits : float
         Estimated bits of data and tables. O(contexts**2 · symbols).
     """
-    result: Any = dispatch("pool_contexts", _HOST)(counts)
-    leaders, occurs, bits = result
-    order = np.unique(leaders[occurs])
-    rows = np.where(occurs, np.searchsorted(order, leaders), 0)
-    return rows.astype(np.int64), float(bits)
+    n = counts.shape[0]
+    leaders, alive = np.empty(n, np.int64), np.empty(n, np.bool_)
+    stale, pair_bits = np.empty((n, n), np.bool_), np.empty((n, n), np.float64)
+    bits = float(dispatch("pool_contexts", _HOST)(counts.copy(), leaders, alive, stale, pair_bits))
+    number_of = np.cumsum(alive) - 1
+    rows: NDArray[np.int64] = np.where(leaders < 0, 0, number_of[leaders])
+    return rows, bits
+
+
+def choose_tables(counts: NDArray[np.int64], rows: NDArray[np.int64], precisions: tuple[int, ...]) -> Tables:
+    """Choose the precision, and the given pooling or one table for all, of least data and tables.
+
+    Parameters
+    ----------
+    counts : (contexts, symbols)
+        How often each symbol occurs in each context, below 2**40 together.
+    rows : (contexts,)
+        Table of each context, of `pool_contexts`.
+    precisions
+        Logarithms of the sums to try; the first of equal ones is taken. At least one of them leaves
+        every symbol that occurs a frequency.
+    """
+    n_contexts, n_symbols = counts.shape
+    n_tables = int(rows.max()) + 1
+    rows, tried = rows.copy(), np.array(precisions, np.int64)
+    pooled, frequencies = (np.empty((n_tables, n_symbols), np.int64) for _ in range(2))
+    bits = np.empty(n_contexts * n_tables.bit_length() + n_tables * n_symbols * TABLE_BITS, np.uint8)
+    choose = dispatch("choose_tables", _HOST)
+    n_tables, precision, n_bits, cost = choose(counts, rows, tried, _COSTS, pooled, frequencies, bits)
+    data_bits = int(cost) / (1 << _COST_BITS)
+    return Tables(rows, frequencies[:n_tables], int(precision), bits[:n_bits], data_bits)
 
 
 def write_tables(frequencies: NDArray[np.int64], precision: int) -> NDArray[np.uint8]:
@@ -71,21 +140,29 @@ def write_tables(frequencies: NDArray[np.int64], precision: int) -> NDArray[np.u
     of the symbol before (0 before the first), in zigzag order (0, -1, 1, -2, ...) and coded in
     exponential Golomb bits of order 0; then the bits of the frequency below its highest, lowest first.
     """
-    bits: NDArray[np.uint8] = dispatch("write_tables", _HOST)(frequencies, precision)
-    return bits
+    bits = np.empty(frequencies.size * TABLE_BITS, np.uint8)
+    n_bits = dispatch("write_tables", _HOST)(frequencies, frequencies.shape[0], precision, bits, 0)
+    return bits[:n_bits]
 
 
 def read_tables(
-    bits: NDArray[np.uint8], n_tables: int, n_symbols: int, precision: int
-) -> tuple[NDArray[np.int64], int]:
-    """Return the tables that bits begin with, and how many bits they took, or -1 if they are none.
+    packed: NDArray[np.uint8], n_bits: int, shape: tuple[int, int, int], precision: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Return table numbers and tables that bits begin with, and how many bits they took, or -1 if none.
 
     Parameters
     ----------
-    bits
-        One a byte, of `write_tables`, with anything after them.
-    n_tables, n_symbols, precision
-        Shape of the tables and logarithm of their sums.
+    packed
+        Bytes of the bits of `Tables`, lowest first, with anything after them.
+    n_bits
+        How many bits there are.
+    shape
+        Numbers of contexts, of tables and of symbols.
+    precision
+        Logarithm of the tables' sums.
     """
-    frequencies, n_bits = dispatch("read_tables", _HOST)(bits, n_tables, n_symbols, precision)
-    return frequencies, int(n_bits)
+    n_contexts, n_tables, n_symbols = shape
+    rows, frequencies = np.empty(n_contexts, np.int64), np.empty((n_tables, n_symbols), np.int64)
+    width = (n_tables - 1).bit_length()
+    taken = dispatch("read_tables", _HOST)(packed, n_bits, precision, rows, width, frequencies)
+    return rows, frequencies, int(taken)

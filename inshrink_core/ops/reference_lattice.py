@@ -95,12 +95,12 @@ def round_to_grid(
     new = _next_history(q, turned, old)
     new[exact] = 0
     return Rounded(
-        tokens.to(torch.uint8).cpu(),
-        None if history is None else (old & CONTEXT_BITS).cpu(),
-        after.to(torch.int32).cpu(),
-        new.cpu(),
+        tokens.to(torch.uint8).to(integers.device),
+        after.to(torch.int32).to(integers.device),
+        new.to(integers.device),
         int((tokens >= FIRST_LARGE).sum()),
         int(exact.sum()),
+        int(tokens.max()) if tokens.numel() else 0,
     )
 
 
@@ -111,7 +111,7 @@ def advance(
     """See `lattice.advance`."""
     z = tokens.long()
     exact = tokens == EXACT
-    z[(tokens >= FIRST_LARGE) & ~exact] = torch.from_numpy(large)
+    z[(tokens >= FIRST_LARGE) & ~exact] = torch.from_numpy(large).to(z.device)
     z[exact] = 0
     turned = (z >> 1) ^ -(z & 1)
     old = torch.zeros_like(tokens) if history is None else history
@@ -180,40 +180,14 @@ def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_ro
     return grades
 
 
-@register("pack_extra", Backend.REFERENCE)
-def pack_extra(z: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """See `lattice.pack_extra`."""
-    out = np.zeros((z.size * 30 + 7) // 8, np.uint8)
-    at = 0
-    for i in range(z.size):
-        place = 7
-        while (z[i] >> (place + 1)) > 0:
-            place += 1
-        for bit in range(place - 2):
-            out[at >> 3] |= np.uint8(((z[i] >> bit) & 1) << (at & 7))
-            at += 1
-    return out[: (at + 7) // 8]
-
-
-@register("unpack_extra", Backend.REFERENCE)
-def unpack_extra(tokens: NDArray[np.uint8], stored: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int]:
-    """See `lattice.unpack_extra`; the number of bits taken is -1 where there are too few."""
-    n = 0
-    for i in range(tokens.size):
-        n += tokens[i] >= FIRST_LARGE and tokens[i] < EXACT
-    z = np.zeros(n, np.int64)
-    at, n_bits, j = 0, 8 * stored.size, 0
-    for i in range(tokens.size):
-        token = int(tokens[i])
-        if token < FIRST_LARGE or token >= EXACT:
-            continue
-        place = 7 + (token - FIRST_LARGE) // 4
-        if at + place - 2 > n_bits:
-            return z, -1
-        value = (4 | ((token - FIRST_LARGE) & 3)) << (place - 2)
-        for bit in range(place - 2):
-            value |= ((int(stored[at >> 3]) >> (at & 7)) & 1) << bit
-            at += 1
-        z[j] = value
-        j += 1
-    return z, at
+@register("exponent_sums", Backend.REFERENCE)
+def exponent_sums(values: Tensor) -> NDArray[np.int64]:
+    """See `lattice.exponent_sums`."""
+    bits = values.view(torch.int32)
+    exponents = ((bits >> 23) & 255).long()
+    mantissas = (bits & 0x7FFFFF) + ((exponents > 0).to(torch.int32) << 23)
+    sums = torch.zeros(257, dtype=torch.int64, device=values.device)
+    sums.index_add_(0, exponents, mantissas.long())
+    sums[256] = (exponents == 255).sum()
+    result: NDArray[np.int64] = sums.cpu().numpy()
+    return result

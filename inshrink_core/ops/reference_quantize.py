@@ -64,7 +64,7 @@ def assign(
         sensitivity = _sensitivity_keys(values, gradient)
         symbols[(sensitivity < low) & (symbols != PROTECTED)] = PRUNED
         symbols[sensitivity >= high] = PROTECTED
-    return symbols.cpu()
+    return symbols.to(lut.device)
 
 
 @register("gather_protected", Backend.REFERENCE)
@@ -88,6 +88,8 @@ def symbol_counts(symbols: Tensor) -> Tensor:
 @register("dequantize", Backend.REFERENCE)
 def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     """See `quantize.dequantize`."""
-    values = table.cpu()[symbols.cpu().long()]
-    values[symbols.cpu() == PROTECTED] = protected.cpu()
-    return values
+    # As words: torch does not keep the bits of a NaN wherever it fills in a single float.
+    width = torch.int16 if table.dtype.itemsize == 2 else torch.int32
+    values = table.to(symbols.device).view(width)[symbols.long()]
+    values[symbols == PROTECTED] = protected.to(symbols.device).view(width)
+    return values.view(table.dtype)

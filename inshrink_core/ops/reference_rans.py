@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from inshrink_core.ops.rans import (
+    CONTEXT_MASK,
     INITIAL_STATE,
     PRECISION,
     RansBlocks,
@@ -32,7 +33,7 @@ def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_cont
     """See `inshrink_core.ops.rans.rans_counts`."""
     pairs = symbols.long()
     if contexts is not None:
-        pairs = pairs + 256 * contexts.long()
+        pairs = pairs + 256 * (contexts & CONTEXT_MASK).long()
     counts = torch.bincount(pairs, minlength=1 << 16).view(256, 256)
     return counts[:n_contexts, :n_symbols].cpu().contiguous()
 
@@ -51,7 +52,8 @@ def _rows_in_lanes(
     n_blocks, block_length, lanes = shape
     if contexts is None:
         return rows[0].long().expand(block_length // lanes, n_blocks, lanes)
-    return _in_lanes(rows.long()[contexts.to(device).long()[:n]], n_blocks, block_length, lanes)
+    row = rows.long()[(contexts.to(device) & CONTEXT_MASK).long()[:n]]
+    return _in_lanes(row, n_blocks, block_length, lanes)
 
 
 @register("rans_encode", Backend.REFERENCE)

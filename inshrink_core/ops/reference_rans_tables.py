@@ -1,7 +1,8 @@
 """Probability tables of the context rANS coder in plain Python: the norm, which numba also compiles.
 
-The functions call no others, because compiled code cannot call plain Python; every index is proved in
-range by a loop bound or a guard, because compiled code checks none.
+The functions make no arrays and call nothing but each other: arrays of numpy's own functions would take
+numba seconds to compile. Results go where the caller says. Every index is proved in range by a loop bound
+or a guard, because compiled code checks none.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ from numpy.typing import NDArray
 from inshrink_core.ops.registry import register
 from inshrink_core.ops.schema import Backend
 
-__all__: list[str] = []
+__all__ = ["choose_tables", "normalize_counts", "pool_contexts", "read_tables", "write_tables"]
 
 
 @register("normalize_counts", Backend.REFERENCE)
-def normalize_counts(counts: NDArray[np.int64], precision: int) -> NDArray[np.int64]:
+def normalize_counts(
+    counts: NDArray[np.int64], n_rows: int, precision: int, frequencies: NDArray[np.int64]
+) -> None:
     """See `inshrink_core.ops.rans_tables.normalize_counts`."""
-    n_rows, n_symbols = counts.shape
+    n_symbols = counts.shape[1]
     size = 1 << precision
-    frequencies = np.zeros((n_rows, n_symbols), np.int64)
     for row in range(n_rows):
-        total = np.int64(0)
+        total = 0
         for s in range(n_symbols):
             total += counts[row, s]
+            frequencies[row, s] = 0
         if total == 0:
             frequencies[row, 0] = size
             continue
@@ -55,22 +58,29 @@ def normalize_counts(counts: NDArray[np.int64], precision: int) -> NDArray[np.in
                 break
             frequencies[row, best] += side
             left -= side
-    return frequencies
 
 
 @register("pool_contexts", Backend.REFERENCE)
-def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_], float]:
-    """See `inshrink_core.ops.rans_tables.pool_contexts`; the rows are numbers of contexts here."""
-    n_contexts, n_symbols = counts.shape
-    merged = counts.copy()
-    leaders = np.arange(n_contexts)
-    occurs = np.zeros(n_contexts, np.bool_)
+def pool_contexts(
+    merged: NDArray[np.int64],
+    leaders: NDArray[np.int64],
+    alive: NDArray[np.bool_],
+    stale: NDArray[np.bool_],
+    bits: NDArray[np.float64],
+) -> float:
+    """See `inshrink_core.ops.rans_tables.pool_contexts`; leaders are numbers of contexts, -1: not there.
+
+    `merged` begins as the counts, `leaders` as anything; the others are memory to work in.
+    """
+    n_contexts, n_symbols = merged.shape
     for c in range(n_contexts):
+        leaders[c] = -1
         for s in range(n_symbols):
-            occurs[c] |= counts[c, s] > 0
-    alive = occurs.copy()
-    stale = np.ones((n_contexts, n_contexts), np.bool_)
-    bits = np.zeros((n_contexts, n_contexts), np.float64)
+            if merged[c, s] > 0:
+                leaders[c] = c
+        alive[c] = leaders[c] == c
+        for d in range(n_contexts):
+            stale[c, d] = True
     while True:
         best_gain, best_i, best_j = 0.0, -1, -1
         # The diagonal first: what two contexts take alone is compared with what they take together.
@@ -81,11 +91,11 @@ def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray
                     continue
                 if stale[i, j]:
                     stale[i, j] = False
-                    total = np.int64(0)
+                    total = 0
                     for s in range(n_symbols):
                         total += merged[i, s] + (merged[j, s] if j > i else 0)
                     log_total = math.log2(total)
-                    seen = np.int64(0)
+                    seen = 0
                     before = 0
                     sum_bits = 0.0
                     for s in range(n_symbols):
@@ -125,16 +135,15 @@ def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray
     for c in range(n_contexts):
         if alive[c]:
             total_bits += bits[c, c]
-    return leaders, occurs, total_bits
+    return total_bits
 
 
 @register("write_tables", Backend.REFERENCE)
-def write_tables(frequencies: NDArray[np.int64], precision: int) -> NDArray[np.uint8]:
-    """See `inshrink_core.ops.rans_tables.write_tables`."""
-    n_tables, n_symbols = frequencies.shape
-    # A change of length is at most 27 in zigzag order, 9 Golomb bits; a frequency has 12 more.
-    bits = np.zeros(n_tables * n_symbols * 21, np.uint8)
-    at = 0
+def write_tables(
+    frequencies: NDArray[np.int64], n_tables: int, precision: int, bits: NDArray[np.uint8], at: int
+) -> int:
+    """See `inshrink_core.ops.rans_tables.write_tables`; from a place on, returning the place after."""
+    n_symbols = frequencies.shape[1]
     for table in range(n_tables):
         left = 1 << precision
         before = 0
@@ -151,7 +160,9 @@ def write_tables(frequencies: NDArray[np.int64], precision: int) -> NDArray[np.u
             golomb = 0
             while ((zigzag + 1) >> golomb) > 1:
                 golomb += 1
-            at += golomb
+            for _ in range(golomb):
+                bits[at] = 0
+                at += 1
             for k in range(golomb, -1, -1):
                 bits[at] = ((zigzag + 1) >> k) & 1
                 at += 1
@@ -159,46 +170,128 @@ def write_tables(frequencies: NDArray[np.int64], precision: int) -> NDArray[np.u
                 bits[at] = (f >> k) & 1
                 at += 1
             left -= f
-    return bits[:at]
+    return at
+
+
+@register("choose_tables", Backend.REFERENCE)
+def choose_tables(
+    counts: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    precisions: NDArray[np.int64],
+    costs: NDArray[np.int64],
+    pooled: NDArray[np.int64],
+    frequencies: NDArray[np.int64],
+    bits: NDArray[np.uint8],
+) -> tuple[int, int, int, int]:
+    """See `inshrink_core.ops.rans_tables.choose_tables`: tables, their precision, bits, cost of the data.
+
+    `rows` becomes zeros where one table for all contexts is best. `pooled` is memory to work in.
+    """
+    n_contexts, n_symbols = counts.shape
+    n_used, n_rows = 0, 1
+    for s in range(n_symbols):
+        used = 0
+        for c in range(n_contexts):
+            if counts[c, s] > 0:
+                used = 1
+        n_used += used
+    for c in range(n_contexts):
+        n_rows = max(n_rows, rows[c] + 1)
+    best, best_cost, best_tables, best_precision = -1, 0, 0, 0
+    n_tables, precision, n_bits, cost = 0, 0, 0, 0
+    n_candidates = precisions.size * (2 if n_rows > 1 else 1)
+    # Once more after the last, for the best.
+    for candidate in range(n_candidates + 1):
+        if candidate < n_candidates:
+            n_tables = n_rows if candidate < precisions.size else 1
+            precision = precisions[candidate % precisions.size]
+        else:
+            n_tables, precision = best_tables, best_precision
+        if n_used > 1 << precision:
+            continue
+        for row in range(n_tables):
+            for s in range(n_symbols):
+                pooled[row, s] = 0
+        width = 0
+        while (n_tables - 1) >> width > 0:
+            width += 1
+        n_bits = 0
+        for c in range(n_contexts):
+            row = rows[c] if n_tables > 1 else 0
+            for s in range(n_symbols):
+                pooled[row, s] += counts[c, s]
+            for k in range(width):
+                bits[n_bits] = (row >> k) & 1
+                n_bits += 1
+        normalize_counts(pooled, n_tables, precision, frequencies)
+        n_bits = write_tables(frequencies, n_tables, precision, bits, n_bits)
+        cost = 0
+        for row in range(n_tables):
+            for s in range(n_symbols):
+                # costs[0] stands for 4096, the only frequency whose symbols take no bits.
+                cost += pooled[row, s] * costs[(frequencies[row, s] << (12 - precision)) & 4095]
+        if best < 0 or cost + (n_bits << 16) < best_cost:
+            best, best_cost = candidate, cost + (n_bits << 16)
+            best_tables, best_precision = n_tables, precision
+    if n_tables == 1:
+        for c in range(n_contexts):
+            rows[c] = 0
+    return n_tables, precision, n_bits, cost
 
 
 @register("read_tables", Backend.REFERENCE)
 def read_tables(
-    bits: NDArray[np.uint8], n_tables: int, n_symbols: int, precision: int
-) -> tuple[NDArray[np.int64], int]:
-    """See `inshrink_core.ops.rans_tables.read_tables`."""
-    frequencies = np.zeros((n_tables, n_symbols), np.int64)
+    packed: NDArray[np.uint8],
+    n_bits: int,
+    precision: int,
+    rows: NDArray[np.int64],
+    width: int,
+    frequencies: NDArray[np.int64],
+) -> int:
+    """See `inshrink_core.ops.rans_tables.read_tables`; returns the number of bits taken, or -1."""
+    n_tables, n_symbols = frequencies.shape
     at = 0
+    if rows.size * width > n_bits:
+        return -1
+    for c in range(rows.size):
+        rows[c] = 0
+        for k in range(width):
+            rows[c] |= (int(np.int64(packed[at >> 3])) >> (at & 7) & 1) << k
+            at += 1
+        if rows[c] >= n_tables:
+            return -1
     for table in range(n_tables):
         left = 1 << precision
         length = 0
         for s in range(n_symbols):
+            frequencies[table, s] = 0
+        for s in range(n_symbols):
             if left == 0:
                 break
             golomb = 0
-            while golomb < 5 and at < bits.size and bits[at] == 0:
+            while golomb < 5 and at < n_bits and (int(np.int64(packed[at >> 3])) >> (at & 7) & 1) == 0:
                 golomb += 1
                 at += 1
-            if golomb == 5 or at + golomb + 1 > bits.size:
-                return frequencies, -1
+            if golomb == 5 or at + golomb + 1 > n_bits:
+                return -1
             value = 0
             for _ in range(golomb + 1):
-                value = 2 * value + int(bits[at])
+                value = 2 * value + (int(np.int64(packed[at >> 3])) >> (at & 7) & 1)
                 at += 1
             zigzag = value - 1
             length += zigzag // 2 if zigzag % 2 == 0 else -(zigzag + 1) // 2
-            if length < 0 or length > precision + 1 or at + length > bits.size + 1:
-                return frequencies, -1
+            if length < 0 or length > precision + 1 or at + length > n_bits + 1:
+                return -1
             if length == 0:
                 continue
             f = 1 << (length - 1)
             for k in range(length - 1):
-                f |= int(bits[at]) << k
+                f |= (int(np.int64(packed[at >> 3])) >> (at & 7) & 1) << k
                 at += 1
             if f > left:
-                return frequencies, -1
+                return -1
             frequencies[table, s] = f
             left -= f
         if left != 0:
-            return frequencies, -1
-    return frequencies, at
+            return -1
+    return at

@@ -43,6 +43,8 @@ class Op(NamedTuple):
     backends: frozenset[Backend] = frozenset({Backend.CPU})
 
 
+_KERNELS = frozenset({Backend.CPU, Backend.CUDA})
+
 _SYMBOLS = (
     Op("code_lengths", "symbols", "code lengths of a length-limited Huffman code"),
     Op("count_groups", "symbols", "histogram of bytes"),
@@ -64,22 +66,31 @@ _QUANTIZE = (
         "histogram16",
         "quantize",
         "counts by the upper 16 bits of float32, where sensitivity is within bounds",
+        _KERNELS,
     ),
-    Op("sensitivity_histogram", "quantize", "counts by magnitude key of the product of value and gradient"),
-    Op("assign", "quantize", "symbol of every value from a table of keys and bounds on sensitivity"),
+    Op(
+        "sensitivity_histogram",
+        "quantize",
+        "counts by magnitude key of the product of value and gradient",
+        _KERNELS,
+    ),
+    Op(
+        "assign", "quantize", "symbol of every value from a table of keys and bounds on sensitivity", _KERNELS
+    ),
     Op("gather_protected", "quantize", "values whose symbol is PROTECTED, in tensor order"),
-    Op("gather_decoded", "quantize", "what other symbols decode to where a symbol is PROTECTED"),
-    Op("symbol_counts", "quantize", "histogram of uint8 symbols"),
-    Op("dequantize", "quantize", "symbols back to values by table, protected values put in place"),
+    Op("gather_decoded", "quantize", "what other symbols decode to where a symbol is PROTECTED", _KERNELS),
+    Op("symbol_counts", "quantize", "histogram of uint8 symbols", _KERNELS),
+    Op("dequantize", "quantize", "symbols back to values by table, protected values put in place", _KERNELS),
 )
 
 _RANS = (
-    Op("rans_counts", "rans", "histogram of (context, symbol)", frozenset({Backend.CPU, Backend.CUDA})),
-    Op("rans_encode", "rans", "blocks of interleaved rANS lanes", frozenset({Backend.CPU, Backend.CUDA})),
-    Op("rans_decode", "rans", "inverse of rans_encode", frozenset({Backend.CPU, Backend.CUDA})),
+    Op("rans_counts", "rans", "histogram of (context, symbol)", _KERNELS),
+    Op("rans_encode", "rans", "blocks of interleaved rANS lanes", _KERNELS),
+    Op("rans_decode", "rans", "inverse of rans_encode", _KERNELS),
     Op("normalize_counts", "rans_tables", "counts to frequencies that sum to a power of two"),
     Op("pool_contexts", "rans_tables", "which contexts share a table"),
     Op("write_tables", "rans_tables", "frequencies as bits"),
+    Op("choose_tables", "rans_tables", "pooling and precision of least cost, with their tables as bits"),
     Op("read_tables", "rans_tables", "inverse of write_tables"),
 )
 
@@ -89,11 +100,10 @@ _ADAPTIVE = (
 )
 
 _LATTICE = (
-    Op("round_to_grid", "lattice", "changes of lattice points as tokens, and the state after them"),
-    Op("advance", "lattice", "inverse of round_to_grid"),
-    Op("gain_grades", "lattice", "thresholds of matched-gain rounding"),
-    Op("pack_extra", "lattice", "low bits of large changes"),
-    Op("unpack_extra", "lattice", "inverse of pack_extra"),
+    Op("round_to_grid", "lattice", "changes of lattice points as tokens, and the state after them", _KERNELS),
+    Op("advance", "lattice", "inverse of round_to_grid", _KERNELS),
+    Op("gain_grades", "lattice", "thresholds of matched-gain rounding", _KERNELS),
+    Op("exponent_sums", "lattice", "mantissas of float32 values summed per exponent"),
 )
 
 _FAMILIES = (_SYMBOLS, _PLANES, _QUANTIZE, _RANS, _ADAPTIVE, _LATTICE)

@@ -7,14 +7,13 @@ word outside its block is neither read nor written.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from inshrink_core.ops.rans import (
+    CONTEXT_MASK,
     INITIAL_STATE,
     PRECISION,
     RansBlocks,
@@ -29,6 +28,7 @@ _INITIAL = tl.constexpr(INITIAL_STATE)
 _PRECISION = tl.constexpr(PRECISION)
 _SLOT = tl.constexpr((1 << PRECISION) - 1)
 _LIMIT_SHIFT = tl.constexpr(31 - PRECISION)
+_CONTEXT = tl.constexpr(CONTEXT_MASK)
 
 _COUNTED = 4096
 """Symbols that one program counts: eight a thread."""
@@ -39,31 +39,36 @@ _COPIED = 1024
 _WARP = 32
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit
 def _count(
-    symbols: Any, contexts: Any, counts: Any, n: Any, with_contexts: tl.constexpr, size: tl.constexpr
+    symbols: tl.tensor,
+    contexts: tl.tensor,
+    counts: tl.tensor,
+    n: tl.tensor,
+    with_contexts: tl.constexpr,
+    size: tl.constexpr,
 ) -> None:
     place = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
     here = place < n
     pair = tl.load(symbols + place, mask=here, other=0).to(tl.int32)
     if with_contexts:
-        pair += 256 * tl.load(contexts + place, mask=here, other=0).to(tl.int32)
+        pair += 256 * (tl.load(contexts + place, mask=here, other=0).to(tl.int32) & _CONTEXT)
     tl.atomic_add(counts + pair, 1, mask=here)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit
 def _encode(
-    symbols: Any,
-    contexts: Any,
-    rows: Any,
-    frequencies: Any,
-    starts: Any,
-    scratch: Any,
-    begins: Any,
-    states: Any,
-    n: Any,
-    block_length: Any,
-    n_symbols: Any,
+    symbols: tl.tensor,
+    contexts: tl.tensor,
+    rows: tl.tensor,
+    frequencies: tl.tensor,
+    starts: tl.tensor,
+    scratch: tl.tensor,
+    begins: tl.tensor,
+    states: tl.tensor,
+    n: tl.tensor,
+    block_length: tl.tensor,
+    n_symbols: tl.tensor,
     with_contexts: tl.constexpr,
     lanes: tl.constexpr,
 ) -> None:
@@ -81,7 +86,7 @@ def _encode(
         entry = tl.load(symbols + place, mask=here, other=0).to(tl.int32)
         context = tl.zeros((lanes,), tl.int32)
         if with_contexts:
-            context = tl.load(contexts + place, mask=here, other=0).to(tl.int32)
+            context = tl.load(contexts + place, mask=here, other=0).to(tl.int32) & _CONTEXT
         entry += tl.load(rows + context) * n_symbols
         f = tl.load(frequencies + entry, mask=here, other=1)
         start = tl.load(starts + entry, mask=here, other=0)
@@ -97,9 +102,15 @@ def _encode(
     tl.store(states + block * lanes + lane, state)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit
 def _gather_words(
-    scratch: Any, begins: Any, offsets: Any, words: Any, n: Any, block_length: Any, turn: tl.constexpr
+    scratch: tl.tensor,
+    begins: tl.tensor,
+    offsets: tl.tensor,
+    words: tl.tensor,
+    n: tl.tensor,
+    block_length: tl.tensor,
+    turn: tl.constexpr,
 ) -> None:
     block = tl.program_id(0).to(tl.int64)
     first = block * block_length
@@ -113,18 +124,18 @@ def _gather_words(
         tl.store(words + offset + place, word, mask=here)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit
 def _decode(
-    words: Any,
-    ends: Any,
-    states: Any,
-    contexts: Any,
-    rows: Any,
-    table: Any,
-    out: Any,
-    intact: Any,
-    n: Any,
-    block_length: Any,
+    words: tl.tensor,
+    ends: tl.tensor,
+    states: tl.tensor,
+    contexts: tl.tensor,
+    rows: tl.tensor,
+    table: tl.tensor,
+    out: tl.tensor,
+    intact: tl.tensor,
+    n: tl.tensor,
+    block_length: tl.tensor,
     with_contexts: tl.constexpr,
     lanes: tl.constexpr,
 ) -> None:
@@ -141,7 +152,7 @@ def _decode(
         place = first + local
         context = tl.zeros((lanes,), tl.int32)
         if with_contexts:
-            context = tl.load(contexts + place, mask=here, other=0).to(tl.int32)
+            context = tl.load(contexts + place, mask=here, other=0).to(tl.int32) & _CONTEXT
         slot = tl.load(rows + context) * (_SLOT + 1) + (state & _SLOT)
         entry = tl.load(table + slot)
         decoded = ((entry & _SLOT) + 1) * (state >> _PRECISION) + ((entry >> _PRECISION) & _SLOT)
@@ -157,8 +168,8 @@ def _decode(
 
 
 def _threads(lanes: int) -> dict[str, int]:
-    """Launch a thread for each lane, in whole warps."""
-    return {"num_warps": min(max(lanes // _WARP, 1), 8)}
+    """Launch a thread for each lane, in whole warps; Triton wants to be told about fused operations."""
+    return {"num_warps": min(max(lanes // _WARP, 1), 8), "enable_fp_fusion": False}
 
 
 def count_pairs_on(symbols: Tensor, contexts: Tensor | None) -> Tensor:
@@ -168,7 +179,8 @@ def count_pairs_on(symbols: Tensor, contexts: Tensor | None) -> Tensor:
     if n:
         grid = (triton.cdiv(n, _COUNTED),)
         with_contexts = contexts is not None
-        _count[grid](symbols, contexts if with_contexts else symbols, counts, n, with_contexts, _COUNTED)
+        read = contexts if with_contexts else symbols
+        _count[grid](symbols, read, counts, n, with_contexts, _COUNTED, enable_fp_fusion=False)
     return counts
 
 
@@ -205,7 +217,9 @@ def encode_blocks(
     offsets = counts.cumsum(0) - counts
     n_words = counts.cpu()
     words = torch.empty(int(n_words.sum()), dtype=torch.int16, device=device)
-    _gather_words[(n_blocks,)](scratch, begins, offsets, words, n, block_length, _COPIED)
+    _gather_words[(n_blocks,)](
+        scratch, begins, offsets, words, n, block_length, _COPIED, enable_fp_fusion=False
+    )
     return RansBlocks(words, n_words, states)
 
 

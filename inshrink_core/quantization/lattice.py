@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
-from inshrink_core.ops.lattice import Grid
+from inshrink_core.ops.lattice import Grid, exponent_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +23,7 @@ __all__ = [
     "MIN_EXPONENT",
     "Spacing",
     "exact_mean",
+    "geometric_mean",
     "grid_of",
     "held",
     "new_spacing",
@@ -87,7 +87,7 @@ def sample(values: Tensor) -> Tensor:
 def exact_mean(values: Tensor) -> float:
     """Return the mean magnitude of float32 values, exact but for one rounding; NaN if one is not finite.
 
-    Mantissas are summed per exponent: integers below 2**53 even as float64, in whatever order.
+    Mantissas are summed per exponent: integers, in whatever order.
 
     Examples
     --------
@@ -97,37 +97,39 @@ def exact_mean(values: Tensor) -> float:
     """
     if values.numel() == 0:
         return 0.0
-    bits = values.contiguous().view(torch.int32)
-    exponents = (bits >> 23) & 255
-    mantissas = (bits & 0x7FFFFF) + ((exponents > 0).to(torch.int32) << 23)
-    sums = torch.bincount(exponents, weights=mantissas.double(), minlength=256).cpu().numpy()
-    if sums[255] > 0 or bool((exponents == 255).any()):
+    sums = exponent_sums(values.contiguous())
+    if sums[256] > 0:
         return math.nan
-    terms = (math.ldexp(float(sums[k]), max(int(k), 1) - 150) for k in np.flatnonzero(sums))
-    return math.fsum(terms) / values.numel()
+    there = sums.nonzero()[0]
+    terms = np.ldexp(sums[there].astype(np.float64), np.maximum(there, 1) - 150)
+    return math.fsum(terms.tolist()) / values.numel()
 
 
-def sensitivity_factor(mean: float, means: Sequence[float], power: float) -> float:
+def geometric_mean(means: Sequence[float]) -> float:
+    """Return the geometric mean of the positive numbers; 0 where there is none."""
+    positive = [m for m in means if m > 0]
+    return math.exp(math.fsum(map(math.log, positive)) / len(positive)) if positive else 0.0
+
+
+def sensitivity_factor(mean: float, middle: float, power: float) -> float:
     """Return by how much a tensor's step differs from the common one for its mean squared gradient.
 
     Parameters
     ----------
     mean
         Mean second moment of the tensor (or any proxy of its squared gradients).
-    means
-        Those of all tensors; the geometric mean of the positive ones has factor 1.
+    middle
+        The geometric mean of those of all tensors, which has factor 1.
     power
         A quarter damps the half that curvature in proportion to squared gradients would give.
 
     Examples
     --------
-    >>> sensitivity_factor(16.0, [1.0, 1.0, 16.0, 0.0625], 0.25)
+    >>> sensitivity_factor(16.0, geometric_mean([1.0, 1.0, 16.0, 0.0625]), 0.25)
     0.5
     """
-    positive = [m for m in means if m > 0]
-    if not positive or not mean > 0:
+    if not middle > 0 or not mean > 0:
         return 1.0
-    middle = math.exp(math.fsum(math.log(m) for m in positive) / len(positive))
     ratio = min(max(middle / mean, 1 / _FACTOR_BOUND), _FACTOR_BOUND)
     return float(ratio**power)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inshrink_core.archive import ArchiveWriter
+from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.chain import (
     Archive,
     ArchiveSize,
@@ -19,10 +20,13 @@ from inshrink_core.chain import (
     stored_view,
     tensor_digest,
 )
-from inshrink_core.errors import NotFoundError, StepConflictError
+from inshrink_core.errors import CheckFailedError, InputError, NotFoundError, StepConflictError
 from inshrink_core.formats import Run, open_run
+from inshrink_core.search.bounds import Bounds
+from inshrink_core.session.bounded import BoundedWriter, open_bounded
 from inshrink_core.session.config import make_chain_config
 from inshrink_core.session.progress import OnProgress, Progress
+from inshrink_core.session.promise import Promise
 
 if TYPE_CHECKING:
     import os
@@ -53,7 +57,9 @@ class CompressReport:
     relative_error
         Root of squared error over squared norm of the weights written now; None if none were.
     codec, config
-        What the weights were written with.
+        What the weights were written with; under bounds, where the search began.
+    promise
+        What was promised of every restored step, and how each keeps it; None where nothing was.
     """
 
     path: Path
@@ -65,6 +71,12 @@ class CompressReport:
     relative_error: float | None
     codec: str
     config: Mapping[str, Any]
+    promise: Promise | None = None
+
+    @property
+    def failure(self) -> CheckFailedError | None:
+        """Why the chain does not keep what was promised; None where it does, or nothing was."""
+        return None if self.promise is None else self.promise.failure(self.path)
 
     @property
     def mb_per_s(self) -> float | None:
@@ -73,7 +85,8 @@ class CompressReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink compress --json``."""
-        return {
+        promised = {} if self.promise is None else self.promise.to_json()
+        return promised | {
             "archive": str(self.path),
             "codec": self.codec,
             "config": dict(self.config),
@@ -93,6 +106,7 @@ class CompressReport:
                     "kind": frame.info.kind.value,
                     "bytes": frame.info.nbytes,
                     "ratio_weights": frame.ratio_weights,
+                    **({} if self.promise is None else self.promise.step_json(frame.info.step)),
                 }
                 for frame in self.size.frames
             ],
@@ -109,6 +123,13 @@ def compress(
     keyframe_every: int = 32,
     steps: Iterable[int] | None = None,
     resumed_from: int | None = None,
+    max_drop: float | None = None,
+    max_divergence: float | None = None,
+    evaluator: str | None = None,
+    metric: str | None = None,
+    direction: str | None = None,
+    trust_run: bool = False,
+    timeout: float = 600.0,
     device: str = "cpu",
     threads: int | None = None,
     progress: OnProgress | None = None,
@@ -130,6 +151,11 @@ def compress(
         The steps to write; by default all.
     resumed_from
         The archived step that training was restored from: the steps of `run` after it open a branch.
+    max_drop, max_divergence
+        Bounds on every restored step (`inshrink_core.search.bounds.Bounds`): each is then written with the
+        smallest frame found that keeps them, and exactly where there is none.
+    evaluator, metric, direction, trust_run, timeout
+        What judges the bounds, as `inshrink_core.compare` takes them.
     device, threads
         Where and how many tensors at a time are encoded; neither changes the bytes.
     progress
@@ -141,6 +167,8 @@ def compress(
         A step is in the archive with other values, and `resumed_from` does not say why.
     InputError
         The archive was written with another codec, or a step does not exist.
+    EvaluatorError, UntrustedCodeError
+        The evaluator failed, or may not run. Steps committed before are kept.
 
     Examples
     --------
@@ -158,11 +186,27 @@ def compress(
     if resumed_from is not None:
         # Before the writer makes an archive: a branch needs one that is there.
         Archive.open(archive).reader.find(resumed_from)
-    with ArchiveWriter(archive, create=True) as writer:
+    bounds = Bounds(max_drop=max_drop, max_divergence=max_divergence)
+    promising = max_drop is not None or max_divergence is not None
+    if promising and not bounds.given:
+        raise InputError(
+            "--max-divergence inf alone bounds nothing", remedy="give --max-drop too, or neither"
+        )
+    bounded: BoundedWriter | None = None
+    with ExitStack() as stack:
+        if promising and chosen:
+            asked = {"evaluator": evaluator, "metric": metric, "direction": direction}
+            trusted = {"trust_run": trust_run, "timeout": timeout, "resumed": is_archive(archive)}
+            bounded = stack.enter_context(
+                open_bounded(opened, chosen, chain_config, bounds, **asked, **trusted)  # type: ignore[arg-type]
+            )
+            bounded.require_evaluator()  # before there is an archive
+        writer = stack.enter_context(ArchiveWriter(archive, create=True))
         parent, branch = _branch_point(writer, resumed_from)
         chain = ChainWriter(writer, chain_config, parent=parent, branch=branch, restored=parent)
-        session = _Session(opened, writer, chain, resumed_from, progress, chosen)
+        session = _Session(opened, writer, chain, resumed_from, progress, chosen, bounded)
         session.run_all()
+        promise = None if bounded is None else bounded.promise
     finished = Archive.open(archive)
     error = (session.squared_error / session.squared_norm) ** 0.5 if session.squared_norm else None
     return CompressReport(
@@ -175,6 +219,7 @@ def compress(
         relative_error=error if session.appended else None,
         codec=chain_config.codec,
         config=dataclasses.asdict(chain_config.config),  # type: ignore[call-overload]
+        promise=promise,
     )
 
 
@@ -189,8 +234,9 @@ class _Session:
         resumed_from: int | None,
         progress: OnProgress | None,
         steps: Sequence[int],
+        bounded: BoundedWriter | None = None,
     ) -> None:
-        self._run, self._writer, self._chain = run, writer, chain
+        self._run, self._writer, self._chain, self._bounded = run, writer, chain, bounded
         self._resumed_from, self._progress, self._steps = resumed_from, progress, steps
         self._bytes_done = 0
         self._bytes_total = sum(run[step].raw_bytes() for step in steps) if progress else 0
@@ -206,10 +252,14 @@ class _Session:
         continues from that frame.
         """
         archived = self._archived()
+        known = dict(archived)
         restored: FrameInfo | None = None
         for step in self._steps:
             checkpoint, info = self._run[step], archived.get(step)
             if self._resumed_from is not None and step <= self._resumed_from:
+                self._pass(step, checkpoint)
+                continue
+            if info is None and restored is None and self._was_pruned(step, archived):
                 self._pass(step, checkpoint)
                 continue
             if info is not None and self._is_equal(checkpoint, info):
@@ -230,6 +280,18 @@ class _Session:
                     remedy="if training was restored and went another way, say where: --resumed-from",
                 )
             self._append(step, checkpoint)
+        self._check_skipped(known)
+
+    def _check_skipped(self, archived: Mapping[int, FrameInfo]) -> None:
+        """Judge the steps that were there already: what is promised is promised of the chain."""
+        view = Archive(self._writer.reader).sequential()
+        for step in self.skipped:
+            if self._bounded is not None and step in archived:
+                self._bounded.check(view, archived[step])
+
+    def _was_pruned(self, step: int, archived: Mapping[int, FrameInfo]) -> bool:
+        """Whether a step that is not there was removed: it must not come back behind later ones."""
+        return bool(archived) and step < max(archived) and bool(self._writer.manifest.tombstones)
 
     def _archived(self) -> dict[int, FrameInfo]:
         """Return the frame of each step of the line of training that this session continues."""
@@ -275,7 +337,10 @@ class _Session:
             if self._progress is not None:
                 self._progress(Progress("compress", self._bytes_done, self._bytes_total, step, spec.key))
 
-        appended = self._chain.append(checkpoint, done=done)
+        if self._bounded is not None:
+            appended = self._bounded.append(self._chain, checkpoint, done)
+        else:
+            appended = self._chain.append(checkpoint, done=done)
         self._bytes_done = begun_at + checkpoint.raw_bytes()
         self.appended.append(step)
         self.raw_bytes += stored_view(checkpoint, self._chain.config.optimizer).raw_bytes()

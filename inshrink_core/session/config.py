@@ -15,7 +15,14 @@ from inshrink_core.execution import default_threads
 if TYPE_CHECKING:
     import os
 
-__all__ = ["DEFAULT_CODEC", "make_chain_config", "make_config", "make_configs", "resolve_device"]
+__all__ = [
+    "DEFAULT_CODEC",
+    "factors_of",
+    "make_chain_config",
+    "make_config",
+    "make_configs",
+    "resolve_device",
+]
 
 DEFAULT_CODEC = "lattice"
 
@@ -111,10 +118,30 @@ def make_chain_config(
 
 
 def _newest_meta(archive: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what the head says of how it was made; empty for an archive without frames."""
+    """Return what the newest frame says of how it was made; empty for an archive without frames.
+
+    Steps stored exactly because nothing coarser kept a bound are passed over, unless all are exact.
+    """
     opened = Archive.open(archive)
+    for info in reversed(opened.frames):
+        meta = opened.frame(info).meta
+        if meta.get("codec") != "lossless" and not meta.get("config", {}).get("exact"):
+            return meta
     head = opened.reader.head
     return opened.frame(head).meta if head else {}
+
+
+def factors_of(chain: ChainConfig) -> tuple[dict[str, float], ChainConfig]:
+    """Return the lattice's factors by layer type, told by overrides, and the config without those."""
+    coarseness = getattr(chain.config, "coarseness", None)
+    factors: dict[str, float] = {}
+    others = []
+    for one in chain.overrides:
+        if coarseness and one.match == "*" and one.layer_type and set(one.settings) == {"coarseness"}:
+            factors[str(one.layer_type)] = float(one.settings["coarseness"]) / float(coarseness)
+        else:
+            others.append(one)
+    return factors, dataclasses.replace(chain, overrides=tuple(others))
 
 
 def resolve_device(device: str) -> str:

@@ -30,7 +30,18 @@ def explorer(page: str | None = None, **query: str) -> AppTest:
 
 def texts(app: AppTest) -> str:
     """Return every text on the page, for asking whether something is said."""
-    kinds = ("title", "subheader", "markdown", "caption", "text", "code", "error", "warning", "info")
+    kinds = (
+        "title",
+        "subheader",
+        "markdown",
+        "caption",
+        "text",
+        "code",
+        "error",
+        "warning",
+        "info",
+        "success",
+    )
     return "\n".join(str(element.value) for kind in kinds for element in app.get(kind))
 
 
@@ -112,12 +123,12 @@ class FakeJobs:
         self.started: list[str] = []
         self.job: Job | None = None
 
-    def get(self, key: Any) -> Job | None:
+    def get(self, key: Any, load: Any = None) -> Job | None:
         return self.job
 
     def start(self, key: Any, request: dict[str, Any], load: Any) -> Job:
         self.started.append(request["metric"])
-        self.job = Job(process=None, state=self.state, done=3, total=10, item="step 30")  # type: ignore[arg-type]
+        self.job = Job(state=self.state, done=3, total=10, item="step 30")
         self.job.result, self.job.problem = self.tables, self.problem
         return self.job
 

@@ -106,9 +106,9 @@ def modules() -> list[Path]:
     return sorted(APP.rglob("*.py"))
 
 
-def test_only_services_the_worker_and_the_launcher_import_the_engine() -> None:
+def test_only_services_actions_the_worker_and_the_launcher_import_the_engine() -> None:
     importers = {
-        path.name
+        path.relative_to(APP).parts[0]
         for path in modules()
         for node in ast.walk(ast.parse(path.read_text()))
         for name in (
@@ -120,11 +120,12 @@ def test_only_services_the_worker_and_the_launcher_import_the_engine() -> None:
         )
         if name.split(".")[0] == "inshrink_core"
     }
-    assert importers == {"services.py", "worker.py", "launch.py"}
+    assert importers == {"actions", "services", "worker.py", "launch.py"}
 
 
 def test_only_services_cache() -> None:
-    assert [p.name for p in modules() if "st.cache_" in p.read_text()] == ["services.py"]
+    caching = {p.relative_to(APP).parts[0] for p in modules() if "st.cache_" in p.read_text()}
+    assert caching == {"services"}
 
 
 def test_figures_and_plain_modules_know_nothing_of_streamlit() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from inshrink_app import roots, services
 from inshrink_app.recent import load_recent
+from inshrink_app.services import measuring, running
 from inshrink_app.tables import ArchiveFacts, FrameRow
 from streamlit.testing.v1 import AppTest
 
@@ -25,12 +26,12 @@ from tests.app.builders import (
     write_run,
 )
 
-ABOUT_A_RUN = ("overview", "sensitivity")
+ABOUT_A_RUN = ("overview", "sensitivity", "compare", "archive", "export")
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, jobs: FakeJobs) -> FakeJobs:
     """Let the services find their answers ready."""
-    monkeypatch.setattr(services, "_jobs", lambda: jobs)
+    monkeypatch.setattr(running, "jobs", lambda: jobs)
     return jobs
 
 
@@ -199,8 +200,8 @@ def test_sensitivity_of_a_run_is_measured_in_its_own_process_and_drawn(root: Pat
     write_run(root / "run")
     app = explorer("sensitivity", run=str(root / "run"))
     assert not app.exception
-    key = services._job_key(str(root / "run"), "magnitude")
-    job = services._jobs().get(key)
+    key = measuring._job_key(str(root / "run"), "magnitude")
+    job = running.jobs().get(key)
     deadline = time.monotonic() + 100
     while job.state == "running" and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -317,7 +318,7 @@ def test_a_huge_run_is_shown_by_block_and_in_at_most_100_columns(
 ) -> None:
     huge = subject(400, 200)
     monkeypatch.setattr(services, "load_subject", lambda _: huge)
-    monkeypatch.setattr(services, "_job_key", lambda *_: "key")
+    monkeypatch.setattr(measuring, "_job_key", lambda *_: "key")
     answer(monkeypatch, FakeJobs({**tables(400, 200), "block": sensitivity_table(50, 200, by="block")}))
     app = explorer("sensitivity", run=str(huge.path))
     assert not app.exception

@@ -9,10 +9,16 @@ import pytest
 from inshrink_core.cli.application import app
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
-VERBS = ("inspect", "compress", "restore", "verify", "compare", "sensitivity", "bench", "rehearse", "ui")
-TABLES = {"roles"}
+VERBS = (
+    "inspect", "compress", "restore", "verify", "compare", "diff", "estimate", "export", "prune",
+    "sensitivity", "bench", "rehearse", "search", "ui",
+)  # fmt: skip
+TABLES = {"roles", "layers"}
 """Keys whose value is a table of names that are data, not keys."""
-OPAQUE = {"config", "rows[].config", "restore_gain.config"}
+OPAQUE = {
+    "config", "rows[].config", "restore_gain.config", "best.config", "trials[].config", "frames[].config",
+    "overrides",
+}  # fmt: skip
 """Keys whose value belongs to a codec."""
 
 
@@ -52,6 +58,9 @@ def keys_of(value, prefix=""):
         ("compare", ("{archive}", "--against", "{run}", "--trust-run", "--steps", "25")),
         ("compare", ("{archive}", "--against", "{run}", "--trust-run", "--steps", "25", "--gain")),
         ("sensitivity", ("{run}", "--by", "layer_type")),
+        ("compress", ("{run}", "-o", "{out}", "--max-drop", "0.01", "--trust-run", "--steps", "25,50")),
+        ("estimate", ("{run}", "--steps", "25,50")),
+        ("search", ("{run}", "--max-drop", "0.05", "--trust-run", "--steps", "25", "-o", "{out}", "--budget", "2")),
         ("bench", ("{run}", "--codecs", "uniform:bits=8", "--steps", "25,50", "-o", "{out}")),
     ],
 )

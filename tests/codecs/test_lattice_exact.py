@@ -68,7 +68,7 @@ def test_a_rekeyed_exact_step_is_still_exact_and_still_on_its_lattice():
     tensor, _, reference = frames[2]
     spec = spec_of(tensor, "layer.weight")
     decoded, state = CODEC.decode(spec, CODEC.rekey(spec, reference), None)
-    assert (bits(decoded) == bits(tensor))
+    assert bits(decoded) == bits(tensor)
     later = CODEC.decode(spec, frames[3][1], state).tensor
     assert torch.equal(later, frames[3][2].decoded())
 

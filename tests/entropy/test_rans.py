@@ -1,5 +1,6 @@
 """Context rANS reaches the conditional entropy, has one bitstream, and refuses what is not its own."""
 
+import contextlib
 import random
 import tracemalloc
 
@@ -168,7 +169,25 @@ def test_a_symbol_or_context_out_of_range_is_an_input_error():
             encode_rans(*arguments)
     payload = encode_rans(bytes_of([0, 1] * 500), bytes_of([0, 1] * 500), 256, 2)
     with pytest.raises(InputError):
-        decode_rans(payload, 1000, 256, bytes_of([0, 2] * 500), 2)
+        decode_rans(payload, 1000, 256, bytes_of([0, 1] * 499), 2)
+
+
+def test_only_the_lower_five_bits_of_a_context_count():
+    rng = np.random.default_rng(6)
+    contexts = torch.from_numpy(rng.integers(0, 7, 40000).astype(np.uint8))
+    symbols = torch.from_numpy((rng.random(40000) ** 8 * 9 * (1 + contexts.numpy() % 3)).astype(np.uint8))
+    flags = torch.from_numpy((rng.integers(0, 8, 40000) * 32).astype(np.uint8))
+    payload = encode_rans(symbols, contexts, 32, 7)
+    assert encode_rans(symbols, contexts + flags, 32, 7) == payload
+    assert torch.equal(decode_rans(payload, 40000, 32, contexts + flags, 7), symbols)
+
+
+def test_decoding_with_contexts_that_are_not_there_is_safe():
+    contexts = bytes_of([0, 1] * 20000)
+    payload = encode_rans(bytes_of([0, 1, 1, 1, 0, 2, 3, 1] * 5000), contexts, 4, 2)
+    for wrong in (contexts + 2, contexts + 29, contexts * 31):
+        with contextlib.suppress(DamagedError):
+            assert decode_rans(payload, 40000, 4, wrong, 2).numel() == 40000
 
 
 def payloads() -> list[tuple[bytes, torch.Tensor, torch.Tensor | None, int, int]]:

@@ -6,6 +6,7 @@ import torch
 
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.lattice import (
+    CONTEXT_BITS,
     EXACT,
     FIRST_LARGE,
     MAX_GRADE,
@@ -14,6 +15,7 @@ from inshrink_core.ops.lattice import (
     Gain,
     Grid,
     advance,
+    exponent_sums,
     gain_grades,
     large_changes,
     pack_extra,
@@ -105,7 +107,7 @@ def test_a_change_is_coded_times_the_sign_of_the_last_one():
         first = round_to_grid(torch.tensor([sign]), torch.zeros(1, dtype=torch.int32), None, grid)
         second = round_to_grid(torch.tensor([3 * sign]), first.integers, first.history, grid)
         assert int(second.tokens[0]) == 4
-        assert int(second.contexts[0]) == 1
+        assert int(first.history[0]) & CONTEXT_BITS == 1
 
 
 def test_large_changes_take_a_token_of_their_first_three_bits():
@@ -176,3 +178,25 @@ def test_a_step_too_coarse_for_the_movement_is_reported():
 def test_large_tokens_without_their_bits_are_not_valid():
     tokens = torch.tensor([FIRST_LARGE], dtype=torch.uint8)
     assert not advance(tokens, NO_LARGE, None, None, grid_of(1.0, 1)).valid
+
+
+def test_back_ends_sum_the_same_mantissas_and_count_what_is_not_finite():
+    values = normal((3000,), 4) * 10.0 ** torch.arange(-30, 30).repeat(50)
+    values[:4] = torch.tensor([0.0, -0.0, float("inf"), float("nan")])
+    sums = exponent_sums(values)
+    with force_backend(Backend.REFERENCE):
+        assert np.array_equal(exponent_sums(values), sums)
+    assert sums[256] == 2
+    assert sum(int(s) * 2.0 ** (max(e, 1) - 150) for e, s in enumerate(sums[:255])) == pytest.approx(
+        float(values[4:].double().abs().sum()), rel=1e-12
+    )
+
+
+def test_extra_bits_of_many_large_changes_come_back():
+    z = torch.from_numpy(np.random.default_rng(2).integers(128, 1 << 26, 70000))
+    place = torch.log2(z.double()).floor().long()
+    tokens = (FIRST_LARGE + 4 * (place - 7) + ((z >> (place - 2)) & 3)).to(torch.uint8)
+    extra = pack_extra(z.numpy())
+    assert np.array_equal(unpack_extra(tokens, extra), z.numpy())
+    assert unpack_extra(tokens, extra[:-1]) is None
+    assert unpack_extra(tokens, extra + b"\0") is None

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -21,7 +22,14 @@ from inshrink_core.ops.rans import (
     rans_decode,
     rans_encode,
 )
-from inshrink_core.ops.rans_tables import normalize_counts, pool_contexts, read_tables, write_tables
+from inshrink_core.ops.rans_tables import (
+    choose_tables,
+    normalize_counts,
+    pool_contexts,
+    read_tables,
+    write_tables,
+)
+from inshrink_core.ops.wide_rans import is_wide
 
 SHAPES = [
     (1, 1, 1, 2),
@@ -31,6 +39,9 @@ SHAPES = [
     (700, 5, 32, 1024),
     (20, 2, 32, 32),
     (1000, 32, 64, 256),
+    (900, 4, 16, 256),
+    (3000, 7, 32, 2048),
+    (3000, 1, 16, 4096),
 ]
 
 INTERPRETED_SHAPES = [(1, 1, 1, 2), (300, 1, 32, 512), (520, 3, 16, 256)]
@@ -130,6 +141,11 @@ def test_triton_kernels_write_and_read_the_same_words_on_the_gpu():
     same_on(Backend.CUDA, "cuda")
 
 
+def test_wide_vectors_are_used_only_where_numba_compiles_for_this_processor(monkeypatch):
+    monkeypatch.setattr(numba.config, "CPU_NAME", "generic")
+    assert not is_wide()
+
+
 @pytest.mark.parametrize("backend", [Backend.CPU, Backend.REFERENCE])
 def test_half_and_half_shifts_one_bit_a_symbol(backend):
     # f = 2048 doubles the state. From 0x8000, symbol 1 gives (16 << 12) + 2048 = 0x10800, fourteen zeros
@@ -182,16 +198,51 @@ def test_table_kernels_agree_and_invert_each_other():
             assert (frequencies.sum(1) == 1 << precision).all()
             assert ((frequencies > 0) == (counts > 0))[[0, 1, 3, 4, 5]].all()
             bits = write_tables(frequencies, precision)
-            after = np.concatenate((bits, np.ones(9, np.uint8)))
-            again, n_bits = read_tables(after, 6, n_symbols, precision)
-            assert n_bits == bits.size
+            numbers = np.unpackbits(np.arange(6, dtype=np.uint8)[:, None], axis=1, bitorder="little")[:, :3]
+            stored = np.concatenate((numbers.ravel(), bits, np.ones(9, np.uint8)))
+            packed = np.packbits(stored, bitorder="little")
+            numbered, again, n_bits = read_tables(packed, stored.size, (6, 6, n_symbols), precision)
+            assert n_bits == stored.size - 9
+            assert numbered.tolist() == [0, 1, 2, 3, 4, 5]
             assert np.array_equal(again, frequencies)
             rows, _ = pool_contexts(counts)
             with force_backend(Backend.REFERENCE):
                 assert np.array_equal(normalize_counts(counts, precision), frequencies)
                 assert np.array_equal(write_tables(frequencies, precision), bits)
-                assert np.array_equal(read_tables(after, 6, n_symbols, precision)[0], again)
+                same = read_tables(packed, stored.size, (6, 6, n_symbols), precision)
+                assert np.array_equal(same[1], again)
                 assert np.array_equal(pool_contexts(counts)[0], rows)
+
+
+def test_both_back_ends_choose_the_same_tables_and_their_bits_can_be_read():
+    rng = np.random.default_rng(4)
+    for n_symbols, scale in ((1, 1e3), (3, 30), (16, 1e3), (100, 1e5)):
+        counts = (rng.random((6, n_symbols)) ** 6 * scale).astype(np.int64)
+        counts[0, 0] += 1
+        chosen = choose_tables(counts, pool_contexts(counts)[0], (12, 10, 8, 7))
+        with force_backend(Backend.REFERENCE):
+            again = choose_tables(counts, pool_contexts(counts)[0], (12, 10, 8, 7))
+        for mine, theirs in zip(chosen, again, strict=True):
+            assert np.array_equal(mine, theirs)
+        shape = (6, chosen.frequencies.shape[0], n_symbols)
+        packed = np.packbits(chosen.bits, bitorder="little")
+        rows, frequencies, n_bits = read_tables(packed, chosen.bits.size, shape, chosen.precision)
+        assert np.array_equal(rows, chosen.rows)
+        assert np.array_equal(frequencies, chosen.frequencies)
+        assert n_bits == chosen.bits.size
+        assert len({4096 >> 12 - chosen.precision, *frequencies.sum(1).tolist()}) == 1
+
+
+def test_the_chosen_tables_cost_least():
+    # A table takes 60 bits or so; 20 symbols of one bit are not worth one for each context, and coarse
+    # tables are enough for them. 100 times as many are.
+    few, many = (scale * np.array([[9, 1], [1, 9]]) for scale in (1, 1000))
+    assert choose_tables(few, np.array([0, 1]), (12, 6)).rows.tolist() == [0, 0]
+    assert choose_tables(few, np.array([0, 1]), (12, 6)).precision == 6
+    chosen = choose_tables(many, np.array([0, 1]), (12, 6))
+    assert chosen.rows.tolist() == [0, 1]
+    entropy = 20000 * -(0.9 * np.log2(0.9) + 0.1 * np.log2(0.1))
+    assert entropy <= chosen.data_bits < 1.001 * entropy
 
 
 @pytest.mark.parametrize("backend", [Backend.CPU, Backend.REFERENCE])
@@ -199,8 +250,8 @@ def test_bits_that_are_no_table_are_told(backend):
     rng = np.random.default_rng(5)
     with force_backend(backend):
         for size in [*range(12), 60] * 8:
-            bits = rng.integers(0, 2, size).astype(np.uint8)
-            frequencies, n_bits = read_tables(bits, 2, 7, 12)
+            packed = rng.integers(0, 256, (size + 7) // 8).astype(np.uint8)
+            _, frequencies, n_bits = read_tables(packed, size, (1, 2, 7), 12)
             assert n_bits == -1 or (frequencies.sum(1) == 4096).all()
             assert n_bits <= size
 

@@ -10,6 +10,7 @@ from inshrink_core.quantization.lattice import (
     MAX_STEP,
     Spacing,
     exact_mean,
+    geometric_mean,
     grid_of,
     held,
     new_spacing,
@@ -73,10 +74,18 @@ def test_a_step_is_held_until_the_rule_is_three_quarters_of_an_octave_away():
 
 def test_sensitive_tensors_have_finer_steps():
     means = [1.0, 1.0, 16.0, 1 / 16]
-    assert [sensitivity_factor(m, means, 0.25) for m in means] == [1.0, 1.0, 0.5, 2.0]
-    assert sensitivity_factor(0.0, means, 0.25) == 1.0
-    assert sensitivity_factor(3.0, means, 0.0) == 1.0
-    assert sensitivity_factor(1e-30, [1.0, 1e-30], 0.25) == 10.0
+    middle = geometric_mean(means)
+    assert middle == 1.0
+    assert [sensitivity_factor(m, middle, 0.25) for m in means] == [1.0, 1.0, 0.5, 2.0]
+    assert sensitivity_factor(0.0, middle, 0.25) == 1.0
+    assert sensitivity_factor(3.0, middle, 0.0) == 1.0
+    assert sensitivity_factor(1e-30, 1e-15, 0.25) == 10.0
+
+
+def test_tensors_without_gradients_have_no_mean_and_all_the_same_step():
+    assert geometric_mean([0.0, 4.0, 1.0]) == 2.0
+    assert geometric_mean([0.0]) == 0.0
+    assert sensitivity_factor(2.0, 0.0, 0.25) == 1.0
 
 
 def test_a_grid_keeps_float16_finite():

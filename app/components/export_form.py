@@ -1,0 +1,183 @@
+"""The controls of an export: which steps, how much of them, and how they are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+from inshrink_app import state
+from inshrink_app.export_tables import ExportRequest
+from inshrink_app.formatting import count_text
+from inshrink_app.tables import Subject
+
+__all__ = ["show"]
+
+_KINDS = {"all": "All steps", "range": "A range", "step": "One step"}
+_CODECS = {
+    "lattice": "Lattice",
+    "inshrinkerator": "Inshrinkerator",
+    "uniform": "Uniform",
+    "lossless": "Lossless",
+}
+_CODEC_HELP = (
+    "Lattice is the default: smallest at equal accuracy. Inshrinkerator is the published codec. Uniform "
+    "rounds to a grid. Lossless keeps every bit."
+)
+_OPTIMIZERS = {
+    "lossless": "Bit-exact",
+    "lattice": "To an octave",
+    "lattice-ratio": "Rank-one factors",
+}
+_CODEC = "codec"
+_WHAT = "what"
+
+
+def show(shown: Subject) -> ExportRequest:
+    """Draw the controls and return what they ask for."""
+    with st.container(border=True):
+        st.subheader("What to export", anchor=False)
+        what = _segmented("Steps", _WHAT, _KINDS, "all")
+        if what == "step":
+            return _one_step(shown)
+        if shown.kind == "archive":
+            if what == "range":
+                st.info(
+                    "A range of an archive is what is left of it after pruning, on the Archive page. Of the "
+                    "original run a range can be exported here.",
+                    icon=":material/info:",
+                )
+                return ExportRequest(kind="pack", packed=True)
+            return ExportRequest(kind="pack", packed=True, steps=shown.steps)
+        return _chain(shown, _range(shown) if what == "range" else shown.steps)
+
+
+def _segmented(label: str, key: str, options: dict[str, str], default: str) -> str:
+    """Draw one choice, beginning with what the link or the session says."""
+    widget = f"export.{key}"
+    if widget not in st.session_state:
+        st.session_state[widget] = state.choice(key, list(options), default)
+    chosen = st.segmented_control(label, list(options), format_func=options.__getitem__, key=widget)
+    value = str(chosen) if chosen in options else default
+    state.publish(**{key: value})
+    return value
+
+
+def _range(shown: Subject) -> tuple[int, ...]:
+    """Draw the ends of a range and its stride."""
+    if len(shown.steps) < 2:
+        st.caption("The run has one checkpoint.")
+        return shown.steps
+    first, last = st.select_slider(
+        "From and to",
+        shown.steps,
+        value=(shown.steps[0], shown.steps[-1]),
+        format_func=count_text,
+        key="export.range",
+    )
+    stride = st.number_input(
+        "Every n-th checkpoint",
+        1,
+        max(1, len(shown.steps)),
+        1,
+        key="export.stride",
+        help="1 takes all of them.",
+    )
+    inside = [step for step in shown.steps if first <= step <= last]
+    return tuple(inside[:: int(stride)])
+
+
+def _one_step(shown: Subject) -> ExportRequest:
+    """Draw what concerns one step: which, and whether it is to begin another training from."""
+    step = shown.steps[-1]
+    if len(shown.steps) > 1:
+        step = st.select_slider("Step", shown.steps, value=step, format_func=count_text, key="export.step")
+    weights_only = st.toggle(
+        "Weights only, for transfer learning",
+        value=True,
+        key="export.weights_only",
+        help="Leaves out optimizer and training state; config and tokenizer files stay.",
+    )
+    exact, ratio = False, 8.0
+    if weights_only:
+        exact = st.toggle("Keep every bit", value=False, key="export.exact")
+        if not exact:
+            ratio = st.slider("Times smaller than float32, at least", 2.0, 32.0, 8.0, 0.5, key="export.ratio")
+    return ExportRequest(
+        kind="step", steps=(step,), packed=True, weights_only=weights_only, exact=exact, ratio=ratio
+    )
+
+
+def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
+    """Draw how a chain is written."""
+    codec = state.choice(_CODEC, list(_CODECS), "lattice")
+    codec = str(
+        st.selectbox(
+            "Codec",
+            list(_CODECS),
+            index=list(_CODECS).index(codec),
+            format_func=_CODECS.__getitem__,
+            help=_CODEC_HELP,
+            key="export.codec_box",
+        )
+    )
+    state.publish(codec=codec)
+    config = _settings(codec)
+    has_optimizer = any(row.role not in ("weight", "buffer") for row in shown.tensors)
+    optimizer = "drop"
+    if has_optimizer and not st.toggle("Weights only", value=False, key="export.drop"):
+        optimizer = str(
+            st.selectbox(
+                "Optimizer state",
+                list(_OPTIMIZERS),
+                format_func=_OPTIMIZERS.__getitem__,
+                key="export.optimizer",
+                help="To an octave, or as rank-one factors, it is much smaller; training goes on from it, "
+                "not bit for bit.",
+            )
+        )
+    elif has_optimizer:
+        st.caption("Without optimizer state, training cannot go on without warming the optimizer up.")
+    packed = st.toggle(
+        "As one packed file",
+        value=False,
+        key="export.packed",
+        help="One file can be downloaded and handed on. A folder can be appended to.",
+    )
+    keyframe_every = st.number_input(
+        "Frames from one keyframe to the next",
+        1,
+        1000,
+        32,
+        key="export.keyframe_every",
+        help="Restoring a step decodes at most so many frames; keyframes are larger than deltas.",
+    )
+    return ExportRequest(
+        kind="chain",
+        steps=steps,
+        codec=codec,
+        config=config,
+        optimizer=optimizer,
+        keyframe_every=int(keyframe_every),
+        packed=packed,
+    )
+
+
+def _settings(codec: str) -> dict[str, Any]:
+    """Draw the one setting of a codec that trades size for accuracy."""
+    if codec == "lattice":
+        value = st.slider(
+            "Coarseness",
+            0.5,
+            8.0,
+            2.5,
+            0.25,
+            key="export.coarseness",
+            help="Larger makes smaller frames and larger errors.",
+        )
+        return {"coarseness": float(value)}
+    if codec == "inshrinkerator":
+        bins = st.slider("Bins", 4, 64, 32, 4, key="export.bins", help="Values a tensor is rounded to.")
+        return {"bins": int(bins)}
+    if codec == "uniform":
+        return {"bits": int(st.slider("Bits", 2, 8, 8, key="export.bits", help="Width of a rounded weight."))}
+    return {}

@@ -1,0 +1,102 @@
+"""A measured metric of a run, or what stands in its place: its cost, its progress, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import streamlit as st
+from inshrink_app import services
+from inshrink_app.components import problem
+from inshrink_app.formatting import bytes_text, count_text, remaining_text
+from inshrink_app.jobs import Job
+from inshrink_app.tables import METRICS, Sensitivity, ServiceError, Subject
+
+__all__ = ["ASK_ABOVE_BYTES", "measured"]
+
+ASK_ABOVE_BYTES = 200_000_000
+"""Reading more than this takes long enough that the reader is asked first."""
+
+_POLL_SECONDS = 0.5
+
+
+def measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensitivity] | None:
+    """Return the tables of a metric by grouping; None where the page shows how to come to them instead.
+
+    Parameters
+    ----------
+    shown
+        What is measured.
+    metric
+        A key of `METRICS`.
+    key
+        Tells the widgets of several measurements on one page apart.
+    """
+    path = str(shown.path)
+    try:
+        job = services.sensitivity_job(path, metric)
+        if job is None and services.measuring_cost(shown, metric) <= ASK_ABOVE_BYTES:
+            job = services.start_sensitivity(path, metric)
+    except (ServiceError, OSError) as error:
+        problem.show(error.problem if isinstance(error, ServiceError) else problem.of_os_error(error))
+        return None
+    if job is None:
+        _ask(shown, metric, key)
+    elif job.state == "running":
+        _progress(path, metric, key)
+    elif job.state == "finished":
+        tables: Mapping[str, Sensitivity] = job.result
+        return tables
+    else:
+        _stopped(path, metric, job, key)
+    return None
+
+
+def _ask(shown: Subject, metric: str, key: str) -> None:
+    """Say what the question costs before it is asked."""
+    with st.container(border=True):
+        st.subheader("Not measured yet", anchor=False)
+        cost = services.measuring_cost(shown, metric)
+        st.write(
+            f"This reads up to {bytes_text(cost)} from {count_text(len(shown.steps))} checkpoints. The "
+            "result is kept on disk; checkpoints measured before are not read again."
+        )
+        if st.button(
+            f"Measure {METRICS[metric].label.lower()}",
+            type="primary",
+            icon=":material/play_arrow:",
+            key=f"measure{key}",
+        ):
+            services.start_sensitivity(str(shown.path), metric)
+            st.rerun()
+
+
+@st.fragment(run_every=_POLL_SECONDS)
+def _progress(path: str, metric: str, key: str) -> None:
+    """Look at the job; the page is drawn anew once it has ended."""
+    job = services.sensitivity_job(path, metric)
+    if job is None or job.state != "running":
+        st.rerun()
+    with st.container(border=True):
+        st.subheader(f"Measuring {METRICS[metric].label.lower()}", anchor=False)
+        unit = "steps" if METRICS[metric].pooled else "checkpoints"
+        text = f"{job.done:,} of {job.total:,} {unit} · {remaining_text(job.seconds, job.seconds_left)}"
+        if "compress" in job.item:
+            text = f"Compressing the run first · {remaining_text(job.seconds, job.seconds_left)}"
+        st.progress(job.fraction, text=text if job.total else "Starting…")
+        if st.button("Cancel", icon=":material/close:", key=f"cancel{key}"):
+            services.cancel_sensitivity(path, metric)
+            st.rerun()
+
+
+def _stopped(path: str, metric: str, job: Job, key: str) -> None:
+    """Say that there is no measurement, why, and offer to try again."""
+    if job.problem is not None:
+        problem.show(job.problem)
+    elif job.state == "interrupted":
+        st.info("The explorer ended while this was measured.", icon=":material/info:")
+    else:
+        st.info("Measuring was cancelled. Nothing was changed.", icon=":material/info:")
+    if st.button("Measure again", type="primary", icon=":material/refresh:", key=f"again{key}"):
+        services.forget_sensitivity(path, metric)
+        services.start_sensitivity(path, metric)
+        st.rerun()

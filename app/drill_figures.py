@@ -1,0 +1,249 @@
+"""One tensor's figures: its values by part, its sensitivity against its magnitude, its course over steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import plotly.graph_objects as go
+from inshrink_app.drill_tables import Course, DrillDown, ScoreMap
+from inshrink_app.formatting import count_text, html_text, power_text, value_text
+from inshrink_app.tables import METRICS
+from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+__all__ = ["HEIGHT", "course_figure", "histogram_figure", "level_lines", "map_figure"]
+
+HEIGHT = 300
+
+_PART_LOOKS: Mapping[str, tuple[str, str]] = {
+    "pruned": (CATEGORICAL[5], "x"),
+    "quantized": (CATEGORICAL[0], ""),
+    "protected": (CATEGORICAL[1], "/"),
+}
+"""Colour and hatching of each part: no meaning by colour alone."""
+
+_MOST_LINES = 300
+"""Lattice points closer than this many across the values would be a grey surface."""
+
+_AXES: Mapping[str, Mapping[str, object]] = {
+    "log": {"dtick": 1, "exponentformat": "power"},
+    "linear": {"nticks": 5, "rangemode": "tozero"},
+}
+
+_MARGIN = {"l": 8, "r": 8, "t": 8, "b": 8}
+
+
+def level_lines(seen: DrillDown) -> NDArray[np.float64]:
+    """Return the levels that are drawn: those of the codebook, or the lattice where it is coarse enough.
+
+    Returns
+    -------
+    ndarray
+        Ascending; empty where there are none, or too many to tell apart.
+    """
+    if seen.edges.size == 0:
+        return np.empty(0)
+    low, high = float(seen.edges[0]), float(seen.edges[-1])
+    if seen.points.size:
+        return seen.points[(seen.points >= low) & (seen.points <= high)]
+    if seen.level_kind == "lattice" and seen.spacing and (high - low) / seen.spacing <= _MOST_LINES:
+        first = math.ceil(low / seen.spacing)
+        return np.arange(first, math.floor(high / seen.spacing) + 1) * seen.spacing
+    return np.empty(0)
+
+
+def histogram_figure(seen: DrillDown, *, log: bool) -> go.Figure:
+    """Draw how often values occur, stacked by what became of them, with a line at every level.
+
+    Parameters
+    ----------
+    seen
+        One tensor.
+    log
+        Counts on a logarithmic axis.
+    """
+    figure = go.Figure()
+    middles = (seen.edges[:-1] + seen.edges[1:]) / 2
+    for part, counts in zip(seen.parts, seen.counts, strict=True):
+        if part.n == 0:
+            continue
+        colour, hatch = _PART_LOOKS[part.name]
+        figure.add_trace(
+            go.Bar(
+                x=middles.astype(np.float32),
+                y=counts.astype(np.float32),
+                name=part.name,
+                marker={
+                    "color": colour,
+                    "line": {"width": 0},
+                    "pattern": {
+                        "shape": hatch,
+                        "size": 5,
+                        "solidity": 0.3,
+                        "bgcolor": colour,
+                        "fgcolor": "#FFFFFF",
+                    },
+                },
+                hovertemplate=f"%{{y:,}} {part.name} values near %{{x:.3~g}}<extra></extra>",
+            )
+        )
+    top = float(seen.counts.sum(axis=0).max(initial=1))
+    lines = level_lines(seen)
+    if lines.size:
+        figure.add_trace(_lines(lines, top, log))
+    figure.update_layout(
+        height=HEIGHT,
+        margin=_MARGIN,
+        barmode="stack",
+        bargap=0,
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+        hovermode="closest",
+        showlegend=True,
+    )
+    figure.update_xaxes(title={"text": "Value", "standoff": 6}, showgrid=False, nticks=7)
+    figure.update_yaxes(
+        title={"text": "Values in a bin", "standoff": 4},
+        type="log" if log else "linear",
+        range=[math.log10(0.5), math.log10(top * 1.6)] if log else [0, top * 1.08],
+        automargin=True,
+        nticks=5,
+    )
+    return figure
+
+
+def _lines(levels: NDArray[np.float64], top: float, log: bool) -> go.Scattergl | go.Scatter:
+    """Draw a thin line at every level, all of them one trace."""
+    x = np.repeat(levels, 3)
+    y = np.tile([0.5 if log else 0.0, top, np.nan], levels.size)
+    return go.Scatter(
+        x=x,
+        y=y,
+        name=f"{count_text(levels.size)} levels",
+        mode="lines",
+        line={"color": GAP, "width": 1},
+        opacity=0.75,
+        hoverinfo="skip",
+    )
+
+
+def map_figure(told: ScoreMap) -> go.Figure:
+    """Draw how many values have which magnitude and which sensitivity, all axes logarithmic."""
+    with np.errstate(divide="ignore"):
+        logs = np.log10(told.counts.T.astype(np.float64))
+    shown = np.where(told.counts.T > 0, logs, np.nan).astype(np.float32)
+    most = max(1.0, float(np.nanmax(shown, initial=1.0)))
+    ticks = list(range(math.floor(most) + 1))
+    symbol = METRICS[told.metric].symbol
+    x, y = ((edges[:-1] + edges[1:]) / 2 for edges in (told.log_magnitude, told.log_sensitivity))
+    figure = go.Figure(
+        go.Heatmap(
+            z=shown,
+            x=x.astype(np.float32),
+            y=y.astype(np.float32),
+            customdata=told.counts.T.astype(np.float32),
+            zmin=0,
+            zmax=most,
+            colorscale=SEQUENTIAL,
+            hoverongaps=False,
+            hovertemplate="%{customdata:,} values<extra></extra>",
+            colorbar={
+                "title": {"text": "values", "side": "top"},
+                "tickvals": ticks,
+                "ticktext": [count_text(10**tick) for tick in ticks],
+                "thickness": 12,
+                "outlinewidth": 0,
+                "xpad": 8,
+            },
+        )
+    )
+    figure.update_layout(height=HEIGHT, margin=_MARGIN)
+    figure.update_xaxes(title={"text": "|w|", "standoff": 6}, showgrid=False, **_decades(told.log_magnitude))
+    figure.update_yaxes(
+        title={"text": html_text(symbol), "standoff": 4},
+        showgrid=False,
+        automargin=True,
+        **_decades(told.log_sensitivity),
+    )
+    return figure
+
+
+def _decades(edges: NDArray[np.float64]) -> dict[str, object]:
+    """Label an axis of decimal logarithms with powers of ten, or with three values where it spans less."""
+    low, high = float(edges[0]), float(edges[-1])
+    first, last = math.ceil(low), math.floor(high)
+    if last - first >= 1:
+        stride = math.ceil((last - first + 1) / 6)
+        places = [float(k) for k in range(first, last + 1, stride)]
+        return {"tickvals": places, "ticktext": [power_text(int(k)) for k in places]}
+    places = [low, (low + high) / 2, high]
+    return {"tickvals": places, "ticktext": [value_text(10**k) for k in places]}
+
+
+def course_figure(course: Course, step: int) -> go.Figure:
+    """Draw size, movement and, where an archive tells them, bits over the steps, side by side.
+
+    Parameters
+    ----------
+    course
+        One tensor.
+    step
+        Where a mark stands.
+    """
+    panels = [
+        ("Size (rms)", course.rms, "linear"),
+        ("Relative movement", course.relative_movement, "log"),
+        ("Bits per weight in the archive", course.bits_per_weight, "linear"),
+    ]
+    panels = [panel for panel in panels if np.isfinite(panel[1]).any()]
+    figure = make_subplots(
+        rows=1,
+        cols=max(1, len(panels)),
+        subplot_titles=[title for title, _, _ in panels],
+        horizontal_spacing=0.08,
+    )
+    steps = np.asarray(course.steps, np.int64)
+    for place, (title, values, scale) in enumerate(panels, start=1):
+        shown = np.where(values > 0, values, np.nan) if scale == "log" else values
+        figure.add_trace(
+            go.Scatter(
+                x=steps,
+                y=shown,
+                mode="lines+markers",
+                line={"color": CATEGORICAL[0], "width": 2},
+                marker={"size": 4},
+                hovertemplate=f"step %{{x:,}}<br>{title.lower()} %{{y:.4~g}}<extra></extra>",
+            ),
+            row=1,
+            col=place,
+        )
+        at = np.flatnonzero(steps == step)
+        if at.size and np.isfinite(shown[at[0]]):
+            figure.add_trace(
+                go.Scatter(
+                    x=[step],
+                    y=[float(shown[at[0]])],
+                    mode="markers",
+                    marker={"size": 11, "color": MARK, "symbol": "circle-open", "line": {"width": 3}},
+                    hoverinfo="skip",
+                ),
+                row=1,
+                col=place,
+            )
+        figure.update_yaxes(
+            type=scale,
+            automargin=True,
+            row=1,
+            col=place,
+            **(
+                {"dtick": 1, "exponentformat": "power"}
+                if scale == "log"
+                else {"nticks": 5, "rangemode": "tozero"}
+            ),
+        )
+    figure.update_layout(height=240, margin={"l": 8, "r": 8, "t": 30, "b": 8}, showlegend=False)
+    figure.update_annotations(font={"size": 13})
+    figure.update_xaxes(title={"text": "Step", "standoff": 6}, nticks=5, tickangle=0)
+    return figure

@@ -1,0 +1,134 @@
+"""What the pages ask: the only part of the explorer that imports the engine, and the only that caches.
+
+The engine is imported inside the functions, so that the first page does not wait for it. What comes back
+are the plain values of `tables`; what goes wrong is a `ServiceError` that a page can show. Long work
+happens in another process (`inshrink_app.worker`).
+"""
+
+from inshrink_app.archive_tables import Verdict
+from inshrink_app.services.archives import archives_of, chain_of, original_of
+from inshrink_app.services.comparing import (
+    EvaluatorCode,
+    compare_job,
+    compared,
+    evaluator_of,
+    given_evaluator,
+    start_compare,
+)
+from inshrink_app.services.drilldown import (
+    ARCHIVE,
+    course,
+    course_steps,
+    diff_cost,
+    drill_cost,
+    drill_down,
+    moved_between,
+    other_runs,
+    stored_ways,
+    warm_up,
+)
+from inshrink_app.services.exporting import (
+    download_url,
+    export_target,
+    newest_export,
+    start_export,
+    start_pack,
+    suggested_name,
+)
+from inshrink_app.services.history import (
+    JobText,
+    all_jobs,
+    describe,
+    find_job,
+    forget_job,
+    linked_job,
+    read_result,
+    resume_job,
+    stop_job,
+)
+from inshrink_app.services.measuring import (
+    cancel_sensitivity,
+    forget_sensitivity,
+    measuring_cost,
+    sensitivity_job,
+    start_sensitivity,
+)
+from inshrink_app.services.opening import Sample, load_subject, refresh, remember, resolve, samples
+from inshrink_app.services.planning import export_plan, start_trial, trial_job
+from inshrink_app.services.pruning import PruneRules, prune_done, prune_job, prune_plan, start_prune
+from inshrink_app.services.rehearsing import (
+    Training,
+    finished_rehearsals,
+    rehearsal,
+    rehearsal_job,
+    start_rehearsal,
+    training_of,
+)
+from inshrink_app.services.verifying import start_errors, start_verify, verdict, verify_job
+
+__all__ = [
+    "ARCHIVE",
+    "EvaluatorCode",
+    "JobText",
+    "PruneRules",
+    "Sample",
+    "Training",
+    "Verdict",
+    "all_jobs",
+    "archives_of",
+    "cancel_sensitivity",
+    "chain_of",
+    "compare_job",
+    "compared",
+    "course",
+    "course_steps",
+    "describe",
+    "diff_cost",
+    "download_url",
+    "drill_cost",
+    "drill_down",
+    "evaluator_of",
+    "export_plan",
+    "export_target",
+    "find_job",
+    "finished_rehearsals",
+    "forget_job",
+    "forget_sensitivity",
+    "given_evaluator",
+    "linked_job",
+    "load_subject",
+    "measuring_cost",
+    "moved_between",
+    "newest_export",
+    "original_of",
+    "other_runs",
+    "prune_done",
+    "prune_job",
+    "prune_plan",
+    "read_result",
+    "refresh",
+    "rehearsal",
+    "rehearsal_job",
+    "remember",
+    "resolve",
+    "resume_job",
+    "samples",
+    "sensitivity_job",
+    "start_compare",
+    "start_errors",
+    "start_export",
+    "start_pack",
+    "start_prune",
+    "start_rehearsal",
+    "start_sensitivity",
+    "start_trial",
+    "start_verify",
+    "stop_job",
+    "stored_ways",
+    "suggested_name",
+    "training_of",
+    "trial_job",
+    "verdict",
+    "verify_job",
+    "warm_up",
+]

@@ -1,0 +1,129 @@
+"""Opening runs and archives inside of the roots; what their headers told is cached."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import streamlit as st
+from inshrink_app.recent import remember_recent
+from inshrink_app.roots import OutsideRootsError, settings
+from inshrink_app.services.failures import reported
+from inshrink_app.services.subjects import archive_subject, run_subject
+from inshrink_app.tables import Problem, ServiceError, Subject
+
+__all__ = ["Opened", "Sample", "load_subject", "opened", "refresh", "remember", "resolve", "samples"]
+
+
+class Sample(NamedTuple):
+    """A bundled run."""
+
+    name: str
+    path: Path
+
+
+class Opened(NamedTuple):
+    """What the headers of a run or an archive told; `token` changes when its data does."""
+
+    subject: Subject
+    token: str
+
+
+@st.cache_data(show_spinner=False)
+def samples() -> tuple[Sample, ...]:
+    """Return the bundled runs; none where the package came without them."""
+    from inshrink_core.samples import sample, sample_names
+
+    with reported():
+        return tuple(Sample(name, Path(os.path.realpath(sample(name)))) for name in sample_names())
+
+
+def resolve(text: str) -> Path:
+    """Return the real path of untrusted text, inside of the roots or of a bundled sample.
+
+    Raises
+    ------
+    ServiceError
+        The path lies elsewhere, or is none.
+    """
+    current = settings()
+    try:
+        return current.resolve(text)
+    except OutsideRootsError as error:
+        real = Path(os.path.realpath(text)) if "\0" not in text else Path()
+        if any(real.is_relative_to(sample.path) for sample in _samples_or_none()):
+            return real
+        roots = ", ".join(map(str, current.roots))
+        raise ServiceError(
+            Problem(
+                str(error),
+                text.replace("\0", "\N{SYMBOL FOR NULL}"),
+                "start the explorer with the folder that holds it: inshrink ui --root FOLDER",
+                f"The explorer may see: {roots}",
+            )
+        ) from error
+
+
+def _samples_or_none() -> tuple[Sample, ...]:
+    """Return the samples where there are any; their absence is told where they are offered."""
+    try:
+        return samples()
+    except ServiceError:
+        return ()
+
+
+def load_subject(text: str) -> Subject:
+    """Open a run or an archive by its path; reads headers only.
+
+    Raises
+    ------
+    ServiceError
+        There is nothing to open, or it cannot be read.
+    """
+    return opened(text).subject
+
+
+def refresh(path: Path) -> None:
+    """Forget what is known of a run, so that checkpoints written since are seen."""
+    _open_at.clear(str(path), *_stamp(path))
+
+
+def remember(subject: Subject) -> None:
+    """Put a run on top of the recent ones."""
+    remember_recent(subject.path, subject.kind)
+
+
+def opened(text: str) -> Opened:
+    """Return the open run at a path, from the cache unless its folder has changed."""
+    path = resolve(text)
+    if not path.exists():
+        raise ServiceError(
+            Problem("there is nothing at this path", str(path), "it may have been moved; open it anew")
+        )
+    return _open_at(str(path), *_stamp(path))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return what changes when a checkpoint is added: the folder's time and size."""
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_size)
+
+
+@st.cache_resource(show_spinner=False, max_entries=16)
+def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
+    """Open a run or an archive and read its headers; one that cannot be read is not cached."""
+    import inshrink_core
+    from inshrink_core.chain import Archive
+
+    with reported():
+        engine = inshrink_core.open(path)
+        if isinstance(engine, Archive):
+            return Opened(archive_subject(engine), f"{mtime_ns}-{size}")
+        # Not the folder's time: measuring writes its cache into the folder.
+        files = " ".join(engine.identity(step) for step in engine.steps)
+        return Opened(run_subject(engine), hashlib.sha256(files.encode()).hexdigest())

@@ -1,0 +1,210 @@
+"""Encode and decode speed on a GPU: tensors on the device in, compressed bytes out, and back.
+
+Two ways are timed. *state on the device*: everything that touches each element (rounding or assignment,
+histograms, rANS, and their inverses) with the reference state on the device, which is what a saver next
+to a training would run. *whole codec*: `Codec.encode` of a tensor on the device and `Codec.decode`, as
+they are, with the reference state in host memory, where chains keep it.
+
+The frame is the second delta of a weight matrix that moves by a tenth of its spread. Every result is
+decoded and compared before it is timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.results import write
+from inshrink_core.checkpoint import TensorRole, TensorSpec
+from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference, get_codec
+from inshrink_core.codecs.inshrinkerator_state import FIRST_BIN
+from inshrink_core.delta import modular_delta
+from inshrink_core.entropy.rans import decode_rans, encode_rans
+from inshrink_core.ops.lattice import N_CONTEXTS, advance, round_to_grid
+from inshrink_core.ops.quantize import MAGNITUDE_KEYS, assign, dequantize, histogram16
+from inshrink_core.quantization import assignment_table, fit_exact, round_centroids, value_histogram
+from inshrink_core.quantization.lattice import grid_of, new_spacing
+from inshrink_core.session import make_config
+
+MEGABYTES = (16, 64, 256, 1024)
+QUICK_MEGABYTES = (16, 64)
+REPETITIONS = 7
+SPREAD, MOVEMENT = 0.02, 0.1
+BINS = 16
+COARSENESS = 2.0
+"""Step of the lattice in units of the movement: a ratio of about 30."""
+
+_NO_LARGE = np.zeros(0, np.int64)
+
+
+class Way(NamedTuple):
+    """One thing to time: an encoder, its decoder, and whether what comes back is right."""
+
+    encode: Callable[[], bytes]
+    decode: Callable[[bytes], Tensor]
+    is_right: Callable[[Tensor], bool]
+
+
+def states(megabytes: float, device: str) -> list[Tensor]:
+    """Return a float32 matrix at three steps of a random walk, on the device."""
+    generator = torch.Generator(device).manual_seed(0)
+    columns = 1024
+    shape = (max(int(megabytes * 2**20) // 4 // columns, 1), columns)
+    scale = SPREAD * (1 + torch.rand(shape[0], 1, generator=generator, device=device))
+    walk = [torch.randn(shape, generator=generator, device=device) * scale]
+    for _ in range(2):
+        walk.append(walk[-1] + MOVEMENT * scale * torch.randn(shape, generator=generator, device=device))
+    return walk
+
+
+def lattice_on_device(walk: list[Tensor]) -> Way:
+    """Round to the lattice and code the changes; the state stays on the device."""
+    first, second, now = (step.view(-1) for step in walk)
+    moved, size = (float(values.square().mean().sqrt()) for values in (second - first, first))
+    spacing = new_spacing(COARSENESS * moved, size)
+    if spacing is None:
+        raise ValueError("the walk has no spacing")
+    grid = grid_of(spacing, "float32")
+    before = round_to_grid(first, torch.zeros_like(first, dtype=torch.int32), None, grid)
+    before = round_to_grid(second, before.integers, None, grid)
+    integers, history = before.integers, before.history
+    expected = round_to_grid(now, integers, history, grid)
+    if expected.n_large:
+        raise ValueError("the walk has changes with extra bits, which this does not code")
+
+    def encode() -> bytes:
+        rounded = round_to_grid(now, integers, history, grid)
+        return encode_rans(rounded.tokens, history & 31, rounded.largest + 1, N_CONTEXTS)
+
+    def decode(payload: bytes) -> Tensor:
+        tokens = decode_rans(payload, now.numel(), expected.largest + 1, history & 31, N_CONTEXTS)
+        return advance(tokens, _NO_LARGE, integers, history, grid).values
+
+    return Way(encode, decode, lambda values: torch.equal(values, expected.integers * grid.delta))
+
+
+def inshrinkerator_on_device(walk: list[Tensor]) -> Way:
+    """Count and assign to a held codebook, and code the delta of symbols; the state stays on the device."""
+    device, now = walk[0].device, walk[-1]
+    codebook = round_centroids(
+        fit_exact(value_histogram(histogram16(walk[1]).numpy(), "float32"), BINS), "float32", bfloat16=True
+    )
+    keys = assignment_table(
+        codebook, "float32", first_symbol=FIRST_BIN, prune_below=0, protect_from=MAGNITUDE_KEYS
+    )
+    lut = torch.from_numpy(keys).to(device)
+    table = torch.zeros(256, device=device)
+    table[FIRST_BIN : FIRST_BIN + codebook.size] = torch.from_numpy(codebook).to(device)
+    n_symbols, no_values = FIRST_BIN + codebook.size, torch.zeros(0, device=device)
+    previous = assign(walk[1], lut)
+    expected = table[assign(now, lut).long()]
+
+    def encode() -> bytes:
+        if int(histogram16(now).sum()) != now.numel():
+            raise ValueError("values are missing in the histogram")
+        delta = modular_delta(previous, assign(now, lut), n_symbols)
+        return encode_rans(delta, previous, n_symbols, n_symbols)
+
+    def decode(payload: bytes) -> Tensor:
+        delta = decode_rans(payload, now.numel(), n_symbols, previous, n_symbols)
+        return dequantize(modular_delta(previous, delta, n_symbols), table, no_values)
+
+    return Way(encode, decode, lambda values: torch.equal(values, expected))
+
+
+def whole_codec(name: str, settings: dict[str, Any], walk: list[Tensor]) -> Way:
+    """Encode and decode through the codec, plan included; what was decoded goes to the device."""
+    codec, config = get_codec(name), make_config(name, settings)
+    spec = TensorSpec(
+        name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=tuple(walk[0].shape), exact=False
+    )
+
+    def frame(tensor: Tensor, reference: TensorReference | None, memory: Any) -> tuple[Encoded, Any]:
+        item = TensorInput(spec=spec, tensor=tensor)
+        seen = [codec.observe(item, reference, config)]
+        plan = codec.plan([spec], seen, config, FrameContext(memory=memory))
+        return codec.encode(item, plan, reference), codec.remember(plan)
+
+    (_, state), memory = frame(walk[0], None, None)
+    (_, state), memory = frame(walk[1], state, memory)
+    (block, after), _ = frame(walk[2], state, memory)
+    expected = after.decoded()
+
+    def decode(payload: bytes) -> Tensor:
+        return codec.decode(spec, replace(block, payload=payload), state).tensor.to(walk[0].device)
+
+    return Way(
+        lambda: bytes(frame(walk[2], state, memory)[0].block.payload),
+        decode,
+        lambda values: torch.equal(values.cpu(), expected.cpu()),
+    )
+
+
+def timed(action: Callable[[], object], device: str) -> float:
+    """Return the median of the seconds an action takes, its work on the device included."""
+    seconds = []
+    for _ in range(REPETITIONS):
+        _wait(device)
+        begun = time.perf_counter()
+        action()
+        _wait(device)
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds)
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def measure(codec: str, way_name: str, way: Way, n_bytes: int, device: str) -> dict[str, object]:
+    """Check one way, warm, and time it."""
+    payload = way.encode()
+    if not way.is_right(way.decode(payload)):
+        raise ValueError(f"{codec}, {way_name}: what was decoded is not what was encoded")
+    return {
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
+        "codec": codec,
+        "way": way_name,
+        "megabytes": n_bytes / 2**20,
+        "encode_gb_per_s": n_bytes / 1e9 / timed(way.encode, device),
+        "decode_gb_per_s": n_bytes / 1e9 / timed(lambda: way.decode(payload), device),
+        "ratio": n_bytes / len(payload),
+    }
+
+
+def rows_of(megabytes: float, device: str) -> list[dict[str, object]]:
+    """Measure every way at one size."""
+    walk = states(megabytes, device)
+    n_bytes = walk[0].numel() * 4
+    lattice: dict[str, Any] = {"coarseness": COARSENESS}
+    symbols: dict[str, Any] = {"bins": BINS, "protect": 0.0, "entropy": "rans"}
+    ways: list[tuple[str, str, Callable[[], Way]]] = [
+        ("lattice", "state on the device", lambda: lattice_on_device(walk)),
+        ("inshrinkerator", "state on the device", lambda: inshrinkerator_on_device(walk)),
+        ("lattice", "whole codec", lambda: whole_codec("lattice", lattice, walk)),
+        ("inshrinkerator", "whole codec", lambda: whole_codec("inshrinkerator", symbols, walk)),
+    ]
+    return [measure(codec, name, make(), n_bytes, device) for codec, name, make in ways]
+
+
+def main(quick: bool = False) -> Path | str:
+    """Write ``results/gpu.csv``, or say why nothing was measured."""
+    if not torch.cuda.is_available():
+        return "skipped, there is no CUDA device here"
+    sizes = QUICK_MEGABYTES if quick else MEGABYTES
+    rows = [row for megabytes in sizes for row in rows_of(megabytes, "cuda")]
+    return write("gpu_quick" if quick else "gpu", rows)
+
+
+if __name__ == "__main__":
+    sys.stderr.write(f"gpu: {main()}\n")

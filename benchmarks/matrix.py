@@ -1,0 +1,193 @@
+"""Every codec on every run: ``inshrink bench`` over the runs of `benchmarks.runs`.
+
+``results/matrix.csv`` has one row a run, codec and bound: the largest measured ratio that keeps the
+bound. ``results/matrix_lead.csv`` compares at equal mean divergence instead: the ratio of each codec,
+interpolated between its measured settings, and how many times as large lattice's is.
+
+Measured points are kept in ``benchmarks/data/matrix`` and not measured again. A run or a codec that
+would take too long is measured in part; the columns ``steps`` and ``refine`` say with how many steps and
+how fine a search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks.interpolation import ratio_at
+from benchmarks.results import DATA, kept, write
+from benchmarks.runs import evaluator_of, open_run
+from inshrink_core.bench import BenchReport, bench
+from inshrink_core.bench.rows import REPEAT
+from inshrink_core.codec import get_codec
+from inshrink_core.session import Progress
+
+INSHRINKERATOR = (
+    "inshrinkerator",
+    "inshrinkerator:codebook=refit",
+    "inshrinkerator:entropy=rans",
+    "inshrinkerator:codebook=refit,entropy=rans",
+)
+"""Warm-started and refitted codebooks, with the published coder and with rANS."""
+
+FIRST = ("lattice", *INSHRINKERATOR)
+"""Measured on every run before any other codec is measured on one."""
+
+RIVALS = ("lc-checkpoint", "qd", "uniform", "excp", "excp:coder=rans", "context", "lossless")
+DIVERGENCES = (0.003, 0.01, 0.03)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What of a run is measured.
+
+    Parameters
+    ----------
+    codecs
+        In this order.
+    stride
+        Every how manieth step of the run is in the chain.
+    refine
+        How often each codec's gap below each bound is halved.
+    """
+
+    codecs: tuple[str, ...]
+    stride: int = 1
+    refine: int = 0
+
+
+PLANS = {
+    "digits-cnn": Plan((*FIRST, *RIVALS)),
+    "cnn-adamw": Plan((*FIRST, *RIVALS)),
+    "cnn-sgd": Plan((*FIRST, *RIVALS)),
+    "fine-tune": Plan((*FIRST, "uniform", "lossless")),
+    "char-gpt": Plan((*FIRST, "uniform", "lossless"), stride=2),
+}
+QUICK = {"digits-cnn": Plan(("lattice", "inshrinkerator:entropy=rans"), stride=6)}
+
+
+def report_of(name: str, codec: str, refine: int, stride: int) -> BenchReport:
+    """Measure one codec on one run; points that are kept are not measured again."""
+    run = open_run(name)
+    steps = run.steps[::stride] if stride > 1 else None
+
+    def show(progress: Progress) -> None:
+        sys.stderr.write(f"\r{name} {progress.detail}: {progress.done} of about {progress.total} steps  ")
+
+    report = bench(
+        run,
+        codecs=[codec],
+        steps=steps,
+        refine=refine,
+        evaluator=evaluator_of(name),
+        metric="loss" if evaluator_of(name) else None,
+        trust_run=True,
+        threads=1,
+        output=DATA / "matrix" / name,
+        progress=show if sys.stderr.isatty() else None,
+    )
+    sys.stderr.write(f"\r{name} {codec}: {len(report.points[codec])} points, {report.seconds:.0f} s\n")
+    return report
+
+
+def measure(name: str, codec: str, refine: int, stride: int) -> list[dict[str, object]]:
+    """Return the rows of one codec on one run, the points behind them in the last column."""
+    report = report_of(name, codec, refine, stride)
+    points = {
+        label: [
+            [p.mean_divergence, p.ratio_weights]
+            for p in group
+            if p.mean_divergence is not None and p.ratio_weights is not None
+        ]
+        for label, group in report.points.items()
+    }
+    rows: list[dict[str, object]] = []
+    for row in report.rows:
+        values = row.to_json()
+        config = values.pop("config") or {}
+        rows.append(
+            {
+                "run": name,
+                **values,
+                "knob": row.point.knob if row.point is not None else None,
+                "steps": len(report.steps),
+                "refine": refine,
+                "config": json.dumps(dict(config), sort_keys=True),
+                "points": points[row.codec],
+            }
+        )
+    return rows
+
+
+def codec_rows(name: str, codec: str, refine: int, stride: int) -> list[dict[str, object]]:
+    """Return the rows of one codec on one run, measured now or before."""
+    run = open_run(name)
+    key = {
+        "run": [run.identity(step) for step in run.steps],
+        "codec": codec,
+        "bitstream": get_codec(codec.partition(":")[0]).bitstream,
+        "stride": stride,
+        "refine": refine,
+    }
+    label = f"{name}-{re.sub('[:=,]', '-', codec)}"
+    return kept("matrix", label, key, partial(measure, name, codec, refine, stride))
+
+
+def in_order(plans: Mapping[str, Plan]) -> list[tuple[str, str]]:
+    """Return the runs and codecs in the order they are measured: what is compared most comes first."""
+    pairs = [(name, codec) for name, plan in plans.items() for codec in plan.codecs]
+    return sorted(pairs, key=lambda pair: pair[1] not in FIRST)
+
+
+def leads(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Return, for each run, divergence and codec, the interpolated ratio and lattice's over it."""
+    out: list[dict[str, object]] = []
+    for run in dict.fromkeys(str(row["run"]) for row in rows):
+        of_run = {str(row["codec"]): row for row in rows if row["run"] == run and row["codec"] != REPEAT}
+        for divergence in DIVERGENCES:
+            ratios = {codec: ratio_at(map(tuple, row["points"]), divergence) for codec, row in of_run.items()}  # type: ignore[arg-type, call-overload]
+            ours = ratios.get("lattice")
+            for codec, ratio in ratios.items():
+                row = of_run[codec]
+                out.append(
+                    {
+                        **{key: row[key] for key in ("date", "machine", "version")},
+                        "run": run,
+                        "divergence": divergence,
+                        "codec": codec,
+                        "ratio_weights": ratio,
+                        "lattice_over_this": ours / ratio if ours and ratio else None,
+                        "steps": row["steps"],
+                    }
+                )
+    return out
+
+
+def main(quick: bool = False, names: list[str] | None = None) -> Path:
+    """Write ``results/matrix.csv`` and ``results/matrix_lead.csv``, after each codec what there is."""
+    suffix = "_quick" if quick else ""
+    plans = QUICK if quick else {name: PLANS[name] for name in names or PLANS}
+    rows: list[dict[str, object]] = []
+    for name, codec in in_order(plans):
+        found = codec_rows(name, codec, plans[name].refine, plans[name].stride)
+        known = any(row["run"] == name for row in rows)
+        rows += [row for row in found if not (known and row["codec"] == REPEAT)]
+        # Stable: within a run, the order in which codecs were measured.
+        rows.sort(key=lambda row: list(plans).index(str(row["run"])))
+        write(f"matrix_lead{suffix}", leads(rows))
+        path = write(f"matrix{suffix}", [{k: v for k, v in row.items() if k != "points"} for row in rows])
+    return path
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[[], *PLANS], help="runs; by default all")
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    main(arguments.quick, arguments.names)

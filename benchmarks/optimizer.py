@@ -1,0 +1,180 @@
+"""Optimizer state: what each way of storing it costs in bytes, and in loss after a restore.
+
+One restore in the middle of a training, from the archive of the checkpoints so far, into a new model and a
+new optimizer; then the training goes on with the batches that the uninterrupted one gets. *Rise* is the
+loss after the restore less that of the uninterrupted training with the same seed: in mean over the batches
+of the first 25 steps, and on validation data after 25 and 200 steps. The uninterrupted losses stand beside,
+with their standard deviation over the seeds. ``strays_after_25`` is how far the weights are from the
+uninterrupted ones after 25 steps, in units of the way that these went; noise in them counts whatever it does
+to the loss.
+
+Sizes are of the delta frames, every byte of a frame included, in bits a parameter of the model;
+``ratio_chain`` has the keyframe too. What is finished is kept in ``data/optimizer`` and not run again.
+``--tables`` prints what ``docs/optimizer.md`` shows.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import DATA, RESULTS, write
+from benchmarks.resumed import FIRST, LATER, Experiment, Setting, measure, one_thread, train
+from inshrink_core.execution.kept import key_digest
+from inshrink_core.tasks.char_gpt import CharGPTTask
+from inshrink_core.tasks.digits_cnn import DigitsCNNTask, DigitsCNNWithSGDTask
+
+
+class SmallCharGPTTask(CharGPTTask):
+    """The character GPT at 0.36 M parameters: a dozen resumed trainings in a few minutes."""
+
+    name = "char-gpt-small"
+    width, depth, heads, context = 96, 3, 4, 48
+    batch_size = 24
+    peak_learning_rate = 1e-3
+    n_validation_windows = 128
+
+
+_CAP = {"alpha": 1.0}
+"""Every residual threshold at ExCP's cap of 2.5 medians: its highest ratio."""
+
+_LATTICE = ("lattice, coarseness 4", "lattice", {"coarseness": 4.0})
+
+_ADAM: tuple[Setting, ...] = (
+    Setting("exact", "lossless", {}, "lattice", far=False),
+    Setting("exact", "lossless", {}, "lattice-ratio"),
+    Setting("exact", "lossless", {}, "drop", far=False),
+    Setting(*_LATTICE, "lossless", far=False),
+    Setting(*_LATTICE, "lattice"),
+    Setting(*_LATTICE, "lattice-ratio"),
+    Setting(*_LATTICE, "drop", far=False),
+    Setting("excp, published", "excp", {}, "lossless"),
+    Setting("excp, published, rANS", "excp", {"coder": "rans"}, "lossless"),
+    Setting("excp at its cap", "excp", _CAP, "lossless"),
+    Setting("excp at its cap, rANS", "excp", {**_CAP, "coder": "rans"}, "lossless"),
+)
+
+_SGD = tuple(setting for setting in _ADAM if setting.codec != "excp")
+"""ExCP has no rule for a momentum buffer."""
+
+
+FULL = (
+    Experiment(task=SmallCharGPTTask(), n_steps=1000, save_every=50, restored_at=500, settings=_ADAM),
+    Experiment(task=DigitsCNNWithSGDTask(), n_steps=1200, save_every=60, restored_at=600, settings=_SGD),
+)
+QUICK = (
+    Experiment(
+        task=DigitsCNNTask(), n_steps=120, save_every=20, restored_at=60, settings=_ADAM, seeds=1, later=30
+    ),
+    Experiment(
+        task=DigitsCNNWithSGDTask(),
+        n_steps=120,
+        save_every=20,
+        restored_at=60,
+        settings=_SGD,
+        seeds=1,
+        later=30,
+    ),
+)
+
+
+def compare(experiment: Experiment) -> Iterator[dict[str, object]]:
+    """Return one row a setting: sizes, rises over the seeds, and the noise of the seeds."""
+    seeds = range(experiment.seeds)
+    folders = [DATA / "optimizer" / f"{key_digest(experiment.key(seed))}" for seed in seeds]
+    plain = [train(experiment, seed, folder) for seed, folder in zip(seeds, folders, strict=True)]
+    for setting in experiment.settings:
+        tried = [
+            measure(experiment, setting, seed, folder) for seed, folder in zip(seeds, folders, strict=True)
+        ]
+        early = [_mean_rise(one, other) for one, other in zip(tried, plain, strict=True)]
+        row: dict[str, object] = {
+            "task": experiment.task.name,
+            "weights": setting.label,
+            "optimizer": "quantized" if setting.codec == "excp" else setting.optimizer,
+        }
+        row |= {name: statistics.fmean(one[name] for one in tried) for name in SIZES}
+        row |= _spread("rise_first_25", early)
+        row["strays_after_25"] = statistics.fmean(one["strays"] for one in tried)
+        for name in ("first", "later") if all("later" in one for one in tried) else ("first",):
+            rises = [one[name] - other[name] for one, other in zip(tried, plain, strict=True)]
+            row |= _spread(f"rise_at_{FIRST if name == 'first' else experiment.later}", rises)
+        row |= _noise(experiment, plain)
+        sys.stderr.write(f"{row}\n")
+        yield row
+
+
+SIZES = ("bits_total", "bits_optimizer", "ratio_delta", "ratio_chain")
+
+
+def _mean_rise(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Mean of the difference over the batches of the first steps; both saw the same ones."""
+    pairs = zip(one["losses"][:FIRST], other["losses"][:FIRST], strict=True)
+    return statistics.fmean(a - b for a, b in pairs)
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, object]:
+    sd = statistics.stdev(values) if len(values) > 1 else ""
+    return {name: statistics.fmean(values), f"{name}_sd": sd}
+
+
+def _noise(experiment: Experiment, plain: Sequence[dict[str, Any]]) -> dict[str, object]:
+    """Return the losses without a failure: mean and standard deviation over the seeds."""
+    early = [statistics.fmean(one["losses"][:FIRST]) for one in plain]
+    return {
+        **_spread("loss_first_25", early),
+        **_spread(f"loss_at_{FIRST}", [one["first"] for one in plain]),
+        **_spread(f"loss_at_{experiment.later}", [one["later"] for one in plain]),
+        "seeds": experiment.seeds,
+    }
+
+
+def tables(path: Path) -> str:
+    """Return the tables of ``docs/optimizer.md``, one for each training of a CSV file."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    parts = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        chosen = [row for row in rows if row["task"] == task]
+        noise = " and ".join(chosen[0][f"loss_at_{at}_sd"] for at in (FIRST, LATER))
+        parts.append(
+            f"**{task}**, {chosen[0]['seeds']} seeds. Validation loss of the uninterrupted training after 25 "
+            f"and {LATER} steps: {chosen[0][f'loss_at_{FIRST}']} and {chosen[0][f'loss_at_{LATER}']}; "
+            f"standard deviation over the seeds {noise}.\n\n" + "\n".join([*_HEAD, *map(_line, chosen)])
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+_HEAD = (
+    "| weights | optimizer | bits | of them optimizer | ratio | rise over 25 steps | after 25 | after 200 |",
+    "|---|---|---|---|---|---|---|---|",
+)
+
+
+def _line(row: Mapping[str, str]) -> str:
+    """One line: sizes, then rises with their standard deviation over the seeds."""
+    rises = [
+        f"{float(row[name]):+.4f} ± {float(row[f'{name}_sd']):.4f}" if row[name] else "–"
+        for name in ("rise_first_25", f"rise_at_{FIRST}", f"rise_at_{LATER}")
+    ]
+    sizes = [f"{float(row[name]):.2f}" for name in ("bits_total", "bits_optimizer")]
+    cells = [row["weights"], row["optimizer"], *sizes, f"{float(row['ratio_delta']):.1f}", *rises]
+    return f"| {' | '.join(cells)} |"
+
+
+def main(quick: bool = False) -> Path:
+    """Write ``results/optimizer.csv``; quick: one seed of the digits, half a minute."""
+    with one_thread():
+        rows = [row for experiment in (QUICK if quick else FULL) for row in compare(experiment)]
+    return write("optimizer_quick" if quick else "optimizer", rows)
+
+
+if __name__ == "__main__":
+    if "--tables" in sys.argv[1:]:
+        sys.stdout.write(tables(RESULTS / "optimizer.csv"))
+    else:
+        main(quick="--quick" in sys.argv[1:])

@@ -1,0 +1,136 @@
+"""Frames written once more: as keyframes that stand alone, or as they are under another parent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from inshrink_core.archive import FrameWriter
+from inshrink_core.chain.archive import Archive, pack_attributes, spec_of
+from inshrink_core.chain.content import parts_of, tensor_digest
+from inshrink_core.chain.parts import encode_part
+from inshrink_core.checkpoint import Checkpoint, TensorSpec
+from inshrink_core.codec import TensorReference, codec_for_block
+from inshrink_core.errors import IncompatibleError
+from inshrink_core.frame import Block, BlockEntry, FrameInfo
+
+__all__ = ["REKEYED", "copy_frame", "rekey_frame"]
+
+REKEYED: Final = "rekeyed"
+"""Key of meta: the id of the frame that was made from decoded values. Frames after it inherit the key, and
+know by the id that it does not speak of them."""
+
+TensorDone = Callable[[TensorSpec], None]
+"""Called after each tensor; may raise to cancel."""
+
+
+def copy_frame(archive: Archive, info: FrameInfo, target: FrameWriter) -> FrameInfo:
+    """Write a frame's blocks as they are into another frame, and commit it.
+
+    Raises
+    ------
+    DamagedError, MissingFrameError
+        A block cannot be read.
+    StorageError
+        The system refused.
+    """
+    frame = archive.frame(info)
+    for entry in frame.entries:
+        target.add(entry.key, entry.codec, frame.read(entry), attributes=entry.attributes, part=entry.part)
+    return target.commit(frame.meta)
+
+
+def rekey_frame(
+    archive: Archive,
+    info: FrameInfo,
+    target: FrameWriter,
+    *,
+    view: Checkpoint | None = None,
+    meta: Mapping[str, Any] | None = None,
+    children: Sequence[FrameInfo] = (),
+    done: TensorDone | None = None,
+) -> FrameInfo:
+    """Write a frame as a keyframe that decodes to the same bits, and commit it.
+
+    Parameters
+    ----------
+    archive
+        The archive; a sequential view where several frames of one chain are re-keyed in order.
+    info
+        The frame.
+    target
+        The keyframe to fill.
+    view
+        What of the frame's checkpoint to write; by default all of it, in the frame's own order.
+    meta
+        What describes the new frame; by default what describes the old one, and that it was re-keyed.
+    children
+        Delta frames that will have the new frame as their reference.
+    done
+        Called after each tensor.
+
+    Raises
+    ------
+    IncompatibleError
+        A codec broke its promise: the new block, or a child's upon it, does not decode to the old bits.
+    DamagedError, MissingFrameError
+        The frame cannot be decoded.
+    StorageError
+        The system refused.
+
+    Notes
+    -----
+    Every tensor written is decoded again and compared. Memory is bounded by a few copies of the
+    largest tensor, beside the archive's own states.
+    """
+    frame = archive.frame(info)
+    if view is None:
+        entries: Sequence[BlockEntry] = [entry for entry in frame.entries if not entry.part]
+        parts = {entry.key: archive.part(info, entry.key) for entry in frame.entries if entry.part}
+    else:
+        entries = [frame.entry(spec.key) for spec in view.specs]
+        parts = dict(parts_of(view))
+    for entry in entries:
+        spec = spec_of(entry, archive.where(info))
+        block = _rekeyed(archive, info, spec, entry, children)
+        target.add(entry.key, block.codec, block.payload, attributes=pack_attributes(spec))
+        if done is not None:
+            done(spec)
+    for key, content in parts.items():
+        codec, payload = encode_part(content, None)
+        target.add(key, codec, payload, part=True)
+    return target.commit({**frame.meta, REKEYED: info.frame_id} if meta is None else meta)
+
+
+def _rekeyed(
+    archive: Archive, info: FrameInfo, spec: TensorSpec, entry: BlockEntry, children: Sequence[FrameInfo]
+) -> Block:
+    """Return a block that stands alone, once it and the children's blocks upon it decode as before."""
+    where = f"{archive.where(info)}, tensor '{entry.key}'"
+    tensor, reference = archive.decode(info, entry.key)
+    block = codec_for_block(entry.codec, where).rekey(spec, reference)
+    decoded = codec_for_block(block.codec, where).decode(spec, block, None)
+    same = tensor_digest(decoded.tensor) == tensor_digest(tensor)
+    for child in children:
+        same = same and _child_digest(archive, child, entry.key, reference) == _child_digest(
+            archive, child, entry.key, decoded.reference
+        )
+    if not same:
+        raise IncompatibleError(
+            f"the codec of '{block.codec}' does not re-key this tensor to the same bits",
+            where=where,
+            remedy="keep the frames before it, and report this",
+        )
+    return block
+
+
+def _child_digest(archive: Archive, child: FrameInfo, key: str, reference: TensorReference) -> bytes:
+    """Return the digest of what a child's tensor decodes to upon a reference; empty if it has none."""
+    frame = archive.frame(child)
+    entry = next((entry for entry in frame.entries if entry.key == key and not entry.part), None)
+    if entry is None:
+        return b""
+    where = archive.where(child)
+    codec = codec_for_block(entry.codec, where)
+    block = Block(entry.codec, frame.read(entry))
+    return tensor_digest(codec.decode(spec_of(entry, where), block, reference).tensor)

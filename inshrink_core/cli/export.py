@@ -1,0 +1,175 @@
+"""``inshrink export``: one step, or a whole archive, as one file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inshrink_core.cli.formatting import count, counted, duration, error_size, ratio, size, steps_in_short
+from inshrink_core.cli.options import Json, Quiet
+from inshrink_core.cli.output import present, show_facts
+from inshrink_core.cli.progress import progress_bar
+from inshrink_core.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from inshrink_core.session import ExportReport, OnProgress, PackReport, Progress
+
+__all__ = ["EXAMPLE", "export"]
+
+EXAMPLE = (
+    "$ inshrink export digits.inshrink --step 400 --weights-only -o model.inshrink\n"
+    "$ inshrink export digits.inshrink --pack run.inshrink\n"
+    "$ inshrink export run.inshrink --unpack again.inshrink"
+)
+
+_DEFAULT_RATIO = 8.0
+
+
+def export(
+    archive: Annotated[
+        str, typer.Argument(metavar="ARCHIVE", help="The archive: a folder, a packed file or a URL.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to make of one step.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="STEP", help="Which step. (default: the last)")
+    ] = None,
+    weights_only: Annotated[
+        bool,
+        typer.Option(
+            "--weights-only",
+            help="For transfer learning: without the optimizer and files of the training, weights coarsened.",
+        ),
+    ] = False,
+    least_ratio: Annotated[
+        float | None,
+        typer.Option(
+            "--ratio",
+            metavar="RATIO",
+            help="With --weights-only, how much smaller than float32 at least. (default: 8)",
+        ),
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="With --weights-only, keep every bit of the archived weights.")
+    ] = False,
+    pack: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the whole archive into one file instead.")
+    ] = None,
+    unpack: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the whole archive into a folder instead.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write one step, or a whole archive, as one file that stands alone."""
+    from inshrink_core import session
+
+    _check(output, pack, unpack, weights_only, least_ratio, exact, step)
+    hidden = as_json or quiet
+    document: dict[str, Any]
+    show: Callable[[Console], None]
+    if output is not None:
+        with progress_bar("export", hidden=hidden) as advance:
+            made = session.export(
+                archive,
+                output,
+                step=step,
+                weights_only=weights_only,
+                ratio=_DEFAULT_RATIO if least_ratio is None else least_ratio,
+                exact=exact,
+                force=force,
+                progress=_progress(advance),
+            )
+        document = made.to_json()
+
+        def show(console: Console) -> None:
+            _show_export(console, made)
+
+    else:
+        with progress_bar("pack" if pack else "unpack", hidden=hidden) as advance:
+            if pack is not None:
+                copied = session.pack(archive, pack, force=force, progress=_progress(advance))
+            else:
+                copied = session.unpack(archive, unpack or "", progress=_progress(advance))
+        document = copied.to_json()
+
+        def show(console: Console) -> None:
+            _show_pack(console, copied)
+
+    present(document, as_json=as_json, quiet=quiet, text=show)
+
+
+def _check(
+    output: Path | None,
+    pack: Path | None,
+    unpack: Path | None,
+    weights_only: bool,
+    least_ratio: float | None,
+    exact: bool,
+    step: int | None,
+) -> None:
+    """Refuse options that contradict each other."""
+    if sum(target is not None for target in (output, pack, unpack)) != 1:
+        raise InputError(
+            "say what to make", remedy="give one of: -o FILE for a step, --pack FILE, --unpack DIR"
+        )
+    if output is None and (weights_only or exact or least_ratio is not None or step is not None):
+        raise InputError(
+            "--pack and --unpack copy the whole archive as it is",
+            remedy="for one step give -o FILE; `inshrink prune` thins an archive out",
+        )
+    if exact and least_ratio is not None:
+        raise InputError("--exact and --ratio exclude each other", remedy="give one of them")
+    if (exact or least_ratio is not None) and not weights_only:
+        raise InputError(
+            "--exact and --ratio go with --weights-only",
+            remedy="add --weights-only; without it a step is kept exact anyway",
+        )
+
+
+def _progress(advance: Callable[[int, int, int], None] | None) -> OnProgress | None:
+    """Return what the session calls; None where nothing is shown."""
+    if advance is None:
+        return None
+
+    def progress(now: Progress) -> None:
+        advance(now.done, now.total, now.step)
+
+    return progress
+
+
+def _show_export(console: Console, made: ExportReport) -> None:
+    """Print what one file holds of the step, and what it lost."""
+    lost = "none: every bit as in the archive"
+    if not made.exact:
+        lost = f"{error_size(made.relative_error)}  (root mean square, against the archive)"
+    show_facts(
+        console,
+        [
+            ("step", steps_in_short(made.to_json()["steps"])),
+            ("file", f"{made.output}  ({size(made.nbytes)})"),
+            ("ratio to float32", ratio(made.ratio_float32)),
+            ("error of the weights", lost),
+            *([("left out", ", ".join(made.left_out))] if made.left_out else []),
+            ("time", duration(made.seconds)),
+        ],
+    )
+
+
+def _show_pack(console: Console, copied: PackReport) -> None:
+    """Print what was copied."""
+    show_facts(
+        console,
+        [
+            ("made", f"{copied.output}  ({size(copied.nbytes)})"),
+            ("frames", f"{count(copied.n_frames)}  ({counted(len(copied.steps), 'step')})"),
+            ("time", duration(copied.seconds)),
+        ],
+    )

@@ -1,0 +1,261 @@
+"""``inshrink search``: the coarsest precision that keeps the metric within a bound."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inshrink_core.cli.formatting import (
+    UNKNOWN,
+    count,
+    duration,
+    nats,
+    percent,
+    plain,
+    printable,
+    ratio,
+    steps_in_short,
+)
+from inshrink_core.cli.opening import open_run
+from inshrink_core.cli.options import (
+    Device,
+    Direction,
+    EvalMetric,
+    EvaluatorFile,
+    Json,
+    MaxDivergence,
+    MaxDrop,
+    Quiet,
+    StepPattern,
+    Threads,
+    Timeout,
+    TrustRun,
+)
+from inshrink_core.cli.output import make_table, present, show_facts
+from inshrink_core.cli.settings import given_settings, read_config_file
+from inshrink_core.cli.steps import STEPS_HELP, choose_steps
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from inshrink_core.session import OnSearch, SearchProgress
+
+__all__ = ["EXAMPLE", "describe", "search"]
+
+EXAMPLE = (
+    "$ inshrink search runs/digits --max-drop 0.01 -o search.json\n"
+    "$ inshrink search runs/digits --target-ratio 30 --evaluator judge.py:evaluate"
+)
+
+_ROWS = 12
+"""Trials shown while the search goes on: the last ones."""
+
+
+def search(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run to search on.")],
+    max_drop: MaxDrop = None,
+    max_divergence: MaxDivergence = None,
+    target_ratio: Annotated[
+        float | None,
+        typer.Option(metavar="RATIO", help="Instead of bounds: the smallest divergence at this ratio."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the result there, for compress --config; trials are kept beside it as they come.",
+        ),
+    ] = None,
+    codec: Annotated[str | None, typer.Option(help="The codec to search. (default: lattice)")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A setting of the codec that is held; may be repeated."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Settings to hold or to begin with, from a TOML or JSON file."),
+    ] = None,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|allocation|bracket|guided|random|grid",
+            help="How to look: allocation or bracket for lattice, guided for other codecs.",
+        ),
+    ] = "auto",
+    budget: Annotated[int | None, typer.Option(min=1, help="Most configurations to try.")] = None,
+    seed: Annotated[int, typer.Option(help="Of --strategy random.")] = 0,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="lossless|lattice|lattice-ratio|drop",
+            help="How the optimizer's state would be stored, as for compress.",
+        ),
+    ] = None,
+    keyframe_every: Annotated[
+        int | None, typer.Option(min=1, help="Frames from one keyframe to the next. (default: 32)")
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="Evaluators asked side by side.")] = 1,
+    gain: Annotated[
+        bool, typer.Option("--gain/--no-gain", help="Measure restore gain and noise of each trial too.")
+    ] = True,
+    evaluator: EvaluatorFile = None,
+    eval_metric: EvalMetric = None,
+    direction: Direction = None,
+    trust_run: TrustRun = False,
+    timeout: Timeout = 600.0,
+    steps: Annotated[
+        list[str] | None, typer.Option("--steps", "--step", metavar="STEPS", help=STEPS_HELP)
+    ] = None,
+    device: Device = "cpu",
+    threads: Threads = None,
+    step_pattern: StepPattern = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Find the configuration of largest ratio whose restored steps keep a bound."""
+    from inshrink_core import session
+
+    given = read_config_file(config) if config is not None else {}
+    opened = open_run(run, step_pattern)
+    with _live_table(hidden=as_json or quiet) as progress:
+        report = session.search(
+            opened,
+            max_drop=max_drop,
+            max_divergence=max_divergence,
+            target_ratio=target_ratio,
+            codec=codec or given.get("codec"),
+            config=given_settings(given, settings or []) or None,
+            strategy=strategy,
+            budget=budget,
+            seed=seed,
+            steps=choose_steps(steps or [], opened.steps, str(opened.path)),
+            optimizer=optimizer or given.get("optimizer"),
+            keyframe_every=keyframe_every or given.get("keyframe_every", 32),
+            evaluator=evaluator,
+            metric=eval_metric,
+            direction=direction,
+            trust_run=trust_run,
+            timeout=timeout,
+            replicas=replicas,
+            gain=gain,
+            output=output,
+            device=device,
+            threads=threads,
+            progress=progress,
+        )
+    document = report.to_json()
+    present(
+        document,
+        as_json=as_json,
+        quiet=quiet,
+        text=lambda console: _show(console, document, output),
+        failure=report.failure,
+    )
+
+
+@contextmanager
+def _live_table(*, hidden: bool) -> Iterator[OnSearch | None]:
+    """Show the last trials on stderr as they come; nothing where no one watches."""
+    if hidden or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    seen: list[SearchProgress] = []
+    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+
+        def progress(now: SearchProgress) -> None:
+            seen.append(now)
+            live.update(_table(seen), refresh=True)
+
+        yield progress
+
+
+def _table(seen: list[SearchProgress]) -> RenderableType:
+    """Return the last trials, the best chain so far, and how long it may still take."""
+    from rich.console import Group
+    from rich.text import Text
+
+    table = make_table("trial", "step", "config", "ratio", "drop", "divergence", left=(2,))
+    for now in seen[-_ROWS:]:
+        trial = now.trial
+        table.add_row(
+            count(now.evaluations),
+            str(trial.step),
+            printable(describe(trial.config)),
+            ratio(trial.ratio_weights),
+            percent(trial.drop),
+            nats(trial.divergence),
+        )
+    last = seen[-1]
+    line = (
+        f"best so far {ratio(last.best_ratio)} · about {count(last.left)} evaluations left"
+        f" · {duration(last.seconds_left)}"
+    )
+    return Group(table, Text(line))
+
+
+def describe(config: Mapping[str, Any]) -> str:
+    """Return a configuration in a few words: its settings, and those of layer types.
+
+    Examples
+    --------
+    >>> describe({"codec": "lattice", "settings": {"coarseness": 2.5}})
+    'coarseness 2.5'
+    """
+    words = [f"{name} {_short(value)}" for name, value in config.get("settings", {}).items()]
+    for one in config.get("override", []):
+        chosen = one.get("layer_type") or one.get("match", "*")
+        values = [_short(value) for name, value in one.items() if name not in ("layer_type", "match")]
+        words.append(f"{chosen} {' '.join(values)}")
+    return ", ".join(words) or str(config.get("codec", UNKNOWN))
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _show(console: Console, document: Mapping[str, Any], output: Path | None) -> None:
+    """Print what was found, under what, and what it took."""
+    best = document["best"]
+    bounds = document["bounds"]
+    asked = [
+        f"drop ≤ {bounds['drop'] * 100:g} %" if bounds["drop"] is not None else "",
+        f"divergence ≤ {bounds['divergence']:g} nats" if bounds["divergence"] is not None else "",
+        f"ratio ≥ {document['target_ratio']:g}" if document["target_ratio"] is not None else "",
+    ]
+    n_stale = len(document["uninformative"])
+    facts = [
+        ("asked", ", ".join(word for word in asked if word)),
+        ("best", printable(describe(best["config"])) if best else "none"),
+        ("ratio of the weights", ratio(best["ratio_weights"]) if best else ""),
+        ("largest drop", percent(best["drop"]) if best else ""),
+        ("largest divergence", f"{nats(best['divergence'])} nats" if best else ""),
+        ("restore gain, noise", _gain(best)),
+        ("metric", f"{printable(str(document['metric']))}, {document['direction']} is better"),
+        ("steps", steps_in_short(document["steps"])),
+        ("says nothing", f"{n_stale} steps, where the stale copy keeps the bounds too" if n_stale else ""),
+        ("evaluations", f"{count(document['evaluations'])}, {len(document['trials'])} trials known"),
+        ("time", duration(document["seconds"])),
+        ("trials", printable(document["log"] or "not kept")),
+        ("next", f"inshrink compress RUN -o ARCHIVE --config {output}" if best and output else ""),
+    ]
+    show_facts(console, [fact for fact in facts if fact[1]])
+    for note in document["notes"]:
+        console.print(printable(f"note: {note}"), soft_wrap=True)
+
+
+def _gain(best: Mapping[str, Any] | None) -> str:
+    if best is None or best["restore_gain"] is None:
+        return ""
+    return f"{plain(best['restore_gain'], 3)}, {plain(best['restore_noise'], 3)}"

@@ -1,0 +1,113 @@
+"""``inshrink compress --watch``: archive checkpoints beside a training, as they are finished."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inshrink_core.cli.formatting import counted, duration, ratio, size, steps_in_short
+from inshrink_core.cli.output import present, show_facts
+from inshrink_core.cli.progress import progress_bar
+from inshrink_core.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from inshrink_core.session import Progress, WatchEvent, WatchReport
+
+__all__ = ["Idle", "Poll", "Until", "Watch", "require_watch", "watch_run"]
+
+Watch = Annotated[
+    bool,
+    typer.Option("--watch", help="Stay beside a training: archive each checkpoint as it is finished."),
+]
+Poll = Annotated[
+    float | None,
+    typer.Option(min=0.01, metavar="SECONDS", help="With --watch, time between looks. (default: 5)"),
+]
+Until = Annotated[
+    int | None,
+    typer.Option(metavar="STEP", help="With --watch, end when this step or a later one is archived."),
+]
+Idle = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="With --watch, end when nothing new came for so long."),
+]
+
+_DEFAULT_POLL = 5.0
+
+
+def require_watch(poll: float | None, until: int | None, idle: float | None) -> None:
+    """Refuse options of the watch without it."""
+    if poll is not None or until is not None or idle is not None:
+        raise InputError("--poll, --until and --idle go with --watch", remedy="add --watch")
+
+
+def watch_run(
+    run: str,
+    output: Path,
+    *,
+    poll: float | None,
+    until: int | None,
+    idle: float | None,
+    steps: object,
+    step_pattern: str | None,
+    as_json: bool,
+    quiet: bool,
+    options: Mapping[str, Any],
+) -> None:
+    """Watch a run until it ends or Ctrl-C is pressed, then show what was archived."""
+    from inshrink_core import session
+
+    if steps:
+        raise InputError("--watch and --steps exclude each other", remedy="--until STEP ends a watch")
+    lines = not (as_json or quiet)
+    with progress_bar("compress", hidden=not lines) as advance:
+
+        def progress(now: Progress) -> None:
+            if advance is not None:
+                advance(now.done, now.total, now.step)
+
+        def tell(event: WatchEvent) -> None:
+            if lines and event.step is not None:
+                detail = f": {event.detail}" if event.detail else ""
+                typer.echo(f"{event.kind} step {event.step}{detail}", err=True)
+
+        report = session.watch(
+            run,
+            output,
+            interval=_DEFAULT_POLL if poll is None else poll,
+            until=until,
+            idle=idle,
+            step_pattern=step_pattern,
+            on_event=tell,
+            progress=None if advance is None else progress,
+            **options,
+        )
+    present(report.to_json(), as_json=as_json, quiet=quiet, text=lambda console: _show(console, report))
+
+
+_WHY = {
+    "until": "the step asked for is archived",
+    "idle": "nothing new came",
+    "interrupted": "interrupted; the same command goes on",
+}
+
+
+def _show(console: Console, report: WatchReport) -> None:
+    """Print what was archived, and why the watch ended."""
+    appended, vanished = report.steps("archived"), report.steps("vanished")
+    facts = [
+        ("archive", report.archive),
+        ("appended", steps_in_short(appended) if appended else "nothing new"),
+        ("vanished", steps_in_short(vanished) if vanished else ""),
+        ("ended", _WHY.get(report.ended, report.ended)),
+        ("time", duration(report.seconds)),
+    ]
+    if report.size is not None:
+        held = f"{counted(len(report.size.frames), 'frame')}, {size(report.size.nbytes)}"
+        facts += [("frames", held), ("ratio of the weights", ratio(report.size.ratio_weights))]
+    show_facts(console, [fact for fact in facts if fact[1]])

@@ -1,0 +1,268 @@
+"""Context rANS on sixteen lanes at a time, for processors with AVX-512; `cpu_rans` has the plain loops.
+
+Numba has no vectors, so the loop over the steps of a block is written in LLVM's language here, word for
+word the rule of `inshrink_core.ops.rans`. Tables are read entry by entry: the processor's own gather waits
+until its results are certain, and takes twice as long where it was mended against data sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from llvmlite import binding, ir  # type: ignore[import-untyped, unused-ignore]
+from numba import types
+from numba.core import cgutils as untyped_cgutils
+from numba.extending import intrinsic
+
+from inshrink_core.ops.rans import INITIAL_STATE, PRECISION
+
+__all__ = ["LANES", "decode_steps", "encode_steps", "is_wide"]
+
+LANES = 16
+"""Lanes in a vector of 512 bits. A step is one or two of them."""
+
+_cgutils: Any = untyped_cgutils
+
+_SLOT = (1 << PRECISION) - 1
+_LIMIT_SHIFT = 31 - PRECISION
+_HALF_OF_ERROR = 0.25
+"""Taken off a quotient below 2**19 of float32 numbers, which is wrong by less than 1/16: rounded down it
+is then right, or one too small."""
+
+_BIT, _BYTE, _WORD, _INT, _LONG = (ir.IntType(width) for width in (1, 8, 16, 32, 64))
+_BITS, _BYTES, _WORDS, _INTS = (ir.VectorType(kind, LANES) for kind in (_BIT, _BYTE, _WORD, _INT))
+_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_PAIRS = ir.VectorType(_LONG, LANES // 2)
+
+_FEATURES = ("avx512f", "avx512bw", "avx512vl")
+
+
+def is_wide() -> bool:
+    """Return whether numba compiles for the processor it runs on, and that has AVX-512."""
+    config: Any = numba.config
+    if config.DISABLE_JIT or config.CPU_NAME or config.CPU_FEATURES or not config.ENABLE_AVX:
+        return False
+    features = binding.get_host_cpu_features()
+    return all(features.get(name, False) for name in _FEATURES)
+
+
+def _all(value: int) -> Any:
+    return ir.Constant(_INTS, [value] * LANES)
+
+
+def _load(b: Any, array: Any, place: Any, kind: Any) -> Any:
+    pointer = b.bitcast(b.gep(array, [place]), kind.as_pointer())
+    return b.load(pointer, align=1)
+
+
+def _store(b: Any, value: Any, array: Any, place: Any) -> None:
+    b.store(value, b.bitcast(b.gep(array, [place]), value.type.as_pointer()), align=1)
+
+
+def _call(b: Any, name: str, kind: Any, *arguments: Any) -> Any:
+    signature = ir.FunctionType(kind, [argument.type for argument in arguments])
+    return b.call(_cgutils.get_or_insert_function(b.module, signature, name), arguments)
+
+
+def _count(b: Any, bits: Any) -> Any:
+    """Return how many lanes are set."""
+    return b.zext(_call(b, "llvm.ctpop.i16", _WORD, b.bitcast(bits, _WORD)), _LONG)
+
+
+def _read_entries(b: Any, table: Any, places: Any) -> Any:
+    """Read an entry of 32 bits for each lane, two lanes to a general register."""
+    both = b.bitcast(places, _PAIRS)
+    entries = ir.Constant(_PAIRS, [0] * (LANES // 2))
+    for k in range(LANES // 2):
+        pair = b.extract_element(both, _INT(k))
+        low = b.load(b.gep(table, [b.and_(pair, _LONG(0xFFFFFFFF))]))
+        high = b.load(b.gep(table, [b.lshr(pair, _LONG(32))]))
+        entry = b.or_(b.zext(low, _LONG), b.shl(b.zext(high, _LONG), _LONG(32)))
+        entries = b.insert_element(entries, entry, _INT(k))
+    return b.bitcast(entries, _INTS)
+
+
+def _read_bases(b: Any, contexts: Any, place: Any, bases: tuple[Any, Any]) -> Any:
+    """Find where the table of each lane's context begins: the permutation takes five bits of a place."""
+    context = b.zext(_load(b, contexts, place, _BYTES), _INTS)
+    return _call(b, "llvm.x86.avx512.vpermi2var.d.512", _INTS, bases[0], context, bases[1])
+
+
+def _decode_lanes(b: Any, x: Any, at: Any, entry: Any, words: Any) -> tuple[Any, Any]:
+    """Return the states before the symbols were coded, and the place of the next word."""
+    frequency = b.add(b.and_(entry, _all(_SLOT)), _all(1))
+    offset = b.and_(b.lshr(entry, _all(PRECISION)), _all(_SLOT))
+    x = b.add(b.mul(frequency, b.lshr(x, _all(PRECISION))), offset)
+    low = b.icmp_unsigned("<", x, _all(INITIAL_STATE))
+    ahead = b.zext(_load(b, words, at, _WORDS), _INTS)
+    word = _call(b, "llvm.x86.avx512.mask.expand.v16i32", _INTS, ahead, _all(0), low)
+    x = b.select(low, b.or_(b.shl(x, _all(16)), word), x)
+    return x, b.add(at, _count(b, low))
+
+
+def _encode_lanes(b: Any, x: Any, at: Any, entry: Any, words: Any) -> tuple[Any, Any]:
+    """Return the states after the symbols were coded, and the place of the last word written."""
+    frequency = b.add(b.and_(entry, _all(_SLOT)), _all(1))
+    spill = b.icmp_unsigned(">=", b.lshr(x, _all(_LIMIT_SHIFT)), frequency)
+    packed = _call(b, "llvm.x86.avx512.mask.compress.v16i32", _INTS, x, _all(0), spill)
+    n_words = _count(b, spill)
+    at = b.sub(at, n_words)
+    there = b.bitcast(b.trunc(b.sub(b.shl(_LONG(1), n_words), _LONG(1)), _WORD), _BITS)
+    place = b.bitcast(b.gep(words, [at]), _WORDS.as_pointer())
+    _call(b, "llvm.masked.store.v16i16.p0", ir.VoidType(), b.trunc(packed, _WORDS), place, _INT(2), there)
+    x = b.select(spill, b.lshr(x, _all(16)), x)
+    share = b.fdiv(b.sitofp(x, _FLOATS), b.sitofp(frequency, _FLOATS))
+    quotient = b.fptosi(b.fsub(share, ir.Constant(_FLOATS, [_HALF_OF_ERROR] * LANES)), _INTS)
+    rest = b.sub(x, b.mul(quotient, frequency))
+    short = b.icmp_signed(">=", rest, frequency)
+    quotient = b.select(short, b.add(quotient, _all(1)), quotient)
+    rest = b.select(short, b.sub(rest, frequency), rest)
+    start = b.lshr(entry, _all(PRECISION))
+    return b.add(b.add(b.shl(quotient, _all(PRECISION)), rest), start), at
+
+
+class _Loop:
+    """What a loop over steps works with: pointers of the arrays, and states in registers."""
+
+    def __init__(self, context: Any, b: Any, signature: Any, arguments: Any, n_vectors: int) -> None:
+        arrays = zip(signature.args, arguments, strict=True)
+        self.data = [
+            context.make_array(kind)(context, b, value).data if isinstance(kind, types.Array) else value
+            for kind, value in arrays
+        ]
+        self.words, self.symbols, self.contexts, self.every, bases, self.table, self.states = self.data[:7]
+        self.bases = (_load(b, bases, _LONG(0), _INTS), _load(b, bases, _LONG(LANES), _INTS))
+        self.n_vectors = n_vectors
+        self.x = [_cgutils.alloca_once(b, _INTS) for _ in range(n_vectors)]
+        for k in range(n_vectors):
+            b.store(_load(b, self.states, _LONG(k * LANES), _INTS), self.x[k])
+
+    def base(self, b: Any, place: Any) -> Any:
+        """Return where tables begin; without contexts all places have the same bytes, `every` being 0."""
+        return _read_bases(b, self.contexts, b.and_(place, self.every), self.bases)
+
+    def keep_states(self, b: Any) -> None:
+        """Write the states back."""
+        for k in range(self.n_vectors):
+            _store(b, b.load(self.x[k]), self.states, _LONG(k * LANES))
+
+
+def _decode_loop(b: Any, loop: _Loop) -> Any:
+    """Decode steps while there are steps, and words for two vectors; return the steps and words done."""
+    at0, n_steps, n_words = loop.data[7:]
+    lanes = LANES * loop.n_vectors
+    step, at = _cgutils.alloca_once_value(b, _LONG(0)), _cgutils.alloca_once_value(b, at0)
+    last = b.sub(n_words, _LONG(lanes))
+    head, body, done = (b.append_basic_block(name) for name in ("decode", "step", "decoded"))
+    b.branch(head)
+    b.position_at_end(head)
+    more = b.icmp_signed("<", b.load(step), n_steps)
+    b.cbranch(b.and_(more, b.icmp_signed("<=", b.load(at), last)), body, done)
+    b.position_at_end(body)
+    for k in range(loop.n_vectors):
+        place = b.add(b.mul(b.load(step), _LONG(lanes)), _LONG(k * LANES))
+        x = b.load(loop.x[k])
+        slot = b.add(b.and_(x, _all(_SLOT)), loop.base(b, place))
+        entry = _read_entries(b, loop.table, slot)
+        _store(b, b.trunc(b.lshr(entry, _all(2 * PRECISION)), _BYTES), loop.symbols, place)
+        x, after = _decode_lanes(b, x, b.load(at), entry, loop.words)
+        b.store(x, loop.x[k])
+        b.store(after, at)
+    b.store(b.add(b.load(step), _LONG(1)), step)
+    b.branch(head)
+    b.position_at_end(done)
+    loop.keep_states(b)
+    return b.or_(b.shl(b.load(step), _LONG(32)), b.load(at))
+
+
+def _encode_loop(b: Any, loop: _Loop) -> Any:
+    """Encode steps from the last; return where the words begin."""
+    at0, n_steps = loop.data[7:]
+    lanes = LANES * loop.n_vectors
+    step, at = _cgutils.alloca_once_value(b, n_steps), _cgutils.alloca_once_value(b, at0)
+    head, body, done = (b.append_basic_block(name) for name in ("encode", "step", "encoded"))
+    b.branch(head)
+    b.position_at_end(head)
+    b.cbranch(b.icmp_signed(">", b.load(step), _LONG(0)), body, done)
+    b.position_at_end(body)
+    b.store(b.sub(b.load(step), _LONG(1)), step)
+    for k in reversed(range(loop.n_vectors)):
+        place = b.add(b.mul(b.load(step), _LONG(lanes)), _LONG(k * LANES))
+        symbol = b.zext(_load(b, loop.symbols, place, _BYTES), _INTS)
+        entry = _read_entries(b, loop.table, b.add(symbol, loop.base(b, place)))
+        x, after = _encode_lanes(b, b.load(loop.x[k]), b.load(at), entry, loop.words)
+        b.store(x, loop.x[k])
+        b.store(after, at)
+    b.branch(head)
+    b.position_at_end(done)
+    loop.keep_states(b)
+    return b.load(at)
+
+
+def _compiled(build: Callable[[Any, _Loop], Any], n_vectors: int) -> Callable[..., Any]:
+    """Return what numba calls, with arrays and int64 numbers as they come."""
+
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        return build(b, _Loop(context, b, signature, arguments, n_vectors))
+
+    return lambda *kinds: (types.int64(*kinds), generate)
+
+
+def _decoder(n_vectors: int) -> Any:
+    compiled = _compiled(_decode_loop, n_vectors)
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def steps(
+        _: Any,
+        words: Any,
+        symbols: Any,
+        contexts: Any,
+        every: Any,
+        bases: Any,
+        table: Any,
+        states: Any,
+        at: Any,
+        n_steps: Any,
+        n_words: Any,
+    ) -> Any:
+        return compiled(words, symbols, contexts, every, bases, table, states, at, n_steps, n_words)
+
+    return steps
+
+
+def _encoder(n_vectors: int) -> Any:
+    compiled = _compiled(_encode_loop, n_vectors)
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def steps(
+        _: Any,
+        words: Any,
+        symbols: Any,
+        contexts: Any,
+        every: Any,
+        bases: Any,
+        table: Any,
+        states: Any,
+        at: Any,
+        n_steps: Any,
+    ) -> Any:
+        return compiled(words, symbols, contexts, every, bases, table, states, at, n_steps)
+
+    return steps
+
+
+decode_steps = (_decoder(1), _decoder(2))
+"""By number of vectors less one: decode whole steps into symbols; return ``steps << 32 | words`` taken.
+
+Arguments: words, symbols, contexts, every (-1; 0 where contexts has the same sixteen bytes for all), bases
+(32 of int32), table (int32), states, first word, steps, words.
+"""
+
+encode_steps = (_encoder(1), _encoder(2))
+"""By number of vectors less one: encode whole steps, words downwards; return where they begin.
+
+Arguments: words, symbols, contexts, every, bases, table of ``frequency - 1 | start << 12``, states, end of
+the words, steps.
+"""

@@ -1,0 +1,191 @@
+"""What a user is promised of every restored step, and whether a measured step keeps it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from inshrink_core.errors import InputError
+from inshrink_core.evaluate import Evaluation
+from inshrink_core.metrics import drop
+
+__all__ = ["DEFAULT_MAX_DIVERGENCE", "Bounds", "Figures", "Verdict", "figures_of"]
+
+DEFAULT_MAX_DIVERGENCE: Final = 0.003
+"""Nats. Stands beside a bound on the drop where the evaluator returns ``log_probs``: a drop alone is also
+kept by weights that were never stored. ``docs/search.md`` says how it was chosen."""
+
+N_NOISE_ERRORS: Final = 2.0
+"""Standard errors from a limit at which a figure is clearly on one side of it (95 % of a normal)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What an evaluator makes of one state that stands in for the original of a step.
+
+    Parameters
+    ----------
+    drop
+        Relative change of the metric for the worse; None where the original's metric is 0.
+    divergence
+        Of the predictions; None where the evaluator returns none.
+    drop_error
+        Standard error of `drop`; None where the evaluator does not know it. An upper bound: both states
+        are judged on the same samples, so that most of their errors cancel.
+    failure
+        Why the state could not be evaluated; empty where it could. A failure keeps no bound.
+    """
+
+    drop: float | None = None
+    divergence: float | None = None
+    drop_error: float | None = None
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether figures keep the bounds.
+
+    Parameters
+    ----------
+    kept
+        Every figure is within its limit.
+    usage
+        The largest figure as a share of its limit, infinite for a failure: at most 1 where kept.
+    clear
+        False where the metric's noise reaches the limit, so that other samples might say otherwise.
+    """
+
+    kept: bool
+    usage: float
+    clear: bool = True
+
+    @property
+    def side(self) -> str:
+        """``inside``, ``outside``, or ``inside, within noise`` and ``outside, within noise``."""
+        word = "inside" if self.kept else "outside"
+        return word if self.clear else f"{word}, within noise"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Limits on every restored step of a chain; None leaves a figure free.
+
+    Parameters
+    ----------
+    max_drop
+        Largest relative change of the metric for the worse, at least 0: 0.01 is one percent.
+    max_divergence
+        Largest divergence of the predictions, nats, at least 0. Infinity leaves it free, and says so.
+
+    Raises
+    ------
+    InputError
+        A limit is negative or no number.
+
+    Examples
+    --------
+    >>> Bounds(max_drop=0.01).judge(Figures(drop=0.005)).usage
+    0.5
+    """
+
+    max_drop: float | None = None
+    max_divergence: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_drop", "max_divergence"):
+            limit = getattr(self, name)
+            if limit is None:
+                continue
+            if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0:
+                raise InputError(
+                    f"--{name.replace('_', '-')} is no bound", expected="a number from 0", found=str(limit)
+                )
+
+    @property
+    def given(self) -> bool:
+        """Whether anything is bounded."""
+        return any(
+            limit is not None and math.isfinite(limit) for limit in (self.max_drop, self.max_divergence)
+        )
+
+    def completed(self, original: Evaluation) -> Bounds:
+        """Return the bounds with a divergence bound beside a drop bound, where one can be checked.
+
+        Raises
+        ------
+        InputError
+            The evaluator returns nothing that a given bound could be checked by.
+        """
+        if self.max_divergence is not None and math.isfinite(self.max_divergence):
+            if original.log_probs is None and original.predictions is None:
+                raise InputError(
+                    "--max-divergence cannot be checked", remedy="the evaluator must return 'log_probs'"
+                )
+        elif self.max_drop is not None and self.max_divergence is None and original.log_probs is not None:
+            return replace(self, max_divergence=DEFAULT_MAX_DIVERGENCE)
+        return self
+
+    def judge(self, figures: Figures) -> Verdict:
+        """Say whether figures keep the bounds; the measured value decides, noise only says how clearly.
+
+        Raises
+        ------
+        InputError
+            A bounded figure does not exist, as the drop of a metric of 0.
+        """
+        if figures.failure:
+            return Verdict(kept=False, usage=math.inf)
+        usage, kept, clear = 0.0, True, True
+        for name, limit, figure in (
+            ("drop", self.max_drop, figures.drop),
+            ("divergence", self.max_divergence, figures.divergence),
+        ):
+            if limit is None or math.isinf(limit):
+                continue
+            if figure is None:
+                raise InputError(f"--max-{name} cannot be checked", remedy=_REMEDIES[name])
+            kept = kept and figure <= limit
+            usage = max(usage, _share(figure, limit))
+            error = figures.drop_error if name == "drop" else None
+            clear = clear and (error is None or abs(figure - limit) > N_NOISE_ERRORS * error)
+        return Verdict(kept=kept, usage=usage, clear=clear)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the limits as JSON values."""
+        limits: Mapping[str, float | None] = {"drop": self.max_drop, "divergence": self.max_divergence}
+        return {name: None if limit is None or math.isinf(limit) else limit for name, limit in limits.items()}
+
+
+_REMEDIES = {
+    "drop": "a metric of zero has no relative change; choose another with --eval-metric",
+    "divergence": "the evaluator must return 'log_probs' for every state",
+}
+
+
+def _share(figure: float, limit: float) -> float:
+    """Return what part of a limit is used up; a figure for the better uses none."""
+    if figure <= 0:
+        return 0.0
+    return figure / limit if limit > 0 else math.inf
+
+
+def figures_of(original: Evaluation, restored: Evaluation) -> Figures:
+    """Return the figures of a state against the original of its step.
+
+    Raises
+    ------
+    InputError
+        Predictions that cannot be compared.
+    """
+    errors = [e.standard_errors.get(original.metric) for e in (original, restored)]
+    error = None
+    if original.value and all(one is not None for one in errors):
+        error = math.hypot(*(one for one in errors if one is not None)) / abs(original.value)
+    return Figures(
+        drop=drop(original.value, restored.value, original.direction),
+        divergence=original.divergence(restored),
+        drop_error=error,
+    )

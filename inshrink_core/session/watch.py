@@ -1,0 +1,309 @@
+"""Archiving beside a training: each checkpoint as it is finished, before the trainer deletes it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from inshrink_core.archive import is_archive
+from inshrink_core.chain import Archive, archive_size
+from inshrink_core.errors import (
+    InputError,
+    InshrinkError,
+    LockedError,
+    NotFoundError,
+    StepConflictError,
+)
+from inshrink_core.formats import Run, open_run
+from inshrink_core.formats.run import NoCheckpointError
+from inshrink_core.session.compress import compress
+from inshrink_core.session.progress import OnProgress
+from inshrink_core.session.watch_report import OnEvent, WatchEvent, WatchReport
+
+__all__ = ["watch"]
+
+_PATIENCE: Final = 12
+"""Intervals to wait for files that the checkpoint before had and this one lacks, as trainers write the
+optimizer and their own state last; and for an archive that another process writes."""
+
+_MOST_FAILURES: Final = 3
+"""Looks in a row that may fail: a trainer that deletes as we look makes one or two fail."""
+
+
+class _Sight(NamedTuple):
+    """A checkpoint as it was seen: what it is, its files, and how long it has been so."""
+
+    identity: str
+    names: frozenset[str]
+    since: float
+
+
+def watch(
+    run: str | os.PathLike[str],
+    archive: str | os.PathLike[str],
+    *,
+    interval: float = 5.0,
+    until: int | None = None,
+    idle: float | None = None,
+    step_pattern: str | None = None,
+    on_event: OnEvent | None = None,
+    progress: OnProgress | None = None,
+    **options: Any,
+) -> WatchReport:
+    """Archive each checkpoint of a run as it is finished, until told to end.
+
+    Parameters
+    ----------
+    run
+        The run: a directory, which may have no checkpoint yet, or a glob.
+    archive
+        The archive to make or to append to.
+    interval
+        Seconds between looks. A checkpoint counts as finished when it can be read and none of its files
+        changed from one look to the next.
+    until
+        End when this step or a later one is archived.
+    idle
+        End when nothing new was archived for so many seconds.
+    step_pattern
+        How the step number stands in file names.
+    on_event, progress
+        Called as steps are archived, and after each tensor.
+    **options
+        As for `compress`: codec, config, optimizer and others.
+
+    Returns
+    -------
+    WatchReport
+        Also after Ctrl-C, which ends the watch: steps that were committed are kept, one that was being
+        written is dropped and archived by the next watch.
+
+    Raises
+    ------
+    NotFoundError
+        The directory is not there.
+    InputError
+        `interval`, `until` or `idle` is out of range, or `compress` refuses its options.
+    StepConflictError
+        A step was archived and then written again with other values.
+    LockedError
+        Another process writes the archive for longer than a dozen intervals.
+    StorageError
+        As for any writer.
+
+    Notes
+    -----
+    The archive is free between two writings, so that another process may read, prune or append. Each
+    writing reads the state of the last step from the archive again, a decoding of at most
+    `keyframe_every` frames.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
+    >>> report = inshrink_core.watch(
+    ...     inshrink_core.sample("digits-cnn"), target, interval=0.1, until=25
+    ... )
+    >>> report.ended, report.steps("archived")
+    ('until', (10, 25))
+    """
+    begun = time.monotonic()
+    _check(interval, until, idle)
+    if not Path(run).exists() and not any(sign in os.fspath(run) for sign in "*?["):
+        raise NotFoundError("there is no such directory", where=os.fspath(run))
+    watcher = _Watcher(
+        os.fspath(run), archive, step_pattern, interval, on_event, {**options, "progress": progress}
+    )
+    try:
+        watcher.report.ended = watcher.work(until, idle)
+    except KeyboardInterrupt:
+        watcher.report.ended = "interrupted"
+    watcher.say(WatchEvent("ended", None, watcher.report.ended))
+    if is_archive(archive):
+        opened = Archive.open(archive)
+        watcher.report.size = archive_size(opened) if opened.steps else None
+    watcher.report.seconds = time.monotonic() - begun
+    return watcher.report
+
+
+def _check(interval: float, until: int | None, idle: float | None) -> None:
+    """Refuse numbers that make no sense."""
+    for name, value, least in (("interval", interval, 0.0), ("idle", idle, 0.0)):
+        if value is not None and not value > least:
+            raise InputError(
+                f"'{name}' is a number of seconds above {least:g}", found=str(value), expected="> 0"
+            )
+    if until is not None and until < 0:
+        raise InputError("'until' is a step", expected="≥ 0", found=str(until))
+
+
+class _Watcher:
+    """The looks of one watch, and what they saw."""
+
+    def __init__(
+        self,
+        run: str,
+        archive: str | os.PathLike[str],
+        step_pattern: str | None,
+        interval: float,
+        on_event: OnEvent | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.report = WatchReport(archive=os.fspath(archive))
+        self._path, self._archive, self._step_pattern = run, archive, step_pattern
+        self._interval, self._on_event, self._options = interval, on_event, options
+        self._run: Run | None = None
+        self._failures = self._locked = 0
+        self._sights: dict[int, _Sight] = {}
+        self._done: dict[int, str] = {}
+        self._names: frozenset[str] = frozenset()
+        self._last = -1
+
+    def say(self, event: WatchEvent) -> None:
+        """Note an event, and tell whoever listens."""
+        self.report.events.append(event)
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def work(self, until: int | None, idle: float | None) -> str:
+        """Look again and again; return why it ended."""
+        busy_at = time.monotonic()
+        while True:
+            if self._look(until):
+                busy_at = time.monotonic()
+            if until is not None and self._last >= until:
+                return "until"
+            if idle is not None and time.monotonic() - busy_at >= idle:
+                return "idle"
+            time.sleep(self._interval)
+
+    def _look(self, until: int | None) -> bool:
+        """Look once; tell whether something was archived."""
+        run = self._open()
+        self._note_gone(frozenset() if run is None else frozenset(run.steps))
+        if run is None:
+            return False
+        ready = [step for step in run.steps if self._is_ready(run, step)]
+        if until is not None:
+            below = [step for step in ready if step < until]
+            ready = ready[: len(below) + 1]
+        ready = self._without_older(ready, run)
+        return bool(ready) and self._write(run, ready)
+
+    def _open(self) -> Run | None:
+        """Return the run as it is now; None where there is no checkpoint yet."""
+        try:
+            if self._run is None:
+                self._run = open_run(self._path, step_pattern=self._step_pattern)
+            else:
+                self._run = self._run.refresh()
+        except NoCheckpointError:
+            self._run, self._failures = None, 0
+            return None
+        except (InshrinkError, OSError):
+            # A trainer deletes while we look: that passes, and what does not is raised.
+            self._failures += 1
+            if self._failures >= _MOST_FAILURES:
+                raise
+            return None
+        self._failures = 0
+        return self._run
+
+    def _note_gone(self, steps: frozenset[int]) -> None:
+        """Report what was seen and went before it could be archived."""
+        if self._failures:
+            return
+        for step in sorted(self._sights.keys() - steps):
+            del self._sights[step]
+            if step not in self._done:
+                self.say(WatchEvent("vanished", step, "it was deleted before it could be archived"))
+
+    def _is_ready(self, run: Run, step: int) -> bool:
+        """Whether a checkpoint is finished and not archived: it was the same at the look before."""
+        identity, now = run.identity(step), time.monotonic()
+        if self._done.get(step) == identity:
+            return False
+        before = self._sights.get(step)
+        if before is None or before.identity != identity:
+            names = frozenset(file.path for file in run[step].files)
+            self._sights[step] = _Sight(identity, names, now)
+            return False
+        earlier = max((other for other in self._sights if other < step), default=None)
+        expected = self._names if earlier is None else self._sights[earlier].names
+        lacks = run.path_of(step).is_dir() and bool(expected - before.names)
+        return not lacks or now - before.since >= _PATIENCE * self._interval
+
+    def _without_older(self, ready: list[int], run: Run) -> list[int]:
+        """Pass over steps before the archive's last one that it does not hold: they were pruned."""
+        archived = self._archived()
+        if not archived or "resumed_from" in self._options:
+            return ready
+        older = [step for step in ready if step < max(archived) and step not in archived]
+        for step in older:
+            self._done[step] = run.identity(step)
+            self.say(WatchEvent("skipped", step, "it is older than the archive's last step"))
+        return [step for step in ready if step not in older]
+
+    def _archived(self) -> tuple[int, ...]:
+        return Archive.open(self._archive).steps if is_archive(self._archive) else ()
+
+    def _write(self, run: Run, ready: list[int]) -> bool:
+        """Archive what is ready; what vanishes meanwhile is reported and left out."""
+        identities = {step: run.identity(step) for step in ready}
+        before = frozenset(self._archived())
+        try:
+            report = compress(run, self._archive, steps=ready, **self._options)
+        except LockedError:
+            # Another process prunes or appends; that passes.
+            self._locked += 1
+            if self._locked >= _PATIENCE:
+                raise
+            return False
+        except BaseException as error:
+            self._note_archived(before, identities)
+            if not isinstance(error, InshrinkError | OSError) or isinstance(error, StepConflictError):
+                raise
+            if not self._note_vanished(run, identities):
+                raise
+            return True
+        self._locked = 0
+        self.report.reports.append(report)
+        self._note_archived(before, identities)
+        for step in report.skipped:
+            if self._done.get(step) != identities[step]:
+                self._finish(step, identities[step], WatchEvent("skipped", step, "it is there already"))
+        self._options.pop("resumed_from", None)
+        return True
+
+    def _note_archived(self, before: frozenset[int], identities: Mapping[int, str]) -> None:
+        """Report the steps that were committed."""
+        for step in self._archived():
+            if step in identities and step not in before:
+                self._finish(step, identities[step], WatchEvent("archived", step))
+
+    def _finish(self, step: int, identity: str, event: WatchEvent) -> None:
+        """Take a step as done."""
+        self._done[step] = identity
+        self._last = max(self._last, step)
+        if step in self._sights:
+            self._names = self._sights[step].names
+        self.say(event)
+
+    def _note_vanished(self, run: Run, identities: Mapping[int, str]) -> bool:
+        """Report steps that are gone, or others by now, while they were read; tell whether there are any."""
+        try:
+            now = run.refresh()
+        except (InshrinkError, OSError):
+            now = None
+        found = False
+        for step, identity in identities.items():
+            if step in self._done:
+                continue
+            if now is None or step not in now.steps or now.identity(step) != identity:
+                self._sights.pop(step, None)
+                self.say(WatchEvent("vanished", step, "it was deleted or changed while it was read"))
+                found = True
+        return found

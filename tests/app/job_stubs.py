@@ -1,0 +1,112 @@
+"""A registry of jobs whose answers are ready, and a small archived run to put pages in front of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inshrink_app.job import Job
+from inshrink_app.services import running
+from inshrink_app.tables import Problem
+
+STEPS = (10, 20, 30, 40)
+
+
+class StubJobs:
+    """Every job that is started gets the state and result told for its task, at once."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.state = "finished"
+        self.problem: Problem | None = None
+        self.started: list[dict[str, Any]] = []
+        self.kept: list[Job] = []
+
+    def put(self, task: str, state: str, *, key: Any = "", result: Any = None, **request: Any) -> Job:
+        job = Job(
+            state=state,
+            done=3,
+            total=10,
+            item="step 30",
+            job_id=f"{len(self.kept):016x}",
+            key=json.dumps(key),
+            request={"task": task, **request},
+            result=result,
+            started_at=1000.0 + len(self.kept),
+            ended_at=None if state == "running" else 1060.0 + len(self.kept),
+        )
+        self.kept.append(job)
+        return job
+
+    def start(self, key: Any, request: dict[str, Any], load: Any, *, again: bool = False) -> Job:
+        self.started.append(request)
+        result = self.answers.get(request["task"])
+        job = self.put(**{**request, "state": self.state, "key": key, "result": result})
+        job.problem = self.problem if self.state == "failed" else None
+        return job
+
+    def jobs(self) -> tuple[Job, ...]:
+        return tuple(reversed(self.kept))
+
+    def find(self, job_id: str) -> Job | None:
+        return next((job for job in self.kept if job.job_id == job_id), None)
+
+    def get(self, key: Any, load: Any = None) -> Job | None:
+        return next((job for job in reversed(self.kept) if job.key == json.dumps(key)), None)
+
+    def stop(self, job: Job) -> None:
+        job.state = "cancelled"
+
+    def resume(self, job_id: str, load: Any) -> Job | None:
+        job = self.find(job_id)
+        if job is not None:
+            job.state = "running"
+        return job
+
+    def remove(self, job_id: str) -> None:
+        self.kept = [job for job in self.kept if job.job_id != job_id]
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> StubJobs:
+    """Let the services find a registry without processes."""
+    stub = StubJobs()
+    monkeypatch.setattr(running, "jobs", lambda: stub)
+    return stub
+
+
+def write_slow_run(folder: Path) -> Path:
+    """Write a run that moves little from step to step, so that deltas are worth their while."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    weights = {"fc1.weight": torch.randn(64, 48, generator=generator), "fc1.bias": torch.zeros(64)}
+    folder.mkdir()
+    for position, step in enumerate(STEPS):
+        weights["fc1.weight"][0, position] += 0.5
+        torch.save({"model": weights, "step": step}, folder / f"step_{step:06}.pt")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def archived_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Write a small run and its archive once; tests work on copies."""
+    import inshrink_core
+
+    folder = tmp_path_factory.mktemp("archived")
+    inshrink_core.compress(
+        write_slow_run(folder / "run"), folder / "run.inshrink", codec="lossless", keyframe_every=2
+    )
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def archived(root: Path, archived_template: Path) -> Path:
+    """Return a run whose archive lies beside it, inside of the only root."""
+    shutil.copytree(archived_template, root, dirs_exist_ok=True)
+    return root / "run"

@@ -1,0 +1,287 @@
+"""The Archive page in every state: chain, soundness, pruning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inshrink_app import services
+from inshrink_app.archive_tables import Chain, ChainFrame
+from inshrink_app.chain_figure import MAX_COLUMNS, chain_figure
+from inshrink_app.tables import Problem, ServiceError
+
+from tests.app.builders import button, charts, explorer, texts, write_run
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
+
+__all__ = ["archived", "archived_template", "jobs"]
+
+SOUND = {
+    "ok": True,
+    "deep": True,
+    "frames": 4,
+    "problems": [],
+    "notes": [],
+    "missing_steps": [],
+    "errors": [],
+}
+PLAN = {
+    "removed": [10],
+    "rekeyed": [20],
+    "frames": [
+        {"step": 10, "branch": 0, "fate": "removed", "written": None},
+        {"step": 20, "branch": 0, "fate": "kept", "written": "rekeyed"},
+    ],
+    "bytes_before": 4000,
+    "bytes_after": 3000,
+    "bytes_freed": 1000,
+}
+
+
+def frame(step: int, **changes: Any) -> ChainFrame:
+    values: dict[str, Any] = {
+        "step": step,
+        "kind": "delta",
+        "branch": 0,
+        "parent_id": f"{step - 10:04}",
+        "frame_id": f"{step:04}",
+        "parent_step": step - 10,
+        "restored_step": None,
+        "on_line": True,
+        "nbytes": 1000,
+        "ratio_weights": 9.0,
+        "ratio_total": 3.0,
+        "codec": "lattice",
+        "digest": "ab" * 32,
+        "damage": "",
+    }
+    return ChainFrame(**(values | changes))
+
+
+def chain(path: Path, frames: tuple[ChainFrame, ...], **changes: Any) -> Chain:
+    values: dict[str, Any] = {
+        "path": path,
+        "is_packed": False,
+        "frames": frames,
+        "missing": (),
+        "nbytes": 1000 * len(frames),
+        "raw_bytes": 9000 * len(frames),
+        "ratio_weights": 9.0,
+        "ratio_total": 3.0,
+        "codec": "lattice",
+        "optimizer": "lossless",
+        "settings": ("coarseness=2.5",),
+    }
+    return Chain(**(values | changes))
+
+
+def test_the_archive_of_a_run_is_found_and_its_chain_drawn(archived: Path, jobs: StubJobs) -> None:
+    app = explorer("archive", run=str(archived))
+    assert not app.exception
+    assert {metric.label: metric.value for metric in app.metric}["Frames"] == "4"
+    assert charts(app) == 1
+    table = app.dataframe[0].value
+    assert list(table["step"]) == list(STEPS)
+    assert list(table["kind"]) == ["keyframe", "delta", "keyframe", "delta"]
+    assert table["parent step"].isna().tolist() == [True, False, False, False]
+    assert sum(b.proto.type == "primary" for b in app.button) == 1
+
+
+def test_a_run_without_an_archive_is_led_to_the_export(root: Path, jobs: StubJobs) -> None:
+    app = explorer("archive", run=str(write_run(root / "run", (1,))))
+    assert not app.exception
+    assert "no archive yet" in texts(app)
+    button(app, "Export an archive").click().run()
+    assert not app.exception
+    assert "What to export" in texts(app)
+
+
+def test_of_several_archives_the_one_of_the_link_is_shown(archived: Path, jobs: StubJobs) -> None:
+    import inshrink_core
+
+    other = archived.parent / "other.inshrink"
+    inshrink_core.compress(archived, other, codec="lossless", steps=STEPS[:2])
+    app = explorer("archive", run=str(archived), archive=str(other))
+    assert not app.exception
+    assert {metric.label: metric.value for metric in app.metric}["Frames"] == "2"
+    app = explorer("archive", run=str(archived), archive="/etc/passwd")
+    assert {metric.label: metric.value for metric in app.metric}["Frames"] == "4"
+
+
+def test_a_frame_that_is_gone_is_told_and_the_rest_shown(archived: Path, jobs: StubJobs) -> None:
+    archive = archived.with_name("run.inshrink")
+    files = sorted((archive / "frames").iterdir())
+    files[-1].unlink()
+    app = explorer("archive", run=str(archive))
+    assert not app.exception
+    assert "1 frame missing, of step 40" in texts(app)
+    assert {metric.label: metric.value for metric in app.metric}["Frames"] == "3"
+
+
+def test_a_damaged_frame_is_listed_as_such(archived: Path) -> None:
+    archive = archived.with_name("run.inshrink")
+    last = sorted((archive / "frames").iterdir())[-1]
+    content = bytearray(last.read_bytes())
+    content[-40:] = bytes(40)
+    last.write_bytes(content)
+    found = services.chain_of(str(archive))
+    assert [bool(one.damage) for one in found.frames] == [False, False, False, True]
+    assert found.frames[-1].ratio_weights is None
+
+
+def test_an_archive_outside_of_the_roots_is_refused(root: Path) -> None:
+    with pytest.raises(ServiceError, match="outside"):
+        services.chain_of("/etc/evil.inshrink")
+
+
+def test_verifying_starts_a_job_and_says_what_it_found(archived: Path, jobs: StubJobs) -> None:
+    jobs.answers["verify"] = SOUND
+    app = explorer("archive", run=str(archived))
+    button(app, "Verify deeply").click().run()
+    assert not app.exception
+    assert jobs.started[0]["deep"] is True
+    assert jobs.started[0]["path"].endswith("run.inshrink")
+    assert "Sound: 4 frames checked and every tensor decoded" in texts(app)
+
+
+def test_problems_are_listed_as_text(archived: Path, jobs: StubJobs) -> None:
+    problem = {"where": "frames/<b>", "what": "the checksum differs", "remedy": "restore a backup"}
+    jobs.answers["verify"] = SOUND | {"ok": False, "problems": [problem], "notes": [problem]}
+    app = explorer("archive", run=str(archived))
+    button(app, "Verify").click().run()
+    assert not app.exception
+    assert "1 problem; 4 frames" in texts(app)
+    assert app.dataframe[0].value["where"][0] == "frames/<b>"
+
+
+@pytest.mark.parametrize("state", ["running", "failed", "cancelled", "interrupted"])
+def test_a_verification_that_is_not_finished_is_told(archived: Path, jobs: StubJobs, state: str) -> None:
+    jobs.state, jobs.problem = state, Problem("the archive is locked")
+    app = explorer("archive", run=str(archived))
+    button(app, "Verify").click().run()
+    assert not app.exception
+    said = {"running": "Verifying", "failed": "The archive is locked", "cancelled": "cancelled"}
+    assert said.get(state, "resume") in texts(app)
+    assert any(b.label in ("Cancel", "Resume", "Try again") for b in app.button)
+
+
+def test_pruning_is_planned_first_and_done_only_with_a_word(archived: Path, jobs: StubJobs) -> None:
+    jobs.answers["prune"] = PLAN
+    app = explorer("archive", run=str(archived))
+    assert button(app, "Dry run").disabled
+    app.number_input(key="prune.last").set_value(2).run()
+    button(app, "Dry run").click().run()
+    assert not app.exception
+    assert jobs.started[-1] == {
+        "task": "prune",
+        "path": str(archived.with_name("run.inshrink")),
+        "dry_run": True,
+        "keep_every": None,
+        "keep_last": 2,
+        "keep": [],
+        "drop_branches": False,
+        "smallest": False,
+    }
+    assert {metric.label: metric.value for metric in app.metric}["Removed"] == "1"
+    assert list(app.dataframe[0].value["what becomes of it"]) == ["removed", "kept, becomes a keyframe"]
+    assert button(app, "Prune").disabled
+    next(box for box in app.checkbox if box.label.startswith("Remove")).check().run()
+    button(app, "Prune").click().run()
+    assert not app.exception
+    assert jobs.started[-1]["dry_run"] is False
+    assert "Pruned: 1 step removed, 1.00 kB freed" in texts(app)
+
+
+def test_the_rules_stand_in_the_command(archived: Path, jobs: StubJobs) -> None:
+    app = explorer("archive", run=str(archived))
+    app.number_input(key="prune.every").set_value(20).run()
+    assert any("inshrink prune" in code.value and "--keep-every 20" in code.value for code in app.code)
+    assert not any("--apply" in code.value for code in app.code)
+
+
+def test_a_plan_by_which_nothing_goes_says_so(archived: Path, jobs: StubJobs) -> None:
+    jobs.answers["prune"] = PLAN | {"removed": []}
+    app = explorer("archive", run=str(archived))
+    app.number_input(key="prune.last").set_value(4).run()
+    button(app, "Dry run").click().run()
+    assert "every step stays" in texts(app)
+
+
+def test_a_packed_archive_is_shown_and_not_pruned(archived: Path, jobs: StubJobs) -> None:
+    from inshrink_core.session.pack import pack
+
+    packed = archived.with_name("packed.inshrink")
+    pack(archived.with_name("run.inshrink"), packed)
+    app = explorer("archive", run=str(packed))
+    assert not app.exception
+    assert "not changed" in texts(app)
+    assert not any(b.label == "Dry run" for b in app.button)
+
+
+def test_an_archive_of_one_frame_has_nothing_to_prune(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = frame(10, kind="keyframe", parent_id="", parent_step=None)
+    monkeypatch.setattr(services, "chain_of", lambda _: chain(archived, (only,)))
+    app = explorer("archive", run=str(archived))
+    assert not app.exception
+    assert "There is one frame" in texts(app)
+
+
+def test_a_huge_archive_is_drawn_with_its_newest_steps_and_listed_whole(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = tuple(frame(10 * i, kind="keyframe" if i % 32 == 0 else "delta") for i in range(1000))
+    monkeypatch.setattr(services, "chain_of", lambda _: chain(archived, frames))
+    app = explorer("archive", run=str(archived))
+    assert not app.exception
+    assert f"The newest {MAX_COLUMNS} of 1,000 steps" in texts(app)
+    assert len(app.dataframe[0].value) == 1000
+
+
+def test_branches_have_lanes_restores_an_arrow_and_left_lines_hollow_marks() -> None:
+    frames = (
+        frame(10, kind="keyframe", parent_id=""),
+        frame(20),
+        frame(30, on_line=False, damage="the index is damaged"),
+        frame(40, on_line=False),
+        frame(30, branch=1, frame_id="1030", parent_id="0020", restored_step=20),
+        frame(40, branch=1, frame_id="1040", parent_id="1030", restored_step=20),
+    )
+    figure = chain_figure(frames)
+    assert list(figure.layout.yaxis.ticktext) == ["First line", "Branch 1"]
+    (arrow,) = figure.layout.annotations
+    assert (arrow.x, arrow.y, arrow.ax, arrow.ay) == (2, 1, 1, 0)
+    deltas = next(trace for trace in figure.data if trace.name == "Delta frame")
+    assert list(deltas.marker.symbol) == ["circle", "x", "circle-open", "circle", "circle"]
+
+
+def test_the_figure_does_without_frames() -> None:
+    assert len(chain_figure(()).data) == 0
+
+
+def test_pruning_and_verifying_do_what_the_page_says(archived: Path, tmp_path: Path) -> None:
+    import json
+
+    from inshrink_app.actions import action
+    from inshrink_app.report import Report
+
+    import inshrink_core
+
+    archive, output = archived.with_name("run.inshrink"), tmp_path / "result"
+    rules = {"keep_every": None, "keep_last": 2, "keep": [], "drop_branches": False, "smallest": False}
+    request = {"path": str(archive), "output": str(output), "dry_run": True, **rules}
+    action("prune")(request, Report())
+    assert json.loads(output.read_text())["removed"] == [10, 20]
+    assert inshrink_core.open(archive).steps == STEPS
+    action("prune")(request | {"dry_run": False}, Report())
+    assert inshrink_core.open(archive).steps == (30, 40)
+    action("verify")({"path": str(archive), "deep": True, "output": str(output)}, Report())
+    assert services.verdict(json.loads(output.read_text())).ok
+
+
+def test_a_task_that_is_none_is_refused() -> None:
+    from inshrink_app.actions import action
+
+    with pytest.raises(KeyError):
+        action("os.system")

@@ -1,0 +1,223 @@
+"""Long work in a real browser: export and download of a large file, comparing, and jobs across tabs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+
+from tests.app.job_stubs import archived_template
+from tests.app.test_app_browser import CHROMIUM, MILLISECONDS, page, wait_until_healthy
+
+__all__ = ["archived_template", "page"]
+
+LARGE_NBYTES = 600_000_000
+"""Larger than what a page may hold in memory, and than what Streamlit serves by itself."""
+
+MOST_MEMORY_NBYTES = 50_000_000
+"""What handing over the large file may cost the server beside what it takes anyway."""
+
+HOSTILE = "x'><img src=x onerror=alert(1)>[a](javascript:alert(1)).inshrink"
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no Chromium here; install it, for example with: apt-get install chromium"
+    ),
+]
+
+
+class Server:
+    """The explorer in a process of its own, over one folder."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.port = folder, port
+        self.address = f"http://127.0.0.1:{port}"
+        self.log = folder.parent / "server.log"
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-c", f"from inshrink_app.launch import run; run(port={self.port})"]
+        environment = os.environ | {"XDG_STATE_HOME": str(self.folder.parent / "state")}
+        with self.log.open("a") as output:
+            self.process = subprocess.Popen(
+                command, cwd=self.folder, env=environment, stdout=output, stderr=output
+            )
+        wait_until_healthy(self.address, self.process)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(30)
+
+    def link(self, name: str, **query: str) -> str:
+        return f"{self.address}/{name}?{urlencode({'run': str(self.folder / 'run'), **query})}"
+
+    def resident_nbytes(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return 1000 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+
+
+@pytest.fixture
+def server(tmp_path: Path, archived_template: Path) -> Iterator[Server]:
+    """Serve the explorer over a small archived run."""
+    import shutil
+    import socket
+
+    folder = tmp_path / "root"
+    shutil.copytree(archived_template, folder)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = Server(folder, port)
+    yield started
+    started.process.terminate()
+    started.process.wait(30)
+    assert "Traceback" not in started.log.read_text()
+
+
+def leave_export(server: Server, target: Path) -> str:
+    """Leave a finished export of an earlier explorer, as its files tell it; return the job's id."""
+    folder = server.folder.parent / "state" / "inshrink" / "jobs" / "00000000deadbeef"
+    folder.mkdir(parents=True)
+    run = str(server.folder / "run")
+    record = {
+        "job_id": folder.name,
+        "key": json.dumps(["export", run]),
+        "request": {"task": "export", "path": run, "target": str(target)},
+        "state": "finished",
+        "done": 1,
+        "total": 1,
+        "item": "",
+        "started_at": 1e9,
+        "ended_at": 1e9,
+        "problem": None,
+    }
+    result = {"kind": "chain", "target": str(target), "is_packed": True, "nbytes": LARGE_NBYTES}
+    result |= {"digest": "0" * 64, "steps": [10], "raw_bytes": 2 * LARGE_NBYTES, "ratio_weights": 2.0}
+    result |= {"ratio_total": 2.0, "relative_error": 0.0, "weights_only": False, "left_out": [], "frames": []}
+    (folder / "job.json").write_text(json.dumps(record))
+    (folder / "result").write_text(json.dumps(result))
+    return folder.name
+
+
+def fetch(
+    address: str, link: str, *, host: str | None = None, first: int | None = None
+) -> tuple[int, str | None, bytes]:
+    """Ask for a file without a browser; return status, disposition and body."""
+    parts = urlsplit(address)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
+    headers = {"Host": host} if host else {}
+    if first is not None:
+        headers["Range"] = f"bytes={first}-"
+    with contextlib.closing(connection):
+        connection.request("GET", link, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("content-disposition"), answer.read()
+
+
+def test_a_large_file_is_downloaded_with_flat_memory_and_not_to_those_who_call_by_a_foreign_name(
+    server: Server, page: Any, tmp_path: Path
+) -> None:
+    target = server.folder / HOSTILE.replace("/", "")
+    with target.open("wb") as file:
+        file.write(b"head")
+        file.truncate(LARGE_NBYTES)  # Sparse: it costs no disk.
+    server.kill()
+    job = leave_export(server, target)
+    server.start()
+
+    page.goto(server.link("export", job=job))
+    link = page.get_by_role("link", name="Download")
+    link.wait_for()
+    assert "(600 MB)" in link.inner_text()
+    assert page.locator("img[src='x']").count() == 0
+    before = server.resident_nbytes()
+    address = link.get_attribute("href")
+    with page.expect_download() as told:
+        page.evaluate("url => { location.href = url }", address)
+    saved = tmp_path / "saved"
+    told.value.save_as(saved)
+    assert server.resident_nbytes() - before < MOST_MEMORY_NBYTES
+    assert saved.stat().st_size == LARGE_NBYTES
+    with saved.open("rb") as file:
+        assert file.read(4) == b"head"
+
+    path = urlsplit(address).path
+    assert fetch(server.address, path, host="evil.example")[:2] == (403, None)
+    assert fetch(server.address, path + "x")[0] == 404
+    status, disposition, body = fetch(server.address, path, first=LARGE_NBYTES - 10)
+    assert (status, body) == (206, bytes(10))
+    assert disposition is not None
+    assert disposition.startswith("attachment")
+    assert page.hosts == {server.address.removeprefix("http://")}
+
+
+def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server: Server, page: Any) -> None:
+    page.goto(server.link("export", codec="lossless"))
+    page.get_by_text("As one packed file").click()
+    box = page.get_by_label("Write to")
+    page.wait_for_function("document.querySelector('[aria-label=\"Write to\"]') !== null")
+    box.fill(str(server.folder / "out.inshrink"))
+    box.press("Enter")
+    page.get_by_role("button", name="Export", exact=True).click()
+    page.get_by_text("Exported", exact=True).wait_for()
+    digest = hashlib.sha256((server.folder / "out.inshrink").read_bytes()).hexdigest()
+    page.get_by_text(digest).wait_for()
+    assert "job=" in page.url
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert [complaint for complaint in page.complaints if "404" not in complaint] == []
+
+    # The same link in a second tab shows the same job; so does the page of all jobs.
+    other = page.context.browser.new_page()
+    other.set_default_timeout(MILLISECONDS)
+    other.goto(page.url)
+    other.get_by_text(digest).wait_for()
+    other.goto(f"{server.address}/jobs")
+    other.get_by_text("Export run to out.inshrink").first.wait_for()
+    other.get_by_text("Finished").first.wait_for()
+
+
+def test_a_job_survives_reload_is_interrupted_by_a_restart_and_goes_on(server: Server, page: Any) -> None:
+    judge = server.folder / "run" / "judge.py"
+    judge.write_text(
+        "import time\ndef evaluate(state):\n    time.sleep(1.5)\n    return {'loss': float(len(state))}\n"
+    )
+    (judge.parent / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    page.goto(server.link("compare"))
+    page.get_by_text("Trust this run's code and run it on this computer").click()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.get_by_role("button", name="Cancel").wait_for()
+    page.goto(f"{server.address}/jobs")
+    page.get_by_text("Running").first.wait_for()
+    page.get_by_text("step 10").first.wait_for()
+    server.kill()
+    server.start()
+    page.goto(f"{server.address}/jobs")
+    page.get_by_text("Interrupted").first.wait_for()
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_text("Running").first.wait_for()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_text("Cancelled").first.wait_for()
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Show the result").wait_for()
+
+    import inshrink_core
+
+    page.goto(server.link("jobs"))
+    page.get_by_role("button", name="Show the result").click()
+    page.get_by_text("Worst drop").wait_for()
+    theirs = inshrink_core.compare(server.folder / "run.inshrink", server.folder / "run", trust_run=True)
+    folder = next((server.folder.parent / "state" / "inshrink" / "jobs").iterdir())
+    mine = json.loads((folder / "result").read_text())["archives"][str(server.folder / "run.inshrink")]
+    assert [row["restored"] for row in mine["steps"]] == [row.restored for row in theirs.steps]

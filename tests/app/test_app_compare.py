@@ -1,0 +1,421 @@
+"""The Restore & compare page in every state, whose code runs, and what the numbers are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inshrink_app import comparison_figures, services
+from inshrink_app.comparison_tables import ComparedStep, Comparison
+from inshrink_app.tables import Problem, ServiceError
+
+from tests.app.builders import SAMPLE, button, charts, explorer, texts, write_run
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
+
+__all__ = ["archived", "archived_template", "jobs"]
+
+EVALUATOR = """
+import pathlib
+
+def evaluate(state):
+    pathlib.Path({marker!r}).touch()
+    return {{"loss": float(sum(value.abs().sum() for value in state.values()))}}
+"""
+
+
+def row(step: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "step": step,
+        "original": 0.9,
+        "restored": 0.89,
+        "drop": 0.011,
+        "divergence": 1e-4,
+        "stale_drop": 0.2,
+        "stale_divergence": 1e-2,
+        "standard_error": 0.01,
+        "metric": "accuracy",
+        "direction": "higher",
+        "n": 540,
+        **changes,
+    }
+
+
+def compared(archived: Path) -> dict[str, Any]:
+    archive = str(archived.with_name("run.inshrink"))
+    rows = [row(10, stale_drop=None, stale_divergence=None), row(20, drop=0.0), row(30), row(40, drop=None)]
+    return {"n": 540, "archives": {archive: {"steps": rows}}}
+
+
+def errors(**changes: Any) -> dict[str, Any]:
+    rows = [
+        {
+            "step": 10,
+            "tensor": "a",
+            "codec": "exact/1",
+            "max_abs": 0.0,
+            "relative_rms": 0.0,
+            "bit_exact": True,
+        },
+        {"step": 10, "tensor": "b", "codec": "x/1", "max_abs": 0.1, "relative_rms": 0.01, "bit_exact": False},
+        {
+            "step": 20,
+            "tensor": "<b>",
+            "codec": "x/1",
+            "max_abs": 0.1,
+            "relative_rms": 0.2,
+            "bit_exact": False,
+        },
+        {"step": 20, "tensor": "z", "codec": "x/1", "max_abs": 0.3, "relative_rms": None, "bit_exact": False},
+    ]
+    document = {"ok": True, "deep": False, "frames": 4, "problems": [], "notes": [], "missing_steps": []}
+    return document | {"errors": rows} | changes
+
+
+def rehearsed() -> dict[str, Any]:
+    curves = [
+        {"seed": seed, "steps": [10, 20], "uninterrupted": [2.0 + seed, 1.0], "restored": [2.1, 1.01]}
+        for seed in (0, 1)
+    ]
+    return {
+        "task": "digits-cnn",
+        "metric": "val_loss",
+        "direction": "lower",
+        "codec": "lattice",
+        "restored_at": [10],
+        "curves": curves,
+        "excess": 0.004,
+        "excess_half_width": 0.002,
+        "noise": 0.03,
+        "ratio_weights": 18.0,
+        "ratio_total": 2.0,
+    }
+
+
+def with_evaluator(run: Path) -> Path:
+    """Give a run an evaluator that leaves a mark where it is executed; return where."""
+    marker = run.parent / "executed"
+    (run / "judge.py").write_text(EVALUATOR.format(marker=str(marker)))
+    (run / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    return marker
+
+
+def trust(app: Any) -> Any:
+    return next(box for box in app.checkbox if box.label.startswith("Trust"))
+
+
+# Before anything is compared
+
+
+def test_a_run_without_an_archive_is_led_to_the_export(root: Path, jobs: StubJobs) -> None:
+    app = explorer("compare", run=str(write_run(root / "run", (1,))))
+    assert not app.exception
+    assert "no archive yet" in texts(app)
+    assert sum(b.proto.type == "primary" for b in app.button) == 1
+
+
+def test_an_archive_without_its_run_asks_for_it(archived: Path, jobs: StubJobs) -> None:
+    archive = archived.with_name("run.inshrink")
+    archived.rename(archived.with_name("elsewhere"))
+    app = explorer("compare", run=str(archive))
+    assert not app.exception
+    assert "Which run was this made from?" in texts(app)
+    app = explorer("compare", run=str(archive), original=str(archived.with_name("elsewhere")))
+    assert not app.exception
+    assert "What to compare" in texts(app)
+    app = explorer("compare", run=str(archive), original="/etc")
+    assert not app.exception
+    assert "outside of the folders" in texts(app)
+
+
+def test_an_archive_finds_its_run_beside_it(archived: Path, jobs: StubJobs) -> None:
+    app = explorer("compare", run=str(archived.with_name("run.inshrink")))
+    assert not app.exception
+    assert "Original run" in texts(app)
+    assert str(archived) in texts(app)
+
+
+def test_a_run_without_an_evaluator_asks_for_one(archived: Path, jobs: StubJobs) -> None:
+    app = explorer("compare", run=str(archived))
+    assert not app.exception
+    assert "names no evaluator" in texts(app)
+    assert not any(b.label == "Compare" for b in app.button)
+    app.text_input(key="evaluator.other").set_value("/etc/passwd").run()
+    assert not app.exception
+    assert "outside of the folders" in texts(app)
+
+
+def test_one_checkpoint_is_compared_too(root: Path, jobs: StubJobs) -> None:
+    import inshrink_core
+
+    run = write_run(root / "one", (5,))
+    with_evaluator(run)
+    inshrink_core.compress(run, root / "one.inshrink", codec="lossless")
+    app = explorer("compare", run=str(run))
+    assert not app.exception
+    assert button(app, "Compare")
+
+
+# Whose code runs
+
+
+def test_nothing_of_a_run_is_executed_without_consent(archived: Path, jobs: StubJobs) -> None:
+    marker = with_evaluator(archived)
+    app = explorer("compare", run=str(archived))
+    assert not app.exception
+    assert button(app, "Compare").disabled
+    assert any("pathlib.Path" in code.value for code in app.code)
+    trust(app).check().run()
+    assert not button(app, "Compare").disabled
+    assert jobs.started == []
+    assert not marker.exists()
+
+
+def test_consent_is_for_this_code_alone(archived: Path, jobs: StubJobs) -> None:
+    with_evaluator(archived)
+    app = explorer("compare", run=str(archived))
+    trust(app).check().run()
+    judge = archived / "judge.py"
+    judge.write_text(judge.read_text() + "\n# another\n")
+    app.run()
+    assert not trust(app).value
+    assert button(app, "Compare").disabled
+
+
+def test_code_that_changed_after_consent_is_not_executed(archived: Path, tmp_path: Path) -> None:
+    from inshrink_app.actions import action
+    from inshrink_app.report import Report
+
+    from inshrink_core.errors import UntrustedCodeError
+
+    marker = with_evaluator(archived)
+    judge = services.evaluator_of(services.load_subject(str(archived)))
+    assert judge is not None
+    (archived / "judge.py").write_text("raise SystemExit")
+    request = {
+        "path": str(archived),
+        "archives": [str(archived.with_name("run.inshrink"))],
+        "steps": [10],
+        "evaluator": "",
+        "output": str(tmp_path / "result"),
+    }
+    for trusted in (judge.digest, ""):
+        with pytest.raises(UntrustedCodeError):
+            action("compare")(request | {"trusted": trusted}, Report())
+    assert not marker.exists()
+
+
+def test_the_bundled_evaluator_needs_no_consent_and_a_changed_copy_does(root: Path) -> None:
+    import shutil
+
+    judge = services.evaluator_of(services.load_subject(str(SAMPLE)))
+    assert judge is not None
+    assert judge.is_bundled
+    copy = root / "digits-cnn"
+    shutil.copytree(SAMPLE, copy, ignore=shutil.ignore_patterns("step_*", ".inshrink", "__pycache__"))
+    shutil.copy(SAMPLE / "step_000010.pt", copy)
+    (copy / "evaluator.py").write_text("import os\n")
+    changed = services.evaluator_of(services.load_subject(str(copy)))
+    assert changed is not None
+    assert not changed.is_bundled
+
+
+def test_an_evaluator_outside_of_the_run_is_refused(archived: Path) -> None:
+    (archived.parent / "judge.py").write_text("")
+    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "../judge.py"\n')
+    with pytest.raises(ServiceError, match="outside"):
+        services.evaluator_of(services.load_subject(str(archived)))
+
+
+# Comparing
+
+
+def compare_page(archived: Path, **query: str) -> Any:
+    with_evaluator(archived)
+    app = explorer("compare", run=str(archived), **query)
+    trust(app).check().run()
+    button(app, "Compare").click().run()
+    assert not app.exception
+    return app
+
+
+def test_what_was_found_is_drawn_and_listed(archived: Path, jobs: StubJobs) -> None:
+    jobs.answers["compare"] = compared(archived)
+    app = compare_page(archived, bound="0.5")
+    (request,) = jobs.started
+    assert request["steps"] == list(STEPS)
+    assert len(request["trusted"]) == 64
+    assert charts(app) == 3
+    values = {metric.label: metric for metric in app.metric}
+    assert values["Worst drop"].value == "1.1 %"
+    assert "above the bound" in values["Worst drop"].delta
+    assert "n = 540" in values["Metric"].delta
+    assert list(app.dataframe[0].value["bound"]) == ["above", "within", "above", "–"]
+
+
+def test_a_comparison_at_work_shows_what_it_has_found_so_far(archived: Path, jobs: StubJobs) -> None:
+    jobs.state = "running"
+    app = compare_page(archived)
+    assert button(app, "Cancel")
+    assert charts(app) == 0
+    jobs.kept[0].rows.append({"archive": str(archived.with_name("run.inshrink")), **row(10)})
+    app.run()
+    assert not app.exception
+    assert charts(app) == 3
+    jobs.kept[0].rows[:] = [jobs.kept[0].rows[0] | {"drop": None, "divergence": None, "standard_error": None}]
+    app.run()
+    assert not app.exception
+    assert charts(app) == 2
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled", "interrupted"])
+def test_a_comparison_that_did_not_finish_can_go_on(archived: Path, jobs: StubJobs, state: str) -> None:
+    jobs.state, jobs.problem = state, Problem("the evaluator failed: boom")
+    app = compare_page(archived)
+    assert any(b.label in ("Resume", "Try again") for b in app.button)
+    assert ("boom" in texts(app)) == (state == "failed")
+
+
+def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures_nothing_again(
+    archived: Path, tmp_path: Path
+) -> None:
+    from inshrink_app.actions import action
+    from inshrink_app.report import Report
+
+    import inshrink_core
+
+    marker = with_evaluator(archived)
+    judge = services.evaluator_of(services.load_subject(str(archived)))
+    assert judge is not None
+    archive = str(archived.with_name("run.inshrink"))
+    output = tmp_path / "result"
+    request = {
+        "path": str(archived),
+        "archives": [archive],
+        "steps": list(STEPS),
+        "evaluator": "",
+        "trusted": judge.digest,
+        "output": str(output),
+    }
+    action("compare")(request, Report())
+    assert marker.exists()
+    mine = json.loads(output.read_text())["archives"][archive]
+    theirs = inshrink_core.compare(archive, archived, trust_run=True).to_json()
+    assert mine["max_drop"] == theirs["max_drop"]
+    assert [{name: one[name] for name in theirs["steps"][0]} for one in mine["steps"]] == theirs["steps"]
+
+    marker.unlink()
+    action("compare")(request, Report())
+    assert not marker.exists()
+    assert json.loads(output.read_text())["archives"][archive] == mine
+
+
+# Tensor by tensor
+
+
+def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact(archived: Path, jobs: StubJobs) -> None:
+    jobs.answers["verify"] = errors()
+    app = explorer("compare", run=str(archived))
+    button(app, "Measure errors").click().run()
+    assert not app.exception
+    assert jobs.started[0]["run"] == str(archived)
+    assert "Bit-exact: 1 of 4" in texts(app)
+    table = app.dataframe[0].value
+    assert list(table["tensor"]) == ["z", "<b>", "b", "a"]
+    assert list(table["bits"]) == ["lossy", "lossy", "lossy", "exact"]
+    app.toggle(key="errors.lossy").set_value(True).run()
+    assert len(app.dataframe[0].value) == 3
+    app.text_input(key="errors.filter").set_value("nothing").run()
+    assert "No tensor matches" in texts(app)
+
+
+def test_many_tensors_are_cut_on_screen_and_whole_in_the_files(archived: Path, jobs: StubJobs) -> None:
+    rows = [errors()["errors"][1] | {"tensor": f"t{i}"} for i in range(5000)]
+    jobs.answers["verify"] = errors(errors=rows)
+    app = explorer("compare", run=str(archived))
+    button(app, "Measure errors").click().run()
+    assert not app.exception
+    assert len(app.dataframe[0].value) == 2000
+    assert "The worst 2,000 of 5,000" in texts(app)
+
+
+def test_another_run_than_the_archived_one_is_told(archived: Path, jobs: StubJobs) -> None:
+    problem = {"where": "step 10", "what": "this is not the checkpoint that was archived", "remedy": "x"}
+    jobs.answers["verify"] = errors(ok=False, problems=[problem], errors=[])
+    app = explorer("compare", run=str(archived))
+    button(app, "Measure errors").click().run()
+    assert not app.exception
+    assert "not the checkpoint" in texts(app)
+
+
+# Rehearsal
+
+
+def test_only_samples_are_rehearsed(archived: Path, jobs: StubJobs) -> None:
+    assert "Failure rehearsal" not in texts(explorer("compare", run=str(archived)))
+    app = explorer("compare", run=str(SAMPLE))
+    assert not app.exception
+    assert "Failure rehearsal" in texts(app)
+
+
+def test_a_rehearsal_is_launched_and_plotted(root: Path, jobs: StubJobs) -> None:
+    jobs.answers["rehearse"] = rehearsed()
+    app = explorer("compare", run=str(SAMPLE))
+    app.number_input(key="rehearse.seeds").set_value(2).run()
+    button(app, "Rehearse").click().run()
+    assert not app.exception
+    (request,) = jobs.started
+    assert (request["training"], request["seeds"], request["codec"]) == ("digits-cnn", 2, "lattice")
+    assert {metric.label: metric.value for metric in app.metric}["Excess at the end"] == "0.4 %"
+    assert charts(app) == 1
+    app.number_input(key="rehearse.seeds").set_value(5).run()
+    assert not app.exception
+    assert "Earlier rehearsals" in [box.label for box in app.selectbox]
+    assert charts(app) == 1
+
+
+def test_only_shipped_trainings_are_executed(tmp_path: Path) -> None:
+    from inshrink_app.actions import action
+    from inshrink_app.report import Report
+
+    from inshrink_core.errors import NotFoundError
+
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')")
+    with pytest.raises(NotFoundError):
+        action("rehearse")({"training": f"{tmp_path}/evil.py:Task", "output": ""}, Report())
+    assert not (tmp_path / "owned").exists()
+
+
+# Figures
+
+
+def comparison(**changes: Any) -> Comparison:
+    values: dict[str, Any] = {
+        "path": Path("/a.inshrink"),
+        "name": "<b>a</b>",
+        "metric": "loss",
+        "direction": "lower",
+        "n_samples": None,
+        "steps": (
+            ComparedStep(10, 1.0, 1.1, 0.1, 0.0, None, None),
+            ComparedStep(20, 1.0, 1.0, 0.0, 1e-3, 0.2, 0.1),
+        ),
+    }
+    return Comparison(**(values | changes))
+
+
+def test_figures_write_names_as_text_and_leave_gaps_where_nothing_is_known() -> None:
+    found = [comparison()]
+    drop = comparison_figures.drop_figure(found, 0.01)
+    assert [trace.name for trace in drop.data] == ["Stale copy", "&lt;b&gt;a&lt;/b&gt;"]
+    assert drop.layout.shapes[0].y0 == 1.0
+    divergence = comparison_figures.divergence_figure(found).data[-1].y
+    assert [value == value for value in divergence] == [False, True]
+
+
+def test_the_band_of_a_rehearsal_is_the_range_of_the_uninterrupted_seeds() -> None:
+    figure = comparison_figures.rehearsal_figure(services.rehearsal(rehearsed()))
+    assert list(figure.data[0].y) == [3.0, 1.0]
+    assert list(figure.data[1].y) == [2.0, 1.0]
+    assert list(figure.data[2].y) == [2.5, 1.0]

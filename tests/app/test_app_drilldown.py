@@ -1,0 +1,347 @@
+"""Inside one tensor: figures, services, and the page in every state."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from inshrink_app import change_figures, drill_figures, heatmap, services
+from inshrink_app.actions import sensitivity as action
+from inshrink_app.drill_tables import Course
+from inshrink_app.report import Report
+from inshrink_app.services import drilldown, measuring, running
+from inshrink_app.tables import Sensitivity
+
+from tests.app.builders import (
+    FakeJobs,
+    button,
+    charts,
+    explorer,
+    sensitivity_table,
+    subject,
+    texts,
+    write_run,
+)
+
+NAMES = ("fc1.weight", "fc1.bias", "fc2.weight")
+
+
+def tables(n_steps: int = 3, metric: str = "magnitude") -> dict[str, Sensitivity]:
+    """Return the tables of the run that `write_run` writes."""
+    made = {}
+    for by in ("tensor", "block", "layer_type"):
+        table = sensitivity_table(3, n_steps, by=by, metric=metric)
+        names = [row.layer for row in table.rows] if by == "layer_type" else NAMES
+        rows = tuple(row._replace(name=name) for row, name in zip(table.rows, names, strict=True))
+        made[by] = dataclasses.replace(table, rows=rows)
+    return made
+
+
+@pytest.fixture
+def run(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a run whose metrics are measured already."""
+    jobs = FakeJobs(tables())
+    monkeypatch.setattr(running, "jobs", lambda: jobs)
+    monkeypatch.setattr(services, "warm_up", lambda _: None)
+    return write_run(root / "run")
+
+
+# Services
+
+
+def test_a_look_inside_is_plain_values_and_is_taken_once(root: Path) -> None:
+    shown = services.load_subject(str(write_run(root / "run")))
+    seen = services.drill_down(shown, 20, "fc1.weight", "inshrinkerator", None)
+    assert (seen.name, seen.step, seen.numel, seen.estimated) == ("fc1.weight", 20, 12, True)
+    assert seen.counts.sum() == 12
+    json.dumps(dict(seen.document))
+    assert services.drill_down(shown, 20, "fc1.weight", "inshrinkerator", None) is seen
+
+
+def test_a_run_with_an_archive_is_shown_as_archived_first(root: Path) -> None:
+    import inshrink_core
+
+    path = write_run(root / "run")
+    inshrink_core.compress(path, root / "run.inshrink", codec="uniform", config={"bits": 2})
+    shown = services.load_subject(str(path))
+    assert services.stored_ways(shown, 20)[0] == "archive"
+    seen = services.drill_down(shown, 20, "fc1.weight", "archive", None)
+    assert (seen.codec, seen.estimated, seen.restored) == ("uniform", False, False)
+    assert services.course(shown, "fc1.weight").bits_per_weight.min() > 0
+    archive = services.load_subject(str(root / "run.inshrink"))
+    assert services.stored_ways(archive, 20) == ("archive",)
+    assert not services.drill_down(archive, 20, "fc1.weight", "archive", None).restored
+
+
+def test_a_tensor_that_is_not_there_is_a_problem_to_show(root: Path) -> None:
+    shown = services.load_subject(str(write_run(root / "run")))
+    with pytest.raises(services.drilldown.ServiceError, match="no tensor 'nope'"):
+        services.drill_down(shown, 20, "nope", "lattice", None)
+
+
+def test_a_course_of_a_large_tensor_reads_some_steps_evenly() -> None:
+    large = subject(1, 100)
+    tensor = large.tensors[0]._replace(nbytes=20_000_000)
+    large = dataclasses.replace(large, tensors=(tensor,))
+    steps = services.course_steps(large, tensor.name, every=False)
+    assert (len(steps), steps[0], steps[-1]) == (10, large.steps[0], large.steps[-1])
+    assert services.course_steps(large, tensor.name, every=True) == large.steps
+    assert services.drill_cost(large, tensor.name) == 6 * 20_000_000
+
+
+def test_what_moved_comes_with_the_most_first(root: Path) -> None:
+    shown = services.load_subject(str(write_run(root / "run")))
+    moved = services.moved_between(shown, 10, 30)
+    assert {row.name for row in moved.rows} == set(NAMES)
+    relative = [row.relative for row in moved.rows]
+    assert relative == sorted(relative, reverse=True)
+
+
+def test_neighbours_can_be_laid_over_a_run_and_files_outside_of_the_roots_cannot(root: Path) -> None:
+    first, second = write_run(root / "a"), write_run(root / "b")
+    write_run(root.parent / "elsewhere")
+    found = services.other_runs(services.load_subject(str(first)))
+    assert second in found
+    assert first not in found
+    assert root.parent / "elsewhere" not in found
+
+
+@pytest.mark.parametrize("metric", ["gain", "noise"])
+def test_gain_and_noise_are_measured_as_any_other_metric(root: Path, metric: str) -> None:
+    import inshrink_core
+
+    path, archive = write_run(root / "run"), root / "run.inshrink"
+    inshrink_core.compress(path, archive, codec="uniform", config={"bits": 4, "vectors": "quantized"})
+    output = root / "result"
+    request = {"path": str(path), "archive": str(archive), "metric": metric, "output": str(output)}
+    action.run(request, Report())
+    found = measuring.sensitivity_loader(metric)(output)
+    measured = inshrink_core.restore_gain(archive, path)
+    assert found["tensor"].steps == (10, 20, 30)
+    assert np.isnan(found["tensor"].values["mean"][:, 0]).all()
+    row = [row.name for row in found["tensor"].rows].index("fc2.weight")
+    (exact,) = [row for row in measured.steps[0].tensors if row.key == "fc2.weight"]
+    assert found["tensor"].values["mean"][row, 1] == pytest.approx(getattr(exact, metric), rel=1e-5)
+    assert [row.name for row in found["block"].rows] == ["fc1", "fc2"]
+
+
+# Figures
+
+
+def inside(root: Path, codec: str) -> drilldown.DrillDown:
+    """Look into a tensor of a small run."""
+    shown = services.load_subject(str(write_run(root / "run")))
+    return services.drill_down(shown, 20, "fc1.weight", codec, None)
+
+
+def test_levels_are_drawn_as_lines_over_the_values(root: Path) -> None:
+    seen = dataclasses.replace(
+        inside(root, "uniform"), points=np.array([-100.0, -0.5, 0.5]), level_kind="codebook"
+    )
+    assert drill_figures.level_lines(seen).tolist() == [-0.5, 0.5]
+    figure = drill_figures.histogram_figure(seen, log=True)
+    assert figure.data[-1].name == "2 levels"
+    assert sum(trace.y.sum() for trace in figure.data[:-1]) == 12
+
+
+def test_a_lattice_too_fine_to_see_is_not_drawn(root: Path) -> None:
+    seen = dataclasses.replace(
+        inside(root, "lattice"), points=np.empty(0), level_kind="lattice", spacing=1e-9
+    )
+    assert drill_figures.level_lines(seen).size == 0
+    coarse = dataclasses.replace(seen, spacing=0.5)
+    lines = drill_figures.level_lines(coarse)
+    np.testing.assert_allclose(lines / 0.5, np.round(lines / 0.5))
+
+
+def test_a_course_leaves_out_what_nothing_tells() -> None:
+    nothing = np.full(3, np.nan)
+    course = Course(
+        steps=(1, 2, 3),
+        rms=np.ones(3),
+        movement=nothing,
+        relative_movement=np.array([np.nan, 0.0, 0.5]),
+        bits_per_weight=nothing,
+    )
+    figure = drill_figures.course_figure(course, 3)
+    assert [note.text for note in figure.layout.annotations] == ["Size (rms)", "Relative movement"]
+
+
+def test_changes_are_drawn_around_white() -> None:
+    values = np.array([[0.0, 1.0, -2.0], [np.nan, 0.0, 0.0]])
+    gaps, heat = change_figures.changes_figure(["a", "<b>"], (1, 2, 3), values, "to step 1").data
+    assert heat.zmin == -heat.zmax
+    assert np.isfinite(gaps.z).sum() == 1
+    assert "&lt;b&gt;" in heat.y[1]
+
+
+def test_the_figure_is_the_same_whatever_was_clicked_and_marks_what_came_from_elsewhere() -> None:
+    table = sensitivity_table(6, 5)
+    plain = heatmap.heatmap_figure(table, "mean", clip=True)
+    assert plain.data[2].selectedpoints is None
+    pinned = heatmap.heatmap_figure(table, "mean", clip=True, pinned=(2, 3))
+    place = pinned.data[2].selectedpoints[0]
+    assert pinned.data[2].customdata[place][:2].tolist() == [2, 3]
+    assert pinned.data[2].y[place] == pinned.data[1].y[2]
+
+
+@pytest.mark.parametrize(("n_rows", "n_steps"), [(60, 100), (400, 200), (2000, 300)])
+def test_cells_that_can_be_clicked_are_bounded_and_hold_the_marked_one(n_rows: int, n_steps: int) -> None:
+    n_columns = min(n_steps, heatmap.MAX_COLUMNS)
+    pinned = (n_rows - 1, n_columns - 2)
+    anchors = heatmap.heatmap_figure(
+        sensitivity_table(n_rows, n_steps), "mean", clip=True, pinned=pinned
+    ).data[2]
+    assert len(anchors.x) <= 1.2 * heatmap.MAX_ANCHORS
+    assert anchors.customdata[anchors.selectedpoints[0]][:2].tolist() == list(pinned)
+
+
+@pytest.mark.parametrize("n_steps", [1, 99, 100, 101, 250])
+def test_a_step_lies_in_the_column_that_shows_it(n_steps: int) -> None:
+    edges = heatmap.column_edges(n_steps)
+    for place in (0, n_steps // 2, n_steps - 1):
+        column = heatmap.column_of(place, n_steps)
+        assert edges[column] <= place < edges[column + 1]
+
+
+def test_a_linear_scale_shows_values_as_they_are() -> None:
+    table = sensitivity_table(4, 4)
+    heat = heatmap.heatmap_figure(table, "mean", clip=False, scale="linear").data[1]
+    np.testing.assert_array_equal(heat.z, table.values["mean"])
+
+
+# The page
+
+
+def test_a_link_to_a_cell_shows_its_inside_and_marks_its_row(run: Path) -> None:
+    app = explorer("sensitivity", run=str(run), layer="fc1.weight", step="20")
+    assert not app.exception
+    assert charts(app) == 4  # heatmap, histogram, movement against magnitude, course
+    assert app.selectbox(key="find").value == "fc1.weight"
+    assert app.select_slider(key="inside.step").value == 20
+    assert app.session_state["sensitivity.table"]["selection"]["rows"] == [0]
+    assert {m.label for m in app.metric} >= {"Bits per weight", "Pruned", "Protected"}
+    assert app.query_params["layer"] == "fc1.weight"
+
+
+def test_the_first_step_of_a_run_without_an_optimizer_tells_no_sensitivity(run: Path) -> None:
+    app = explorer("sensitivity", run=str(run), layer="fc1.weight", step="10")
+    assert not app.exception
+    assert "does not tell one" in texts(app)
+    assert charts(app) == 3
+
+
+def test_search_step_and_close_move_the_selection_everywhere(run: Path) -> None:
+    app = explorer("sensitivity", run=str(run))
+    app.selectbox(key="find").set_value("fc2.weight").run()
+    assert (app.query_params["layer"], app.query_params["step"]) == ("fc2.weight", "30")
+    assert app.session_state["sensitivity.table"]["selection"]["rows"] == [2]
+    app.select_slider(key="inside.step").set_value(10).run()
+    assert app.query_params["step"] == "10"
+    button(app, "Close").click().run()
+    assert not app.exception
+    assert "layer" not in app.query_params
+    assert app.selectbox(key="find").value is None
+
+
+@pytest.mark.parametrize("step", ["x", "-5", "21", "999999999999999999"])
+def test_a_step_of_a_link_becomes_one_that_is_there(run: Path, step: str) -> None:
+    app = explorer("sensitivity", run=str(run), layer="fc1.weight", step=step)
+    assert not app.exception
+    assert int(app.query_params["step"]) in (10, 20, 30)
+
+
+def test_a_link_to_a_layer_of_another_run_says_so(run: Path) -> None:
+    app = explorer("sensitivity", run=str(run), layer="<b>h.7</b>", step="20")
+    assert not app.exception
+    assert "This run has no layer" in texts(app)
+    assert "layer" not in app.query_params
+
+
+def test_a_layer_type_lists_its_tensors_with_the_largest_first(run: Path) -> None:
+    app = explorer("sensitivity", run=str(run), by="layer_type", layer="linear", step="20")
+    assert not app.exception
+    assert "the largest first" in texts(app)
+    found = next(b for b in app.button if b.key == "group.fc1.weight")
+    found.click().run()
+    assert app.query_params["layer"] == "fc1.weight"
+
+
+def test_a_tensor_that_costs_much_is_looked_into_when_asked(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "drill_cost", lambda *_: 7_000_000_000)
+    app = explorer("sensitivity", run=str(run), layer="fc1.weight", step="20")
+    assert "7.00 GB" in texts(app)
+    assert charts(app) == 1
+    button(app, "Look inside").click().run()
+    assert not app.exception
+    assert charts(app) == 4
+
+
+def test_two_steps_are_compared_with_the_largest_change_first(run: Path) -> None:
+    app = explorer("sensitivity", run=str(run), view="diff", a="10", b="20")
+    assert not app.exception
+    assert charts(app) == 1
+    table = app.dataframe[0].value
+    change = np.abs(np.log2(table["Times"].dropna()))
+    assert list(change) == sorted(change, reverse=True)
+    assert table["Moved"].notna().all()
+    assert (app.query_params["view"], app.query_params["a"]) == ("diff", "10")
+    button(app, "Swap").click().run()
+    assert (app.query_params["a"], app.query_params["b"]) == ("20", "10")
+    app.selectbox(key="steps.a").set_value(10).run()
+    assert "Choose two different steps" in texts(app)
+
+
+def test_one_checkpoint_has_no_two_steps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = FakeJobs(tables(1))
+    monkeypatch.setattr(running, "jobs", lambda: jobs)
+    app = explorer("sensitivity", run=str(write_run(root / "one", (10,))), view="diff")
+    assert not app.exception
+    assert "There is one checkpoint" in texts(app)
+
+
+def test_two_runs_are_laid_over_each_other(run: Path) -> None:
+    other = write_run(run.parent / "other")
+    app = explorer("sensitivity", run=str(run), view="runs", other=str(other))
+    assert not app.exception
+    assert charts(app) == 2
+    assert app.query_params["other"] == str(other)
+    assert (app.dataframe[0].value["Times"].dropna() == 1).all()
+
+
+def test_without_another_run_the_page_says_where_one_comes_from(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "other_runs", lambda _: ())
+    app = explorer("sensitivity", run=str(run), view="runs")
+    assert not app.exception
+    assert "There is no second run" in texts(app)
+
+
+def test_a_huge_model_is_shown_by_module_and_opened_step_by_step(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"h.{i}.{part}" for i in range(400) for part in ("attn.weight", "mlp.weight")]
+    table = sensitivity_table(800, 200)
+    rows = tuple(row._replace(name=name) for row, name in zip(table.rows, names, strict=True))
+    made = {by: dataclasses.replace(table, by=by, rows=rows) for by in ("tensor", "block")}
+    jobs = FakeJobs({**made, "layer_type": sensitivity_table(3, 200, by="layer_type")})
+    monkeypatch.setattr(running, "jobs", lambda: jobs)
+    monkeypatch.setattr(measuring, "_job_key", lambda *_: "key")
+    monkeypatch.setattr(services, "warm_up", lambda _: None)
+    huge = subject(400, 200)
+    monkeypatch.setattr(services, "load_subject", lambda _: huge)
+    app = explorer("sensitivity", run=str(huge.path), by="block", layer="h.[0-6]", step="1000")
+    assert not app.exception
+    assert len(app.dataframe[0].value) <= 60
+    button(app, "Show its rows").click().run()
+    assert not app.exception
+    assert app.query_params["in"] == "h.[0-6]"
+    assert list(app.dataframe[0].value["Block"])[:2] == ["h.0.attn.weight", "h.0.mlp.weight"]
+    button(app, "All").click().run()
+    assert "in" not in app.query_params

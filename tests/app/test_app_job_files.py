@@ -1,0 +1,184 @@
+"""Jobs outlive their explorer: what is kept, what is believed of it, and going on."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from inshrink_app.job import Job
+from inshrink_app.job_files import JobFolder, JobRecord
+from inshrink_app.jobs import JobRegistry
+from inshrink_app.tables import Problem
+
+ECHO = """
+import json, sys
+request = json.loads(sys.stdin.readline())
+print(json.dumps({"log": "at work"}), flush=True)
+print(json.dumps({"row": {"step": 1}}), flush=True)
+print(json.dumps({"done": 1, "total": 1, "item": "step 10"}), flush=True)
+open(request["output"], "w").write(json.dumps(request["text"]))
+"""
+STUBBORN = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print('{"done": 0, "total": 9}', flush=True)
+time.sleep(60)
+"""
+CRASHING = "import sys; sys.stderr.write('Segmentation something'); sys.exit(5)"
+JOB_ID = "00000000deadbeef"
+
+
+def registry(folder: Path, script: str = ECHO) -> JobRegistry:
+    return JobRegistry((sys.executable, "-c", script), folder)
+
+
+def load(path: Path) -> object:
+    return json.loads(path.read_text())
+
+
+def wait(job: Job) -> Job:
+    deadline = time.monotonic() + 60
+    while job.state == "running" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return job
+
+
+def leave(folder: Path, state: str = "running", **changes: object) -> JobFolder:
+    """Leave what an explorer leaves that was killed."""
+    kept = JobFolder(folder / JOB_ID)
+    kept.make()
+    record = JobRecord(
+        JOB_ID, '"key"', {"task": "verify", "text": "hello"}, state, 3, 9, "step 3", 1e9, None, None
+    )
+    kept.write(record._replace(**changes))  # type: ignore[arg-type]
+    return kept
+
+
+def test_a_job_whose_explorer_was_killed_is_interrupted_and_goes_on_under_its_id(tmp_path: Path) -> None:
+    leave(tmp_path)
+    jobs = registry(tmp_path)
+    (job,) = jobs.jobs()
+    assert (job.state, job.done, job.total, job.job_id) == ("interrupted", 3, 9, JOB_ID)
+    assert jobs.resume(JOB_ID, load) is job
+    wait(job)
+    assert (job.state, job.result, job.job_id) == ("finished", "hello", JOB_ID)
+    assert job.rows == [{"step": 1}]
+    assert "at work" in job.log_text()
+
+
+def test_a_finished_job_is_there_after_a_restart_with_its_result(tmp_path: Path) -> None:
+    wait(registry(tmp_path).start(("a", "b"), {"task": "verify", "text": [1, 2]}, load))
+    again = registry(tmp_path)
+    job = again.get(("a", "b"), load)
+    assert job is not None
+    assert (job.state, job.result) == ("finished", [1, 2])
+    assert again.start(("a", "b"), {"task": "verify", "text": "other"}, load) is job
+
+
+def test_a_kept_result_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
+    job = wait(registry(tmp_path).start("key", {"task": "verify", "text": 1}, load))
+    (tmp_path / job.job_id / "result").write_text("cut o")
+    assert registry(tmp_path).get("key", load) is None
+
+
+def test_a_job_of_another_explorer_is_seen_at_work_and_left_alone(tmp_path: Path) -> None:
+    kept = leave(tmp_path)
+    assert kept.take_lock()
+    jobs = registry(tmp_path)
+    (job,) = jobs.jobs()
+    assert job.is_running
+    assert job.is_elsewhere
+    jobs.stop(job)
+    jobs.resume(JOB_ID, load)
+    assert job.is_running
+    record = kept.read()
+    assert record is not None
+    kept.write(record._replace(done=8))
+    assert jobs.find(JOB_ID) is job
+    assert job.done == 8
+    kept.release_lock()
+    assert jobs.jobs()[0].state == "interrupted"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"\xff\xfe",
+        b'{"job_id": "x"}',
+        json.dumps({"job_id": JOB_ID, "state": "eternal"}).encode(),
+        json.dumps({"job_id": JOB_ID, "state": "running", "request": ["task"]}).encode(),
+        b"[" * 100_000,
+    ],
+)
+def test_a_damaged_record_is_no_job(tmp_path: Path, content: bytes) -> None:
+    kept = leave(tmp_path)
+    (kept.path / "job.json").write_bytes(content)
+    assert registry(tmp_path).jobs() == ()
+
+
+def test_a_record_with_an_impossible_time_is_no_job(tmp_path: Path) -> None:
+    leave(tmp_path, started_at=1e30)
+    assert registry(tmp_path).jobs() == ()
+
+
+def test_other_files_among_the_jobs_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "..notes").mkdir()
+    (tmp_path / "README").write_text("hello")
+    assert registry(tmp_path).jobs() == ()
+
+
+def test_a_worker_that_will_not_end_is_killed_within_two_seconds(tmp_path: Path) -> None:
+    jobs = registry(tmp_path, STUBBORN)
+    job = jobs.start("key", {"task": "verify"}, load)
+    deadline = time.monotonic() + 60
+    while not job.total and time.monotonic() < deadline:
+        time.sleep(0.02)
+    jobs.stop(job)
+    assert job.state == "cancelled"
+    assert job.process is not None
+    assert job.process.wait(5) != 0
+
+
+def test_what_a_worker_wrote_before_it_died_stands_in_the_details(tmp_path: Path) -> None:
+    job = wait(registry(tmp_path, CRASHING).start("key", {"task": "verify"}, load))
+    assert job.problem is not None
+    assert "Segmentation something" in job.problem.detail
+    kept = registry(tmp_path).jobs()[0]
+    assert kept.problem == job.problem
+
+
+def test_an_ended_job_can_be_removed_with_everything_kept_of_it(tmp_path: Path) -> None:
+    jobs = registry(tmp_path)
+    job = wait(jobs.start("key", {"task": "verify", "text": 1}, load))
+    jobs.remove(job.job_id)
+    assert jobs.jobs() == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_asking_again_makes_a_new_job_and_keeps_the_old(tmp_path: Path) -> None:
+    jobs = registry(tmp_path)
+    first = wait(jobs.start("key", {"task": "verify", "text": 1}, load))
+    second = wait(jobs.start("key", {"task": "verify", "text": 2}, load, again=True))
+    assert {job.job_id for job in jobs.jobs()} == {first.job_id, second.job_id}
+    assert jobs.get("key") is second
+
+
+def test_the_log_is_bounded_and_on_single_lines(tmp_path: Path) -> None:
+    kept = leave(tmp_path)
+    kept.log("a\nforged line")
+    assert len(kept.read_log(10).splitlines()) == 1
+    for _ in range(30):
+        kept.log("x" * 20_000)
+    assert (kept.path / "log.txt").stat().st_size < 300_000
+
+
+def test_a_problem_survives_a_restart(tmp_path: Path) -> None:
+    problem = Problem("a", "b", "c", "d")
+    leave(tmp_path, "failed", problem=problem, ended_at=1e9 + 5)
+    (job,) = registry(tmp_path).jobs()
+    assert (job.state, job.problem, job.seconds) == ("failed", problem, 5.0)

@@ -1,0 +1,141 @@
+"""The Jobs page in every state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from inshrink_app.job_files import JobFolder
+from inshrink_app.tables import Problem
+
+from tests.app.builders import button, explorer, texts
+from tests.app.job_stubs import StubJobs, jobs
+
+__all__ = ["jobs"]
+
+
+def labels(app: object) -> list[str]:
+    return [found.label for found in app.button]  # type: ignore[attr-defined]
+
+
+def test_without_jobs_the_page_says_what_will_stand_there(root: Path, jobs: StubJobs) -> None:
+    app = explorer("jobs")
+    assert not app.exception
+    assert "No jobs yet" in texts(app)
+    assert button(app, "Choose a run")
+
+
+@pytest.mark.parametrize(
+    ("state", "offered"),
+    [
+        ("running", "Cancel"),
+        ("finished", "Show the result"),
+        ("failed", "Try again"),
+        ("cancelled", "Resume"),
+        ("interrupted", "Resume"),
+    ],
+)
+def test_every_state_is_named_and_offers_what_can_be_done(
+    root: Path, jobs: StubJobs, state: str, offered: str
+) -> None:
+    job = jobs.put("verify", state, path=str(root / "run.inshrink"))
+    if state == "failed":
+        job.problem = Problem("a frame is damaged", "frame 3", "restore a backup")
+    app = explorer("jobs")
+    assert not app.exception
+    assert state.capitalize() in texts(app)
+    assert offered in labels(app)
+    assert ("Cancel" in labels(app)) == (state == "running")
+    assert sum(b.proto.type == "primary" for b in app.button) <= 1
+    if state == "failed":
+        assert "A frame is damaged" in texts(app)
+
+
+def test_cancel_and_resume_do_so(root: Path, jobs: StubJobs) -> None:
+    job = jobs.put("verify", "running", path=str(root / "run.inshrink"))
+    app = explorer("jobs")
+    button(app, "Cancel").click().run()
+    assert job.state == "cancelled"
+    button(app, "Resume").click().run()
+    assert not app.exception
+    assert job.state == "running"
+
+
+def test_progress_says_how_long_it_took_and_may_take(root: Path, jobs: StubJobs) -> None:
+    jobs.put("verify", "running", path=str(root / "run.inshrink"))
+    app = explorer("jobs")
+    assert not app.exception
+    (bar,) = app.get("progress")
+    assert "30%" in bar.proto.text
+    assert "left" in bar.proto.text
+    assert bar.proto.value == 30
+
+
+def test_the_result_is_shown_on_its_page(root: Path, jobs: StubJobs) -> None:
+    (root / "empty").mkdir()
+    jobs.put("sensitivity", "finished", path=str(root / "empty"), metric="fisher")
+    app = explorer("jobs")
+    assert "Measure fisher of empty" in texts(app)
+    button(app, "Show the result").click().run()
+    assert app.title[0].value == "Sensitivity"
+
+
+def test_jobs_about_files_outside_of_the_roots_are_not_shown(root: Path, jobs: StubJobs) -> None:
+    jobs.put("verify", "finished", path="/etc/secret.inshrink")
+    jobs.put("compare", "interrupted", path=str(root / "run"), archives=["/etc/secret.inshrink"])
+    app = explorer("jobs")
+    assert "secret" not in texts(app)
+    assert "No jobs yet" in texts(app)
+    app = explorer("jobs", job="0" * 16)
+    assert "secret" not in texts(app)
+
+
+def test_names_are_shown_as_text(root: Path, jobs: StubJobs) -> None:
+    job = jobs.put("verify", "running", path=str(root / "**b** [x](javascript:1).inshrink"))
+    job.item = "<script>alert(1)</script>"
+    app = explorer("jobs")
+    assert not app.exception
+    assert "\\*\\*b\\*\\*" in texts(app)
+    assert "\\<script\\>" in app.get("progress")[0].proto.text
+
+
+def test_the_job_of_the_link_comes_first_with_its_log_open(
+    root: Path, jobs: StubJobs, tmp_path: Path
+) -> None:
+    wanted = jobs.put("verify", "finished", path=str(root / "old.inshrink"))
+    jobs.put("verify", "finished", path=str(root / "new.inshrink"))
+    wanted.folder = JobFolder(tmp_path / "log")
+    wanted.folder.make()
+    wanted.folder.log("checked everything")
+    app = explorer("jobs", job=wanted.job_id)
+    assert not app.exception
+    assert "old" in app.markdown[1].value
+    opened = next(found for found in app.expander if found.label == "Log")
+    assert opened.proto.expanded
+    assert "checked everything" in opened.code[0].value
+
+
+def test_ended_jobs_can_be_cleared_and_running_ones_stay(root: Path, jobs: StubJobs) -> None:
+    jobs.put("verify", "finished", path=str(root / "a.inshrink"))
+    jobs.put("verify", "running", path=str(root / "b.inshrink"))
+    app = explorer("jobs")
+    button(app, "Clear ended jobs").click().run()
+    assert not app.exception
+    assert [job.state for job in jobs.kept] == ["running"]
+
+
+def test_many_jobs_are_cut_to_the_newest_and_all_stand_in_the_table(root: Path, jobs: StubJobs) -> None:
+    for position in range(50):
+        jobs.put("verify", "finished", path=str(root / f"{position}.inshrink"))
+    app = explorer("jobs")
+    assert not app.exception
+    assert "The newest 20 of 50" in texts(app)
+    assert len(app.dataframe[0].value) == 50
+
+
+def test_the_filter_narrows_the_list_and_says_when_nothing_is_left(root: Path, jobs: StubJobs) -> None:
+    jobs.put("verify", "finished", path=str(root / "a.inshrink"))
+    app = explorer("jobs")
+    app.segmented_control(key="jobs.filter").set_value("running").run()
+    assert not app.exception
+    assert "No job is in this state" in texts(app)

@@ -1,0 +1,214 @@
+"""One selection for heatmap, table, search box and link; rows for models of any size; changes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from inshrink_app.changes import between_runs, between_steps
+from inshrink_app.grouping import MOST_ROWS, aggregate, groups_within, members_of, trail
+from inshrink_app.selection import (
+    Event,
+    Selection,
+    apply_selection,
+    chosen_cell,
+    link_event,
+    nearest_step,
+)
+from inshrink_app.tables import HeatRow
+
+from tests.app.builders import sensitivity_table
+
+STEPS = (10, 20, 30)
+SEEN = Selection("a", 20)
+
+
+# Selection
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "after"),
+    [
+        (None, Event("chart", "b", 10), Selection("b", 10)),
+        (SEEN, Event("chart", "b", 30), Selection("b", 30)),
+        (SEEN, Event("chart"), None),
+        (SEEN, Event("table", "b"), Selection("b", 20)),
+        (None, Event("table", "b"), Selection("b", 30)),
+        (SEEN, Event("table"), None),
+        (SEEN, Event("search", "b"), Selection("b", 20)),
+        (SEEN, Event("search"), SEEN),
+        (SEEN, Event("step", step=30), Selection("a", 30)),
+        (SEEN, Event("step"), SEEN),
+        (None, Event("step", step=30), None),
+        (SEEN, Event("link"), SEEN),
+        (SEEN, Event("link", "b", 29), Selection("b", 30)),
+        (None, Event("link", "b"), Selection("b", 30)),
+        (SEEN, Event("close"), None),
+    ],
+)
+def test_every_way_to_select_leads_to_the_same_state(
+    state: Selection | None, event: Event, after: Selection | None
+) -> None:
+    assert apply_selection(state, event, STEPS) == after
+
+
+def test_a_run_without_steps_has_no_selection() -> None:
+    assert apply_selection(SEEN, Event("chart", "b", 10), ()) is None
+
+
+def test_the_earlier_of_two_steps_is_nearest() -> None:
+    assert nearest_step(15, STEPS) == 10
+    assert nearest_step(10**30, STEPS) == 30
+
+
+@pytest.mark.parametrize("said", ["-1", "1e3", "<b>", "", "٣", "9" * 40, None])
+def test_a_step_of_a_link_that_is_no_number_counts_as_none(said: str | None) -> None:
+    assert link_event("a", said).step is None
+
+
+def test_a_click_is_read_from_lists_and_from_what_browsers_make_of_typed_arrays() -> None:
+    assert chosen_cell([{"customdata": [2, 3, 0.5]}], 5, 5) == (2, 3)
+    assert chosen_cell([{"customdata": {"0": 2, "1": 3, "2": 0.5}}], 5, 5) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [],
+        [{}],
+        ["x"],
+        [{"customdata": [9, 0]}],
+        [{"customdata": [0, -1]}],
+        [{"customdata": ["a", "b"]}],
+        [{"customdata": [float("nan"), 0]}],
+        [{"customdata": {"7": 1}}],
+        [{"customdata": [1]}],
+    ],
+)
+def test_nonsense_from_a_browser_selects_nothing(points: list[object]) -> None:
+    assert chosen_cell(points, 5, 5) is None
+
+
+# Rows for models of any size
+
+GPT = [
+    f"h.{i}.{part}"
+    for i in range(400)
+    for part in ("ln_1.weight", "attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight")
+]
+
+
+def test_few_tensors_are_rows_of_their_own() -> None:
+    names = [f"layer.{i}.weight" for i in range(5)]
+    assert [group.name for group in groups_within(names)] == names
+
+
+def test_a_huge_model_has_a_few_dozen_rows_that_hold_every_tensor_once() -> None:
+    groups = groups_within(GPT)
+    assert 12 < len(groups) <= MOST_ROWS
+    assert sorted(i for group in groups for i in group.members) == list(range(len(GPT)))
+    assert groups[0].name == "h.[0-6]"
+
+
+def test_every_row_of_a_huge_model_can_be_opened_down_to_its_tensors() -> None:
+    within, depth = "", 0
+    while True:
+        groups = groups_within(GPT, within)
+        assert len(groups) <= MOST_ROWS
+        for group in groups:
+            assert members_of(GPT, group.name) == group.members
+        larger = [group for group in groups if len(group.members) > 1]
+        if not larger:
+            break
+        within, depth = larger[0].name, depth + 1
+    assert depth <= 4
+    assert [group.name for group in groups] == GPT[:28]
+
+
+def test_the_way_back_leads_through_the_modules_above() -> None:
+    assert trail("") == ()
+    assert trail("h.[0-3].x") == ("h", "h.[0-3]", "h.[0-3].x")
+
+
+@pytest.mark.parametrize("within", ["nope", "h.[nope-1]", "h.[", "[]", "h.[0-]", "..", "h.999"])
+def test_a_module_that_is_not_there_holds_nothing(within: str) -> None:
+    assert members_of(GPT, within) == ()
+
+
+def test_names_with_dashes_can_stand_in_a_range() -> None:
+    names = [f"net.a-{i}.w" for i in range(5)]
+    (first, *_) = groups_within(names, limit=2)
+    assert first.name == "net.[a-0-a-4]"
+    assert members_of(names, first.name) == first.members
+
+
+def test_a_group_is_the_mean_of_its_tensors_by_their_size() -> None:
+    table = sensitivity_table(4, 3)
+    rows = tuple(row._replace(numel=size) for row, size in zip(table.rows, (1, 3, 1, 1), strict=True))
+    table = dataclasses.replace(table, rows=rows)
+    values = table.values["mean"]
+    (group,) = groups_within([row.name for row in table.rows], limit=1)
+    found = aggregate(table, (group,))
+    expected = (values[0, 1] + 3 * values[1, 1] + values[2, 1] + values[3, 1]) / 6
+    assert found.values["mean"][0, 1] == pytest.approx(expected, rel=1e-5)
+    # The last row has no value at the first step, and counts for nothing there.
+    assert found.values["mean"][0, 0] == pytest.approx(
+        (values[0, 0] + 3 * values[1, 0] + values[2, 0]) / 5, rel=1e-5
+    )
+    assert (found.rows[0].n_tensors, found.rows[0].numel, found.rows[0].shape) == (4, 6, None)
+
+
+def test_a_module_that_was_measured_whole_keeps_its_own_median() -> None:
+    table = sensitivity_table(4, 3)
+    names = ["b.x", "b.y", "c.x", "c.y"]
+    rows = tuple(row._replace(name=name) for row, name in zip(table.rows, names, strict=True))
+    table = dataclasses.replace(table, rows=rows)
+    exact = dataclasses.replace(
+        sensitivity_table(1, 3, by="block"), rows=(HeatRow("b", "linear", 2, 24, None),)
+    )
+    found = aggregate(table, groups_within(names, limit=2), exact)
+    np.testing.assert_array_equal(found.values["p50"][0], exact.values["p50"][0])
+
+
+# Changes
+
+
+def test_changes_between_steps_put_the_largest_first_in_either_direction() -> None:
+    table = sensitivity_table(4, 3)
+    table.values["mean"][:] = [[1, 1, 2], [1, 1, 1], [8, 4, 1], [np.nan, 1, 1]]
+    found = between_steps(table, "mean", 10, 30)
+    assert found.names[:3] == ("layers.2.weight", "layers.0.weight", "layers.1.weight")
+    np.testing.assert_array_equal(found.values[0], [0, -1, -3])
+    assert found.steps == STEPS
+    assert found.only_second == ("layers.3.weight",)
+    assert found.only_first == ()
+
+
+def test_steps_may_be_compared_backwards() -> None:
+    table = sensitivity_table(2, 3)
+    table.values["mean"][:] = [[1, 2, 4], [1, 1, 1]]
+    found = between_steps(table, "mean", 30, 10)
+    np.testing.assert_array_equal(found.values[0], [-2, -1, 0])
+    assert (found.first[0], found.second[0]) == (4, 1)
+
+
+def test_runs_are_matched_by_name_at_their_common_steps() -> None:
+    mine, other = sensitivity_table(3, 3), sensitivity_table(3, 2)
+    rows = (HeatRow("new", "linear", 1, 12, (4, 3)), *mine.rows[1:])
+    values = {name: 2 * mine.values[name][:, 1:] for name in mine.values}
+    other = dataclasses.replace(other, rows=rows, steps=(20, 30), values=values)
+    found = between_runs(mine, other, "mean")
+    assert found.steps == (20, 30)
+    assert set(found.names) == {"layers.1.weight", "layers.2.weight"}
+    np.testing.assert_allclose(found.values, 1.0)
+    assert found.only_first == ("layers.0.weight",)
+    assert found.only_second == ("new",)
+
+
+def test_runs_without_a_common_step_or_tensor_have_nothing_to_draw() -> None:
+    mine = sensitivity_table(2, 2)
+    later = dataclasses.replace(mine, steps=(1, 2))
+    assert between_runs(mine, later, "mean").steps == ()
+    strangers = dataclasses.replace(mine, rows=tuple(row._replace(name=row.name + "x") for row in mine.rows))
+    assert between_runs(mine, strangers, "mean").names == ()

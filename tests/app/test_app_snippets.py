@@ -1,0 +1,95 @@
+"""What pages show under "Do this without the explorer" does what it says."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.builders import explorer
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
+
+__all__ = ["archived", "archived_template", "jobs"]
+
+
+def snippets(app: Any) -> tuple[list[list[str]], str]:
+    """Take the last panel of a page apart: its commands as words, and its Python lines."""
+    assert not app.exception
+    panel = next(found for found in app.expander if found.label == "Do this without the explorer")
+    commands, python = (code.value for code in panel.code)
+    lines = [shlex.split(line) for line in commands.splitlines()]
+    assert all(words[0] == "inshrink" for words in lines)
+    return [words[1:] for words in lines], python
+
+
+def run_both(app: Any, folder: Path) -> None:
+    """Run the commands, and then the Python lines where the commands wrote nothing."""
+    from inshrink_core.cli import main
+
+    commands, python = snippets(app)
+    before = set(folder.iterdir())
+    for words in commands:
+        assert main(words) == 0, words
+    for path in set(folder.iterdir()) - before:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    exec(compile(python, "snippet", "exec"), {})
+
+
+@pytest.mark.parametrize(
+    ("query", "packed"), [({"what": "all"}, True), ({"what": "step"}, False), ({"what": "range"}, False)]
+)
+def test_the_export_of_a_run(
+    archived: Path, jobs: StubJobs, query: dict[str, str], packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import inshrink_core
+
+    monkeypatch.chdir(archived.parent)
+    app = explorer("export", run=str(archived), codec="uniform", **query)
+    if packed:
+        app.toggle(key="export.packed").set_value(True).run()
+    target = Path(next(box for box in app.text_input if box.label == "Write to").value)
+    run_both(app, archived.parent)
+    made = inshrink_core.open(target)
+    assert made.steps == ((40,) if query["what"] == "step" else STEPS)
+    assert target.is_file() == (packed or query["what"] == "step")
+
+
+def test_the_copy_of_an_archive_as_one_file(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(archived.parent)
+    run_both(explorer("export", run=str(archived.with_name("run.inshrink"))), archived.parent)
+    assert (archived.parent / "run-packed.inshrink").is_file()
+
+
+def test_verifying_and_a_dry_run_of_pruning(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import inshrink_core
+
+    monkeypatch.chdir(archived.parent)
+    app = explorer("archive", run=str(archived))
+    app.number_input(key="prune.last").set_value(1).run()
+    app.multiselect(key="prune.keep").set_value([20]).run()
+    run_both(app, archived.parent)
+    assert "sound" in capsys.readouterr().out
+    assert inshrink_core.open(archived.with_name("run.inshrink")).steps == STEPS
+
+
+def test_comparing_and_restoring(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': float(len(state))}\n")
+    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    monkeypatch.chdir(archived.parent)
+    run_both(explorer("compare", run=str(archived)), archived.parent)
+    assert "40 2.0 2.0 0.0" in capsys.readouterr().out
+
+
+def test_the_page_of_jobs(archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(archived.parent)
+    jobs.put("verify", "finished", path=str(archived.with_name("run.inshrink")))
+    run_both(explorer("jobs"), archived.parent)

@@ -1,0 +1,317 @@
+"""A packed archive reads as the folder does, and damage to any byte of it is told."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from inshrink_core.archive import (
+    ArchiveReader,
+    ArchiveWriter,
+    check_archive,
+    is_archive,
+    pack_archive,
+    unpack_archive,
+)
+from inshrink_core.archive.layout import FORMAT_VERSION, crc32c
+from inshrink_core.archive.pack_layout import (
+    PACK_HEADER_NBYTES,
+    PACK_TRAILER_NBYTES,
+    PackedFile,
+    align_file,
+    pack_directory,
+    pack_header,
+)
+from inshrink_core.errors import (
+    DamagedError,
+    ExistsError,
+    IncompatibleError,
+    InputError,
+    InshrinkError,
+    MissingFrameError,
+    NotFoundError,
+    StorageError,
+)
+from tests.archive.building import append, blocks_of, build, contents
+
+MANIFEST = "inshrink-manifest"
+STEPS = (0, 100, 200)
+FLIP_STRIDE = 97
+
+
+@pytest.fixture
+def path(tmp_path):
+    return build(tmp_path / "run.inshrink", STEPS)
+
+
+@pytest.fixture
+def packed(path, tmp_path):
+    target = tmp_path / "packed.inshrink"
+    pack_archive(ArchiveReader.open(path), target)
+    return target
+
+
+def read_all(path: Path) -> dict[int, dict[str, bytes]]:
+    reader = ArchiveReader.open(path)
+    return {frame.step: contents(reader, frame.frame_id) for frame in reader.frames}
+
+
+def test_packed_archive_reads_as_the_folder(path, packed):
+    folder, one = ArchiveReader.open(path), ArchiveReader.open(packed)
+    assert is_archive(packed)
+    assert one.frames == folder.frames
+    assert one.archive_id == folder.archive_id
+    assert read_all(packed) == {step: blocks_of(step) for step in STEPS}
+    assert check_archive(packed) == ()
+
+
+def test_packing_twice_gives_the_same_bytes_and_so_does_packing_a_pack(path, packed, tmp_path):
+    pack_archive(ArchiveReader.open(path), tmp_path / "again")
+    pack_archive(ArchiveReader.open(packed), tmp_path / "of-packed")
+    assert (tmp_path / "again").read_bytes() == packed.read_bytes()
+    assert (tmp_path / "of-packed").read_bytes() == packed.read_bytes()
+
+
+def test_size_of_a_packed_archive_is_that_of_its_file(packed):
+    assert ArchiveReader.open(packed).nbytes == packed.stat().st_size
+
+
+def test_opening_a_large_packed_archive_reads_its_two_ends(tmp_path):
+    with ArchiveWriter(tmp_path / "a", create=True) as writer:
+        append(writer, 0, blocks={"big": os.urandom(3 << 20)})
+    pack_archive(ArchiveReader.open(tmp_path / "a"), tmp_path / "p")
+    reader = ArchiveReader.open(tmp_path / "p")
+    assert reader.bytes_read < 70_000
+    assert len(contents(reader, reader.frames[0].frame_id)["big"]) == 3 << 20
+
+
+def test_packed_files_stand_unchanged_at_multiples_of_64(path, packed):
+    content = packed.read_bytes()
+    for file in [*sorted((path / "frames").iterdir()), path / MANIFEST]:
+        assert content.index(file.read_bytes()) % 64 == 0
+
+
+def test_layout_is_the_one_the_specification_tells(packed):
+    content = packed.read_bytes()
+    assert content[:8] == b"INSHRNKP"
+    assert int.from_bytes(content[8:10], "little") == FORMAT_VERSION == 1
+    assert content[10:12] == b"\0\0"
+    assert int.from_bytes(content[12:16], "little") == crc32c(content[:12])
+    trailer = content[-32:]
+    offset, nbytes = int.from_bytes(trailer[:8], "little"), int.from_bytes(trailer[8:16], "little")
+    directory_nbytes = int.from_bytes(trailer[16:20], "little")
+    assert nbytes == len(content)
+    assert offset + directory_nbytes + 32 == nbytes
+    crc = crc32c(content[:16], content[offset : offset + directory_nbytes], trailer[:24])
+    assert int.from_bytes(trailer[24:28], "little") == crc
+    assert trailer[28:] == b"INSQ"
+    assert (PACK_HEADER_NBYTES, PACK_TRAILER_NBYTES) == (16, 32)
+
+
+def test_packed_archive_of_version_1_stays_readable(tmp_path):
+    golden = Path(__file__).parent / "golden" / "golden_v1.packed"
+    copy = Path(shutil.copy(golden, tmp_path / "p"))
+    assert check_archive(copy) == ()
+    assert read_all(copy) == {step: blocks_of(step) for step in STEPS}
+
+
+def test_packing_leaves_out_what_is_not_live(path, tmp_path):
+    (path / "frames" / "notes.txt").write_text("not a frame")
+    (path / ".x.tmp").write_text("cut off")
+    pack_archive(ArchiveReader.open(path), tmp_path / "p")
+    assert check_archive(tmp_path / "p") == ()
+
+
+def test_frame_that_the_manifest_does_not_list_is_packed_with_its_digest(path, tmp_path):
+    manifest = (path / MANIFEST).read_bytes()
+    with ArchiveWriter(path) as writer:
+        listed = append(writer, 300)
+    (path / MANIFEST).write_bytes(manifest)
+    pack_archive(ArchiveReader.open(path), tmp_path / "p")
+    assert ArchiveReader.open(tmp_path / "p").frames[-1] == listed
+
+
+def test_archive_with_a_missing_or_damaged_frame_is_not_packed(path, tmp_path):
+    file = path / ArchiveReader.open(path).frames[1].path
+    content = file.read_bytes()
+    file.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    with pytest.raises(DamagedError, match="step 100 is damaged"):
+        pack_archive(ArchiveReader.open(path), tmp_path / "p")
+    file.unlink()
+    with pytest.raises(MissingFrameError, match="step 100 is missing"):
+        pack_archive(ArchiveReader.open(path), tmp_path / "p")
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["run.inshrink"]
+
+
+def test_existing_file_is_replaced_only_by_force(path, packed):
+    packed.write_bytes(b"mine")
+    with pytest.raises(ExistsError, match="--force"):
+        pack_archive(ArchiveReader.open(path), packed)
+    assert packed.read_bytes() == b"mine"
+    pack_archive(ArchiveReader.open(path), packed, force=True)
+    assert check_archive(packed) == ()
+    with pytest.raises(ExistsError, match="folder"):
+        pack_archive(ArchiveReader.open(path), path, force=True)
+
+
+def test_replacing_a_packed_archive_does_not_disturb_its_reader(path, packed):
+    reader = ArchiveReader.open(packed)
+    with ArchiveWriter(path) as writer:
+        append(writer, 300)
+    pack_archive(ArchiveReader.open(path), packed, force=True)
+    assert contents(reader, reader.frames[0].frame_id) == blocks_of(0)
+    assert list(read_all(packed)) == [0, 100, 200, 300]
+
+
+@pytest.mark.parametrize("call", ["os.fsync", "pathlib.Path.replace"])
+def test_refused_packing_leaves_nothing_behind(path, tmp_path, monkeypatch, call):
+    def refused(*_args, **_kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as system:
+        system.setattr(call, refused)
+        with pytest.raises(StorageError, match="free some space"):
+            pack_archive(ArchiveReader.open(path), tmp_path / "p")
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["run.inshrink"]
+
+
+def test_cancelled_packing_and_unpacking_leave_nothing_behind(path, packed, tmp_path):
+    def cancel(*_progress):
+        raise KeyboardInterrupt
+
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        pack_archive(ArchiveReader.open(path), tmp_path / "p", done=cancel)
+    with pytest.raises(KeyboardInterrupt):
+        unpack_archive(ArchiveReader.open(packed), tmp_path / "u", done=cancel)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_packed_archive_is_read_only_and_says_the_way_out(packed):
+    with pytest.raises(InputError, match="--unpack"):
+        ArchiveWriter(packed)
+    with pytest.raises(InputError, match="--unpack"):
+        ArchiveWriter(packed, create=True)
+
+
+def test_unpacked_archive_is_appended_to(packed, tmp_path):
+    unpack_archive(ArchiveReader.open(packed), tmp_path / "u")
+    assert check_archive(tmp_path / "u") == ()
+    with ArchiveWriter(tmp_path / "u") as writer:
+        append(writer, 300)
+    assert read_all(tmp_path / "u") == {step: blocks_of(step) for step in (*STEPS, 300)}
+    with pytest.raises(ExistsError):
+        unpack_archive(ArchiveReader.open(packed), tmp_path / "u")
+
+
+def test_file_that_is_no_archive_is_told_apart(tmp_path):
+    (tmp_path / "x").write_bytes(b"something else")
+    assert not is_archive(tmp_path / "x")
+    with pytest.raises(NotFoundError, match="not an archive"):
+        ArchiveReader.open(tmp_path / "x")
+
+
+# ---- damage --------------------------------------------------------------------------------------
+
+
+def read_what_is_there(path: Path) -> None:
+    """Read everything: each value is right, or a typed error says why there is none."""
+    try:
+        reader = ArchiveReader.open(path)
+    except InshrinkError:
+        return
+    for frame in reader.frames:
+        try:
+            assert contents(reader, frame.frame_id) == blocks_of(frame.step)
+        except InshrinkError:
+            continue
+
+
+def is_reported(path: Path) -> bool:
+    try:
+        return bool(check_archive(path))
+    except InshrinkError:
+        return True
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Without the large block of step 0, which would only make the loops longer."""
+    build(tmp_path / "small", (1, 100))
+    pack_archive(ArchiveReader.open(tmp_path / "small"), tmp_path / "p")
+    return tmp_path / "p"
+
+
+def test_packed_archive_cut_at_any_byte_is_reported_and_never_misread(small):
+    whole = small.read_bytes()
+    for length in range(len(whole)):
+        small.write_bytes(whole[:length])
+        assert is_reported(small), length
+        read_what_is_there(small)
+
+
+def test_packed_archive_with_any_97th_bit_flipped_is_reported_and_never_misread(small):
+    whole = small.read_bytes()
+    for start in (0, 41):
+        for bit in range(start, len(whole) * 8, FLIP_STRIDE):
+            flipped = bytearray(whole)
+            flipped[bit // 8] ^= 1 << bit % 8
+            small.write_bytes(flipped)
+            assert is_reported(small), bit
+            read_what_is_there(small)
+
+
+def test_packed_archive_with_bytes_appended_is_reported(small):
+    whole = small.read_bytes()
+    for extra in (b"\0", whole, whole[-32:]):
+        small.write_bytes(whole + extra)
+        with pytest.raises(DamagedError):
+            ArchiveReader.open(small)
+
+
+def test_newer_version_is_told_from_damage(packed):
+    content = bytearray(packed.read_bytes())
+    content[8] = FORMAT_VERSION + 1
+    content[12:16] = crc32c(bytes(content[:12])).to_bytes(4, "little")
+    packed.write_bytes(content)
+    with pytest.raises(IncompatibleError, match="upgrade"):
+        ArchiveReader.open(packed)
+
+
+def forged(files: list[tuple[str, int]], *, cut: int = 0) -> bytes:
+    """Return a packed archive whose directory says what it likes, every checksum right."""
+    places, offset = [], PACK_HEADER_NBYTES
+    for name, nbytes in files:
+        offset = align_file(offset)
+        places.append(PackedFile(name, offset, nbytes))
+        offset += min(nbytes, 1 << 16)
+    body = pack_header() + bytes(offset - PACK_HEADER_NBYTES - cut)
+    return body + pack_directory(tuple(places), len(body))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [("frames/00000001-0.frame", 10)],
+        [(MANIFEST, 10), (MANIFEST, 10)],
+        [(MANIFEST, 10), ("frames/../../etc/passwd", 10)],
+        [(MANIFEST, 10), ("/etc/passwd", 10)],
+        [(MANIFEST, 10), ("frames/00000001-0.frame", 1 << 62)],
+        [(MANIFEST, 10), ("frames/00000001-0.frame", -1)],
+        [(MANIFEST, 10), ("frames/0001-0.frame", 10)],
+        [],
+    ],
+    ids=["no manifest", "twice", "parent", "absolute", "too long", "negative", "no frame name", "empty"],
+)
+def test_directory_that_cannot_be_is_refused(tmp_path, files):
+    (tmp_path / "p").write_bytes(forged(files))
+    with pytest.raises(DamagedError):
+        ArchiveReader.open(tmp_path / "p")
+
+
+def test_files_that_do_not_end_at_the_directory_are_refused(tmp_path):
+    (tmp_path / "p").write_bytes(forged([(MANIFEST, 100)], cut=20))
+    with pytest.raises(DamagedError, match="do not end at its directory"):
+        ArchiveReader.open(tmp_path / "p")

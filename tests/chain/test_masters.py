@@ -1,0 +1,118 @@
+"""Master weights beside weights of half precision: stored as the weights are, or exactly."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import inshrink_core
+from inshrink_core.chain import frame_size
+from inshrink_core.checkpoint import TensorRole
+from tests.training import batch
+
+STEPS = (5, 10, 15, 20)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 120), nn.ReLU(), nn.Linear(120, 120), nn.Linear(120, 10))
+
+
+@pytest.fixture(scope="module")
+def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train in float32, and save bfloat16 copies, masters and moments, as mixed precision does."""
+    folder = tmp_path_factory.mktemp("mixed") / "run"
+    folder.mkdir()
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(1, STEPS[-1] + 1):
+        inputs, targets = batch(step)
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step in STEPS:
+            state = optimizer.state_dict()
+            for number, parameter in enumerate(model.parameters()):
+                state["state"][number]["master_param"] = parameter.detach().clone()
+            weights = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
+            content = {"model": weights, "optimizer": state, "step": step}
+            torch.save(content, folder / f"step_{step:02d}.pt")
+    return folder
+
+
+def archived(run_path: Path, folder: Path, **options: Any) -> tuple[inshrink_core.Archive, dict[str, Any]]:
+    """Compress, and return the archive and the content of its last step's file."""
+    inshrink_core.compress(run_path, folder / "run.inshrink", threads=1, **options)
+    restored = inshrink_core.restore(folder / "run.inshrink", folder / "out", steps=[STEPS[-1]])
+    return inshrink_core.Archive.open(folder / "run.inshrink"), torch.load(restored.paths[0])
+
+
+def codecs_of(archive: inshrink_core.Archive, role: TensorRole) -> set[str]:
+    """Return the bitstreams of all tensors of a role that are large enough to have one of their own."""
+    sizes = [frame_size(archive, info) for info in archive.frames]
+    tensors = [tensor for size in sizes for tensor in size.tensors]
+    return {tensor.codec for tensor in tensors if tensor.spec.role is role and tensor.spec.numel > 200}
+
+
+@pytest.mark.parametrize("optimizer", ["lattice", "lattice-ratio"])
+def test_master_weights_are_on_a_lattice_as_the_weights_are(
+    run_path: Path, tmp_path: Path, optimizer: str
+) -> None:
+    archive, restored = archived(run_path, tmp_path, codec="lattice", optimizer=optimizer)
+    original = torch.load(run_path / f"step_{STEPS[-1]}.pt")
+    assert codecs_of(archive, TensorRole.MASTER) == {"lattice/1"} == codecs_of(archive, TensorRole.WEIGHT)
+    before = torch.load(run_path / f"step_{STEPS[-2]}.pt")
+    for number, state in original["optimizer"]["state"].items():
+        found = restored["optimizer"]["state"][number]
+        master, kept = state["master_param"], found["master_param"]
+        moved = (master - before["optimizer"]["state"][number]["master_param"]).square().mean().sqrt()
+        assert kept.dtype is torch.float32
+        assert float((kept - master).abs().max()) < 6 * float(moved)
+        assert torch.equal(found["step"], state["step"])
+
+
+def test_weights_stay_copies_of_their_masters_within_a_step_of_the_lattice(
+    run_path: Path, tmp_path: Path
+) -> None:
+    _, restored = archived(run_path, tmp_path, codec="lattice", optimizer="lattice")
+    masters = [state["master_param"] for state in restored["optimizer"]["state"].values()]
+    for weight, master in zip(restored["model"].values(), masters, strict=True):
+        if weight.dim() == 2:
+            apart = (weight.float() - master).square().mean().sqrt()
+            assert float(apart) < 0.1 * float(master.square().mean().sqrt())
+
+
+def test_masters_cost_no_more_than_a_half_above_the_weights(run_path: Path, tmp_path: Path) -> None:
+    archive, _ = archived(run_path, tmp_path, codec="lattice", optimizer="lattice")
+    last = frame_size(archive, archive.frames[-1])
+    by_role = {
+        role: sum(t.nbytes for t in last.tensors if t.spec.role is role and len(t.spec.shape) == 2)
+        for role in (TensorRole.WEIGHT, TensorRole.MASTER)
+    }
+    assert by_role[TensorRole.MASTER] < 1.5 * by_role[TensorRole.WEIGHT]
+
+
+@pytest.mark.parametrize(("codec", "optimizer"), [("lattice", "lossless"), ("inshrinkerator", "lattice")])
+def test_masters_are_exact_where_the_optimizer_is_and_under_codecs_without_a_rule(
+    run_path: Path, tmp_path: Path, codec: str, optimizer: str
+) -> None:
+    archive, restored = archived(run_path, tmp_path, codec=codec, optimizer=optimizer)
+    assert codecs_of(archive, TensorRole.MASTER) == {"lossless/1"}
+    original = torch.load(run_path / f"step_{STEPS[-1]}.pt")
+    for number, state in original["optimizer"]["state"].items():
+        assert torch.equal(restored["optimizer"]["state"][number]["master_param"], state["master_param"])
+
+
+def test_what_was_appended_decodes_as_it_was_encoded(run_path: Path, tmp_path: Path) -> None:
+    inshrink_core.compress(run_path, tmp_path / "once.inshrink", codec="lattice", optimizer="lattice")
+    for step in STEPS:
+        inshrink_core.compress(
+            run_path, tmp_path / "apart.inshrink", codec="lattice", optimizer="lattice", steps=[step]
+        )
+    once, apart = (inshrink_core.Archive.open(tmp_path / f"{name}.inshrink") for name in ("once", "apart"))
+    for step in STEPS:
+        for spec in once[step].specs:
+            assert torch.equal(once[step][spec.key], apart[step][spec.key])

@@ -1,0 +1,164 @@
+"""`inshrink search`, `estimate` and `compress --max-drop`: one clear line for everything that goes wrong."""
+
+import json
+import textwrap
+
+import pytest
+
+from inshrink_core.cli.search import describe
+
+GOOD = """
+import torch
+
+def evaluate(state):
+    {body}
+    value = sum(float(t.double().square().sum()) for k, t in state.items() if k.endswith("weight"))
+    return {{"{metric}": 1 + value / 1e3, "standard_errors": {{"{metric}": 1e-9}}}}
+"""
+
+
+@pytest.fixture
+def judge(tmp_path):
+    """Return a function that writes an evaluator which first runs `body`."""
+
+    def write(body="pass", metric="loss"):
+        path = tmp_path / "judge.py"
+        path.write_text(textwrap.dedent(GOOD).format(body=body, metric=metric))
+        return f"{path}:evaluate"
+
+    return write
+
+
+def one_line(outcome):
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert outcome.err.startswith("inshrink: ")
+    assert "Traceback" not in outcome.err
+    return outcome.err
+
+
+def test_a_search_writes_a_result_that_compress_and_estimate_take(cli, small_run, tmp_path, judge):
+    result = tmp_path / "search.json"
+    found = cli("search", small_run, "--max-drop", "0.02", "-o", result, "--evaluator", judge(),
+                "--eval-metric", "loss",
+                "--budget", 4, "--no-gain", "--json")  # fmt: skip
+    assert found.code == 0, found.err
+    document = found.document
+    assert document["best"]["drop"] <= 0.02
+    assert json.loads(result.read_text())["best"] == document["best"]
+    written = cli("compress", small_run, "-o", tmp_path / "a.inshrink", "--config", result, "--json")
+    assert written.code == 0
+    settings = document["best"]["config"]["settings"]
+    assert written.document["config"]["coarseness"] == settings["coarseness"]
+    estimated = cli("estimate", small_run, "--config", result, "--trials", document["log"], "--json")
+    assert estimated.document["ratio_weights"] == pytest.approx(written.document["ratio_weights"], rel=0.05)
+    assert estimated.document["drop"] is not None
+    again = cli("search", small_run, "--max-drop", "0.02", "-o", result, "--evaluator", judge(),
+                "--eval-metric", "loss",
+                "--budget", 4, "--no-gain")  # fmt: skip
+    assert "evaluations           0," in again.out
+    shown = cli("estimate", small_run, "--config", result)
+    assert "estimated ratio" in shown.out
+
+
+def test_compress_under_a_bound_tells_it_of_every_frame(cli, small_run, tmp_path, judge):
+    words = ("compress", small_run, "-o", tmp_path / "a.inshrink", "--max-drop", "0.01",
+             "--evaluator", judge(), "--eval-metric", "loss")  # fmt: skip
+    outcome = cli(*words, "--json")
+    assert outcome.code == 0, outcome.err
+    document = outcome.document
+    assert document["max_drop"] <= 0.01
+    assert document["max_divergence"] is None
+    assert all(frame["drop"] <= 0.01 for frame in document["frames"])
+    assert "largest drop" in cli(*words).out
+
+
+@pytest.mark.parametrize(
+    ("body", "metric", "message"),
+    [
+        ("raise ValueError('no such luck')", "loss", "no such luck"),
+        ("state['missing.weight']", "loss", "missing.weight"),
+        ("print('working'); import os; os._exit(3)", "loss", "exit code 3"),
+        ("import time; time.sleep(60)", "loss", "did not answer within"),
+        ("return {'loss': float('nan')}", "loss", "nan"),
+        ("import random; return {'loss': random.random()}", "loss", "changes its mind"),
+        ("return [1]", "loss", "not a dict"),
+        ("pass", "vibes", "whether 'vibes' is better higher or lower"),
+        ("return {'loss': 0.0}", "loss", "metric of zero"),
+    ],
+    ids=["raises", "key", "dies", "hangs", "nan", "fickle", "list", "direction", "zero"],
+)
+def test_an_evaluator_of_no_use_is_one_line_and_leaves_nothing_behind(
+    cli, small_run, tmp_path, judge, body, metric, message
+):
+    outcome = cli("compress", small_run, "-o", tmp_path / "a.inshrink", "--max-drop", "0.01",
+                  "--evaluator", judge(body, metric), "--eval-metric", metric, "--steps", 10,
+                  "--timeout", 2 if "sleep" in body else 120)  # fmt: skip
+    assert outcome.code == 2
+    assert message in one_line(outcome)
+    assert not (tmp_path / "a.inshrink").exists()
+
+
+def test_what_an_evaluator_prints_does_not_mix_with_the_result(cli, small_run, tmp_path, judge):
+    outcome = cli("search", small_run, "--max-drop", "0.5", "-o", tmp_path / "s.json", "--evaluator",
+                  judge("print('chatter')"), "--eval-metric", "loss", "--steps", 10, "--json")  # fmt: skip
+    assert outcome.code == 0
+    assert "chatter" not in outcome.out + outcome.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "nothing to search for"),
+        (("--max-drop", "nan"), "no bound"),
+        (("--max-drop", "0.01", "--target-ratio", "9"), "both given"),
+        (("--max-drop", "0.01", "--codec", "lossless"), "nothing to search"),
+        (("--max-drop", "0.01", "--strategy", "guess"), "no strategy 'guess'"),
+        (("--max-drop", "0.01", "--config", "other.toml"), "no tensor matches"),
+        (("--max-drop", "0.01", "--config", "none.json"), "found no configuration"),
+        (("--max-drop", "0.01", "-o", "taken.json"), "no trial log"),
+        (("--max-drop", "0.01", "-o", "another.json"), "another run"),
+        (("--max-drop", "0.01", "--steps", "999"), "no step 999"),
+        (("--max-divergence", "0.01"), "must return 'log_probs'"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_one_line(cli, small_run, tmp_path, judge, words, message):
+    (tmp_path / "other.toml").write_text('[[override]]\nmatch = "transformer.*"\ncoarseness = 1.0\n')
+    (tmp_path / "none.json").write_text('{"best": null, "trials": []}')
+    (tmp_path / "taken.trials.jsonl").write_text("my notes\n")
+    (tmp_path / "another.trials.jsonl").write_text('{"inshrink_trials": 1, "run": "0"}\n')
+    placed = [tmp_path / word if "." in word and word[0].isalpha() else word for word in words]
+    outcome = cli("search", small_run, *placed, "--evaluator", judge(), "--eval-metric", "loss")
+    assert outcome.code == 2
+    assert message in one_line(outcome)
+    assert (tmp_path / "taken.trials.jsonl").read_text() == "my notes\n"
+
+
+def test_a_bound_that_nothing_satisfies_ends_with_1_and_keeps_the_trials(cli, small_run, tmp_path, judge):
+    # Fewer distinct values are worse, and no quantization keeps them all.
+    picky = judge("return {'loss': 1e4 / state['fc1.weight'].unique().numel()}")
+    words = ("search", small_run, "--max-drop", "0", "--codec", "qd", "-o", tmp_path / "s.json",
+             "--evaluator", picky, "--eval-metric", "loss", "--steps", 10, "--json")  # fmt: skip
+    outcome = cli(*words)
+    assert outcome.code == 1
+    assert outcome.document["best"] is None
+    assert outcome.document["error"]["exit_code"] == 1
+    assert outcome.document["trials"]
+
+
+def test_a_run_without_consent_is_not_searched(cli, small_run, tmp_path, monkeypatch):
+    own = tmp_path / "own"
+    own.mkdir()
+    for path in small_run.iterdir():
+        if path.is_file():
+            (own / path.name).write_bytes(path.read_bytes())
+    (own / "evaluator.py").write_text("def evaluate(state):\n    return {'accuracy': 1.0}\n")
+    outcome = cli("search", own, "--max-drop", "0.01", "-o", tmp_path / "s.json")
+    assert outcome.code == 2
+    assert "--trust-run" in one_line(outcome)
+
+
+def test_a_configuration_is_described_in_a_few_words():
+    config = {"codec": "lattice", "settings": {"coarseness": 2.5},
+              "override": [{"layer_type": "linear", "coarseness": 5.0}]}  # fmt: skip
+    assert describe(config) == "coarseness 2.5, linear 5"
+    assert describe({"codec": "qd", "settings": {}}) == "qd"

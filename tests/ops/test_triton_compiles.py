@@ -1,0 +1,111 @@
+"""Every Triton kernel compiles for a GPU as it is launched, without one, and fuses no float operations."""
+
+import re
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops.lattice import Gain, Grid, advance, gain_grades, round_to_grid
+from inshrink_core.ops.quantize import (
+    PROTECTED,
+    assign,
+    dequantize,
+    histogram16,
+    sensitivity_histogram,
+    symbol_counts,
+)
+from inshrink_core.ops.rans import RansBlocks, RansModel, rans_counts, rans_decode, rans_encode
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+
+N = 2048
+GRID = Grid(2.0**-10, 100, float(np.float32(2.0**10 / 100)), 2**24 - 1)
+VALUES, INTEGERS = torch.zeros(N), torch.zeros(N, dtype=torch.int32)
+BYTES = torch.zeros(N, dtype=torch.uint8)
+MODEL = RansModel(np.zeros(2, np.int64), np.full((1, 4), 1024))
+BLOCKS = RansBlocks(torch.zeros(0, dtype=torch.int16), torch.zeros(1, dtype=torch.int64), INTEGERS[None, :32])
+
+
+class HopperWithoutDevice:
+    """What Triton asks of a driver before it compiles."""
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """The PTX of every kernel that is launched; none runs."""
+    from triton.runtime import JITFunction, driver
+
+    found = {}
+    run = JITFunction.run
+
+    def compile_only(self, *arguments, grid, warmup, **options):
+        kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        found[f"{self.__module__.rpartition('.')[2]}.{self.__name__}"] = kernel.asm["ptx"]
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(driver, "_active", HopperWithoutDevice())
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    # Nothing is written to them here, so that counts are not those of whatever memory holds.
+    monkeypatch.setattr(torch, "empty", torch.zeros)
+    with force_backend(Backend.CUDA):
+        yield found
+
+
+def rounds(a: torch.Tensor) -> str:
+    """What stands in PTX where an operation would not round as the reference does."""
+    return "fused or flushed: " + ", ".join(sorted(set(re.findall(r"\bfma\.\S+|\S+\.ftz\S*", a))))
+
+
+def is_exact(ptx: str) -> bool:
+    return not re.search(r"\bfma\.|\.ftz\b|\.approx\b", ptx)
+
+
+def test_lattice_kernels_compile_and_round_every_operation(compiled):
+    gain = Gain(VALUES, torch.zeros(2, dtype=torch.int32))
+    round_to_grid(VALUES, INTEGERS, None, GRID)
+    assert is_exact(compiled["triton_lattice._round"]), rounds(compiled["triton_lattice._round"])
+    round_to_grid(VALUES, INTEGERS, BYTES, GRID, gain)
+    advance(BYTES, np.array([128]), INTEGERS, BYTES, GRID)
+    advance(BYTES, np.zeros(0, np.int64), None, None, GRID)
+    gain_grades(VALUES, VALUES, INTEGERS, GRID, 2)
+    names = {"triton_ranks._count", *(f"triton_lattice.{op}" for op in ("_round", "_advance"))}
+    assert set(compiled) == names | {"triton_gain._count", "triton_gain._choose"}
+    for ptx in compiled.values():
+        assert is_exact(ptx), rounds(ptx)
+
+
+def test_codebook_kernels_compile_and_round_every_operation(compiled):
+    table = torch.zeros(65536, dtype=torch.uint8)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        histogram16(VALUES.to(dtype))
+        assign(VALUES.to(dtype), table, VALUES, 5, 9)
+    sensitivity_histogram(VALUES, VALUES)
+    symbol_counts(BYTES)
+    dequantize(BYTES + PROTECTED, torch.zeros(256), VALUES)
+    kernels = ("_count_keys", "_assign", "_count_symbols", "_dequantize")
+    assert set(compiled) == {"triton_ranks._count", *(f"triton_quantize.{kernel}" for kernel in kernels)}
+    for ptx in compiled.values():
+        assert is_exact(ptx), rounds(ptx)
+
+
+def test_rans_kernels_compile(compiled):
+    for contexts in (None, BYTES):
+        rans_counts(BYTES, contexts, 4, 2)
+        rans_encode(BYTES, contexts, MODEL, 32, N)
+        rans_decode(BLOCKS, contexts, MODEL, N, N)
+    kernels = ("_count", "_encode", "_gather_words", "_decode")
+    assert set(compiled) == {f"triton_rans.{kernel}" for kernel in kernels}

@@ -1,0 +1,274 @@
+"""The Triton kernels of the lattice codec equal their plain-torch twins, bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops.lattice import (
+    EXACT,
+    FIRST_LARGE,
+    MAX_GRADE,
+    MIN_GRADE,
+    N_CONTEXTS,
+    Gain,
+    Grid,
+    advance,
+    gain_grades,
+    large_changes,
+    round_to_grid,
+)
+from inshrink_core.quantization.lattice import Spacing, grid_of
+from tests.ops.interpreted import NEEDS_GPU, NEEDS_TRITON, outcomes
+from tests.strategies import normal
+
+SIZES = [1, 2, 127, 2050]
+NO_LARGE = np.zeros(0, np.int64)
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.cpu().view(torch.int32) if tensor.dtype == torch.float32 else tensor.cpu()
+
+
+def same(first, second) -> bool:
+    """Whether two results are equal in every bit, wherever their tensors are."""
+    return all(
+        a.dtype == b.dtype and torch.equal(bits_of(a), bits_of(b)) if isinstance(a, torch.Tensor) else a == b
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def state_of(n: int, seed: int, spread: int = 3000) -> tuple[torch.Tensor, torch.Tensor]:
+    """Integers and a history of every kind."""
+    generator = torch.Generator().manual_seed(seed)
+    integers = torch.randint(-spread, spread, (n,), dtype=torch.int32, generator=generator)
+    context = torch.randint(0, N_CONTEXTS, (n,), dtype=torch.uint8, generator=generator)
+    negative = torch.randint(0, 2, (n,), dtype=torch.uint8, generator=generator)
+    return integers, context + 32 * negative * (context > 0)
+
+
+def with_edges(values: torch.Tensor) -> torch.Tensor:
+    """Put floats that are no plain numbers where there is room."""
+    edges = torch.tensor(
+        [float("nan"), float("inf"), float("-inf"), -0.0, 1e-45, -1e-40, 3e38, -3e38, 2.0**-126, 127.5]
+    )
+    values[: edges.numel()] = edges[: values.numel()]
+    return values
+
+
+def agree(device, values, integers, history, grid, gain=None):
+    """Fail unless rounding and its inverse are those of the reference; return what rounding gave."""
+    with force_backend(Backend.REFERENCE):
+        expected = round_to_grid(values, integers, history, grid, gain)
+    with force_backend(Backend.CUDA):
+        found = round_to_grid(values.to(device), integers, history, grid, gain)
+    assert same(found, expected)
+    assert all(part.device.type == "cpu" for part in found if isinstance(part, torch.Tensor))
+    z = large_changes(expected.tokens, integers, expected.integers, history, grid.step)
+    with force_backend(Backend.REFERENCE):
+        back = advance(expected.tokens, z, integers, history, grid)
+    with force_backend(Backend.CUDA):
+        there = [None if part is None else part.to(device) for part in (integers, history)]
+        moved = advance(expected.tokens.to(device), z, *there, grid)
+    assert same(moved, back)
+    assert moved.valid
+    assert moved.values.device.type == torch.device(device).type
+    return found
+
+
+def check_plain_rounding(device):
+    for n in SIZES:
+        for dtype, tracked in (("float32", True), ("bfloat16", False), ("float16", True)):
+            values = with_edges(normal((n,), n)).to(getattr(torch, dtype)).float()
+            integers, history = state_of(n, n)
+            agree(device, values, integers, history if tracked else None, grid_of(Spacing(-17, 128), dtype))
+
+
+def check_steps_from_the_finest_to_the_coarsest(device):
+    values = with_edges(normal((1000,), 1))
+    integers, history = state_of(1000, 2)
+    for step, scale in ((1, 1.0), (1, 30.0), (3, 1.0), (20000, 1.0), (1 << 24, 1e3)):
+        grid = Grid(2.0**-17, step, float(np.float32(2.0**17 / step)), 2**24 - 1)
+        agree(device, values * scale, integers, history, grid)
+
+
+def check_ties_go_to_the_even_integer(device):
+    halves = torch.arange(-300, 300) * 0.5
+    values = torch.cat((halves, torch.nextafter(halves, halves + 1), torch.nextafter(halves, halves - 1)))
+    near_largest = torch.tensor([2.0**22 + 0.5, 2.0**22 + 1.5, 2.0**23 - 0.5, -(2.0**23) + 0.5, 2.0**24 - 1])
+    values = torch.cat((values, near_largest))
+    zeros = torch.zeros(values.numel(), dtype=torch.int32)
+    rounded = agree(device, values, zeros, None, Grid(1.0, 1, 1.0, 2**24 - 1))
+    assert torch.equal(rounded.integers, values.round().int())
+
+
+def check_subnormal_lattices(device):
+    # The smallest unit of the format: values and their distances are subnormal float32 numbers.
+    spacing = Spacing(-126, 4)
+    values = torch.arange(-999, 999).float() * 2.0**-126 * 0.37
+    integers = torch.arange(-999, 999, dtype=torch.int32) // 3
+    agree(device, values, integers, None, grid_of(spacing, "float32"))
+    values = torch.arange(-999, 999).float() * 2.0**-140
+    agree(device, values, integers * 0, None, Grid(2.0**-126, 1, 2.0**126, 2**24 - 1))
+
+
+def check_what_cannot_be_reached_is_exact(device):
+    values = torch.tensor([float("nan"), float("inf"), 2.0**24, 2.0**24 - 1, 1e38, -(2.0**24) + 1, 0.0])
+    history = torch.full((7,), 33, dtype=torch.uint8)
+    rounded = agree(device, values, torch.zeros(7, dtype=torch.int32), history, Grid(1.0, 1, 1.0, 2**24 - 1))
+    assert (rounded.tokens == EXACT).tolist() == [True, True, True, False, True, False, False]
+    assert rounded.n_exact == 4
+
+
+def check_every_size_of_a_change_has_its_token(device):
+    # Beside every power of two and every quarter of an octave up to the largest change there is.
+    edges = torch.tensor([(4 + quarter) << k for k in range(22) for quarter in range(4)], dtype=torch.int32)
+    whole = torch.cat([sign * (edges + offset) for sign in (1, -1) for offset in (-1, 0, 1)])
+    whole = whole[whole.abs() < 2**24]
+    _, history = state_of(whole.numel(), 3)
+    rounded = agree(device, whole.float(), torch.zeros_like(whole), history, Grid(1.0, 1, 1.0, 2**24 - 1))
+    assert rounded.n_exact == 0
+    assert torch.equal(rounded.integers, whole)
+
+
+def check_matched_gain(device):
+    grid = Grid(2.0**-17, 128, float(np.float32(2.0**10)), 2**24 - 1)
+    for n, rows in ((1, 1), (3000, 1), (3000, 10), (2050, 2), (360, 12)):
+        integers, history = state_of(n, n)
+        base = integers.float() * 2.0**-17 + normal((n,), 4, 0.0001)
+        values = base + normal((n,), 5, 0.0005)
+        values[n // 2], base[n // 3] = float("nan"), 1e30
+        choices = torch.tensor([0, MIN_GRADE, 1000, MAX_GRADE, 0, 1363], dtype=torch.int32)
+        grades = choices.repeat(rows)[:rows].contiguous()
+        agree(device, values, integers, history, grid, Gain(base, grades))
+        agree(device, values, integers, None, grid, Gain(base, grades + (grades == 0)))
+
+
+def check_thresholds_of_matched_gain(device):
+    grid = Grid(2.0**-17, 128, float(np.float32(2.0**10)), 2**24 - 1)
+    seen = set()
+    for n, rows, scale in (
+        (1, 1, 0.001),
+        (10007, 1, 0.0006),
+        (9000, 9, 0.0004),
+        (512, 2, 0.05),
+        (600, 3, 1e-5),
+    ):
+        integers, _ = state_of(n, n)
+        base = integers.float() * 2.0**-17 + normal((n,), 6, 0.0002)
+        values = base + normal((n,), 7, scale)
+        if n > 1:
+            values[0], values[1], base[2] = float("nan"), 1e30, float("-inf")
+        # The reference's choice in compiled form: its loops take a second for every row.
+        with force_backend(Backend.CPU):
+            expected = gain_grades(values, base, integers, grid, rows)
+        with force_backend(Backend.CUDA):
+            found = gain_grades(values.to(device), base, integers, grid, rows)
+        assert found.dtype == torch.int32
+        assert found.tolist() == expected.tolist()
+        seen |= {(grade > 0) - (grade < 0) for grade in found.tolist()}
+    assert seen == {-1, 0, 1}
+
+
+def check_rows_are_counted_in_groups(device):
+    from inshrink_core.ops import triton_gain
+
+    grid = Grid(1.0, 1, 1.0, 2**24 - 1)
+    integers, base = torch.zeros(60, dtype=torch.int32), torch.zeros(60)
+    values = normal((60,), 8, 0.7)
+    all_rows = triton_gain._ROWS
+    with force_backend(Backend.CUDA):
+        expected = gain_grades(values.to(device), base, integers, grid, 5)
+        triton_gain._ROWS = 2
+        try:
+            found = gain_grades(values.to(device), base, integers, grid, 5)
+        finally:
+            triton_gain._ROWS = all_rows
+    assert torch.equal(found, expected)
+
+
+def check_no_elements(device):
+    empty, zeros = torch.zeros(0), torch.zeros(0, dtype=torch.int32)
+    grid = Grid(1.0, 1, 1.0, 2**24 - 1)
+    with force_backend(Backend.CUDA):
+        rounded = round_to_grid(empty.to(device), zeros, None, grid)
+        assert rounded.tokens.numel() == rounded.n_large == rounded.n_exact == 0
+        moved = advance(rounded.tokens.to(device), NO_LARGE, None, None, grid)
+        assert moved.valid
+        assert moved.values.numel() == 0
+        assert gain_grades(empty.to(device), empty, zeros, grid, 1).tolist() == [0]
+
+
+def check_states_on_the_device_stay_there(device):
+    values, (integers, history) = with_edges(normal((999,), 9)), state_of(999, 9)
+    grid = grid_of(Spacing(-17, 128), "float32")
+    with force_backend(Backend.REFERENCE):
+        expected = round_to_grid(values, integers, history, grid)
+    with force_backend(Backend.CUDA):
+        found = round_to_grid(values.to(device), integers.to(device), history.to(device), grid)
+    assert same(found, expected)
+    tensors = [part for part in found if isinstance(part, torch.Tensor)]
+    assert all(part.device.type == torch.device(device).type for part in tensors)
+
+
+def check_a_state_that_leaves_its_bound_is_not_valid(device):
+    tokens = torch.tensor([0] * 1500 + [126], dtype=torch.uint8, device=device)
+    large = torch.tensor([FIRST_LARGE, 3, 227], dtype=torch.uint8, device=device)
+    coarse, fine = Grid(1.0, 1 << 20, 2.0**-20, 2**24 - 1), Grid(1.0, 1, 1.0, 2**24 - 1)
+    with force_backend(Backend.CUDA):
+        assert not advance(tokens, NO_LARGE, None, None, coarse).valid
+        assert advance(tokens, NO_LARGE, None, None, fine).valid
+        assert advance(large, np.array([128, 1 << 20]), None, None, fine).valid
+        assert not advance(large, np.array([128, (1 << 32) - 1]), None, None, fine).valid
+
+
+def check_large_tokens_without_their_bits_are_not_valid(device):
+    tokens = torch.full((1100,), FIRST_LARGE, dtype=torch.uint8, device=device)
+    with force_backend(Backend.CUDA):
+        for n_known in (0, 1, 1099):
+            large = np.full(n_known, 128, np.int64)
+            assert not advance(tokens, large, None, None, Grid(1.0, 1, 1.0, 2**24 - 1)).valid
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    words=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40),
+    exponent=st.integers(-126, 20),
+    step=st.integers(1, 2**24),
+    seed=st.integers(0, 1000),
+    gained=st.booleans(),
+)
+def any_bits_round_alike(device, words, exponent, step, seed, gained):
+    values = torch.tensor(words, dtype=torch.int32).view(torch.float32)
+    integers, history = state_of(len(words), seed, spread=2**24)
+    gain = Gain(values.flip(0).contiguous(), torch.tensor([700], dtype=torch.int32)) if gained else None
+    agree(device, values, integers, history, grid_of(Spacing(exponent, step), "float32"), gain)
+
+
+def check_any_bits(device):
+    any_bits_round_alike(device)
+
+
+CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
+NAMES = [check.__name__ for check in CHECKS]
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    return outcomes("tests.ops.test_triton_lattice")
+
+
+@NEEDS_TRITON
+@pytest.mark.parametrize("name", NAMES)
+def test_lattice_kernels_keep_to_the_reference_in_the_interpreter(name, interpreted):
+    assert not interpreted[name], interpreted[name]
+
+
+@pytest.mark.gpu
+@NEEDS_TRITON
+@NEEDS_GPU
+@pytest.mark.parametrize("check", CHECKS, ids=NAMES)
+def test_lattice_kernels_keep_to_the_reference_on_the_gpu(check):
+    check("cuda")

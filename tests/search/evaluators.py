@@ -1,0 +1,57 @@
+"""Evaluators that run in the test's own process, in the place of a child's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from inshrink_core.errors import NotFiniteError
+from inshrink_core.evaluate import Evaluation
+from inshrink_core.metrics import Direction
+from tests.training import batch, model
+
+
+class InProcess:
+    """Loss and predictions of `tests.training.model`, and how often it was asked."""
+
+    metric: str | None = "loss"
+    direction: Direction | None = Direction.LOWER
+
+    def __init__(self, directory: Path, *, with_log_probs: bool = True, standard_error: float | None = None):
+        file = directory / "in_process.py"
+        file.write_text("# stands for the evaluator's source\n")
+        self.spec = f"{file}:evaluate"
+        self.with_log_probs, self.standard_error = with_log_probs, standard_error
+        self.asked = 0
+        self.closed = False
+
+    def evaluate(self, state_dict) -> Evaluation:
+        state = state_dict.state_dict() if hasattr(state_dict, "state_dict") else dict(state_dict)
+        self.asked += 1
+        network = model()
+        network.load_state_dict(state)
+        network.eval()
+        inputs, targets = batch(10_000)
+        with torch.inference_mode():
+            log_probs = torch.log_softmax(network(inputs), dim=1)
+        loss = self.judged(nn.functional.nll_loss(log_probs.double(), targets).item())
+        if loss != loss:
+            raise NotFiniteError("its 'loss' is nan", where=self.spec)
+        errors = {} if self.standard_error is None else {"loss": self.standard_error}
+        return Evaluation(
+            metric="loss",
+            direction=Direction.LOWER,
+            value=loss,
+            metrics={"loss": loss},
+            log_probs=log_probs.numpy() if self.with_log_probs else None,
+            standard_errors=errors,
+        )
+
+    def judged(self, loss: float) -> float:
+        """Return what is said of a loss; a test may lie."""
+        return loss
+
+    def close(self) -> None:
+        self.closed = True

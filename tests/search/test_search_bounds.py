@@ -1,0 +1,88 @@
+"""Bounds: what keeps them, and how clearly."""
+
+import math
+
+import numpy as np
+import pytest
+
+from inshrink_core.errors import InputError
+from inshrink_core.evaluate import Evaluation
+from inshrink_core.metrics import Direction
+from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds, Figures, figures_of
+
+
+def evaluation(value, log_probs=None, error=None, predictions=None):
+    return Evaluation(
+        metric="loss",
+        direction=Direction.LOWER,
+        value=value,
+        metrics={"loss": value},
+        log_probs=log_probs,
+        predictions=predictions,
+        standard_errors={} if error is None else {"loss": error},
+    )
+
+
+HALVES = np.log(np.full((4, 2), 0.5))
+
+
+def test_a_limit_is_kept_by_what_equals_it_and_broken_by_what_exceeds_it():
+    bounds = Bounds(max_drop=0.01, max_divergence=0.003)
+    assert bounds.judge(Figures(drop=0.01, divergence=0.003)).kept
+    assert not bounds.judge(Figures(drop=0.0101, divergence=0.001)).kept
+    assert not bounds.judge(Figures(drop=-1.0, divergence=0.0031)).kept
+
+
+def test_usage_is_the_largest_share_of_any_limit():
+    bounds = Bounds(max_drop=0.01, max_divergence=0.003)
+    assert bounds.judge(Figures(drop=0.005, divergence=0.0006)).usage == pytest.approx(0.5)
+    assert bounds.judge(Figures(drop=-0.5, divergence=0.0)).usage == 0
+    assert Bounds(max_drop=0.0).judge(Figures(drop=1e-9)).usage == math.inf
+
+
+def test_noise_says_how_clear_a_side_is_and_never_changes_it():
+    bounds = Bounds(max_drop=0.01)
+    near = bounds.judge(Figures(drop=0.009, drop_error=0.001))
+    assert (near.kept, near.side) == (True, "inside, within noise")
+    assert bounds.judge(Figures(drop=0.012, drop_error=0.0015)).side == "outside, within noise"
+    assert bounds.judge(Figures(drop=0.02, drop_error=0.001)).side == "outside"
+    assert bounds.judge(Figures(drop=0.001)).side == "inside"
+
+
+def test_a_divergence_bound_stands_beside_a_drop_bound_where_there_are_log_probs():
+    assert Bounds(max_drop=0.01).completed(evaluation(1.0, HALVES)).max_divergence == DEFAULT_MAX_DIVERGENCE
+    assert Bounds(max_drop=0.01).completed(evaluation(1.0)).max_divergence is None
+    assert Bounds(max_drop=0.01).completed(evaluation(1.0, predictions=HALVES)).max_divergence is None
+    free = Bounds(max_drop=0.01, max_divergence=math.inf).completed(evaluation(1.0, HALVES))
+    assert free.judge(Figures(drop=0.0, divergence=9.0)).kept
+    assert free.to_json() == {"drop": 0.01, "divergence": None}
+
+
+def test_a_divergence_bound_that_cannot_be_checked_is_refused():
+    with pytest.raises(InputError, match="must return 'log_probs'"):
+        Bounds(max_divergence=0.01).completed(evaluation(1.0))
+    assert Bounds(max_divergence=0.01).completed(evaluation(1.0, predictions=HALVES)).max_divergence == 0.01
+
+
+def test_the_drop_of_a_metric_of_zero_cannot_be_bounded():
+    figures = figures_of(evaluation(0.0), evaluation(0.5))
+    with pytest.raises(InputError, match="metric of zero"):
+        Bounds(max_drop=0.01).judge(figures)
+
+
+@pytest.mark.parametrize("limit", [-0.1, math.nan, True, "1"])
+def test_a_limit_that_bounds_nothing_is_refused(limit):
+    with pytest.raises(InputError, match="--max-drop is no bound"):
+        Bounds(max_drop=limit)
+
+
+def test_a_failure_keeps_no_bound():
+    verdict = Bounds(max_drop=1e9).judge(Figures(failure="its 'loss' is nan"))
+    assert (verdict.kept, verdict.usage) == (False, math.inf)
+
+
+def test_the_error_of_a_drop_comes_from_both_metrics():
+    figures = figures_of(evaluation(2.0, error=0.03), evaluation(2.1, error=0.04))
+    assert figures.drop == pytest.approx(0.05)
+    assert figures.drop_error == pytest.approx(0.05 / 2)
+    assert figures_of(evaluation(2.0, error=0.03), evaluation(2.1)).drop_error is None

@@ -1,0 +1,268 @@
+"""Trials in memory against archives on disk: same states, same sizes, nothing changed on the way."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from inshrink_core.chain import Archive, ChainConfig, Standing, archive_size
+from inshrink_core.checkpoint import MODEL_ROLES, LayerType
+from inshrink_core.codec import get_codec
+from inshrink_core.errors import EvaluatorError
+from inshrink_core.formats import open_run
+from inshrink_core.search.allocation import allocate
+from inshrink_core.search.bounds import Bounds
+from inshrink_core.search.chains import ChainBench, estimate_ratio
+from inshrink_core.search.gain import trial_gain
+from inshrink_core.search.judge import Judge, evaluator_digest
+from inshrink_core.search.measure import encode_chain, encode_step, following
+from inshrink_core.search.sampling import RatioEstimate, sample_keys
+from inshrink_core.search.space import Candidate, LatticeLine, space_of
+from inshrink_core.search.trials import TrialLog
+from inshrink_core.search.walk import Position, TrialRunner
+from inshrink_core.session import compress, restore_gain
+from tests.builders import memory_checkpoint, seeded
+from tests.search.evaluators import InProcess
+from tests.training import write_run
+
+CODECS = ("lattice", "inshrinkerator", "qd", "lossless", "excp")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return open_run(write_run(tmp_path_factory.mktemp("measure") / "run"))
+
+
+def base(codec="lattice", **options):
+    return ChainConfig(codec=codec, config=get_codec(codec).config_type(), **options)
+
+
+def bits(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_chain_in_memory_is_bit_for_bit_what_an_archive_decodes_to(run, tmp_path, codec):
+    target = tmp_path / "a.inshrink"
+    compress(run, target, codec=codec, keyframe_every=3)
+    archive = Archive.open(target).sequential()
+    chain = base(codec, keyframe_every=3)
+    for step, encoded in zip(run.steps, encode_chain(chain, map(run.__getitem__, run.steps)), strict=True):
+        restored, written = encoded.restored(), archive[step]
+        for spec in run[step].specs:
+            if spec.role in MODEL_ROLES:
+                assert torch.equal(bits(restored[spec.key]), bits(written[spec.key])), (step, spec.key)
+
+
+@pytest.mark.parametrize("codec", CODECS[:3])
+def test_sizes_in_memory_are_those_of_frames_to_a_few_bytes(run, tmp_path, codec):
+    target = tmp_path / "a.inshrink"
+    compress(run, target, codec=codec)
+    frames = archive_size(Archive.open(target)).frames
+    for frame, encoded in zip(
+        frames, encode_chain(base(codec), map(run.__getitem__, run.steps)), strict=True
+    ):
+        assert encoded.weights_nbytes == pytest.approx(frame.weights_nbytes, abs=60)
+        assert encoded.raw_weights == frame.raw_weights
+
+
+def test_a_trial_changes_nothing_that_the_next_one_sees(run):
+    first = encode_step(base(), run[5], Standing())
+    standing, index = following(first, run[10], keyframe=False)
+    once = encode_step(base(), run[10], standing, index)
+    encode_step(
+        Candidate(codec="lattice", settings={"coarseness": 9.0}).chain_config(base()), run[10], standing
+    )
+    again = encode_step(base(), run[10], standing, index)
+    assert once.nbytes == again.nbytes
+    for key, state in once.references.items():
+        assert torch.equal(bits(state.decoded()), bits(again.references[key].decoded()))
+
+
+class Asked:
+    """A runner on the small run, and the evaluator it asks."""
+
+    def __init__(self, run, tmp_path, log=None, told=None, gain=False, **options):
+        self.evaluator = InProcess(tmp_path, **options)
+        self.judge = Judge([self.evaluator], run.__getitem__, Bounds(max_drop=0.01))
+        self.runner = TrialRunner(
+            checkpoints=run.__getitem__,
+            steps=run.steps,
+            base=base(),
+            judge=self.judge,
+            log=log if log is not None else TrialLog(None, "run"),
+            told=told,
+            with_gain=gain,
+        )
+
+
+LINE = LatticeLine()
+
+
+@pytest.fixture
+def ask(run, tmp_path):
+    """Return a function that makes a runner, whose files go with the test."""
+    made = []
+
+    def make(*options, **more):
+        made.append(Asked(run, tmp_path, *options, **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.judge.close()
+
+
+def test_trials_of_a_chain_are_those_of_compress_and_compare(run, tmp_path, ask):
+    asked = ask(gain=True)
+    trials = asked.runner.walk(LINE.candidate(2.5), lambda trial: True)
+    target = tmp_path / "a.inshrink"
+    compress(run, target, config={"coarseness": 2.5})
+    archive = Archive.open(target)
+    gains = {one.step: one for one in restore_gain(target, run).steps}
+    for trial in trials:
+        expected = asked.judge.figures(trial.step, archive[trial.step])
+        assert (trial.drop, trial.divergence) == (expected.drop, expected.divergence)
+        assert trial.damage is not None
+        if trial.step in gains:
+            assert trial.restore_gain == pytest.approx(gains[trial.step].gain)
+            assert trial.restore_noise == pytest.approx(gains[trial.step].noise)
+
+
+def test_a_known_trial_is_neither_encoded_nor_evaluated_again(run, tmp_path, ask):
+    log = TrialLog(tmp_path / "log.jsonl", "run")
+    first = ask(log)
+    trials = first.runner.walk(LINE.candidate(2.5), lambda trial: True)
+    told = []
+    second = ask(TrialLog(tmp_path / "log.jsonl", "run"), told.append)
+    assert second.runner.walk(LINE.candidate(2.5), lambda trial: True) == trials
+    assert (second.evaluator.asked, told) == (0, [])
+
+
+def test_what_is_missing_of_a_chain_is_measured_in_the_same_chain(run, tmp_path, ask):
+    whole = ask().runner.walk(LINE.candidate(2.5), lambda trial: True)
+    path = tmp_path / "log.jsonl"
+    ask(TrialLog(path, "run")).runner.walk(LINE.candidate(2.5), lambda t: t.step < 10)
+    rest = ask(TrialLog(path, "run"))
+    trials = rest.runner.walk(LINE.candidate(2.5), lambda trial: True)
+    assert [dataclasses.replace(t, seconds=0) for t in trials] == [
+        dataclasses.replace(t, seconds=0) for t in whole
+    ]
+
+
+def test_another_history_is_another_trial(run, tmp_path, ask):
+    runner = ask().runner
+    fine, coarse = LINE.candidate(1.0), LINE.candidate(6.0)
+    after_fine = Position(runner).after(5, fine)
+    after_coarse = Position(runner).after(5, coarse)
+    one, two = (runner.trial(10, fine, position) for position in (after_fine, after_coarse))
+    assert one.weights_nbytes != two.weights_nbytes
+    assert len(runner.log) == 2
+
+
+def test_another_evaluator_is_another_trial(tmp_path):
+    one = InProcess(tmp_path)
+    before = evaluator_digest(one)
+    one.metric = "accuracy"
+    assert evaluator_digest(one) != before
+    one.metric = "loss"
+    assert evaluator_digest(one) == before
+    (tmp_path / "in_process.py").write_text("# another source\n")
+    assert evaluator_digest(one) != before
+
+
+def test_an_evaluator_that_changes_its_mind_is_refused_before_anything_is_measured(run, tmp_path, ask):
+    asked = ask()
+    asked.evaluator.judged = lambda loss: loss * (1 + asked.evaluator.asked / 1000)
+    with pytest.raises(EvaluatorError, match="changes its mind"):
+        asked.judge.bounds(5)
+
+
+def test_a_state_whose_metric_is_not_finite_is_a_failure_and_the_original_an_error(run, tmp_path, ask):
+    asked = ask()
+    asked.judge.original(5)
+    asked.evaluator.judged = lambda loss: float("nan")
+    assert "nan" in asked.judge.figures(5, run[5]).failure
+    with pytest.raises(EvaluatorError, match="nan"):
+        asked.judge.original(10)
+
+
+def test_replicas_measure_chains_side_by_side_to_the_same_end(run, tmp_path, ask):
+    cube = space_of("qd", frozenset())
+    alone = ask()
+    alone.runner.base = base("qd")
+    both = ask()
+    both.judge.close()
+    both.judge = Judge([InProcess(tmp_path), InProcess(tmp_path)], run.__getitem__, Bounds(max_drop=0.01))
+    both.runner.base, both.runner.judge = base("qd"), both.judge
+    outcomes = [
+        ChainBench(runner=one.runner, bounds=one.judge.bounds(5)).outcomes(cube)(cube.points()[:4])
+        for one in (alone, both)
+    ]
+    assert outcomes[0] == outcomes[1]
+
+
+def test_estimated_ratios_are_within_five_percent_of_real_ones(run, tmp_path, ask):
+    asked = ask()
+    for coarseness in (1.0, 2.5, 6.0):
+        candidate = LINE.candidate(coarseness)
+        target = tmp_path / f"{coarseness}.inshrink"
+        real = compress(run, target, config={"coarseness": coarseness}).size
+        frames = sum(frame.weights_nbytes for frame in real.frames)
+        estimated = estimate_ratio(asked.runner, candidate, len(run.steps))
+        assert estimated == pytest.approx(real.raw_weights / frames, rel=0.05)
+
+
+def test_a_sample_has_every_layer_type_and_about_its_share():
+    tensors = {f"h.{i}.fc.weight": torch.zeros(128, 128) for i in range(20)}
+    tensors |= {f"h.{i}.attn.weight": torch.zeros(64, 128) for i in range(20)}
+    tensors |= {"wte.weight": torch.zeros(256, 128), "ln.bias": torch.zeros(128)}
+    checkpoint = memory_checkpoint(1, tensors)
+    keys = sample_keys(checkpoint, 100_000)
+    taken = [spec for spec in checkpoint.specs if spec.key in keys]
+    assert {spec.layer for spec in taken} == {
+        LayerType.LINEAR,
+        LayerType.ATTENTION,
+        LayerType.EMBEDDING,
+        LayerType.VECTOR,
+    }
+    assert 60_000 < sum(spec.numel for spec in taken) < 180_000
+    assert sample_keys(checkpoint, 100_000) == keys
+    assert sample_keys(checkpoint, 1 << 30) == {spec.key for spec in checkpoint.specs}
+
+
+def test_the_ratio_of_a_step_is_estimated_once_for_each_candidate(run):
+    estimate = RatioEstimate(base(), run[5], Standing(), None)
+    assert estimate(LINE.candidate(2.5)) == pytest.approx(
+        encode_step(base(), run[5], Standing()).ratio_weights, rel=0.01
+    )
+    assert estimate(LINE.candidate(6.0)) > estimate(LINE.candidate(1.0))
+
+
+def test_gain_is_none_where_there_is_no_state_before(run):
+    assert trial_gain(base(), run[5], run[10], Standing()) == (None, None)
+
+
+def allocated(h_linear):
+    tensors = {"c.weight": seeded((8, 16, 3, 3), 0), "fc.weight": seeded((64, 64), 1)}
+    moved = {key: tensor + 0.1 * seeded(tuple(tensor.shape), 5) for key, tensor in tensors.items()}
+    first, second = memory_checkpoint(1, tensors), memory_checkpoint(2, moved)
+    plain = base()
+    *_, before = encode_chain(plain, [first])
+    standing, index = following(before, second, keyframe=False)
+    h = {"c.weight": 1.0, "fc.weight": h_linear}
+    return allocate(plain, LINE, 2.0, second, standing, h, index)
+
+
+def test_allocation_makes_finer_what_the_loss_minds_more():
+    found = allocated(100.0)
+    assert found.factors["linear"] < found.factors["convolution"]
+    assert found.predicted_gain > 1.01
+    other = allocated(0.01)
+    assert other.factors["linear"] > other.factors["convolution"]
+
+
+def test_allocation_leaves_one_layer_type_alone(run):
+    checkpoint = memory_checkpoint(1, {"fc.weight": seeded((64, 64), 1)})
+    found = allocate(base(), LINE, 2.0, checkpoint, Standing(), {"fc.weight": 1.0})
+    assert found.factors == {}

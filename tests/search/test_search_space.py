@@ -1,0 +1,66 @@
+"""Configurations as points and documents."""
+
+import pytest
+
+from inshrink_core.chain import ChainConfig
+from inshrink_core.checkpoint import LayerType
+from inshrink_core.codec import get_codec
+from inshrink_core.errors import ConfigError
+from inshrink_core.search.space import Candidate, Cube, LatticeLine, space_of
+
+
+def base(codec, **settings):
+    return ChainConfig(codec=codec, config=get_codec(codec).config_type(**settings))
+
+
+def test_the_published_cube_has_216_places_and_every_one_is_a_configuration():
+    cube = space_of("inshrinkerator", frozenset({LayerType.LINEAR}))
+    assert len(list(cube.places())) * len(cube.words) == 216
+    configs = {cube.candidate(point).digest for point in cube.points()}
+    assert len(configs) == len(cube.points())
+    coarsest = cube.candidate(cube.point((5, 5, 2), "sensitivity")).chain_config(base("inshrinkerator"))
+    assert (coarsest.config.bins, coarsest.config.prune, coarsest.config.protect) == (4, 0.5, 0.0005)
+    assert coarsest.config.prune_metric == "sensitivity"
+
+
+@pytest.mark.parametrize("codec", ["qd", "uniform", "lc-checkpoint", "excp", "context"])
+def test_every_rival_has_a_cube_whose_points_are_configurations(codec):
+    cube = space_of(codec, frozenset())
+    assert isinstance(cube, Cube)
+    for point in cube.points():
+        assert cube.candidate(point).chain_config(base(codec)).codec == codec
+
+
+def test_a_codec_without_a_knob_has_nothing_to_search():
+    with pytest.raises(ConfigError, match="nothing to search"):
+        space_of("lossless", frozenset())
+
+
+def test_factors_become_overrides_by_layer_type():
+    line = LatticeLine(factors={"linear": 2.0, "convolution": 0.5, "attention": 1.0})
+    candidate = line.candidate(3.0)
+    assert candidate.document() == {
+        "codec": "lattice",
+        "settings": {"coarseness": 3.0},
+        "override": [
+            {"layer_type": "convolution", "coarseness": 1.5},
+            {"layer_type": "linear", "coarseness": 6.0},
+        ],
+    }
+
+
+def test_held_settings_and_overrides_of_the_base_stay():
+    chain = base("lattice", gamma=0.75)
+    made = LatticeLine().candidate(4.0).chain_config(chain)
+    assert (made.config.gamma, made.config.coarseness) == (0.75, 4.0)
+
+
+def test_a_candidate_with_a_setting_the_codec_lacks_is_refused():
+    with pytest.raises(ConfigError, match="bins"):
+        Candidate(codec="lattice", settings={"bins": 4}).chain_config(base("lattice"))
+
+
+def test_equal_configurations_have_equal_digests_whatever_the_order():
+    one = Candidate(codec="qd", settings={"bits": 4, "grid": "held"})
+    two = Candidate(codec="qd", settings={"grid": "held", "bits": 4})
+    assert one.digest == two.digest != Candidate(codec="qd", settings={"bits": 5, "grid": "held"}).digest

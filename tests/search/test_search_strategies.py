@@ -1,0 +1,240 @@
+"""Strategies on synthetic surfaces whose truth is known."""
+
+import math
+import random
+import statistics
+
+import pytest
+
+from inshrink_core.checkpoint import LayerType
+from inshrink_core.search.bracket import Bracket
+from inshrink_core.search.guided import GuidedExhaustive
+from inshrink_core.search.neighbourhood import DeltaNeighbourhood, Grid, Random
+from inshrink_core.search.space import space_of
+from inshrink_core.search.strategies import Outcome, explore
+
+CUBE = space_of("inshrinkerator", frozenset())
+
+
+class Surface:
+    """Ratio and use of a bound over the cube, as quantization, pruning and protection have them."""
+
+    def __init__(self, seed, noise=0.0):
+        draw = random.Random(seed)
+        self.bins, self.prune = draw.uniform(4, 16), draw.uniform(0.5, 3)
+        self.protect, self.sensitive = draw.uniform(0.03, 0.3), draw.uniform(0.6, 1.4)
+        self.limit = 10 ** draw.uniform(-2.5, -0.3)
+        self.seed, self.noise, self.n_asked = seed, noise, 0
+
+    def ratio(self, point):
+        bins, prune, protect = (a.values[i] for a, i in zip(CUBE.axes, point.place, strict=True))
+        pruned = -prune * math.log2(prune) if prune else 0.0
+        return 32 / ((1 - prune) * math.log2(bins) * 0.35 + 20 * protect + 0.12 + 0.25 * pruned)
+
+    def estimate(self, point):
+        return self.ratio(point) * math.exp(0.03 * self._normal(point, "ratio"))
+
+    def usage(self, point):
+        bins, prune, protect = (a.values[i] for a, i in zip(CUBE.axes, point.place, strict=True))
+        metric = self.sensitive if point.word == "sensitivity" else 1.0
+        damage = self.bins / bins**2 * (1 - self.protect * math.log10(protect / 0.0005))
+        damage += metric * self.prune * prune**3
+        return damage * math.exp(self.noise * self._normal(point, "usage")) / self.limit
+
+    def _normal(self, point, what):
+        return random.Random(f"{self.seed} {point} {what}").gauss(0, 1)
+
+    def measure(self, points):
+        self.n_asked += len(points)
+        return [Outcome(p, self.usage(p) <= 1, self.ratio(p), self.usage(p)) for p in points]
+
+    def truth(self):
+        return max((self.ratio(p) for p in CUBE.points() if self.usage(p) <= 1), default=None)
+
+
+def surfaces(noise=0.0, n=60):
+    return [one for one in (Surface(seed, noise) for seed in range(n)) if one.truth() is not None]
+
+
+def guided(surface, **options):
+    return explore(GuidedExhaustive(cube=CUBE, ratio_of=surface.estimate, **options), surface.measure)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_guided_search_is_within_five_percent_with_fifteen_percent_of_the_evaluations(noise):
+    shares, qualities = [], []
+    for surface in surfaces(noise):
+        best = guided(surface).best
+        shares.append(surface.n_asked / 216)
+        qualities.append((best.ratio if best else 0.0) / surface.truth())
+    assert len(shares) > 40
+    assert statistics.median(shares) <= 0.15
+    assert statistics.median(qualities) >= 0.95
+    if noise == 0:
+        assert min(qualities) > 0.9
+
+
+def test_guided_search_finds_nothing_where_nothing_is_kept_and_says_so_soon():
+    surface = Surface(1)
+    surface.limit = 1e-9
+    assert guided(surface).best is None
+    assert surface.n_asked <= 12
+
+
+def test_guided_search_takes_the_coarsest_corner_where_everything_is_kept():
+    surface = Surface(1)
+    surface.limit = 1e9
+    best = guided(surface).best
+    assert best.ratio >= 0.95 * surface.truth()
+    assert surface.n_asked <= 12
+
+
+def test_replicas_ask_for_several_points_at_once_and_find_no_less():
+    for alone in surfaces()[:3]:
+        together, rounds = Surface(alone.seed), []
+
+        def measure(points, surface=together, rounds=rounds):
+            rounds.append(len(points))
+            return surface.measure(points)
+
+        strategy = GuidedExhaustive(cube=CUBE, ratio_of=together.estimate, replicas=8)
+        best = explore(strategy, measure).best
+        assert max(rounds) > 1
+        assert best.ratio >= 0.95 * guided(alone).best.ratio
+
+
+@pytest.mark.parametrize("seed", [2, 7])
+def test_an_interrupted_search_goes_on_from_what_is_known(seed):
+    whole, first, second = Surface(seed, 0.1), Surface(seed, 0.1), Surface(seed, 0.1)
+    expected = guided(whole)
+    known = explore(GuidedExhaustive(cube=CUBE, ratio_of=first.estimate), first.measure, budget=5).outcomes
+    again = explore(GuidedExhaustive(cube=CUBE, ratio_of=second.estimate), second.measure, known=known)
+    assert len(known) == 5
+    assert again == expected
+    assert second.n_asked == whole.n_asked - 5
+
+
+def test_a_cancelled_search_leaves_no_generator_behind():
+    surface = Surface(2)
+
+    def measure(points):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        explore(GuidedExhaustive(cube=CUBE, ratio_of=surface.estimate), measure)
+
+
+def test_neighbourhood_stays_where_the_last_configuration_is_kept():
+    surface = Surface(3)
+    surface.limit = 1e9
+    last = CUBE.point((2, 0, 1))
+    explored = explore(DeltaNeighbourhood(cube=CUBE, last=last, ratio_of=surface.estimate), surface.measure)
+    assert explored.best.point == last
+    assert surface.n_asked == 1
+
+
+def test_neighbourhood_switches_the_metric_of_pruning_where_the_other_is_kept():
+    surface = Surface(3)
+    surface.sensitive, surface.bins, surface.prune, surface.limit = 0.1, 0.1, 3.0, 0.05
+    last = CUBE.point((0, 4, 0), "magnitude")
+    best = explore(DeltaNeighbourhood(cube=CUBE, last=last, ratio_of=surface.estimate), surface.measure).best
+    assert best.point == CUBE.point((0, 4, 0), "sensitivity")
+    assert surface.n_asked == 2
+
+
+def test_neighbourhood_takes_at_most_eight_evaluations_a_step_in_the_median():
+    counts, never_coarser = [], True
+    for seed in range(40):
+        surface = Surface(seed)
+        best = guided(surface).best
+        if best is None:
+            continue
+        surface.limit *= 0.8  # the next checkpoint is a little denser
+        surface.n_asked = 0
+        strategy = DeltaNeighbourhood(cube=CUBE, last=best.point, ratio_of=surface.estimate)
+        explored = explore(strategy, surface.measure)
+        counts.append(surface.n_asked)
+        if len(explored.outcomes) <= 12 and explored.best is not None:
+            place = explored.best.point.place
+            never_coarser &= all(a <= b for a, b in zip(place, best.point.place, strict=True))
+    assert statistics.median(counts) <= 8
+    assert never_coarser
+
+
+def test_neighbourhood_falls_back_on_the_whole_cube():
+    surface = Surface(5)
+    best = guided(surface).best
+    last = CUBE.point((5, 5, 2), "magnitude")
+    explored = explore(DeltaNeighbourhood(cube=CUBE, last=last, ratio_of=surface.estimate), surface.measure)
+    assert explored.best.ratio >= 0.95 * best.ratio
+
+
+def test_grid_asks_for_every_point_and_random_for_the_same_in_a_seeds_order():
+    surface = Surface(1)
+    everything = explore(Grid(space=CUBE), surface.measure)
+    # Without pruning the metric of pruning changes nothing: 18 of 216 points are the same as others.
+    assert len(everything.outcomes) == 198
+    assert everything.best.ratio == surface.truth()
+    one, two, other = (
+        [o.point for o in explore(Random(space=CUBE, seed=s), surface.measure, budget=20).outcomes]
+        for s in (1, 1, 2)
+    )
+    assert one == two != other
+    assert len(set(one)) == 20
+
+
+def test_embeddings_have_an_axis_of_their_own_where_there_are_any():
+    cube = space_of("inshrinkerator", frozenset({LayerType.EMBEDDING}))
+    assert cube.axes[-1].settings == ("embedding_bins",)
+    explored = explore(
+        GuidedExhaustive(cube=cube, ratio_of=lambda p: 1.0 + sum(p.place)),
+        lambda points: [
+            Outcome(p, sum(p.place) <= 6, 1.0 + sum(p.place), 0.5 if sum(p.place) <= 6 else 2.0)
+            for p in points
+        ],
+    )
+    assert explored.best.ratio == 7
+
+
+def bracket(usage, start, **options):
+    asked = []
+
+    def measure(points):
+        asked.extend(points)
+        return [Outcome(c, usage(c) <= 1, c**0.7, usage(c)) for c in points]
+
+    return explore(Bracket(start=start, **options), measure, budget=8), asked
+
+
+@pytest.mark.parametrize("power", [1.2, 2.0, 3.0])
+@pytest.mark.parametrize("limit", [0.02, 0.7, 2.5, 60.0])
+def test_bracket_closes_in_on_the_limit_within_eight_evaluations(limit, power):
+    explored, asked = bracket(lambda c: (c / limit) ** power, start=2.5)
+    assert len(asked) <= 8
+    assert 0.85 * limit <= explored.best.point <= limit
+
+
+def test_bracket_from_a_good_start_takes_one_evaluation():
+    explored, asked = bracket(lambda c: (c / 2.6) ** 2, start=2.5)
+    assert asked == [2.5]
+    assert explored.best.point == 2.5
+
+
+def test_bracket_never_tries_a_coarser_step_than_it_may():
+    explored, asked = bracket(lambda c: 0.0, start=2.5, most=5.0)
+    assert max(asked) == explored.best.point == 5.0
+
+
+def test_bracket_bears_steps_that_change_nothing():
+    # Held steps make plateaus: the lattice's figures only change at powers of two.
+    explored, asked = bracket(lambda c: (2 ** round(math.log2(c)) / 5) ** 2, start=2.5)
+    assert len(asked) <= 8
+    assert explored.best.usage <= 1
+    assert explored.best.point >= 4
+
+
+def test_bracket_finds_nothing_where_nothing_is_kept():
+    explored, asked = bracket(lambda c: math.inf, start=2.5)
+    assert explored.best is None
+    assert len(asked) <= 8
+    assert asked == sorted(asked, reverse=True)

@@ -1,0 +1,102 @@
+"""The trial log: what it keeps, and what it does with a file that is none."""
+
+import json
+
+import pytest
+
+from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.search.trials import Trial, TrialLog, checkpoint_digest, trial_key
+from tests.builders import memory_checkpoint, seeded
+
+
+def trial(step=10, **figures):
+    return Trial(step=step, config={"codec": "lattice"}, raw_weights=1000, weights_nbytes=50, **figures)
+
+
+def test_a_trial_comes_back_from_the_file_as_it_was(tmp_path):
+    path = tmp_path / "search.trials.jsonl"
+    log = TrialLog(path, "run")
+    log.add("a", trial(drop=0.01, divergence=1e-4, drop_error=0.002, damage=3.0, restore_gain=1.0))
+    log.add("b", trial(step=20, failure="its 'loss' is nan"))
+    again = TrialLog(path, "run")
+    assert again.trials() == log.trials()
+    assert again.get("a").cached
+    assert again.get("c") is None
+    assert again.get("a").ratio_weights == 20
+
+
+def test_what_a_crash_leaves_of_a_line_is_dropped(tmp_path):
+    path = tmp_path / "log.jsonl"
+    TrialLog(path, "run").add("a", trial())
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole.splitlines(keepends=True)[-1][:40])
+    log = TrialLog(path, "run")
+    assert len(log) == 1
+    log.add("b", trial(step=20))
+    assert len(TrialLog(path, "run")) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not json",
+        "[]",
+        '{"key": "x"}',
+        json.dumps({"key": "x", **trial().to_json(), "drop": "much"}),
+        json.dumps({"key": "x", **trial().to_json(), "step": -1}),
+        json.dumps({"key": "x", **trial().to_json(), "config": []}),
+    ],
+)
+def test_a_damaged_line_is_measured_again_and_the_others_are_kept(tmp_path, line, caplog):
+    path = tmp_path / "log.jsonl"
+    log = TrialLog(path, "run")
+    log.add("a", trial())
+    with path.open("a") as file:
+        file.write(line + "\n")
+    log = TrialLog(path, "run")
+    assert len(log) == 1
+    assert "line 3 is no trial" in caplog.text
+
+
+def test_the_log_of_another_run_is_refused(tmp_path):
+    path = tmp_path / "log.jsonl"
+    TrialLog(path, "run").add("a", trial())
+    with pytest.raises(InputError, match="trial log of another run"):
+        TrialLog(path, "other")
+    assert len(TrialLog(path, "run")) == 1
+
+
+@pytest.mark.parametrize("content", ["hello\n", "{}\n", "[1]\n", '{"inshrink_trials": 1'])
+def test_a_file_that_is_no_log_is_refused_and_left_as_it_was(tmp_path, content):
+    path = tmp_path / "log.jsonl"
+    path.write_text(content)
+    with pytest.raises(InputError, match="no trial log"):
+        TrialLog(path, "run")
+    assert path.read_text() == content
+
+
+def test_a_log_of_another_version_is_refused(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"inshrink_trials": 2, "run": "run"}\n')
+    with pytest.raises(DamagedError, match="another version"):
+        TrialLog(path, "run")
+
+
+def test_without_a_path_trials_are_kept_in_memory():
+    log = TrialLog(None, "run")
+    log.add("a", trial())
+    assert log.get("a") == trial()
+
+
+def test_keys_tell_checkpoints_histories_configs_and_evaluators_apart():
+    keys = {trial_key(*parts) for parts in (("a", "", "c", "e"), ("", "a", "c", "e"), ("a", "", "ce", ""))}
+    assert len(keys) == 3
+
+
+def test_a_checkpoint_digest_tells_values_and_learning_rates():
+    tensors = {"w": seeded((3, 4), 0), "w@exp_avg_sq": seeded((3, 4), 1)}
+    one = checkpoint_digest(memory_checkpoint(1, tensors, {"w": {"lr": 1e-3}}))
+    assert one == checkpoint_digest(memory_checkpoint(2, tensors, {"w": {"lr": 1e-3}}))
+    assert one != checkpoint_digest(memory_checkpoint(1, tensors, {"w": {"lr": 1e-4}}))
+    changed = {**tensors, "w@exp_avg_sq": seeded((3, 4), 2)}
+    assert one != checkpoint_digest(memory_checkpoint(1, changed, {"w": {"lr": 1e-3}}))

@@ -1,0 +1,317 @@
+"""Anatomy of one tensor: values by part, levels, sensitivity, and what it costs; and its trajectory."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.checkpoint import TensorRole, TensorSpec
+from inshrink_core.codecs.grid import Grid, GridReference
+from inshrink_core.errors import ConfigError, InputError, NotFoundError
+from inshrink_core.formats import open_run
+from inshrink_core.session.anatomy import anatomy
+from inshrink_core.session.anatomy_map import map_sensitivity
+from inshrink_core.session.anatomy_values import N_BINS, value_histogram
+from inshrink_core.session.levels import PROTECTED, PRUNED, QUANTIZED, entropy_of_symbols, levels_of
+from inshrink_core.session.trajectory import trajectory
+from tests.builders import memory_checkpoint, memory_run
+
+KEY = "fc1.weight"
+
+
+@pytest.fixture(scope="module")
+def run():
+    return open_run(inshrink_core.sample("digits-cnn"))
+
+
+@pytest.fixture(scope="module")
+def archives(run, tmp_path_factory):
+    """One archive of four steps by codec."""
+    folder, made = tmp_path_factory.mktemp("anatomy"), {}
+    for codec, config in (("lattice", {}), ("inshrinkerator", {"prune": 0.2, "protect": 0.02})):
+        made[codec] = folder / f"{codec}.inshrink"
+        inshrink_core.compress(run, made[codec], codec=codec, config=config, steps=run.steps[:4])
+    return made
+
+
+def shares(seen):
+    return {part.name: part.share for part in seen.histogram.parts}
+
+
+# Values by part
+
+
+def test_every_value_is_in_one_bin_and_in_one_part():
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(1))
+    parts = (np.arange(1000) % 3).astype(np.uint8)
+    found = value_histogram(values, parts)
+    assert found.counts.shape == (3, N_BINS)
+    assert found.counts.sum() == 1000
+    assert [part.n for part in found.parts] == [334, 333, 333]
+    expected, _ = np.histogram(values.double().numpy(), found.edges)
+    np.testing.assert_array_equal(found.counts.sum(0), expected)
+    assert found.rms == pytest.approx(float(values.double().square().mean().sqrt()))
+
+
+def test_values_that_are_not_finite_are_counted_apart():
+    found = value_histogram(torch.tensor([1.0, float("nan"), float("inf"), 2.0]), QUANTIZED)
+    assert (found.counts.sum(), found.n_nonfinite, found.parts[1].n) == (2, 2, 4)
+    assert found.parts[1][3:] == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.empty(0),
+        torch.tensor(3.0),
+        torch.zeros(5),
+        torch.full((4,), float("nan")),
+        torch.tensor([7, -3]),
+        torch.tensor([True, False]),
+        torch.tensor([1e-45, 3e38]),
+        torch.tensor([1 + 2j]),
+        torch.randn(4, 6).t(),
+        torch.randn(6).bfloat16(),
+    ],
+)
+def test_tensors_of_every_kind_have_a_histogram_that_is_json(values):
+    found = value_histogram(values, PROTECTED)
+    assert found.counts.sum() + found.n_nonfinite == values.numel()
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_the_range_of_a_part_is_that_of_its_magnitudes():
+    found = value_histogram(torch.tensor([-0.1, 0.2, -5.0]), np.array([0, 0, 2], np.uint8))
+    assert found.parts[PRUNED][3:] == pytest.approx((0.1, 0.2))
+    assert found.parts[QUANTIZED][1:] == (0, 0.0, None, None)
+    assert found.parts[PROTECTED].share == pytest.approx(1 / 3)
+
+
+# Levels and entropy
+
+
+def grid_state(symbols):
+    state = torch.tensor(symbols, dtype=torch.uint8)
+    return GridReference(dtype="float32", shape=(len(symbols),), symbols=state, grid=Grid(2, 0.0, 3.0))
+
+
+def test_the_entropy_of_a_keyframe_is_that_of_its_symbols():
+    # Four symbols, equally often: two bits.
+    assert entropy_of_symbols(grid_state([0, 1, 2, 3] * 5), None) == pytest.approx(2.0)
+
+
+def test_the_entropy_of_a_delta_is_given_the_symbol_before():
+    before = grid_state([0, 0, 1, 1])
+    assert entropy_of_symbols(grid_state([2, 2, 3, 3]), before) == pytest.approx(0.0)
+    # Of each group of two, one goes this way and one that way: one bit.
+    assert entropy_of_symbols(grid_state([2, 3, 2, 3]), before) == pytest.approx(1.0)
+
+
+def test_a_grid_shows_its_levels_and_the_way_between_them():
+    levels = levels_of(grid_state([0, 1]))
+    assert levels.points.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert levels.spacing == 1.0
+
+
+# A run
+
+
+def test_a_codebook_is_shown_with_what_is_pruned_and_protected(run):
+    seen = anatomy(run, 400, KEY, "inshrinkerator", {"bins": 8, "prune": 0.25, "protect": 0.05})
+    assert seen.estimated
+    assert not seen.restored
+    assert (seen.level_kind, seen.kind, seen.points.size) == ("codebook", "delta", 8)
+    assert shares(seen)["pruned"] == pytest.approx(0.25, abs=0.01)
+    # By magnitude or by sensitivity: at most twice the fraction.
+    assert 0.04 < shares(seen)["protected"] <= 0.1
+    pruned, quantized, _ = seen.histogram.parts
+    assert pruned.largest <= quantized.smallest
+    assert 0 < seen.entropy < 4
+
+
+def test_a_lattice_is_shown_with_its_step_and_its_cost(run):
+    seen = anatomy(run, 400, KEY)
+    assert (seen.codec, seen.level_kind) == ("lattice", "lattice")
+    assert seen.spacing > 0
+    assert seen.bits_per_weight == 8 * seen.nbytes / 24576
+    assert seen.nbytes < seen.keyframe_nbytes
+    # Contexts make the stream smaller than the entropy of the changes, headers make it larger.
+    assert seen.bits_per_weight == pytest.approx(seen.entropy, rel=0.1)
+
+
+def test_the_first_step_is_a_keyframe(run):
+    seen = anatomy(run, run.steps[0], KEY)
+    assert (seen.kind, seen.nbytes) == ("keyframe", seen.keyframe_nbytes)
+
+
+def test_what_a_codec_leaves_exact_is_shown_as_protected(run):
+    seen = anatomy(run, 400, "fc1.bias", "inshrinkerator")
+    assert (seen.level_kind, shares(seen)["protected"], seen.entropy) == ("exact", 1.0, None)
+    moment = anatomy(run, 400, f"{KEY}@exp_avg", "inshrinkerator")
+    assert (moment.codec, moment.level_kind) == ("lossless", "exact")
+
+
+@pytest.mark.parametrize("codec", ["lossless", "uniform", "excp", "qd", "lc-checkpoint", "context"])
+def test_every_codec_has_an_anatomy_that_is_json(run, codec):
+    seen = anatomy(run, 400, "conv2.weight", codec)
+    assert seen.histogram.counts.sum() == seen.spec.numel
+    assert (seen.level_kind == "exact") == (codec == "lossless")
+    json.dumps(seen.to_json(), allow_nan=False)
+
+
+def test_settings_for_one_tensor_are_those_of_its_override(run):
+    config = {"coarseness": 1.0, "overrides": [{"match": "fc1.*", "coarseness": 8.0}]}
+    assert anatomy(run, 400, KEY, "lattice", config).config["coarseness"] == 8.0
+    assert anatomy(run, 400, "fc2.weight", "lattice", config).config["coarseness"] == 1.0
+
+
+def test_one_tensor_and_its_companions_are_read_and_nothing_else():
+    generator = torch.Generator().manual_seed(3)
+    tensors = {
+        name: torch.randn(32, 16, generator=generator)
+        for name in ("a.weight", "b.weight", "a.weight@exp_avg", "a.weight@exp_avg_sq", "b.weight@exp_avg")
+    }
+    series = memory_run({1: tensors, 2: tensors, 3: tensors})
+    from inshrink_core.session.anatomy import _of_run
+
+    seen = _of_run(series, 3, "a.weight", "lattice", None, None)
+    read = {key for checkpoint in series.checkpoints.values() for key in checkpoint.source.reads}
+    assert read <= {"a.weight", "a.weight@exp_avg", "a.weight@exp_avg_sq"}
+    assert series.checkpoints[1].source.reads == []
+    assert seen.sensitivity.metric == "taylor"
+
+
+def test_a_wrong_question_says_what_is_wrong(run, archives):
+    with pytest.raises(NotFoundError, match="no tensor 'nope'"):
+        anatomy(run, 400, "nope")
+    with pytest.raises(NotFoundError):
+        anatomy(run, 401, KEY)
+    with pytest.raises(ConfigError):
+        anatomy(run, 400, KEY, "no-such-codec")
+    with pytest.raises(InputError, match="an archive has its codec"):
+        anatomy(archives["lattice"], 10, KEY, "lattice")
+    with pytest.raises(InputError, match="originals go with an archive"):
+        anatomy(run, 400, KEY, against=run)
+    with pytest.raises(InputError, match="cannot be set against"):
+        anatomy(run, 400, KEY, metric="magnitude")
+
+
+# An archive
+
+
+def test_an_archive_shows_the_codebook_it_was_written_with(run, archives):
+    step = run.steps[2]
+    seen = anatomy(archives["inshrinkerator"], step, KEY)
+    assert not seen.estimated
+    assert seen.restored
+    assert seen.kind == "delta"
+    assert seen.points.size <= 32
+    decoded = inshrink_core.open(archives["inshrinkerator"])[step][KEY]
+    assert set(seen.points.tolist()) <= set(decoded.unique().double().tolist())
+    assert shares(seen)["pruned"] == pytest.approx(float((decoded == 0).float().mean()))
+
+
+def test_the_bytes_are_those_of_the_block(run, archives):
+    from inshrink_core.chain import frame_size
+
+    archive = inshrink_core.open(archives["lattice"])
+    for step in run.steps[:2]:
+        sizes = frame_size(archive, archive.reader.find(step)).tensors
+        assert anatomy(archive, step, KEY).nbytes == {size.spec.key: size.nbytes for size in sizes}[KEY]
+
+
+def test_original_values_are_shown_where_the_run_is_given(run, archives):
+    step = run.steps[1]
+    seen = anatomy(archives["lattice"], step, KEY, against=run)
+    assert not seen.restored
+    expected, _ = np.histogram(run[step][KEY].double().numpy(), seen.histogram.edges)
+    np.testing.assert_array_equal(seen.histogram.counts.sum(0), expected)
+    assert seen.spacing == anatomy(archives["lattice"], step, KEY).spacing
+
+
+# Sensitivity against magnitude
+
+
+def checkpoint_of(weight, **companions):
+    tensors = {"w": weight} | {f"w@{role}": value for role, value in companions.items()}
+    return memory_checkpoint(5, tensors)
+
+
+def spec_of(weight):
+    return TensorSpec(name="w", role=TensorRole.WEIGHT, dtype="float32", shape=tuple(weight.shape))
+
+
+def test_sensitivity_in_proportion_to_magnitude_correlates_fully():
+    weight = torch.rand(500, generator=torch.Generator().manual_seed(2)) + 0.1
+    found = map_sensitivity(
+        checkpoint_of(weight, gradient=torch.ones(500)), None, spec_of(weight), weight, None
+    )
+    assert (found.metric, found.source) == ("taylor", "gradient")
+    assert found.correlation == pytest.approx(1.0)
+    assert found.counts.sum() == 500
+    assert np.count_nonzero(found.counts - np.diag(np.diag(found.counts))) < 60
+
+
+def test_zeros_have_no_logarithm_and_are_counted():
+    weight = torch.tensor([0.0, 1.0, 2.0, float("nan")])
+    second = torch.tensor([1.0, 0.0, 4.0, 1.0])
+    found = map_sensitivity(checkpoint_of(weight, exp_avg_sq=second), None, spec_of(weight), weight, "fisher")
+    assert (int(found.counts.sum()), found.n_zero, found.correlation) == (1, 2, None)
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_a_sensitivity_that_is_not_known_is_none():
+    weight = torch.ones(3)
+    assert map_sensitivity(checkpoint_of(weight), None, spec_of(weight), weight, None) is None
+    before = memory_checkpoint(4, {"w": torch.zeros(3)})
+    assert map_sensitivity(checkpoint_of(weight), before, spec_of(weight), weight, None).metric == "update"
+
+
+# Trajectory
+
+
+def test_a_trajectory_tells_size_and_movement():
+    series = memory_run(
+        {1: {"w": torch.tensor([3.0, 4.0])}, 2: {"w": torch.tensor([3.0, 5.0])}, 3: {"v": torch.ones(1)}}
+    )
+    from inshrink_core.session import trajectory as module_function
+
+    assert module_function is trajectory
+    found = _follow(series, "w")
+    assert found.rms[:2] == pytest.approx([np.sqrt(12.5), np.sqrt(17)])
+    assert np.isnan(found.rms[2])
+    assert np.isnan(found.movement[0])
+    assert found.movement[1] == pytest.approx(np.sqrt(0.5))
+    assert found.relative_movement[1] == pytest.approx(np.sqrt(0.5 / 12.5))
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def _follow(series, key):
+    """Let a run in memory pass for one on disk."""
+    from unittest import mock
+
+    with mock.patch("inshrink_core.session.trajectory.open_any", return_value=series):
+        return trajectory("anything", key)
+
+
+def test_a_tensor_that_changes_its_shape_has_not_moved():
+    found = _follow(memory_run({1: {"w": torch.ones(2)}, 2: {"w": torch.ones(3)}}), "w")
+    assert np.isnan(found.movement).all()
+    assert found.rms.tolist() == [1.0, 1.0]
+
+
+def test_the_bits_of_a_trajectory_are_those_of_the_archive(run, archives):
+    told = []
+    found = trajectory(run, KEY, steps=run.steps[:5], archive=archives["lattice"], progress=told.append)
+    bits = [anatomy(archives["lattice"], step, KEY).bits_per_weight for step in run.steps[:4]]
+    assert found.bits_per_weight[:4] == pytest.approx(bits)
+    assert np.isnan(found.bits_per_weight[4])
+    assert [one.step for one in told] == list(run.steps[:5])
+    assert trajectory(archives["lattice"], KEY).bits_per_weight == pytest.approx(bits)
+
+
+def test_a_tensor_that_no_step_has_is_an_error(run):
+    with pytest.raises(NotFoundError, match="no step has a tensor 'nope'"):
+        trajectory(run, "nope", steps=run.steps[:2])

@@ -1,0 +1,235 @@
+"""One step as one file: exact or as small as asked for, with what a model is loaded with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.archive import check_archive
+from inshrink_core.chain import Archive, tensor_digest
+from inshrink_core.errors import ExistsError, InputError, NotFoundError
+from tests.training import load, model, write_run
+
+STEPS = (5, 10, 15, 20)
+
+
+@pytest.fixture(scope="module")
+def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("run") / "run")
+
+
+@pytest.fixture(scope="module")
+def archive_path(run_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("made") / "a.inshrink"
+    inshrink_core.compress(run_path, target)
+    return target
+
+
+class Wide(torch.nn.Module):
+    """A matrix large enough that headers do not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed = torch.nn.Embedding(300, 128)
+        torch.nn.init.normal_(self.embed.weight, std=0.05)
+        self.fc = torch.nn.Linear(128, 300)
+        self.norm = torch.nn.LayerNorm(128)
+        self.register_buffer("count", torch.arange(5))
+
+
+@pytest.fixture(scope="module")
+def trainer_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoint directories as trainers write them, with all that lies beside the weights."""
+    from safetensors.torch import save_file
+
+    root = tmp_path_factory.mktemp("hf")
+    network = Wide()
+    for step in (10, 20):
+        folder = root / "run" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        with torch.no_grad():
+            network.fc.weight += 0.01 * torch.randn(300, 128, generator=torch.Generator().manual_seed(step))
+        save_file(network.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
+        optimizer = torch.optim.AdamW(network.parameters())
+        (network.fc(network.norm(network.embed.weight)).square().sum()).backward()
+        optimizer.step()
+        torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+        (folder / "config.json").write_text('{"model_type": "wide"}')
+        (folder / "tokenizer.json").write_text('{"vocabulary": ["a", "b"]}')
+        (folder / "tokenizer_config.json").write_text("{}")
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        for name in ("scheduler.pt", "rng_state.pth", "training_args.bin"):
+            torch.save({"name": name}, folder / name)
+    inshrink_core.compress(root / "run", root / "a.inshrink")
+    return root / "a.inshrink"
+
+
+def bits(archive: Path, step: int) -> dict[str, bytes]:
+    checkpoint = inshrink_core.open(archive)[step]
+    return {key: tensor_digest(checkpoint[key]) for key in checkpoint}
+
+
+def test_whole_step_restores_the_same_files_from_one(archive_path: Path, tmp_path: Path) -> None:
+    report = inshrink_core.export(archive_path, tmp_path / "one.inshrink", step=15)
+    assert (report.exact, report.weights_only, report.relative_error) == (True, False, 0.0)
+    assert inshrink_core.open(tmp_path / "one.inshrink").steps == (15,)
+    assert bits(tmp_path / "one.inshrink", 15) == bits(archive_path, 15)
+    inshrink_core.restore(archive_path, tmp_path / "from-archive", steps=[15])
+    inshrink_core.restore(tmp_path / "one.inshrink", tmp_path / "from-one")
+    first, second = (tmp_path / name / "step_15.pt" for name in ("from-archive", "from-one"))
+    assert first.read_bytes() == second.read_bytes()
+    load(second)
+
+
+def test_export_needs_nothing_but_its_file(archive_path: Path, tmp_path: Path) -> None:
+    inshrink_core.export(archive_path, tmp_path / "one.inshrink", step=20, weights_only=True)
+    (tmp_path / "elsewhere").mkdir()
+    moved = shutil.move(tmp_path / "one.inshrink", tmp_path / "elsewhere")
+    assert check_archive(moved) == ()
+    assert inshrink_core.verify(moved, deep=True).ok
+    network = model()
+    network.load_state_dict(inshrink_core.load_state_dict(moved))
+    assert list((tmp_path).iterdir()) == [tmp_path / "elsewhere"]
+
+
+def test_weights_only_with_exact_keeps_every_bit_of_the_weights(archive_path: Path, tmp_path: Path) -> None:
+    report = inshrink_core.export(archive_path, tmp_path / "m", step=20, weights_only=True, exact=True)
+    expected = {key: digest for key, digest in bits(archive_path, 20).items() if "@" not in key}
+    assert bits(tmp_path / "m", 20) == expected
+    assert report.exact
+
+
+def test_weights_only_are_at_least_eight_times_smaller_than_float32(
+    trainer_archive: Path, tmp_path: Path
+) -> None:
+    report = inshrink_core.export(trainer_archive, tmp_path / "m", weights_only=True)
+    assert report.ratio_float32 is not None
+    assert 8 <= report.ratio_float32 < 9
+    assert not report.exact
+    assert 0 < report.relative_error < 0.1
+    loaded = inshrink_core.load_state_dict(tmp_path / "m")
+    original = inshrink_core.load_state_dict(trainer_archive)
+    error = (loaded["fc.weight"] - original["fc.weight"]).norm() / original["fc.weight"].norm()
+    assert float(error) < 0.1
+    assert torch.equal(loaded["count"], original["count"])
+
+
+@pytest.mark.parametrize("ratio", [6.0, 10.0, 14.0])
+def test_any_ratio_asked_for_is_reached_and_hardly_exceeded(
+    trainer_archive: Path, tmp_path: Path, ratio: float
+) -> None:
+    report = inshrink_core.export(trainer_archive, tmp_path / "m", weights_only=True, ratio=ratio)
+    assert report.ratio_float32 is not None
+    assert ratio <= report.ratio_float32 < 1.15 * ratio
+
+
+def test_weights_that_are_small_enough_stay_exact(archive_path: Path, tmp_path: Path) -> None:
+    report = inshrink_core.export(archive_path, tmp_path / "m", weights_only=True, ratio=1.0)
+    assert report.exact
+    assert inshrink_core.verify(tmp_path / "m", deep=True).ok
+
+
+def test_model_folder_has_config_and_tokenizer_and_no_training_state(
+    trainer_archive: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    report = inshrink_core.export(trainer_archive, tmp_path / "m", step=20, weights_only=True)
+    inshrink_core.restore(tmp_path / "m", tmp_path / "model", layout="safetensors")
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+    assert sorted(report.left_out) == [
+        "optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json", "training_args.bin",
+    ]  # fmt: skip
+    network = Wide()
+    network.load_state_dict(load_file(tmp_path / "model" / "model.safetensors"))
+    inshrink_core.restore(tmp_path / "m", tmp_path / "same")
+    assert (tmp_path / "same" / "model.safetensors").exists()
+
+
+def test_exporting_twice_gives_the_same_bytes(trainer_archive: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        inshrink_core.export(trainer_archive, tmp_path / name, weights_only=True)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_export_says_where_it_comes_from(archive_path: Path, tmp_path: Path) -> None:
+    inshrink_core.export(archive_path, tmp_path / "one", step=10)
+    source, made = Archive.open(archive_path), Archive.open(tmp_path / "one")
+    meta = made.frame(made.frames[0]).meta
+    assert meta["source"] == [source.reader.archive_id, source.reader.find(10).frame_id]
+    assert made.reader.archive_id != source.reader.archive_id
+
+
+def test_weights_only_export_is_compared_with_the_original_run(
+    archive_path: Path, run_path: Path, tmp_path: Path
+) -> None:
+    inshrink_core.export(archive_path, tmp_path / "m", step=10, weights_only=True)
+    verification = inshrink_core.verify(tmp_path / "m", against=inshrink_core.open(run_path))
+    assert verification.ok
+    assert {row.step for row in verification.errors} == {10}
+
+
+def test_export_refuses_what_makes_no_sense(archive_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no frame of step 7"):
+        inshrink_core.export(archive_path, tmp_path / "m", step=7)
+    with pytest.raises(InputError, match="at least 1"):
+        inshrink_core.export(archive_path, tmp_path / "m", weights_only=True, ratio=0.5)
+    (tmp_path / "there").write_text("mine")
+    with pytest.raises(ExistsError):
+        inshrink_core.export(archive_path, tmp_path / "there")
+    assert (tmp_path / "there").read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [tmp_path / "there"]
+    inshrink_core.export(archive_path, tmp_path / "there", force=True)
+    assert inshrink_core.open(tmp_path / "there").steps == (20,)
+
+
+def test_cancelled_export_leaves_nothing_behind(archive_path: Path, tmp_path: Path) -> None:
+    def cancel(_now: inshrink_core.session.Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        inshrink_core.export(archive_path, tmp_path / "m", progress=cancel)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_packed_archive_is_inspected_verified_restored_and_compared(
+    archive_path: Path, run_path: Path, tmp_path: Path
+) -> None:
+    report = inshrink_core.pack(archive_path, tmp_path / "p")
+    assert report.steps == STEPS
+    assert report.nbytes == (tmp_path / "p").stat().st_size
+    run = inshrink_core.open(run_path)
+    assert inshrink_core.verify(tmp_path / "p", deep=True, against=run).ok
+    for step in STEPS:
+        assert bits(tmp_path / "p", step) == bits(archive_path, step)
+    inshrink_core.restore(tmp_path / "p", tmp_path / "a", steps=STEPS)
+    inshrink_core.restore(archive_path, tmp_path / "b", steps=STEPS)
+    for step in STEPS:
+        name = f"step_{step}.pt"
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    inshrink_core.unpack(tmp_path / "p", tmp_path / "u")
+    assert inshrink_core.compress(run, tmp_path / "u").appended == ()
+
+
+def test_damage_to_a_packed_archive_is_found_and_told(archive_path: Path, tmp_path: Path) -> None:
+    inshrink_core.pack(archive_path, tmp_path / "p")
+    whole = (tmp_path / "p").read_bytes()
+    expected = {step: bits(archive_path, step) for step in STEPS}
+    for position in range(5, len(whole), len(whole) // 40):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x10
+        (tmp_path / "p").write_bytes(damaged)
+        try:
+            assert not inshrink_core.verify(tmp_path / "p").ok
+            for step in inshrink_core.open(tmp_path / "p").steps:
+                assert bits(tmp_path / "p", step) == expected[step]
+        except inshrink_core.errors.DamagedError:
+            continue

@@ -1,0 +1,108 @@
+"""Training resumed from each way of storing optimizer state: what its loss does, and what is exact."""
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from inshrink_core import Saver
+from tests.training import train
+
+AT, LATER = 60, 25
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 160), nn.ReLU(), nn.Linear(160, 160), nn.Linear(160, 10))
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
+
+
+class Resumed(NamedTuple):
+    """Losses after the restore, and the optimizers' states at the restore: saved, and restored."""
+
+    losses: list[float]
+    saved: dict[str, Any]
+    restored: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Resumed]:
+    """Return a function that trains and saves with exact weights, restores, and trains on; once for each."""
+
+    @functools.cache
+    def run(make: Callable[[nn.Module], torch.optim.Optimizer], state: str) -> Resumed:
+        archive = tmp_path_factory.mktemp("resumed") / "run.inshrink"
+        model, other = network(), network()
+        optimizer, again = make(model), make(other)
+        with Saver(archive, model, optimizer, codec="lossless", optimizer_state=state) as saver:
+            for start in range(0, AT, 20):
+                train(model, optimizer, range(start, start + 20))
+                saver.save(start + 20)
+        with Saver(archive, other, again) as saver:
+            saver.restore()
+        restored = copy.deepcopy(again.state_dict())
+        return Resumed(train(other, again, range(AT, AT + LATER)), optimizer.state_dict(), restored)
+
+    return run
+
+
+def rise(one: Resumed, other: Resumed) -> float:
+    """Return the mean difference of the losses over the same batches."""
+    return (sum(one.losses) - sum(other.losses)) / LATER
+
+
+def test_losses_after_a_lossless_restore_are_those_without_a_failure(resumed: Callable[..., Resumed]) -> None:
+    model = network()
+    optimizer = adam(model)
+    train(model, optimizer, range(AT))
+    assert resumed(adam, "lossless").losses == train(model, optimizer, range(AT, AT + LATER))
+
+
+@pytest.mark.parametrize(("make", "state"), [(adam, "lattice"), (sgd, "lattice"), (sgd, "lattice-ratio")])
+def test_the_loss_after_a_restore_is_within_three_thousandths(
+    resumed: Callable[..., Resumed], make: Callable[[nn.Module], torch.optim.Optimizer], state: str
+) -> None:
+    exact = resumed(make, "lossless")
+    assert abs(rise(resumed(make, state), exact)) < 0.003 * sum(exact.losses) / LATER
+
+
+def test_a_momentum_buffer_is_worth_its_bytes(resumed: Callable[..., Resumed]) -> None:
+    exact, fresh = resumed(sgd, "lossless"), rise(resumed(sgd, "drop"), resumed(sgd, "lossless"))
+    assert all(abs(rise(resumed(sgd, state), exact)) < fresh / 5 for state in ("lattice", "lattice-ratio"))
+
+
+@pytest.mark.parametrize("state", ["lattice", "lattice-ratio"])
+def test_steps_and_hyperparameters_are_exact_and_no_second_moment_becomes_zero(
+    resumed: Callable[..., Resumed], state: str
+) -> None:
+    found = resumed(adam, state)
+    assert found.restored["param_groups"] == found.saved["param_groups"]
+    for before, after in zip(found.saved["state"].values(), found.restored["state"].values(), strict=True):
+        assert torch.equal(before["step"], after["step"])
+        assert bool((after["exp_avg_sq"][before["exp_avg_sq"] > 0] > 0).all())
+        assert bool((after["exp_avg_sq"][after["exp_avg"] != 0] > 0).all())
+
+
+@pytest.mark.parametrize("state", ["lattice", "lattice-ratio"])
+def test_the_first_step_after_a_restore_is_at_most_four_times_the_longest_without(
+    resumed: Callable[..., Resumed], state: str
+) -> None:
+    found = resumed(adam, state)
+    for before, after in zip(found.saved["state"].values(), found.restored["state"].values(), strict=True):
+        assert longest(after) <= 4 * longest(before)
+
+
+def longest(state: dict[str, torch.Tensor]) -> float:
+    """Return the largest update of a parameter, in learning rates."""
+    return float((state["exp_avg"] / state["exp_avg_sq"].sqrt().clamp_min(1e-12)).abs().max())

@@ -1,0 +1,312 @@
+"""`search`, `estimate` and bounded `compress` on a small run, with an evaluator in this process."""
+
+import json
+import math
+from importlib import import_module
+
+import pytest
+import torch
+
+from inshrink_core.chain import Archive
+from inshrink_core.checkpoint import MODEL_ROLES
+from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
+from inshrink_core.formats import open_run
+from inshrink_core.session import compress, estimate, restore, search
+from tests.search.evaluators import InProcess
+from tests.training import write_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return open_run(write_run(tmp_path_factory.mktemp("search") / "run", n_steps=5))
+
+
+@pytest.fixture
+def evaluator(tmp_path, monkeypatch):
+    """The evaluator that both ways of searching ask, in this process."""
+    made = InProcess(tmp_path)
+    for name in ("bounded", "search"):
+        module = import_module(f"inshrink_core.session.{name}")
+        monkeypatch.setattr(module, "resolve_evaluator", lambda *a, **k: made)
+    return made
+
+
+def figures(run, archive, evaluator, step):
+    first, second = evaluator.evaluate(run[step]), evaluator.evaluate(archive[step])
+    return (second.value - first.value) / first.value, first.divergence(second)
+
+
+@pytest.mark.parametrize("codec", ["lattice", "inshrinkerator", "qd"])
+def test_every_restored_step_keeps_the_bounds_and_the_report_says_how(run, tmp_path, evaluator, codec):
+    report = compress(run, tmp_path / "a.inshrink", codec=codec, max_drop=0.01, max_divergence=1e-3)
+    archive = Archive.open(tmp_path / "a.inshrink")
+    document = report.to_json()
+    assert report.failure is None
+    assert document["max_drop"] <= 0.01
+    assert document["max_divergence"] <= 1e-3
+    assert document["evaluations"] >= len(run.steps)
+    for frame in document["frames"]:
+        drop, divergence = figures(run, archive, evaluator, frame["step"])
+        assert drop <= 0.01
+        assert divergence <= 1e-3
+        assert (frame["drop"], frame["divergence"]) == (pytest.approx(drop), pytest.approx(divergence))
+        assert frame["informative"] in (True, False)
+        assert frame["config"]["codec"] in (codec, "lossless")
+
+
+def test_a_bounded_chain_is_smaller_than_a_careful_one_and_restores(run, tmp_path, evaluator):
+    careful = compress(run, tmp_path / "c.inshrink", config={"coarseness": 0.1})
+    bounded = compress(run, tmp_path / "b.inshrink", max_divergence=1e-3)
+    assert bounded.size.ratio_weights > careful.size.ratio_weights
+    restore(tmp_path / "b.inshrink", tmp_path / "out", steps=[10])
+
+
+@pytest.mark.parametrize("codec", ["lattice", "qd"])
+def test_where_nothing_keeps_the_bounds_a_step_is_stored_exactly_and_the_chain_goes_on(
+    run, tmp_path, evaluator, codec
+):
+    target = tmp_path / "a.inshrink"
+    report = compress(run, target, codec=codec, max_divergence=0.0, steps=run.steps[:3])
+    frames = report.to_json()["frames"]
+    assert [frame["exact"] for frame in frames] == [True] * 3
+    assert report.failure is None
+    archive = Archive.open(target)
+    for step in run.steps[:3]:
+        for spec in run[step].specs:
+            if spec.role in MODEL_ROLES:
+                assert torch.equal(archive[step][spec.key], run[step][spec.key]), spec.key
+    again = compress(run, target, steps=run.steps)
+    assert again.codec == codec if codec == "lattice" else again.codec in (codec, "lossless")
+    assert again.appended == run.steps[3:]
+
+
+def test_after_an_exact_step_the_archive_goes_on_with_its_lossy_codec(run, tmp_path, evaluator):
+    target = tmp_path / "a.inshrink"
+    compress(run, target, codec="qd", steps=run.steps[:2])
+    compress(run, target, max_divergence=0.0, steps=run.steps[:3])
+    report = compress(run, target)
+    assert report.codec == "qd"
+    metas = [Archive.open(target).frame(info).meta for info in Archive.open(target).frames]
+    assert [meta["codec"] for meta in metas] == ["qd", "qd", "lossless", "qd", "qd"]
+
+
+def test_a_step_at_which_the_stale_copy_passes_keeps_the_last_informative_configuration(
+    run, tmp_path, evaluator
+):
+    report = compress(run, tmp_path / "a.inshrink", max_drop=0.5, max_divergence=10.0)
+    frames = report.to_json()["frames"]
+    assert frames[0]["informative"] is True
+    assert [frame["informative"] for frame in frames[1:]] == [False] * 4
+    assert {json.dumps(frame["config"]) for frame in frames[1:]} == {json.dumps(frames[0]["config"])}
+    assert frames[0]["config"]["settings"]["coarseness"] == 2.5
+    assert report.promise.evaluations == len(run.steps)
+
+
+def test_a_drop_bound_brings_a_divergence_bound_unless_it_is_waived(run, tmp_path, evaluator):
+    report = compress(run, tmp_path / "a.inshrink", max_drop=0.01, steps=run.steps[:2])
+    assert report.to_json()["bounds"] == {"drop": 0.01, "divergence": 0.003}
+    waived = compress(
+        run, tmp_path / "b.inshrink", max_drop=0.01, max_divergence=math.inf, steps=run.steps[:2]
+    )
+    assert waived.to_json()["bounds"] == {"drop": 0.01, "divergence": None}
+    evaluator.with_log_probs = False
+    without = compress(run, tmp_path / "c.inshrink", max_drop=0.01, steps=run.steps[:2])
+    assert without.to_json()["bounds"]["divergence"] is None
+
+
+def test_bounded_compressing_goes_on_where_it_was_interrupted(run, tmp_path, evaluator):
+    target = tmp_path / "a.inshrink"
+
+    def interrupt(now):
+        if now.step == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compress(run, target, max_divergence=1e-3, progress=interrupt)
+    assert Archive.open(target).steps == run.steps[:2]
+    report = compress(run, target, max_divergence=1e-3)
+    assert report.skipped == run.steps[:2]
+    frames = report.to_json()["frames"]
+    assert all(frame["divergence"] <= 1e-3 for frame in frames)
+
+
+def test_steps_archived_without_the_bounds_are_judged_too(run, tmp_path, evaluator):
+    target = tmp_path / "a.inshrink"
+    compress(run, target, config={"coarseness": 20.0}, steps=run.steps[:3])
+    report = compress(run, target, max_divergence=1e-6, steps=run.steps[:4])
+    assert report.appended == run.steps[3:4]
+    assert report.promise.broken
+    assert "break the bounds" in str(report.failure)
+
+
+def test_an_evaluator_that_fails_midway_loses_nothing(run, tmp_path, evaluator):
+    target = tmp_path / "a.inshrink"
+
+    def judged(loss):
+        if len(Archive.open(target).steps if target.exists() else ()) == 2:
+            raise EvaluatorError("it raised", where=evaluator.spec)
+        return loss
+
+    evaluator.judged = judged
+    with pytest.raises(EvaluatorError, match="it raised"):
+        compress(run, target, max_divergence=1e-3)
+    assert Archive.open(target).steps == run.steps[:2]
+    evaluator.judged = lambda loss: loss
+    assert compress(run, target, max_divergence=1e-3).failure is None
+
+
+def test_an_evaluator_of_no_use_is_found_before_there_is_an_archive(run, tmp_path, evaluator):
+    evaluator.judged = lambda loss: float("nan")
+    with pytest.raises(EvaluatorError, match="nan"):
+        compress(run, tmp_path / "a.inshrink", max_drop=0.01)
+    assert not (tmp_path / "a.inshrink").exists()
+
+
+def test_a_search_finds_a_configuration_that_compress_takes_and_that_keeps_the_bounds(
+    run, tmp_path, evaluator
+):
+    report = search(run, max_divergence=1e-3, output=tmp_path / "search.json")
+    document = json.loads((tmp_path / "search.json").read_text())
+    best = document["best"]
+    assert {"config", "ratio_weights", "drop", "divergence"} <= set(best)
+    assert best["divergence"] <= 1e-3
+    assert report.evaluations == len(report.trials)
+    assert {"config", "ratio_weights", "drop", "divergence", "step"} <= set(document["trials"][0])
+    settings = {**best["config"]["settings"], "overrides": best["config"].get("override", [])}
+    written = compress(run, tmp_path / "a.inshrink", codec=best["config"]["codec"], config=settings)
+    frames = sum(frame.weights_nbytes for frame in written.size.frames)
+    assert best["ratio_weights"] == pytest.approx(written.size.raw_weights / frames, rel=0.03)
+    archive = Archive.open(tmp_path / "a.inshrink")
+    assert max(figures(run, archive, evaluator, step)[1] for step in run.steps) == pytest.approx(
+        best["divergence"]
+    )
+
+
+@pytest.mark.parametrize("strategy", ["bracket", "grid", "random"])
+def test_strategies_of_the_lattice_agree_on_what_is_possible(run, tmp_path, evaluator, strategy):
+    found = search(run, max_divergence=1e-3, strategy=strategy, output=tmp_path / "s.json", gain=False)
+    assert found.strategy == strategy
+    assert found.best.divergence <= 1e-3
+    assert found.best.ratio_weights > 4
+
+
+def test_a_guided_search_measures_few_chains_of_the_cube(run, tmp_path, evaluator):
+    found = search(
+        run, codec="inshrinkerator", max_divergence=3e-3, output=tmp_path / "s.json", steps=run.steps[:2],
+        gain=False,
+    )  # fmt: skip
+    assert found.strategy == "guided"
+    chains = {json.dumps(trial.config) for trial in found.trials}
+    assert len(chains) <= 0.2 * 216
+    assert found.best.divergence <= 3e-3
+
+
+def test_an_interrupted_search_goes_on_from_its_log(run, tmp_path, evaluator):
+    whole = search(run, max_divergence=1e-3, output=tmp_path / "whole.json")
+    seen = []
+
+    def interrupt(now):
+        seen.append(now)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(run, max_divergence=1e-3, output=tmp_path / "part.json", progress=interrupt)
+    assert evaluator.closed
+    rest = search(run, max_divergence=1e-3, output=tmp_path / "part.json")
+    assert rest.evaluations == whole.evaluations - 4
+    assert rest.best.to_json() == whole.best.to_json()
+    assert seen[-1].evaluations == 4
+    assert seen[-1].left > 0
+
+
+def test_a_target_ratio_is_reached_with_little_to_spare(run, tmp_path, evaluator):
+    found = search(run, target_ratio=6.0, output=tmp_path / "s.json", gain=False)
+    assert 6.0 <= found.best.ratio_weights < 8.0
+    assert found.failure is None
+    cube = search(run, target_ratio=5.0, codec="qd", output=tmp_path / "q.json", gain=False)
+    assert cube.best.ratio_weights >= 5.0
+    beyond = search(run, target_ratio=1e6, output=tmp_path / "b.json", gain=False)
+    assert beyond.best is None
+    assert "reaches a ratio" in str(beyond.failure)
+
+
+def test_where_no_configuration_keeps_the_bounds_the_search_says_so(run, tmp_path, evaluator):
+    found = search(run, max_divergence=0.0, codec="qd", output=tmp_path / "s.json", steps=run.steps[:2])
+    assert found.best is None
+    assert found.to_json()["best"] is None
+    assert "keeps the bounds at every step" in str(found.failure)
+
+
+def test_where_bounds_say_nothing_at_any_step_nothing_is_coarsened(run, tmp_path, evaluator):
+    found = search(run, max_divergence=10.0, output=tmp_path / "s.json", gain=False)
+    assert found.uninformative == run.steps[1:]
+    assert found.best.candidate.settings["coarseness"] == 2.5
+    assert "say nothing" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({}, "nothing to search for"),
+        ({"max_divergence": math.inf}, "nothing to search for"),
+        ({"max_drop": 0.01, "target_ratio": 10.0}, "both given"),
+        ({"target_ratio": 0.5}, "no ratio"),
+        ({"max_drop": -0.01}, "no bound"),
+        ({"max_drop": 0.01, "strategy": "luck"}, "no strategy 'luck'"),
+        ({"max_drop": 0.01, "strategy": "guided"}, "does not search this codec"),
+        ({"max_drop": 0.01, "codec": "qd", "strategy": "bracket"}, "does not search this codec"),
+        ({"max_drop": 0.01, "codec": "lossless"}, "nothing to search"),
+        ({"max_drop": 0.01, "budget": 0}, "--budget"),
+        ({"max_drop": 0.01, "config": {"overrides": [{"match": "no.*", "coarseness": 1}]}}, "no tensor"),
+        ({"max_drop": 0.01, "config": {"bins": 3}}, "no setting 'bins'"),
+    ],
+)
+def test_what_cannot_be_searched_for_is_refused(run, tmp_path, evaluator, asked, message):
+    with pytest.raises(InputError, match=message):
+        search(run, output=tmp_path / "s.json", **asked)
+
+
+def test_a_step_that_is_not_there_is_refused(run, tmp_path, evaluator):
+    with pytest.raises(NotFoundError, match="no step 7"):
+        search(run, max_drop=0.01, steps=[7], output=tmp_path / "s.json")
+
+
+def test_a_bound_that_bounds_nothing_is_refused(run, tmp_path, evaluator):
+    with pytest.raises(InputError, match="bounds nothing"):
+        compress(run, tmp_path / "a.inshrink", max_divergence=math.inf)
+    assert not (tmp_path / "a.inshrink").exists()
+
+
+def test_an_estimate_is_within_five_percent_and_predicts_drops_from_trials(run, tmp_path, evaluator):
+    bare = estimate(run, config={"coarseness": 3.0}, trials=None)
+    assert (bare.drop, bare.divergence, bare.n_trials) == (None, None, 0)
+    assert "no trials" in bare.notes[0]
+    found = search(run, max_divergence=1e-3, output=tmp_path / "s.json", gain=False)
+    told = estimate(run, config={"coarseness": 3.0}, trials=found.log)
+    assert told.n_trials == len(found.trials)
+    assert told.divergence > 0
+    real = compress(run, tmp_path / "a.inshrink", config={"coarseness": 3.0}).size
+    frames = sum(frame.weights_nbytes for frame in real.frames)
+    assert told.ratio_weights == pytest.approx(real.raw_weights / frames, rel=0.05)
+    asked = evaluator.asked
+    estimate(run, config={"coarseness": 4.0}, trials=found.log)
+    assert evaluator.asked == asked
+
+
+def test_an_estimate_refuses_a_log_that_is_not_there_or_of_another_run(run, tmp_path, evaluator):
+    with pytest.raises(NotFoundError, match="no such trial log"):
+        estimate(run, trials=tmp_path / "none.jsonl")
+    found = search(run, max_divergence=1e-3, output=tmp_path / "s.json", steps=run.steps[:2], gain=False)
+    (tmp_path / "other").mkdir()
+    other = open_run(write_run(tmp_path / "other" / "run", n_steps=1, every=3))
+    with pytest.raises(InputError, match="another run"):
+        estimate(other, trials=found.log)
+
+
+def test_without_an_output_trials_are_kept_inside_of_the_run(tmp_path, evaluator):
+    own = open_run(write_run(tmp_path / "run", n_steps=2))
+    found = search(own, max_divergence=1e-3, gain=False)
+    assert found.log == tmp_path / "run" / ".inshrink" / "search.jsonl"
+    assert search(own, max_divergence=1e-3, gain=False).evaluations == 0
+    assert estimate(own).n_trials == len(found.trials)

@@ -1,0 +1,239 @@
+"""Watching a training: what is finished is archived, what vanishes is told, Ctrl-C ends it cleanly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import inshrink_core
+from inshrink_core.archive import ArchiveWriter, is_archive
+from inshrink_core.chain import Archive
+from inshrink_core.errors import InputError, LockedError, NotFoundError, StepConflictError
+from inshrink_core.session import WatchEvent
+from tests.signals import hear_ctrl_c
+from tests.training import write_run
+
+INTERVAL = 0.05
+OPTIONS = {"codec": "lossless", "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("run") / "run", n_steps=6)
+
+
+def put(source: Path, target: Path) -> None:
+    """Write a checkpoint as a trainer does that is not careful: under its own name, in two pieces."""
+    content = source.read_bytes()
+    with target.open("wb") as file:
+        file.write(content[: len(content) // 2])
+        file.flush()
+        time.sleep(2 * INTERVAL)
+        file.write(content[len(content) // 2 :])
+
+
+class Trainer(threading.Thread):
+    """Saves one checkpoint after the other, once the one before is archived or the time is up."""
+
+    def __init__(self, finished: Path, folder: Path, *, keep: int | None = None) -> None:
+        super().__init__(daemon=True)
+        self.finished, self.folder, self.keep = finished, folder, keep
+        self.archived = threading.Semaphore(0)
+
+    def run(self) -> None:
+        for step in range(5, 35, 5):
+            put(self.finished / f"step_{step}.pt", self.folder / f"step_{step}.pt")
+            self.archived.acquire(timeout=20)
+            if self.keep is not None:
+                for old in sorted(self.folder.glob("*.pt"), key=lambda p: int(p.stem[5:]))[: -self.keep]:
+                    old.unlink()
+
+    def hear(self, event: WatchEvent) -> None:
+        if event.kind == "archived":
+            self.archived.release()
+
+
+def test_each_checkpoint_is_archived_before_the_trainer_deletes_it(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    trainer = Trainer(finished, folder, keep=1)
+    trainer.start()
+    report = inshrink_core.watch(
+        folder, tmp_path / "a", interval=INTERVAL, until=30, idle=60, on_event=trainer.hear, **OPTIONS
+    )
+    trainer.join()
+    assert report.ended == "until"
+    assert report.steps("archived") == (5, 10, 15, 20, 25, 30)
+    assert report.steps("vanished") == ()
+    assert len(list(folder.iterdir())) == 1
+    verification = inshrink_core.verify(tmp_path / "a", deep=True, against=inshrink_core.open(finished))
+    assert verification.ok
+    assert all(row.error.bit_exact for row in verification.errors)
+
+
+def test_watch_ends_when_nothing_new_comes_and_goes_on_later(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for step in (5, 10):
+        shutil.copy(finished / f"step_{step}.pt", folder)
+    first = inshrink_core.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.5, **OPTIONS)
+    assert (first.ended, first.steps("archived")) == ("idle", (5, 10))
+    shutil.copy(finished / "step_15.pt", folder)
+    second = inshrink_core.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.5)
+    assert second.steps("archived") == (15,)
+    assert second.steps("skipped") == (5, 10)
+    assert second.size is not None
+    assert len(second.size.frames) == 3
+
+
+def test_until_archives_nothing_beyond_the_step(finished: Path, tmp_path: Path) -> None:
+    report = inshrink_core.watch(finished, tmp_path / "a", interval=INTERVAL, until=12, **OPTIONS)
+    assert report.steps("archived") == (5, 10, 15)
+    assert Archive.open(tmp_path / "a").steps == (5, 10, 15)
+
+
+def test_half_written_checkpoint_waits_until_it_is_whole(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    content = (finished / "step_5.pt").read_bytes()
+    (folder / "step_5.pt").write_bytes(content[:3000])
+    report = inshrink_core.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.3, **OPTIONS)
+    assert report.steps("archived") == ()
+    assert not is_archive(tmp_path / "a")
+    (folder / "step_5.pt").write_bytes(content)
+    report = inshrink_core.watch(folder, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
+    assert report.steps("archived") == (5,)
+
+
+def test_directory_is_finished_when_it_has_what_the_one_before_had(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def save(step: int, *names: str) -> None:
+        (folder / f"checkpoint-{step}").mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if name == "model.pt":
+                shutil.copy(finished / f"step_{step}.pt", folder / f"checkpoint-{step}" / name)
+            else:
+                (folder / f"checkpoint-{step}" / name).write_text("{}")
+
+    save(5, "model.pt", "config.json", "rng.json")
+    inshrink_core.watch(folder, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
+    save(10, "model.pt", "config.json")
+
+    def late(event: WatchEvent) -> None:
+        if event.kind == "skipped":
+            threading.Timer(6 * INTERVAL, save, (10, "rng.json")).start()
+
+    report = inshrink_core.watch(
+        folder, tmp_path / "a", interval=INTERVAL, until=10, on_event=late, **OPTIONS
+    )
+    assert report.steps("archived") == (10,)
+    archive = Archive.open(tmp_path / "a")
+    assert "rng.json" in {file.path for file in archive[10].files}
+
+
+def test_checkpoint_that_vanishes_while_it_is_read_is_told_and_left_out(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    module = sys.modules["inshrink_core.session.watch"]
+    real = module.compress
+
+    def deleted_meanwhile(run, archive, **options):
+        (folder / "step_10.pt").unlink(missing_ok=True)
+        return real(run, archive, **options)
+
+    monkeypatch.setattr(module, "compress", deleted_meanwhile)
+    report = inshrink_core.watch(folder, tmp_path / "a", interval=INTERVAL, until=30, **OPTIONS)
+    assert report.steps("vanished") == (10,)
+    assert report.steps("archived") == (5, 15, 20, 25, 30)
+    assert inshrink_core.verify(tmp_path / "a", deep=True).ok
+
+
+def test_checkpoint_deleted_before_it_was_archived_is_told(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(finished / "step_5.pt", folder)
+    threading.Timer(3.5 * INTERVAL, (folder / "step_5.pt").unlink).start()
+    report = inshrink_core.watch(folder, tmp_path / "a", interval=3 * INTERVAL, idle=1.0, **OPTIONS)
+    assert report.steps("archived") + report.steps("vanished") in ((5,), (5, 5))
+
+
+def test_steps_that_were_pruned_do_not_come_back(finished: Path, tmp_path: Path) -> None:
+    inshrink_core.compress(finished, tmp_path / "a", steps=[5, 10, 15], codec="lossless")
+    inshrink_core.prune(tmp_path / "a", keep_last=1, apply=True)
+    report = inshrink_core.watch(finished, tmp_path / "a", interval=INTERVAL, until=20)
+    assert report.steps("skipped") == (5, 10, 15)
+    assert Archive.open(tmp_path / "a").steps == (15, 20)
+
+
+def test_checkpoint_written_again_with_other_values_ends_the_watch(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(finished / "step_5.pt", folder)
+
+    def overwrite(event: WatchEvent) -> None:
+        if event.kind == "archived":
+            other = write_run(tmp_path / "other", n_steps=1, every=5)
+            state = (other / "step_5.pt").read_bytes()
+            (folder / "step_5.pt").write_bytes(state[:-1] + state[-1:])
+            shutil.copy(finished / "step_10.pt", folder / "step_5.pt")
+
+    with pytest.raises((StepConflictError, InputError)):
+        inshrink_core.watch(
+            folder,
+            tmp_path / "a",
+            interval=INTERVAL,
+            idle=5,
+            step_pattern=r"step_(\d+)",
+            on_event=overwrite,
+            **OPTIONS,
+        )
+
+
+def test_bad_arguments_and_an_archive_being_written_are_told(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no such directory"):
+        inshrink_core.watch(tmp_path / "nothing", tmp_path / "a")
+    for bad in ({"interval": 0.0}, {"idle": -1.0}, {"until": -5}):
+        with pytest.raises(InputError):
+            inshrink_core.watch(finished, tmp_path / "a", **bad)  # type: ignore[arg-type]
+    with ArchiveWriter(tmp_path / "a", create=True), pytest.raises(LockedError):
+        inshrink_core.watch(finished, tmp_path / "a", interval=INTERVAL, **OPTIONS)
+
+
+def test_archive_that_another_process_writes_is_waited_for(finished: Path, tmp_path: Path) -> None:
+    other = ArchiveWriter(tmp_path / "a", create=True)
+    threading.Timer(4 * INTERVAL, other.close).start()
+    report = inshrink_core.watch(finished, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
+    assert report.steps("archived") == (5,)
+
+
+def test_ctrl_c_ends_the_watch_with_what_was_committed(finished: Path, tmp_path: Path) -> None:
+    words = ["compress", str(finished), "-o", str(tmp_path / "a"), "--watch", "--poll", "0.1", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inshrink_core.cli", *words, "--codec", "lossless"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_ctrl_c,
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if is_archive(tmp_path / "a") and len(Archive.open(tmp_path / "a")) == 6:
+            break
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert '"ended": "interrupted"' in out
+    assert inshrink_core.verify(tmp_path / "a", deep=True, against=inshrink_core.open(finished)).ok
