@@ -36,8 +36,9 @@ INSHRINKERATOR = (
 )
 """Warm-started and refitted codebooks, with the published coder and with rANS."""
 
-FIRST = ("lattice", *INSHRINKERATOR)
-"""Measured on every run before any other codec is measured on one."""
+FIRST = ("lattice", "lattice:gamma=0", *INSHRINKERATOR)
+"""Measured on every run before any other codec is measured on one. With gamma=0 the step stays while learning
+slows down, which divergence favours; the default follows the learning rate, which rehearsals favour."""
 
 RIVALS = ("lc-checkpoint", "qd", "uniform", "excp", "excp:coder=rans", "context", "lossless")
 DIVERGENCES = (0.003, 0.01, 0.03)

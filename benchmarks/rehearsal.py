@@ -3,7 +3,7 @@
 Both tasks, five seeds, nine restores; lattice and Inshrinkerator over their knobs, the control (lossless,
 which ends at exactly zero), 5 and 19 restores, the optimizer's state from the archive, and what lattice
 loses without its parts: no delta (every frame a keyframe), no sensitivity (one step for all tensors), gain
-matched by row. ``results/rehearsal.csv`` has a row a setting; ``results/rehearsal_lead.csv`` the ratio of
+matched by row, and not at all. ``results/rehearsal.csv`` has a row a setting; ``results/rehearsal_lead.csv`` the ratio of
 each codec at equal mean excess, interpolated between its settings.
 
 Finished trainings are kept in ``data/rehearsal`` and not run again, also those of ``inshrink rehearse
@@ -60,6 +60,7 @@ SETTINGS = (
     Setting("lattice", {"coarseness": 4}, keyframe_every=1),
     Setting("lattice", {"coarseness": 4, "sensitivity": 0}),
     Setting("lattice", {"coarseness": 4, "gain_per": "row"}),
+    Setting("lattice", {"coarseness": 4, "gain_per": "none"}),
 )
 
 

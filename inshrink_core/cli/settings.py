@@ -19,7 +19,7 @@ FILE_KEYS: Mapping[str, tuple[type, str]] = {
     "settings": (dict, "a table"),
     "override": (list, "a list of tables"),
 }
-"""What a config file may hold, and as what; ``settings`` are the codec's own, ``override`` of some tensors."""
+"""What a config file may hold, and as what: ``settings`` are the codec's own, ``override`` some tensors'."""
 
 _MAX_CONFIG_BYTES = 1 << 20
 """A config is a page of text: anything larger is another file by mistake."""

@@ -165,7 +165,7 @@ def _encode_lattice(item: TensorInput, plan: LatticePlan, state: LatticeReferenc
         payload = pack_standalone(Frame(rounded, zeros, None, after))
         return Encoded(Block(LatticeCodec.bitstream, payload), after)
     chosen = choose_spacing(plan, spec, state)
-    restored = _restored(item)
+    restored = _restored(item) if plan.config.gain_per != "none" else None
     gain = None
     if restored is not None:
         gain, chosen = choose_gain(values, restored, chosen, plan, spec, state)

@@ -17,7 +17,7 @@ _DTYPES = frozenset({"float32", "bfloat16", "float16"})
 _WEIGHTS = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
 
 _WORDS = {
-    "gain_per": ("tensor", "row"),
+    "gain_per": ("tensor", "row", "none"),
     "contexts": ("history", "none"),
     "one_dimensional": ("lattice", "exact"),
 }
@@ -49,7 +49,8 @@ class LatticeConfig(CodecConfig):
         steps, 0..1; 0: all have the same.
     gain_per
         After a restore, whether the rounding that keeps the movement is matched for each ``tensor`` or
-        for each ``row``, its outermost dimension; the latter costs a little more time.
+        for each ``row``, its outermost dimension, which costs a little more time; ``none``: rounded as
+        without a restore, which rolls small movements back.
     contexts
         ``history``: a change is coded in the context of the last one's sign and age, which makes frames
         up to 8 % smaller and costs a byte of memory a weight. ``none``: faster.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from inshrink_core.chain import (
     Appended,
@@ -23,7 +23,7 @@ from inshrink_core.evaluate import resolve_evaluator
 from inshrink_core.search.allocation import allocate
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
-from inshrink_core.search.measure import EncodedStep, encode_step
+from inshrink_core.search.measure import encode_step
 from inshrink_core.search.quadratic import sensitivities
 from inshrink_core.search.sampling import RatioEstimate, sample_keys
 from inshrink_core.search.sizes import frame_overhead
@@ -44,6 +44,13 @@ __all__ = ["BoundedWriter", "open_bounded"]
 
 _WORTHWHILE = 0.99
 """A delta that saves less than a hundredth against a keyframe is not worth its dependence."""
+
+
+class _Made(NamedTuple):
+    """What is remembered of a trial: its states would fill a memory, were there many."""
+
+    frame_index: FrameIndex
+    digests: Mapping[str, bytes]
 
 
 class BoundedWriter:
@@ -123,7 +130,7 @@ class BoundedWriter:
         index = None if keyframe else self._index or _index_of_parent(chain, checkpoint)
         before = None if chain.parent is None else self._original_step(chain.parent)
         informative = self._is_informative(step, before)
-        encoded: dict[str, EncodedStep] = {}
+        encoded: dict[str, _Made] = {}
 
         def measure(candidate: Candidate) -> Trial:
             return self._measure(checkpoint, candidate, standing, index, encoded)
@@ -140,7 +147,7 @@ class BoundedWriter:
             keyframe = self._stands_alone(decision, checkpoint, chain, encoded)
         appended = self._write(chain, checkpoint, decision, keyframe, done)
         chosen = encoded.get(decision.candidate.digest) if decision.candidate is not None else None
-        self._index = chosen.index if chosen is not None else None
+        self._index = chosen.frame_index if chosen is not None else None
         self._check_written(chain, checkpoint, decision, chosen, informative)
         return appended
 
@@ -176,13 +183,14 @@ class BoundedWriter:
         candidate: Candidate,
         standing: Standing,
         index: FrameIndex | None,
-        encoded: dict[str, EncodedStep],
+        encoded: dict[str, _Made],
     ) -> Trial:
-        """Encode a candidate in memory and ask the evaluator; only the last states are kept."""
+        """Encode a candidate in memory and ask the evaluator."""
         begun = time.perf_counter()
         made = encode_step(candidate.chain_config(self._base), checkpoint, standing, index)
-        encoded[candidate.digest] = made
-        figures = self._judge.figures(checkpoint.step, made.restored())
+        restored = made.restored()
+        encoded[candidate.digest] = _Made(made.index, _digests(restored))
+        figures = self._judge.figures(checkpoint.step, restored)
         self.evaluations += 1
         trial = trial_of(made, candidate, figures, None, begun)
         if self._told is not None:
@@ -210,7 +218,7 @@ class BoundedWriter:
         decision: Decision,
         checkpoint: Checkpoint,
         chain: ChainWriter,
-        encoded: dict[str, EncodedStep],
+        encoded: dict[str, _Made],
     ) -> bool:
         """Whether a step should be a keyframe: a delta saves nothing, and a keyframe keeps the bounds too."""
         if self._keyframe_nbytes is None or decision.trial is None or decision.candidate is None:
@@ -218,7 +226,7 @@ class BoundedWriter:
         if decision.trial.weights_nbytes < _WORTHWHILE * self._keyframe_nbytes:
             return False
         standing = chain.standing(checkpoint, keyframe=True)
-        alone: dict[str, EncodedStep] = {}
+        alone: dict[str, _Made] = {}
         trial = self._measure(checkpoint, decision.candidate, standing, None, alone)
         smaller = trial.weights_nbytes <= decision.trial.weights_nbytes
         if not smaller or not self.bounds.judge(trial.figures).kept:
@@ -260,7 +268,7 @@ class BoundedWriter:
         chain: ChainWriter,
         checkpoint: Checkpoint,
         decision: Decision,
-        chosen: EncodedStep | None,
+        chosen: _Made | None,
         informative: bool,
     ) -> None:
         """Decode the frame from disk: it must be what was measured; else it is judged by itself."""
@@ -268,12 +276,7 @@ class BoundedWriter:
         if info is None:
             raise RuntimeError("a frame was appended, and there is none")
         written = archive.checkpoint(info)
-        expected = checkpoint if chosen is None else chosen.restored()
-        same = all(
-            tensor_digest(written[spec.key]) == tensor_digest(expected[spec.key])
-            for spec in checkpoint.specs
-            if spec.role in MODEL_ROLES
-        )
+        same = _digests(written) == (_digests(checkpoint) if chosen is None else chosen.digests)
         trial, verdict = decision.trial, decision.verdict
         drop, divergence = (0.0, None) if trial is None else (trial.drop, trial.divergence)
         if trial is None or not same:
@@ -290,6 +293,12 @@ class BoundedWriter:
         )
         if not verdict.kept:
             raise broken_promise(checkpoint.step, archive, verdict)
+
+
+def _digests(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Return the SHA-256 of every weight and buffer."""
+    specs = [spec for spec in checkpoint.specs if spec.role in MODEL_ROLES]
+    return {spec.key: tensor_digest(checkpoint[spec.key]) for spec in specs}
 
 
 def _index_of_parent(chain: ChainWriter, checkpoint: Checkpoint) -> FrameIndex:
