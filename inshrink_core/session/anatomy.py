@@ -18,7 +18,6 @@ from inshrink_core.session.alone import Coded, encode_alone, step_before
 from inshrink_core.session.anatomy_map import SensitivityMap, map_sensitivity
 from inshrink_core.session.anatomy_values import ValueHistogram, value_histogram
 from inshrink_core.session.config import DEFAULT_CODEC, make_configs
-from inshrink_core.session.levels import entropy_of_symbols, levels_of
 from inshrink_core.session.restore import open_any
 
 if TYPE_CHECKING:
@@ -252,6 +251,9 @@ def _put_together(
     restored: bool,
 ) -> Anatomy:
     """Count values by part, and set sensitivity against magnitude."""
+    # Here, because it imports torch, which opening a run must not wait for.
+    from inshrink_core.session.levels import entropy_of_symbols, levels_of
+
     levels = levels_of(coded.state, coded.bitstream)
     return Anatomy(
         step=checkpoint.step,

@@ -8,12 +8,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inshrink_core.session.levels import PARTS
-
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Part", "ValueHistogram", "bins_of", "chunks_of", "edges_of", "value_histogram"]
+__all__ = [
+    "PARTS",
+    "PROTECTED",
+    "PRUNED",
+    "QUANTIZED",
+    "Part",
+    "ValueHistogram",
+    "bins_of",
+    "chunks_of",
+    "edges_of",
+    "value_histogram",
+]
+
+PARTS = ("pruned", "quantized", "protected")
+PRUNED, QUANTIZED, PROTECTED = range(3)
+"""What can become of a value: zero, a level, or (nearly) itself."""
 
 N_BINS = 120
 """Bins of a histogram: about one for every six pixels of a chart."""

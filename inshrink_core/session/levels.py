@@ -15,6 +15,7 @@ from inshrink_core.codecs.inshrinkerator_state import FIRST_BIN, InshrinkeratorR
 from inshrink_core.codecs.lattice_state import LatticeReference
 from inshrink_core.ops.quantize import PROTECTED as PROTECTED_SYMBOL
 from inshrink_core.ops.quantize import PRUNED as PRUNED_SYMBOL
+from inshrink_core.session.anatomy_values import PARTS, PROTECTED, PRUNED, QUANTIZED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
     from inshrink_core.codec import TensorReference
 
 __all__ = ["PARTS", "PROTECTED", "PRUNED", "QUANTIZED", "Levels", "entropy_of_symbols", "levels_of"]
-
-PARTS = ("pruned", "quantized", "protected")
-PRUNED, QUANTIZED, PROTECTED = range(3)
-"""What can become of a value: zero, a level, or (nearly) itself."""
 
 _MOST_LEVELS = 256
 """More distinct decoded values than symbols of a byte are no codebook."""
