@@ -19,6 +19,7 @@ st.navigation(
         st.Page(
             "views/sensitivity.py", title="Sensitivity", icon=":material/grid_on:", url_path="sensitivity"
         ),
+        st.Page("views/search.py", title="Search", icon=":material/query_stats:", url_path="search"),
         st.Page(
             "views/compare.py",
             title="Restore & compare",

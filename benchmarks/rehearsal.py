@@ -3,8 +3,9 @@
 Both tasks, five seeds, nine restores; lattice and Inshrinkerator over their knobs, the control (lossless,
 which ends at exactly zero), 5 and 19 restores, the optimizer's state from the archive, and what lattice
 loses without its parts: no delta (every frame a keyframe), no sensitivity (one step for all tensors), gain
-matched by row, and not at all. ``results/rehearsal.csv`` has a row a setting; ``results/rehearsal_lead.csv`` the ratio of
-each codec at equal mean excess, interpolated between its settings.
+matched by row, and not at all. ``results/rehearsal.csv`` has a row a setting, and
+``results/rehearsal_lead.csv`` the ratio of each codec at equal mean excess, interpolated between its
+settings.
 
 Finished trainings are kept in ``data/rehearsal`` and not run again, also those of ``inshrink rehearse
 TASK --output benchmarks/data/rehearsal``. ``--kept`` writes rows from what is kept and trains nothing.

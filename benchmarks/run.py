@@ -31,6 +31,7 @@ BENCHMARKS = (
     "rivals",
     "optimizer",
     "rehearsal",
+    "search",
     "transfer",
     "gpu",
 )

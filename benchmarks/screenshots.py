@@ -50,6 +50,14 @@ SHOTS = (
     Shot("overview.png", "overview", {}, height=1052),
     Shot("sensitivity.png", "sensitivity", {"metric": "fisher"}, height=828),
     Shot("sensitivity-dark.png", "sensitivity", {"metric": "update"}, scheme="dark", height=828),
+    Shot(
+        "search.png",
+        "search",
+        {"chain": "recent"},
+        height=1500,
+        clicks=("Search",),
+        wait_for="What was found",
+    ),
     Shot("compare.png", "compare", {}, height=1340, clicks=("Compare",), wait_for="Worst drop"),
     Shot("archive.png", "archive", {}, height=1000, clicks=("Verify deeply",), wait_for="Sound:"),
     Shot("export.png", "export", {}, height=960),
@@ -60,6 +68,7 @@ SHOTS = (
 _CHARTS = {
     "overview": ".barlayer .point",
     "sensitivity": ".heatmaplayer image",
+    "search": ".scatterlayer .trace",
     "compare": ".scatterlayer .trace",
     "archive": ".scatterlayer .trace",
     "export": ".barlayer .point",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from inshrink_core import Archive, Evaluator, Run
     from inshrink_core.evaluate import EvaluatedStep, Evaluation
 
-__all__ = ["run"]
+__all__ = ["run", "trusted_evaluator"]
 
 _KEPT_NAME = "rows.jsonl"
 
@@ -46,10 +46,15 @@ def run(request: Mapping[str, Any], report: Report) -> None:
     Path(request["output"]).write_text(json.dumps(comparing.document()), encoding="utf-8")
 
 
-def _judge(request: Mapping[str, Any], series: Run) -> Evaluator:
-    """Return the evaluator; one that has changed since it was shown to the reader is not executed."""
+def trusted_evaluator(request: Mapping[str, Any], series: Run) -> tuple[str | None, bool]:
+    """Return the evaluator asked for, None for the run's own, and whether the run's may be executed.
+
+    Raises
+    ------
+    UntrustedCodeError
+        The code has changed since it was shown to the reader.
+    """
     from inshrink_core.errors import UntrustedCodeError
-    from inshrink_core.evaluate import resolve_evaluator
 
     given = str(request.get("evaluator") or "")
     trusted = str(request.get("trusted") or "")
@@ -62,9 +67,15 @@ def _judge(request: Mapping[str, Any], series: Run) -> Evaluator:
                 where=file,
                 remedy="read it again, and say again that you trust it",
             )
-    return resolve_evaluator(
-        series.settings, series.directory, evaluator=given or None, trust_run=bool(trusted)
-    )
+    return given or None, bool(trusted)
+
+
+def _judge(request: Mapping[str, Any], series: Run) -> Evaluator:
+    """Return the evaluator; one that has changed since it was shown to the reader is not executed."""
+    from inshrink_core.evaluate import resolve_evaluator
+
+    given, trust_run = trusted_evaluator(request, series)
+    return resolve_evaluator(series.settings, series.directory, evaluator=given, trust_run=trust_run)
 
 
 class _Comparing:

@@ -6,6 +6,7 @@ from typing import Any
 
 import streamlit as st
 from inshrink_app import state
+from inshrink_app.components import search_carried
 from inshrink_app.export_tables import ExportRequest
 from inshrink_app.formatting import count_text
 from inshrink_app.tables import Subject
@@ -109,19 +110,7 @@ def _one_step(shown: Subject) -> ExportRequest:
 
 def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
     """Draw how a chain is written."""
-    codec = state.choice(_CODEC, list(_CODECS), "lattice")
-    codec = str(
-        st.selectbox(
-            "Codec",
-            list(_CODECS),
-            index=list(_CODECS).index(codec),
-            format_func=_CODECS.__getitem__,
-            help=_CODEC_HELP,
-            key="export.codec_box",
-        )
-    )
-    state.publish(codec=codec)
-    config = _settings(codec)
+    codec, config = search_carried.show(shown) or _codec()
     has_optimizer = any(row.role not in ("weight", "buffer") for row in shown.tensors)
     optimizer = "drop"
     if has_optimizer and not st.toggle("Weights only", value=False, key="export.drop"):
@@ -160,6 +149,23 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
         keyframe_every=int(keyframe_every),
         packed=packed,
     )
+
+
+def _codec() -> tuple[str, dict[str, Any]]:
+    """Draw which codec, and the one setting of it."""
+    codec = state.choice(_CODEC, list(_CODECS), "lattice")
+    codec = str(
+        st.selectbox(
+            "Codec",
+            list(_CODECS),
+            index=list(_CODECS).index(codec),
+            format_func=_CODECS.__getitem__,
+            help=_CODEC_HELP,
+            key="export.codec_box",
+        )
+    )
+    state.publish(codec=codec)
+    return codec, _settings(codec)
 
 
 def _settings(codec: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Any
 
@@ -69,7 +70,8 @@ def _option(name: str, value: Any) -> str:
     """Return a setting as an option of the command line."""
     if name in ("coarseness", "bins"):
         return f"--{name} {value}"
-    return f"--set {shlex.quote(f'{name}={value}')}"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"--set {shlex.quote(f'{name}={text}')}"
 
 
 def _step(shown: Subject, request: ExportRequest, target: str) -> tuple[str, str]:

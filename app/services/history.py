@@ -167,6 +167,12 @@ def describe(job: Job) -> JobText:
     if job.task == "compare":
         names = ", ".join(Path(str(one)).name for one in request.get("archives", ()))
         return JobText(f"Compare {names} with {name}", path, "compare", link | {"job": job.job_id})
+    if job.task == "search":
+        title = f"Search {request.get('codec', '')} on {name}"
+        if request.get("kind") == "baselines":
+            title = f"Measure baselines of {name}"
+            return JobText(title, path, "search", link)
+        return JobText(title, path, "search", job_link)
     if job.task == "rehearse":
         training = str(request.get("training", ""))
         return JobText(f"Rehearse failures of {training}", path, "compare", link)

@@ -1,0 +1,296 @@
+"""A configuration to change by hand: what a point of the search had, or the default; estimates at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+from inshrink_app import search_config, services, state
+from inshrink_app.components import problem, search_result
+from inshrink_app.formatting import (
+    count_text,
+    counted,
+    elide,
+    markdown_text,
+    percent_text,
+    ratio_text,
+    share_text,
+    value_text,
+)
+from inshrink_app.search_tables import Searched, SearchPoint
+from inshrink_app.tables import Problem, ServiceError, Subject
+
+__all__ = ["forget", "show"]
+
+EXPORT_PAGE = "views/export.py"
+
+_EDIT = "search.edit"
+_LABEL_WIDTH = 90
+_MAX_UNDO = 50
+_MAX_NAMED = 5
+
+
+@dataclasses.dataclass
+class _Edit:
+    """What is in the editor.
+
+    Parameters
+    ----------
+    run
+        Path of the run it is for.
+    config
+        The configuration as it stands.
+    origin
+        The point it was loaded from; None for the default.
+    before
+        Configurations to go back to.
+    version
+        Grows with every change that the tables have to show; part of their keys.
+    is_estimated
+        Whether an estimate was asked for.
+    """
+
+    run: str
+    config: dict[str, Any]
+    origin: SearchPoint | None = None
+    before: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    version: int = 0
+    is_estimated: bool = False
+
+    @property
+    def base(self) -> Mapping[str, Any] | None:
+        """The configuration that was loaded."""
+        return None if self.origin is None else self.origin.config
+
+    def change(self, config: Mapping[str, Any]) -> None:
+        """Take in another configuration, and remember this one."""
+        if config != self.config:
+            self.before = [*self.before, self.config][-_MAX_UNDO:]
+            self.config = dict(config)
+            self.version += 1
+
+
+def forget() -> None:
+    """Begin anew with the best of the next search."""
+    st.session_state.pop(_EDIT, None)
+
+
+def show(
+    shown: Subject,
+    found: Searched | None,
+    compared: Sequence[SearchPoint],
+    steps: Sequence[int],
+    codec: str,
+) -> None:
+    """Draw the editor.
+
+    Parameters
+    ----------
+    shown
+        The run.
+    found, compared
+        What the search found and its baselines: points that can be loaded.
+    steps, codec
+        What to estimate on without a search, and what to begin with.
+    """
+    points = (*(found.points if found is not None else ()), *compared)
+    edit = _current(shown, found, points, codec)
+    used = found.steps if found is not None and found.steps else tuple(steps)
+    with st.container(border=True):
+        st.subheader("Configuration", anchor=False)
+        loaded = "the default" if edit.origin is None else elide(edit.origin.label, _LABEL_WIDTH)
+        changed = edit.origin is not None and edit.config != edit.base
+        st.caption(
+            markdown_text(f"{edit.config['codec']} · loaded: {loaded}{', changed' if changed else ''}")
+        )
+        left, right = st.columns([3, 2], gap="medium")
+        with left:
+            _tables(shown, edit)
+            _buttons(edit)
+        with right:
+            _figures(shown, edit, used, sum(point.n_steps for point in points))
+            _carry_on(shown, edit)
+
+
+def _current(shown: Subject, found: Searched | None, points: Sequence[SearchPoint], codec: str) -> _Edit:
+    """Return what is in the editor; a point that was picked goes into it first."""
+    edit: _Edit | None = st.session_state.get(_EDIT)
+    place = search_result.picked(len(points))
+    if place is not None and edit is not None and edit.run == str(shown.path):
+        edit.change(_plain(points[place].config))
+        edit.origin, edit.is_estimated = points[place], False
+    if edit is None or edit.run != str(shown.path) or (edit.origin is None and not edit.before):
+        best = points[place] if place is not None else None if found is None else found.best
+        if best is None:
+            name, value = services.codec_settings(codec)[0]
+            config: dict[str, Any] = {"codec": codec, "settings": {name: value}}
+        else:
+            config = _plain(best.config)
+        if edit is None or edit.run != str(shown.path) or edit.config != config:
+            version = 0 if edit is None else edit.version + 1
+            edit = _Edit(str(shown.path), config, best, version=version)
+            st.session_state[_EDIT] = edit
+    return edit
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy that shares nothing with the search."""
+    copied: dict[str, Any] = json.loads(json.dumps(dict(config)))
+    return copied
+
+
+def _tables(shown: Subject, edit: _Edit) -> None:
+    """Draw settings and overrides; they are taken in together."""
+    names = [name for name, _ in services.codec_settings(str(edit.config["codec"]))]
+    layers = sorted({row.layer for row in shown.tensors if row.role in ("weight", "buffer")})
+    text = st.column_config.TextColumn
+    with st.form("search.editor", border=False):
+        st.caption("Settings of all tensors")
+        settings = st.data_editor(
+            pd.DataFrame(search_config.setting_rows(edit.config), columns=["setting", "value"], dtype=str),
+            key=f"search.settings.{edit.version}",
+            hide_index=True,
+            num_rows="dynamic",
+            column_config={
+                "setting": st.column_config.SelectboxColumn("setting", options=names, required=True),
+                "value": text("value", required=True),
+            },
+        )
+        st.caption("Instead of them, for a layer type, for names that match a pattern, or both")
+        overrides = st.data_editor(
+            pd.DataFrame(
+                search_config.override_rows(edit.config),
+                columns=list(search_config.OVERRIDE_COLUMNS),
+                dtype=str,
+            ),
+            key=f"search.overrides.{edit.version}",
+            hide_index=True,
+            num_rows="dynamic",
+            column_config={
+                "layer type": st.column_config.SelectboxColumn("layer type", options=["", *layers]),
+                "names": text("names", help="A pattern of parameter names, as *.attn.* or head.?"),
+                "setting": st.column_config.SelectboxColumn("setting", options=names),
+                "value": text("value"),
+            },
+        )
+        if st.form_submit_button("Estimate", icon=":material/calculate:"):
+            _take_in(shown, edit, settings, overrides)
+
+
+def _take_in(shown: Subject, edit: _Edit, settings: pd.DataFrame, overrides: pd.DataFrame) -> None:
+    """Make a configuration of what the tables say, or say why it is none."""
+    try:
+        config = search_config.edited(
+            str(edit.config["codec"]), settings.to_numpy().tolist(), overrides.to_numpy().tolist()
+        )
+        services.check_config(config)
+    except ValueError as error:
+        problem.show(Problem(str(error), remedy="fill the row, or select and delete it"))
+        return
+    except ServiceError as error:
+        problem.show(error.problem)
+        return
+    unmatched = services.unmatched_overrides(shown, config)
+    if unmatched:
+        listed = ", ".join(elide(one, 40) for one in unmatched[:_MAX_NAMED])
+        problem.show(
+            Problem(f"no tensor of this run is meant by {listed}", remedy="change or delete the row")
+        )
+        return
+    edit.change(config)
+    edit.is_estimated = True
+    st.rerun()
+
+
+def _buttons(edit: _Edit) -> None:
+    """Offer to go back by one change, or to what was loaded."""
+    with st.container(horizontal=True):
+        if st.button("Undo", icon=":material/undo:", disabled=not edit.before):
+            edit.config, edit.version = edit.before.pop(), edit.version + 1
+            st.rerun()
+        if st.button(
+            "Reset",
+            icon=":material/restart_alt:",
+            disabled=edit.base is None or edit.config == edit.base,
+            help="Back to what was loaded.",
+        ):
+            edit.change(_plain(edit.base or {}))
+            edit.is_estimated = False
+            st.rerun()
+
+
+def _figures(shown: Subject, edit: _Edit, steps: Sequence[int], known: int) -> None:
+    """Draw what was measured of the point that was loaded, and what is estimated of what stands here."""
+    origin = edit.origin
+    if origin is not None:
+        st.caption(f"Measured, as loaded, on {counted(origin.n_steps, 'step')}")
+        _row(origin.ratio, origin.drop, origin.divergence, "measured")
+    if not edit.is_estimated:
+        st.caption("Change the tables and press Estimate: the ratio and the drop that follow, in seconds.")
+        return
+    try:
+        with st.spinner("Estimating…"):
+            guess = services.estimated(shown, steps, edit.config, known)
+    except ServiceError as error:
+        problem.show(error.problem)
+        return
+    st.caption(f"Estimated, as it stands, on {counted(guess.n_steps, 'step')}")
+    _row(guess.ratio, guess.drop, guess.divergence, "estimated")
+    words = f"Encoded: {share_text(guess.sampled)} of the weights. "
+    if guess.n_trials:
+        words += f"The drop is predicted from {counted(guess.n_trials, 'trial')}"
+        if guess.rank_correlation is not None:
+            words += f"; rank correlation with what was measured {guess.rank_correlation:.2f}"
+        words += "."
+    else:
+        words += "No trials tell yet what an error costs: search first, and drops are predicted too."
+    st.caption(words)
+
+
+def _row(ratio: float, drop: float | None, divergence: float | None, word: str) -> None:
+    """Draw the figures of one configuration, and what they are."""
+    with st.container(horizontal=True, gap="small"):
+        for label, value in (
+            ("Ratio", ratio_text(ratio)),
+            ("Worst drop", percent_text(drop)),
+            ("Divergence", "–" if divergence is None else value_text(divergence)),
+        ):
+            st.metric(label, value, delta=word, delta_color="off", delta_arrow="off", border=True)
+
+
+def _carry_on(shown: Subject, edit: _Edit) -> None:
+    """Offer the configuration as a file, and to compress with it."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if st.button(
+            "Apply to compress",
+            icon=":material/arrow_forward:",
+            help="Carries this configuration on to the Export page.",
+        ):
+            state.remember(
+                carried=json.dumps({"run": str(shown.path), "config": edit.config}),
+                codec=str(edit.config["codec"]),
+                what="all",
+            )
+            st.switch_page(EXPORT_PAGE)
+        for form, text in (
+            ("TOML", search_config.toml_text(edit.config)),
+            ("JSON", json.dumps(edit.config, indent=1) + "\n"),
+        ):
+            st.download_button(
+                form,
+                text.encode(),
+                file_name=f"config.{form.lower()}",
+                mime="application/json" if form == "JSON" else "application/toml",
+                key=f"search.config.{form}",
+                on_click="ignore",
+                type="tertiary",
+                icon=":material/download:",
+                help="For inshrink compress --config",
+            )
+    n = count_text(len(edit.config.get("override", ())))
+    with st.expander(f"As a file ({n} overrides)", icon=":material/description:"):
+        st.code(search_config.toml_text(edit.config), language="toml", wrap_lines=True)

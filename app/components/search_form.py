@@ -1,0 +1,143 @@
+"""The controls of a search: what is promised, what is searched and how, and on which steps."""
+
+from __future__ import annotations
+
+import streamlit as st
+from inshrink_app import state
+from inshrink_app.formatting import count_text
+from inshrink_app.search_tables import CODECS, SearchRequest
+from inshrink_app.tables import Subject
+
+__all__ = ["show"]
+
+_GOALS = {"drop": "Drop", "divergence": "Divergence", "ratio": "Target ratio"}
+_WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
+_RECENT = 8
+_GOAL, _CHAIN, _CODEC, _STRATEGY = "goal", "chain", "codec", "strategy"
+_CODEC_HELP = (
+    "Lattice is the default: one global step, and a factor for each layer type. Inshrinkerator is the "
+    "published codec, on its published grid."
+)
+_STRATEGY_HELP = (
+    "Automatic is allocation for the lattice: bracket the global step, then give each layer type its share. "
+    "Of other codecs it is the guided search of their grid. Random and grid are there to compare with."
+)
+
+
+def show(shown: Subject) -> SearchRequest:
+    """Draw the controls and return what they ask for."""
+    with st.container(border=True):
+        st.subheader("What to search for", anchor=False)
+        goal = _segmented("Bound", _GOAL, _GOALS, "drop")
+        drop, divergence, ratio = _limits(goal)
+        names = {name: label for name, (label, _) in CODECS.items()}
+        codec = _choice("Codec", _CODEC, names, "lattice", _CODEC_HELP)
+        strategies = {name: "Automatic" if name == "auto" else name.capitalize() for name in CODECS[codec][1]}
+        strategy = "auto"
+        if goal != "ratio":
+            strategy = _choice("Strategy", _STRATEGY, strategies, "auto", _STRATEGY_HELP)
+        steps = _steps(shown)
+        budget = None
+        if goal != "ratio":
+            budget = st.number_input(
+                "Most configurations to try",
+                1,
+                10_000,
+                None,
+                key="search.budget",
+                placeholder="As many as the strategy wants",
+                help="Each is measured on every step, until one breaks a bound.",
+            )
+    return SearchRequest(
+        goal=goal,
+        max_drop=drop,
+        max_divergence=divergence,
+        target_ratio=ratio,
+        codec=codec,
+        strategy=strategy,
+        budget=None if budget is None else int(budget),
+        steps=steps,
+    )
+
+
+def _limits(goal: str) -> tuple[float, float, float]:
+    """Draw the limit that counts; the others keep their defaults."""
+    drop, divergence, ratio = 0.01, 0.003, 30.0
+    if goal == "drop":
+        drop = 0.01 * st.number_input(
+            "Drop allowed, %",
+            0.0,
+            100.0,
+            1.0,
+            0.1,
+            key="search.drop",
+            help="No restored step may be worse than its original by more.",
+        )
+        st.caption(
+            "Where the evaluator returns `log_probs`, a divergence of at most 0.003 nats is asked for too: a "
+            "drop alone is also kept by weights that were never stored."
+        )
+    elif goal == "divergence":
+        divergence = st.number_input(
+            "Divergence allowed, nats",
+            0.0,
+            100.0,
+            0.003,
+            0.001,
+            format="%.4f",
+            key="search.divergence",
+            help="Mean KL divergence of the restored step's predictions from the original's.",
+        )
+    else:
+        ratio = st.number_input(
+            "Ratio of the weights",
+            1.0,
+            100_000.0,
+            30.0,
+            1.0,
+            key="search.ratio",
+            help="Of all that reach it, the one whose predictions diverge least is found.",
+        )
+    return round(drop, 9), divergence, ratio
+
+
+def _segmented(label: str, key: str, options: dict[str, str], default: str) -> str:
+    """Draw one choice, beginning with what the link or the session says."""
+    widget = f"search.{key}"
+    if widget not in st.session_state:
+        st.session_state[widget] = state.choice(key, list(options), default)
+    chosen = st.segmented_control(label, list(options), format_func=options.__getitem__, key=widget)
+    value = str(chosen) if chosen in options else default
+    state.publish(**{key: value})
+    return value
+
+
+def _choice(label: str, key: str, options: dict[str, str], default: str, tip: str) -> str:
+    """Draw one choice of many; what is chosen goes where it is no option any more."""
+    widget = f"search.{key}"
+    if st.session_state.get(widget) not in options:
+        st.session_state[widget] = state.choice(key, list(options), default)
+    chosen = st.selectbox(label, list(options), format_func=options.__getitem__, key=widget, help=tip)
+    state.publish(**{key: str(chosen)})
+    return str(chosen)
+
+
+def _steps(shown: Subject) -> tuple[int, ...]:
+    """Draw which steps the chain has; neighbours, as it is neighbours that deltas are small between."""
+    if len(shown.steps) == 1:
+        st.caption("The run has one checkpoint: what is searched is a keyframe alone.")
+        return shown.steps
+    options = {name: _WHICH[name] for name in _WHICH if name != "recent" or len(shown.steps) > _RECENT}
+    which = _segmented("Steps", _CHAIN, options, "all")
+    if which == "recent":
+        return shown.steps[-_RECENT:]
+    if which == "all":
+        return shown.steps
+    first, last = st.select_slider(
+        "From and to",
+        shown.steps,
+        value=(shown.steps[0], shown.steps[-1]),
+        format_func=count_text,
+        key="search.range",
+    )
+    return tuple(step for step in shown.steps if first <= step <= last)

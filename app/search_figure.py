@@ -1,0 +1,235 @@
+"""Trials as a scatter of ratio against drop or divergence, with the front of the best. No Streamlit here.
+
+The figure is a function of the trials alone, never of what is selected in it: the browser marks a click.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from inshrink_app.formatting import elide, html_text, percent_text, ratio_text, value_text
+from inshrink_app.search_tables import Searched, SearchPoint, front
+from inshrink_app.theme import CATEGORICAL, GAP, MARK
+
+__all__ = ["clicked_point", "search_figure"]
+
+_LABEL_WIDTH = 60
+_HEIGHT = 420
+_BOUND = CATEGORICAL[5]
+_FRONT = CATEGORICAL[0]
+_OTHERS = CATEGORICAL[1:]
+_DIM = 0.4
+
+
+def search_figure(found: Searched, compared: Sequence[SearchPoint], figure: str) -> go.Figure:
+    """Draw trials and baselines.
+
+    Parameters
+    ----------
+    found
+        The search.
+    compared
+        Baselines.
+    figure
+        ``drop``, in percent, or ``divergence``, in nats on a logarithmic axis.
+    """
+    drawn = go.Figure()
+    points = (*found.points, *compared)
+    best_of = front(points, figure)
+    drawn.add_trace(_line([points[i] for i in best_of], figure))
+    trials = [(i, point) for i, point in enumerate(points) if not point.baseline]
+    kinds = (
+        ("On the front", [(i, p) for i, p in trials if i in best_of], "circle", 1.0, 11),
+        ("Dominated", [(i, p) for i, p in trials if p.whole and i not in best_of], "circle", _DIM, 9),
+        ("Not the whole chain", [(i, p) for i, p in trials if not p.whole], "circle-open", _DIM, 9),
+    )
+    for name, chosen, symbol, opacity, size in kinds:
+        _add(drawn, chosen, figure, name, {"symbol": symbol, "color": _FRONT, "size": size}, opacity)
+    for position, point in enumerate(compared):
+        colour = _OTHERS[position % len(_OTHERS)]
+        marker = {"symbol": _SYMBOLS[position % len(_SYMBOLS)], "color": colour, "size": 10}
+        _add(drawn, [(len(found.points) + position, point)], figure, point.baseline, marker, 0.9)
+    _best(drawn, found, figure)
+    _limits(drawn, found, figure)
+    _lay_out(drawn, figure, points, found)
+    return drawn
+
+
+_SYMBOLS = ("square", "diamond", "triangle-up", "triangle-down", "cross", "x", "pentagon", "hexagon2")
+
+
+def _y(point: SearchPoint, figure: str) -> float:
+    """Return where a point lies; a figure that cannot be drawn is NaN, which leaves it out."""
+    value = point.figure(figure)
+    if value is None or (figure == "divergence" and value <= 0):
+        return float("nan")
+    return 100 * value if figure == "drop" else value
+
+
+def _line(points: Sequence[SearchPoint], figure: str) -> go.Scatter:
+    """Join the front."""
+    return go.Scatter(
+        x=np.asarray([point.ratio for point in points], dtype=np.float64),
+        y=np.asarray([_y(point, figure) for point in points], dtype=np.float64),
+        mode="lines",
+        line={"color": _FRONT, "width": 1.5, "dash": "dot"},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def _add(
+    drawn: go.Figure,
+    chosen: Sequence[tuple[int, SearchPoint]],
+    figure: str,
+    name: str,
+    marker: dict[str, object],
+    opacity: float,
+) -> None:
+    """Draw points of one kind; each knows its place among all, for clicks."""
+    if not chosen:
+        return
+    drawn.add_trace(
+        go.Scatter(
+            x=np.asarray([point.ratio for _, point in chosen], dtype=np.float64),
+            y=np.asarray([_y(point, figure) for _, point in chosen], dtype=np.float64),
+            customdata=[[place, _hover(point)] for place, point in chosen],
+            name=name,
+            mode="markers",
+            marker={**marker, "opacity": opacity},
+            selected={"marker": {"opacity": 1, "color": MARK, "size": 14}},
+            unselected={"marker": {"opacity": opacity}},
+            hovertemplate="%{customdata[1]}<extra></extra>",
+        )
+    )
+
+
+def _hover(point: SearchPoint) -> str:
+    """Say everything about a point."""
+    steps = "every step" if point.whole else f"{point.n_steps} steps, then given up or not there yet"
+    lines = [
+        html_text(elide(point.label, _LABEL_WIDTH)),
+        f"{ratio_text(point.ratio)}, measured on {steps}",
+        f"worst drop {percent_text(point.drop)}",
+        f"largest divergence {'–' if point.divergence is None else value_text(point.divergence)}",
+    ]
+    if not point.baseline:
+        lines.append("keeps the bounds" if point.keeps else "breaks a bound")
+    return "<br>".join(lines)
+
+
+def _best(drawn: go.Figure, found: Searched, figure: str) -> None:
+    """Ring the best, which can be told without its colour too."""
+    best = found.best
+    if best is None:
+        return
+    drawn.add_trace(
+        go.Scatter(
+            x=[best.ratio],
+            y=[_y(best, figure)],
+            name="Best",
+            mode="markers",
+            marker={"symbol": "star-open", "size": 22, "color": _BOUND, "line": {"width": 2}},
+            hoverinfo="skip",
+        )
+    )
+
+
+def _limits(drawn: go.Figure, found: Searched, figure: str) -> None:
+    """Draw what was asked for. Plotly places lines by value, but texts on a logarithmic axis by exponent."""
+    line = {"color": _BOUND, "width": 1.5, "dash": "dash"}
+    font = {"size": 12, "color": _BOUND}
+    bound = found.bound(figure)
+    if bound:
+        y = 100 * bound if figure == "drop" else bound
+        text = f"bound {y:g} %" if figure == "drop" else f"bound {y:g} nats"
+        drawn.add_shape(type="line", xref="paper", x0=0, x1=1, y0=y, y1=y, line=line)
+        drawn.add_annotation(
+            xref="paper",
+            x=0,
+            xanchor="left",
+            y=y if figure == "drop" else math.log10(y),
+            yanchor="bottom",
+            text=text,
+            font=font,
+            showarrow=False,
+        )
+    target = found.target_ratio
+    if target is not None:
+        drawn.add_shape(type="line", yref="paper", y0=0, y1=1, x0=target, x1=target, line=line)
+        drawn.add_annotation(
+            yref="paper",
+            y=1,
+            yanchor="top",
+            x=math.log10(target),
+            xanchor="right",
+            text=f"target {target:g}× ",
+            font=font,
+            showarrow=False,
+        )
+
+
+def _lay_out(drawn: go.Figure, figure: str, points: Sequence[SearchPoint], found: Searched) -> None:
+    drawn.update_layout(
+        height=_HEIGHT,
+        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
+        hovermode="closest",
+        dragmode="pan",
+    )
+    ratios = [point.ratio for point in points if point.ratio > 0]
+    ratios += [] if found.target_ratio is None else [found.target_ratio]
+    drawn.update_xaxes(
+        title={"text": "ratio of the weights, logarithmic", "standoff": 6},
+        type="log",
+        automargin=True,
+        tickangle=0,
+        **_ticks(ratios, "{:g}×"),
+    )
+    if figure == "drop":
+        drawn.update_yaxes(title={"text": "worst drop, %", "standoff": 6}, automargin=True, nticks=6)
+        drawn.update_yaxes(zerolinecolor=GAP)
+        return
+    bound = found.bound(figure)
+    values = [point.divergence for point in points if point.divergence] + ([bound] if bound else [])
+    drawn.update_yaxes(
+        title={"text": "largest divergence, nats", "standoff": 6},
+        type="log",
+        automargin=True,
+        **_ticks(values, "{:.0e}"),
+    )
+
+
+def _ticks(values: Sequence[float], form: str) -> dict[str, list[object]]:
+    """Return ticks of a logarithmic axis: within a few decades more than powers of ten, all written out."""
+    finite = [value for value in values if 0 < value < math.inf]
+    if not finite:
+        return {}
+    first, last = math.floor(math.log10(min(finite))) - 1, math.ceil(math.log10(max(finite))) + 1
+    decades = math.log10(max(finite) / min(finite))
+    mantissas = (1, 1.5, 2, 3, 5, 7) if decades < 1 else (1, 2, 5) if decades < _FEW_DECADES else (1,)
+    ticks = [m * 10.0**exponent for exponent in range(first, last) for m in mantissas]
+    texts = [form.format(round(tick, 12)).replace("e-0", "e-").replace("e+00", "") for tick in ticks]
+    return {"tickvals": list(ticks), "ticktext": list(texts)}
+
+
+_FEW_DECADES = 2.5
+
+
+def clicked_point(points: Sequence[object], n_points: int) -> int | None:
+    """Return which point was clicked; None for nothing, or for nonsense from the browser.
+
+    Examples
+    --------
+    >>> clicked_point([{"customdata": [2, "text"]}], 3), clicked_point([{"customdata": [9]}], 3)
+    (2, None)
+    """
+    for point in points:
+        data = point.get("customdata") if isinstance(point, dict) else None
+        place = data[0] if isinstance(data, list | tuple) and data else None
+        if isinstance(place, int) and 0 <= place < n_points:
+            return place
+    return None

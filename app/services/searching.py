@@ -1,0 +1,264 @@
+"""Searching a configuration: the job, what it found as points, estimates, and what carries on from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import streamlit as st
+from inshrink_app.actions.search import BASELINES
+from inshrink_app.job import Job
+from inshrink_app.search_config import config_words, engine_settings
+from inshrink_app.search_tables import Estimate, Searched, SearchPoint, SearchRequest
+from inshrink_app.services import running
+from inshrink_app.services.comparing import EvaluatorCode
+from inshrink_app.services.failures import reported
+from inshrink_app.services.history import load_json, read_result
+from inshrink_app.services.opening import opened
+from inshrink_app.tables import Subject
+
+__all__ = [
+    "BASELINE_NAMES",
+    "baselines",
+    "baselines_job",
+    "check_config",
+    "codec_settings",
+    "estimated",
+    "newest_search",
+    "searched",
+    "start_baselines",
+    "start_search",
+    "unmatched_overrides",
+]
+
+BASELINE_NAMES = tuple(name for name, _, _ in BASELINES)
+
+
+def newest_search(subject: Subject) -> Job | None:
+    """Return the last search on a run."""
+    return running.jobs().get(("search", str(subject.path)), load_json)
+
+
+def start_search(subject: Subject, request: SearchRequest, judge: EvaluatorCode) -> Job:
+    """Search; called only after the reader has said that the code may run, or where it is ours."""
+    values = _asked(subject, "search", request.steps, judge) | request.limits()
+    values |= {"codec": request.codec, "strategy": request.strategy, "budget": request.budget}
+    return running.jobs().start(("search", str(subject.path)), values, load_json, again=True)
+
+
+def _asked(subject: Subject, kind: str, steps: Sequence[int], judge: EvaluatorCode) -> dict[str, Any]:
+    """Return what both kinds of work are told."""
+    return {
+        "task": "search",
+        "kind": kind,
+        "path": str(subject.path),
+        "steps": list(steps),
+        "evaluator": judge.spec,
+        "trusted": "" if judge.is_bundled else judge.digest,
+    }
+
+
+def _baselines_key(subject: Subject, steps: Sequence[int], judge: EvaluatorCode) -> tuple[str, ...]:
+    token = opened(str(subject.path)).token
+    return ("baselines", str(subject.path), token, judge.digest, ",".join(map(str, steps)))
+
+
+def baselines_job(subject: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Job | None:
+    """Return the measuring of the baselines on these steps, if it was started."""
+    return running.jobs().get(_baselines_key(subject, steps, judge), load_json)
+
+
+def start_baselines(subject: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Job:
+    """Measure the baselines; under the same consent as a search."""
+    key = _baselines_key(subject, steps, judge)
+    return running.jobs().start(key, _asked(subject, "baselines", steps, judge), load_json)
+
+
+def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
+    """Return the baselines as points, those measured so far; nothing is promised of them."""
+    if job is None:
+        return ()
+    names = {json.dumps([codec, dict(settings)]): name for name, codec, settings in BASELINES}
+    points = _points(_rows(job), len(job.request.get("steps", ())), {})
+    named = [(names.get(json.dumps([p.config.get("codec"), p.config.get("settings")])), p) for p in points]
+    return tuple(p._replace(baseline=name, label=name, keeps=False) for name, p in named if name)
+
+
+def searched(job: Job) -> Searched:
+    """Return what a search has found, or has found so far."""
+    told = read_result(job) if job.state == "finished" else None
+    told = told if isinstance(told, dict) else {}
+    rows = _rows(job)
+    limits = _limits(job.request, told, rows)
+    steps = tuple(told.get("steps") or job.request.get("steps") or ())
+    points = _points(rows, len(steps), limits)
+    best = told.get("best")
+    if best:
+        key = _key(best["config"])
+        points = [point._replace(is_best=_key(point.config) == key) for point in points]
+    return Searched(
+        points=tuple(points),
+        max_drop=limits.get("drop"),
+        max_divergence=limits.get("divergence"),
+        target_ratio=job.request.get("target_ratio"),
+        metric=str(told.get("metric", "")),
+        direction=str(told.get("direction", "")),
+        strategy=str(told.get("strategy", "")),
+        steps=steps,
+        uninformative=tuple(told.get("uninformative", ())),
+        evaluations=int(told.get("evaluations", job.done)),
+        rank_correlation=told.get("rank_correlation"),
+        seconds=float(told.get("seconds", 0.0)),
+        notes=tuple(map(str, told.get("notes", ()))),
+    )
+
+
+def _rows(job: Job) -> list[dict[str, Any]]:
+    """Return the trials of a job: of its result, else those told so far."""
+    told = read_result(job) if job.state == "finished" else None
+    return list(told["trials"]) if isinstance(told, dict) else list(job.rows)
+
+
+def _limits(
+    request: Mapping[str, Any], told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Return the bounds; until the search has told its own, a divergence joins a drop as it will then."""
+    if "bounds" in told:
+        return {name: float(limit) for name, limit in told["bounds"].items() if limit is not None}
+    limits = {"drop": request.get("max_drop"), "divergence": request.get("max_divergence")}
+    known = {name: float(limit) for name, limit in limits.items() if limit is not None}
+    if "drop" in known and "divergence" not in known and any(row["divergence"] is not None for row in rows):
+        from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
+
+        known["divergence"] = DEFAULT_MAX_DIVERGENCE
+    return known
+
+
+def _key(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, sort_keys=True)
+
+
+def _points(
+    rows: Iterable[Mapping[str, Any]], n_steps: int, limits: Mapping[str, float]
+) -> list[SearchPoint]:
+    """Put the trials of each configuration together."""
+    chains: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for row in rows:
+        chains.setdefault(_key(row["config"]), {})[int(row["step"])] = row
+    return [_point(list(chain.values()), n_steps, limits) for chain in chains.values()]
+
+
+def _point(chain: Sequence[Mapping[str, Any]], n_steps: int, limits: Mapping[str, float]) -> SearchPoint:
+    """Return one configuration over its steps."""
+    config = chain[0]["config"]
+    nbytes = sum(int(row["weights_nbytes"]) for row in chain)
+    return SearchPoint(
+        label=config_words(config),
+        config=config,
+        ratio=sum(int(row["raw_weights"]) for row in chain) / nbytes if nbytes else 0.0,
+        drop=max(_known(chain, "drop"), default=None),
+        divergence=max(_known(chain, "divergence"), default=None),
+        n_steps=len(chain),
+        whole=len(chain) >= n_steps,
+        keeps=all(_keeps(row, limits) for row in chain),
+        gain=_mean(_known(chain, "restore_gain")),
+        noise=_mean(_known(chain, "restore_noise")),
+    )
+
+
+def _known(chain: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [float(row[name]) for row in chain if row.get(name) is not None]
+
+
+def _keeps(row: Mapping[str, Any], limits: Mapping[str, float]) -> bool:
+    """Return whether one step keeps every bound."""
+    return not row.get("failure") and all(
+        row[name] is not None and row[name] <= limit for name, limit in limits.items()
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+@st.cache_data(show_spinner=False)
+def codec_settings(codec: str) -> tuple[tuple[str, Any], ...]:
+    """Return the settings of a codec with their defaults."""
+    from inshrink_core.codec import get_codec
+
+    with reported():
+        kind: Any = get_codec(codec).config_type
+    return tuple((one.name, one.default) for one in dataclasses.fields(kind))
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Ask the engine whether a configuration can be used.
+
+    Raises
+    ------
+    ServiceError
+        A setting that the codec does not have, or a value out of its range.
+    """
+    from inshrink_core.session.config import make_configs
+
+    with reported():
+        make_configs(str(config["codec"]), engine_settings(config))
+
+
+def unmatched_overrides(subject: Subject, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the overrides that mean no weight of a run; writing with them would be refused."""
+    rows = [row for row in subject.tensors if row.role in ("weight", "buffer")]
+    found = []
+    for one in config.get("override", ()):
+        layer, match = one.get("layer_type"), str(one.get("match", "*"))
+        if not any(layer in (None, row.layer) and fnmatchcase(row.name, match) for row in rows):
+            found.append(f"{layer or ''} {match}".strip())
+    return tuple(found)
+
+
+def estimated(subject: Subject, steps: Sequence[int], config: Mapping[str, Any], known: int) -> Estimate:
+    """Estimate what a configuration would do, without the evaluator: a few seconds at most.
+
+    Parameters
+    ----------
+    subject, steps, config
+        The run, steps of the chain, and the configuration.
+    known
+        Trials there are; with more of them an estimate is another one.
+
+    Raises
+    ------
+    ServiceError
+        The configuration asks for what the codec does not have.
+    """
+    path = str(subject.path)
+    return _estimated(path, opened(path).token, tuple(steps), _key(config), known)
+
+
+@st.cache_data(show_spinner=False, max_entries=256)
+def _estimated(path: str, token: str, steps: tuple[int, ...], config: str, known: int) -> Estimate:
+    from inshrink_core.formats import open_run
+    from inshrink_core.session.estimate import estimate
+
+    document = json.loads(config)
+    with reported():
+        found = estimate(
+            open_run(path),
+            codec=document["codec"],
+            config=engine_settings(document),
+            steps=steps,
+        )
+    return Estimate(
+        ratio=found.ratio_weights,
+        drop=found.drop,
+        divergence=found.divergence,
+        rank_correlation=found.rank_correlation,
+        n_trials=found.n_trials,
+        n_steps=found.n_steps,
+        sampled=found.sampled,
+        notes=found.notes,
+    )

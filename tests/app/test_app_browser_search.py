@@ -1,0 +1,96 @@
+"""A search in a real browser: launched, cancelled, resumed, a point clicked, edited and carried on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.builders import SAMPLE
+from tests.app.test_app_browser import CHROMIUM, page
+from tests.app.test_app_browser_work import Server
+
+__all__ = ["page"]
+
+N_STEPS = 4
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no Chromium here; install it, for example with: apt-get install chromium"
+    ),
+]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """Serve the explorer over the last steps of the sample."""
+    folder = tmp_path / "root"
+    run = folder / "run"
+    run.mkdir(parents=True)
+    for name in ("evaluator.py", "inshrink.toml", "digits-validation.npz"):
+        shutil.copy(SAMPLE / name, run / name)
+    for path in sorted(SAMPLE.glob("step_*.pt"))[-N_STEPS:]:
+        shutil.copy(path, run / path.name)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = Server(folder, port)
+    yield started
+    started.process.terminate()
+    started.process.wait(30)
+    assert "Traceback" not in started.log.read_text()
+
+
+def n_logged(server: Server) -> int:
+    """Return how many trials are in the run's log."""
+    log = server.folder / "run" / ".inshrink" / "search.jsonl"
+    return len(log.read_text().splitlines()) - 1 if log.exists() else 0
+
+
+def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_export(
+    server: Server, page: Any
+) -> None:
+    page.goto(server.link("search", codec="uniform", strategy="grid"))
+    trust = page.get_by_text("Trust this run's code and run it on this computer")
+    button = page.get_by_role("button", name="Search", exact=True)
+    button.wait_for()
+    if trust.count():
+        trust.click()
+    button.click()
+    page.get_by_text("evaluations left").wait_for()
+    page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_text("This was cancelled").wait_for()
+    before = n_logged(server)
+    assert before >= 1
+    assert "job=" in page.url
+
+    # The same link in a second tab tells the same, and goes on from there.
+    page.goto(page.url)
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_text("What was found").wait_for()
+    page.get_by_text("Best:").wait_for()
+    folder = next((server.folder.parent / "state" / "inshrink" / "jobs").iterdir())
+    found = json.loads((folder / "result").read_text())
+    assert n_logged(server) == before + found["evaluations"]
+    assert len(found["trials"]) == n_logged(server)
+
+    # A click on a point loads it; an estimate says that it is one.
+    points = page.locator(".js-plotly-plot .scatterlayer .points path")
+    points.first.wait_for(state="attached")
+    points.first.click(force=True)
+    page.get_by_role("button", name="Estimate").click()
+    page.get_by_text("Estimated, as it stands").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+    page.get_by_role("button", name="Apply to compress").click()
+    page.get_by_text("Configuration from the Search page").wait_for()
+    page.get_by_text('codec = "uniform"').wait_for()
+    assert page.hosts == {server.address.removeprefix("http://")}
+    assert [complaint for complaint in page.complaints if "404" not in complaint] == []
