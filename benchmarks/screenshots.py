@@ -54,7 +54,7 @@ SHOTS = (
         "search.png",
         "search",
         {"chain": "recent"},
-        height=1500,
+        height=1180,
         clicks=("Search",),
         wait_for="What was found",
     ),
@@ -111,6 +111,7 @@ def take(browser: Any, address: str, run: Path, shot: Shot, target: Path) -> Non
         page.get_by_role("button", name=label, exact=True).click()
     if shot.wait_for:
         page.get_by_text(shot.wait_for).first.wait_for()
+    page.mouse.move(0, 0)  # A button that was pressed shows its tip as long as the pointer is on it.
     if layer is not None:
         page.locator(f".js-plotly-plot {layer}").first.wait_for(state="attached")
     page.locator("[data-testid=stExpander]").last.wait_for(state="attached")
