@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+from inshrink_app.search_tables import SearchPoint
 
 __all__ = [
     "OVERRIDE_COLUMNS",
+    "Edit",
     "config_words",
     "edited",
     "engine_settings",
     "override_rows",
+    "plain",
     "setting_rows",
     "toml_text",
 ]
@@ -21,6 +26,71 @@ OVERRIDE_COLUMNS = ("layer type", "names", "setting", "value")
 
 _SELECTORS = ("match", "layer_type")
 _ANY = "*"
+
+
+_MAX_UNDO = 50
+
+
+@dataclass
+class Edit:
+    """What is in the editor.
+
+    Parameters
+    ----------
+    run
+        Path of the run it is for.
+    config
+        The configuration as it stands.
+    origin
+        The point it was loaded from; None for the default.
+    before
+        Configurations and origins to go back to.
+    version
+        Grows with every change that the tables have to show; part of their keys.
+    is_estimated
+        Whether an estimate was asked for.
+    """
+
+    run: str
+    config: dict[str, Any]
+    origin: SearchPoint | None = None
+    before: list[tuple[dict[str, Any], SearchPoint | None]] = field(default_factory=list)
+    version: int = 0
+    is_estimated: bool = False
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it is another configuration than the one that was loaded."""
+        return self.origin is not None and self.config != self.origin.config
+
+    def change(self, config: Mapping[str, Any]) -> None:
+        """Take in another configuration, and remember this one."""
+        if config != self.config:
+            self.before = [*self.before, (self.config, self.origin)][-_MAX_UNDO:]
+            self.config = plain(config)
+            self.version += 1
+
+    def load(self, point: SearchPoint) -> None:
+        """Take in the configuration of a point."""
+        self.change(point.config)
+        self.origin, self.is_estimated = point, False
+
+    def undo(self) -> None:
+        """Go back by one change."""
+        if self.before:
+            self.config, self.origin = self.before.pop()
+            self.version += 1
+
+    def reset(self) -> None:
+        """Go back to what was loaded; this can be undone too."""
+        if self.origin is not None:
+            self.load(self.origin)
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy that shares nothing with the search."""
+    copied: dict[str, Any] = json.loads(json.dumps(dict(config)))
+    return copied
 
 
 def setting_rows(config: Mapping[str, Any]) -> list[tuple[str, str]]:

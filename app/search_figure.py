@@ -6,7 +6,7 @@ The figure is a function of the trials alone, never of what is selected in it: t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -21,7 +21,7 @@ _HEIGHT = 420
 _BOUND = CATEGORICAL[5]
 _FRONT = CATEGORICAL[0]
 _OTHERS = CATEGORICAL[1:]
-_DIM = 0.4
+_DIM = 0.5
 
 
 def search_figure(found: Searched, compared: Sequence[SearchPoint], figure: str) -> go.Figure:
@@ -41,17 +41,17 @@ def search_figure(found: Searched, compared: Sequence[SearchPoint], figure: str)
     best_of = front(points, figure)
     drawn.add_trace(_line([points[i] for i in best_of], figure))
     trials = [(i, point) for i, point in enumerate(points) if not point.baseline]
-    kinds = (
-        ("On the front", [(i, p) for i, p in trials if i in best_of], "circle", 1.0, 11),
-        ("Dominated", [(i, p) for i, p in trials if p.whole and i not in best_of], "circle", _DIM, 9),
-        ("Not the whole chain", [(i, p) for i, p in trials if not p.whole], "circle-open", _DIM, 9),
-    )
-    for name, chosen, symbol, opacity, size in kinds:
-        _add(drawn, chosen, figure, name, {"symbol": symbol, "color": _FRONT, "size": size}, opacity)
+    beaten = [(i, p) for i, p in trials if p.whole and i not in best_of]
+    partial = [(i, p) for i, p in trials if not p.whole]
+    front_marker = {"symbol": "circle", "color": _FRONT, "size": 11}
+    _add(drawn, found, [(i, p) for i, p in trials if i in best_of], figure, "On the front", front_marker, 1.0)
+    _add(drawn, found, beaten, figure, "Dominated", {**front_marker, "size": 9}, _DIM)
+    hollow = {"symbol": "circle-open", "color": GAP, "size": 9, "line": {"width": 1.5}}
+    _add(drawn, found, partial, figure, "Not the whole chain", hollow, 0.9)
     for position, point in enumerate(compared):
         colour = _OTHERS[position % len(_OTHERS)]
         marker = {"symbol": _SYMBOLS[position % len(_SYMBOLS)], "color": colour, "size": 10}
-        _add(drawn, [(len(found.points) + position, point)], figure, point.baseline, marker, 0.9)
+        _add(drawn, found, [(len(found.points) + position, point)], figure, point.baseline, marker, 0.9)
     _best(drawn, found, figure)
     _limits(drawn, found, figure)
     _lay_out(drawn, figure, points, found)
@@ -83,10 +83,11 @@ def _line(points: Sequence[SearchPoint], figure: str) -> go.Scatter:
 
 def _add(
     drawn: go.Figure,
+    found: Searched,
     chosen: Sequence[tuple[int, SearchPoint]],
     figure: str,
     name: str,
-    marker: dict[str, object],
+    marker: Mapping[str, object],
     opacity: float,
 ) -> None:
     """Draw points of one kind; each knows its place among all, for clicks."""
@@ -96,7 +97,7 @@ def _add(
         go.Scatter(
             x=np.asarray([point.ratio for _, point in chosen], dtype=np.float64),
             y=np.asarray([_y(point, figure) for _, point in chosen], dtype=np.float64),
-            customdata=[[place, _hover(point)] for place, point in chosen],
+            customdata=[[place, _hover(found, point)] for place, point in chosen],
             name=name,
             mode="markers",
             marker={**marker, "opacity": opacity},
@@ -107,7 +108,7 @@ def _add(
     )
 
 
-def _hover(point: SearchPoint) -> str:
+def _hover(found: Searched, point: SearchPoint) -> str:
     """Say everything about a point."""
     steps = "every step" if point.whole else f"{point.n_steps} steps, then given up or not there yet"
     lines = [
@@ -117,7 +118,7 @@ def _hover(point: SearchPoint) -> str:
         f"largest divergence {'–' if point.divergence is None else value_text(point.divergence)}",
     ]
     if not point.baseline:
-        lines.append("keeps the bounds" if point.keeps else "breaks a bound")
+        lines.append(found.verdict(point))
     return "<br>".join(lines)
 
 
@@ -199,7 +200,7 @@ def _lay_out(drawn: go.Figure, figure: str, points: Sequence[SearchPoint], found
         title={"text": "largest divergence, nats", "standoff": 6},
         type="log",
         automargin=True,
-        **_ticks(values, "{:.0e}"),
+        **_ticks(values, "{:.1e}"),
     )
 
 
@@ -212,7 +213,8 @@ def _ticks(values: Sequence[float], form: str) -> dict[str, list[object]]:
     decades = math.log10(max(finite) / min(finite))
     mantissas = (1, 1.5, 2, 3, 5, 7) if decades < 1 else (1, 2, 5) if decades < _FEW_DECADES else (1,)
     ticks = [m * 10.0**exponent for exponent in range(first, last) for m in mantissas]
-    texts = [form.format(round(tick, 12)).replace("e-0", "e-").replace("e+00", "") for tick in ticks]
+    texts = [form.format(round(tick, 12)) for tick in ticks]
+    texts = [text.replace(".0e", "e").replace("e-0", "e-").replace("e+00", "") for text in texts]
     return {"tickvals": list(ticks), "ticktext": list(texts)}
 
 

@@ -75,7 +75,7 @@ class SearchPoint(NamedTuple):
     n_steps, whole
         Steps measured, and whether these are all.
     keeps
-        Whether every step measured keeps the bounds.
+        Whether every step measured keeps the bounds; of a search for a ratio, whether that is reached.
     gain, noise
         Mean restore gain and noise; None where not measured.
     is_best
@@ -146,9 +146,13 @@ class Searched:
         """What the search settled on, or the largest ratio so far that keeps the bounds."""
         settled = [point for point in self.points if point.is_best]
         kept = [point for point in self.points if point.keeps and point.whole]
-        if self.target_ratio is not None:
-            kept = [point for point in kept if point.ratio >= self.target_ratio]
         return settled[0] if settled else max(kept, key=lambda point: point.ratio, default=None)
+
+    def verdict(self, point: SearchPoint) -> str:
+        """Say whether a point is what was asked for."""
+        if self.target_ratio is not None:
+            return "reaches the ratio" if point.keeps else "below the ratio"
+        return "keeps the bounds" if point.keeps else "breaks a bound"
 
     def bound(self, figure: str) -> float | None:
         """Return the limit of the drop or of the divergence."""

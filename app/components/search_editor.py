@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -21,6 +20,7 @@ from inshrink_app.formatting import (
     share_text,
     value_text,
 )
+from inshrink_app.search_config import Edit
 from inshrink_app.search_tables import Searched, SearchPoint
 from inshrink_app.tables import Problem, ServiceError, Subject
 
@@ -30,48 +30,7 @@ EXPORT_PAGE = "views/export.py"
 
 _EDIT = "search.edit"
 _LABEL_WIDTH = 90
-_MAX_UNDO = 50
 _MAX_NAMED = 5
-
-
-@dataclasses.dataclass
-class _Edit:
-    """What is in the editor.
-
-    Parameters
-    ----------
-    run
-        Path of the run it is for.
-    config
-        The configuration as it stands.
-    origin
-        The point it was loaded from; None for the default.
-    before
-        Configurations to go back to.
-    version
-        Grows with every change that the tables have to show; part of their keys.
-    is_estimated
-        Whether an estimate was asked for.
-    """
-
-    run: str
-    config: dict[str, Any]
-    origin: SearchPoint | None = None
-    before: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    version: int = 0
-    is_estimated: bool = False
-
-    @property
-    def base(self) -> Mapping[str, Any] | None:
-        """The configuration that was loaded."""
-        return None if self.origin is None else self.origin.config
-
-    def change(self, config: Mapping[str, Any]) -> None:
-        """Take in another configuration, and remember this one."""
-        if config != self.config:
-            self.before = [*self.before, self.config][-_MAX_UNDO:]
-            self.config = dict(config)
-            self.version += 1
 
 
 def forget() -> None:
@@ -103,9 +62,10 @@ def show(
     with st.container(border=True):
         st.subheader("Configuration", anchor=False)
         loaded = "the default" if edit.origin is None else elide(edit.origin.label, _LABEL_WIDTH)
-        changed = edit.origin is not None and edit.config != edit.base
         st.caption(
-            markdown_text(f"{edit.config['codec']} · loaded: {loaded}{', changed' if changed else ''}")
+            markdown_text(
+                f"{edit.config['codec']} · loaded: {loaded}{', changed' if edit.is_changed else ''}"
+            )
         )
         left, right = st.columns([3, 2], gap="medium")
         with left:
@@ -116,34 +76,27 @@ def show(
             _carry_on(shown, edit)
 
 
-def _current(shown: Subject, found: Searched | None, points: Sequence[SearchPoint], codec: str) -> _Edit:
+def _current(shown: Subject, found: Searched | None, points: Sequence[SearchPoint], codec: str) -> Edit:
     """Return what is in the editor; a point that was picked goes into it first."""
-    edit: _Edit | None = st.session_state.get(_EDIT)
+    edit: Edit | None = st.session_state.get(_EDIT)
     place = search_result.picked(len(points))
     if place is not None and edit is not None and edit.run == str(shown.path):
-        edit.change(_plain(points[place].config))
-        edit.origin, edit.is_estimated = points[place], False
+        edit.load(points[place])
     if edit is None or edit.run != str(shown.path) or (edit.origin is None and not edit.before):
         best = points[place] if place is not None else None if found is None else found.best
         if best is None:
             name, value = services.codec_settings(codec)[0]
             config: dict[str, Any] = {"codec": codec, "settings": {name: value}}
         else:
-            config = _plain(best.config)
+            config = search_config.plain(best.config)
         if edit is None or edit.run != str(shown.path) or edit.config != config:
             version = 0 if edit is None else edit.version + 1
-            edit = _Edit(str(shown.path), config, best, version=version)
+            edit = Edit(str(shown.path), config, best, version=version)
             st.session_state[_EDIT] = edit
     return edit
 
 
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy that shares nothing with the search."""
-    copied: dict[str, Any] = json.loads(json.dumps(dict(config)))
-    return copied
-
-
-def _tables(shown: Subject, edit: _Edit) -> None:
+def _tables(shown: Subject, edit: Edit) -> None:
     """Draw settings and overrides; they are taken in together."""
     names = [name for name, _ in services.codec_settings(str(edit.config["codec"]))]
     layers = sorted({row.layer for row in shown.tensors if row.role in ("weight", "buffer")})
@@ -153,6 +106,7 @@ def _tables(shown: Subject, edit: _Edit) -> None:
         settings = st.data_editor(
             pd.DataFrame(search_config.setting_rows(edit.config), columns=["setting", "value"], dtype=str),
             key=f"search.settings.{edit.version}",
+            alt="Settings of all tensors, to be edited",
             hide_index=True,
             num_rows="dynamic",
             column_config={
@@ -168,6 +122,7 @@ def _tables(shown: Subject, edit: _Edit) -> None:
                 dtype=str,
             ),
             key=f"search.overrides.{edit.version}",
+            alt="Settings of some tensors, by layer type and name, to be edited",
             hide_index=True,
             num_rows="dynamic",
             column_config={
@@ -181,7 +136,7 @@ def _tables(shown: Subject, edit: _Edit) -> None:
             _take_in(shown, edit, settings, overrides)
 
 
-def _take_in(shown: Subject, edit: _Edit, settings: pd.DataFrame, overrides: pd.DataFrame) -> None:
+def _take_in(shown: Subject, edit: Edit, settings: pd.DataFrame, overrides: pd.DataFrame) -> None:
     """Make a configuration of what the tables say, or say why it is none."""
     try:
         config = search_config.edited(
@@ -206,24 +161,23 @@ def _take_in(shown: Subject, edit: _Edit, settings: pd.DataFrame, overrides: pd.
     st.rerun()
 
 
-def _buttons(edit: _Edit) -> None:
+def _buttons(edit: Edit) -> None:
     """Offer to go back by one change, or to what was loaded."""
     with st.container(horizontal=True):
         if st.button("Undo", icon=":material/undo:", disabled=not edit.before):
-            edit.config, edit.version = edit.before.pop(), edit.version + 1
+            edit.undo()
             st.rerun()
         if st.button(
             "Reset",
             icon=":material/restart_alt:",
-            disabled=edit.base is None or edit.config == edit.base,
+            disabled=not edit.is_changed,
             help="Back to what was loaded.",
         ):
-            edit.change(_plain(edit.base or {}))
-            edit.is_estimated = False
+            edit.reset()
             st.rerun()
 
 
-def _figures(shown: Subject, edit: _Edit, steps: Sequence[int], known: int) -> None:
+def _figures(shown: Subject, edit: Edit, steps: Sequence[int], known: int) -> None:
     """Draw what was measured of the point that was loaded, and what is estimated of what stands here."""
     origin = edit.origin
     if origin is not None:
@@ -262,7 +216,7 @@ def _row(ratio: float, drop: float | None, divergence: float | None, word: str) 
             st.metric(label, value, delta=word, delta_color="off", delta_arrow="off", border=True)
 
 
-def _carry_on(shown: Subject, edit: _Edit) -> None:
+def _carry_on(shown: Subject, edit: Edit) -> None:
     """Offer the configuration as a file, and to compress with it."""
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button(

@@ -10,7 +10,7 @@ from inshrink_app.tables import Subject
 
 __all__ = ["show"]
 
-_GOALS = {"drop": "Drop", "divergence": "Divergence", "ratio": "Target ratio"}
+_GOALS = {"drop": "Drop", "divergence": "Divergence", "ratio": "Ratio"}
 _WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
 _RECENT = 8
 _GOAL, _CHAIN, _CODEC, _STRATEGY = "goal", "chain", "codec", "strategy"
@@ -90,7 +90,7 @@ def _limits(goal: str) -> tuple[float, float, float]:
         )
     else:
         ratio = st.number_input(
-            "Ratio of the weights",
+            "Target ratio of the weights",
             1.0,
             100_000.0,
             30.0,

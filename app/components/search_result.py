@@ -162,7 +162,7 @@ def table(found: Searched, compared: Sequence[SearchPoint]) -> None:
             point.gain,
             point.noise,
             point.n_steps,
-            _word(point, place in shares),
+            _word(found, point, place in shares),
             "measured",
         )
         for place, point in enumerate(points)
@@ -189,7 +189,7 @@ def table(found: Searched, compared: Sequence[SearchPoint]) -> None:
     download.table_buttons(listed, "search")
 
 
-def _word(point: SearchPoint, is_on_front: bool) -> str:
+def _word(found: Searched, point: SearchPoint, is_on_front: bool) -> str:
     """Say in a few words where a configuration stands."""
     if point.baseline:
         return "baseline"
@@ -197,5 +197,5 @@ def _word(point: SearchPoint, is_on_front: bool) -> str:
         return "best"
     if not point.whole:
         return "given up" if not point.keeps else "not finished"
-    kept = "keeps the bounds" if point.keeps else "breaks a bound"
+    kept = found.verdict(point)
     return f"{kept}, on the front" if is_on_front else kept

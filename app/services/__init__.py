@@ -27,6 +27,12 @@ from inshrink_app.services.drilldown import (
     stored_ways,
     warm_up,
 )
+from inshrink_app.services.estimating import (
+    check_config,
+    codec_settings,
+    estimated,
+    unmatched_overrides,
+)
 from inshrink_app.services.exporting import (
     download_url,
     export_target,
@@ -68,14 +74,10 @@ from inshrink_app.services.searching import (
     BASELINE_NAMES,
     baselines,
     baselines_job,
-    check_config,
-    codec_settings,
-    estimated,
     newest_search,
     searched,
     start_baselines,
     start_search,
-    unmatched_overrides,
 )
 from inshrink_app.services.verifying import start_errors, start_verify, verdict, verify_job
 

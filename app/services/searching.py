@@ -1,22 +1,18 @@
-"""Searching a configuration: the job, what it found as points, estimates, and what carries on from it."""
+"""Searching a configuration: the job, and what it found, or has found so far, as points."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
-import streamlit as st
 from inshrink_app.actions.search import BASELINES
 from inshrink_app.job import Job
-from inshrink_app.search_config import config_words, engine_settings
-from inshrink_app.search_tables import Estimate, Searched, SearchPoint, SearchRequest
+from inshrink_app.search_config import config_words
+from inshrink_app.search_tables import Searched, SearchPoint, SearchRequest
 from inshrink_app.services import running
 from inshrink_app.services.comparing import EvaluatorCode
-from inshrink_app.services.failures import reported
 from inshrink_app.services.history import load_json, read_result
 from inshrink_app.services.opening import opened
 from inshrink_app.tables import Subject
@@ -25,14 +21,10 @@ __all__ = [
     "BASELINE_NAMES",
     "baselines",
     "baselines_job",
-    "check_config",
-    "codec_settings",
-    "estimated",
     "newest_search",
     "searched",
     "start_baselines",
     "start_search",
-    "unmatched_overrides",
 ]
 
 BASELINE_NAMES = tuple(name for name, _, _ in BASELINES)
@@ -96,6 +88,9 @@ def searched(job: Job) -> Searched:
     limits = _limits(job.request, told, rows)
     steps = tuple(told.get("steps") or job.request.get("steps") or ())
     points = _points(rows, len(steps), limits)
+    target = job.request.get("target_ratio")
+    if target is not None:
+        points = [point._replace(keeps=point.keeps and point.ratio >= target) for point in points]
     best = told.get("best")
     if best:
         key = _key(best["config"])
@@ -104,7 +99,7 @@ def searched(job: Job) -> Searched:
         points=tuple(points),
         max_drop=limits.get("drop"),
         max_divergence=limits.get("divergence"),
-        target_ratio=job.request.get("target_ratio"),
+        target_ratio=target,
         metric=str(told.get("metric", "")),
         direction=str(told.get("direction", "")),
         strategy=str(told.get("strategy", "")),
@@ -147,8 +142,11 @@ def _points(
 ) -> list[SearchPoint]:
     """Put the trials of each configuration together."""
     chains: dict[str, dict[int, Mapping[str, Any]]] = {}
+    config, key = None, ""
     for row in rows:
-        chains.setdefault(_key(row["config"]), {})[int(row["step"])] = row
+        if row["config"] != config:  # Trials of a chain follow each other, and a key costs more.
+            config, key = row["config"], _key(row["config"])
+        chains.setdefault(key, {})[int(row["step"])] = row
     return [_point(list(chain.values()), n_steps, limits) for chain in chains.values()]
 
 
@@ -183,82 +181,3 @@ def _keeps(row: Mapping[str, Any], limits: Mapping[str, float]) -> bool:
 
 def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
-
-
-@st.cache_data(show_spinner=False)
-def codec_settings(codec: str) -> tuple[tuple[str, Any], ...]:
-    """Return the settings of a codec with their defaults."""
-    from inshrink_core.codec import get_codec
-
-    with reported():
-        kind: Any = get_codec(codec).config_type
-    return tuple((one.name, one.default) for one in dataclasses.fields(kind))
-
-
-def check_config(config: Mapping[str, Any]) -> None:
-    """Ask the engine whether a configuration can be used.
-
-    Raises
-    ------
-    ServiceError
-        A setting that the codec does not have, or a value out of its range.
-    """
-    from inshrink_core.session.config import make_configs
-
-    with reported():
-        make_configs(str(config["codec"]), engine_settings(config))
-
-
-def unmatched_overrides(subject: Subject, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the overrides that mean no weight of a run; writing with them would be refused."""
-    rows = [row for row in subject.tensors if row.role in ("weight", "buffer")]
-    found = []
-    for one in config.get("override", ()):
-        layer, match = one.get("layer_type"), str(one.get("match", "*"))
-        if not any(layer in (None, row.layer) and fnmatchcase(row.name, match) for row in rows):
-            found.append(f"{layer or ''} {match}".strip())
-    return tuple(found)
-
-
-def estimated(subject: Subject, steps: Sequence[int], config: Mapping[str, Any], known: int) -> Estimate:
-    """Estimate what a configuration would do, without the evaluator: a few seconds at most.
-
-    Parameters
-    ----------
-    subject, steps, config
-        The run, steps of the chain, and the configuration.
-    known
-        Trials there are; with more of them an estimate is another one.
-
-    Raises
-    ------
-    ServiceError
-        The configuration asks for what the codec does not have.
-    """
-    path = str(subject.path)
-    return _estimated(path, opened(path).token, tuple(steps), _key(config), known)
-
-
-@st.cache_data(show_spinner=False, max_entries=256)
-def _estimated(path: str, token: str, steps: tuple[int, ...], config: str, known: int) -> Estimate:
-    from inshrink_core.formats import open_run
-    from inshrink_core.session.estimate import estimate
-
-    document = json.loads(config)
-    with reported():
-        found = estimate(
-            open_run(path),
-            codec=document["codec"],
-            config=engine_settings(document),
-            steps=steps,
-        )
-    return Estimate(
-        ratio=found.ratio_weights,
-        drop=found.drop,
-        divergence=found.divergence,
-        rank_correlation=found.rank_correlation,
-        n_trials=found.n_trials,
-        n_steps=found.n_steps,
-        sampled=found.sampled,
-        notes=found.notes,
-    )

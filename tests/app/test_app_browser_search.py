@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +10,19 @@ from typing import Any
 
 import pytest
 
-from tests.app.builders import SAMPLE
+from tests.app.job_stubs import write_slow_run
 from tests.app.test_app_browser import CHROMIUM, page
 from tests.app.test_app_browser_work import Server
 
 __all__ = ["page"]
 
-N_STEPS = 4
+JUDGE = """
+import time
+
+def evaluate(state):
+    time.sleep(0.25)
+    return {"loss": float(sum(value.square().sum() for value in state.values()))}
+"""
 
 pytestmark = [
     pytest.mark.browser,
@@ -29,14 +34,12 @@ pytestmark = [
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """Serve the explorer over the last steps of the sample."""
+    """Serve the explorer over a small run whose evaluator takes its time."""
     folder = tmp_path / "root"
-    run = folder / "run"
-    run.mkdir(parents=True)
-    for name in ("evaluator.py", "inshrink.toml", "digits-validation.npz"):
-        shutil.copy(SAMPLE / name, run / name)
-    for path in sorted(SAMPLE.glob("step_*.pt"))[-N_STEPS:]:
-        shutil.copy(path, run / path.name)
+    folder.mkdir()
+    run = write_slow_run(folder / "run")
+    (run / "judge.py").write_text(JUDGE)
+    (run / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -57,12 +60,8 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
     server: Server, page: Any
 ) -> None:
     page.goto(server.link("search", codec="uniform", strategy="grid"))
-    trust = page.get_by_text("Trust this run's code and run it on this computer")
-    button = page.get_by_role("button", name="Search", exact=True)
-    button.wait_for()
-    if trust.count():
-        trust.click()
-    button.click()
+    page.get_by_text("Trust this run's code and run it on this computer").click()
+    page.get_by_role("button", name="Search", exact=True).click()
     page.get_by_text("evaluations left").wait_for()
     page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
     page.get_by_role("button", name="Cancel").click()

@@ -26,7 +26,7 @@ from tests.app.builders import (
     write_run,
 )
 
-ABOUT_A_RUN = ("overview", "sensitivity", "compare", "archive", "export")
+ABOUT_A_RUN = ("overview", "sensitivity", "search", "compare", "archive", "export")
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, jobs: FakeJobs) -> FakeJobs:

@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 from inshrink_app import search_config, search_figure, services
+from inshrink_app.actions.search import run as run_search
+from inshrink_app.report import Report
 from inshrink_app.search_tables import CODECS, Searched, SearchPoint, SearchRequest, front
 from inshrink_app.tables import Problem, ServiceError
 
+from inshrink_core.cli import main
+from inshrink_core.errors import UntrustedCodeError
 from tests.app.builders import SAMPLE, button, charts, explorer, texts, write_run
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
 from tests.app.test_app_compare import trust, with_evaluator
+from tests.app.test_app_snippets import snippets
 
 __all__ = ["archived", "archived_template", "jobs"]
 
@@ -308,9 +313,7 @@ def test_a_configuration_is_carried_on_to_the_export_and_can_be_dropped_there(
     assert app.slider(key="export.coarseness")
 
 
-@pytest.mark.parametrize(
-    "told", ["[]", "{", '{"run": 1}', '{"run": "RUN", "config": {"codec": 3}}', "[" * 9999]
-)
+@pytest.mark.parametrize("told", ["[]", '{"run": "RUN", "config": {"codec": 3}}', "[" * 9999])
 def test_what_a_link_says_was_carried_on_is_not_trusted(archived: Path, jobs: StubJobs, told: str) -> None:
     app = explorer("export", run=str(archived), carried=told.replace("RUN", str(archived)))
     assert not app.exception
@@ -355,6 +358,24 @@ def test_rows_of_the_editor_become_the_configuration_they_came_from() -> None:
         search_config.edited("lattice", [], empty)
 
 
+def test_undo_goes_back_one_change_and_reset_to_what_was_loaded() -> None:
+    edit = search_config.Edit("/run", config(1.0))
+    edit.undo()
+    edit.reset()
+    assert (edit.config, edit.version) == (config(1.0), 0)
+    loaded = point(9, 0.0, config=config(2.0))
+    edit.load(loaded)
+    edit.change(config(3.0))
+    edit.change(config(3.0))
+    assert edit.is_changed
+    edit.reset()
+    assert (edit.config, edit.is_changed) == (config(2.0), False)
+    for wanted, origin in ((config(3.0), loaded), (config(2.0), loaded), (config(1.0), None)):
+        edit.undo()
+        assert (edit.config, edit.origin) == (wanted, origin)
+    assert not edit.before
+
+
 # Points, front and figure
 
 
@@ -372,6 +393,18 @@ def test_a_failure_keeps_no_bound_and_a_missing_figure_none_either(jobs: StubJob
     rows = [trial(10, 1.0, failure="NaN", drop=None, divergence=None), trial(10, 2.0, divergence=None)]
     found = services.searched(put(jobs, Path("/runs/x"), result=document(trials=rows, best=None)))
     assert [one.keeps for one in found.points] == [False, False]
+
+
+def test_of_a_search_for_a_ratio_a_point_is_judged_by_it(jobs: StubJobs) -> None:
+    told = document(best=None, bounds={"drop": None, "divergence": None})
+    left = put(jobs, Path("/runs/x"), result=told, target_ratio=15.0, max_drop=None)
+    found = services.searched(left)
+    assert [found.verdict(one) for one in found.points] == [
+        "below the ratio",
+        "reaches the ratio",
+        "reaches the ratio",
+    ]
+    assert found.best is found.points[1]
 
 
 def test_the_front_holds_what_nothing_else_beats() -> None:
@@ -402,6 +435,14 @@ def test_the_figure_does_not_depend_on_anything_but_the_trials(jobs: StubJobs) -
     assert len(nothing.layout.shapes) == 1
 
 
+@pytest.mark.parametrize("spread", [1.0, 1.8, 30.0, 1e5])
+def test_ticks_of_a_logarithmic_axis_are_told_apart(spread: float) -> None:
+    points = (point(9, 0.0, divergence=4e-4), point(9 * spread, 0.0, divergence=4e-4 * spread))
+    drawn = search_figure.search_figure(Searched(points=points), (), "divergence")
+    for axis in (drawn.layout.xaxis, drawn.layout.yaxis):
+        assert len(set(axis.ticktext)) == len(axis.tickvals) > 2
+
+
 def test_hostile_labels_are_text_in_the_figure() -> None:
     hostile = point(9, 0.0, label="<img src=x>")
     drawn = search_figure.search_figure(Searched(points=(hostile,)), (), "drop")
@@ -423,6 +464,50 @@ def test_every_codec_and_strategy_that_is_offered_is_one_that_searches() -> None
         is_cube = isinstance(space_of(codec, frozenset()), Cube)
         refused = {"allocation", "bracket"} if is_cube else {"guided"}
         assert set(strategies) == set(STRATEGIES) - refused
+
+
+def test_the_commands_and_the_lines_of_the_page_do_what_they_say(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import inshrink_core
+
+    (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': float(len(state))}\n")
+    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    monkeypatch.chdir(archived.parent)
+    commands, python = snippets(explorer("search", run=str(archived), codec="uniform"))
+    for words in commands:
+        assert main(words) == 0, words
+    made = inshrink_core.open(archived.with_name("run-searched.inshrink"))
+    assert made.steps == STEPS
+    exec(compile(python, "snippet", "exec"), {})
+    assert "'codec': 'uniform'" in capsys.readouterr().out
+
+
+def test_the_worker_searches_and_measures_baselines_and_what_it_leaves_is_read(
+    archived: Path, tmp_path: Path, jobs: StubJobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': float(len(state))}\n")
+    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    judge = services.evaluator_of(services.load_subject(str(archived)))
+    assert judge is not None
+    asked = {"path": str(archived), "steps": [10, 20], "evaluator": "", "trusted": judge.digest}
+    asked |= {"codec": "uniform", "strategy": "grid", "budget": 3, "max_drop": 0.01}
+    for kind, n_points in (("search", 3), ("baselines", len(services.BASELINE_NAMES))):
+        output = tmp_path / kind / "result"
+        output.parent.mkdir()
+        run_search({**asked, "kind": kind, "output": str(output)}, Report())
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert sum("row" in row for row in rows) == 2 * n_points
+        left = jobs.put("search", "finished", result=json.loads(output.read_text()), **asked)
+        assert len(services.searched(left).points) == n_points
+    assert [one.baseline for one in services.baselines(left)] == list(services.BASELINE_NAMES)
+    # What was cut off is told again from what was kept, and is not measured again.
+    run_search({**asked, "kind": "search", "output": str(tmp_path / "search" / "result")}, Report())
+    assert sum('"row"' in line for line in capsys.readouterr().out.splitlines()) == 6
+    assert json.loads((tmp_path / "search" / "result").read_text())["evaluations"] == 0
+    (archived / "judge.py").write_text("raise SystemExit")
+    with pytest.raises(UntrustedCodeError):
+        run_search({**asked, "kind": "search", "output": str(tmp_path / "result")}, Report())
 
 
 def test_the_limits_go_to_the_engine_under_its_own_names() -> None:
