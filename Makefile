@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PORT ?= 8501
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: run test lint types bench bench-quick sample screenshots wheel clean help
 

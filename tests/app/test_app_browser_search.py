@@ -24,6 +24,11 @@ def evaluate(state):
     return {"loss": float(sum(value.square().sum() for value in state.values()))}
 """
 
+POINT = """() => {
+    const box = document.querySelector(".js-plotly-plot .scatterlayer .points path").getBoundingClientRect();
+    return {x: box.x + box.width / 2, y: box.y + box.height / 2};
+}"""
+
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(
@@ -81,9 +86,11 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
     assert len(found["trials"]) == n_logged(server)
 
     # A click on a point loads it; an estimate says that it is one.
-    points = page.locator(".js-plotly-plot .scatterlayer .points path")
-    points.first.wait_for(state="attached")
-    points.first.click(force=True)
+    page.locator(".js-plotly-plot .scatterlayer .points path").first.wait_for(state="attached")
+    page.locator(".js-plotly-plot").first.scroll_into_view_if_needed()
+    page.wait_for_timeout(1000)  # the chart is drawn anew once the search has ended
+    place = page.evaluate(POINT)
+    page.mouse.click(place["x"], place["y"])
     page.get_by_role("button", name="Estimate").click()
     page.get_by_text("Estimated, as it stands").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

@@ -61,9 +61,10 @@ def selected(page: Any) -> tuple[str, int]:
 
 
 def heading(page: Any, layer: str) -> None:
-    """Wait until a tensor's inside is on the page."""
+    """Wait until a tensor's inside is on the page, and nothing of it is still to come."""
     page.get_by_role("heading", name=layer, exact=True).wait_for()
     page.get_by_text("Over the steps").wait_for()
+    page.get_by_test_id("stMetricValue").nth(4).wait_for()
 
 
 def test_three_clicks_in_a_row_look_inside_and_keep_mark_and_zoom(address: str, browser: Any) -> None:
