@@ -25,6 +25,7 @@ def evaluate(state):
 """
 
 POINT = """() => {
+    document.querySelector(".js-plotly-plot").scrollIntoView({block: "center"});
     const box = document.querySelector(".js-plotly-plot .scatterlayer .points path").getBoundingClientRect();
     return {x: box.x + box.width / 2, y: box.y + box.height / 2};
 }"""
@@ -87,8 +88,7 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
 
     # A click on a point loads it; an estimate says that it is one.
     page.locator(".js-plotly-plot .scatterlayer .points path").first.wait_for(state="attached")
-    page.locator(".js-plotly-plot").first.scroll_into_view_if_needed()
-    page.wait_for_timeout(1000)  # the chart is drawn anew once the search has ended
+    page.wait_for_timeout(2000)  # the chart is drawn anew once the search has ended
     place = page.evaluate(POINT)
     page.mouse.click(place["x"], place["y"])
     page.get_by_role("button", name="Estimate").click()
