@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
-from inshrink_core.errors import LockedError, StorageError
+from inshrink_core.errors import ExistsError, LockedError, StorageError
 
-__all__ = ["LOCK_NAME", "TEMP_SUFFIX", "WriterLock", "is_temporary", "sync_folder", "write_durably"]
+__all__ = [
+    "LOCK_NAME",
+    "TEMP_SUFFIX",
+    "WriterLock",
+    "is_temporary",
+    "replacing",
+    "require_free",
+    "sync_folder",
+    "write_durably",
+]
 
 LOCK_NAME: Final = "lock"
 TEMP_SUFFIX: Final = ".tmp"
@@ -38,10 +48,17 @@ def sync_folder(folder: Path) -> None:
 
 def write_durably(path: Path, content: bytes) -> None:
     """Give a file new content: after a crash it has the old or the new, whole."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that gets its name once it is whole and on the disk; nothing stays after an error."""
     temporary = temporary_path(path)
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -49,7 +66,25 @@ def write_durably(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync_folder(path.absolute().parent)
+
+
+def require_free(path: Path, force: bool) -> None:
+    """Refuse to write a file over what is there.
+
+    Raises
+    ------
+    ExistsError
+        There is a folder, or without `force` anything at all.
+    """
+    if path.is_dir():
+        raise ExistsError("a folder is there already", where=str(path), remedy="choose another name")
+    if os.path.lexists(path) and not force:
+        raise ExistsError(
+            "the file exists already",
+            where=str(path),
+            remedy="write elsewhere, or use --force to replace it",
+        )
 
 
 class WriterLock:

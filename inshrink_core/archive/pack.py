@@ -11,7 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final
 
-from inshrink_core.archive.durable import LOCK_NAME, sync_folder, temporary_path, write_durably
+from inshrink_core.archive.durable import (
+    LOCK_NAME,
+    replacing,
+    require_free,
+    sync_folder,
+    temporary_path,
+    write_durably,
+)
 from inshrink_core.archive.layout import FRAME_FOLDER
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.pack_layout import PackedFile, align_file, pack_directory, pack_header
@@ -69,14 +76,16 @@ def pack_archive(
     commits meanwhile are not in it.
     """
     path = Path(target)
-    _require_free(path, force)
+    require_free(path, force)
     for lost in reader.missing:
         raise MissingFrameError(
             f"the frame of step {lost.step} is missing",
             where=f"{reader.path}, {lost.path}",
             remedy="fetch the file from where the archive came from, then pack it",
         )
-    with _storage_errors("the archive cannot be packed", path), _replacing(path) as file:
+    with _storage_errors("the archive cannot be packed", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with _storage_errors("the archive cannot be packed", path), replacing(path) as file:
         return _write(reader, file, done)
 
 
@@ -195,39 +204,9 @@ def _write_folder(reader: ArchiveReader, root: Path, done: FrameDone | None) -> 
     write_durably(root / MANIFEST_NAME, manifest.pack())
 
 
-def _require_free(path: Path, force: bool) -> None:
-    """Refuse to write over what is there."""
-    if path.is_dir():
-        raise ExistsError("a folder is there already", where=str(path), remedy="choose another name")
-    if os.path.lexists(path) and not force:
-        raise ExistsError(
-            "the file exists already",
-            where=str(path),
-            remedy="write elsewhere, or use --force to replace it",
-        )
-
-
 @contextlib.contextmanager
 def _storage_errors(what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise storage_error(error, what, str(path)) from error
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that gets its name once it is whole and on the disk; nothing stays after an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_path(path)
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.absolute().parent)

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, pack_archive
+from inshrink_core.archive.durable import require_free
 from inshrink_core.chain import Archive, ArchiveSize, archive_size, stored_view
 from inshrink_core.chain.archive import pack_attributes
 from inshrink_core.chain.content import parts_of
 from inshrink_core.chain.parts import encode_part
 from inshrink_core.chain.rekey import rekey_frame
 from inshrink_core.checkpoint import Checkpoint
-from inshrink_core.errors import ExistsError, InputError, NotFoundError
+from inshrink_core.errors import InputError, NotFoundError
 from inshrink_core.frame import FrameKind
 from inshrink_core.session.coarsen import FLOAT32_NBYTES, coarsen
 from inshrink_core.session.progress import OnProgress, Progress
@@ -175,7 +176,7 @@ def export(
         raise InputError(f"a ratio of {ratio:g} makes nothing smaller", remedy="give a number of at least 1")
     source = archive if isinstance(archive, Archive) else Archive.open(archive)
     target = Path(output)
-    _require_free(target, force)
+    require_free(target, force)
     info = source.reader.head if step is None else source.reader.find(step)
     if info is None:
         raise NotFoundError("the archive holds no steps yet", where=str(source.reader.path))
@@ -306,15 +307,3 @@ def _left_out(whole: Checkpoint, view: Checkpoint) -> tuple[str, ...]:
         if file.path not in files
         and not any(member.key in keys for region in file.regions for member in region.members)
     )
-
-
-def _require_free(path: Path, force: bool) -> None:
-    """Refuse early what would be refused when everything is done."""
-    if path.is_dir():
-        raise ExistsError("a folder is there already", where=str(path), remedy="choose another name")
-    if os.path.lexists(path) and not force:
-        raise ExistsError(
-            "the file exists already",
-            where=str(path),
-            remedy="write elsewhere, or use --force to replace it",
-        )
