@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["ArchiveChoice", "Chain", "ChainFrame", "Finding", "TensorErrorRow", "Verdict"]
+__all__ = [
+    "ArchiveChoice",
+    "Chain",
+    "ChainFrame",
+    "Finding",
+    "Restored",
+    "RestoredFile",
+    "TensorErrorRow",
+    "Verdict",
+]
 
 
 class ArchiveChoice(NamedTuple):
@@ -123,3 +132,20 @@ class Verdict(NamedTuple):
     notes: tuple[Finding, ...]
     missing_steps: tuple[int, ...]
     errors: tuple[TensorErrorRow, ...]
+
+
+class RestoredFile(NamedTuple):
+    """A file that was written, and its SHA-256 as hexadecimal digits."""
+
+    name: str
+    nbytes: int
+    sha256: str
+
+
+class Restored(NamedTuple):
+    """What restoring a step has written."""
+
+    step: int
+    target: str
+    layout: str
+    files: tuple[RestoredFile, ...]

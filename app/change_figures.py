@@ -9,7 +9,8 @@ import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.figures import thinned
 from inshrink_app.formatting import html_text, value_text
-from inshrink_app.heatmap import bucket_steps, row_labels
+from inshrink_app.heat_columns import bucket_steps
+from inshrink_app.heatmap import row_labels
 from inshrink_app.theme import CATEGORICAL, DIVERGING, GAP
 from numpy.typing import NDArray
 

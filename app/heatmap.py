@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.figures import thinned
-from inshrink_app.formatting import count_text, elide, html_text, power_text, shape_text, value_text
+from inshrink_app.formatting import count_text, elide, html_text, shape_text
+from inshrink_app.heat_columns import Columns, bucket_steps
+from inshrink_app.heat_scale import colorbar, linear_scale, log_scale
 from inshrink_app.tables import METRICS, HeatRow, Sensitivity
 from inshrink_app.theme import GAP, MARK, SEQUENTIAL
 from numpy.typing import NDArray
 
-__all__ = [
-    "MAX_ANCHORS",
-    "MAX_COLUMNS",
-    "Columns",
-    "bucket_steps",
-    "column_of",
-    "heatmap_figure",
-    "row_labels",
-]
-
-MAX_COLUMNS = 100
-"""More columns are thinner than a reader can tell apart on a laptop's screen."""
+__all__ = ["MAX_ANCHORS", "heatmap_figure", "row_labels"]
 
 MAX_ANCHORS = 6000
 """Cells that can be clicked: with more, the browser takes more than a fifth of a second to find which one
@@ -39,60 +28,9 @@ _ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (10**9, 3))
 """Pixels of a row by how many there are: (at most so many rows, pixels)."""
 
 _NAME_WIDTH = 34
-_LONGEST_COLORBAR = 420
 _MAX_ROW_LABELS = 60
 _MAX_COLUMN_LABELS = 13
 _NO_VALUE = "%{y}<br>step %{x}<br>no value at this step<extra></extra>"
-_CLIPPED = (1.0, 99.0)
-"""Percentiles between which colours spread when outliers are clipped."""
-
-
-class Columns(NamedTuple):
-    """The columns of a heatmap: values ``[rows, columns]``, a label each, and the most steps in one.
-
-    `last` is the place of the last step in each column: what a click on it means.
-    """
-
-    values: NDArray[np.float32]
-    labels: tuple[str, ...]
-    steps_per_column: int
-    last: tuple[int, ...]
-
-
-def column_edges(n_steps: int, limit: int = MAX_COLUMNS) -> NDArray[np.int64]:
-    """Return where columns begin, and the end of the last one."""
-    return np.linspace(0, n_steps, min(limit, n_steps) + 1).round().astype(np.int64)
-
-
-def bucket_steps(values: NDArray[np.float32], steps: Sequence[int], limit: int = MAX_COLUMNS) -> Columns:
-    """Merge neighbouring steps into at most `limit` columns, by the mean of what is there.
-
-    Parameters
-    ----------
-    values
-        ``[rows, steps]``, NaN where there is no value. A column is NaN only where all its steps are.
-    steps
-        Ascending.
-    """
-    n_steps = len(steps)
-    if n_steps <= limit:
-        return Columns(values, tuple(count_text(step) for step in steps), 1, tuple(range(n_steps)))
-    edges = column_edges(n_steps, limit)
-    present = np.isfinite(values)
-    sums = np.add.reduceat(np.where(present, values, 0).astype(np.float64), edges[:-1], axis=1)
-    counts = np.add.reduceat(present, edges[:-1], axis=1, dtype=np.int64)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means = (sums / counts).astype(np.float32)
-    labels = tuple(
-        f"{count_text(steps[a])} – {count_text(steps[b - 1])}" if b - a > 1 else count_text(steps[a])
-        for a, b in pairwise(edges)
-    )
-    return Columns(means, labels, int(np.diff(edges).max()), tuple(int(b) - 1 for b in edges[1:]))
-
-
-def column_of(place: int, n_steps: int, limit: int = MAX_COLUMNS) -> int:
-    """Return the column that holds a step, by the step's place."""
-    return int(np.searchsorted(column_edges(n_steps, limit), place, side="right")) - 1
 
 
 def heatmap_figure(
@@ -120,7 +58,7 @@ def heatmap_figure(
         without a new figure: a figure that changed would lose its zoom and its selection.
     """
     columns = bucket_steps(table.values[statistic], table.steps)
-    colours, low, high = (_log_scale if scale == "log" else _linear_scale)(columns.values, clip)
+    colours, low, high = (log_scale if scale == "log" else linear_scale)(columns.values, clip)
     names = [_row_category(row) for row in table.rows]
     row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(names) <= most)
     height = max(220, len(names) * row_pixels + 70)
@@ -138,7 +76,7 @@ def heatmap_figure(
             zmin=low,
             zmax=high,
             colorscale=SEQUENTIAL,
-            colorbar=_colorbar(symbol, low, high, height - 90, scale),
+            colorbar=colorbar(symbol, low, high, height - 90, scale),
             hoverongaps=False,
             xgap=1 if len(columns.labels) <= 60 else 0,
             ygap=1 if len(names) <= 60 else 0,
@@ -225,38 +163,6 @@ def _every(n: int, stride: int) -> NDArray[np.int64]:
     return np.minimum(np.arange(0, n, stride) + stride // 2, n - 1)
 
 
-def _linear_scale(values: NDArray[np.float32], clip: bool) -> tuple[NDArray[np.float32], float, float]:
-    """Return the values, and the ends of the colour scale."""
-    finite = values[np.isfinite(values)].astype(np.float64)
-    if finite.size == 0:
-        return values, 0.0, 1.0
-    low, high = (float(end) for end in np.percentile(finite, _CLIPPED if clip else (0, 100)))
-    if high - low < 1e-9 * max(abs(low), abs(high), 1e-30):
-        half = abs(low) / 2 or 0.5
-        low, high = low - half, high + half
-    return np.where(np.isfinite(values), values, np.float32("nan")), low, high
-
-
-def _log_scale(values: NDArray[np.float32], clip: bool) -> tuple[NDArray[np.float32], float, float]:
-    """Return log10 of the values, NaN where there is none, and the ends of the colour scale.
-
-    Zeros have no logarithm: they take the scale's lower end; the hover tells that they are zero.
-    """
-    positive = values[np.isfinite(values) & (values > 0)]
-    if positive.size == 0:
-        return np.where(np.isfinite(values), np.float32(0), np.float32("nan")), -1.0, 0.0
-    logs_of_positive = np.log10(positive.astype(np.float64))
-    ends = np.percentile(logs_of_positive, _CLIPPED if clip else (0, 100))
-    low, high = float(ends[0]), float(ends[1])
-    if high - low < 0.02:
-        middle = (low + high) / 2
-        low, high = middle - 0.5, middle + 0.5
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log10(values.astype(np.float64))
-    logs = np.where(np.isneginf(logs), low, logs)
-    return np.where(np.isfinite(values), logs, np.nan).astype(np.float32), low, high
-
-
 def _gaps(columns: Columns, names: Sequence[str]) -> go.Heatmap:
     """Draw grey where there is no value, with a hover that says so."""
     absent = np.where(np.isfinite(columns.values), np.float32("nan"), np.float32(0))
@@ -297,46 +203,3 @@ def row_labels(names: Sequence[str]) -> list[str]:
             break
         shared += 1
     return [html_text(elide(".".join(part[shared:]), _NAME_WIDTH)) for part in parts]
-
-
-def _colorbar(symbol: str, low: float, high: float, room: int, scale: str = "log") -> dict[str, object]:
-    """Label a scale: a logarithmic one with decades, or 1-2-5 where it spans few of them."""
-    ticks = _log_ticks(low, high) if scale == "log" else _linear_ticks(low, high)
-    return {
-        "title": {"text": html_text(symbol), "side": "top"},
-        "tickvals": [position for position, _ in ticks],
-        "ticktext": [text for _, text in ticks],
-        "thickness": 12,
-        "outlinewidth": 0,
-        "xpad": 8,
-        "lenmode": "pixels",
-        "len": min(_LONGEST_COLORBAR, room),
-        "y": 1,
-        "yanchor": "top",
-        "ypad": 0,
-    }
-
-
-def _linear_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Return about five round values between two."""
-    rough = (high - low) / 5
-    decade = 10.0 ** math.floor(math.log10(rough))
-    stride = next(m * decade for m in (1, 2, 5, 10) if m * decade >= rough)
-    first, last = math.ceil(low / stride), math.floor(high / stride)
-    return [(k * stride, value_text(k * stride)) for k in range(first, last + 1)]
-
-
-def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Return decades between two logarithms, or 1-2-5 where they are few."""
-    first, last = math.ceil(low), math.floor(high)
-    if last - first >= 2:
-        stride = math.ceil((last - first + 1) / 8)
-        ticks = [(float(e), power_text(e)) for e in range(first, last + 1, stride)]
-    else:
-        candidates = [
-            (math.log10(m) + e, m * 10.0**e)
-            for e in range(first - 2, last + 2)
-            for m in ((1, 2, 5) if high - low > 0.6 else (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9))
-        ]
-        ticks = [(position, value_text(value)) for position, value in candidates if low <= position <= high]
-    return ticks

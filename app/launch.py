@@ -71,10 +71,19 @@ def run(
         _warn(f"{url} is open to everyone who can reach this computer; there is no password.")
     if open_browser:
         threading.Timer(_BROWSER_DELAY_SECONDS, webbrowser.open, [url]).start()
+    threading.Thread(target=_load_ahead, daemon=True).start()
     app = st.App(
         _SCRIPT, routes=downloads.routes(_allowed_hosts(host)), on_script_error=problem.show_unexpected
     )
     app.run(config=server_config(host, port))
+
+
+def _load_ahead() -> None:
+    """Import what every page draws with while the reader still opens the browser: a second of work."""
+    import pandas as _pandas  # noqa: F401
+    import plotly.graph_objects as _graph_objects  # noqa: F401
+
+    import inshrink_core.formats as _formats  # noqa: F401
 
 
 def server_config(host: str, port: int) -> dict[str, Any]:

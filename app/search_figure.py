@@ -32,7 +32,7 @@ def search_figure(found: Searched, compared: Sequence[SearchPoint], figure: str)
     found
         The search.
     compared
-        Baselines.
+        Baselines and estimates.
     figure
         ``drop``, in percent, or ``divergence``, in nats on a logarithmic axis.
     """
@@ -40,7 +40,8 @@ def search_figure(found: Searched, compared: Sequence[SearchPoint], figure: str)
     points = (*found.points, *compared)
     best_of = front(points, figure)
     drawn.add_trace(_line([points[i] for i in best_of], figure))
-    trials = [(i, point) for i, point in enumerate(points) if not point.baseline]
+    trials = [(i, p) for i, p in enumerate(points) if not p.baseline and not p.is_estimated]
+    guessed = [(i, p) for i, p in enumerate(points) if p.is_estimated]
     beaten = [(i, p) for i, p in trials if p.whole and i not in best_of]
     partial = [(i, p) for i, p in trials if not p.whole]
     front_marker = {"symbol": "circle", "color": _FRONT, "size": 11}
@@ -48,7 +49,11 @@ def search_figure(found: Searched, compared: Sequence[SearchPoint], figure: str)
     _add(drawn, found, beaten, figure, "Dominated", {**front_marker, "size": 9}, _DIM)
     hollow = {"symbol": "circle-open", "color": GAP, "size": 9, "line": {"width": 1.5}}
     _add(drawn, found, partial, figure, "Not the whole chain", hollow, 0.9)
+    diamond = {"symbol": "diamond-open", "color": _FRONT, "size": 10, "line": {"width": 1.5}}
+    _add(drawn, found, guessed, figure, "Estimated", diamond, 0.9)
     for position, point in enumerate(compared):
+        if point.is_estimated:
+            continue
         colour = _OTHERS[position % len(_OTHERS)]
         marker = {"symbol": _SYMBOLS[position % len(_SYMBOLS)], "color": colour, "size": 10}
         _add(drawn, found, [(len(found.points) + position, point)], figure, point.baseline, marker, 0.9)
@@ -111,13 +116,14 @@ def _add(
 def _hover(found: Searched, point: SearchPoint) -> str:
     """Say everything about a point."""
     steps = "every step" if point.whole else f"{point.n_steps} steps, then given up or not there yet"
+    basis = "estimated, nothing of it was measured" if point.is_estimated else f"measured on {steps}"
     lines = [
         html_text(elide(point.label, _LABEL_WIDTH)),
-        f"{ratio_text(point.ratio)}, measured on {steps}",
+        f"{ratio_text(point.ratio)}, {basis}",
         f"worst drop {percent_text(point.drop)}",
         f"largest divergence {'–' if point.divergence is None else value_text(point.divergence)}",
     ]
-    if not point.baseline:
+    if not point.baseline and not point.is_estimated:
         lines.append(found.verdict(point))
     return "<br>".join(lines)
 
@@ -180,6 +186,7 @@ def _lay_out(drawn: go.Figure, figure: str, points: Sequence[SearchPoint], found
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
         hovermode="closest",
         dragmode="pan",
+        showlegend=True,  # Also of a single kind: it says what the points are.
     )
     ratios = [point.ratio for point in points if point.ratio > 0]
     ratios += [] if found.target_ratio is None else [found.target_ratio]

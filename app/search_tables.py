@@ -38,6 +38,9 @@ class SearchRequest:
         ``drop``, ``divergence`` or ``ratio``: which of the limits below counts.
     max_drop, max_divergence, target_ratio
         A relative drop, nats, and a ratio of the weights.
+    beside
+        The divergence that a drop is bound together with: None for the engine's own where the evaluator tells
+        predictions, infinity for none.
     codec, strategy
         A key of `CODECS`, and one of its strategies.
     budget
@@ -50,15 +53,19 @@ class SearchRequest:
     max_drop: float = 0.01
     max_divergence: float = 0.003
     target_ratio: float = 30.0
+    beside: float | None = None
     codec: str = "lattice"
     strategy: str = "auto"
     budget: int | None = None
     steps: tuple[int, ...] = ()
 
     def limits(self) -> dict[str, float]:
-        """Return the limit that counts, under the name that the engine has for it."""
+        """Return the limits that count, under the names that the engine has for them."""
         name = {"drop": "max_drop", "divergence": "max_divergence"}.get(self.goal, "target_ratio")
-        return {name: float(getattr(self, name))}
+        limits = {name: float(getattr(self, name))}
+        if self.goal == "drop" and self.beside is not None:
+            limits["max_divergence"] = float(self.beside)
+        return limits
 
 
 class SearchPoint(NamedTuple):
@@ -82,6 +89,8 @@ class SearchPoint(NamedTuple):
         Whether the search settled on it.
     baseline
         The name of a baseline; empty for a trial of the search.
+    is_estimated
+        Whether nothing of it was measured.
     """
 
     label: str
@@ -96,6 +105,12 @@ class SearchPoint(NamedTuple):
     noise: float | None = None
     is_best: bool = False
     baseline: str = ""
+    is_estimated: bool = False
+
+    @property
+    def basis(self) -> str:
+        """What its figures are."""
+        return "estimated" if self.is_estimated else "measured"
 
     def figure(self, name: str) -> float | None:
         """Return the drop or the divergence; None for one that is no number."""
@@ -184,11 +199,15 @@ def front(points: Sequence[SearchPoint], figure: str) -> tuple[int, ...]:
     ----------
     points
         Trials and baselines; those with fewer steps than others are passed over, as their ratios are not
-        of the same chain.
+        of the same chain, and so are estimates.
     figure
         ``drop`` or ``divergence``.
     """
-    places = [i for i, point in enumerate(points) if point.whole and point.figure(figure) is not None]
+    places = [
+        i
+        for i, point in enumerate(points)
+        if point.whole and not point.is_estimated and point.figure(figure) is not None
+    ]
     # Falling ratio; of equal ratios the better figure first, so that the other is beaten.
     places.sort(key=lambda i: (-points[i].ratio, points[i].figure(figure)))
     found: list[int] = []

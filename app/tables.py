@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 __all__ = [
     "GROUPINGS",
     "METRICS",
+    "MODEL_ROLES",
     "STATISTICS",
     "ArchiveFacts",
     "FrameRow",
@@ -27,6 +28,7 @@ __all__ = [
 
 
 GROUPINGS = ("tensor", "block", "layer_type")
+MODEL_ROLES = ("weight", "buffer")
 STATISTICS = ("mean", "p50", "p99")
 
 

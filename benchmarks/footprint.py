@@ -81,7 +81,7 @@ def startup() -> list[dict[str, object]]:
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
         run.mkdir()
-        _small_run(run)
+        write_small_run(run)
         inshrink = Path(sys.executable).with_name("inshrink")
         return [
             _time("inshrink --help", [str(inshrink), "--help"]),
@@ -89,7 +89,8 @@ def startup() -> list[dict[str, object]]:
         ]
 
 
-def _small_run(directory: Path) -> None:
+def write_small_run(directory: Path) -> None:
+    """Write 50 checkpoints of 40 small tensors with the moments of Adam."""
     model = {f"layers.{i}.weight": torch.randn(16, 16) for i in range(N_SMALL_TENSORS)}
     moments = {
         i: {"step": torch.tensor(1.0), "exp_avg": torch.zeros(16, 16), "exp_avg_sq": torch.zeros(16, 16)}

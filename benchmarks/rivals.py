@@ -42,8 +42,7 @@ from benchmarks.results import kept, write
 from benchmarks.rival_lossless import Bytes, Compressor
 from benchmarks.rival_nncodec import DEFAULT_VECTOR_QP, LATTICE_VECTOR_QP, MODES, Chain, load
 from benchmarks.runs import evaluator_of, open_run
-from inshrink_core.bench.measure import OriginalEvaluations
-from inshrink_core.evaluate import Evaluator, resolve_evaluator
+from inshrink_core.evaluate import Evaluator, OriginalEvaluations, resolve_evaluator
 from inshrink_core.metrics import drop
 
 RUNS = ("digits-cnn", "cnn-adamw", "cnn-sgd", "fine-tune", "char-gpt")
@@ -150,7 +149,7 @@ def nncodec_rows(name: str, mode: str, vector_qp: int, stride: int) -> list[dict
         trust_run=True,
     )
     with tempfile.TemporaryDirectory() as scratch, evaluator as judge:
-        originals = OriginalEvaluations(run, judge, Path(scratch))
+        originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(scratch))
         for qp in QPS:
             key = {
                 "run": [run.identity(step) for step in steps],

@@ -21,6 +21,7 @@ from benchmarks.results import DATA, RESULTS, machine
 
 BENCHMARKS = (
     "footprint",
+    "explorer",
     "speed",
     "codebook",
     "moments",

@@ -77,8 +77,8 @@ _CHARTS = {
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve the explorer with one root, and yield its address."""
+def served(folder: Path) -> Iterator[tuple[str, int]]:
+    """Serve the explorer with one root, and yield its address and the number of its process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -92,7 +92,7 @@ def served(folder: Path) -> Iterator[str]:
                     break
             except OSError:
                 time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", server.pid
     finally:
         server.terminate()
         server.wait(30)
@@ -140,7 +140,7 @@ def main() -> None:
             inshrink_core.sample("digits-cnn"), run, ignore=shutil.ignore_patterns(".inshrink", "__pycache__")
         )
         inshrink_core.compress(run, folder / "digits-cnn.inshrink")
-        with served(folder) as address, sync_playwright() as engine:
+        with served(folder) as (address, _), sync_playwright() as engine:
             browser = engine.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
             for shot in SHOTS:
                 if arguments.names and shot.name not in arguments.names:

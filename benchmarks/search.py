@@ -1,12 +1,16 @@
 """The search: how close to the truth, in how many evaluations, and what one configuration a step is worth.
 
 Per step, guided exhaustive search against the whole grid, and the delta neighbourhood after it; per run, one
-configuration for each checkpoint against the best fixed one in hindsight, with and without bit allocation.
-The evaluator is the bundled sample's.
+configuration for each checkpoint against the best fixed one in hindsight; what bit allocation is worth; and
+what an estimate without trials can go by.
+``python -m benchmarks.search [--part PART] [--codec CODEC] [RUN ...]`` measures runs of `benchmarks.runs`, by
+default the bundled sample in every part, and leaves rows of other runs, parts and codecs as they are.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import statistics
 import sys
 import tempfile
@@ -16,23 +20,34 @@ from pathlib import Path
 from typing import Any
 
 import inshrink_core
-from benchmarks.results import write
-from inshrink_core.evaluate import resolve_evaluator
+from benchmarks import results, runs
+from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.guided import GuidedExhaustive
 from inshrink_core.search.judge import Judge
+from inshrink_core.search.measure import encode_chain
 from inshrink_core.search.neighbourhood import DeltaNeighbourhood, Grid
-from inshrink_core.search.quadratic import calibrate
+from inshrink_core.search.quadratic import damage_of, sensitivities
 from inshrink_core.search.sampling import RatioEstimate
 from inshrink_core.search.space import CubePoint, space_of
 from inshrink_core.search.strategies import Outcome, explore
-from inshrink_core.search.trials import Trial, TrialLog
+from inshrink_core.search.trials import TrialLog
 from inshrink_core.search.walk import Position, TrialRunner
 from inshrink_core.session.config import make_chain_config
 
 MAX_DROP = 0.01
 GRID_STEPS = 6
 """Steps of the run at which the whole grid is measured: 198 evaluations each."""
+
+PARTS = ("grid", "chains", "allocation", "priors")
+PRIORS_AT = (1.5, 4.0)
+"""Steps of the lattice, on both sides of its default, at which rules of thumb are measured."""
+
+PRIOR_STEPS = 4
+"""Steps of the run at which they are, spread evenly, the last among them."""
+
+CODECS = ("lattice", "inshrinkerator")
+SAMPLE = "digits-cnn"
 
 
 def runner_of(run: Any, codec: str, judge: Judge, settings: dict[str, Any] | None = None) -> TrialRunner:
@@ -45,8 +60,8 @@ def runner_of(run: Any, codec: str, judge: Judge, settings: dict[str, Any] | Non
 
 def per_step(run: Any, judge: Judge, n_steps: int) -> list[dict[str, object]]:
     """Compare guided search with the whole grid, and count the neighbourhood's evaluations."""
-    cube = space_of("inshrinkerator", frozenset())
     runner = runner_of(run, "inshrinkerator", judge)
+    cube = space_of("inshrinkerator", frozenset(spec.layer for spec in run[run.steps[0]].specs))
     bounds, position = judge.bounds(run.steps[0]), Position(runner)
     last: CubePoint | None = None
     rows: list[dict[str, object]] = []
@@ -90,59 +105,69 @@ def per_step(run: Any, judge: Judge, n_steps: int) -> list[dict[str, object]]:
     return rows
 
 
-def medians(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Return one result a figure, over the steps that have it."""
-    results: list[dict[str, object]] = []
-    for name, target in (
+def grid(name: str, n_steps: int) -> list[dict[str, object]]:
+    """Return medians over the steps: the guided search against the whole grid, and the neighbourhood."""
+    run = runs.open_run(name)
+    evaluator = EvaluatorRequest(**_judge_options(name)).resolve(run.settings, run.directory)
+    with Judge([evaluator], run.__getitem__, Bounds(max_drop=MAX_DROP)) as asked:
+        rows = per_step(run, asked, n_steps)
+    found: list[dict[str, object]] = []
+    for figure, target in (
         ("guided_evaluations", 0.15 * 216),
         ("guided_ratio_of_best", 0.95),
         ("neighbourhood_evaluations", 8),
     ):
-        values = [float(str(row[name])) for row in rows if name in row]
+        values = [float(str(row[figure])) for row in rows if figure in row]
         if values:
-            results.append(_result("digits-cnn", "inshrinkerator", name, statistics.median(values), target))
-    return results
+            found.append(_result(name, "inshrinkerator", figure, statistics.median(values), target))
+    return found
 
 
-def per_run(run: Any, folder: Path, codec: str) -> list[dict[str, object]]:
-    """Write the run under the bound, step by step, and find the best fixed configuration in hindsight."""
+def chains(name: str, codec: str, folder: Path) -> list[dict[str, object]]:
+    """Write a run under the bound, step by step, and find the best fixed configuration in hindsight."""
+    run, judge = runs.open_run(name), _judge_options(name)
+    # What is compiled at first use is compiled then.
+    inshrink_core.compress(run, folder / "warm.inshrink", codec=codec, threads=1, steps=run.steps[:2])
     begun = time.perf_counter()
-    fixed = inshrink_core.compress(run, folder / f"fixed-{codec}.inshrink", codec=codec, threads=1)
+    fixed = inshrink_core.compress(run, folder / "fixed.inshrink", codec=codec, threads=1)
     plain_seconds = time.perf_counter() - begun
     report = inshrink_core.compress(
-        run, folder / f"{codec}.inshrink", codec=codec, max_drop=MAX_DROP, threads=1
+        run, folder / "bounded.inshrink", codec=codec, max_drop=MAX_DROP, threads=1, **judge
     )
     promise = report.promise
+    if promise is None:
+        raise RuntimeError("a chain written under a bound promises nothing")
     kept = promise.to_json()
     hindsight = inshrink_core.search(
-        run, codec=codec, max_drop=MAX_DROP, gain=False, output=folder / f"{codec}.json", threads=1
+        run, codec=codec, max_drop=MAX_DROP, gain=False, output=folder / "fixed.json", threads=1, **judge
     )
     best = hindsight.best.ratio_weights if hindsight.best else 0.0
     ratio = report.size.ratio_weights or 0.0
-    rows = [
-        _result("digits-cnn", codec, "default_ratio", fixed.size.ratio_weights or 0.0, None),
-        _result("digits-cnn", codec, "bounded_ratio", ratio, None),
-        _result("digits-cnn", codec, "fixed_in_hindsight_ratio", best, None),
-        _result("digits-cnn", codec, "bounded_over_fixed", ratio / best if best else 0.0, 0.9),
-        _result("digits-cnn", codec, "worst_drop", kept["max_drop"], kept["bounds"]["drop"]),
-        _result(
-            "digits-cnn", codec, "worst_divergence", kept["max_divergence"], kept["bounds"]["divergence"]
-        ),
-        _result("digits-cnn", codec, "evaluations_a_step", promise.evaluations / len(run.steps), 8),
-        _result("digits-cnn", codec, "compress_seconds", plain_seconds, None),
-        _result("digits-cnn", codec, "bounded_seconds", report.seconds, None),
+    without = report.seconds - promise.evaluator_seconds
+    figures: list[tuple[str, float | None, float | None]] = [
+        ("default_ratio", fixed.size.ratio_weights, None),
+        ("bounded_ratio", ratio, None),
+        ("fixed_in_hindsight_ratio", best, None),
+        ("bounded_over_fixed", ratio / best if best else 0.0, 0.9),
+        ("worst_drop", kept["max_drop"], kept["bounds"]["drop"]),
+        ("worst_divergence", kept["max_divergence"], kept["bounds"]["divergence"]),
+        ("evaluations_a_step", promise.evaluations / len(run.steps), 8),
+        ("exact_steps", sum(step.exact for step in promise.steps.values()), None),
+        ("uninformative_steps", sum(not step.informative for step in promise.steps.values()), None),
+        ("compress_seconds", plain_seconds, None),
+        ("bounded_seconds", report.seconds, None),
+        ("time_factor", report.seconds / plain_seconds, None),
+        ("time_factor_without_evaluator", without / plain_seconds, 10),
+        ("rank_correlation", hindsight.rank_correlation, None),
     ]
-    trials: tuple[Trial, ...] = hindsight.trials
-    rows.append(
-        _result("digits-cnn", codec, "rank_correlation", calibrate(trials).rank_correlation or 0.0, None)
-    )
-    return rows
+    return [_result(name, codec, *figure) for figure in figures]
 
 
-def allocation(run: Any, folder: Path) -> list[dict[str, object]]:
+def allocation(name: str, folder: Path) -> list[dict[str, object]]:
     """Find the best fixed configuration with one step for all tensors, with the rule, and with factors."""
+    run, judge = runs.open_run(name), _judge_options(name)
     rows = []
-    for name, settings, strategy in (
+    for figure, settings, strategy in (
         ("one_step", {"sensitivity": 0.0}, "bracket"),
         ("rule", {}, "bracket"),
         ("allocation", {}, "allocation"),
@@ -153,32 +178,114 @@ def allocation(run: Any, folder: Path) -> list[dict[str, object]]:
             strategy=strategy,
             max_drop=MAX_DROP,
             gain=False,
-            output=folder / "allocation.json",
+            output=folder / "fixed.json",
             threads=1,
+            **judge,
         )
         best = found.best.ratio_weights if found.best else 0.0
-        rows.append(_result("digits-cnn", "lattice", f"fixed_ratio_{name}", best, None))
+        rows.append(_result(name, "lattice", f"fixed_ratio_{figure}", best, None))
     return rows
 
 
-def _result(run: str, codec: str, figure: str, value: float, target: float | None) -> dict[str, object]:
-    row = {"run": run, "codec": codec, "figure": figure, "value": float(value), "target": target}
+def priors(name: str) -> list[dict[str, object]]:
+    """Return what estimates without trials could go by: how far each rule of thumb is off on this run.
+
+    Quotients of divergence and ½ Σ h·e², step by step; and the worst divergence over the square of the
+    lattice's step.
+    """
+    run = runs.open_run(name)
+    n = min(PRIOR_STEPS, len(run.steps))
+    asked = {run.steps[len(run.steps) * (k + 1) // n - 1] for k in range(n)}
+    quotients: list[float] = []
+    curve: list[float] = []
+    evaluator = EvaluatorRequest(**_judge_options(name)).resolve(run.settings, run.directory)
+    with Judge([evaluator], run.__getitem__, Bounds()) as judge:
+        for coarseness in PRIORS_AT:
+            chain = make_chain_config("", "lattice", {"coarseness": coarseness}, None, 32, "cpu", 1)
+            worst = 0.0
+            for step, encoded in zip(
+                run.steps, encode_chain(chain, map(run.__getitem__, run.steps)), strict=True
+            ):
+                if step not in asked:
+                    continue
+                divergence = judge.figures(step, encoded.restored()).divergence or 0.0
+                damage = damage_of(encoded.squared_errors, sensitivities(run[step], None))
+                quotients += [divergence / damage] if damage else []
+                worst = max(worst, divergence)
+            curve.append(worst / coarseness**2)
+    rows = []
+    for figure, values in (("divergence_over_damage", quotients), ("divergence_over_squared_step", curve)):
+        if values:
+            rows.append(_result(name, "lattice", f"{figure}_least", min(values), None))
+            rows.append(_result(name, "lattice", f"{figure}_most", max(values), None))
+    return rows
+
+
+def _judge_options(name: str) -> dict[str, Any]:
+    """Return what names the evaluator of a run: its own, which these benchmarks wrote, or another."""
+    evaluator = runs.evaluator_of(name)
+    if evaluator is not None:
+        return {"evaluator": evaluator}
+    return {} if name == SAMPLE else {"trust_run": True}
+
+
+def _result(
+    run: str, codec: str, figure: str, value: float | None, target: float | None
+) -> dict[str, object]:
+    known = None if value is None else float(value)
+    row = {"run": run, "codec": codec, "figure": figure, "value": known, "target": target}
     sys.stderr.write(f"{row}\n")
     return row
 
 
-def main(quick: bool = False) -> Path:
-    """Write ``results/search.csv``; quick: fewer steps of the grid."""
-    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    evaluator = resolve_evaluator(run.settings, run.directory)
-    with Judge([evaluator], run.__getitem__, Bounds(max_drop=MAX_DROP)) as judge:
-        rows = medians(per_step(run, judge, 2 if quick else GRID_STEPS))
-    with tempfile.TemporaryDirectory() as scratch:
-        for codec in ("lattice", "inshrinkerator"):
-            rows += per_run(run, Path(scratch), codec)
-        rows += allocation(run, Path(scratch))
-    return write("search_quick" if quick else "search", rows)
+def keep(name: str, rows: Sequence[dict[str, object]]) -> Path:
+    """Write rows in the place of those they measure anew; others stay, with the date of their own."""
+    path = results.RESULTS / f"{name}.csv"
+    measured = {_what(row) for row in rows}
+    others: list[dict[str, object]] = []
+    if path.exists():
+        with path.open(newline="") as file:
+            others = [dict(row) for row in csv.DictReader(file)]
+    return results.write(name, [*(row for row in others if _what(row) not in measured), *rows])
+
+
+def _what(row: dict[str, object]) -> tuple[object, ...]:
+    return row["run"], row["codec"], row["figure"]
+
+
+def measure(name: str, parts: Sequence[str], codecs: Sequence[str], n_steps: int) -> list[dict[str, object]]:
+    """Return the rows of a run."""
+    rows = grid(name, n_steps) if "grid" in parts else []
+    for codec in codecs:
+        if "chains" in parts:
+            with tempfile.TemporaryDirectory() as scratch:
+                rows += chains(name, codec, Path(scratch))
+    if "allocation" in parts and "lattice" in codecs:
+        with tempfile.TemporaryDirectory() as scratch:
+            rows += allocation(name, Path(scratch))
+    if "priors" in parts and "lattice" in codecs:
+        rows += priors(name)
+    return rows
+
+
+def main(
+    quick: bool = False,
+    names: Sequence[str] = (SAMPLE,),
+    parts: Sequence[str] = PARTS,
+    codecs: Sequence[str] = CODECS,
+) -> Path:
+    """Write ``results/search.csv``, run by run as they end; quick: fewer steps of the grid."""
+    target = "search_quick" if quick else "search"
+    for name in names:
+        path = keep(target, measure(name, parts, codecs, 2 if quick else GRID_STEPS))
+    return path
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[[], *runs.RUNS], help="by default the bundled sample")
+    parser.add_argument("--part", action="append", choices=PARTS, help="by default all; may be repeated")
+    parser.add_argument("--codec", action="append", choices=CODECS, help="by default both")
+    parser.add_argument("--quick", action="store_true", help="fewer steps of the grid, a table of its own")
+    asked = parser.parse_args()
+    main(asked.quick, asked.names or (SAMPLE,), asked.part or PARTS, asked.codec or CODECS)

@@ -3,12 +3,21 @@
 The last of a few consecutive states of a model is encoded as a delta, when codecs that follow their
 chain know it. Each repetition times zstd, then ours, so that a machine whose speed drifts moves both; the
 ratios are medians over the pairs. Time is that of the thread's own work, which leaves other programs out.
+
+``first_call.csv`` has what the first call after installation takes beyond a warm one, compilers included:
+the first `compress` of a small run with optimizer state and the first `restore`, each in a process that
+finds no compiled kernel, against the same with all of them. Processor time, the least of a few pairs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +35,7 @@ N_TENSORS, ROWS, COLUMNS = 4, 1024, 2048
 N_STATES = 4
 """A keyframe, two deltas from which statistics and contexts come, and the delta that is timed."""
 REPETITIONS = 9
+PAIRS = 3
 MOVEMENTS = (0.02, 0.1)
 """Movement between the two states, in standard deviations of the weights: late and early in training."""
 
@@ -107,8 +117,78 @@ def _timed(action: Callable[[], object]) -> float:
     return time.thread_time() - begun
 
 
+_FIRST_CALL = """
+import json, sys, time
+import torch, inshrink_core
+
+begun, cpu = time.perf_counter(), time.process_time()
+if sys.argv[1] == "compress":
+    inshrink_core.compress(sys.argv[2], sys.argv[3], threads=1)
+else:
+    inshrink_core.restore(sys.argv[2], sys.argv[3])
+print(json.dumps([time.perf_counter() - begun, time.process_time() - cpu]))
+"""
+
+
+def _write_run(directory: Path) -> None:
+    """Write three small checkpoints with the state of Adam."""
+    generator = torch.Generator().manual_seed(0)
+    model = {f"layers.{i}.weight": 0.02 * torch.randn(256, 256, generator=generator) for i in range(4)}
+    model |= {f"layers.{i}.bias": torch.ones(256) for i in range(4)}
+    for step in range(1, 4):
+        state = {}
+        for i, weight in enumerate(model.values()):
+            weight += 2e-3 * torch.randn(weight.shape, generator=generator)
+            moment = 1e-4 * torch.randn(weight.shape, generator=generator)
+            state[i] = {"step": torch.tensor(float(step)), "exp_avg": moment, "exp_avg_sq": moment**2}
+        groups = [{"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "params": list(state)}]
+        content = {"model": model, "optimizer": {"state": state, "param_groups": groups}, "step": step}
+        torch.save(content, directory / f"step_{step}.pt")
+
+
+def first_call(verb: str) -> dict[str, object]:
+    """Time a verb in processes without and with compiled kernels, in turn."""
+    seconds: dict[str, list[list[float]]] = {"cold": [], "warm": []}
+    with tempfile.TemporaryDirectory(prefix="inshrink-first-") as scratch:
+        run, archive = Path(scratch) / "run", Path(scratch) / "run.inshrink"
+        run.mkdir()
+        _write_run(run)
+        for pair in range(PAIRS):
+            kernels = Path(scratch) / f"kernels-{pair}"
+            for kind, found in seconds.items():
+                target = Path(scratch) / f"{verb}-{kind}-{pair}"
+                if verb == "compress":
+                    target = archive = target.with_suffix(".inshrink")
+                elif not archive.exists():
+                    _run_first_call(["compress", str(run), str(archive)], Path(scratch) / "others")
+                given = str(run if verb == "compress" else archive)
+                found.append(_run_first_call([verb, given, str(target)], kernels))
+    least = {kind: min(cpu for _, cpu in found) for kind, found in seconds.items()}
+    return {
+        "call": verb,
+        "cold_cpu_seconds": least["cold"],
+        "warm_cpu_seconds": least["warm"],
+        "extra_cpu_seconds": least["cold"] - least["warm"],
+        "extra_wall_seconds": min(
+            cold[0] - warm[0] for cold, warm in zip(seconds["cold"], seconds["warm"], strict=True)
+        ),
+        "pairs": PAIRS,
+    }
+
+
+def _run_first_call(arguments: list[str], kernels: Path) -> list[float]:
+    """Return wall and processor seconds of one call that keeps what it compiles in a folder."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(kernels)}
+    command = [sys.executable, "-c", _FIRST_CALL, *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    seconds: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return seconds
+
+
 def main(quick: bool = False) -> Path:
-    """Write ``results/speed.csv``."""
+    """Write ``results/first_call.csv`` and ``results/speed.csv``."""
+    first = [first_call(verb) for verb in ("compress", "restore")]
+    write("first_call_quick" if quick else "first_call", first)
     settings: list[tuple[str, dict[str, Any]]] = [
         ("inshrinkerator", {}),
         ("inshrinkerator", {"bins": 16}),

@@ -10,7 +10,7 @@ from inshrink_app.report import Report
 
 __all__ = ["ACTIONS", "action"]
 
-ACTIONS = ("compare", "export", "prune", "rehearse", "search", "sensitivity", "verify")
+ACTIONS = ("compare", "export", "prune", "rehearse", "restore", "search", "sensitivity", "verify")
 """The tasks a request may name; each is a module here."""
 
 Action = Callable[[Mapping[str, Any], Report], None]

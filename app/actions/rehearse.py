@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+_TOLD = (
+    *("task", "metric", "direction", "codec", "restored_at"),
+    *("excess", "excess_half_width", "noise", "ratio_weights", "ratio_total"),
+)
+"""What the page shows of a rehearsal beside its curves."""
+
 
 def run(request: Mapping[str, Any], report: Report) -> None:
     """Train with failures restored from the archive, and without.
@@ -24,7 +30,7 @@ def run(request: Mapping[str, Any], report: Report) -> None:
         ``training``, a shipped task by name; ``folder`` where finished trainings are kept; ``codec``,
         ``config``, ``optimizer``, ``seeds``, ``restores``, ``n_steps`` and ``output``.
     report
-        Told after each step of a training.
+        Told after each step of a training, and each finished pair of them.
     """
     import inshrink_core
     from inshrink_core.errors import NotFoundError
@@ -40,17 +46,28 @@ def run(request: Mapping[str, Any], report: Report) -> None:
         if now.detail != last:
             last = now.detail
             report.log(now.detail)
-        report.progress(now.done, now.total, f"{now.detail}, step {now.step:,}")
+        report.progress(now.done, 2 * int(request["seeds"]) * int(request["n_steps"]), _item(now))
 
-    found = inshrink_core.rehearse(
-        request["training"],
-        request["folder"],
-        codec=request["codec"],
-        config=request["config"],
-        optimizer=request["optimizer"],
-        seeds=int(request["seeds"]),
-        restores=int(request["restores"]),
-        steps=int(request["n_steps"]),
-        progress=progress,
-    )
-    Path(request["output"]).write_text(json.dumps(found.to_json()), encoding="utf-8")
+    seeds, n_steps = int(request["seeds"]), int(request["n_steps"])
+    document: dict[str, Any] = {}
+    # One pair more each time: those before are kept on disk, and what is known is shown at once.
+    for n_pairs in range(1, seeds + 1):
+        found = inshrink_core.rehearse(
+            request["training"],
+            request["folder"],
+            codec=request["codec"],
+            config=request["config"],
+            optimizer=request["optimizer"],
+            seeds=n_pairs,
+            restores=int(request["restores"]),
+            steps=n_steps,
+            progress=progress,
+        )
+        document = found.to_json()
+        report.row(**{name: document[name] for name in _TOLD}, curves=document["curves"][-1:])
+        report.progress(2 * n_pairs * n_steps, 2 * seeds * n_steps, f"{n_pairs} of {seeds} seeds done")
+    Path(request["output"]).write_text(json.dumps(document), encoding="utf-8")
+
+
+def _item(now: Progress) -> str:
+    return f"{now.detail}, step {now.step:,}"

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inshrink_app.actions import estimates
 from inshrink_app.actions.compare import trusted_evaluator
 from inshrink_app.report import Report
 
@@ -47,16 +48,21 @@ def run(request: Mapping[str, Any], report: Report) -> None:
     Parameters
     ----------
     request
-        ``kind``: ``search`` or ``baselines``; ``path`` of the run, ``steps``, ``evaluator`` and ``trusted``
-        as `inshrink_app.actions.compare` takes them, ``output``. Of a search also ``max_drop``,
-        ``max_divergence`` or ``target_ratio``, ``codec``, ``strategy`` and ``budget``. Trials of an attempt
-        that was cut off are in the log beside the run, or beside `output`, and are not measured again.
+        ``kind``: ``search``, ``baselines`` or ``estimates``; ``path`` of the run, ``steps``, ``evaluator``
+        and ``trusted`` as `inshrink_app.actions.compare` takes them, ``output``. Of a search also
+        ``max_drop``, ``max_divergence`` or ``target_ratio``, ``codec``, ``strategy`` and ``budget``. Trials
+        of an attempt that was cut off are in the log beside the run, or beside `output`, and are not
+        measured again.
     report
         Told each trial.
     """
     from inshrink_core.formats import open_run
 
     series = open_run(request["path"])
+    if request["kind"] == "estimates":
+        document = estimates.estimate_all(series, request, report)
+        Path(request["output"]).write_text(json.dumps(document), encoding="utf-8")
+        return
     evaluator, trust = trusted_evaluator(request, series)
     teller = _Teller(request, report)
     found = _baselines if request["kind"] == "baselines" else _search
@@ -99,7 +105,7 @@ def _search(
     found = search(
         series,
         max_drop=request.get("max_drop"),
-        max_divergence=request.get("max_divergence"),
+        max_divergence=_limit(request.get("max_divergence")),
         target_ratio=request.get("target_ratio"),
         codec=request["codec"],
         strategy=request["strategy"],
@@ -111,6 +117,11 @@ def _search(
         progress=teller,
     )
     return found.to_json() | {"trials": [trial.to_json() for trial in found.trials]}
+
+
+def _limit(value: Any) -> float | None:
+    """Return a bound; JSON has no number for one that is waived."""
+    return None if value is None else float(value)
 
 
 def _baselines(

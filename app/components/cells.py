@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import streamlit as st
-from inshrink_app import figures, grouping, heatmap, selection, services
+from inshrink_app import figures, grouping, heat_columns, heatmap, selection, services
 from inshrink_app.components import chosen, drilldown, group_list, rows_table
+from inshrink_app.components.kept import kept
 from inshrink_app.components.narrowing import View, narrowed
 from inshrink_app.formatting import elide, markdown_text
 from inshrink_app.selection import Event, Selection
@@ -49,7 +50,7 @@ def show(shown: Subject, tables: Mapping[str, Sensitivity], by: str, statistic: 
         _inside(view, found)
     chosen.publish(found)
     if view.table.rows:
-        rows_table.show(view.table, statistic, _row_of(view, found))
+        rows_table.show(view.tensors, view.table, statistic, _row_of(view, found))
 
 
 def _valid(found: Selection | None, tensors: Sensitivity, types: Sensitivity) -> Selection | None:
@@ -76,9 +77,15 @@ def _members(layer: str, tensors: Sensitivity, types: Sensitivity) -> tuple[int,
 def _chart(view: View, found: Selection | None) -> None:
     """Draw the heatmap; its figure stays the same while clicks select in it."""
     table = view.table
-    n_columns = min(len(table.steps), heatmap.MAX_COLUMNS)
-    figure = heatmap.heatmap_figure(
-        table, view.statistic, clip=view.clip, scale=view.scale, pinned=_pinned(view, found)
+    n_columns = min(len(table.steps), heat_columns.MAX_COLUMNS)
+    pinned = _pinned(view, found)
+    figure = kept(
+        "heatmap.figure",
+        view.tensors,
+        (*_base(view), pinned),
+        lambda: heatmap.heatmap_figure(
+            table, view.statistic, clip=view.clip, scale=view.scale, pinned=pinned
+        ),
     )
     st.plotly_chart(
         figure,
@@ -100,7 +107,7 @@ def _clicked(names: Sequence[str], steps: Sequence[int], n_rows: int, n_columns:
     if cell is None:
         chosen.apply(Event("chart"))
         return
-    edges = heatmap.column_edges(len(steps))
+    edges = heat_columns.column_edges(len(steps))
     chosen.apply(Event("chart", names[cell[0]], steps[int(edges[cell[1] + 1]) - 1]))
 
 
@@ -110,15 +117,7 @@ def _pinned(view: View, found: Selection | None) -> tuple[int, int] | None:
     A click marks its cell in the browser. Drawing it into the figure as well would make it another figure,
     which loses its zoom and the next click.
     """
-    base = (
-        str(view.shown.path),
-        view.metric,
-        view.statistic,
-        view.clip,
-        view.scale,
-        tuple(row.name for row in view.table.rows),
-        view.table.steps,
-    )
+    base = _base(view)
     known = st.session_state.get(_PINNED)
     if known is not None and known[0] == base and chosen.from_chart():
         cell: tuple[int, int] | None = known[1]
@@ -127,9 +126,23 @@ def _pinned(view: View, found: Selection | None) -> tuple[int, int] | None:
     pinned = None
     if found is not None and row is not None:
         steps = view.table.steps
-        pinned = (row, heatmap.column_of(steps.index(found.step), len(steps)))
+        pinned = (row, heat_columns.column_of(steps.index(found.step), len(steps)))
     st.session_state[_PINNED] = (base, pinned)
     return pinned
+
+
+def _base(view: View) -> tuple[object, ...]:
+    """Return what the figure shows, but for the cell that it marks."""
+    return (
+        str(view.shown.path),
+        view.table.by,
+        view.metric,
+        view.statistic,
+        view.clip,
+        view.scale,
+        tuple(row.name for row in view.table.rows),
+        view.table.steps,
+    )
 
 
 def _row_of(view: View, found: Selection | None) -> int | None:
@@ -194,12 +207,12 @@ def _caption(view: View) -> str:
     table = view.table
     scale = "logarithmic" if view.scale == "log" else "linear"
     parts = [f"Colours are {scale}" + (", outliers clipped at 1 % and 99 %." if view.clip else ".")]
-    if len(table.steps) > heatmap.MAX_COLUMNS:
-        per_column = -(-len(table.steps) // heatmap.MAX_COLUMNS)
+    if len(table.steps) > heat_columns.MAX_COLUMNS:
+        per_column = -(-len(table.steps) // heat_columns.MAX_COLUMNS)
         parts.append(
             f"Each column is the mean of up to {per_column} neighbouring steps; a click takes the last one."
         )
-    if len(table.rows) * min(len(table.steps), heatmap.MAX_COLUMNS) > heatmap.MAX_ANCHORS:
+    if len(table.rows) * min(len(table.steps), heat_columns.MAX_COLUMNS) > heatmap.MAX_ANCHORS:
         parts.append("A click takes the nearest of the cells that can be clicked.")
     if any(len(group.members) > 1 for group in view.groups) and view.statistic != "mean":
         parts.append("Of rows above the modules themselves it is the mean over their tensors.")

@@ -34,7 +34,9 @@ def measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensiti
     path = str(shown.path)
     try:
         job = services.sensitivity_job(path, metric)
-        if job is None and services.measuring_cost(shown, metric) <= ASK_ABOVE_BYTES:
+        was_cut_off = job is not None and job.state == "interrupted"
+        if (job is None or was_cut_off) and services.measuring_cost(shown, metric) <= ASK_ABOVE_BYTES:
+            services.forget_sensitivity(path, metric)
             job = services.start_sensitivity(path, metric)
     except (ServiceError, OSError) as error:
         problem.show(error.problem if isinstance(error, ServiceError) else problem.of_os_error(error))

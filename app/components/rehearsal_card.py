@@ -5,12 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-import pandas as pd
 import streamlit as st
-from inshrink_app import comparison_figures, figures, services
-from inshrink_app.comparison_tables import RehearsalResult
-from inshrink_app.components import download, job_card
-from inshrink_app.formatting import count_text, counted, markdown_text, percent_text, ratio_text
+from inshrink_app import services
+from inshrink_app.components import job_card, rehearsal_result
+from inshrink_app.formatting import counted, markdown_text
 from inshrink_app.job import Job
 from inshrink_app.services import Training
 from inshrink_app.tables import Subject
@@ -24,6 +22,7 @@ def show(original: Subject, training: Training) -> None:
     """Draw the card of a sample's training."""
     with st.container(border=True):
         st.subheader("Failure rehearsal", anchor=False)
+        training = _choose(training)
         st.write(
             f"Trains {markdown_text(training.name)} anew, with failures after which it goes on from what the "
             "archive restores, and without. The difference at the end is what compression costs a training "
@@ -32,7 +31,7 @@ def show(original: Subject, training: Training) -> None:
         settings = _settings(training)
         job = services.rehearsal_job(training, settings)
         if job is not None and job.is_running:
-            job_card.running(job, "Rehearsing")
+            _live(job)
             return
         finished = services.finished_rehearsals(training)
         if job is not None and job.state == "finished":
@@ -51,18 +50,42 @@ def show(original: Subject, training: Training) -> None:
         _command(training, settings)
 
 
+def _choose(own: Training) -> Training:
+    """Let the reader rehearse another of the shipped trainings than the sample's own."""
+    names = list(services.trainings())
+    picked = st.selectbox(
+        "Training",
+        names,
+        index=names.index(own.name),
+        key="rehearse.training",
+        help="The sample's own, or another that comes with Inshrink. Some take many minutes a pair.",
+    )
+    if picked == own.name:
+        return own
+    chosen = services.training_named(str(picked))
+    if chosen is None:
+        st.warning("This training needs a package that is not installed.", icon=":material/warning:")
+    return chosen or own
+
+
 def _settings(training: Training) -> dict[str, Any]:
     """Draw the controls."""
     first, second, third, fourth = st.columns(4)
+    own = f"rehearse.{training.name}"
     codec = first.selectbox("Codec", list(_CODECS), format_func=_CODECS.__getitem__, key="rehearse.codec")
     restores = second.number_input(
-        "Failures", 1, training.n_saves - 1, training.n_restores, key="rehearse.restores"
+        "Failures", 1, training.n_saves - 1, training.n_restores, key=f"{own}.restores"
     )
     seeds = third.number_input(
         "Seeds", 1, 20, 3, key="rehearse.seeds", help="Pairs of trainings; one says little."
     )
     steps = fourth.number_input(
-        "Steps", training.n_saves, 100_000, training.n_steps, training.n_saves, key="rehearse.steps"
+        "Steps",
+        training.n_saves,
+        100_000,
+        training.n_steps,
+        training.n_saves,
+        key=f"{own}.steps",
     )
     return {
         "codec": str(codec),
@@ -99,47 +122,23 @@ def _result(job: Job) -> None:
     if not isinstance(document, dict):
         st.caption("What this rehearsal found cannot be read any more.")
         return
-    found = services.rehearsal(document)
-    _facts(found)
-    st.plotly_chart(
-        comparison_figures.rehearsal_figure(found),
-        config=dict(figures.CONFIG),
-        key=f"rehearsal.{job.job_id}",
-        alt=f"{found.metric} by step, with {len(found.restored_at)} restores and without",
-    )
-    st.caption(
-        "The band is the range of the uninterrupted trainings: what the seed alone does. Dotted: failures, "
-        "after which training went on from the archive."
-    )
-    table = pd.DataFrame(
-        [
-            (curve.seed, step, before, after)
-            for curve in found.curves
-            for step, before, after in zip(curve.steps, curve.uninterrupted, curve.restored, strict=True)
-        ],
-        columns=["seed", "step", "uninterrupted", "restored"],
-    )
-    with st.expander(f"Curves ({counted(len(found.curves), 'pair')})", icon=":material/table_rows:"):
-        st.dataframe(table, hide_index=True, alt="Metric of every training at every save")
-        download.table_buttons(table, "rehearsal")
+    rehearsal_result.show(services.rehearsal(document), job.job_id)
 
 
-def _facts(found: RehearsalResult) -> None:
-    """Draw the figures of a rehearsal."""
-    width = found.excess_half_width
-    facts = [
-        (
-            "Excess at the end",
-            percent_text(found.excess),
-            "a single seed says little" if width is None else f"± {percent_text(width)} (95 %)",
-        ),
-        ("Noise of the seeds", percent_text(found.noise), f"{markdown_text(found.metric)}, uninterrupted"),
-        ("Failures", count_text(len(found.restored_at)), "each restored from the archive"),
-        ("Ratio, weights", ratio_text(found.ratio_weights), f"{ratio_text(found.ratio_total)} in all"),
-    ]
-    with st.container(horizontal=True):
-        for label, value, below in facts:
-            st.metric(label, value, delta=below, delta_color="off", delta_arrow="off", border=True)
+@st.fragment(run_every=job_card.POLL_SECONDS)
+def _live(job: Job) -> None:
+    """Draw a rehearsal that runs: how far it is, and the pairs of trainings that are done."""
+    current = services.find_job(job.job_id)
+    if current is None or not current.is_running:
+        st.rerun()
+    job_card.progress(current)
+    job_card.cancel_button(current)
+    found = services.rehearsal_so_far(current)
+    if found is None:
+        st.caption("Curves appear here as soon as the first pair of trainings is done.")
+        return
+    st.caption(f"{counted(len(found.curves), 'pair')} of trainings so far.")
+    rehearsal_result.chart(found, "live")
 
 
 def _command(training: Training, settings: dict[str, Any]) -> None:

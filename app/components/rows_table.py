@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import streamlit as st
-from inshrink_app import heatmap
+from inshrink_app import heat_columns
 from inshrink_app.components import chosen
+from inshrink_app.components.kept import kept
 from inshrink_app.formatting import count_text, shape_text
 from inshrink_app.selection import Event
 from inshrink_app.tables import METRICS, HeatRow, Sensitivity
@@ -22,11 +23,13 @@ _MOST_ROWS = 5000
 """More rows than this make the browser slow, and nobody reads them."""
 
 
-def show(table: Sensitivity, statistic: str, selected: int | None) -> None:
+def show(source: Sensitivity, table: Sensitivity, statistic: str, selected: int | None) -> None:
     """Draw the table; the row of what is selected is marked.
 
     Parameters
     ----------
+    source
+        The measurement by tensor that `table` was made from.
     table
         What the heatmap shows.
     statistic
@@ -34,7 +37,8 @@ def show(table: Sensitivity, statistic: str, selected: int | None) -> None:
     selected
         Place of the selected row, if it is among them.
     """
-    frame = _frame(table, statistic)
+    names = tuple(row.name for row in table.rows)
+    frame = kept("sensitivity.frame", source, (statistic, table.by, names), lambda: _frame(table, statistic))
     number = st.column_config.NumberColumn(format="%.2e" if METRICS[table.metric].scale == "log" else "%.3f")
     wanted = [] if selected is None or selected >= len(frame) else [selected]
     state = st.session_state.get(_KEY)
@@ -46,7 +50,7 @@ def show(table: Sensitivity, statistic: str, selected: int | None) -> None:
         height="content" if len(frame) <= _ROWS_WITHOUT_SCROLLING else 560,
         alt=f"{METRICS[table.metric].label} per row: first, last, smallest and largest value",
         key=_KEY,
-        on_select=functools.partial(_picked, [row.name for row in table.rows]),
+        on_select=functools.partial(_picked, names),
         selection_mode="single-row",
         column_config={
             "First": number,
@@ -75,7 +79,7 @@ def _course_help(table: Sensitivity) -> str:
 def _frame(table: Sensitivity, statistic: str) -> pd.DataFrame:
     """Summarize every row."""
     values = table.values[statistic]
-    trend = heatmap.bucket_steps(values, table.steps, 40).values
+    trend = heat_columns.bucket_steps(values, table.steps, 40).values
     log = METRICS[table.metric].scale == "log"
     rows = [_table_row(row, values[i], trend[i], log) for i, row in enumerate(table.rows[:_MOST_ROWS])]
     first = {"tensor": "Tensor", "block": "Block", "layer_type": "Layer type"}[table.by]

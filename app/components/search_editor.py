@@ -72,7 +72,7 @@ def show(
             _tables(shown, edit)
             _buttons(edit)
         with right:
-            _figures(shown, edit, used, sum(point.n_steps for point in points))
+            _figures(shown, edit, used, sum(one.n_steps for one in points if not one.is_estimated))
             _carry_on(shown, edit)
 
 
@@ -181,8 +181,8 @@ def _figures(shown: Subject, edit: Edit, steps: Sequence[int], known: int) -> No
     """Draw what was measured of the point that was loaded, and what is estimated of what stands here."""
     origin = edit.origin
     if origin is not None:
-        st.caption(f"Measured, as loaded, on {counted(origin.n_steps, 'step')}")
-        _row(origin.ratio, origin.drop, origin.divergence, "measured")
+        st.caption(f"{origin.basis.capitalize()}, as loaded, on {counted(origin.n_steps, 'step')}")
+        _row(origin.ratio, origin.drop, origin.divergence, origin.basis)
     if not edit.is_estimated:
         st.caption("Change the tables and press Estimate: the ratio and the drop that follow, in seconds.")
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import streamlit as st
 from inshrink_app import state
 from inshrink_app.formatting import count_text
@@ -11,6 +13,7 @@ from inshrink_app.tables import Subject
 __all__ = ["show"]
 
 _GOALS = {"drop": "Drop", "divergence": "Divergence", "ratio": "Ratio"}
+_BESIDES = {"default": "0.003 nats", "own": "Another", "none": "None"}
 _WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
 _RECENT = 8
 _GOAL, _CHAIN, _CODEC, _STRATEGY = "goal", "chain", "codec", "strategy"
@@ -30,6 +33,7 @@ def show(shown: Subject) -> SearchRequest:
         st.subheader("What to search for", anchor=False)
         goal = _segmented("Bound", _GOAL, _GOALS, "drop")
         drop, divergence, ratio = _limits(goal)
+        beside = _beside() if goal == "drop" else None
         names = {name: label for name, (label, _) in CODECS.items()}
         codec = _choice("Codec", _CODEC, names, "lattice", _CODEC_HELP)
         strategies = {name: "Automatic" if name == "auto" else name.capitalize() for name in CODECS[codec][1]}
@@ -53,6 +57,7 @@ def show(shown: Subject) -> SearchRequest:
         max_drop=drop,
         max_divergence=divergence,
         target_ratio=ratio,
+        beside=beside,
         codec=codec,
         strategy=strategy,
         budget=None if budget is None else int(budget),
@@ -73,10 +78,6 @@ def _limits(goal: str) -> tuple[float, float, float]:
             key="search.drop",
             help="No restored step may be worse than its original by more.",
         )
-        st.caption(
-            "Where the evaluator returns `log_probs`, a divergence of at most 0.003 nats is asked for too: a "
-            "drop alone is also kept by weights that were never stored."
-        )
     elif goal == "divergence":
         divergence = st.number_input(
             "Divergence allowed, nats",
@@ -96,17 +97,43 @@ def _limits(goal: str) -> tuple[float, float, float]:
             30.0,
             1.0,
             key="search.ratio",
-            help="Of all that reach it, the one whose predictions diverge least is found.",
         )
+        st.caption("Of all configurations that reach it, the one of the smallest divergence is found.")
     return round(drop, 9), divergence, ratio
 
 
-def _segmented(label: str, key: str, options: dict[str, str], default: str) -> str:
+def _beside() -> float | None:
+    """Draw the divergence that is bound together with the drop; None leaves it to the engine."""
+    chosen = _segmented(
+        "Divergence beside it",
+        "beside",
+        _BESIDES,
+        "default",
+        tip="A drop alone is also kept by weights that were never stored, so the divergence is bound too. "
+        "The default counts where the evaluator returns `log_probs`; another one is asked for in any case.",
+    )
+    if chosen == "default":
+        return None
+    if chosen == "none":
+        return math.inf
+    return st.number_input(
+        "Divergence allowed, nats",
+        0.0,
+        100.0,
+        0.003,
+        0.001,
+        format="%.4f",
+        key="search.beside.value",
+        help="Mean KL divergence of the restored step's predictions from the original's.",
+    )
+
+
+def _segmented(label: str, key: str, options: dict[str, str], default: str, tip: str | None = None) -> str:
     """Draw one choice, beginning with what the link or the session says."""
     widget = f"search.{key}"
     if widget not in st.session_state:
         st.session_state[widget] = state.choice(key, list(options), default)
-    chosen = st.segmented_control(label, list(options), format_func=options.__getitem__, key=widget)
+    chosen = st.segmented_control(label, list(options), format_func=options.__getitem__, key=widget, help=tip)
     value = str(chosen) if chosen in options else default
     state.publish(**{key: value})
     return value

@@ -120,11 +120,24 @@ def _figure(found: Searched, compared: Sequence[SearchPoint], key: str, *, selec
         alt=f"Ratio of the weights against {_FIGURES[chosen].lower()} of {len(points)} configurations",
         **selecting,
     )
-    words = "Every point is one configuration, measured on the chain. Dim: another one is better in both. "
-    words += "Hollow: measured on some of the steps only; its ratio is not of the whole chain."
+    words = _legend_words(points)
     if chosen == "divergence":
         words += " A divergence of zero is not on this axis; the table has it."
     st.caption(words + (" Click a point to load it into the editor." if selectable else ""))
+
+
+def _legend_words(points: Sequence[SearchPoint]) -> str:
+    """Say how the points are to be read, as far as there are such."""
+    if all(point.is_estimated for point in points):
+        return (
+            "Hollow diamonds are estimates: each is one configuration, encoded on a sample of the weights. "
+            "Nothing of it was measured; a search measures."
+        )
+    words = "Every point is one configuration, measured on the chain. Dim: another one is better in both. "
+    words += "Hollow circles: measured on some of the steps only; the ratio is not of the whole chain."
+    if any(point.is_estimated for point in points):
+        words += " Hollow diamonds: estimated, not measured."
+    return words
 
 
 def _clicked() -> None:
@@ -156,18 +169,18 @@ def table(found: Searched, compared: Sequence[SearchPoint]) -> None:
     rows = [
         (
             point.label,
+            point.basis,
+            _word(found, point, place in shares),
             point.ratio,
             point.drop,
             point.divergence,
+            point.n_steps,
             point.gain,
             point.noise,
-            point.n_steps,
-            _word(found, point, place in shares),
-            "measured",
         )
         for place, point in enumerate(points)
     ]
-    columns = ["configuration", "ratio", "drop", "divergence", "gain", "noise", "steps", "is", "figures"]
+    columns = ["configuration", "figures", "is", "ratio", "drop", "divergence", "steps", "gain", "noise"]
     listed = pd.DataFrame(rows, columns=columns)
     small = st.column_config.NumberColumn(format="%.3e")
     st.dataframe(
@@ -178,7 +191,7 @@ def table(found: Searched, compared: Sequence[SearchPoint]) -> None:
         selection_mode="single-row",
         alt="Configurations with ratio, worst drop, largest divergence and restore gain",
         column_config={
-            "configuration": st.column_config.TextColumn(width="large"),
+            "configuration": st.column_config.TextColumn(width="medium"),
             "ratio": st.column_config.NumberColumn(format="%.2f×"),
             "drop": st.column_config.NumberColumn(format="percent"),
             "divergence": small,
@@ -191,6 +204,8 @@ def table(found: Searched, compared: Sequence[SearchPoint]) -> None:
 
 def _word(found: Searched, point: SearchPoint, is_on_front: bool) -> str:
     """Say in a few words where a configuration stands."""
+    if point.is_estimated:
+        return "not measured"
     if point.baseline:
         return "baseline"
     if point.is_best:

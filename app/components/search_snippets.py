@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 
 from inshrink_app.search_tables import SearchRequest
@@ -32,9 +33,10 @@ def of(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None) -> t
     path = str(shown.path)
     made = f"{path.rstrip('/')}-searched.inshrink"
     found = f"{path.rstrip('/')}-search.json"
-    ((name, limit),) = request.limits().items()
-    words = [f"{_OPTIONS[name]} {limit:g}", f"--codec {request.codec}"]
-    lines = [f"{name}={limit:g}", f"codec={request.codec!r}"]
+    limits = request.limits()
+    words = [*(f"{_OPTIONS[name]} {limit:g}" for name, limit in limits.items()), f"--codec {request.codec}"]
+    lines = [f"{name}={_number(limit)}" for name, limit in limits.items()]
+    lines.append(f"codec={request.codec!r}")
     if request.strategy != "auto":
         words.append(f"--strategy {request.strategy}")
         lines.append(f"strategy={request.strategy!r}")
@@ -60,3 +62,8 @@ def of(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None) -> t
         "print(report.best and report.best.to_json())"
     )
     return command, python
+
+
+def _number(limit: float) -> str:
+    """Return a limit as Python writes it."""
+    return f"{limit:g}" if math.isfinite(limit) else "float('inf')"

@@ -1,4 +1,4 @@
-"""Looking into one tensor, at two steps, or at a second run: small questions, answered in this process.
+"""Looking into one tensor: small questions, answered in this process.
 
 Each reads what it says and no more; answers are cached by what the files were when they were asked.
 """
@@ -6,34 +6,25 @@ Each reads what it says and no more; answers are cached by what the files were w
 from __future__ import annotations
 
 import logging
-import os
 import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import streamlit as st
-from inshrink_app.drill_tables import Course, DrillDown, Moved, MovedRow, PartRow, ScoreMap
-from inshrink_app.recent import load_recent
-from inshrink_app.roots import list_folder, settings
+from inshrink_app.drill_tables import Course, DrillDown, PartRow, ScoreMap
 from inshrink_app.services.archives import original_of
+from inshrink_app.services.engines import engines
 from inshrink_app.services.failures import reported
-from inshrink_app.services.opening import opened, samples
-from inshrink_app.tables import ServiceError, Subject
-
-if TYPE_CHECKING:
-    from inshrink_core import Archive, Run
+from inshrink_app.services.opening import engine_of
+from inshrink_app.tables import MODEL_ROLES, ServiceError, Subject
 
 __all__ = [
     "ARCHIVE",
     "CODECS",
     "course",
     "course_steps",
-    "diff_cost",
     "drill_cost",
     "drill_down",
     "gain_partner",
-    "moved_between",
-    "other_runs",
     "stored_ways",
     "warm_up",
 ]
@@ -52,21 +43,8 @@ _READINGS = 6
 _COURSE_BYTES = 200_000_000
 """A course reads no more than this unless it is asked to."""
 
-_MOST_OTHER_RUNS = 50
-
-
-@st.cache_resource(show_spinner=False, max_entries=4)
-def _engine(path: str, token: str) -> Run | Archive:
-    """Return the engine's run or archive; `token` changes when its files do."""
-    import inshrink_core
-
-    with reported():
-        return inshrink_core.open(path)
-
-
-def _engine_of(subject: Subject) -> tuple[Run | Archive, str]:
-    found = opened(str(subject.path))
-    return _engine(str(found.subject.path), found.token), found.token
+_WARM_UP_DELAY_SECONDS = 2.5
+"""The page is drawn first: what is loaded ahead would only slow that down."""
 
 
 def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
@@ -80,17 +58,13 @@ def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
 def drill_cost(subject: Subject, tensor: str) -> int:
     """Return the bytes of the tensors that `drill_down` may read."""
     return _READINGS * sum(
-        row.nbytes for row in subject.tensors if row.name == tensor and _is_model(row.role)
+        row.nbytes for row in subject.tensors if row.name == tensor and row.role in MODEL_ROLES
     )
 
 
 def _nbytes_of(subject: Subject, tensor: str) -> int:
     """Return the raw bytes of a weight or buffer; 0 where the last checkpoint has none of this name."""
-    return sum(row.nbytes for row in subject.tensors if row.name == tensor and _is_model(row.role))
-
-
-def _is_model(role: str) -> bool:
-    return role in ("weight", "buffer")
+    return sum(row.nbytes for row in subject.tensors if row.name == tensor and row.role in MODEL_ROLES)
 
 
 def drill_down(subject: Subject, step: int, tensor: str, way: str, metric: str | None) -> DrillDown:
@@ -112,7 +86,7 @@ def drill_down(subject: Subject, step: int, tensor: str, way: str, metric: str |
     ServiceError
         It cannot be read.
     """
-    _, token = _engine_of(subject)
+    _, token = engine_of(subject)
     stamp = ""
     if subject.archive is not None and way == ARCHIVE:
         stamp = str(subject.archive.nbytes)
@@ -126,7 +100,7 @@ def _drill_down(
     from inshrink_core.session import anatomy
 
     with reported():
-        engine, _ = _engine_of(_subject)
+        engine, _ = engine_of(_subject)
         if way != ARCHIVE:
             return _plain(anatomy(engine, step, tensor, way, metric=metric))
         if _subject.kind == "archive":
@@ -139,13 +113,13 @@ def _archive_of(subject: Subject) -> Any:
     if subject.archive is None:
         return None
     facts = subject.archive
-    return _engine(str(facts.path), f"{facts.nbytes}-{len(facts.frames)}")
+    return engines().get(str(facts.path), f"{facts.nbytes}-{len(facts.frames)}")
 
 
 def _originals(subject: Subject) -> Any:
     """Open the run an archive was made of, where it is known; None otherwise."""
     original = original_of(subject)
-    return None if original is None else _engine_of(original)[0]
+    return None if original is None else engine_of(original)[0]
 
 
 def gain_partner(subject: Subject) -> str | None:
@@ -205,7 +179,7 @@ def course(subject: Subject, tensor: str, *, every: bool = False) -> Course:
     ServiceError
         It cannot be read.
     """
-    _, token = _engine_of(subject)
+    _, token = engine_of(subject)
     steps = course_steps(subject, tensor, every=every)
     size = subject.archive.nbytes if subject.archive is not None else 0
     return _course(str(subject.path), f"{token}-{size}", tensor, steps, subject)
@@ -216,7 +190,7 @@ def _course(path: str, stamp: str, tensor: str, steps: tuple[int, ...], _subject
     from inshrink_core.session import trajectory
 
     with reported():
-        engine, _ = _engine_of(_subject)
+        engine, _ = engine_of(_subject)
         archive = _archive_of(_subject) if _subject.kind == "run" else None
         found = trajectory(engine, tensor, steps=steps, archive=archive)
     return Course(
@@ -227,66 +201,6 @@ def _course(path: str, stamp: str, tensor: str, steps: tuple[int, ...], _subject
         bits_per_weight=found.bits_per_weight,
         n_left_out=len(_subject.steps) - len(steps),
     )
-
-
-def diff_cost(subject: Subject) -> int:
-    """Return the bytes that `moved_between` reads."""
-    return 2 * sum(row.nbytes for row in subject.tensors if _is_model(row.role))
-
-
-def moved_between(subject: Subject, first: int, second: int) -> Moved:
-    """Measure what moved between two steps.
-
-    Raises
-    ------
-    ServiceError
-        They cannot be read.
-    """
-    _, token = _engine_of(subject)
-    return _moved(str(subject.path), token, first, second, subject)
-
-
-@st.cache_resource(show_spinner=False, max_entries=50)
-def _moved(path: str, token: str, first: int, second: int, _subject: Subject) -> Moved:
-    from inshrink_core.session.diff import diff
-
-    with reported():
-        found = diff(_engine_of(_subject)[0], steps=(first, second))
-    rows = tuple(
-        MovedRow(
-            name=str(row["key"]),
-            layer=str(row["layer"] or row["role"]),
-            shape=tuple(row["shape"]),
-            relative=row["relative"],
-            rms=row["rms"],
-            max_abs=row["max_abs"],
-            cosine=row["cosine"],
-            changed=row["changed"],
-        )
-        for row in found.rows()
-    )
-    return Moved(rows, tuple(found.added), tuple(found.removed), tuple(found.reshaped))
-
-
-def other_runs(subject: Subject) -> tuple[Path, ...]:
-    """Return runs and archives that a run can be laid over: recent ones, its neighbours, and samples."""
-    known: dict[Path, None] = {}
-    for recent in load_recent():
-        real = Path(os.path.realpath(recent.path))
-        if settings().allows(real) and real.exists():
-            known[real] = None
-    if settings().allows(subject.path.parent):
-        try:
-            entries = list_folder(subject.path.parent).entries
-            known |= {entry.path: None for entry in entries if entry.kind in ("run", "archive")}
-        except OSError as error:
-            _log.info("the neighbours of a run cannot be listed: %s", error)
-    try:
-        known |= {sample.path: None for sample in samples()}
-    except ServiceError:
-        _log.info("there are no samples to lay a run over")
-    known.pop(subject.path, None)
-    return tuple(known)[:_MOST_OTHER_RUNS]
 
 
 def warm_up(subject: Subject) -> None:
@@ -301,25 +215,23 @@ def warm_up(subject: Subject) -> None:
 
 
 @st.cache_resource(show_spinner=False, max_entries=16)
-def _warm_up(path: str, tensor: str, step: int, _subject: Subject) -> threading.Thread:
+def _warm_up(path: str, tensor: str, step: int, _subject: Subject) -> threading.Timer:
     """Start once for each run."""
 
     def load() -> None:
         from inshrink_core.errors import InshrinkError
 
         try:
-            import inshrink_core
             from inshrink_core.session import anatomy
 
-            engine = inshrink_core.open(path)
+            engine, _ = engine_of(_subject)
             if _subject.kind == "run":
                 anatomy(engine, step, tensor, "inshrinkerator")
-                anatomy(engine, step, tensor)
-            else:
-                anatomy(engine, step, tensor)
-        except (InshrinkError, OSError) as error:
+            anatomy(engine, step, tensor)
+        except (InshrinkError, ServiceError, OSError) as error:
             _log.info("nothing was loaded ahead: %s", error)
 
-    thread = threading.Thread(target=load, daemon=True)
-    thread.start()
-    return thread
+    timer = threading.Timer(_WARM_UP_DELAY_SECONDS, load)
+    timer.daemon = True
+    timer.start()
+    return timer

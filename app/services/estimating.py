@@ -18,7 +18,7 @@ from inshrink_app.tables import Subject
 __all__ = ["check_config", "codec_settings", "estimated", "unmatched_overrides"]
 
 
-@st.cache_data(show_spinner=False)
+@st.cache_data(show_spinner=False, max_entries=32)
 def codec_settings(codec: str) -> tuple[tuple[str, Any], ...]:
     """Return the settings of a codec with their defaults."""
     from inshrink_core.codec import get_codec

@@ -172,7 +172,13 @@ def describe(job: Job) -> JobText:
         if request.get("kind") == "baselines":
             title = f"Measure baselines of {name}"
             return JobText(title, path, "search", link)
+        if request.get("kind") == "estimates":
+            title = f"Estimate {request.get('codec', '')} on {name}"
+            return JobText(title, path, "search", link)
         return JobText(title, path, "search", job_link)
+    if job.task == "restore":
+        title = f"Restore step {request.get('step')} of {name}"
+        return JobText(title, path, "compare", {"run": str(request.get("shown") or path)})
     if job.task == "rehearse":
         training = str(request.get("training", ""))
         return JobText(f"Rehearse failures of {training}", path, "compare", link)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import streamlit as st
 from inshrink_app.recent import remember_recent
 from inshrink_app.roots import OutsideRootsError, settings
+from inshrink_app.services.engines import engines
 from inshrink_app.services.failures import reported
-from inshrink_app.services.subjects import archive_subject, run_subject
+from inshrink_app.services.headers import files_stamp, forget_headers, keep_headers, kept_headers
+from inshrink_app.services.subjects import archive_of_run, archive_subject, run_subject
 from inshrink_app.tables import Problem, ServiceError, Subject
 
-__all__ = ["Opened", "Sample", "load_subject", "opened", "refresh", "remember", "resolve", "samples"]
+if TYPE_CHECKING:
+    from inshrink_core import Archive, Run
+
+__all__ = [
+    "Opened",
+    "Sample",
+    "engine_of",
+    "load_subject",
+    "opened",
+    "refresh",
+    "remember",
+    "resolve",
+    "samples",
+]
 
 
 class Sample(NamedTuple):
@@ -31,7 +47,7 @@ class Opened(NamedTuple):
     token: str
 
 
-@st.cache_data(show_spinner=False)
+@st.cache_data(show_spinner=False, max_entries=32)
 def samples() -> tuple[Sample, ...]:
     """Return the bundled runs; none where the package came without them."""
     from inshrink_core.samples import sample, sample_names
@@ -87,6 +103,7 @@ def load_subject(text: str) -> Subject:
 
 def refresh(path: Path) -> None:
     """Forget what is known of a run, so that checkpoints written since are seen."""
+    forget_headers(path)
     _open_at.clear(str(path), *_stamp(path))
 
 
@@ -120,10 +137,34 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     import inshrink_core
     from inshrink_core.chain import Archive
 
+    stamp = files_stamp(Path(path)) if Path(path).is_dir() else None
+    kept = kept_headers(Path(path), stamp) if stamp is not None else None
+    if kept is not None:
+        subject, token = kept
+        return Opened(
+            dataclasses.replace(subject, archive=archive_of_run(subject.path, subject.steps)), token
+        )
     with reported():
         engine = inshrink_core.open(path)
         if isinstance(engine, Archive):
-            return Opened(archive_subject(engine), f"{mtime_ns}-{size}")
-        # Not the folder's time: measuring writes its cache into the folder.
-        files = " ".join(engine.identity(step) for step in engine.steps)
-        return Opened(run_subject(engine), hashlib.sha256(files.encode()).hexdigest())
+            found = Opened(archive_subject(engine), f"{mtime_ns}-{size}")
+        else:
+            # Not the folder's time: measuring writes its cache into the folder.
+            files = " ".join(engine.identity(step) for step in engine.steps)
+            found = Opened(run_subject(engine), hashlib.sha256(files.encode()).hexdigest())
+    engines().put(path, found.token, engine)
+    if stamp is not None and found.subject.kind == "run":
+        keep_headers(found.subject, found.token, stamp)
+    return found
+
+
+def engine_of(subject: Subject) -> tuple[Run | Archive, str]:
+    """Return the engine's run or archive of what is on screen, and the token of its files.
+
+    Raises
+    ------
+    ServiceError
+        It cannot be opened any more.
+    """
+    found = opened(str(subject.path))
+    return engines().get(str(found.subject.path), found.token), found.token

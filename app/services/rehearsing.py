@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import streamlit as st
 from inshrink_app.comparison_tables import Curve, RehearsalResult
 from inshrink_app.job import Job
 from inshrink_app.job_files import jobs_folder
@@ -19,8 +20,11 @@ __all__ = [
     "finished_rehearsals",
     "rehearsal",
     "rehearsal_job",
+    "rehearsal_so_far",
     "start_rehearsal",
+    "training_named",
     "training_of",
+    "trainings",
 ]
 
 
@@ -36,18 +40,38 @@ class Training(NamedTuple):
 def training_of(subject: Subject) -> Training | None:
     """Return the shipped training of a run: of a bundled sample, known by its digest; None of others."""
     from inshrink_core.samples import is_trusted_sample
-    from inshrink_core.tasks import find_task, task_names
+    from inshrink_core.tasks import task_names
 
     if subject.kind != "run" or subject.name not in task_names():
         return None
     try:
         with reported():
-            if not subject.path.is_dir() or not is_trusted_sample(subject.path):
-                return None
-            task, _ = find_task(subject.name)
+            is_ours = subject.path.is_dir() and is_trusted_sample(subject.path)
     except ServiceError:
         return None
-    return Training(subject.name, task.n_steps, task.n_restores, task.n_saves)
+    return training_named(subject.name) if is_ours else None
+
+
+def trainings() -> tuple[str, ...]:
+    """Return the names of the shipped trainings."""
+    from inshrink_core.tasks import task_names
+
+    return tuple(task_names())
+
+
+@st.cache_data(show_spinner=False, max_entries=32)
+def training_named(name: str) -> Training | None:
+    """Return a shipped training; None where it cannot be made here, as without an extra package."""
+    from inshrink_core.tasks import find_task, task_names
+
+    if name not in task_names():
+        return None
+    try:
+        with reported():
+            task, _ = find_task(name)
+    except ServiceError:
+        return None
+    return Training(name, task.n_steps, task.n_restores, task.n_saves)
 
 
 def _request(subject: Subject, training: Training, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,26 +120,51 @@ def finished_rehearsals(training: Training) -> tuple[Job, ...]:
     )
 
 
+def rehearsal_so_far(job: Job) -> RehearsalResult | None:
+    """Return the pairs of trainings that a running rehearsal has finished; None before the first."""
+    rows = list(job.rows)
+    if not rows:
+        return None
+    curves = {curve["seed"]: curve for row in rows for curve in row["curves"]}
+    return rehearsal({**rows[-1], "curves": list(curves.values())})
+
+
 def rehearsal(document: Any) -> RehearsalResult:
-    """Turn the document of a rehearsal into plain values."""
+    """Turn the document of a rehearsal into plain values.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        It is none: a saved one is untrusted.
+    """
+    curves = tuple(_curve(row) for row in document["curves"])
+    if any(curve.steps != curves[0].steps for curve in curves):
+        raise ValueError("its curves are of different steps")
     return RehearsalResult(
         task=str(document["task"]),
         metric=str(document["metric"]),
         direction=str(document["direction"]),
         codec=str(document["codec"]),
         restored_at=tuple(int(step) for step in document["restored_at"]),
-        curves=tuple(
-            Curve(
-                int(row["seed"]),
-                tuple(int(step) for step in row["steps"]),
-                tuple(float(value) for value in row["uninterrupted"]),
-                tuple(float(value) for value in row["restored"]),
-            )
-            for row in document["curves"]
-        ),
-        excess=document["excess"],
-        excess_half_width=document["excess_half_width"],
-        noise=document["noise"],
-        ratio_weights=document["ratio_weights"],
-        ratio_total=document["ratio_total"],
+        curves=curves,
+        **{name: _number(document[name]) for name in _FIGURES},
     )
+
+
+_FIGURES = ("excess", "excess_half_width", "noise", "ratio_weights", "ratio_total")
+
+
+def _curve(row: Any) -> Curve:
+    curve = Curve(
+        int(row["seed"]),
+        tuple(int(step) for step in row["steps"]),
+        tuple(float(value) for value in row["uninterrupted"]),
+        tuple(float(value) for value in row["restored"]),
+    )
+    if not curve.steps or not len(curve.steps) == len(curve.uninterrupted) == len(curve.restored):
+        raise ValueError("its curves differ in length")
+    return curve
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

@@ -21,9 +21,12 @@ __all__ = [
     "BASELINE_NAMES",
     "baselines",
     "baselines_job",
+    "estimates",
+    "estimates_job",
     "newest_search",
     "searched",
     "start_baselines",
+    "start_estimates",
     "start_search",
 ]
 
@@ -37,9 +40,14 @@ def newest_search(subject: Subject) -> Job | None:
 
 def start_search(subject: Subject, request: SearchRequest, judge: EvaluatorCode) -> Job:
     """Search; called only after the reader has said that the code may run, or where it is ours."""
-    values = _asked(subject, "search", request.steps, judge) | request.limits()
+    values = _asked(subject, "search", request.steps, judge) | _as_json(request.limits())
     values |= {"codec": request.codec, "strategy": request.strategy, "budget": request.budget}
     return running.jobs().start(("search", str(subject.path)), values, load_json, again=True)
+
+
+def _as_json(limits: Mapping[str, float]) -> dict[str, float | str]:
+    """Return bounds as JSON has them: an infinite one, which waives, as text."""
+    return {name: limit if math.isfinite(limit) else "inf" for name, limit in limits.items()}
 
 
 def _asked(subject: Subject, kind: str, steps: Sequence[int], judge: EvaluatorCode) -> dict[str, Any]:
@@ -78,6 +86,50 @@ def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
     points = _points(_rows(job), len(job.request.get("steps", ())), {})
     named = [(names.get(json.dumps([p.config.get("codec"), p.config.get("settings")])), p) for p in points]
     return tuple(p._replace(baseline=name, label=name, keeps=False) for name, p in named if name)
+
+
+def _estimates_key(subject: Subject, steps: Sequence[int], codec: str) -> tuple[str, ...]:
+    token = opened(str(subject.path)).token
+    return ("estimates", str(subject.path), token, codec, ",".join(map(str, steps)))
+
+
+def estimates_job(subject: Subject, steps: Sequence[int], codec: str) -> Job | None:
+    """Return the estimating of a codec from fine to coarse, if it was started."""
+    return running.jobs().get(_estimates_key(subject, steps, codec), load_json)
+
+
+def start_estimates(subject: Subject, steps: Sequence[int], codec: str) -> Job:
+    """Estimate a codec from fine to coarse; no evaluator is asked, so that no consent is needed."""
+    request = {
+        "task": "search",
+        "kind": "estimates",
+        "path": str(subject.path),
+        "steps": list(steps),
+        "codec": codec,
+    }
+    return running.jobs().start(_estimates_key(subject, steps, codec), request, load_json, again=True)
+
+
+def estimates(job: Job | None) -> tuple[SearchPoint, ...]:
+    """Return what was estimated, or has been so far, as points; nothing is promised of them."""
+    if job is None:
+        return ()
+    told = read_result(job) if job.state == "finished" else None
+    rows = told["rows"] if isinstance(told, dict) else list(job.rows)
+    return tuple(
+        SearchPoint(
+            label=config_words(row["config"]),
+            config=row["config"],
+            ratio=float(row["ratio"]),
+            drop=row["drop"],
+            divergence=row["divergence"],
+            n_steps=int(row["n_steps"]),
+            whole=True,
+            keeps=False,
+            is_estimated=True,
+        )
+        for row in rows
+    )
 
 
 def searched(job: Job) -> Searched:
@@ -123,9 +175,12 @@ def _limits(
 ) -> dict[str, float]:
     """Return the bounds; until the search has told its own, a divergence joins a drop as it will then."""
     if "bounds" in told:
-        return {name: float(limit) for name, limit in told["bounds"].items() if limit is not None}
+        bounds = {name: float(limit) for name, limit in told["bounds"].items() if limit is not None}
+        return {name: limit for name, limit in bounds.items() if math.isfinite(limit)}
     limits = {"drop": request.get("max_drop"), "divergence": request.get("max_divergence")}
     known = {name: float(limit) for name, limit in limits.items() if limit is not None}
+    if math.isinf(known.get("divergence", 0.0)):
+        return {"drop": known["drop"]} if "drop" in known else {}
     if "drop" in known and "divergence" not in known and any(row["divergence"] is not None for row in rows):
         from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
 

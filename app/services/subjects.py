@@ -13,7 +13,7 @@ from inshrink_app.tables import ArchiveFacts, FrameRow, Subject, TensorRow
 if TYPE_CHECKING:
     from inshrink_core import Archive, Run
 
-__all__ = ["archive_facts", "archive_subject", "run_subject"]
+__all__ = ["archive_facts", "archive_of_run", "archive_subject", "run_subject"]
 
 
 def run_subject(run: Run) -> Subject:
@@ -31,7 +31,7 @@ def run_subject(run: Run) -> Subject:
         skipped=tuple(_skipped(path, skipped.path, skipped.reason) for skipped in run.skipped),
         notes=tuple(run.notes),
         log={name: tuple(series) for name, series in run.log.items()},
-        archive=_archive_of(path, run.steps),
+        archive=archive_of_run(path, run.steps),
     )
 
 
@@ -92,7 +92,7 @@ def archive_facts(archive: Archive) -> ArchiveFacts:
     )
 
 
-def _archive_of(run: Path, steps: Sequence[int]) -> ArchiveFacts | None:
+def archive_of_run(run: Path, steps: Sequence[int]) -> ArchiveFacts | None:
     """Look for the run's archive where `inshrink compress` most often puts it, inside of the roots.
 
     One that is damaged or holds steps the run never had is none of this run's: nothing is claimed.

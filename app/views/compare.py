@@ -15,6 +15,8 @@ from inshrink_app.components import (
     job_card,
     problem,
     rehearsal_card,
+    restore_card,
+    saved_rehearsals,
     snippets,
     subject,
     tensor_errors,
@@ -50,6 +52,7 @@ def render() -> None:
     judge = _compare(original, archives, steps, bound)
     if archives:
         tensor_errors.show(shown, original, archives)
+        restore_card.show(shown, archives)
     _rehearsal(original)
     _snippet(original, archives[0] if archives else None, steps, judge)
 
@@ -207,10 +210,11 @@ def _compare(
 
 
 def _rehearsal(original: Subject) -> None:
-    """Draw the failure rehearsal of a sample."""
+    """Draw the failure rehearsal of a sample, and those saved elsewhere."""
     training = services.training_of(original)
     if training is not None:
         rehearsal_card.show(original, training)
+    saved_rehearsals.show()
 
 
 def _snippet(

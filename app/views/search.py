@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.components import (
@@ -16,7 +18,7 @@ from inshrink_app.components import (
 )
 from inshrink_app.formatting import count_text, markdown_text
 from inshrink_app.job import Job
-from inshrink_app.search_tables import Searched, SearchPoint, SearchRequest
+from inshrink_app.search_tables import CODECS, Searched, SearchPoint, SearchRequest
 from inshrink_app.services import EvaluatorCode
 from inshrink_app.tables import Subject
 
@@ -36,7 +38,7 @@ def render() -> None:
         _archive(shown)
         return
     linked = services.linked_job(state.choice_text("job"), "search", shown.path)
-    if linked is not None and linked.request.get("kind") == "baselines":
+    if linked is not None and linked.request.get("kind") != "search":
         linked = None
     job = linked or services.newest_search(shown)
     left, right = st.columns([2, 3], gap="medium")
@@ -45,7 +47,10 @@ def render() -> None:
         steps = request.steps if job is None else tuple(job.request.get("steps", ()))
         judge, compared = _launch(shown, request, job, steps)
     with right:
+        guessing = services.estimates_job(shown, request.steps, request.codec)
+        compared = (*compared, *services.estimates(guessing))
         found = _found(request, job, compared)
+        _estimates(shown, request, guessing)
     if found is not None:
         _table(found, compared)
     search_editor.show(shown, found, compared, request.steps, request.codec)
@@ -138,6 +143,25 @@ def _found(request: SearchRequest, job: Job | None, compared: tuple[SearchPoint,
     return found
 
 
+def _estimates(shown: Subject, request: SearchRequest, job: Job | None) -> None:
+    """Offer to estimate the codec from fine to coarse, or draw how far that is."""
+    if job is not None and job.is_running:
+        job_card.running(job, "Estimating")
+        return
+    if job is not None and job.state != "finished":
+        job_card.stopped(job, primary=False)
+        return
+    if job is None and st.button(
+        "Estimate without measuring",
+        icon=":material/calculate:",
+        disabled=not request.steps,
+        help=f"Encodes a sample of the weights with {CODECS[request.codec][0]} from fine to coarse. No "
+        "evaluator is asked, so no code of the run is executed.",
+    ):
+        services.start_estimates(shown, request.steps, request.codec)
+        st.rerun()
+
+
 def _table(found: Searched, compared: tuple[SearchPoint, ...]) -> None:
     """List what is on the scatter."""
     n = len(found.points) + len(compared)
@@ -154,9 +178,10 @@ def _asked(job: Job) -> str:
     if request.get("max_drop") is not None:
         words.insert(0, f"drop ≤ {100 * float(request['max_drop']):g} %")
     if request.get("max_divergence") is not None:
-        words.insert(0, f"divergence ≤ {float(request['max_divergence']):g} nats")
+        limit = float(request["max_divergence"])
+        words.insert(0, f"divergence ≤ {limit:g} nats" if math.isfinite(limit) else "any divergence")
     if request.get("target_ratio") is not None:
-        words.insert(0, f"ratio ≥ {float(request['target_ratio']):g}×")
+        words.insert(0, f"smallest divergence at a ratio ≥ {float(request['target_ratio']):g}×")
     if request.get("strategy") not in (None, "auto"):
         words.append(str(request["strategy"]))
     return " · ".join(words)
@@ -173,7 +198,8 @@ def _nothing_yet(request: SearchRequest, compared: tuple[SearchPoint, ...]) -> S
     if not compared:
         st.caption("Nothing is written but a log of the trials, which the next search goes on from.")
         return None
-    found = Searched(points=(), steps=request.steps)
+    limits = {name: limit for name, limit in request.limits().items() if math.isfinite(limit)}
+    found = Searched(points=(), steps=request.steps, **limits)
     search_result.chart(found, compared)
     return found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.bench.keys import point_key
-from inshrink_core.bench.measure import Bench, OriginalEvaluations
+from inshrink_core.bench.measure import Bench
 from inshrink_core.bench.points import Point, PointStore
 from inshrink_core.bench.report import BenchReport
 from inshrink_core.bench.rows import DEFAULT_BOUNDS, REPEAT, Bound, parse_bounds
@@ -18,7 +18,7 @@ from inshrink_core.bench.sweep import sweep
 from inshrink_core.bench.variants import Variant, choose_variants
 from inshrink_core.chain import OPTIMIZER_CHOICES
 from inshrink_core.errors import InputError, NotFoundError
-from inshrink_core.evaluate import resolve_evaluator
+from inshrink_core.evaluate import EvaluatorRequest, OriginalEvaluations
 from inshrink_core.formats import Run, open_run
 from inshrink_core.session import OnProgress, Progress
 from inshrink_core.session.config import resolve_device
@@ -108,23 +108,18 @@ def bench(
     if refine < 0 or keyframe_every < 1:
         raise InputError("--refine is at least 0, --keyframe-every at least 1")
     folder = Path(output) if output is not None else None
+    request = EvaluatorRequest(
+        evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
+    )
     with (
         tempfile.TemporaryDirectory(prefix="inshrink-bench-") as scratch,
-        resolve_evaluator(
-            opened.settings,
-            opened.directory,
-            evaluator=evaluator,
-            metric=metric,
-            direction=direction,
-            trust_run=trust_run,
-            timeout=timeout,
-        ) as judge,
+        request.resolve(opened.settings, opened.directory) as judge,
     ):
         common = Bench(
             run=opened,
             steps=chosen,
             evaluator=judge,
-            originals=OriginalEvaluations(opened, judge, Path(scratch)),
+            originals=OriginalEvaluations(lambda step: judge.evaluate(opened[step]), Path(scratch)),
             optimizer=optimizer,
             keyframe_every=keyframe_every,
             device=resolve_device(device),

@@ -11,68 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from inshrink_core.bench.memory import PeakMemory
 from inshrink_core.bench.points import Point
 from inshrink_core.bench.rows import REPEAT
 from inshrink_core.bench.variants import Variant, as_record
 from inshrink_core.chain import Archive
 from inshrink_core.errors import EvaluatorError
-from inshrink_core.evaluate import Comparison, Evaluation, Evaluator, compare_steps
+from inshrink_core.evaluate import Comparison, Evaluator, OriginalEvaluations, compare_steps
 from inshrink_core.metrics import drop
 from inshrink_core.session import compress
 from inshrink_core.session.gain import restore_gain
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from inshrink_core.formats import Run
 
-__all__ = ["Bench", "OriginalEvaluations"]
+__all__ = ["Bench"]
 
 _MEGA = 1e6
 
 _WARM_STEPS = 2
 """A keyframe and a delta: what is compiled at first use is compiled then."""
-
-
-class OriginalEvaluations:
-    """What the evaluator says of each original step, asked once; predictions are kept in files.
-
-    Parameters
-    ----------
-    run
-        The original run.
-    evaluator
-        What is asked.
-    folder
-        Where predictions are kept until the bench is over.
-    """
-
-    def __init__(self, run: Run, evaluator: Evaluator, folder: Path) -> None:
-        self._run, self._evaluator, self._folder = run, evaluator, folder
-        self._known: dict[int, Evaluation] = {}
-
-    def __call__(self, step: int) -> Evaluation:
-        """Return the evaluation of a step."""
-        if step not in self._known:
-            found = self._evaluator.evaluate(self._run[step])
-            self._known[step] = dataclasses.replace(
-                found,
-                log_probs=self._mapped(f"{step}-log_probs.npy", found.log_probs),
-                predictions=self._mapped(f"{step}-predictions.npy", found.predictions),
-            )
-        return self._known[step]
-
-    def _mapped(self, name: str, values: NDArray[Any] | None) -> NDArray[Any] | None:
-        """Move an array to a file: of a language model's predictions, a run's worth fills a memory."""
-        if values is None:
-            return None
-        path = self._folder / name
-        np.save(path, values)
-        mapped: NDArray[Any] = np.load(path, mmap_mode="r")
-        return mapped
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,13 +31,14 @@ from inshrink_core.cli.options import (
     Json,
     Quiet,
     StepPattern,
+    Steps,
     Threads,
     Timeout,
     TrustRun,
 )
 from inshrink_core.cli.output import make_table, present, show_facts
 from inshrink_core.cli.progress import progress_bar
-from inshrink_core.cli.steps import STEPS_HELP, choose_steps
+from inshrink_core.cli.steps import choose_steps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,9 +103,7 @@ def bench(
     trust_run: TrustRun = False,
     timeout: Timeout = 600.0,
     keyframe_every: Annotated[int, typer.Option(min=1, help="Frames from one keyframe to the next.")] = 32,
-    steps: Annotated[
-        list[str] | None, typer.Option("--steps", "--step", metavar="STEPS", help=STEPS_HELP)
-    ] = None,
+    steps: Steps = None,
     device: Device = "cpu",
     threads: Threads = None,
     step_pattern: StepPattern = None,

@@ -17,12 +17,13 @@ from inshrink_core.cli.options import (
     Json,
     Quiet,
     StepPattern,
+    Steps,
     Timeout,
     TrustRun,
 )
 from inshrink_core.cli.output import make_table, present, show_facts
 from inshrink_core.cli.progress import progress_bar
-from inshrink_core.cli.steps import STEPS_HELP, choose_steps
+from inshrink_core.cli.steps import choose_steps
 from inshrink_core.errors import CheckFailedError, InputError
 
 if TYPE_CHECKING:
@@ -46,9 +47,7 @@ def compare(
     direction: Direction = None,
     trust_run: TrustRun = False,
     timeout: Timeout = 600.0,
-    steps: Annotated[
-        list[str] | None, typer.Option("--steps", "--step", metavar="STEPS", help=STEPS_HELP)
-    ] = None,
+    steps: Steps = None,
     max_drop: Annotated[
         float | None,
         typer.Option(metavar="FRACTION", help="End with 1 if any step drops by more: 0.01 is 1 %."),

@@ -14,8 +14,6 @@ from inshrink_core.cli.formatting import (
     counted,
     duration,
     error_size,
-    nats,
-    percent,
     plain,
     rate,
     ratio,
@@ -24,23 +22,29 @@ from inshrink_core.cli.formatting import (
 )
 from inshrink_core.cli.opening import open_run
 from inshrink_core.cli.options import (
+    ConfigFile,
     Device,
     Direction,
     EvalMetric,
     EvaluatorFile,
     Json,
+    KeyframeEvery,
     MaxDivergence,
     MaxDrop,
+    Optimizer,
     Quiet,
+    Settings,
     StepPattern,
+    Steps,
     Threads,
     Timeout,
     TrustRun,
 )
 from inshrink_core.cli.output import present, show_facts
 from inshrink_core.cli.progress import progress_bar
-from inshrink_core.cli.settings import given_settings, read_config_file
-from inshrink_core.cli.steps import STEPS_HELP, choose_steps
+from inshrink_core.cli.promised import promised_facts
+from inshrink_core.cli.settings import written_as
+from inshrink_core.cli.steps import choose_steps
 from inshrink_core.cli.watch import Idle, Poll, Until, Watch, require_watch, watch_run
 
 if TYPE_CHECKING:
@@ -55,8 +59,6 @@ EXAMPLE = (
     "$ inshrink compress runs/digits -o digits.inshrink --steps 100:500 --codec inshrinkerator --bins 16\n"
     "$ inshrink compress runs/digits -o digits.inshrink --max-drop 0.01 --evaluator judge.py:evaluate"
 )
-
-_KEYFRAME_EVERY = 32
 
 
 def compress(
@@ -86,28 +88,11 @@ def compress(
     protect: Annotated[
         float | None, typer.Option(help="Of the inshrinkerator codec: fraction kept in bfloat16.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of the codec; may be repeated."),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Settings from a TOML or JSON file; options override it."),
-    ] = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="lossless|lattice|lattice-ratio|drop",
-            help="Keep the optimizer's state bit-exact, to an octave, as rank-one factors, or leave it out."
-            " (default: lossless)",
-        ),
-    ] = None,
-    keyframe_every: Annotated[
-        int | None, typer.Option(min=1, help="Frames from one keyframe to the next. (default: 32)")
-    ] = None,
-    steps: Annotated[
-        list[str] | None, typer.Option("--steps", "--step", metavar="STEPS", help=STEPS_HELP)
-    ] = None,
+    settings: Settings = None,
+    config: ConfigFile = None,
+    optimizer: Optimizer = None,
+    keyframe_every: KeyframeEvery = None,
+    steps: Steps = None,
     resumed_from: Annotated[
         int | None,
         typer.Option(
@@ -134,15 +119,15 @@ def compress(
     """Write a run into an archive: the steps it does not hold yet."""
     from inshrink_core import session
 
-    given = read_config_file(config) if config is not None else {}
     own = {"coarseness": coarseness, "bins": bins, "prune": prune, "protect": protect}
-    if codec is None and "codec" not in given and any(value is not None for value in (bins, prune, protect)):
-        codec = "inshrinkerator"
-    chosen: dict[str, Any] = {
-        **given_settings(given, settings or []),
-        **{name: value for name, value in own.items() if value is not None},
-    }
-    bounded = {
+    written = written_as(
+        config, settings, codec=codec, own=own, optimizer=optimizer, keyframe_every=keyframe_every
+    )
+    if written.codec is None and any(value is not None for value in (bins, prune, protect)):
+        written = written._replace(codec="inshrinkerator")
+    options: dict[str, Any] = {
+        **written._asdict(),
+        "resumed_from": resumed_from,
         "max_drop": max_drop,
         "max_divergence": max_divergence,
         "evaluator": evaluator,
@@ -150,18 +135,10 @@ def compress(
         "direction": direction,
         "trust_run": trust_run,
         "timeout": timeout,
+        "device": device,
+        "threads": threads,
     }
     if watch:
-        options = {
-            **bounded,
-            "codec": codec or given.get("codec"),
-            "config": chosen or None,
-            "optimizer": optimizer or given.get("optimizer"),
-            "keyframe_every": keyframe_every or given.get("keyframe_every", _KEYFRAME_EVERY),
-            "resumed_from": resumed_from,
-            "device": device,
-            "threads": threads,
-        }
         watch_run(
             run,
             output,
@@ -186,16 +163,9 @@ def compress(
         report = session.compress(
             opened,
             output,
-            codec=codec or given.get("codec"),
-            config=chosen or None,
-            optimizer=optimizer or given.get("optimizer"),
-            keyframe_every=keyframe_every or given.get("keyframe_every", _KEYFRAME_EVERY),
             steps=choose_steps(steps or [], opened.steps, str(opened.path)),
-            resumed_from=resumed_from,
-            device=device,
-            threads=threads,
             progress=None if advance is None else progress,
-            **bounded,  # type: ignore[arg-type]
+            **options,
         )
     document = report.to_json()
     present(
@@ -225,38 +195,9 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
         ("ratio of everything", _total(document)),
         ("bits per weight", plain(document["bits_per_weight"])),
         ("relative error", _error(document)),
-        *_promised(document),
+        *promised_facts(document),
     ]
     show_facts(console, [fact for fact in facts if fact[1]])
-
-
-def _promised(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what was promised of the steps, and how they keep it; nothing where nothing was."""
-    if "bounds" not in document:
-        return []
-    drop, divergence = document["bounds"]["drop"], document["bounds"]["divergence"]
-    frames = document["frames"]
-    exact = [frame["step"] for frame in frames if frame["exact"]]
-    stale = [frame["step"] for frame in frames if frame["informative"] is False]
-    unclear = [frame["step"] for frame in frames if "noise" in str(frame["side"])]
-    limits = (
-        f"(bound {drop * 100:g} %)" if drop is not None else "",
-        f"(bound {divergence:g})" if divergence is not None else "",
-    )
-    return [
-        ("largest drop", f"{percent(document['max_drop'])}  {limits[0]}".strip()),
-        ("largest divergence", f"{nats(document['max_divergence'])} nats  {limits[1]}".strip()),
-        ("evaluations", count(document["evaluations"])),
-        (
-            "stored exactly",
-            f"{steps_in_short(exact)}, where nothing smaller keeps the bounds" if exact else "",
-        ),
-        ("says nothing", f"{steps_in_short(stale)}, where the stale copy keeps them too" if stale else ""),
-        (
-            "within noise",
-            f"{steps_in_short(unclear)}, whose metric's noise reaches the bound" if unclear else "",
-        ),
-    ]
 
 
 def _total(document: Mapping[str, Any]) -> str:

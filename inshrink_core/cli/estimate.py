@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inshrink_core.cli.formatting import UNKNOWN, count, duration, nats, percent, plain, printable, ratio
+from inshrink_core.cli.formatting import count, duration, nats, percent, plain, printable, ratio
 from inshrink_core.cli.opening import open_run
-from inshrink_core.cli.options import Json, Quiet, StepPattern, Threads
+from inshrink_core.cli.options import (
+    ConfigFile,
+    Json,
+    KeyframeEvery,
+    Optimizer,
+    Quiet,
+    Settings,
+    StepPattern,
+    Steps,
+    Threads,
+)
 from inshrink_core.cli.output import present, show_facts
-from inshrink_core.cli.settings import given_settings, read_config_file
-from inshrink_core.cli.steps import STEPS_HELP, choose_steps
+from inshrink_core.cli.settings import written_as
+from inshrink_core.cli.steps import choose_steps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,25 +38,11 @@ EXAMPLE = (
 
 def estimate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run it would be of.")],
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Settings from a TOML or JSON file, or a search's result."),
-    ] = None,
+    config: ConfigFile = None,
     codec: Annotated[str | None, typer.Option(help="Codec of the weights. (default: lattice)")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the codec; may be repeated."),
-    ] = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="lossless|lattice|lattice-ratio|drop",
-            help="How the optimizer's state would be stored, as for compress.",
-        ),
-    ] = None,
-    keyframe_every: Annotated[
-        int | None, typer.Option(min=1, help="Frames from one keyframe to the next. (default: 32)")
-    ] = None,
+    settings: Settings = None,
+    optimizer: Optimizer = None,
+    keyframe_every: KeyframeEvery = None,
     trials: Annotated[
         Path | None,
         typer.Option(
@@ -54,9 +50,7 @@ def estimate(
             help="Trials of a search, which tell what an error costs. (default: the run's own)",
         ),
     ] = None,
-    steps: Annotated[
-        list[str] | None, typer.Option("--steps", "--step", metavar="STEPS", help=STEPS_HELP)
-    ] = None,
+    steps: Steps = None,
     threads: Threads = None,
     step_pattern: StepPattern = None,
     as_json: Json = False,
@@ -65,14 +59,11 @@ def estimate(
     """Estimate the ratio and the drop of a configuration; nothing is measured."""
     from inshrink_core import session
 
-    given = read_config_file(config) if config is not None else {}
+    written = written_as(config, settings, codec=codec, optimizer=optimizer, keyframe_every=keyframe_every)
     opened = open_run(run, step_pattern)
     report = session.estimate(
         opened,
-        codec=codec or given.get("codec"),
-        config=given_settings(given, settings or []) or None,
-        optimizer=optimizer or given.get("optimizer"),
-        keyframe_every=keyframe_every or given.get("keyframe_every", 32),
+        **written._asdict(),
         steps=choose_steps(steps or [], opened.steps, str(opened.path)),
         trials=trials,
         threads=threads,
@@ -85,11 +76,12 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
     """Print the estimates, and what they stand on."""
     drop, divergence = percent(document["drop"]), nats(document["divergence"])
     known = document["n_trials"] > 0
+    how = "" if known else ", uncalibrated"
     correlation = plain(document["rank_correlation"], 2)
     facts = [
         ("estimated ratio", f"{ratio(document['ratio_weights'])}  (of the weights)"),
-        ("estimated drop", f"{drop}  (of the worst step)" if known else UNKNOWN),
-        ("estimated divergence", f"{divergence} nats" if known else UNKNOWN),
+        ("estimated drop", f"{drop}  (of the worst step{how})"),
+        ("estimated divergence", f"{divergence} nats  (of the worst step{how})"),
         (
             "calibrated on",
             f"{count(document['n_trials'])} trials (rank correlation {correlation})" if known else "nothing",

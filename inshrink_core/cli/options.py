@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from inshrink_core.cli.steps import STEPS_HELP
+
 __all__ = [
+    "ConfigFile",
     "Device",
     "Direction",
     "EvalMetric",
     "EvaluatorFile",
     "Json",
+    "KeyframeEvery",
     "MaxDivergence",
     "MaxDrop",
+    "Optimizer",
     "Quiet",
+    "Settings",
     "StepPattern",
+    "Steps",
     "Threads",
     "Timeout",
     "TrustRun",
@@ -31,6 +39,28 @@ StepPattern = Annotated[
         metavar="REGEX",
         help="How the step number stands in file names: a regular expression with one group.",
     ),
+]
+Steps = Annotated[list[str] | None, typer.Option("--steps", "--step", metavar="STEPS", help=STEPS_HELP)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the codec; may be repeated."),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Settings from a TOML or JSON file, or a search's result; options override it."
+    ),
+]
+Optimizer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="lossless|lattice|lattice-ratio|drop",
+        help="Keep the optimizer's state bit-exact, to an octave, as rank-one factors, or leave it out."
+        " (default: lossless)",
+    ),
+]
+KeyframeEvery = Annotated[
+    int | None, typer.Option(min=1, help="Frames from one keyframe to the next. (default: 32)")
 ]
 Device = Annotated[
     str,

@@ -9,10 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inshrink_core.cli.formatting import duration, percent, plain, printable, ratio, size, steps_in_short
-from inshrink_core.cli.options import Device, Json, Quiet
+from inshrink_core.cli.options import (
+    ConfigFile,
+    Device,
+    Json,
+    KeyframeEvery,
+    MaxDivergence,
+    MaxDrop,
+    Optimizer,
+    Quiet,
+    Settings,
+)
 from inshrink_core.cli.output import make_table, present, show_facts
 from inshrink_core.cli.progress import progress_bar
-from inshrink_core.cli.settings import given_settings, read_config_file
+from inshrink_core.cli.promised import promised_facts
+from inshrink_core.cli.settings import written_as
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +34,7 @@ __all__ = ["EXAMPLE", "rehearse"]
 
 EXAMPLE = (
     "$ inshrink rehearse char-gpt --codec inshrinkerator --set bins=32 -o rehearsal\n"
+    "$ inshrink rehearse char-gpt --max-drop 0.01 -o rehearsal\n"
     "$ inshrink rehearse my_task.py:MyTask --codec lossless --restores 4 --seeds 5"
 )
 
@@ -32,7 +44,7 @@ def rehearse(
         str,
         typer.Argument(
             metavar="TASK",
-            help="char-gpt, digits-cnn, digits-cnn-sgd, or FILE.py:CLASS, which is executed.",
+            help="char-gpt, char-conv, digits-cnn, digits-cnn-sgd, or FILE.py:CLASS, which is executed.",
         ),
     ],
     output: Annotated[
@@ -44,24 +56,10 @@ def rehearse(
     codec: Annotated[
         str | None, typer.Option(help="Codec of the weights. (default: as for compress)")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the codec; may be repeated."),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Settings from a TOML or JSON file; options override it."),
-    ] = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="lossless|lattice|lattice-ratio|drop",
-            help="How the optimizer's state is stored, as for compress. (default: lossless)",
-        ),
-    ] = None,
-    keyframe_every: Annotated[
-        int | None, typer.Option(min=1, help="Frames from one keyframe to the next. (default: 32)")
-    ] = None,
+    settings: Settings = None,
+    config: ConfigFile = None,
+    optimizer: Optimizer = None,
+    keyframe_every: KeyframeEvery = None,
     restores: Annotated[
         int | None, typer.Option(min=0, help="Evenly spaced failures of each training. (default: the task's)")
     ] = None,
@@ -72,6 +70,8 @@ def rehearse(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of each training. (default: the task's)")
     ] = None,
+    max_drop: MaxDrop = None,
+    max_divergence: MaxDivergence = None,
     device: Device = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="Threads that training uses.")] = 1,
     keep_archives: Annotated[
@@ -83,8 +83,7 @@ def rehearse(
     """Train with failures restored from the archive, against uninterrupted training."""
     from inshrink_core.rehearse import rehearse as run_rehearsal
 
-    given = read_config_file(config) if config is not None else {}
-    chosen = given_settings(given, settings or [])
+    written = written_as(config, settings, codec=codec, optimizer=optimizer, keyframe_every=keyframe_every)
     with progress_bar("rehearse", hidden=as_json or quiet, in_bytes=False) as advance:
 
         def progress(now: Progress) -> None:
@@ -94,14 +93,16 @@ def rehearse(
         result = run_rehearsal(
             task,
             output,
-            codec=codec or given.get("codec"),
-            config=chosen or None,
-            optimizer=optimizer or given.get("optimizer", "lossless"),
-            keyframe_every=keyframe_every or given.get("keyframe_every", 32),
+            codec=written.codec,
+            config=written.config,
+            optimizer=written.optimizer or "lossless",
+            keyframe_every=written.keyframe_every,
             restores=restores,
             seeds=seeds,
             saves=saves,
             steps=steps,
+            max_drop=max_drop,
+            max_divergence=max_divergence,
             device=device,
             threads=threads,
             keep_archives=keep_archives,
@@ -129,9 +130,10 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
         ("noise of the seeds", percent(document["noise"]).lstrip("+")),
         ("ratio of the weights", ratio(document["ratio_weights"])),
         ("ratio of everything", f"{ratio(document['ratio_total'])}  ({sizes})"),
+        *promised_facts(document),
         ("time", _times(document)),
     ]
-    show_facts(console, facts)
+    show_facts(console, [fact for fact in facts if fact[1]])
 
 
 def _with_half_width(document: Mapping[str, Any]) -> str:

@@ -23,22 +23,27 @@ from inshrink_core.cli.formatting import (
 )
 from inshrink_core.cli.opening import open_run
 from inshrink_core.cli.options import (
+    ConfigFile,
     Device,
     Direction,
     EvalMetric,
     EvaluatorFile,
     Json,
+    KeyframeEvery,
     MaxDivergence,
     MaxDrop,
+    Optimizer,
     Quiet,
+    Settings,
     StepPattern,
+    Steps,
     Threads,
     Timeout,
     TrustRun,
 )
 from inshrink_core.cli.output import make_table, present, show_facts
-from inshrink_core.cli.settings import given_settings, read_config_file
-from inshrink_core.cli.steps import STEPS_HELP, choose_steps
+from inshrink_core.cli.settings import written_as
+from inshrink_core.cli.steps import choose_steps
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -74,16 +79,8 @@ def search(
         ),
     ] = None,
     codec: Annotated[str | None, typer.Option(help="The codec to search. (default: lattice)")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="A setting of the codec that is held; may be repeated."
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Settings to hold or to begin with, from a TOML or JSON file."),
-    ] = None,
+    settings: Settings = None,
+    config: ConfigFile = None,
     strategy: Annotated[
         str,
         typer.Option(
@@ -93,16 +90,8 @@ def search(
     ] = "auto",
     budget: Annotated[int | None, typer.Option(min=1, help="Most configurations to try.")] = None,
     seed: Annotated[int, typer.Option(help="Of --strategy random.")] = 0,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="lossless|lattice|lattice-ratio|drop",
-            help="How the optimizer's state would be stored, as for compress.",
-        ),
-    ] = None,
-    keyframe_every: Annotated[
-        int | None, typer.Option(min=1, help="Frames from one keyframe to the next. (default: 32)")
-    ] = None,
+    optimizer: Optimizer = None,
+    keyframe_every: KeyframeEvery = None,
     replicas: Annotated[int, typer.Option(min=1, help="Evaluators asked side by side.")] = 1,
     gain: Annotated[
         bool, typer.Option("--gain/--no-gain", help="Measure restore gain and noise of each trial too.")
@@ -112,9 +101,7 @@ def search(
     direction: Direction = None,
     trust_run: TrustRun = False,
     timeout: Timeout = 600.0,
-    steps: Annotated[
-        list[str] | None, typer.Option("--steps", "--step", metavar="STEPS", help=STEPS_HELP)
-    ] = None,
+    steps: Steps = None,
     device: Device = "cpu",
     threads: Threads = None,
     step_pattern: StepPattern = None,
@@ -124,7 +111,7 @@ def search(
     """Find the configuration of largest ratio whose restored steps keep a bound."""
     from inshrink_core import session
 
-    given = read_config_file(config) if config is not None else {}
+    written = written_as(config, settings, codec=codec, optimizer=optimizer, keyframe_every=keyframe_every)
     opened = open_run(run, step_pattern)
     with _live_table(hidden=as_json or quiet) as progress:
         report = session.search(
@@ -132,14 +119,11 @@ def search(
             max_drop=max_drop,
             max_divergence=max_divergence,
             target_ratio=target_ratio,
-            codec=codec or given.get("codec"),
-            config=given_settings(given, settings or []) or None,
             strategy=strategy,
             budget=budget,
             seed=seed,
             steps=choose_steps(steps or [], opened.steps, str(opened.path)),
-            optimizer=optimizer or given.get("optimizer"),
-            keyframe_every=keyframe_every or given.get("keyframe_every", 32),
+            **written._asdict(),
             evaluator=evaluator,
             metric=eval_metric,
             direction=direction,
@@ -246,6 +230,7 @@ def _show(console: Console, document: Mapping[str, Any], output: Path | None) ->
         ("steps", steps_in_short(document["steps"])),
         ("says nothing", f"{n_stale} steps, where the stale copy keeps the bounds too" if n_stale else ""),
         ("evaluations", f"{count(document['evaluations'])}, {len(document['trials'])} trials known"),
+        ("predicted order", _correlation(document)),
         ("time", duration(document["seconds"])),
         ("trials", printable(document["log"] or "not kept")),
         ("next", f"inshrink compress RUN -o ARCHIVE --config {output}" if best and output else ""),
@@ -253,6 +238,15 @@ def _show(console: Console, document: Mapping[str, Any], output: Path | None) ->
     show_facts(console, [fact for fact in facts if fact[1]])
     for note in document["notes"]:
         console.print(printable(f"note: {note}"), soft_wrap=True)
+
+
+def _correlation(document: Mapping[str, Any]) -> str:
+    """Return how far the order of two predictions can be trusted."""
+    values = (document["rank_correlation"], document["drop_rank_correlation"])
+    if all(value is None for value in values):
+        return ""
+    figures, drops = (plain(value, 2) for value in values)
+    return f"rank correlation {figures}, of drops {drops}"
 
 
 def _gain(best: Mapping[str, Any] | None) -> str:

@@ -6,11 +6,14 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from inshrink_core.errors import ConfigError, NotFoundError
 
-__all__ = ["FILE_KEYS", "given_settings", "parse_settings", "read_config_file"]
+__all__ = ["FILE_KEYS", "Written", "given_settings", "parse_settings", "read_config_file", "written_as"]
+
+_KEYFRAME_EVERY = 32
+"""Where neither the command line nor a file says it."""
 
 FILE_KEYS: Mapping[str, tuple[type, str]] = {
     "codec": (str, "a name"),
@@ -59,6 +62,53 @@ def given_settings(document: Mapping[str, Any], texts: Sequence[str]) -> dict[st
     """Return the settings of a config file, overrides among them, with those of the command line on top."""
     overrides = {"overrides": document["override"]} if "override" in document else {}
     return {**document.get("settings", {}), **overrides, **parse_settings(texts)}
+
+
+class Written(NamedTuple):
+    """How frames are to be written, as a file and the command line say; None leaves it to the defaults."""
+
+    codec: str | None
+    config: dict[str, Any] | None
+    optimizer: str | None
+    keyframe_every: int
+
+
+def written_as(
+    file: Path | None,
+    settings: Sequence[str] | None,
+    *,
+    codec: str | None = None,
+    own: Mapping[str, Any] | None = None,
+    optimizer: str | None = None,
+    keyframe_every: int | None = None,
+) -> Written:
+    """Return how frames are to be written: what a config file says, the command line on top of it.
+
+    Parameters
+    ----------
+    file
+        The config file.
+    settings
+        ``KEY=VALUE`` texts.
+    codec, optimizer, keyframe_every
+        Options, None where they were not given.
+    own
+        Settings that have options of their own; those that are None were not given.
+
+    Raises
+    ------
+    NotFoundError, ConfigError
+        As `read_config_file` and `parse_settings`.
+    """
+    given = read_config_file(file) if file is not None else {}
+    named = {name: value for name, value in (own or {}).items() if value is not None}
+    config = {**given_settings(given, settings or []), **named}
+    return Written(
+        codec=codec or given.get("codec"),
+        config=config or None,
+        optimizer=optimizer or given.get("optimizer"),
+        keyframe_every=keyframe_every or given.get("keyframe_every", _KEYFRAME_EVERY),
+    )
 
 
 def _value(text: str) -> Any:

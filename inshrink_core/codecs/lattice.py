@@ -213,13 +213,14 @@ def _state_after(
 ) -> LatticeReference | None:
     """Return the state that decoding will reach; None where too much would be exact."""
     spec, tensor = item.spec, item.tensor
-    at = torch.zeros(0, dtype=torch.int64)
-    kept = torch.zeros(0, dtype=tensor.dtype)
+    home = rounded.integers.device
+    at = torch.zeros(0, dtype=torch.int64, device=home)
+    kept = torch.zeros(0, dtype=tensor.dtype, device=home)
     if rounded.n_exact:
         if rounded.n_exact * _MAX_EXACT_SHARE > spec.numel or not bool(torch.isfinite(tensor).all()):
             return None
         at = (rounded.tokens == EXACT).nonzero().view(-1)
-        kept = flattened(tensor)[at.to(tensor.device)].cpu()
+        kept = flattened(tensor)[at.to(tensor.device)].to(home)
     return LatticeReference(
         dtype=spec.dtype,
         shape=spec.shape,

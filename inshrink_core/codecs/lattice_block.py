@@ -106,7 +106,7 @@ def pack_delta(frame: Frame, shift: int) -> bytes:
 
 def pack_snapshot(state: LatticeReference) -> bytes:
     """Return the payload that alone decodes to a whole state, integers, history and step."""
-    divisor = int(np.gcd.reduce(state.integers.numpy())) or 1
+    divisor = int(np.gcd.reduce(state.integers.cpu().numpy())) or 1
     zeros = torch.zeros_like(state.integers)
     multiples = (state.integers // divisor).to(torch.float32)
     rounded = round_to_grid(multiples, zeros, None, _UNIT_GRID)
@@ -139,7 +139,7 @@ def _body(frame: Frame, step: int, contexts: Tensor | None) -> tuple[bytes | Non
     n_tokens = rounded.largest + 1
     n_contexts = 1 if contexts is None else N_CONTEXTS
     stream = encode_rans(rounded.tokens, contexts, n_tokens, n_contexts)
-    kept = _words(frame.state.exact_values).numpy().tobytes()
+    kept = _words(frame.state.exact_values).cpu().numpy().tobytes()
     return extra, kept, bytes((n_tokens - 1,)) + stream
 
 
@@ -314,9 +314,11 @@ def _finish(
         raise DamagedError("a lattice block has too many tokens", where=spec.key)
     stream = cursor.payload[cursor.at :]
     n_contexts = 1 if contexts is None else N_CONTEXTS
-    tokens = decode_rans(stream, spec.numel, n_tokens, contexts, n_contexts)
+    # Where the state is: a chain's in host memory, a saver's perhaps beside the model.
+    device = torch.device("cpu") if before is None else before[0].device
+    tokens = decode_rans(stream, spec.numel, n_tokens, contexts, n_contexts, device=device)
     large = np.zeros(0, np.int64) if extra is None else unpack_extra(tokens, extra)
-    at, exact = _exact_values(spec, tokens, kept) if n_tokens > EXACT else _no_values(spec)
+    at, exact = _exact_values(spec, tokens, kept) if n_tokens > EXACT else _no_values(spec, device)
     if large is None or (extra is None) != (not _has_large(tokens, n_tokens, at.numel())):
         raise DamagedError("extra bits do not fit the tokens", where=spec.key)
     if n_tokens <= EXACT and kept:
@@ -342,8 +344,9 @@ def _has_large(tokens: Tensor, n_tokens: int, n_exact: int) -> bool:
     return n_tokens > 128 and int((tokens >= 128).sum()) > n_exact
 
 
-def _no_values(spec: TensorSpec) -> tuple[Tensor, Tensor]:
-    return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=getattr(torch, spec.dtype))
+def _no_values(spec: TensorSpec, device: torch.device) -> tuple[Tensor, Tensor]:
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    return torch.zeros(0, dtype=torch.int64, device=device), torch.zeros(0, dtype=dtype, device=device)
 
 
 def _exact_values(spec: TensorSpec, tokens: Tensor, kept: bytes | memoryview) -> tuple[Tensor, Tensor]:
@@ -358,5 +361,5 @@ def _exact_values(spec: TensorSpec, tokens: Tensor, kept: bytes | memoryview) ->
             found=str(len(kept)),
         )
     if at.numel() == 0:
-        return at, torch.zeros(0, dtype=dtype)
-    return at, torch.from_numpy(np.frombuffer(kept, np.uint8).copy()).view(dtype)
+        return _no_values(spec, tokens.device)
+    return at, torch.from_numpy(np.frombuffer(kept, np.uint8).copy()).view(dtype).to(tokens.device)

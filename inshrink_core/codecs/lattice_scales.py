@@ -49,7 +49,7 @@ def pack_scales(tokens: Tensor, shape: tuple[int, ...]) -> tuple[bytes, Tensor |
     matrix = tokens.view(rows, columns)
     by_row = _classes(matrix.sum(1, dtype=torch.int64), columns)
     by_column = _classes(matrix.sum(0, dtype=torch.int64), rows)
-    contexts = _contexts(by_row, by_column)
+    contexts = _contexts(by_row, by_column).to(tokens.device)
     stream = encode_rans(torch.from_numpy(np.concatenate((by_row, by_column))), None, _N_CLASSES)
     counts = rans_counts(tokens, contexts, N_TOKENS, N_CONTEXTS).numpy()
     gain = estimate_bits_of_counts(counts.sum(0, keepdims=True)) - estimate_bits_of_counts(counts)
@@ -81,7 +81,7 @@ def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _classes(sums: Tensor, n: int) -> NDArray[np.uint8]:
     """Half octaves of ``64 * sum / n``, 0 for less than one."""
-    means = (sums.numpy() * 64) // n
+    means = (sums.cpu().numpy() * 64) // n
     octaves = np.zeros(means.size, np.int64)
     for k in range(1, 15):
         octaves += (means >> k) > 0

@@ -30,7 +30,7 @@ def _bands(previous: Tensor, n_previous: int) -> tuple[Tensor, int]:
     """Return contexts and their number: the previous symbols, in bands where there are too many."""
     if n_previous <= MAX_CONTEXTS:
         return previous, n_previous
-    bands = torch.arange(256) * MAX_CONTEXTS // n_previous
+    bands = torch.arange(256, device=previous.device) * MAX_CONTEXTS // n_previous
     return bands.clamp_(max=MAX_CONTEXTS - 1).to(torch.uint8)[previous.long()], MAX_CONTEXTS
 
 

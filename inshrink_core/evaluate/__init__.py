@@ -1,25 +1,37 @@
 """A user's evaluator in a child process, and the same figures for any codec.
 
 The evaluator is a function ``state_dict -> {"accuracy": …, "loss": …}``, which may also return
-``"log_probs"`` (n × classes) or ``"predictions"`` (regression) for the divergence. It runs in a child
-of its own, so that what it prints, breaks or hangs on stays there.
+``"log_probs"`` (n × classes) or ``"predictions"`` (regression) for the divergence. It may be a generator
+that yields what is known so far. It runs in a child of its own, so that what it prints, breaks or hangs on
+stays there.
 """
 
 from __future__ import annotations
 
-from inshrink_core.evaluate.choice import EvaluatorSettings, resolve_evaluator
+from inshrink_core.evaluate.choice import EvaluatorRequest, EvaluatorSettings, resolve_evaluator
 from inshrink_core.evaluate.comparison import Comparison, EvaluatedStep, compare_steps
-from inshrink_core.evaluate.evaluation import Evaluation
+from inshrink_core.evaluate.evaluation import (
+    Evaluation,
+    PartialEvaluation,
+    StateEvaluator,
+    StreamingEvaluator,
+)
 from inshrink_core.evaluate.evaluator import Evaluator
 from inshrink_core.evaluate.gain import StepGain, TensorGain, step_gain
+from inshrink_core.evaluate.originals import OriginalEvaluations
 
 __all__ = [
     "Comparison",
     "EvaluatedStep",
     "Evaluation",
     "Evaluator",
+    "EvaluatorRequest",
     "EvaluatorSettings",
+    "OriginalEvaluations",
+    "PartialEvaluation",
+    "StateEvaluator",
     "StepGain",
+    "StreamingEvaluator",
     "TensorGain",
     "compare_steps",
     "resolve_evaluator",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -10,7 +11,7 @@ from inshrink_core.evaluate.evaluator import DEFAULT_TIMEOUT_S, Evaluator
 from inshrink_core.metrics import Direction
 from inshrink_core.samples import is_trusted_sample
 
-__all__ = ["EvaluatorSettings", "resolve_evaluator"]
+__all__ = ["EvaluatorRequest", "EvaluatorSettings", "resolve_evaluator"]
 
 
 class EvaluatorSettings(Protocol):
@@ -101,3 +102,32 @@ def resolve_evaluator(
         )
     spec = f"{file}:{settings.function or 'evaluate'}"
     return Evaluator(spec, metric=metric, direction=direction, timeout=timeout, isolated=not trust_run)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatorRequest:
+    """What the user said of how to judge; the parameters are those of `resolve_evaluator`."""
+
+    evaluator: str | None = None
+    metric: str | None = None
+    direction: Direction | str | None = None
+    trust_run: bool = False
+    timeout: float = DEFAULT_TIMEOUT_S
+
+    def resolve(self, settings: EvaluatorSettings | None, run_dir: Path | str | None) -> Evaluator:
+        """Return the evaluator for a run.
+
+        Raises
+        ------
+        UntrustedCodeError, InputError, EvaluatorError
+            As `resolve_evaluator`.
+        """
+        return resolve_evaluator(
+            settings,
+            run_dir,
+            evaluator=self.evaluator,
+            metric=self.metric,
+            direction=self.direction,
+            trust_run=self.trust_run,
+            timeout=self.timeout,
+        )

@@ -1,17 +1,20 @@
-"""What an evaluator said of one state."""
+"""What an evaluator said of one state, in full or so far."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from inshrink_core.metrics import Direction, divergence, output_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
-__all__ = ["Evaluation"]
+    from inshrink_core.checkpoint import Checkpoint
+
+__all__ = ["Evaluation", "PartialEvaluation", "StateEvaluator", "StreamingEvaluator"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,3 +57,71 @@ class Evaluation:
         if self.predictions is not None and restored.predictions is not None:
             return output_error(self.predictions, restored.predictions)
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialEvaluation:
+    """What an evaluator says of one state before it has seen all samples.
+
+    Parameters
+    ----------
+    metric, direction, value
+        The chosen metric, which way it is better, and its mean over the samples so far; `value` is None
+        where the evaluator has not said it.
+    n, of
+        Samples so far, and in all.
+    limits
+        The least and the largest that one sample can score, None for one that is not known.
+    standard_error
+        Of `value` as an estimate of the mean over all samples, were they drawn at random; None where the
+        evaluator does not know it.
+    log_probs
+        Rows that came since the last partial result, (rows, classes), nats; None if none did.
+    """
+
+    metric: str
+    direction: Direction
+    value: float | None
+    n: int
+    of: int
+    limits: tuple[float | None, float | None] = (None, None)
+    standard_error: float | None = None
+    log_probs: NDArray[Any] | None = field(default=None, repr=False)
+
+
+class StateEvaluator(Protocol):
+    """Whatever says how good a state is."""
+
+    @property
+    def spec(self) -> str:
+        """What it is, for messages."""
+        ...
+
+    @property
+    def metric(self) -> str | None:
+        """The scalar that was asked for; None leaves it to the rules."""
+        ...
+
+    @property
+    def direction(self) -> Direction | None:
+        """Which way it is better, where that was said."""
+        ...
+
+    def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint, /) -> Evaluation:
+        """Return what there is to say of a state, measured in full."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds."""
+        ...
+
+
+@runtime_checkable
+class StreamingEvaluator(Protocol):
+    """An evaluator that may be stopped."""
+
+    def evaluate_until(
+        self, state_dict: Mapping[str, Tensor] | Checkpoint, stop: Callable[[PartialEvaluation], bool], /
+    ) -> Evaluation | PartialEvaluation:
+        """Return the full result, or the partial one at which `stop` said yes."""
+        ...

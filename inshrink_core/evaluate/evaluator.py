@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from inshrink_core.checkpoint import Checkpoint
-from inshrink_core.errors import EvaluatorError, InputError, NotFiniteError, StorageError
-from inshrink_core.evaluate.evaluation import Evaluation
+from inshrink_core.errors import EvaluatorError, InputError, StorageError
+from inshrink_core.evaluate.evaluation import Evaluation, PartialEvaluation
 from inshrink_core.evaluate.process import ChildProcess
-from inshrink_core.metrics import Direction, known_direction
+from inshrink_core.evaluate.reply import UnusableReplyError, read_partial_reply, read_reply
+from inshrink_core.metrics import Direction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,10 +113,10 @@ class Evaluator:
         shown = f"; it printed: {output}" if output else ""
         raise kind(f"the evaluator failed: {what}{shown}", where=self.spec, remedy=remedy)
 
-    def _receive(self, child: ChildProcess) -> dict[str, Any]:
+    def _receive(self, child: ChildProcess, seconds: float) -> dict[str, Any]:
         """Turn a hang, a death and an error of the child into one clear error each."""
         try:
-            reply = child.receive(self.timeout)
+            reply = child.receive(seconds)
         except TimeoutError:
             self._fail(
                 f"it did not answer within {self.timeout:g} s",
@@ -135,7 +136,7 @@ class Evaluator:
             # Whoever forgets to close leaves neither a process nor a directory.
             self._finalizer = weakref.finalize(self, self._child.close, kill=True)
             try:
-                self._receive(self._child)
+                self._receive(self._child, self.timeout)
             except BaseException:
                 self._drop_child(kill=True)
                 raise
@@ -162,81 +163,81 @@ class Evaluator:
         -----
         The state goes through a temporary file that the child maps, so its size on disk is the cost.
         """
+        return cast(Evaluation, self._evaluate(state_dict, None))  # nobody says stop
+
+    def evaluate_until(
+        self, state_dict: Mapping[str, Tensor], stop: Callable[[PartialEvaluation], bool]
+    ) -> Evaluation | PartialEvaluation:
+        """Evaluate one state, until what is known of it is enough.
+
+        Parameters
+        ----------
+        state_dict
+            As `evaluate` takes it.
+        stop
+            Asked after each partial result that the evaluator yields; True ends the evaluation.
+
+        Returns
+        -------
+        Evaluation or PartialEvaluation
+            The full result, or the partial one that was enough. An evaluator that yields none, or
+            returns instead of yielding, is measured in full.
+
+        Raises
+        ------
+        EvaluatorError, InputError
+            As `evaluate`.
+        """
+        return self._evaluate(state_dict, stop)
+
+    def _evaluate(
+        self, state_dict: Mapping[str, Tensor], stop: Callable[[PartialEvaluation], bool] | None
+    ) -> Evaluation | PartialEvaluation:
+        """Hand a state to the child and answer what it says."""
         if isinstance(state_dict, Checkpoint):
             state_dict = state_dict.state_dict()
         try:
             child = self._running_child()
             state = child.directory / "state.pt"
             _write_state(state_dict, state)
-            child.send({"state": str(state), "results": str(child.directory)})
-            reply = self._receive(child)
-            return self._read_reply(reply)
+            asked = {"state": str(state), "results": str(child.directory), "partial": stop is not None}
+            child.send(asked)
+            return self._answered(child, stop)
+        except UnusableReplyError as error:
+            self._fail(error.what, kill=False, remedy=error.remedy, kind=error.kind)
         except InputError:  # an EvaluatorError above all; a child of no more use is gone by now
             raise
         except BaseException:  # Ctrl-C above all: no child may outlive its evaluation
             self._drop_child(kill=True)
             raise
 
-    def _read_reply(self, reply: Mapping[str, Any]) -> Evaluation:
-        """Check what came back before anybody relies on it."""
-        import numpy as np
+    def _answered(
+        self, child: ChildProcess, stop: Callable[[PartialEvaluation], bool] | None
+    ) -> Evaluation | PartialEvaluation:
+        """Read partial results until the full one, or until one is enough."""
+        deadline = time.monotonic() + self.timeout
+        so_far: PartialEvaluation | None = None
+        while True:
+            reply = self._receive(child, deadline - time.monotonic())
+            if so_far is not None and "stopped" in reply:
+                return so_far
+            if "partial" not in reply or stop is None:
+                return read_reply(reply, self.spec, self.metric, self.direction)
+            so_far, enough = self._judged(reply, stop)
+            child.send({"go_on": not enough})
 
-        metrics: dict[str, float] = reply["metrics"]
-        arrays = {name: np.load(path, allow_pickle=False) for name, path in reply["arrays"].items()}
-        metric = self._choose_metric(metrics)
-        if not math.isfinite(metrics[metric]):
-            self._fail(f"its '{metric}' is {metrics[metric]}", kill=False, kind=NotFiniteError)
-        log_probs = arrays.get("log_probs")
-        if log_probs is not None and (log_probs.ndim != 2 or log_probs.size == 0):
-            shape = tuple(log_probs.shape)
-            self._fail(
-                f"its 'log_probs' has the shape {shape}",
-                kill=False,
-                remedy="return (n, classes), for a sequence model log_probs.flatten(0, -2)",
-            )
-        return Evaluation(
-            metric=metric,
-            direction=self._choose_direction(metric),
-            value=metrics[metric],
-            metrics=metrics,
-            log_probs=log_probs,
-            predictions=arrays.get("predictions"),
-            standard_errors=reply["standard_errors"],
-            seconds=reply["seconds"],
-        )
-
-    def _choose_metric(self, metrics: Mapping[str, float]) -> str:
-        """Apply the order: what was asked for, else ``loss``, else the only scalar."""
-        there = ", ".join(metrics) or "none"
-        if self.metric is not None:
-            if self.metric not in metrics:
-                self._fail(
-                    f"it returned no '{self.metric}' (its scalars: {there})",
-                    kill=False,
-                    remedy="name one with --eval-metric",
-                )
-            return self.metric
-        if "loss" in metrics:
-            return "loss"
-        if len(metrics) != 1:
-            self._fail(
-                f"it is not clear which scalar to compare by (its scalars: {there})",
-                kill=False,
-                remedy="name one with --eval-metric" if metrics else "return at least one number by name",
-            )
-        return next(iter(metrics))
-
-    def _choose_direction(self, metric: str) -> Direction:
-        """Prefer what was said over what the name tells; guess nothing."""
-        direction = self.direction or known_direction(metric)
-        if direction is None:
-            raise InputError(
-                f"it is not known whether '{metric}' is better higher or lower",
-                where=self.spec,
-                remedy=f'give it with --direction, or as direction = "higher" with metric = "{metric}"'
-                " under [evaluator] in inshrink.toml",
-            )
-        return direction
+    def _judged(
+        self, reply: Mapping[str, Any], stop: Callable[[PartialEvaluation], bool]
+    ) -> tuple[PartialEvaluation, bool]:
+        """Ask whether a partial result is enough; a child that gets no word waits for it for ever."""
+        try:
+            so_far = read_partial_reply(reply, self.spec, self.metric, self.direction)
+            return so_far, stop(so_far)
+        except UnusableReplyError as error:
+            self._fail(error.what, kill=True, remedy=error.remedy, kind=error.kind)
+        except BaseException:
+            self._drop_child(kill=True)
+            raise
 
 
 def _write_state(state_dict: Mapping[str, Tensor], path: Path) -> None:

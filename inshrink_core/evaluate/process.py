@@ -66,9 +66,10 @@ class ChildProcess:
             for line in self._process.stdout:
                 self._lines.put(line)
 
-    def send(self, message: Mapping[str, str]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         """Write one command; a child that has died is noticed by `receive`."""
-        self._printed_before = self._output_path.stat().st_size
+        if "state" in message:  # a word within an evaluation is no new one
+            self._printed_before = self._output_path.stat().st_size
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(json.dumps(message) + "\n")

@@ -25,6 +25,7 @@ from inshrink_core.ops.lattice import (
 from inshrink_core.ops.lattice_chunks import (
     advance_large,
     find_steps,
+    match_steps,
     mend,
     move,
     scale,
@@ -39,7 +40,9 @@ __all__: list[str] = []
 _CHUNK = 2048
 """Elements at a time: 20 bytes each, in a first-level cache of 48 kB."""
 
-_NO_BASE, _NO_GRADES = np.empty(0, np.float32), np.zeros(1, np.int32)
+_SUMMED = 1 << 20
+"""Mantissas, below 2**23, whose sum in float64 is exact; up to 2**29 of them."""
+
 _NOTHING, _UNKNOWN = np.zeros(_CHUNK, np.int32), np.zeros(_CHUNK, np.uint8)
 """For what is not given, the same for each chunk: a kernel for its absence would have to be compiled, too."""
 
@@ -56,9 +59,8 @@ def _round(
     step: int,
     rcp: np.float32,
     bound: int,
-    base: NDArray[np.float32],
-    grades: NDArray[np.int32],
     steps: NDArray[np.float32],
+    matched: int,
     z: NDArray[np.uint8],
     tokens: NDArray[np.uint8],
     after: NDArray[np.int32],
@@ -66,29 +68,45 @@ def _round(
 ) -> tuple[int, int, int]:  # pragma: no cover - compiled
     """Round a tensor; return the counts of large and of exact tokens, and the largest token.
 
-    `tracked` is 1; 0 where the history is the same for each chunk. `steps` and `z` hold a chunk.
+    `tracked` is 1; 0 where the history is the same for each chunk. `matched` is 1 where `steps` has the
+    steps of all values; 0 where it holds a chunk, as `z` does.
     """
     m, top, limit = _I32(step), _I32(bound), _F32(MAX_PRODUCT // step)
-    row_length = max(values.size // grades.size, 1)
     n_large, n_exact, largest = 0, 0, 0
-    begin = 0
-    while begin < values.size:
-        row = begin // row_length
-        end = min(begin + _CHUNK, (row + 1) * row_length)
-        w, x, fresh = values[begin:end], integers[begin:end], after[begin:end]
+    for begin in range(0, values.size, _CHUNK):
+        end = min(begin + _CHUNK, values.size)
+        x, fresh, part = integers[begin:end], after[begin:end], tokens[begin:end]
         old = history[begin * tracked : begin * tracked + end - begin]
-        matched = base.size > 0
-        find_steps(w, base[begin:end] if matched else w, x, delta, rcp, grades[row] if matched else -1, steps)
-        furthest, outside = take_steps(steps, x, m, top, limit, fresh, z)
-        part = tokens[begin:end]
+        found = steps[begin * matched : begin * matched + end - begin]
+        if matched == 0:
+            find_steps(values[begin:end], x, delta, rcp, found)
+        furthest, outside = take_steps(found, x, m, top, limit, fresh, z)
         most = turn(z[: end - begin], old, True, part, new[begin:end])
         # One less, because turning may make one more of it; less than 0 where a change is too far.
         if outside < _I32(0) or furthest >= _I32(FIRST_LARGE - 1):
-            large, exact, most = mend(steps, x, old, step, bound, part, fresh, new[begin:end])
+            large, exact, most = mend(found, x, old, step, bound, part, fresh, new[begin:end])
             n_large, n_exact = n_large + large, n_exact + exact
         largest = max(largest, most)
-        begin = end
     return n_large, n_exact, largest
+
+
+@kernel
+def _match(
+    values: NDArray[np.float32],
+    base: NDArray[np.float32],
+    integers: NDArray[np.int32],
+    delta: np.float32,
+    rcp: np.float32,
+    grades: NDArray[np.int32],
+    steps: NDArray[np.float32],
+) -> None:  # pragma: no cover - compiled
+    """Find the steps of matched gain: a pass of its own, so that only a run with a restore compiles it."""
+    length = values.size // grades.size
+    for row in range(grades.size):
+        begin, end = row * length, (row + 1) * length
+        match_steps(
+            values[begin:end], base[begin:end], integers[begin:end], delta, rcp, grades[row], steps[begin:end]
+        )
 
 
 @register("round_to_grid", Backend.CPU)
@@ -98,18 +116,21 @@ def round_to_grid(
     """See `lattice.round_to_grid`."""
     n = values.numel()
     tokens, new, after = np.empty(n, np.uint8), np.empty(n, np.uint8), np.empty(n, np.int32)
+    w, x, delta, rcp = values.numpy(), integers.numpy(), _F32(grid.delta), _F32(grid.rcp)
+    steps = np.empty(_CHUNK if gain is None else n, np.float32)
+    if gain is not None and n:
+        _match(w, gain.base.numpy(), x, delta, rcp, gain.grades.numpy(), steps)
     n_large, n_exact, largest = _round(
-        values.numpy(),
-        integers.numpy(),
+        w,
+        x,
         _UNKNOWN if history is None else history.numpy(),
         int(history is not None),
-        _F32(grid.delta),
+        delta,
         grid.step,
-        _F32(grid.rcp),
+        rcp,
         grid.bound,
-        _NO_BASE if gain is None else gain.base.numpy(),
-        _NO_GRADES if gain is None else gain.grades.numpy(),
-        np.empty(_CHUNK, np.float32),
+        steps,
+        int(gain is not None),
         np.empty(_CHUNK, np.uint8),
         tokens,
         after,
@@ -234,18 +255,16 @@ def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_ro
     return grades
 
 
-@kernel
-def _exponent_sums(bits: NDArray[np.uint32], sums: NDArray[np.int64]) -> None:  # pragma: no cover - compiled
-    for i in range(bits.size):
-        exponent = (bits[i] >> np.uint32(23)) & np.uint32(255)
-        mantissa = np.int64(bits[i] & np.uint32(0x7FFFFF))
-        sums[exponent] += mantissa + (np.int64(1 << 23) if exponent > np.uint32(0) else np.int64(0))
-        sums[256] += np.int64(exponent == np.uint32(255))
-
-
 @register("exponent_sums", Backend.CPU)
 def exponent_sums(values: Tensor) -> NDArray[np.int64]:
-    """See `lattice.exponent_sums`."""
+    """See `lattice.exponent_sums`; in numpy alone."""
+    bits = values.numpy().view(np.uint32)
     sums = np.zeros(257, np.int64)
-    _exponent_sums(values.numpy().view(np.uint32), sums)
+    for begin in range(0, bits.size, _SUMMED):
+        part = bits[begin : begin + _SUMMED]
+        exponents = part >> np.uint32(23) & np.uint32(255)
+        counts = np.bincount(exponents, minlength=256)
+        sums[:256] += np.bincount(exponents, part & np.uint32(0x7FFFFF), 256).astype(np.int64)
+        sums[1:256] += counts[1:] << 23
+        sums[256] += counts[255]
     return sums

@@ -1,8 +1,6 @@
 """Context rANS in numba, one pass over the symbols; `inshrink_core.ops.reference_rans` is the norm.
 
-Every index is proved in range, because compiled code checks none: tables have a row for each byte, slots
-are twelve bits, and a word is read or written only inside its block. Indices are unsigned, which saves
-the test for negative ones. Whole steps of 16 or 32 lanes go to `wide_rans` where the processor can.
+Whole steps of 16 or 32 lanes go to `wide_rans` where the processor can, all others to `rans_loops`.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.compiled import kernel, part
+from inshrink_core.ops.compiled import kernel
 from inshrink_core.ops.rans import (
     CONTEXT_MASK,
     INITIAL_STATE,
@@ -22,18 +20,17 @@ from inshrink_core.ops.rans import (
     RansModel,
     block_sizes,
 )
+from inshrink_core.ops.rans_loops import decode_lanes, encode_lanes
+from inshrink_core.ops.reference_rans_tables import LENGTHS
 from inshrink_core.ops.registry import register
 from inshrink_core.ops.schema import Backend
 from inshrink_core.ops.wide_rans import LANES, decode_steps, encode_steps, is_wide
 
 __all__: list[str] = []
 
-_U8, _U16, _U32, _U64 = np.uint8, np.uint16, np.uint32, np.uint64
-_ONE = np.uint64(1)
-_LOWEST = np.uint32(INITIAL_STATE)
-_SLOT = np.uint32((1 << PRECISION) - 1)
+_U8, _U16, _U32 = np.uint8, np.uint16, np.uint32
 _SIZE = 1 << PRECISION
-_CONTEXT, _CONTEXT_BITS = np.uint64(CONTEXT_MASK), np.uint8(CONTEXT_MASK)
+_CONTEXT_BITS = np.uint8(CONTEXT_MASK)
 
 _N_BYTES = 256
 """Symbols are bytes: what has an entry for each of them needs no bound on its index."""
@@ -47,7 +44,7 @@ _CHUNK = 2048
 _TABLES = 4
 
 _EVERY, _NONE = np.int64(-1), np.int64(0)
-_NO_CONTEXTS = np.zeros(2 * LANES, np.uint8)
+_NO_CONTEXTS = np.zeros(max(2 * LANES, _CHUNK), np.uint8)
 """Contexts where there are none: read again and again, because a kernel without them would have to be
 compiled, too."""
 
@@ -87,14 +84,10 @@ def _count(
     top = _U8(row - _U16(1))
     for begin in range(0, symbols.size, _CHUNK):
         part = symbols[begin : begin + _CHUNK]
-        if every:
-            known = contexts[begin : begin + _CHUNK]
-            for i in range(part.size):
-                place = _U16(_U16(known[i] & _CONTEXT_BITS) * row)
-                places[i] = _U16(_U16(place + _U16(min(part[i], top))) + turn[i])
-        else:
-            for i in range(part.size):
-                places[i] = _U16(_U16(min(part[i], top)) + turn[i])
+        known = contexts[begin & every :]
+        for i in range(part.size):
+            place = _U16(_U16(known[i] & _CONTEXT_BITS) * row)
+            places[i] = _U16(_U16(place + _U16(min(part[i], top))) + turn[i])
         for i in range(part.size):
             counts[places[i]] += _U32(1)
 
@@ -122,74 +115,29 @@ def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_cont
     return torch.from_numpy(np.ascontiguousarray(total[:n_contexts, :n_symbols]))
 
 
-@kernel
-def _encode_tables(
-    frequencies: NDArray[np.int64], table: NDArray[np.uint32], entries: NDArray[np.uint32]
-) -> None:  # pragma: no cover - compiled
+def _encode_tables(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Limit of the state, reciprocal, bias, and shift with complement, of each symbol; and wide entries.
 
     x // f is (x * reciprocal) >> 32 + shift for x < 2**31 (T. Granlund and P. Montgomery, "Division by
     invariant integers using multiplication", PLDI 1994, section 4). For f = 1 the product gives x - 1,
     which the bias corrects.
     """
+    starts = np.cumsum(frequencies, axis=1) - frequencies
+    f = np.maximum(frequencies, 1)
+    shifts = LENGTHS[f - 1]
+    single = f == 1
+    columns = (
+        f << (31 - PRECISION),
+        np.where(single, 0xFFFFFFFF, ((1 << (shifts + 31)) + f - 1) // f),
+        starts + single * (_SIZE - 1),
+        np.where(single, _SIZE - 1, (_SIZE - f) | ((shifts - 1) << 16)),
+    )
     n_tables, n_symbols = frequencies.shape
-    for row in range(n_tables):
-        start = 0
-        for s in range(n_symbols):
-            f = frequencies[row, s]
-            if f == 0:
-                continue
-            at = row * _N_BYTES + s
-            shift = 0
-            while (1 << shift) < f:
-                shift += 1
-            table[at, 0] = f << (31 - PRECISION)
-            if f == 1:
-                table[at, 1] = 0xFFFFFFFF
-                table[at, 2] = start + _SIZE - 1
-                table[at, 3] = _SIZE - 1
-            else:
-                table[at, 1] = ((1 << (shift + 31)) + f - 1) // f
-                table[at, 2] = start
-                table[at, 3] = (_SIZE - f) | ((shift - 1) << 16)
-            entries[at] = (f - 1) | (start << PRECISION)
-            start += f
-
-
-@part
-def _encode(
-    symbols: NDArray[np.uint8],
-    contexts: NDArray[np.uint8],
-    every: np.int64,
-    bases: NDArray[np.uint32],
-    table: NDArray[np.uint32],
-    states: NDArray[np.uint32],
-    words: NDArray[np.uint16],
-    end: int,
-    stop: int,
-) -> np.int64:  # pragma: no cover - compiled
-    """Code one block from its end down to a place, words downwards; return where they begin."""
-    lanes = _U64(states.size)
-    mask = _U64(every)
-    at = _U64(end)
-    i = _U64(symbols.size)
-    lane = i % lanes
-    while i > _U64(stop):
-        if lane == _U64(0):
-            lane = lanes
-        while lane > _U64(0):
-            lane -= _ONE
-            i -= _ONE
-            entry = _U64(bases[contexts[i & mask] & _CONTEXT] + _U32(symbols[i]))
-            x = states[lane]
-            if x >= table[entry, _U64(0)]:
-                at -= _ONE
-                words[at] = np.uint16(x & _U32(0xFFFF))
-                x >>= _U32(16)
-            last = table[entry, _U64(3)]
-            quotient = (_U64(x) * _U64(table[entry, _U64(1)])) >> (_U64(32) + _U64(last >> _U32(16)))
-            states[lane] = x + table[entry, _U64(2)] + _U32(quotient) * (last & _U32(0xFFFF))
-    return np.int64(at)
+    table = np.zeros((n_tables, _N_BYTES, len(columns)), np.uint32)
+    entries = np.zeros((n_tables, _N_BYTES), np.uint32)
+    table[:, :n_symbols] = np.stack(columns, axis=-1)
+    entries[:, :n_symbols] = (f - 1) | (starts << PRECISION)
+    return table.reshape(-1, len(columns)), entries.reshape(-1)
 
 
 @kernel
@@ -216,7 +164,7 @@ def _encode_blocks(
         end, whole = at, 0
         if _WIDE:
             whole = part.size // lanes if lanes // LANES * LANES == lanes and lanes <= 2 * LANES else 0
-        at = _encode(part, known, every, bases, table, state, words, at, whole * lanes)
+        at = encode_lanes(part, known, every, bases, table, state, words, at, whole * lanes)
         if _WIDE:
             if whole > 0 and lanes == LANES:
                 at = _encode_one(words, part, known, every, bases, entries, state, at, whole)
@@ -237,9 +185,7 @@ def rans_encode(
     states = np.full((n_blocks, lanes), INITIAL_STATE, np.uint32)
     words = np.empty(values.size, np.uint16)
     n_words = np.empty(n_blocks, np.int64)
-    n_entries = model.frequencies.shape[0] * _N_BYTES
-    table, entries = np.zeros((n_entries, 4), np.uint32), np.zeros(n_entries, np.uint32)
-    _encode_tables(model.frequencies, table, entries)
+    table, entries = _encode_tables(model.frequencies)
     bases = _bases(model, _N_BYTES)
     begin = _encode_blocks(values, known, every, bases, table, entries, states, words, n_words, block_length)
     coded = torch.from_numpy(words[begin:].copy().view(np.int16))
@@ -259,44 +205,6 @@ def _decode_table(
             for offset in range(f):
                 table[at + offset] = _U32((f - 1) | (offset << PRECISION) | (s << (2 * PRECISION)))
             at += f
-
-
-@part
-def _decode(
-    words: NDArray[np.uint16],
-    contexts: NDArray[np.uint8],
-    every: np.int64,
-    bases: NDArray[np.uint32],
-    table: NDArray[np.uint32],
-    states: NDArray[np.uint32],
-    out: NDArray[np.uint8],
-    start: int,
-    taken: int,
-) -> np.int64:  # pragma: no cover - compiled
-    """Decode one block from a whole step on; return how many words it took, or -1 if it wants more."""
-    lanes = _U64(states.size)
-    mask = _U64(every)
-    n = _U64(out.size)
-    at = _U64(taken)
-    end = _U64(words.size)
-    i = _U64(start)
-    while i < n:
-        n_lanes = min(lanes, n - i)
-        lane = _U64(0)
-        while lane < n_lanes:
-            x = states[lane]
-            entry = table[bases[contexts[i & mask] & _CONTEXT] + (x & _SLOT)]
-            x = ((entry & _SLOT) + _U32(1)) * (x >> _U32(PRECISION)) + ((entry >> _U32(PRECISION)) & _SLOT)
-            out[i] = _U8(entry >> _U32(2 * PRECISION))
-            if x < _LOWEST:
-                if at >= end:
-                    return np.int64(-1)
-                x = (x << _U32(16)) | _U32(words[at])
-                at += _ONE
-            states[lane] = x
-            lane += _ONE
-            i += _ONE
-    return np.int64(at)
 
 
 @kernel
@@ -330,7 +238,7 @@ def _decode_blocks(
                     own, part, known, every, bases, table, state, 0, part.size // lanes, own.size
                 )
         start, taken = (done >> 32) * lanes, done & 0xFFFFFFFF
-        if _decode(own, known, every, bases, table, state, part, start, taken) != own.size:
+        if decode_lanes(own, known, every, bases, table, state, part, start, taken) != own.size:
             return False
         at += own.size
     return True

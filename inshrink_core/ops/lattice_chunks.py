@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from inshrink_core.ops.compiled import part
 from inshrink_core.ops.lattice import CONTEXT_BITS, EXACT, FIRST_LARGE, MAX_PRODUCT, NEGATIVE, OLDEST_CONTEXT
 
-__all__ = ["advance_large", "find_steps", "mend", "move", "scale", "take_steps", "turn"]
+__all__ = ["advance_large", "find_steps", "match_steps", "mend", "move", "scale", "take_steps", "turn"]
 
 _I32 = np.int32
 _U8 = np.uint8
@@ -74,6 +74,20 @@ def turn(
 @part
 def find_steps(
     w: NDArray[np.float32],
+    x: NDArray[np.int32],
+    delta: np.float32,
+    rcp: np.float32,
+    steps: NDArray[np.float32],
+) -> None:  # pragma: no cover - compiled
+    """Find the changes to the nearest points as floats."""
+    for i in range(w.size):
+        at = _F32(_F32(x[i]) * delta)
+        steps[i] = np.rint(_F32(_F32(w[i] - at) * rcp))
+
+
+@part
+def match_steps(
+    w: NDArray[np.float32],
     b: NDArray[np.float32],
     x: NDArray[np.int32],
     delta: np.float32,
@@ -81,13 +95,9 @@ def find_steps(
     grade: int,
     steps: NDArray[np.float32],
 ) -> None:  # pragma: no cover - compiled
-    """Find the changes of a chunk as floats; a negative grade: to the nearest point, whatever the base."""
+    """Find the changes of a row that keep its movement, as floats."""
     half, zero, scale = _F32(0.5), _F32(0.0), _F32(1.0 / 4096.0)
-    if grade < 0:
-        for i in range(w.size):
-            at = _F32(_F32(x[i]) * delta)
-            steps[i] = np.rint(_F32(_F32(w[i] - at) * rcp))
-    elif grade == 0:
+    if grade == 0:
         for i in range(w.size):
             at = _F32(_F32(x[i]) * delta)
             y = np.rint(_F32(_F32(w[i] - b[i]) * rcp))

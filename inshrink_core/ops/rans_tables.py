@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from inshrink_core.ops.rans import PRECISION
+from inshrink_core.ops.reference_rans_tables import LENGTHS, MAX_JUMP, READ_AHEAD
 from inshrink_core.ops.registry import dispatch
 
 __all__ = [
@@ -31,6 +32,19 @@ _SIZE = 1 << PRECISION
 _COSTS = np.zeros(_SIZE, np.int64)
 _COSTS[1:] = np.round((PRECISION - np.log2(np.arange(1, _SIZE))) * (1 << _COST_BITS))
 """Bits of a symbol by its frequency, in 65536ths, so that sums are equal in any order; 4096 stands at 0."""
+
+
+def _golomb_code(change: int) -> tuple[int, int]:
+    """Return the exponential Golomb bits of a change, the first bit lowest, and their number."""
+    place = 2 * change + 1 if change >= 0 else -2 * change
+    n_bits = 2 * place.bit_length() - 1
+    return int(f"{place:0{n_bits}b}"[::-1], 2), n_bits
+
+
+_CODES, _CODE_LENGTHS = np.array(
+    [_golomb_code(change) for change in (*range(MAX_JUMP + 1), *range(-MAX_JUMP, 0))], np.int64
+).T.copy()
+"""Codes of changes of length and their lengths; those of negative changes from the end."""
 
 
 class Tables(NamedTuple):
@@ -80,9 +94,7 @@ def normalize_counts(counts: NDArray[np.int64], precision: int) -> NDArray[np.in
     >>> normalize_counts(np.array([[2, 1, 0, 1]]), 12).tolist()
     [[2048, 1024, 0, 1024]]
     """
-    frequencies = np.empty(counts.shape, np.int64)
-    dispatch("normalize_counts", _HOST)(counts, counts.shape[0], precision, frequencies)
-    return frequencies
+    return _fit(counts, precision)[0]
 
 
 def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
@@ -100,13 +112,16 @@ def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
     bits : float
         Estimated bits of data and tables. O(contexts**2 · symbols).
     """
-    n = counts.shape[0]
-    leaders, alive = np.empty(n, np.int64), np.empty(n, np.bool_)
-    stale, pair_bits = np.empty((n, n), np.bool_), np.empty((n, n), np.float64)
-    bits = float(dispatch("pool_contexts", _HOST)(counts.copy(), leaders, alive, stale, pair_bits))
-    number_of = np.cumsum(alive) - 1
-    rows: NDArray[np.int64] = np.where(leaders < 0, 0, number_of[leaders])
-    return rows, bits
+    occurs = counts.any(1)
+    n = occurs.size
+    leaders: NDArray[np.int64] = np.where(occurs, np.arange(n), -1)
+    pair_bits = np.full((n, n), -1.0)
+    merged = np.concatenate((counts, counts.sum(1, keepdims=True)), axis=1)
+    dispatch("pool_contexts", _HOST)(merged, leaders, pair_bits)
+    leads = leaders == np.arange(n)
+    rows: NDArray[np.int64] = np.where(occurs, (np.cumsum(leads) - 1)[leaders], 0)
+    # One by one: numpy's sum of eight and more numbers takes another order.
+    return rows, sum(pair_bits.diagonal()[leads].tolist(), start=0.0)
 
 
 def choose_tables(counts: NDArray[np.int64], rows: NDArray[np.int64], precisions: tuple[int, ...]) -> Tables:
@@ -122,15 +137,35 @@ def choose_tables(counts: NDArray[np.int64], rows: NDArray[np.int64], precisions
         Logarithms of the sums to try; the first of equal ones is taken. At least one of them leaves
         every symbol that occurs a frequency.
     """
-    n_contexts, n_symbols = counts.shape
-    n_tables = int(rows.max()) + 1
-    rows, tried = rows.copy(), np.array(precisions, np.int64)
-    pooled, frequencies = (np.empty((n_tables, n_symbols), np.int64) for _ in range(2))
-    bits = np.empty(n_contexts * n_tables.bit_length() + n_tables * n_symbols * TABLE_BITS, np.uint8)
-    choose = dispatch("choose_tables", _HOST)
-    n_tables, precision, n_bits, cost = choose(counts, rows, tried, _COSTS, pooled, frequencies, bits)
-    data_bits = int(cost) / (1 << _COST_BITS)
-    return Tables(rows, frequencies[:n_tables], int(precision), bits[:n_bits], data_bits)
+    n_used = int(np.count_nonzero(counts.any(0)))
+    poolings = [rows, np.zeros_like(rows)] if rows.any() else [rows]
+    best: tuple[int, int, NDArray[np.int64], NDArray[np.int64], int] | None = None
+    for pooling in poolings:
+        n_tables = int(pooling.max()) + 1
+        members = pooling == np.arange(n_tables)[:, None]
+        pooled = members.astype(np.int64) @ counts
+        number_bits = rows.size * (n_tables - 1).bit_length()
+        for precision in precisions:
+            if n_used > 1 << precision:
+                continue
+            frequencies, cost, n_bits = _fit(pooled, precision)
+            size = cost + ((number_bits + n_bits) << _COST_BITS)
+            if best is None or size < best[0]:
+                best = size, precision, pooling, frequencies, cost
+    if best is None:
+        raise ValueError("no precision leaves every symbol a frequency")
+    _, precision, chosen, frequencies, cost = best
+    width = (frequencies.shape[0] - 1).bit_length()
+    numbers = (chosen[:, None] >> np.arange(width) & 1).astype(np.uint8).ravel()
+    bits = np.concatenate((numbers, write_tables(frequencies, precision)))
+    return Tables(chosen, frequencies, precision, bits, cost / (1 << _COST_BITS))
+
+
+def _fit(counts: NDArray[np.int64], precision: int) -> tuple[NDArray[np.int64], int, int]:
+    """Return frequencies, the cost of the data under them in 65536ths of a bit, and their own bits."""
+    frequencies = np.empty(counts.shape, np.int64)
+    cost, n_bits = dispatch("fit_tables", _HOST)(counts, precision, _COSTS, frequencies)
+    return frequencies, int(cost), int(n_bits)
 
 
 def write_tables(frequencies: NDArray[np.int64], precision: int) -> NDArray[np.uint8]:
@@ -140,9 +175,17 @@ def write_tables(frequencies: NDArray[np.int64], precision: int) -> NDArray[np.u
     of the symbol before (0 before the first), in zigzag order (0, -1, 1, -2, ...) and coded in
     exponential Golomb bits of order 0; then the bits of the frequency below its highest, lowest first.
     """
-    bits = np.empty(frequencies.size * TABLE_BITS, np.uint8)
-    n_bits = dispatch("write_tables", _HOST)(frequencies, frequencies.shape[0], precision, bits, 0)
-    return bits[:n_bits]
+    written = np.cumsum(frequencies, axis=1) - frequencies < 1 << precision
+    lengths = LENGTHS[frequencies]
+    changes = np.diff(lengths, axis=1, prepend=0)[written]
+    f, lower = frequencies[written], np.maximum(lengths[written] - 1, 0)
+    codes, n_code = _CODES[changes], _CODE_LENGTHS[changes]
+    codes |= (f & ((1 << lower) - 1)) << n_code
+    n_bits = n_code + lower
+    ends = np.cumsum(n_bits)
+    within = np.arange(ends[-1]) - np.repeat(ends - n_bits, n_bits)
+    bits: NDArray[np.uint8] = (np.repeat(codes, n_bits) >> within & 1).astype(np.uint8)
+    return bits
 
 
 def read_tables(
@@ -162,7 +205,14 @@ def read_tables(
         Logarithm of the tables' sums.
     """
     n_contexts, n_tables, n_symbols = shape
-    rows, frequencies = np.empty(n_contexts, np.int64), np.empty((n_tables, n_symbols), np.int64)
     width = (n_tables - 1).bit_length()
-    taken = dispatch("read_tables", _HOST)(packed, n_bits, precision, rows, width, frequencies)
-    return rows, frequencies, int(taken)
+    frequencies = np.empty((n_tables, n_symbols), np.int64)
+    bits = np.zeros(8 * packed.size + READ_AHEAD, np.int64)
+    bits[: 8 * packed.size] = np.unpackbits(packed, bitorder="little")
+    at = n_contexts * width
+    if at > n_bits:
+        return np.zeros(n_contexts, np.int64), frequencies, -1
+    rows: NDArray[np.int64] = bits[:at].reshape(n_contexts, width) @ (1 << np.arange(width))
+    if int(rows.max()) >= n_tables:
+        return rows, frequencies, -1
+    return rows, frequencies, int(dispatch("read_tables", _HOST)(bits, n_bits, precision, frequencies, at))

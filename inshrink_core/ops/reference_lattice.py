@@ -21,6 +21,7 @@ from inshrink_core.ops.lattice import (
     MIN_GRADE,
     NEGATIVE,
     OLDEST_CONTEXT,
+    WEAK_ENERGY,
     Advanced,
     Gain,
     Grid,
@@ -156,8 +157,8 @@ def best_grade(counts: NDArray[np.int64], beyond: int) -> int:
             low = grade
         else:
             high = grade
-    # .04 = .2 squared; what is beyond the bins has at least 8 squared.
-    if low < MIN_GRADE or (beyond == 0 and 25 * energy < total * 512 * 512):
+    # What is beyond the bins has at least 8 squared.
+    if low < MIN_GRADE or (beyond == 0 and WEAK_ENERGY * energy < total * 512 * 512):
         return -max(low, MIN_GRADE)
     return low
 

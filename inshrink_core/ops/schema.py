@@ -87,11 +87,9 @@ _RANS = (
     Op("rans_counts", "rans", "histogram of (context, symbol)", _KERNELS),
     Op("rans_encode", "rans", "blocks of interleaved rANS lanes", _KERNELS),
     Op("rans_decode", "rans", "inverse of rans_encode", _KERNELS),
-    Op("normalize_counts", "rans_tables", "counts to frequencies that sum to a power of two"),
+    Op("fit_tables", "rans_tables", "counts to frequencies that sum to a power of two, and what they cost"),
     Op("pool_contexts", "rans_tables", "which contexts share a table"),
-    Op("write_tables", "rans_tables", "frequencies as bits"),
-    Op("choose_tables", "rans_tables", "pooling and precision of least cost, with their tables as bits"),
-    Op("read_tables", "rans_tables", "inverse of write_tables"),
+    Op("read_tables", "rans_tables", "tables from bits"),
 )
 
 _ADAPTIVE = (

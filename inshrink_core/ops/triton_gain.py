@@ -12,12 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inshrink_core.ops.lattice import GAIN_BINS, GAIN_SLACK, MAX_GRADE, MIN_GRADE, Grid
+from inshrink_core.ops.lattice import GAIN_BINS, GAIN_SLACK, MAX_GRADE, MIN_GRADE, WEAK_ENERGY, Grid
 
 __all__ = ["grades_on"]
 
 _BINS = tl.constexpr(GAIN_BINS)
 _SLACK = tl.constexpr(GAIN_SLACK)
+_WEAK = tl.constexpr(WEAK_ENERGY)
 _MIN = tl.constexpr(MIN_GRADE)
 _MAX = tl.constexpr(MAX_GRADE)
 
@@ -88,7 +89,7 @@ def _choose(counts: tl.tensor, beyond: tl.tensor, grades: tl.tensor) -> None:
         enough = lead + slack >= 0
         low = tl.where(enough, grade, low)
         high = tl.where(enough, high, grade)
-    weak = 25 * energy < tl.sum(count, 0) * (512 * 512)
+    weak = _WEAK * energy < tl.sum(count, 0) * (512 * 512)
     coarse = (low < _MIN) | ((tl.load(beyond + row) == 0) & weak)
     chosen = tl.where(coarse, -tl.maximum(low, _MIN), low)
     tl.store(grades + row, tl.where(plain + slack >= 0, 0, chosen))

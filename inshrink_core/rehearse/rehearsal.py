@@ -13,6 +13,8 @@ from inshrink_core.codec import get_codec
 from inshrink_core.errors import InputError
 from inshrink_core.rehearse.report import Rehearsal, TrainingResult
 from inshrink_core.rehearse.results import ResultStore
+from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds
+from inshrink_core.search.space import space_of
 from inshrink_core.session import DEFAULT_CODEC, OnProgress, Progress
 from inshrink_core.session.config import make_configs, resolve_device
 from inshrink_core.tasks import find_task
@@ -39,6 +41,8 @@ def rehearse(
     saves: int | None = None,
     steps: int | None = None,
     keyframe_every: int = 32,
+    max_drop: float | None = None,
+    max_divergence: float | None = None,
     device: str = "cpu",
     threads: int = 1,
     keep_archives: bool = False,
@@ -59,6 +63,9 @@ def rehearse(
         Failures, saves and steps of each training; by default the task's.
     seeds
         Trainings of each kind, with the seeds 0 to ``seeds - 1``.
+    max_drop, max_divergence
+        Bounds on every save as restored, as `inshrink_core.compress` takes them: each save is written with
+        the smallest frame found that keeps them, judged by the task itself, and exactly where there is none.
     device
         Where training happens. The control (codec ``lossless``) is at exactly zero on the CPU, where
         the same operations give the same bits.
@@ -80,7 +87,8 @@ def rehearse(
     NotFoundError
         There is no such task.
     InputError
-        More restores than saves leave room for, or another setting out of range.
+        More restores than saves leave room for, or another setting out of range; bounds on what the task
+        does not tell, or a codec without anything to search.
 
     Examples
     --------
@@ -105,8 +113,10 @@ def rehearse(
     >>> result.restored_at, result.excess
     ((3, 6, 9), 0.0)
     """
+    from inshrink_core.rehearse.bounded import require_judgeable
     from inshrink_core.rehearse.training import Schedule, isolated
 
+    bounds = Bounds.promised(max_drop, max_divergence)
     found, identity = find_task(task)
     schedule = _checked(
         Schedule(
@@ -120,6 +130,8 @@ def rehearse(
     )
     codec = codec or DEFAULT_CODEC
     made, overrides = make_configs(codec, config)
+    if bounds is not None:
+        space_of(codec, frozenset())  # refuses a codec without anything to search
     entries = {"overrides": [one.to_json() for one in overrides]} if overrides else {}
     written: dict[str, Any] = {
         "codec": codec,
@@ -137,9 +149,12 @@ def rehearse(
         threads,
         keep_archives,
         progress,
+        bounds=bounds,
         total=2 * seeds * schedule.n_steps,
     )
     with isolated(threads):
+        if bounds is not None:
+            require_judgeable(found, bounds, resolve_device(device))
         pairs = [(runner.uninterrupted(seed), runner.restored(seed)) for seed in range(seeds)]
     return Rehearsal(
         task=found.name,
@@ -193,12 +208,13 @@ class _Runner:
         keep_archives: bool,
         progress: OnProgress | None,
         *,
+        bounds: Bounds | None,
         total: int,
     ) -> None:
         import torch
 
         self._task, self._schedule, self._written = task, schedule, written
-        self._device, self._keep_archives = device, keep_archives
+        self._device, self._keep_archives, self._bounds = device, keep_archives, bounds
         self._progress, self._total, self._done = progress, total, 0
         self._store = ResultStore(directory / "results")
         self._archives = directory / "archives"
@@ -237,6 +253,8 @@ class _Runner:
         bitstream = get_codec(self._written["codec"]).bitstream
         key = {**self._key, **self._written, "seed": seed, "bitstream": bitstream, "inshrink": __version__}
         key["restored_at"] = list(self._schedule.restored_at)
+        if self._bounds is not None:
+            key["bounds"] = _bounds_key(self._bounds)
         result = self._store.load("restored", key)
         if result is None:
             archive = self._archives / f"{self._store.name_of('restored', key)}.inshrink"
@@ -247,6 +265,7 @@ class _Runner:
                 archive,
                 saver_options=self._written,
                 device=self._device,
+                bounds=self._bounds,
                 on_step=self._reporter(f"seed {seed}, restored"),
             )
             self._store.keep("restored", key, result)
@@ -265,3 +284,13 @@ class _Runner:
             progress(Progress("rehearse", self._done + step, self._total, step, detail))
 
         return report
+
+
+def _bounds_key(bounds: Bounds) -> dict[str, Any]:
+    """Return bounds as JSON values that tell one that was waived from one that is filled in by default."""
+    divergence = DEFAULT_MAX_DIVERGENCE if bounds.max_divergence is None else bounds.max_divergence
+    return {
+        "drop": None if bounds.max_drop is None else str(bounds.max_drop),
+        "divergence": str(divergence),
+        "default": bounds.max_divergence is None,
+    }

@@ -41,6 +41,9 @@ class TrainingResult:
     raw_weights, weights_nbytes, raw_total, nbytes
         Raw bytes of the weights and of everything in the frames, and what they take in the archive;
         0 without failures.
+    promise
+        What was promised of every save as restored and how each keeps it
+        (`inshrink_core.rehearse.bounded.RehearsedWriter.promise`); None where nothing was.
     """
 
     seed: int
@@ -53,6 +56,7 @@ class TrainingResult:
     weights_nbytes: int = 0
     raw_total: int = 0
     nbytes: int = 0
+    promise: Mapping[str, Any] | None = None
 
     @property
     def final(self) -> float:
@@ -136,7 +140,7 @@ class Rehearsal:
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink rehearse --json``."""
         pairs = list(zip(self.uninterrupted, self.restored, strict=True))
-        return {
+        return self._promised() | {
             "task": self.task,
             "metric": self.metric,
             "direction": self.direction,
@@ -172,6 +176,24 @@ class Rehearsal:
                 for before, after in pairs
             ],
         }
+
+    def _promised(self) -> dict[str, Any]:
+        """Return what was promised of every save, over all trainings; nothing where nothing was."""
+        promises = [(result.seed, result.promise) for result in self.restored if result.promise is not None]
+        if not promises:
+            return {}
+        frames = [{"seed": seed, **frame} for seed, promise in promises for frame in promise["frames"]]
+        return {
+            "bounds": promises[0][1]["bounds"],
+            "max_drop": _largest([frame["drop"] for frame in frames]),
+            "max_divergence": _largest([frame["divergence"] for frame in frames]),
+            "evaluations": sum(promise["evaluations"] for _, promise in promises),
+            "frames": frames,
+        }
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _all_known(values: Sequence[float | None]) -> list[float] | None:

@@ -68,7 +68,22 @@ def _parse(values: Mapping[str, Any]) -> TrainingResult:
         weights_nbytes=int(values["weights_nbytes"]),
         raw_total=int(values["raw_total"]),
         nbytes=int(values["nbytes"]),
+        promise=_parse_promise(values.get("promise")),
     )
     if not result.steps or not len(result.steps) == len(result.metrics) == len(result.train_losses):
         raise ValueError("its curves differ in length")
     return result
+
+
+def _parse_promise(values: Any) -> Mapping[str, Any] | None:
+    """Return how saves keep their bounds; raises ValueError, TypeError or KeyError where it does not say."""
+    if values is None:
+        return None
+    if not isinstance(values["bounds"], dict) or not isinstance(values["evaluations"], int):
+        raise TypeError("what is promised has the wrong type")
+    for frame in values["frames"]:
+        for name in ("drop", "divergence"):
+            if frame[name] is not None and not isinstance(frame[name], int | float):
+                raise TypeError(f"the {name} of a save is no number")
+    promise: Mapping[str, Any] = values
+    return promise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +17,13 @@ from torch import Tensor, nn
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.chain import Archive, archive_size
 from inshrink_core.errors import InshrinkError
+from inshrink_core.rehearse.bounded import open_rehearsed
 from inshrink_core.rehearse.report import TrainingResult
+from inshrink_core.search.bounds import Bounds
 from inshrink_core.session import Saver
+from inshrink_core.session.config import make_chain_config
 from inshrink_core.session.spool import spool_folder
+from inshrink_core.session.step_writer import StepWriter
 from inshrink_core.tasks import Task
 
 __all__ = ["Schedule", "isolated", "train_restored", "train_uninterrupted"]
@@ -163,6 +168,7 @@ def train_restored(
     *,
     saver_options: Mapping[str, Any],
     device: str,
+    bounds: Bounds | None = None,
     on_step: OnStep | None = None,
 ) -> TrainingResult:
     """Train with failures: after each, a new model and optimizer are restored from the archive.
@@ -173,17 +179,50 @@ def train_restored(
         Where the saver saves; what an unfinished training left there is removed.
     saver_options
         Keywords of `Saver`.
+    bounds
+        What is promised of every save as restored: each is then written with the smallest frame found that
+        keeps them, judged by the task itself. None: all saves are written as `saver_options` say.
 
     Notes
     -----
     Weights, buffers and the optimizer's state come out of the archive through `Saver.restore` alone;
     the state of torch's generator is saved beside them.
     """
+    if bounds is None:
+        return _train_restored(task, seed, schedule, archive, saver_options, device, None, on_step)
+    base = make_chain_config(
+        "",
+        saver_options["codec"],
+        saver_options["config"],
+        saver_options["optimizer_state"],
+        saver_options["keyframe_every"],
+        "cpu",
+        1,
+    )
+    with open_rehearsed(task, base, bounds, device) as writer:
+        result = _train_restored(task, seed, schedule, archive, saver_options, device, writer, on_step)
+        return dataclasses.replace(result, promise=writer.promise())
+
+
+def _train_restored(
+    task: Task,
+    seed: int,
+    schedule: Schedule,
+    archive: Path,
+    saver_options: Mapping[str, Any],
+    device: str,
+    writer: StepWriter | None,
+    on_step: OnStep | None,
+) -> TrainingResult:
+    """Train with failures, each save written by `writer`."""
     begun, waited = time.perf_counter(), 0.0
     _remove_archive(archive)
     archive.parent.mkdir(parents=True, exist_ok=True)
     training = _Training(task, seed, seed, schedule.n_steps, device)
-    saver = Saver(archive, training.model, training.optimizer, **saver_options)
+    saver = Saver(archive, training.model, training.optimizer, **saver_options, step_writer=writer)
+    # A writer sets the codec save by save: the archive's newest need not be the one it began with.
+    own = () if writer is None else ("codec", "config")
+    again = {name: value for name, value in saver_options.items() if name not in own}
     metrics, losses, at = [], [], 0
     try:
         for step in schedule.saved_at:
@@ -197,7 +236,7 @@ def train_restored(
             if step in schedule.restored_at:
                 saver.close()
                 training = _Training(task, seed, _WRONG_SEED, schedule.n_steps, device)
-                saver = Saver(archive, training.model, training.optimizer, **saver_options)
+                saver = Saver(archive, training.model, training.optimizer, **again, step_writer=writer)
                 saver.restore(step)
                 _set_generator_states(saver.extra, device)
         saver.close()

@@ -11,14 +11,39 @@ from inshrink_core.errors import InputError
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.metrics import drop
 
-__all__ = ["DEFAULT_MAX_DIVERGENCE", "Bounds", "Figures", "Verdict", "figures_of"]
+__all__ = ["DEFAULT_MAX_DIVERGENCE", "Bounds", "Figures", "Partial", "Verdict", "figures_of"]
 
 DEFAULT_MAX_DIVERGENCE: Final = 0.003
 """Nats. Stands beside a bound on the drop where the evaluator returns ``log_probs``: a drop alone is also
 kept by weights that were never stored. ``docs/search.md`` says how it was chosen."""
 
+_ROUNDING: Final = 1e-6
+"""Margin of a bound that is said to be broken early: a mean in float32 is off by less than this."""
+
 N_NOISE_ERRORS: Final = 2.0
 """Standard errors from a limit at which a figure is clearly on one side of it (95 % of a normal)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partial:
+    """How far a state was judged before it was clear that it breaks a bound.
+
+    Parameters
+    ----------
+    rule
+        Why that was clear: ``certain``, whatever the other samples would have said, or ``confident``, at
+        the confidence of `inshrink_core.search.early`.
+    n, of
+        Samples judged, and samples in all.
+    least_drop, least_divergence
+        What the figures would at least have been, in full; None where nothing tells.
+    """
+
+    rule: str
+    n: int
+    of: int
+    least_drop: float | None = None
+    least_divergence: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +61,16 @@ class Figures:
         are judged on the same samples, so that most of their errors cancel.
     failure
         Why the state could not be evaluated; empty where it could. A failure keeps no bound.
+    partial
+        Where the evaluation was ended early: the figures are then those of the samples so far, a measure of
+        how far a bound is broken and no more. None for a state measured in full.
     """
 
     drop: float | None = None
     divergence: float | None = None
     drop_error: float | None = None
     failure: str = ""
+    partial: Partial | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +133,24 @@ class Bounds:
                     f"--{name.replace('_', '-')} is no bound", expected="a number from 0", found=str(limit)
                 )
 
+    @classmethod
+    def promised(cls, max_drop: float | None, max_divergence: float | None) -> Bounds | None:
+        """Return the bounds of a chain that is to be written; None where neither was given.
+
+        Raises
+        ------
+        InputError
+            What was given is no bound, or bounds nothing.
+        """
+        bounds = cls(max_drop=max_drop, max_divergence=max_divergence)
+        if max_drop is None and max_divergence is None:
+            return None
+        if not bounds.given:
+            raise InputError(
+                "--max-divergence inf alone bounds nothing", remedy="give --max-drop too, or neither"
+            )
+        return bounds
+
     @property
     def given(self) -> bool:
         """Whether anything is bounded."""
@@ -138,6 +185,8 @@ class Bounds:
         """
         if figures.failure:
             return Verdict(kept=False, usage=math.inf)
+        if figures.partial is not None:
+            return Verdict(kept=False, usage=self._usage_so_far(figures))
         usage, kept, clear = 0.0, True, True
         for name, limit, figure in (
             ("drop", self.max_drop, figures.drop),
@@ -152,6 +201,20 @@ class Bounds:
             error = figures.drop_error if name == "drop" else None
             clear = clear and (error is None or abs(figure - limit) > N_NOISE_ERRORS * error)
         return Verdict(kept=kept, usage=usage, clear=clear)
+
+    def is_broken_by(self, least_drop: float | None, least_divergence: float | None) -> bool:
+        """Whether figures that are at least these break a bound, beyond what rounding could undo."""
+        pairs = ((self.max_drop, least_drop), (self.max_divergence, least_divergence))
+        return any(
+            limit is not None and least is not None and least > limit + _ROUNDING * (1 + abs(limit))
+            for limit, least in pairs
+        )
+
+    def _usage_so_far(self, figures: Figures) -> float:
+        """Return about what share of a limit a state uses that was given up: more than all of it."""
+        pairs = ((self.max_drop, figures.drop), (self.max_divergence, figures.divergence))
+        shares = [_share(value, limit) for limit, value in pairs if limit is not None and value is not None]
+        return max([math.nextafter(1.0, 2.0), *shares])
 
     def to_json(self) -> dict[str, Any]:
         """Return the limits as JSON values."""

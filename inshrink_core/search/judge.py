@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from inshrink_core.checkpoint import Checkpoint
-from inshrink_core.errors import EvaluatorError, InputError, NotFiniteError, StorageError
-from inshrink_core.evaluate import Evaluation, Evaluator
+from inshrink_core.errors import EvaluatorError, InputError, NotFiniteError
+from inshrink_core.evaluate import Evaluation, OriginalEvaluations, StateEvaluator, StreamingEvaluator
 from inshrink_core.search.bounds import Bounds, Figures, figures_of
+from inshrink_core.search.early import EarlyExit
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
 __all__ = ["Judge", "evaluator_digest"]
@@ -45,14 +45,14 @@ class Judge:
     """
 
     def __init__(
-        self, evaluators: Sequence[Evaluator], originals: Callable[[int], Checkpoint], bounds: Bounds
+        self, evaluators: Sequence[StateEvaluator], originals: Callable[[int], Checkpoint], bounds: Bounds
     ) -> None:
         self._all, self._originals, self._bounds = tuple(evaluators), originals, bounds
-        self._free: SimpleQueue[Evaluator] = SimpleQueue()
+        self._free: SimpleQueue[StateEvaluator] = SimpleQueue()
         for one in evaluators:
             self._free.put(one)
-        self._known: dict[int, Evaluation] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="inshrink-search-")
+        self._known = OriginalEvaluations(self._first_word, Path(self._folder.name))
         self._lock = Lock()
         self.metric = ""
         self.direction = ""
@@ -95,33 +95,19 @@ class Judge:
             The evaluator failed, or said two things of one state: that is tried at the first step.
         """
         with self._lock:
-            if step not in self._known:
-                found = self._ask(self._originals(step))
-                if not self._known:
-                    self._require_steady(found, self._ask(self._originals(step)))
-                self.metric, self.direction = found.metric, found.direction.value
-                self._known[step] = replace(
-                    found,
-                    log_probs=self._mapped(f"{step}-log_probs.npy", found.log_probs),
-                    predictions=self._mapped(f"{step}-predictions.npy", found.predictions),
-                )
-            return self._known[step]
+            return self._known(step)
 
-    def _mapped(self, name: str, values: NDArray[Any] | None) -> NDArray[Any] | None:
-        """Move an array to a file: of a language model's predictions, a run's worth fills a memory."""
-        if values is None:
-            return None
-        import numpy as np
+    def _first_word(self, step: int) -> Evaluation:
+        """Ask about an original; twice about the first of all."""
+        found = self._ask(self._originals(step))
+        if not len(self._known):
+            self._require_steady(found, self._ask(self._originals(step)))
+            self.metric, self.direction = found.metric, found.direction.value
+        return found
 
-        path = Path(self._folder.name) / name
-        try:
-            np.save(path, values)
-            mapped: NDArray[Any] = np.load(path, mmap_mode="r")
-        except OSError as error:
-            raise StorageError(
-                f"predictions cannot be kept: {error}", where=str(path.parent), remedy="free space there"
-            ) from error
-        return mapped
+    def knows(self, step: int) -> bool:
+        """Whether the evaluator has been asked about a step's original."""
+        return step in self._known
 
     def close(self) -> None:
         """End the evaluators and remove the files."""
@@ -136,10 +122,20 @@ class Judge:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def figures(self, step: int, state: Mapping[str, Tensor] | Checkpoint) -> Figures:
+    def figures(
+        self, step: int, state: Mapping[str, Tensor] | Checkpoint, *, until_broken: bool = False
+    ) -> Figures:
         """Return the figures of a state that stands in for a step's original.
 
         A metric or prediction that is not finite is a failure of the state, for the original has one.
+
+        Parameters
+        ----------
+        step, state
+            What is judged, and in whose place.
+        until_broken
+            End the evaluation once it is clear that a bound is broken, where the evaluator says what it
+            knows so far (`inshrink_core.search.early`).
 
         Raises
         ------
@@ -147,10 +143,13 @@ class Judge:
             The evaluator raised, hung or died.
         """
         first = self.original(step)
+        ended = EarlyExit(first, self._bounds.completed(first), self.spec) if until_broken else None
         try:
-            second = self._ask(state)
+            second = self._ask(state) if ended is None else self._ask_until(state, ended)
         except NotFiniteError as error:
             return Figures(failure=error.what)
+        if second is None:
+            return _given_up(ended)
         try:
             return figures_of(first, second)
         except InputError as error:
@@ -182,13 +181,29 @@ class Judge:
             )
 
     def _ask(self, state: Mapping[str, Tensor] | Checkpoint) -> Evaluation:
+        """Ask about a state in full."""
         with self._borrowed() as evaluator:
             found = evaluator.evaluate(state)
             self.seconds += found.seconds
             return found
 
+    def _ask_until(self, state: Mapping[str, Tensor] | Checkpoint, ended: EarlyExit) -> Evaluation | None:
+        """Ask about a state; None where a bound was broken before the end."""
+        with self._borrowed() as evaluator:
+            if not isinstance(evaluator, StreamingEvaluator):
+                whole = evaluator.evaluate(state)
+                self.seconds += whole.seconds
+                return whole
+            begun = time.perf_counter()
+            found = evaluator.evaluate_until(state, ended)
+            if isinstance(found, Evaluation):
+                self.seconds += found.seconds
+                return found
+            self.seconds += time.perf_counter() - begun
+            return None
+
     @contextmanager
-    def _borrowed(self) -> Iterator[Evaluator]:
+    def _borrowed(self) -> Iterator[StateEvaluator]:
         """Take an evaluator that is free: each is for one thread at a time."""
         evaluator = self._free.get()
         try:
@@ -197,7 +212,14 @@ class Judge:
             self._free.put(evaluator)
 
 
-def evaluator_digest(evaluator: Evaluator) -> str:
+def _given_up(ended: EarlyExit | None) -> Figures:
+    """Return what was known when an evaluation was ended."""
+    if ended is None or ended.figures is None:
+        raise RuntimeError("an evaluation was ended without a bound being broken")
+    return ended.figures
+
+
+def evaluator_digest(evaluator: StateEvaluator) -> str:
     """Return 16 hexadecimal digits over an evaluator's source, function, metric and direction.
 
     Data that it reads is not part of it: who changes those wants a new trial log.

@@ -7,6 +7,7 @@ bit, what decoding the frame from disk will give.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,8 @@ class EncodedStep:
         Bytes of each block, by key.
     squared_errors
         Squared error of each weight and buffer, by key.
+    squared_norm
+        Squared norm of what was encoded.
     overhead_nbytes
         Header, index, trailer and padding.
     seconds
@@ -58,6 +61,7 @@ class EncodedStep:
     index: FrameIndex = field(repr=False)
     nbytes: Mapping[str, int]
     squared_errors: Mapping[str, float]
+    squared_norm: float
     overhead_nbytes: int
     seconds: float
 
@@ -76,6 +80,15 @@ class EncodedStep:
     def ratio_weights(self) -> float:
         """Raw bytes of the weights over the bytes that hold them; 0 for a model without any."""
         return ratio(self.raw_weights, self.weights_nbytes) or 0.0
+
+    @property
+    def relative_error(self) -> float:
+        """Root of squared error over squared norm; 0 where nothing has a norm."""
+        return (
+            math.sqrt(math.fsum(self.squared_errors.values()) / self.squared_norm)
+            if self.squared_norm
+            else 0.0
+        )
 
     def restored(self) -> Checkpoint:
         """Return the step as it would be restored: weights, buffers and what the codec stores beside them."""
@@ -145,11 +158,12 @@ def encode_step(
     stored = replace(checkpoint, specs=chosen, files=(), aliases={})
     old = dict(standing.references)
     memory, results = encode_tensors(chain, stored, checkpoint, old, standing.context, standing.restored)
-    blocks, references, errors = {}, {}, {}
+    blocks, references, errors, squared_norm = {}, {}, {}, 0.0
     for result in results:
         blocks[result.spec.key] = result.block
         references[result.spec.key] = result.reference
         errors[result.spec.key] = result.squared_error
+        squared_norm += result.squared_norm
     meta = chain.record() | {"content": _any_digest(blocks)} | ({} if memory is None else {"memory": memory})
     whole = stored_view(checkpoint, chain.optimizer)
     overhead, index = frame_overhead(whole, blocks, meta, index)
@@ -160,6 +174,7 @@ def encode_step(
         index=index,
         nbytes={key: len(block.payload) for key, block in blocks.items()},
         squared_errors=errors,
+        squared_norm=squared_norm,
         overhead_nbytes=overhead,
         seconds=time.perf_counter() - begun,
     )

@@ -109,6 +109,8 @@ class Calibration:
     rank_correlation
         Spearman's, between what the factors predict and what was measured (divergence where there is one,
         else drop); None for fewer than three trials.
+    drop_rank_correlation
+        The same of drops, whether there is a divergence or not.
     n_trials
         Trials it comes from.
     """
@@ -116,6 +118,7 @@ class Calibration:
     drop: Mapping[int, float]
     divergence: Mapping[int, float]
     rank_correlation: float | None = None
+    drop_rank_correlation: float | None = None
     n_trials: int = 0
 
     def predict(self, figure: str, step: int, damage: float | None) -> float | None:
@@ -134,21 +137,28 @@ def calibrate(trials: Sequence[Trial]) -> Calibration:
     A divergence is positive and spans decades: its factor is the median of quotients. A drop has the
     metric's noise and may be negative: its factor is that of least squares through the origin, not below 0.
     """
-    usable = [one for one in trials if one.damage is not None and one.damage > 0 and not one.failure]
+    measured = [one for one in trials if not one.failure and one.partial is None]
+    usable = [one for one in measured if one.damage is not None and one.damage > 0]
     by_step: dict[int, list[Trial]] = {}
     for one in usable:
         by_step.setdefault(one.step, []).append(one)
     drops = {step: factor for step, group in by_step.items() if (factor := _slope(group)) is not None}
     quotients = {step: factor for step, group in by_step.items() if (factor := _median(group)) is not None}
     fitted = Calibration(drop=drops, divergence=quotients)
-    figure = "divergence" if quotients else "drop"
-    pairs = [(fitted.predict(figure, one.step, one.damage), getattr(one, figure)) for one in usable]
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    by_drop = _correlation(fitted, "drop", usable)
     return replace(
         fitted,
-        rank_correlation=rank_correlation([a for a, _ in known], [b for _, b in known]),
+        rank_correlation=_correlation(fitted, "divergence", usable) if quotients else by_drop,
+        drop_rank_correlation=by_drop,
         n_trials=len(usable),
     )
+
+
+def _correlation(fitted: Calibration, figure: str, trials: Sequence[Trial]) -> float | None:
+    """Rank correlation of what the factors predict and what was measured."""
+    pairs = [(fitted.predict(figure, one.step, one.damage), getattr(one, figure)) for one in trials]
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return rank_correlation([a for a, _ in known], [b for _, b in known])
 
 
 def _slope(trials: Sequence[Trial]) -> float | None:

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -19,7 +19,7 @@ from typing import Any, Final
 from inshrink_core.chain import tensor_digest
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import DamagedError, InputError, StorageError
-from inshrink_core.search.bounds import Figures
+from inshrink_core.search.bounds import Figures, Partial
 
 __all__ = ["Trial", "TrialLog", "checkpoint_digest", "trial_key"]
 
@@ -58,6 +58,9 @@ class Trial:
         Time of encoding and evaluating.
     failure
         Why the evaluator could not judge it; empty where it could.
+    partial
+        How far it was judged before it was given up; None for a trial measured in full. A partial trial
+        keeps no bound, and its figures are those of the samples so far.
     """
 
     step: int
@@ -72,6 +75,7 @@ class Trial:
     damage: float | None = None
     seconds: float = 0.0
     failure: str = ""
+    partial: Partial | None = None
     cached: bool = field(default=False, compare=False)
 
     @property
@@ -83,18 +87,25 @@ class Trial:
     def figures(self) -> Figures:
         """What the evaluator made of it."""
         return Figures(
-            drop=self.drop, divergence=self.divergence, drop_error=self.drop_error, failure=self.failure
+            drop=self.drop,
+            divergence=self.divergence,
+            drop_error=self.drop_error,
+            failure=self.failure,
+            partial=self.partial,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the trial as JSON values."""
         names = [name for name in self.__dataclass_fields__ if name != "cached"]
-        return {**{name: getattr(self, name) for name in names}, "ratio_weights": self.ratio_weights}
+        values = {name: getattr(self, name) for name in names}
+        values["partial"] = None if self.partial is None else asdict(self.partial)
+        return {**values, "ratio_weights": self.ratio_weights}
 
 
 def _parse_trial(values: Mapping[str, Any]) -> Trial:
     """Return a trial from its JSON; raises ValueError, TypeError or KeyError where it is none."""
-    fields = {name: values[name] for name in Trial.__dataclass_fields__ if name != "cached"}
+    names = [name for name in Trial.__dataclass_fields__ if name not in ("cached", "partial")]
+    fields = {name: values[name] for name in names}
     for name in (*_OPTIONAL, "seconds"):
         number = fields[name]
         if number is None and name in _OPTIONAL:
@@ -106,7 +117,21 @@ def _parse_trial(values: Mapping[str, Any]) -> Trial:
             raise ValueError(f"'{name}' is no count")
     if not isinstance(fields["config"], dict) or not isinstance(fields["failure"], str):
         raise TypeError("a field has the wrong type")
-    return Trial(**fields, cached=True)
+    # Logs of earlier versions know no partial trials.
+    return Trial(**fields, partial=_parse_partial(values.get("partial")), cached=True)
+
+
+def _parse_partial(values: Any) -> Partial | None:
+    """Return how far a trial was judged; raises ValueError, TypeError or KeyError where that is not said."""
+    if values is None:
+        return None
+    partial = Partial(**values)
+    numbers = [one for one in (partial.least_drop, partial.least_divergence) if one is not None]
+    if any(isinstance(one, bool) or not isinstance(one, int | float) or math.isnan(one) for one in numbers):
+        raise ValueError("a figure of a partial trial is no number")
+    if not isinstance(partial.rule, str) or type(partial.n) is not int or type(partial.of) is not int:
+        raise TypeError("a field of a partial trial has the wrong type")
+    return partial
 
 
 def checkpoint_digest(checkpoint: Checkpoint) -> str:

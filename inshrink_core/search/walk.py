@@ -81,7 +81,7 @@ class TrialRunner:
         """Return what a candidate does at a step of a chain, from the log or measured now."""
         key = trial_key(self.digest(step), position.history, self.config_digest(candidate), self.judge.digest)
         known = self.log.get(key)
-        if known is not None:
+        if known is not None and self._still_holds(known):
             return known
         trial = self._measure(step, candidate, position)
         self.log.add(key, trial)
@@ -89,14 +89,22 @@ class TrialRunner:
             self.told(trial)
         return trial
 
+    def _still_holds(self, known: Trial) -> bool:
+        """Whether a trial of the log answers what is asked now: one given up does only under its bounds."""
+        partial = known.partial
+        if partial is None:
+            return True
+        bounds = self.judge.bounds(self.steps[0])
+        return bounds.is_broken_by(partial.least_drop, partial.least_divergence)
+
     def _measure(self, step: int, candidate: Candidate, position: Position) -> Trial:
         begun = time.perf_counter()
         chain = candidate.chain_config(self.base)
         encoded = position.encode(step, candidate)
-        figures = self.judge.figures(step, encoded.restored())
+        figures = self.judge.figures(step, encoded.restored(), until_broken=True)
         gain = None
         before = self.before(step)
-        if self.with_gain and before is not None:
+        if self.with_gain and before is not None and figures.partial is None:
             standing, _ = position.standing(self.checkpoints(step))
             gain = trial_gain(chain, self.checkpoints(before), self.checkpoints(step), standing)
         return trial_of(
@@ -144,6 +152,7 @@ def trial_of(
         damage=damage,
         seconds=time.perf_counter() - begun,
         failure=figures.failure,
+        partial=figures.partial,
     )
 
 

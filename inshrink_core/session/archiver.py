@@ -12,6 +12,7 @@ from inshrink_core.archive import ArchiveReader, ArchiveWriter
 from inshrink_core.chain import ChainConfig, ChainWriter, content_digest, stored_view
 from inshrink_core.frame import FrameInfo
 from inshrink_core.session.spool import Spool, SpooledSave
+from inshrink_core.session.step_writer import AsConfigured, StepWriter
 
 __all__ = ["Archiver"]
 
@@ -35,6 +36,8 @@ class Archiver:
         Where the saves lie.
     recovered
         Saves that an earlier process left; they come first.
+    step_writer
+        How each save is written; by default as `config` says.
 
     Notes
     -----
@@ -43,9 +46,15 @@ class Archiver:
     """
 
     def __init__(
-        self, writer: ArchiveWriter, config: ChainConfig, spool: Spool, recovered: Iterable[SpooledSave]
+        self,
+        writer: ArchiveWriter,
+        config: ChainConfig,
+        spool: Spool,
+        recovered: Iterable[SpooledSave],
+        step_writer: StepWriter | None = None,
     ) -> None:
         self._writer, self._config, self._spool = writer, config, spool
+        self._step_writer = step_writer if step_writer is not None else AsConfigured()
         self._waiting = deque(recovered)
         self._recovered = {save.folder for save in self._waiting}
         self._changed = threading.Condition()
@@ -142,7 +151,7 @@ class Archiver:
         else:
             if self._chain is None or save.first:
                 self._chain = self._chain_from(self._parent_of(save), save)
-            self._chain.append(checkpoint)
+            self._step_writer.append(self._chain, checkpoint)
         self._spool.mark(save)
         # Its files are read again for the next delta: what is stored exactly is not held in memory.
         if self._last is not None:

@@ -73,7 +73,7 @@ def compare(
     >>> inshrink_core.compare(target, run).metric
     'accuracy'
     """
-    from inshrink_core.evaluate import compare_steps, resolve_evaluator
+    from inshrink_core.evaluate import EvaluatorRequest, compare_steps
 
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
     run = against if isinstance(against, Run) else open_run(against)
@@ -88,15 +88,10 @@ def compare(
         if progress is not None:
             progress(Progress("compare", done, total, step))
 
-    with resolve_evaluator(
-        run.settings,
-        run.directory,
-        evaluator=evaluator,
-        metric=metric,
-        direction=direction,
-        trust_run=trust_run,
-        timeout=timeout,
-    ) as judge:
+    asked = EvaluatorRequest(
+        evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
+    )
+    with asked.resolve(run.settings, run.directory) as judge:
         comparison = compare_steps(run, restored, judge, steps=common, progress=report)
     return _with_gains(comparison, opened, run) if gain else comparison
 

@@ -6,27 +6,27 @@ import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.chain import (
     Archive,
-    ArchiveSize,
     ChainWriter,
     archive_size,
     content_digest,
     stored_view,
     tensor_digest,
 )
-from inshrink_core.errors import CheckFailedError, InputError, NotFoundError, StepConflictError
+from inshrink_core.errors import NotFoundError, StepConflictError
+from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.formats import Run, open_run
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.session.bounded import BoundedWriter, open_bounded
+from inshrink_core.session.compress_report import CompressReport
 from inshrink_core.session.config import make_chain_config
 from inshrink_core.session.progress import OnProgress, Progress
-from inshrink_core.session.promise import Promise
+from inshrink_core.session.step_writer import AsConfigured, StepWriter
 
 if TYPE_CHECKING:
     import os
@@ -36,81 +36,6 @@ if TYPE_CHECKING:
     from inshrink_core.frame import FrameInfo
 
 __all__ = ["CompressReport", "compress"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressReport:
-    """What `compress` did, and what the archive holds now.
-
-    Parameters
-    ----------
-    path
-        The archive.
-    size
-        Sizes over the head's history, steps archived earlier included.
-    appended, skipped
-        Steps written now, and steps that were there already.
-    seconds
-        Wall time.
-    raw_bytes_read
-        Raw bytes of the steps written now.
-    relative_error
-        Root of squared error over squared norm of the weights written now; None if none were.
-    codec, config
-        What the weights were written with; under bounds, where the search began.
-    promise
-        What was promised of every restored step, and how each keeps it; None where nothing was.
-    """
-
-    path: Path
-    size: ArchiveSize
-    appended: tuple[int, ...]
-    skipped: tuple[int, ...]
-    seconds: float
-    raw_bytes_read: int
-    relative_error: float | None
-    codec: str
-    config: Mapping[str, Any]
-    promise: Promise | None = None
-
-    @property
-    def failure(self) -> CheckFailedError | None:
-        """Why the chain does not keep what was promised; None where it does, or nothing was."""
-        return None if self.promise is None else self.promise.failure(self.path)
-
-    @property
-    def mb_per_s(self) -> float | None:
-        """Raw megabytes (10^6 bytes) written per second; None where nothing was."""
-        return self.raw_bytes_read / 1e6 / self.seconds if self.appended and self.seconds else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink compress --json``."""
-        promised = {} if self.promise is None else self.promise.to_json()
-        return promised | {
-            "archive": str(self.path),
-            "codec": self.codec,
-            "config": dict(self.config),
-            "ratio_weights": self.size.ratio_weights,
-            "ratio_total": self.size.ratio_total,
-            "bits_per_weight": self.size.bits_per_weight,
-            "raw_bytes": self.size.raw_total,
-            "archive_bytes": self.size.nbytes,
-            "relative_error": self.relative_error,
-            "seconds": self.seconds,
-            "mb_per_s": self.mb_per_s,
-            "appended": list(self.appended),
-            "skipped": list(self.skipped),
-            "frames": [
-                {
-                    "step": frame.info.step,
-                    "kind": frame.info.kind.value,
-                    "bytes": frame.info.nbytes,
-                    "ratio_weights": frame.ratio_weights,
-                    **({} if self.promise is None else self.promise.step_json(frame.info.step)),
-                }
-                for frame in self.size.frames
-            ],
-        }
 
 
 def compress(
@@ -186,21 +111,16 @@ def compress(
     if resumed_from is not None:
         # Before the writer makes an archive: a branch needs one that is there.
         Archive.open(archive).reader.find(resumed_from)
-    bounds = Bounds(max_drop=max_drop, max_divergence=max_divergence)
-    promising = max_drop is not None or max_divergence is not None
-    if promising and not bounds.given:
-        raise InputError(
-            "--max-divergence inf alone bounds nothing", remedy="give --max-drop too, or neither"
-        )
+    bounds = Bounds.promised(max_drop, max_divergence)
     bounded: BoundedWriter | None = None
     with ExitStack() as stack:
-        if promising and chosen:
-            asked = {"evaluator": evaluator, "metric": metric, "direction": direction}
-            trusted = {"trust_run": trust_run, "timeout": timeout, "resumed": is_archive(archive)}
-            bounded = stack.enter_context(
-                open_bounded(opened, chosen, chain_config, bounds, **asked, **trusted)  # type: ignore[arg-type]
+        if bounds is not None and chosen:
+            asked = EvaluatorRequest(
+                evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
             )
-            bounded.require_evaluator()  # before there is an archive
+            bounded = stack.enter_context(
+                open_bounded(opened, chosen, chain_config, bounds, asked, resumed=is_archive(archive))
+            )
         writer = stack.enter_context(ArchiveWriter(archive, create=True))
         parent, branch = _branch_point(writer, resumed_from)
         chain = ChainWriter(writer, chain_config, parent=parent, branch=branch, restored=parent)
@@ -237,6 +157,7 @@ class _Session:
         bounded: BoundedWriter | None = None,
     ) -> None:
         self._run, self._writer, self._chain, self._bounded = run, writer, chain, bounded
+        self._step_writer: StepWriter = AsConfigured() if bounded is None else bounded
         self._resumed_from, self._progress, self._steps = resumed_from, progress, steps
         self._bytes_done = 0
         self._bytes_total = sum(run[step].raw_bytes() for step in steps) if progress else 0
@@ -337,10 +258,7 @@ class _Session:
             if self._progress is not None:
                 self._progress(Progress("compress", self._bytes_done, self._bytes_total, step, spec.key))
 
-        if self._bounded is not None:
-            appended = self._bounded.append(self._chain, checkpoint, done)
-        else:
-            appended = self._chain.append(checkpoint, done=done)
+        appended = self._step_writer.append(self._chain, checkpoint, done)
         self._bytes_done = begun_at + checkpoint.raw_bytes()
         self.appended.append(step)
         self.raw_bytes += stored_view(checkpoint, self._chain.config.optimizer).raw_bytes()

@@ -14,11 +14,12 @@ from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import NotFoundError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.search.measure import encode_chain
+from inshrink_core.search.prior import prior_of
 from inshrink_core.search.quadratic import Calibration, calibrate, sensitivities
 from inshrink_core.search.sampling import sample_keys, scaled_damage, scaled_nbytes
 from inshrink_core.search.trials import TrialLog, checkpoint_digest
 from inshrink_core.session.config import make_chain_config
-from inshrink_core.session.search import choose_steps, trial_log_of
+from inshrink_core.session.search_request import choose_steps, trial_log_of
 
 if TYPE_CHECKING:
     import os
@@ -51,7 +52,10 @@ class EstimateReport:
     ratio_weights
         Of the whole chain.
     drop, divergence
-        Of the worst step; None where no trials tell how much an error costs.
+        Of the worst step; None where the trials at hand do not tell it.
+    basis
+        What drop and divergence stand on: ``trials`` of this run, or ``rule of thumb`` from other runs,
+        uncalibrated (`inshrink_core.search.prior`).
     rank_correlation
         Between what the model predicts of those trials and what was measured.
     n_trials
@@ -70,6 +74,7 @@ class EstimateReport:
     ratio_weights: float
     drop: float | None
     divergence: float | None
+    basis: str
     rank_correlation: float | None
     n_trials: int
     n_steps: int
@@ -87,6 +92,7 @@ class EstimateReport:
             "ratio_weights": self.ratio_weights,
             "drop": self.drop,
             "divergence": self.divergence,
+            "basis": self.basis,
             "rank_correlation": self.rank_correlation,
             "n_trials": self.n_trials,
             "n_steps": self.n_steps,
@@ -107,7 +113,7 @@ def estimate(
     trials: str | os.PathLike[str] | None = None,
     threads: int | None = None,
 ) -> EstimateReport:
-    """Estimate the ratio of a configuration, and its drop where trials of a search are at hand.
+    """Estimate the ratio of a configuration, and its drop: by trials of a search where some are at hand.
 
     Parameters
     ----------
@@ -131,7 +137,8 @@ def estimate(
     -----
     Encodes a sample of the tensors, of every layer type, in closed loop; at most `_NUMEL` elements, unless
     the steps are large. The drop is ½ Σ h·e² times a factor that trials of the same step tell
-    (`inshrink_core.search.quadratic`).
+    (`inshrink_core.search.quadratic`); without trials it is a rule of thumb, right to an order of magnitude
+    at best.
 
     Examples
     --------
@@ -150,14 +157,16 @@ def estimate(
     keys = sample_keys(opened[chosen[0]], max(_LEAST_NUMEL, _NUMEL // n_steps))
     rows = [row for stretch in stretches for row in _encode(opened, chain, stretch, keys)]
     calibration = _calibration(opened, None if trials is None else Path(trials))
+    drop, divergence = _figures(calibration, chain, rows)
     specs = [spec for spec in opened[chosen[0]].specs if spec.role in MODEL_ROLES]
     return EstimateReport(
         codec=chain.codec,
         config=chain.record()["config"],
         overrides=tuple(one.to_json() for one in chain.overrides),
         ratio_weights=_ratio(rows, len(chosen), chain.keyframe_every),
-        drop=_worst(calibration, "drop", rows),
-        divergence=_worst(calibration, "divergence", rows),
+        drop=drop,
+        divergence=divergence,
+        basis="trials" if calibration.n_trials else "rule of thumb",
         rank_correlation=calibration.rank_correlation,
         n_trials=calibration.n_trials,
         n_steps=n_steps,
@@ -167,7 +176,10 @@ def estimate(
     )
 
 
-_UNCALIBRATED: Final = "no trials tell what an error costs: `inshrink search` on this run makes some"
+_UNCALIBRATED: Final = (
+    "drop and divergence are estimated, uncalibrated: rules of thumb from other runs, right to an order of"
+    " magnitude at best, for no trials tell what an error costs here; `inshrink search` makes some"
+)
 
 
 class _Row(NamedTuple):
@@ -177,6 +189,7 @@ class _Row(NamedTuple):
     raw: int
     nbytes: float
     damage: float | None
+    relative_error: float
     keyframe: bool
 
 
@@ -201,6 +214,7 @@ def _encode(run: Run, chain: ChainConfig, steps: Sequence[int], keys: frozenset[
             checkpoint.raw_bytes(MODEL_ROLES),
             scaled_nbytes(one, checkpoint),
             scaled_damage(one, checkpoint, h),
+            one.relative_error,
             number % chain.keyframe_every == 0,
         )
         before = checkpoint
@@ -214,6 +228,15 @@ def _ratio(rows: Sequence[_Row], n_steps: int, keyframe_every: int) -> float:
     nbytes = n_keyframes * math.fsum(keyframes) / len(keyframes)
     nbytes += (n_steps - n_keyframes) * math.fsum(deltas) / len(deltas)
     return n_steps * (sum(row.raw for row in rows) / len(rows)) / nbytes if nbytes else 0.0
+
+
+def _figures(
+    calibration: Calibration, chain: ChainConfig, rows: Sequence[_Row]
+) -> tuple[float | None, float | None]:
+    """Return drop and divergence of the worst step, by trials where there are any."""
+    if calibration.n_trials:
+        return _worst(calibration, "drop", rows), _worst(calibration, "divergence", rows)
+    return prior_of(chain, max(row.relative_error for row in rows))
 
 
 def _worst(calibration: Calibration, figure: str, rows: Sequence[_Row]) -> float | None:

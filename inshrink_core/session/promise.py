@@ -57,11 +57,14 @@ class Promise:
         By step, those of the run.
     evaluations
         States that the evaluator judged for it, originals not counted.
+    evaluator_seconds
+        Time within the evaluator, originals included.
     """
 
     bounds: Bounds
     steps: Mapping[int, StepPromise]
     evaluations: int
+    evaluator_seconds: float = 0.0
 
     @property
     def broken(self) -> tuple[int, ...]:

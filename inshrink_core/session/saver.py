@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.codec import CodecConfig
     from inshrink_core.frame import FrameInfo
+    from inshrink_core.session.step_writer import StepWriter
 
 __all__ = ["Saver"]
 
@@ -65,6 +66,8 @@ class Saver:
         Tensors encoded at a time, beside the training; by default one.
     n_recorded
         Batches before a save whose gradients `record` averages.
+    step_writer
+        How each save is written, on the saver's thread; by default as `codec` and `config` say.
 
     Attributes
     ----------
@@ -129,6 +132,7 @@ class Saver:
         device: str = "cpu",
         threads: int | None = None,
         n_recorded: int = N_RECORDED,
+        step_writer: StepWriter | None = None,
     ) -> None:
         self.path = Path(archive)
         self.extra: dict[str, Any] = {}
@@ -141,7 +145,7 @@ class Saver:
         try:
             self._spool = Spool(spool_folder(self.path))
             recovered = self._spool.recover()
-            self._archiver = Archiver(writer, self._config, self._spool, recovered)
+            self._archiver = Archiver(writer, self._config, self._spool, recovered, step_writer)
         except BaseException:
             writer.close()
             raise

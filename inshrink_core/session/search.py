@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.chain import ChainConfig
 from inshrink_core.checkpoint import MODEL_ROLES
-from inshrink_core.errors import InputError, NotFoundError
-from inshrink_core.evaluate import resolve_evaluator
+from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import write_whole
 from inshrink_core.formats import Run, open_run
 from inshrink_core.search.bounds import Bounds
@@ -21,11 +18,13 @@ from inshrink_core.search.chains import ChainBench
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.quadratic import calibrate
 from inshrink_core.search.space import Cube, LatticeLine, space_of
-from inshrink_core.search.trials import Trial, TrialLog, checkpoint_digest
+from inshrink_core.search.trials import TrialLog, checkpoint_digest
 from inshrink_core.search.walk import TrialRunner
 from inshrink_core.session.config import factors_of, make_chain_config
+from inshrink_core.session.search_progress import OnSearch, SearchProgress, TrialCount
 from inshrink_core.session.search_report import SearchReport
-from inshrink_core.session.strategy import STRATEGIES, look_for_bounds, look_for_ratio
+from inshrink_core.session.search_request import check_request, choose_steps, trial_log_of
+from inshrink_core.session.strategy import look_for_bounds, look_for_ratio
 
 if TYPE_CHECKING:
     import os
@@ -34,41 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OnSearch", "SearchProgress", "SearchReport", "choose_steps", "search", "trial_log_of"]
 
-_LOG_NAME: Final = "search.jsonl"
-
 _NO_ARCHIVE: Final = ""
 """A search begins without an archive, whatever lies in the working directory."""
-
-_logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchProgress:
-    """How far a search has come, after a trial.
-
-    Parameters
-    ----------
-    trial
-        What was measured last.
-    evaluations
-        Trials measured so far, those of the log not counted.
-    left
-        About how many may follow.
-    seconds_left
-        About how long they take.
-    best_ratio
-        Ratio of the best chain that keeps the bounds so far; None for none.
-    """
-
-    trial: Trial
-    evaluations: int
-    left: int
-    seconds_left: float
-    best_ratio: float | None
-
-
-OnSearch = Callable[[SearchProgress], None]
-"""Called after each trial; raising from it cancels the search, and the log keeps what was measured."""
 
 
 def search(
@@ -165,24 +131,16 @@ def search(
     """
     begun = time.perf_counter()
     bounds = Bounds(max_drop=max_drop, max_divergence=max_divergence)
-    _check_request(bounds, target_ratio, strategy, budget, replicas)
+    check_request(bounds, target_ratio, strategy, budget, replicas)
     opened = run if isinstance(run, Run) else open_run(run)
     chosen = choose_steps(opened, steps)
     base = make_chain_config(_NO_ARCHIVE, codec, config, optimizer, keyframe_every, device, threads)
     layers = frozenset(spec.layer for spec in opened[chosen[0]].specs if spec.role in MODEL_ROLES)
     space = space_of(base.codec, layers)
-    judges = [
-        resolve_evaluator(
-            opened.settings,
-            opened.directory,
-            evaluator=evaluator,
-            metric=metric,
-            direction=direction,
-            trust_run=trust_run,
-            timeout=timeout,
-        )
-        for _ in range(replicas)
-    ]
+    asked = EvaluatorRequest(
+        evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
+    )
+    judges = [asked.resolve(opened.settings, opened.directory) for _ in range(replicas)]
     target = None if output is None else Path(output)
     log = TrialLog(trial_log_of(opened, target), checkpoint_digest(opened[opened.steps[0]]))
     with Judge(judges, opened.__getitem__, bounds) as judge:
@@ -191,11 +149,11 @@ def search(
             checkpoints=opened.__getitem__, steps=chosen, base=plain, judge=judge, log=log, with_gain=gain
         )
         bench = ChainBench(runner=runner, bounds=judge.bounds(chosen[0]))
-        watch = _Watch(bench, progress)
-        runner.told = watch.told
+        count = TrialCount(bench, progress)
+        runner.told = count.told
         if isinstance(space, LatticeLine) and factors:
             space = LatticeLine(held=space.held, factors=factors)
-        report = _search(bench, space, base, target_ratio, strategy, budget, seed, watch, begun)
+        report = _search(bench, space, base, target_ratio, strategy, budget, seed, count, begun)
     if target is not None:
         write_whole(target, json.dumps(report.to_json(), indent=1) + "\n")
     return report
@@ -209,7 +167,7 @@ def _search(
     strategy: str,
     budget: int | None,
     seed: int,
-    watch: _Watch,
+    count: TrialCount,
     begun: float,
 ) -> SearchReport:
     """Look, and put the report together."""
@@ -217,7 +175,7 @@ def _search(
     notes: tuple[str, ...] = ()
     if target_ratio is not None:
         name = "ratio"
-        best = look_for_ratio(bench, space, base, target_ratio, watch.plan)
+        best = look_for_ratio(bench, space, base, target_ratio, count.plan)
     else:
         name, best, notes = look_for_bounds(
             bench,
@@ -227,10 +185,11 @@ def _search(
             budget,
             seed,
             informative=len(uninformative) + 1 < len(bench.runner.steps) or len(bench.runner.steps) == 1,
-            plan=watch.plan,
+            plan=count.plan,
         )
     found = {id(t): t for chain in bench.chains.values() for t in chain.trials}
     trials = tuple(found.values())
+    calibration = calibrate(trials)
     return SearchReport(
         best=best,
         bounds=bench.bounds,
@@ -240,9 +199,10 @@ def _search(
         direction=bench.runner.judge.direction,
         steps=bench.runner.steps,
         uninformative=uninformative,
-        evaluations=watch.evaluations,
+        evaluations=count.evaluations,
         trials=trials,
-        rank_correlation=calibrate(trials).rank_correlation,
+        rank_correlation=calibration.rank_correlation,
+        drop_rank_correlation=calibration.drop_rank_correlation,
         seconds=time.perf_counter() - begun,
         log=bench.runner.log.path,
         notes=notes,
@@ -255,99 +215,3 @@ def _is_stale_enough(bench: ChainBench, step: int) -> bool:
         return False
     stale = bench.runner.judge.stale(step, bench.runner.before(step))
     return stale is not None and bench.bounds.judge(stale).kept
-
-
-@dataclass
-class _Watch:
-    """Counts trials, and says how many may follow."""
-
-    bench: ChainBench
-    progress: OnSearch | None
-    evaluations: int = 0
-    expected: int = 0
-    _begun: float = field(default_factory=time.perf_counter)
-
-    def plan(self, n_chains: int) -> None:
-        """Expect so many more chains."""
-        self.expected = self.evaluations + n_chains * len(self.bench.runner.steps)
-
-    def told(self, trial: Trial) -> None:
-        """Pass a trial on."""
-        self.evaluations += 1
-        if self.progress is None:
-            return
-        left = max(0, self.expected - self.evaluations)
-        each = (time.perf_counter() - self._begun) / self.evaluations
-        kept = [chain.ratio_weights for chain in self.bench.chains.values() if self.bench.keeps(chain)]
-        self.progress(
-            SearchProgress(
-                trial=trial,
-                evaluations=self.evaluations,
-                left=left,
-                seconds_left=left * each,
-                best_ratio=max(kept, default=None),
-            )
-        )
-
-
-def trial_log_of(run: Run, output: Path | None, *, make: bool = True) -> Path | None:
-    """Return where the trials of a search are kept: beside its output, else inside of the run.
-
-    Parameters
-    ----------
-    run, output
-        What is searched, and where the result goes.
-    make
-        Make sure that it can be written; None where that is not so.
-    """
-    if output is not None:
-        return output.with_suffix(".trials.jsonl")
-    folder = run.directory / ".inshrink"
-    if folder.is_symlink():
-        return None
-    if not make:
-        return folder / _LOG_NAME
-    try:
-        folder.mkdir(exist_ok=True)
-        path = folder / _LOG_NAME
-        with path.open("ab"):
-            return path
-    except OSError as error:
-        _logger.info("trials are not kept: %s", error)
-        return None
-
-
-def _check_request(
-    bounds: Bounds, target_ratio: float | None, strategy: str, budget: int | None, replicas: int
-) -> None:
-    """Refuse what cannot be searched for."""
-    if strategy not in STRATEGIES:
-        raise InputError(
-            f"there is no strategy '{strategy}'", remedy=f"choose one of {', '.join(STRATEGIES)}"
-        )
-    for name, number in (("budget", budget), ("replicas", replicas)):
-        if number is not None and number < 1:
-            raise InputError(f"--{name} is at least 1", expected="≥ 1", found=str(number))
-    if target_ratio is None and not bounds.given:
-        raise InputError(
-            "there is nothing to search for", remedy="give --max-drop, --max-divergence or --target-ratio"
-        )
-    if target_ratio is not None and bounds.given:
-        raise InputError(
-            "a target ratio and bounds were both given", remedy="give --target-ratio or bounds, not both"
-        )
-    if target_ratio is not None and not 1 <= target_ratio < float("inf"):
-        raise InputError("--target-ratio is no ratio", expected="a number from 1", found=str(target_ratio))
-
-
-def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
-    """Return the steps of the chain, ascending; every one must exist."""
-    chosen = run.steps if steps is None else tuple(sorted(set(steps)))
-    missing = [step for step in chosen if step not in run.steps]
-    if missing or not chosen:
-        raise NotFoundError(
-            f"the run has no step {missing[0]}" if missing else "there is no step to search on",
-            where=str(run.path),
-            remedy=f"it has {run.steps[0]} to {run.steps[-1]}; `inshrink inspect` lists them",
-        )
-    return chosen

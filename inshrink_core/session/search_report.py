@@ -38,8 +38,9 @@ class SearchReport:
         Trials measured now; those of the log cost nothing.
     trials
         Everything that is known of this search's chains, in the order of measuring.
-    rank_correlation
-        Between the quadratic model's prediction and what was measured; None for too few trials.
+    rank_correlation, drop_rank_correlation
+        Between the quadratic model's prediction and what was measured, of divergences where there are any
+        and of drops; None for too few trials.
     seconds
         Wall time.
     log
@@ -59,6 +60,7 @@ class SearchReport:
     evaluations: int
     trials: tuple[Trial, ...]
     rank_correlation: float | None
+    drop_rank_correlation: float | None
     seconds: float
     log: Path | None
     notes: tuple[str, ...] = ()
@@ -94,6 +96,7 @@ class SearchReport:
             "evaluations": self.evaluations,
             "trials": [{name: row[name] for name in _SHOWN} for row in rows],
             "rank_correlation": self.rank_correlation,
+            "drop_rank_correlation": self.drop_rank_correlation,
             "seconds": self.seconds,
             "log": None if self.log is None else str(self.log),
             "notes": list(self.notes),
@@ -110,4 +113,5 @@ _SHOWN: Final = (
     "restore_noise",
     "seconds",
     "failure",
+    "partial",
 )

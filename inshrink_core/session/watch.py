@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from inshrink_core.archive import is_archive
 from inshrink_core.chain import Archive, archive_size
@@ -21,24 +21,16 @@ from inshrink_core.formats import Run, open_run
 from inshrink_core.formats.run import NoCheckpointError
 from inshrink_core.session.compress import compress
 from inshrink_core.session.progress import OnProgress
+from inshrink_core.session.sights import Sights
 from inshrink_core.session.watch_report import OnEvent, WatchEvent, WatchReport
 
 __all__ = ["watch"]
 
 _PATIENCE: Final = 12
-"""Intervals to wait for files that the checkpoint before had and this one lacks, as trainers write the
-optimizer and their own state last; and for an archive that another process writes."""
+"""Intervals to wait for an archive that another process writes."""
 
 _MOST_FAILURES: Final = 3
 """Looks in a row that may fail: a trainer that deletes as we look makes one or two fail."""
-
-
-class _Sight(NamedTuple):
-    """A checkpoint as it was seen: what it is, its files, and how long it has been so."""
-
-    identity: str
-    names: frozenset[str]
-    since: float
 
 
 def watch(
@@ -157,10 +149,7 @@ class _Watcher:
         self._interval, self._on_event, self._options = interval, on_event, options
         self._run: Run | None = None
         self._failures = self._locked = 0
-        self._sights: dict[int, _Sight] = {}
-        self._done: dict[int, str] = {}
-        self._names: frozenset[str] = frozenset()
-        self._last = -1
+        self._sights = Sights(interval)
 
     def say(self, event: WatchEvent) -> None:
         """Note an event, and tell whoever listens."""
@@ -174,7 +163,7 @@ class _Watcher:
         while True:
             if self._look(until):
                 busy_at = time.monotonic()
-            if until is not None and self._last >= until:
+            if until is not None and self._sights.last >= until:
                 return "until"
             if idle is not None and time.monotonic() - busy_at >= idle:
                 return "idle"
@@ -186,7 +175,7 @@ class _Watcher:
         self._note_gone(frozenset() if run is None else frozenset(run.steps))
         if run is None:
             return False
-        ready = [step for step in run.steps if self._is_ready(run, step)]
+        ready = [step for step in run.steps if self._sights.is_ready(run, step)]
         if until is not None:
             below = [step for step in ready if step < until]
             ready = ready[: len(below) + 1]
@@ -216,25 +205,8 @@ class _Watcher:
         """Report what was seen and went before it could be archived."""
         if self._failures:
             return
-        for step in sorted(self._sights.keys() - steps):
-            del self._sights[step]
-            if step not in self._done:
-                self.say(WatchEvent("vanished", step, "it was deleted before it could be archived"))
-
-    def _is_ready(self, run: Run, step: int) -> bool:
-        """Whether a checkpoint is finished and not archived: it was the same at the look before."""
-        identity, now = run.identity(step), time.monotonic()
-        if self._done.get(step) == identity:
-            return False
-        before = self._sights.get(step)
-        if before is None or before.identity != identity:
-            names = frozenset(file.path for file in run[step].files)
-            self._sights[step] = _Sight(identity, names, now)
-            return False
-        earlier = max((other for other in self._sights if other < step), default=None)
-        expected = self._names if earlier is None else self._sights[earlier].names
-        lacks = run.path_of(step).is_dir() and bool(expected - before.names)
-        return not lacks or now - before.since >= _PATIENCE * self._interval
+        for step in self._sights.gone(steps):
+            self.say(WatchEvent("vanished", step, "it was deleted before it could be archived"))
 
     def _without_older(self, ready: list[int], run: Run) -> list[int]:
         """Pass over steps before the archive's last one that it does not hold: they were pruned."""
@@ -243,7 +215,7 @@ class _Watcher:
             return ready
         older = [step for step in ready if step < max(archived) and step not in archived]
         for step in older:
-            self._done[step] = run.identity(step)
+            self._sights.pass_over(step, run.identity(step))
             self.say(WatchEvent("skipped", step, "it is older than the archive's last step"))
         return [step for step in ready if step not in older]
 
@@ -273,7 +245,7 @@ class _Watcher:
         self.report.reports.append(report)
         self._note_archived(before, identities)
         for step in report.skipped:
-            if self._done.get(step) != identities[step]:
+            if not self._sights.is_done(step, identities[step]):
                 self._finish(step, identities[step], WatchEvent("skipped", step, "it is there already"))
         self._options.pop("resumed_from", None)
         return True
@@ -286,10 +258,7 @@ class _Watcher:
 
     def _finish(self, step: int, identity: str, event: WatchEvent) -> None:
         """Take a step as done."""
-        self._done[step] = identity
-        self._last = max(self._last, step)
-        if step in self._sights:
-            self._names = self._sights[step].names
+        self._sights.finish(step, identity)
         self.say(event)
 
     def _note_vanished(self, run: Run, identities: Mapping[int, str]) -> bool:
@@ -300,10 +269,10 @@ class _Watcher:
             now = None
         found = False
         for step, identity in identities.items():
-            if step in self._done:
+            if self._sights.is_done(step):
                 continue
             if now is None or step not in now.steps or now.identity(step) != identity:
-                self._sights.pop(step, None)
+                self._sights.forget(step)
                 self.say(WatchEvent("vanished", step, "it was deleted or changed while it was read"))
                 found = True
         return found

@@ -1,8 +1,7 @@
-"""A small character GPT on the Python documentation that every installation carries."""
+"""A small character GPT on the documentation's text."""
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import ClassVar, Final
 
@@ -10,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from inshrink_core.tasks.characters import CharacterTask, encode_corpus
 from inshrink_core.tasks.schedule import warmup_cosine
 
-__all__ = ["Block", "CharGPT", "CharGPTTask", "corpus", "encode_corpus", "sample_windows"]
+__all__ = ["Block", "CharGPT", "CharGPTTask"]
 
 _INITIAL_STD: Final = 0.02
 """GPT-2's; the projections back into the residual stream are scaled by 1/√(2·depth)."""
@@ -81,34 +81,7 @@ class CharGPT(nn.Module):
         return logits
 
 
-def corpus() -> str:
-    """Return the documentation's text, in a fixed order."""
-    from pydoc_data.topics import topics
-
-    return "\n\n".join(topics[name] for name in sorted(topics))
-
-
-@functools.cache
-def encode_corpus() -> tuple[Tensor, Tensor, int]:
-    """Return (training tokens, validation tokens, alphabet size); the last tenth validates."""
-    text = corpus()
-    alphabet = sorted(set(text))
-    index = {character: i for i, character in enumerate(alphabet)}
-    encoded = torch.tensor([index[character] for character in text])
-    split = len(encoded) * 9 // 10
-    return encoded[:split], encoded[split:], len(alphabet)
-
-
-def sample_windows(
-    tokens: Tensor, n_windows: int, context: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets, each (n_windows, context), from random places of a text."""
-    starts = torch.randint(len(tokens) - context - 1, (n_windows,), generator=generator)
-    windows = torch.stack([tokens[start : start + context + 1] for start in starts.tolist()])
-    return windows[:, :-1], windows[:, 1:]
-
-
-class CharGPTTask:
+class CharGPTTask(CharacterTask):
     """The character GPT at 0.8 M parameters, with AdamW: a training of a few minutes on two cores."""
 
     name: ClassVar[str] = "char-gpt"
@@ -146,26 +119,3 @@ class CharGPTTask:
     def learning_rate_factor(self, step: int, n_steps: int) -> float:
         """Return warm-up and cosine."""
         return warmup_cosine(step, n_steps, warmup=self.warmup, floor=self.floor)
-
-    def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return random windows of the training text."""
-        training, _, _ = encode_corpus()
-        return sample_windows(training, self.batch_size, self.context, generator)
-
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the mean cross-entropy, nats a character."""
-        inputs, targets = batch
-        return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module) -> float:
-        """Return the mean cross-entropy of windows spread over the held-out tail, nats a character."""
-        _, validation, _ = encode_corpus()
-        device = next(model.parameters()).device
-        starts = torch.linspace(0, len(validation) - self.context - 1, self.n_validation_windows).long()
-        windows = validation[starts[:, None] + torch.arange(self.context + 1)].to(device)
-        losses = [
-            functional.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten())
-            for part in torch.split(windows, 64)
-        ]
-        return float(torch.stack(losses).double().mean())

@@ -16,6 +16,7 @@ __all__ = ["find_task", "task_names"]
 
 _TASKS: Final = {
     "char-gpt": "inshrink_core.tasks.char_gpt:CharGPTTask",
+    "char-conv": "inshrink_core.tasks.char_conv:CharConvTask",
     "digits-cnn": "inshrink_core.tasks.digits_cnn:DigitsCNNTask",
     "digits-cnn-sgd": "inshrink_core.tasks.digits_cnn:DigitsCNNWithSGDTask",
 }

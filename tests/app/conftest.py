@@ -1,12 +1,16 @@
-"""Every test of the explorer has its own roots, recent runs and caches."""
+"""Every test of the explorer has its own roots, recent runs and caches; browser tests share a browser."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import streamlit as st
 from inshrink_app import roots
+
+from tests.app.browser import ARGUMENTS, CHROMIUM, Server, new_page
 
 
 @pytest.fixture
@@ -20,3 +24,33 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     st.cache_data.clear()
     roots.configure([folder])
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Return Chromium, started once a module: Playwright's loop must not meet the loops of other tests."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="install it with: pip install 'inshrink[dev]'"
+    )
+    with playwright.sync_playwright() as engine:
+        opened = engine.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """Return a page in a context of its own."""
+    opened = new_page(browser)
+    yield opened
+    opened.context.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve the explorer from an unrelated folder, once a module, and return its address."""
+    server = Server(tmp_path_factory.mktemp("served") / "root")
+    server.folder.mkdir()
+    server.start()
+    yield server.address
+    server.end()

@@ -1,97 +1,24 @@
-"""The explorer in a real browser: the sample is opened and its heatmap drawn, quietly and offline."""
+"""The explorer in a real browser, over the sample: offline and quiet; clicks, zoom, links, agreeing views."""
 
 from __future__ import annotations
 
-import os
-import shutil
+import re
 import socket
-import subprocess
-import sys
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.app.browser import IDLE, browser_marks, new_page
+from tests.app.builders import SAMPLE
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-MILLISECONDS = 120_000
-"""How long a page may take on a machine that is busy with other tests."""
+pytestmark = browser_marks
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no Chromium here; install it, for example with: apt-get install chromium"
-    ),
-]
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    """Serve the explorer from an unrelated folder, and return its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-c", f"from inshrink_app.launch import run; run(port={port})"]
-    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")}
-    log = tmp_path / "server.log"
-    with log.open("w") as output:
-        server = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=output, stderr=output)
-        try:
-            wait_until_healthy(f"http://127.0.0.1:{port}", server)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            server.wait(30)
-    assert "Traceback" not in log.read_text()
-
-
-def wait_until_healthy(address: str, server: subprocess.Popen[bytes]) -> None:
-    """Wait until the server answers."""
-    for _ in range(300):
-        assert server.poll() is None, "the explorer ended before it was up"
-        try:
-            with urllib.request.urlopen(f"{address}/_stcore/health", timeout=5) as answer:
-                answer.read()
-        except (urllib.error.URLError, OSError):
-            try:
-                server.wait(0.2)
-            except subprocess.TimeoutExpired:
-                continue
-        else:
-            return
-    pytest.fail("the explorer did not come up")
-
-
-@pytest.fixture
-def page() -> Iterator[Any]:
-    """Return a browser page that records hosts and console messages."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="install it with: pip install 'inshrink[dev]'"
-    )
-    with playwright.sync_playwright() as engine:
-        browser = engine.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        opened = browser.new_page(viewport={"width": 1280, "height": 900})
-        opened.set_default_timeout(MILLISECONDS)
-        opened.hosts, opened.complaints = set(), []
-        opened.on("request", lambda request: opened.hosts.add(request.url.split("/")[2]))
-        opened.on("pageerror", lambda error: opened.complaints.append(str(error)))
-        opened.on(
-            "console",
-            lambda message: opened.complaints.append(message.text) if message.type == "error" else None,
-        )
-        yield opened
-        browser.close()
+HEATMAP = ".st-key-heatmap .js-plotly-plot"
+DRAWN = f"() => document.querySelector('{HEATMAP}')?._fullData?.length === 3 && {IDLE}"
+MARKED = f"() => document.querySelector('{HEATMAP}')._fullData[2].selectedpoints"
+MARKED_ROW = (
+    f"() => {{const t = document.querySelector('{HEATMAP}')._fullData[2]; return t.y[t.selectedpoints[0]]}}"
+)
+RANGE = f"() => document.querySelector('{HEATMAP}')._fullLayout.xaxis.range.map(x => Math.round(10 * x))"
+PLACES = ((0.3, 0.3), (0.52, 0.62), (0.71, 0.2))
 
 
 def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
@@ -102,10 +29,10 @@ def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
     page.get_by_role("heading", name="digits-cnn").wait_for()
     page.get_by_text("Size by role").wait_for()
     page.get_by_role("link", name="Sensitivity").click()
-    page.locator(".js-plotly-plot .heatmaplayer image").first.wait_for(state="attached")
+    page.wait_for_function(DRAWN)
     page.get_by_text("Fisher", exact=True).click()
     page.get_by_text("Adam's second moment, bias-corrected").wait_for()
-    page.locator(".js-plotly-plot .heatmaplayer image").first.wait_for(state="attached")
+    page.wait_for_function(DRAWN)
     assert "metric=fisher" in page.url
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert page.complaints == []
@@ -116,7 +43,7 @@ def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
     page.goto("about:blank")
     page.goto(link)
     page.get_by_text("Adam's second moment, bias-corrected").wait_for()
-    page.locator(".js-plotly-plot .heatmaplayer image").first.wait_for(state="attached")
+    page.wait_for_function(DRAWN)
     assert [complaint for complaint in page.complaints if "404" not in complaint] == []
     assert len(page.complaints) <= 2
 
@@ -133,3 +60,73 @@ def test_a_page_that_rebinds_its_name_to_this_computer_gets_no_session(address: 
             )
             answers[name] = connection.recv(64).split(b" ")[1]
     assert answers == {host: b"101", "evil.example": b"403"}
+
+
+def click(page: Any, place: tuple[float, float]) -> tuple[str, int]:
+    """Click into the heatmap; return layer and step once the address names them."""
+    before = page.url
+    box = page.locator(f"{HEATMAP} .nsewdrag").first.bounding_box()
+    page.mouse.click(box["x"] + box["width"] * place[0], box["y"] + box["height"] * place[1])
+    page.wait_for_function(
+        "before => location.href !== before && location.search.includes('layer')", arg=before
+    )
+    return selected(page)
+
+
+def selected(page: Any) -> tuple[str, int]:
+    """Return what the address says."""
+    layer, step = re.search(r"layer=([^&]+).*step=(\d+)", page.url).groups()  # type: ignore[union-attr]
+    return layer, int(step)
+
+
+def wait_for_inside(page: Any, layer: str) -> None:
+    """Wait until a tensor's inside is on the page, and nothing of it is still to come."""
+    page.get_by_role("heading", name=layer, exact=True).wait_for()
+    page.get_by_text("Over the steps").wait_for()
+    page.get_by_test_id("stMetricValue").nth(4).wait_for()
+    page.wait_for_function(f"() => {IDLE}")
+
+
+def test_three_clicks_look_inside_and_keep_mark_and_zoom_and_their_link_shows_the_same_to_others(
+    address: str, browser: Any, page: Any
+) -> None:
+    page.goto(f"{address}/sensitivity?run={SAMPLE}&metric=fisher")
+    page.wait_for_function(DRAWN)
+    box = page.locator(f"{HEATMAP} .nsewdrag").first.bounding_box()
+    x, y = box["x"], box["y"] + box["height"] / 2
+    page.mouse.move(x + 0.2 * box["width"], y)
+    page.mouse.down()
+    page.mouse.move(x + 0.9 * box["width"], y, steps=5)
+    page.mouse.up()
+    page.wait_for_function(f"() => String(({RANGE})()) !== '-5,235'")
+    page.wait_for_timeout(500)  # A click sooner after the drag would make a double click of the two.
+    zoomed = page.evaluate(RANGE)
+    seen = []
+    for place in PLACES:
+        layer, step = click(page, place)
+        wait_for_inside(page, layer)
+        seen.append((layer, step))
+        assert len(page.evaluate(MARKED)) == 1
+        assert page.evaluate(RANGE) == zoomed
+    assert len(set(seen)) == 3
+    facts = page.get_by_test_id("stMetricValue").all_inner_texts()
+
+    # A link in a new context shows the same inside, and all views agree.
+    other = new_page(browser, width=900)
+    other.goto(page.url)
+    other.wait_for_function(DRAWN)
+    wait_for_inside(other, layer)
+    assert selected(other) == (layer, step)
+    assert other.get_by_test_id("stMetricValue").all_inner_texts() == facts
+    assert other.evaluate(MARKED)
+    assert other.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert layer in other.get_by_role("combobox").first.input_value()
+    # The search box moves heatmap, address and inside together.
+    target = "fc2.weight" if layer != "fc2.weight" else "fc1.weight"
+    other.get_by_role("combobox").first.click()
+    other.get_by_role("option", name=target).click()
+    wait_for_inside(other, target)
+    other.wait_for_function("target => location.search.includes('layer=' + target)", arg=target)
+    assert selected(other) == (target, step)
+    assert target in other.evaluate(MARKED_ROW)
+    other.context.close()

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.app.browser import IDLE, Server, browser_marks
 from tests.app.job_stubs import write_slow_run
-from tests.app.test_app_browser import CHROMIUM, page
-from tests.app.test_app_browser_work import Server
 
-__all__ = ["page"]
+pytestmark = browser_marks
 
 JUDGE = """
-import time
+import pathlib, time
 
 def evaluate(state):
-    time.sleep(0.25)
+    time.sleep(0.25 if (pathlib.Path(__file__).parent.parent / "slow").exists() else 0)
     return {"loss": float(sum(value.square().sum() for value in state.values()))}
 """
 
@@ -30,13 +28,6 @@ POINT = """() => {
     return {x: box.x + box.width / 2, y: box.y + box.height / 2};
 }"""
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no Chromium here; install it, for example with: apt-get install chromium"
-    ),
-]
-
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
@@ -45,15 +36,12 @@ def server(tmp_path: Path) -> Iterator[Server]:
     folder.mkdir()
     run = write_slow_run(folder / "run")
     (run / "judge.py").write_text(JUDGE)
+    (folder / "slow").touch()
     (run / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = Server(folder, port)
+    started = Server(folder)
+    started.start()
     yield started
-    started.process.terminate()
-    started.process.wait(30)
-    assert "Traceback" not in started.log.read_text()
+    started.end()
 
 
 def n_logged(server: Server) -> int:
@@ -77,6 +65,7 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
     assert "job=" in page.url
 
     # The same link in a second tab tells the same, and goes on from there.
+    (server.folder / "slow").unlink()
     page.goto(page.url)
     page.get_by_role("button", name="Resume").click()
     page.get_by_text("What was found").wait_for()
@@ -88,10 +77,12 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
 
     # A click on a point loads it; an estimate says that it is one.
     page.locator(".js-plotly-plot .scatterlayer .points path").first.wait_for(state="attached")
-    page.wait_for_timeout(2000)  # the chart is drawn anew once the search has ended
+    page.get_by_text("Click a point to load it into the editor").wait_for()
+    page.wait_for_function(f"() => {IDLE}")  # The chart is drawn anew once the search has ended.
+    page.wait_for_timeout(500)  # It fades in.
     place = page.evaluate(POINT)
     page.mouse.click(place["x"], place["y"])
-    page.get_by_role("button", name="Estimate").click()
+    page.get_by_role("button", name="Estimate", exact=True).click()
     page.get_by_text("Estimated, as it stands").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 

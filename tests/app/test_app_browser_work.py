@@ -6,23 +6,22 @@ import contextlib
 import hashlib
 import http.client
 import json
-import os
-import signal
-import subprocess
-import sys
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 
+from tests.app.browser import Server, browser_marks, new_page
 from tests.app.job_stubs import archived_template
-from tests.app.test_app_browser import CHROMIUM, MILLISECONDS, page, wait_until_healthy
 
-__all__ = ["archived_template", "page"]
+__all__ = ["archived_template"]
 
-LARGE_NBYTES = 600_000_000
+pytestmark = browser_marks
+
+LARGE_NBYTES = 500_000_000
 """Larger than what a page may hold in memory, and than what Streamlit serves by itself."""
 
 MOST_MEMORY_NBYTES = 50_000_000
@@ -30,60 +29,23 @@ MOST_MEMORY_NBYTES = 50_000_000
 
 HOSTILE = "x'><img src=x onerror=alert(1)>[a](javascript:alert(1)).inshrink"
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no Chromium here; install it, for example with: apt-get install chromium"
-    ),
-]
+JUDGE = """
+import pathlib, time
 
-
-class Server:
-    """The explorer in a process of its own, over one folder."""
-
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.port = folder, port
-        self.address = f"http://127.0.0.1:{port}"
-        self.log = folder.parent / "server.log"
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-c", f"from inshrink_app.launch import run; run(port={self.port})"]
-        environment = os.environ | {"XDG_STATE_HOME": str(self.folder.parent / "state")}
-        with self.log.open("a") as output:
-            self.process = subprocess.Popen(
-                command, cwd=self.folder, env=environment, stdout=output, stderr=output
-            )
-        wait_until_healthy(self.address, self.process)
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(30)
-
-    def link(self, name: str, **query: str) -> str:
-        return f"{self.address}/{name}?{urlencode({'run': str(self.folder / 'run'), **query})}"
-
-    def resident_nbytes(self) -> int:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return 1000 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+def evaluate(state):
+    time.sleep(1.5 if (pathlib.Path(__file__).parent.parent / "slow").exists() else 0)
+    return {"loss": float(len(state))}
+"""
 
 
 @pytest.fixture
 def server(tmp_path: Path, archived_template: Path) -> Iterator[Server]:
-    """Serve the explorer over a small archived run."""
-    import shutil
-    import socket
-
+    """Return the explorer over a small archived run, not started yet."""
     folder = tmp_path / "root"
     shutil.copytree(archived_template, folder)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = Server(folder, port)
-    yield started
-    started.process.terminate()
-    started.process.wait(30)
-    assert "Traceback" not in started.log.read_text()
+    made = Server(folder)
+    yield made
+    made.end()
 
 
 def leave_export(server: Server, target: Path) -> str:
@@ -127,27 +89,25 @@ def fetch(
 
 
 def test_a_large_file_is_downloaded_with_flat_memory_and_not_to_those_who_call_by_a_foreign_name(
-    server: Server, page: Any, tmp_path: Path
+    server: Server, page: Any
 ) -> None:
     target = server.folder / HOSTILE.replace("/", "")
     with target.open("wb") as file:
         file.write(b"head")
         file.truncate(LARGE_NBYTES)  # Sparse: it costs no disk.
-    server.kill()
     job = leave_export(server, target)
     server.start()
 
     page.goto(server.link("export", job=job))
     link = page.get_by_role("link", name="Download")
     link.wait_for()
-    assert "(600 MB)" in link.inner_text()
+    assert "(500 MB)" in link.inner_text()
     assert page.locator("img[src='x']").count() == 0
     before = server.resident_nbytes()
     address = link.get_attribute("href")
     with page.expect_download() as told:
         page.evaluate("url => { location.href = url }", address)
-    saved = tmp_path / "saved"
-    told.value.save_as(saved)
+    saved = Path(told.value.path())
     assert server.resident_nbytes() - before < MOST_MEMORY_NBYTES
     assert saved.stat().st_size == LARGE_NBYTES
     with saved.open("rb") as file:
@@ -164,6 +124,7 @@ def test_a_large_file_is_downloaded_with_flat_memory_and_not_to_those_who_call_b
 
 
 def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server: Server, page: Any) -> None:
+    server.start()
     page.goto(server.link("export", codec="lossless"))
     page.get_by_text("As one packed file").click()
     box = page.get_by_label("Write to")
@@ -179,8 +140,7 @@ def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server: Serv
     assert [complaint for complaint in page.complaints if "404" not in complaint] == []
 
     # The same link in a second tab shows the same job; so does the page of all jobs.
-    other = page.context.browser.new_page()
-    other.set_default_timeout(MILLISECONDS)
+    other = new_page(page.context.browser)
     other.goto(page.url)
     other.get_by_text(digest).wait_for()
     other.goto(f"{server.address}/jobs")
@@ -190,10 +150,10 @@ def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server: Serv
 
 def test_a_job_survives_reload_is_interrupted_by_a_restart_and_goes_on(server: Server, page: Any) -> None:
     judge = server.folder / "run" / "judge.py"
-    judge.write_text(
-        "import time\ndef evaluate(state):\n    time.sleep(1.5)\n    return {'loss': float(len(state))}\n"
-    )
+    judge.write_text(JUDGE)
+    (server.folder / "slow").touch()
     (judge.parent / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    server.start()
     page.goto(server.link("compare"))
     page.get_by_text("Trust this run's code and run it on this computer").click()
     page.get_by_role("button", name="Compare", exact=True).click()
@@ -209,6 +169,7 @@ def test_a_job_survives_reload_is_interrupted_by_a_restart_and_goes_on(server: S
     page.get_by_text("Running").first.wait_for()
     page.get_by_role("button", name="Cancel").click()
     page.get_by_text("Cancelled").first.wait_for()
+    (server.folder / "slow").unlink()
     page.get_by_role("button", name="Resume").click()
     page.get_by_role("button", name="Show the result").wait_for()
 

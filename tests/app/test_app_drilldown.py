@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from inshrink_app import change_figures, drill_figures, heatmap, services
+from inshrink_app import change_figures, drill_figures, heat_columns, heatmap, services
 from inshrink_app.actions import sensitivity as action
 from inshrink_app.drill_tables import Course
 from inshrink_app.report import Report
@@ -190,7 +190,7 @@ def test_the_figure_is_the_same_whatever_was_clicked_and_marks_what_came_from_el
 
 @pytest.mark.parametrize(("n_rows", "n_steps"), [(60, 100), (400, 200), (2000, 300)])
 def test_cells_that_can_be_clicked_are_bounded_and_hold_the_marked_one(n_rows: int, n_steps: int) -> None:
-    n_columns = min(n_steps, heatmap.MAX_COLUMNS)
+    n_columns = min(n_steps, heat_columns.MAX_COLUMNS)
     pinned = (n_rows - 1, n_columns - 2)
     anchors = heatmap.heatmap_figure(
         sensitivity_table(n_rows, n_steps), "mean", clip=True, pinned=pinned
@@ -201,9 +201,9 @@ def test_cells_that_can_be_clicked_are_bounded_and_hold_the_marked_one(n_rows: i
 
 @pytest.mark.parametrize("n_steps", [1, 99, 100, 101, 250])
 def test_a_step_lies_in_the_column_that_shows_it(n_steps: int) -> None:
-    edges = heatmap.column_edges(n_steps)
+    edges = heat_columns.column_edges(n_steps)
     for place in (0, n_steps // 2, n_steps - 1):
-        column = heatmap.column_of(place, n_steps)
+        column = heat_columns.column_of(place, n_steps)
         assert edges[column] <= place < edges[column + 1]
 
 

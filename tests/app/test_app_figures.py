@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from inshrink_app import figures, heatmap
+from inshrink_app import figures, heat_columns, heat_scale, heatmap
 from inshrink_app.tables import FrameRow, HeatRow
 
 from tests.app.builders import sensitivity_table
@@ -14,7 +14,7 @@ from tests.app.builders import sensitivity_table
 
 def test_few_steps_stay_a_column_each() -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    columns = heatmap.bucket_steps(values, (1, 2, 1000))
+    columns = heat_columns.bucket_steps(values, (1, 2, 1000))
     assert columns.values is values
     assert columns.labels == ("1", "2", "1,000")
     assert columns.steps_per_column == 1
@@ -22,7 +22,7 @@ def test_few_steps_stay_a_column_each() -> None:
 
 def test_many_steps_are_merged_by_the_mean_of_what_is_there() -> None:
     values = np.asarray([[1, 3, np.nan, 5, np.nan, np.nan]], dtype=np.float32)
-    columns = heatmap.bucket_steps(values, (10, 20, 30, 40, 50, 60), limit=3)
+    columns = heat_columns.bucket_steps(values, (10, 20, 30, 40, 50, 60), limit=3)
     np.testing.assert_array_equal(columns.values, np.asarray([[2, 5, np.nan]], dtype=np.float32))
     assert columns.labels == ("10 – 20", "30 – 40", "50 – 60")
     assert columns.values.dtype == np.float32
@@ -30,11 +30,11 @@ def test_many_steps_are_merged_by_the_mean_of_what_is_there() -> None:
 
 @pytest.mark.parametrize("n_steps", [101, 150, 199, 1000])
 def test_no_step_is_lost_by_merging(n_steps: int) -> None:
-    columns = heatmap.bucket_steps(np.ones((1, n_steps), np.float32), range(n_steps))
-    assert columns.values.shape == (1, heatmap.MAX_COLUMNS)
+    columns = heat_columns.bucket_steps(np.ones((1, n_steps), np.float32), range(n_steps))
+    assert columns.values.shape == (1, heat_columns.MAX_COLUMNS)
     assert columns.labels[0].startswith("0")
     assert columns.labels[-1].endswith(f"{n_steps - 1:,}")
-    assert columns.steps_per_column == -(-n_steps // heatmap.MAX_COLUMNS)
+    assert columns.steps_per_column == -(-n_steps // heat_columns.MAX_COLUMNS)
 
 
 def test_heatmap_colours_are_float32_logarithms_and_hovers_tell_the_value() -> None:
@@ -97,7 +97,7 @@ def test_zeros_take_the_lower_end_of_the_scale() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(-9.2, 3.4), (-3.1, -2.9), (-2.5, -0.7), (5.0, 5.3)])
 def test_the_colour_scale_has_labels_inside_of_its_ends(low: float, high: float) -> None:
-    bar = heatmap._colorbar("|w|", low, high, 300)
+    bar = heat_scale.colorbar("|w|", low, high, 300)
     assert 2 <= len(bar["tickvals"]) <= 12
     assert all(low <= tick <= high for tick in bar["tickvals"])
 

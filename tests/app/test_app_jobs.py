@@ -133,3 +133,15 @@ def test_the_worker_reports_what_the_engine_refuses(tmp_path: Path) -> None:
         message = json.loads(worker.stdout.readline())
         assert worker.wait(60) == 2
     assert "nothing" in " ".join(message["problem"])
+
+
+def test_results_of_older_jobs_leave_memory_and_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inshrink_app.jobs._MAX_RESULTS", 1)
+    jobs = registry(WELL_BEHAVED)
+    first = wait(start(jobs, "a"))
+    wait(start(jobs, "b"))
+    wait(start(jobs, "c"))
+    assert first.result is None
+    again = jobs.get(json.loads(first.key), Path.read_text)
+    assert again is first
+    assert again.result == "result"

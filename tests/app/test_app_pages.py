@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from inshrink_app import roots, services
+from inshrink_app.job import Job
 from inshrink_app.recent import load_recent
 from inshrink_app.services import measuring, running
 from inshrink_app.tables import ArchiveFacts, FrameRow
@@ -293,6 +294,18 @@ def test_a_failed_measurement_shows_the_problem(root: Path, monkeypatch: pytest.
     assert len(app.error) == 1
     assert PROBLEM.where in texts(app)
     assert button(app, "Measure again")
+
+
+def test_a_cheap_measurement_that_an_ended_explorer_left_goes_on_by_itself(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(root / "run")
+    jobs = answer(monkeypatch, FakeJobs(tables()))
+    jobs.job = Job(state="interrupted")
+    app = explorer("sensitivity", run=str(root / "run"))
+    assert not app.exception
+    assert jobs.started == ["magnitude"]
+    assert charts(app) == 1
 
 
 def test_a_large_run_is_measured_only_when_asked_and_says_what_it_costs(

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import sys
-from importlib import import_module
 
 import pytest
 import torch
@@ -13,12 +12,11 @@ import torch
 from inshrink_core.bench import bench
 from inshrink_core.bench.measure import Bench
 from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
-from inshrink_core.evaluate import Evaluation, Evaluator
+from inshrink_core.evaluate import Evaluation, Evaluator, EvaluatorRequest
 from inshrink_core.formats import open_run
 from inshrink_core.metrics import Direction
 from tests.training import load, write_run
 
-benchmark = import_module("inshrink_core.bench.benchmark")
 KEYS = [
     *("codec", "bound_kind", "bound", "kept", "ratio_weights", "ratio_total", "max_drop", "mean_divergence"),
     *("config", "encode_mb_per_s", "decode_mb_per_s", "restore_seconds", "peak_memory_bytes"),
@@ -73,9 +71,7 @@ def trained(tmp_path_factory):
 def judged(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(InProcess, "judge", staticmethod(figures))
     monkeypatch.setattr(InProcess, "asked", 0)
-    monkeypatch.setattr(
-        benchmark, "resolve_evaluator", lambda settings, folder, *, evaluator, **_: InProcess(evaluator)
-    )
+    monkeypatch.setattr(EvaluatorRequest, "resolve", lambda asked, *_: InProcess(asked.evaluator))
     shutil.copytree(trained, tmp_path / "run")
     return Judged(tmp_path)
 

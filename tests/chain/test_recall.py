@@ -176,11 +176,20 @@ print(json.dumps(peak_nbytes() - before))
 """
 
 
+@pytest.fixture(scope="module")
+def small_and_large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two runs of two steps; a tensor of the large one is a seventy-second of its checkpoint."""
+    folder = tmp_path_factory.mktemp("peak")
+    return write_run(folder / "small", n_steps=2), write_run(folder / "large", 24, 640, 2)
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux's /proc")
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_peak_of_memory_stays_below_half_a_checkpoint(tmp_path: Path, threads: int) -> None:
-    # The states of losslessly stored tensors are a whole checkpoint; a tensor is a seventy-second of it.
-    small, large = write_run(tmp_path / "small", n_steps=2), write_run(tmp_path / "large", 24, 640, 2)
+def test_the_peak_of_memory_stays_below_half_a_checkpoint(
+    small_and_large: tuple[Path, Path], tmp_path: Path, threads: int
+) -> None:
+    # The states of losslessly stored tensors are a whole checkpoint.
+    small, large = small_and_large
     command = [sys.executable, "-c", PEAK, str(small), str(large), str(tmp_path / "a"), str(threads)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     checkpoint_nbytes = (large / "step_1.pt").stat().st_size

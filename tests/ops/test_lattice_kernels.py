@@ -172,7 +172,9 @@ def test_a_movement_that_plain_rounding_resolves_needs_no_threshold():
 
 def test_a_step_too_coarse_for_the_movement_is_reported():
     base, before = torch.zeros(1000), torch.zeros(1000, dtype=torch.int32)
-    assert int(gain_grades(normal((1000,), 1, scale=0.05), base, before, grid_of(1.0, 1), 1)[0]) < 0
+    grid = grid_of(1.0, 1)
+    assert int(gain_grades(normal((1000,), 1, scale=0.03), base, before, grid, 1)[0]) < 0
+    assert int(gain_grades(normal((1000,), 1, scale=0.08), base, before, grid, 1)[0]) > 0
 
 
 def test_large_tokens_without_their_bits_are_not_valid():

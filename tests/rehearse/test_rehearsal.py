@@ -111,15 +111,16 @@ def test_every_step_of_every_seed_has_a_batch_of_its_own(task, tmp_path):
 
 
 def test_finished_trainings_are_not_run_again_and_codecs_share_the_uninterrupted(task, tmp_path, counted):
-    first = inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=2)
+    options = {"saves": 3, "restores": 1}
+    first = inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=2, **options)
     assert sorted(counted) == ["restored"] * 2 + ["uninterrupted"] * 2
     counted.clear()
-    assert inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=2) == first
+    assert inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=2, **options) == first
     assert counted == []
-    inshrink_core.rehearse(task, tmp_path, codec="inshrinkerator", seeds=2)
+    inshrink_core.rehearse(task, tmp_path, codec="uniform", seeds=2, **options)
     assert counted == ["restored"] * 2
     counted.clear()
-    inshrink_core.rehearse(task, tmp_path, codec="inshrinkerator", config={"bins": 7}, seeds=3)
+    inshrink_core.rehearse(task, tmp_path, codec="uniform", config={"bits": 5}, seeds=3, **options)
     assert sorted(counted) == ["restored"] * 3 + ["uninterrupted"]
 
 
@@ -200,9 +201,13 @@ def test_only_the_saver_restores_and_into_another_model(task, tmp_path, monkeypa
 def test_the_caller_keeps_its_random_numbers_and_threads(task, tmp_path):
     torch.manual_seed(3)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
+    torch.set_num_threads(3)
+    try:
+        inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1, threads=2)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
     assert torch.equal(before, torch.get_rng_state())
-    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize(

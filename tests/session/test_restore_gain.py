@@ -34,7 +34,8 @@ def test_a_coarse_grid_rolls_training_back_where_matched_gain_does_not(run, tmp_
     matched = measured(run, tmp_path / "l", "lattice", coarseness=8).pooled
     assert coarse.gain < 0.5
     assert matched.gain == pytest.approx(1.0, abs=0.05)
-    assert 0.01 < matched.noise < 2
+    # A step is halved before rms(r) is below .05, where gain 1 costs a noise of about 9.
+    assert 0.01 < matched.noise < 10
 
 
 def test_the_archive_is_as_it_was(run, tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import math
-from importlib import import_module
 
 import pytest
 import torch
@@ -10,7 +9,9 @@ import torch
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
+from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.formats import open_run
+from inshrink_core.search.prior import DROP_PER_NAT
 from inshrink_core.session import compress, estimate, restore, search
 from tests.search.evaluators import InProcess
 from tests.training import write_run
@@ -25,9 +26,7 @@ def run(tmp_path_factory):
 def evaluator(tmp_path, monkeypatch):
     """The evaluator that both ways of searching ask, in this process."""
     made = InProcess(tmp_path)
-    for name in ("bounded", "search"):
-        module = import_module(f"inshrink_core.session.{name}")
-        monkeypatch.setattr(module, "resolve_evaluator", lambda *a, **k: made)
+    monkeypatch.setattr(EvaluatorRequest, "resolve", lambda *_: made)
     return made
 
 
@@ -171,6 +170,8 @@ def test_a_search_finds_a_configuration_that_compress_takes_and_that_keeps_the_b
     assert {"config", "ratio_weights", "drop", "divergence"} <= set(best)
     assert best["divergence"] <= 1e-3
     assert report.evaluations == len(report.trials)
+    assert -1 <= document["drop_rank_correlation"] <= 1
+    assert document["rank_correlation"] > 0.5
     assert {"config", "ratio_weights", "drop", "divergence", "step"} <= set(document["trials"][0])
     settings = {**best["config"]["settings"], "overrides": best["config"].get("override", [])}
     written = compress(run, tmp_path / "a.inshrink", codec=best["config"]["codec"], config=settings)
@@ -280,10 +281,11 @@ def test_a_bound_that_bounds_nothing_is_refused(run, tmp_path, evaluator):
 
 def test_an_estimate_is_within_five_percent_and_predicts_drops_from_trials(run, tmp_path, evaluator):
     bare = estimate(run, config={"coarseness": 3.0}, trials=None)
-    assert (bare.drop, bare.divergence, bare.n_trials) == (None, None, 0)
-    assert "no trials" in bare.notes[0]
+    assert (bare.basis, bare.n_trials) == ("rule of thumb", 0)
+    assert "uncalibrated" in bare.notes[0]
     found = search(run, max_divergence=1e-3, output=tmp_path / "s.json", gain=False)
     told = estimate(run, config={"coarseness": 3.0}, trials=found.log)
+    assert (told.basis, told.notes) == ("trials", ())
     assert told.n_trials == len(found.trials)
     assert told.divergence > 0
     real = compress(run, tmp_path / "a.inshrink", config={"coarseness": 3.0}).size
@@ -292,6 +294,17 @@ def test_an_estimate_is_within_five_percent_and_predicts_drops_from_trials(run, 
     asked = evaluator.asked
     estimate(run, config={"coarseness": 4.0}, trials=found.log)
     assert evaluator.asked == asked
+
+
+def test_without_trials_an_estimate_goes_by_rules_of_thumb_that_order_configurations(run):
+    told = [estimate(run, config={"coarseness": coarseness}) for coarseness in (1.0, 3.0)]
+    assert told[1].divergence == pytest.approx(9 * told[0].divergence)
+    assert [one.drop for one in told] == pytest.approx([DROP_PER_NAT * one.divergence for one in told])
+    bits = [estimate(run, codec="qd", config={"bits": bits}) for bits in (6, 3)]
+    assert 0 < bits[0].divergence < bits[1].divergence
+    exact = estimate(run, codec="lossless")
+    assert (exact.drop, exact.divergence) == (0.0, 0.0)
+    assert exact.to_json()["basis"] == "rule of thumb"
 
 
 def test_an_estimate_refuses_a_log_that_is_not_there_or_of_another_run(run, tmp_path, evaluator):

@@ -6,10 +6,12 @@ import builtins
 
 import pytest
 import torch
+from torch.nn import functional
 
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
 from inshrink_core.metrics import Direction
 from inshrink_core.tasks import Task, digits_cnn, find_task, task_names
+from inshrink_core.tasks.char_conv import GatedBlock
 from inshrink_core.tasks.schedule import warmup_cosine
 
 
@@ -33,10 +35,14 @@ def test_a_shipped_task_is_small_repeatable_and_trains(name):
     assert not torch.equal(first(one), first(other))
     optimizer = task.optimizer(network)
     before = task.loss(network, one).item()
-    for _ in range(3):
+    peak = optimizer.param_groups[0]["lr"]
+    for step in (1, 2, 3):
+        optimizer.param_groups[0]["lr"] = peak * task.learning_rate_factor(step, task.n_steps)
         loss = task.loss(network, one)
         optimizer.zero_grad()
         loss.backward()
+        if task.max_gradient_norm is not None:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), task.max_gradient_norm)
         optimizer.step()
     assert task.loss(network, one).item() < before
 
@@ -51,12 +57,35 @@ def test_evaluation_leaves_the_model_as_it_was_and_repeats_itself():
 
 
 def test_the_char_gpt_is_judged_on_text_it_never_trains_on():
-    from inshrink_core.tasks.char_gpt import corpus, encode_corpus
+    from inshrink_core.tasks.characters import corpus, encode_corpus
 
     training, validation, n_characters = encode_corpus()
     assert len(training) + len(validation) == len(corpus())
     assert len(validation) == pytest.approx(len(corpus()) / 10, abs=1)
     assert int(training.max()) < n_characters
+
+
+@pytest.mark.parametrize("name", ["char-gpt", "char-conv"])
+def test_a_character_model_does_not_see_what_it_is_to_predict(name):
+    task, _ = find_task(name)
+    torch.manual_seed(0)
+    network = task.build()
+    tokens, _ = task.batch(1, torch.Generator().manual_seed(1))
+    changed = tokens.clone()
+    changed[:, 40:] = (changed[:, 40:] + 1) % 50
+    with torch.no_grad():
+        before, after = network(tokens), network(changed)
+    assert torch.equal(before[:, :40], after[:, :40])
+    assert not torch.equal(before[:, 40], after[:, 40])
+
+
+def test_a_gated_block_is_a_causal_convolution_and_a_gate():
+    torch.manual_seed(0)
+    block = GatedBlock(width=6, kernel=3, dilation=4)
+    x = torch.randn(2, 20, 6)
+    past = functional.pad(block.norm(x).transpose(1, 2), (8, 0))
+    expected = x + functional.glu(block.conv(past), dim=1).transpose(1, 2)
+    torch.testing.assert_close(block(x), expected)
 
 
 def test_without_scikit_learn_the_digits_name_the_extra(monkeypatch):

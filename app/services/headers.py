@@ -1,0 +1,157 @@
+"""What the headers of a run told, kept on disk: a run of hundreds of checkpoints opens at once the next time.
+
+Kept beside the list of recent runs, for this user alone, one file a run: the SHA-256 of its second line,
+and that line, a JSON document. It counts as long as no file of the run has changed in name, size or time.
+A file that is lost, damaged or of another version is as good as none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from inshrink_app.recent import recent_file
+from inshrink_app.tables import Subject, TensorRow
+
+__all__ = ["files_stamp", "forget_headers", "keep_headers", "kept_headers"]
+
+_VERSION = 1
+"""Raised when what is kept changes."""
+
+_MAX_BYTES = 64 << 20
+"""A run of 100,000 tensors takes about 10 MB; a larger file is not ours."""
+
+_MOST_KEPT = 32
+_MOST_FILES = 20_000
+"""Of a folder with more files it is not asked whether they changed."""
+
+_OWN_FOLDER = ".inshrink"
+"""Where the engine keeps what it measured of a run: not a part of the run."""
+
+
+def headers_folder() -> Path:
+    """Return where they are kept."""
+    return recent_file().with_name("headers")
+
+
+def files_stamp(folder: Path) -> str | None:
+    """Return what changes with any file of a run; None where it cannot be told, or costs too much."""
+    import inshrink_core
+
+    told = hashlib.sha256(f"{_VERSION} {inshrink_core.__version__}\0".encode())
+    n_files = 0
+    try:
+        for parent, folders, names in os.walk(folder, onerror=_refuse):
+            folders[:] = sorted(name for name in folders if name != _OWN_FOLDER)
+            for name in sorted(names):
+                n_files += 1
+                if n_files > _MOST_FILES:
+                    return None
+                path = os.path.join(parent, name)  # noqa: PTH118 - ten times the speed of a Path
+                status = os.stat(path)  # noqa: PTH116
+                text = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}\0"
+                told.update(text.encode(errors="surrogateescape"))
+    except OSError:
+        return None
+    return told.hexdigest()
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+def _file(folder: Path) -> Path:
+    name = hashlib.sha256(str(folder).encode(errors="surrogateescape")).hexdigest()[:32]
+    return headers_folder() / f"{name}.json"
+
+
+def kept_headers(folder: Path, stamp: str) -> tuple[Subject, str] | None:
+    """Return the run and the token that were kept under a stamp, without its archive; None without any."""
+    path = _file(folder)
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        digest, _, line = content.partition(b"\n")
+        if len(content) > _MAX_BYTES or hashlib.sha256(line).hexdigest().encode() != digest:
+            return None
+        document = json.loads(line)
+        if document["stamp"] != stamp or document["path"] != str(folder):
+            return None
+        found = _subject(folder, document, len(content)), str(document["token"])
+        with contextlib.suppress(OSError):
+            os.utime(path)  # Those not used for longest are dropped first.
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return found
+
+
+def keep_headers(subject: Subject, token: str, stamp: str) -> None:
+    """Keep what a run told; a disk that refuses costs the next opening some time."""
+    document = {
+        "stamp": stamp,
+        "token": token,
+        "path": str(subject.path),
+        "name": subject.name,
+        "format": subject.format,
+        "steps": subject.steps,
+        "tensors": subject.tensors,
+        "total_bytes": subject.total_bytes,
+        "skipped": subject.skipped,
+        "notes": subject.notes,
+        "log": {name: list(series) for name, series in subject.log.items()},
+    }
+    with contextlib.suppress(OSError, UnicodeError, ValueError):
+        line = json.dumps(document).encode()
+        folder = headers_folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix="writing-")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(hashlib.sha256(line).hexdigest().encode() + b"\n" + line)
+        Path(name).replace(_file(subject.path))
+        _drop_oldest(folder)
+
+
+def forget_headers(folder: Path) -> None:
+    """Drop what is kept of a run."""
+    with contextlib.suppress(OSError):
+        _file(folder).unlink()
+
+
+def _drop_oldest(folder: Path) -> None:
+    """Keep the folder bounded."""
+    by_age = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for path in by_age[_MOST_KEPT:]:
+        path.unlink()
+
+
+def _subject(folder: Path, document: Any, nbytes: int) -> Subject:
+    """Rebuild a run; whatever does not fit raises, and the headers are read anew."""
+    return Subject(
+        path=folder,
+        name=str(document["name"]),
+        kind="run",
+        format=str(document["format"]),
+        steps=tuple(int(step) for step in document["steps"]),
+        tensors=tuple(_tensor(*row) for row in document["tensors"]),
+        total_bytes=int(document["total_bytes"]),
+        bytes_read=nbytes,
+        skipped=tuple((str(path), str(reason)) for path, reason in document["skipped"]),
+        notes=tuple(map(str, document["notes"])),
+        log={
+            str(name): tuple((int(step), float(value)) for step, value in series)
+            for name, series in document["log"].items()
+        },
+    )
+
+
+def _tensor(
+    name: str, role: str, layer: str, dtype: str, shape: list[int], numel: int, nbytes: int
+) -> TensorRow:
+    return TensorRow(
+        str(name), str(role), str(layer), str(dtype), tuple(map(int, shape)), int(numel), int(nbytes)
+    )

@@ -1,0 +1,46 @@
+"""What was promised of restored steps, and how they keep it: the facts that compress and rehearse show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inshrink_core.cli.formatting import count, nats, percent, steps_in_short
+
+__all__ = ["promised_facts"]
+
+
+def promised_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return facts to show, some of them empty; nothing where nothing was promised.
+
+    Parameters
+    ----------
+    document
+        With ``bounds``, ``max_drop``, ``max_divergence``, ``evaluations`` and ``frames``.
+    """
+    if "bounds" not in document:
+        return []
+    drop, divergence = document["bounds"]["drop"], document["bounds"]["divergence"]
+    frames = document["frames"]
+    limits = (
+        f"(bound {drop * 100:g} %)" if drop is not None else "",
+        f"(bound {divergence:g})" if divergence is not None else "",
+    )
+    exact = _which([frame for frame in frames if frame["exact"]])
+    stale = _which([frame for frame in frames if frame["informative"] is False])
+    unclear = _which([frame for frame in frames if "noise" in str(frame["side"])])
+    return [
+        ("largest drop", f"{percent(document['max_drop'])}  {limits[0]}".strip()),
+        ("largest divergence", f"{nats(document['max_divergence'])} nats  {limits[1]}".strip()),
+        ("evaluations", count(document["evaluations"])),
+        ("stored exactly", f"{exact}, where nothing smaller keeps the bounds" if exact else ""),
+        ("says nothing", f"{stale}, where the stale copy keeps them too" if stale else ""),
+        ("within noise", f"{unclear}, whose metric's noise reaches the bound" if unclear else ""),
+    ]
+
+
+def _which(frames: list[Mapping[str, Any]]) -> str:
+    """Return the steps; of several trainings, how many saves."""
+    if any("seed" in frame for frame in frames):
+        return f"{count(len(frames))} saves"
+    return steps_in_short([frame["step"] for frame in frames]) if frames else ""

@@ -1,0 +1,72 @@
+"""What the headers of a run told is kept on disk, and counts as long as nothing of the run has changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import streamlit as st
+from inshrink_app import services
+from inshrink_app.services import headers
+from inshrink_app.services.engines import Engines
+from inshrink_app.tables import Subject
+
+import inshrink_core
+from tests.app.builders import write_run
+
+
+@pytest.fixture
+def known(root: Path, monkeypatch: pytest.MonkeyPatch) -> Subject:
+    """Return a run that was opened before; opening one's headers fails from now on."""
+    shown = services.load_subject(str(write_run(root / "run")))
+    st.cache_resource.clear()
+    return shown
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("the headers were read again")
+
+
+def test_a_run_that_did_not_change_is_opened_without_reading_its_headers(
+    known: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inshrink_core, "open", refuse)
+    again = services.load_subject(str(known.path))
+    assert dataclasses.replace(again, bytes_read=known.bytes_read) == known
+
+
+def test_a_changed_file_or_a_refresh_reads_the_headers_again(known: Subject) -> None:
+    write_run(known.path, (40,))
+    assert services.load_subject(str(known.path)).steps == (10, 20, 30, 40)
+    services.refresh(known.path)
+    stamp = headers.files_stamp(known.path)
+    assert stamp is not None
+    assert headers.kept_headers(known.path, stamp) is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"0" * 64 + b"\n{}", b"\xff"])
+def test_a_damaged_file_is_as_good_as_none(known: Subject, damage: bytes) -> None:
+    (file,) = headers.headers_folder().glob("*.json")
+    file.write_bytes(damage)
+    assert services.load_subject(str(known.path)) == known
+
+
+def test_only_the_newest_are_kept(known: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headers, "_MOST_KEPT", 2)
+    for name in "abc":
+        headers.keep_headers(dataclasses.replace(known, path=known.path / name), "token", "stamp")
+    assert len(list(headers.headers_folder().iterdir())) == 2
+
+
+def test_few_runs_are_open_at_a_time_and_each_once(root: Path) -> None:
+    engines = Engines()
+    runs = [str(write_run(root / f"run{i}", (1,))) for i in range(6)]
+    first = engines.get(runs[0], "a")
+    assert engines.get(runs[0], "a") is first
+    for run in runs[1:]:
+        engines.get(run, "a")
+    assert not engines.has(runs[0], "a")
+    assert engines.has(runs[-1], "a")
+    engines.put(runs[-1], "b", first)
+    assert not engines.has(runs[-1], "a")

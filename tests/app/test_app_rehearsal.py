@@ -1,0 +1,117 @@
+"""Failure rehearsals on the page: really trained, shown seed by seed, and opened where they were saved."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inshrink_app import services
+from inshrink_app.job import Job
+from inshrink_app.services import running
+from inshrink_app.services.rehearsing import rehearsal_so_far
+from inshrink_app.tables import ServiceError
+
+from tests.app.builders import SAMPLE, button, charts, explorer, texts
+
+SECONDS = 200
+"""How long two pairs of tiny trainings may take on a machine that is busy with other tests."""
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """Return a rehearsal as the command line prints it."""
+    curves = [
+        {"seed": seed, "steps": [10, 20], "uninterrupted": [2.0 + seed, 1.0], "restored": [2.1, 1.01]}
+        for seed in (0, 1)
+    ]
+    values = {"task": "<b>mine</b>", "metric": "loss", "direction": "lower", "codec": "lattice"}
+    values |= {"restored_at": [10], "curves": curves, "excess": 0.004, "excess_half_width": None}
+    return values | {"noise": 0.03, "ratio_weights": 18.0, "ratio_total": 2.0} | changes
+
+
+def wait_for(job: Job) -> None:
+    """Wait until a job has ended."""
+    ends = time.monotonic() + SECONDS
+    while job.is_running and time.monotonic() < ends:
+        time.sleep(0.1)
+    assert job.state == "finished", job.log_text()
+
+
+def test_a_rehearsal_on_the_page_really_trains_and_restores_every_bit_losslessly(root: Path) -> None:
+    pytest.importorskip("sklearn", reason="install it with: pip install 'inshrink[dev]'")
+    app = explorer("compare", run=str(SAMPLE))
+    app.selectbox(key="rehearse.codec").set_value("lossless")
+    app.number_input(key="rehearse.seeds").set_value(2)
+    app.number_input(key="rehearse.digits-cnn.restores").set_value(1)
+    app.number_input(key="rehearse.digits-cnn.steps").set_value(20)
+    app.run()
+    button(app, "Rehearse").click().run()
+    assert not app.exception
+    (job,) = running.jobs().jobs()
+    assert job.task == "rehearse"
+    wait_for(job)
+
+    # Each pair of trainings was told as soon as it was done.
+    assert [len(row["curves"]) for row in job.rows] == [1, 1]
+    so_far = rehearsal_so_far(job)
+    assert so_far is not None
+    assert [curve.seed for curve in so_far.curves] == [0, 1]
+    found = services.rehearsal(services.read_result(job))
+    assert found.restored_at == (10,)
+    assert all(curve.uninterrupted == curve.restored for curve in found.curves)
+    assert found.curves[0].uninterrupted != found.curves[1].uninterrupted
+    assert found.excess == 0.0
+
+    app.run()
+    assert not app.exception
+    assert charts(app) == 1
+    assert {metric.label: metric.value for metric in app.metric}["Excess at the end"] == "0 %"
+
+    # The trainings it kept open as a saved rehearsal, with the same curves.
+    (root / "kept").symlink_to(job.request["folder"])
+    folder = Path(job.request["folder"])
+    copied = root / "copied"
+    (copied / "results").mkdir(parents=True)
+    for path in (folder / "results").iterdir():
+        (copied / "results" / path.name).write_bytes(path.read_bytes())
+    (again,) = services.saved_rehearsals(str(copied))
+    assert (again.curves, again.restored_at, again.metric) == (found.curves, found.restored_at, found.metric)
+    with pytest.raises(ServiceError, match="outside"):
+        services.saved_rehearsals(str(root / "kept"))
+
+
+def test_a_saved_rehearsal_of_any_training_is_plotted(root: Path) -> None:
+    (root / "saved.json").write_text(json.dumps(document()))
+    app = explorer("compare", run=str(SAMPLE))
+    app.text_input(key="rehearsal.saved").set_value("saved.json").run()
+    assert not app.exception
+    assert charts(app) == 1
+    assert "mine" in texts(app)
+    assert "<b>mine" not in texts(app)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{",
+        json.dumps(
+            document(curves=[{"seed": 0, "steps": [1], "uninterrupted": [1.0, 2.0], "restored": [1.0]}])
+        ),
+        json.dumps(document(excess="much")),
+    ],
+)
+def test_what_is_no_rehearsal_is_refused_in_words(root: Path, content: str) -> None:
+    (root / "saved.json").write_text(content)
+    with pytest.raises(ServiceError, match="no rehearsal"):
+        services.saved_rehearsals("saved.json")
+
+
+def test_nothing_outside_of_the_roots_is_read_as_a_rehearsal(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text(json.dumps(document()))
+    with pytest.raises(ServiceError, match="outside"):
+        services.saved_rehearsals(str(tmp_path / "secret.json"))
+    with pytest.raises(ServiceError, match="no finished pair"):
+        services.saved_rehearsals(str(root))

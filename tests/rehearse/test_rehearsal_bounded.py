@@ -1,0 +1,290 @@
+"""Rehearsals under a promise: every save keeps it as restored, and the chain is the one `compress` writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from torch.nn import functional
+
+import inshrink_core
+from inshrink_core.chain import Archive
+from inshrink_core.checkpoint import MODEL_ROLES
+from inshrink_core.errors import ConfigError, EvaluatorError, InputError, NotFiniteError
+from inshrink_core.evaluate import EvaluatorRequest
+from inshrink_core.formats import open_run
+from inshrink_core.rehearse import TrainingResult, training
+from inshrink_core.rehearse.judging import TaskEvaluator
+from inshrink_core.rehearse.results import ResultStore
+from inshrink_core.session import compress
+from inshrink_core.session.spool import Spool
+from inshrink_core.tasks import find_task
+
+TASK = '''
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Colours:
+    """Three classes of points, learned by a network that forgets some of what it sees."""
+
+    name, version, metric, direction = "colours", 1, "loss", "lower"
+    n_steps, n_saves, n_restores, max_gradient_norm = 60, 6, 2, 1.0
+
+    def build(self):
+        return nn.Sequential(nn.Linear(6, 48), nn.Tanh(), nn.Dropout(0.1), nn.Linear(48, 48), nn.Tanh(),
+                             nn.Linear(48, 3))
+
+    def optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def learning_rate_factor(self, step, n_steps):
+        return 1.0
+
+    def batch(self, step, generator):
+        inputs = torch.randn(32, 6, generator=generator)
+        return inputs, inputs[:, :3].argmax(1)
+
+    def loss(self, model, batch):
+        return functional.cross_entropy(model(batch[0]), batch[1])
+
+    @torch.no_grad()
+    def evaluate(self, model):
+        model.eval()
+        inputs, labels = self.batch(0, torch.Generator().manual_seed(1))
+        value = float(functional.cross_entropy(model(inputs).double(), labels))
+        model.train()
+        return value
+'''
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    path = tmp_path_factory.mktemp("task") / "colours.py"
+    path.write_text(TASK)
+    return f"{path}:Colours"
+
+
+@pytest.fixture
+def originals(tmp_path, monkeypatch):
+    """Every save as training made it, copied before the spool lets go of it."""
+    folder = tmp_path / "originals"
+    folder.mkdir()
+    original = Spool.drop
+
+    def drop(spool, path):
+        for file in path.glob("step_*.pt"):
+            shutil.copy(file, folder)
+        original(spool, path)
+
+    monkeypatch.setattr(Spool, "drop", drop)
+    return folder
+
+
+def judged(task, run, archive, step):
+    """Drop and divergence of a step as its frame decodes, worked out anew."""
+    evaluator = TaskEvaluator(find_task(task)[0])
+    first, second = evaluator.evaluate(run[step]), evaluator.evaluate(archive[step])
+    return (second.value - first.value) / first.value, first.divergence(second)
+
+
+def test_every_save_of_a_training_that_fails_keeps_the_bounds_as_restored(task, originals, tmp_path):
+    result = inshrink_core.rehearse(
+        task, tmp_path / "out", seeds=1, max_drop=0.01, max_divergence=1e-3, keep_archives=True
+    )
+    document = result.to_json()
+    assert document["bounds"] == {"drop": 0.01, "divergence": 1e-3}
+    assert document["restored_at"] == [20, 40]
+    assert document["evaluations"] >= len(document["frames"]) == 6
+    run = open_run(originals)
+    (path,) = (tmp_path / "out" / "archives").iterdir()
+    archive = Archive.open(path)
+    for frame in document["frames"]:
+        drop, divergence = judged(task, run, archive, frame["step"])
+        assert (frame["drop"], frame["divergence"]) == (pytest.approx(drop), pytest.approx(divergence))
+        assert drop <= 0.01
+        assert divergence <= 1e-3
+        assert frame["seed"] == 0
+        assert frame["informative"] in (True, False)
+        assert frame["config"]["codec"] == "lattice"
+    assert document["max_divergence"] == max(frame["divergence"] for frame in document["frames"])
+    assert len({json.dumps(frame["config"]) for frame in document["frames"]}) > 1
+
+
+@pytest.mark.parametrize("codec", ["lattice", "qd"])
+def test_a_training_without_failures_is_archived_as_compress_archives_its_saves(
+    task, originals, tmp_path, monkeypatch, codec
+):
+    options = {"codec": codec, "max_drop": 0.01, "max_divergence": 1e-3}
+    rehearsed = inshrink_core.rehearse(
+        task, tmp_path / "out", seeds=1, restores=0, keep_archives=True, **options
+    )
+    evaluator = TaskEvaluator(find_task(task)[0])
+    monkeypatch.setattr(EvaluatorRequest, "resolve", lambda *_: evaluator)
+    report = compress(open_run(originals), tmp_path / "a.inshrink", **options, threads=1)
+    names = ("step", "config", "drop", "divergence", "informative", "exact")
+    found, expected = (
+        [{name: frame[name] for name in names} for frame in frames]
+        for frames in (rehearsed.to_json()["frames"], report.to_json()["frames"])
+    )
+    assert found == expected
+    (path,) = (tmp_path / "out" / "archives").iterdir()
+    first, second = Archive.open(path), Archive.open(tmp_path / "a.inshrink")
+    for step in first.steps:
+        for spec in first[step].specs:
+            if spec.role in MODEL_ROLES:
+                assert torch.equal(first[step][spec.key], second[step][spec.key])
+
+
+@pytest.mark.parametrize("codec", ["lattice", "qd"])
+def test_a_bound_that_nothing_keeps_makes_every_save_exact_and_the_excess_zero(task, tmp_path, codec):
+    result = inshrink_core.rehearse(task, tmp_path, codec=codec, seeds=1, restores=3, max_divergence=0.0)
+    assert [frame["exact"] for frame in result.to_json()["frames"]] == [True] * 6
+    assert result.excess == 0.0
+
+
+def test_a_rehearsal_under_bounds_is_kept_apart_and_not_run_again(task, tmp_path, monkeypatch):
+    options = {"seeds": 1, "steps": 12, "restores": 1}
+    plain = inshrink_core.rehearse(task, tmp_path, **options)
+    bounded = inshrink_core.rehearse(task, tmp_path, **options, max_drop=0.01)
+    inshrink_core.rehearse(task, tmp_path, **options, max_drop=0.01, max_divergence=0.003)
+    assert len(list((tmp_path / "results").glob("restored-*"))) == 3
+    assert len(list((tmp_path / "results").glob("uninterrupted-*"))) == 1
+    assert "bounds" not in plain.to_json()
+    monkeypatch.setattr(training, "_Training", None)
+    assert inshrink_core.rehearse(task, tmp_path, **options) == plain
+    assert inshrink_core.rehearse(task, tmp_path, **options, max_drop=0.01) == bounded
+
+
+def test_what_was_kept_before_there_were_bounds_is_found_again(task, tmp_path, monkeypatch):
+    first = inshrink_core.rehearse(task, tmp_path, seeds=1, steps=12, restores=1)
+    for path in (tmp_path / "results").iterdir():
+        document = json.loads(path.read_text())
+        assert "bounds" not in document["key"]
+        del document["result"]["promise"]
+        path.write_text(json.dumps(document))
+    monkeypatch.setattr(training, "_Training", None)
+    assert inshrink_core.rehearse(task, tmp_path, seeds=1, steps=12, restores=1) == first
+
+
+PROMISE = {
+    "bounds": {"drop": 0.01, "divergence": None},
+    "evaluations": 3,
+    "frames": [{"step": 2, "drop": 0.001, "divergence": None}],
+}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"frames": None},
+        {"bounds": 3},
+        {"frames": [{"drop": "much", "divergence": None}]},
+        {"evaluations": ""},
+    ],
+)
+def test_a_kept_promise_that_cannot_be_read_is_no_result(tmp_path, damage):
+    store, key = ResultStore(tmp_path), {"seed": 0}
+    curves = {"steps": (2,), "metrics": (1.0,), "train_losses": (1.0,)}
+    whole = TrainingResult(seed=0, **curves, seconds=1.0, promise=PROMISE)
+    store.keep("restored", key, whole)
+    assert store.load("restored", key) == whole
+    store.keep("restored", key, TrainingResult(seed=0, **curves, seconds=1.0, promise=PROMISE | damage))
+    assert store.load("restored", key) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"max_divergence": float("inf")}, InputError, "bounds nothing"),
+        ({"max_drop": -0.1}, InputError, "no bound"),
+        ({"max_drop": 0.01, "codec": "lossless"}, ConfigError, "nothing to search"),
+        ({"max_drop": 0.01, "restores": 6}, InputError, "--restores"),
+    ],
+)
+def test_bounds_that_mean_nothing_are_refused_before_training(
+    task, tmp_path, monkeypatch, options, kind, message
+):
+    monkeypatch.setattr(training, "_Training", None)
+    with pytest.raises(kind, match=message):
+        inshrink_core.rehearse(task, tmp_path, **options)
+
+
+def test_a_divergence_bound_needs_a_task_whose_metric_tells_predictions(tmp_path, monkeypatch):
+    path = tmp_path / "blind.py"
+    path.write_text(
+        TASK.replace("functional.cross_entropy(model(inputs).double(), labels)", "model(inputs).mean()")
+    )
+    monkeypatch.setattr(training, "_Training", None)
+    with pytest.raises(InputError, match="log_probs"):
+        inshrink_core.rehearse(f"{path}:Colours", tmp_path / "out", max_divergence=0.01)
+
+
+def test_predictions_are_what_the_metric_is_taken_of(task):
+    found, _ = find_task(task)
+    torch.manual_seed(0)
+    model = found.build()
+    evaluation = TaskEvaluator(found).evaluate(model.state_dict())
+    model.eval()
+    inputs, labels = found.batch(0, torch.Generator().manual_seed(1))
+    expected = functional.log_softmax(model(inputs), dim=1).detach()
+    assert evaluation.value == pytest.approx(found.evaluate(model))
+    assert torch.allclose(torch.from_numpy(evaluation.log_probs), expected, atol=1e-6)
+    assert labels.shape == (32,)
+
+
+def test_a_task_may_say_its_predictions_itself(task):
+    found, _ = find_task(task)
+    found.log_probs = lambda model: torch.full((5, 2), 0.5).log()
+    assert TaskEvaluator(found).evaluate(found.build().state_dict()).log_probs.shape == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "n_rows"),
+    [
+        (lambda x: functional.cross_entropy(input=x, target=torch.zeros(4, dtype=torch.long)), 4),
+        (lambda x: functional.nll_loss(x.log_softmax(1), torch.tensor([0, -100, 1, 2])), 3),
+        (lambda x: functional.cross_entropy(x, torch.tensor([0, 7, 1, 2]), ignore_index=7), 3),
+        (lambda x: functional.cross_entropy(x, torch.full((4, 3), 1 / 3)), 4),
+        (lambda x: functional.cross_entropy(x.T[None], torch.zeros(1, 4, dtype=torch.long)), 4),
+        (lambda x: torch.nn.CrossEntropyLoss()(x[0], torch.tensor(1)), 1),
+    ],
+    ids=["keywords", "nll, ignored", "ignored", "soft targets", "sequences", "one sample"],
+)
+def test_every_way_of_calling_a_cross_entropy_is_understood(task, call, n_rows):
+    found, _ = find_task(task)
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(2))
+    found.evaluate = lambda model: call(logits)
+    rows = torch.from_numpy(TaskEvaluator(found).evaluate(found.build().state_dict()).log_probs)
+    assert rows.shape == (n_rows, 3)
+    assert torch.allclose(rows.exp().sum(1), torch.ones(n_rows))
+
+
+def test_predictions_of_two_kinds_are_none(task):
+    found, _ = find_task(task)
+
+    def evaluate(model):
+        target = torch.zeros(4, dtype=torch.long)
+        two = functional.cross_entropy(torch.zeros(4, 2), target)
+        return two + functional.cross_entropy(torch.zeros(4, 3), target)
+
+    found.evaluate = evaluate
+    assert TaskEvaluator(found).evaluate(found.build().state_dict()).log_probs is None
+
+
+def test_a_state_that_the_task_cannot_judge_is_one_clear_error(task):
+    found, _ = find_task(task)
+    evaluator = TaskEvaluator(found)
+    state = found.build().state_dict()
+    with pytest.raises(EvaluatorError, match=r"no tensor '0\.weight'"):
+        evaluator.evaluate({})
+    with pytest.raises(EvaluatorError, match="another model"):
+        evaluator.evaluate(state | {"0.weight": torch.zeros(2, 2)})
+    with pytest.raises(NotFiniteError, match="'loss' is nan"):
+        evaluator.evaluate(state | {"0.weight": state["0.weight"] * float("nan")})
+    found.evaluate = lambda model: {}["loss"]
+    with pytest.raises(EvaluatorError, match="KeyError"):
+        evaluator.evaluate(state)
