@@ -46,7 +46,7 @@ class LatticeConfig(CodecConfig):
         down, 1 keeps it in proportion to the movement, which spends most bytes on the last frames.
     sensitivity
         Power of the mean squared gradient (Adam's second moment) by which tensors have finer or coarser
-        steps, 0..1; 0: all have the same.
+        steps, 0..1; 0, or a run without second moments: all have the same.
     gain_per
         After a restore, whether the rounding that keeps the movement is matched for each ``tensor`` or
         for each ``row``, its outermost dimension, which costs a little more time; ``none``: rounded as
