@@ -41,7 +41,7 @@ class InshrinkError(Exception):
     where
         The file, frame or tensor it concerns; empty when `what` says it.
     expected, found
-        What should have been there and what was; both or neither.
+        What should have been there and what was; a message names those that are given.
     remedy
         What the user can do next.
     """
@@ -59,8 +59,9 @@ class InshrinkError(Exception):
             remedy,
         )
         message = f"{where}: {what}" if where else what
-        if expected or found:
-            message += f" (expected {expected}, found {found})"
+        sides = [f"{name} {value}" for name, value in (("expected", expected), ("found", found)) if value]
+        if sides:
+            message += f" ({', '.join(sides)})"
         if remedy:
             message += f"; {remedy}"
         super().__init__(message)

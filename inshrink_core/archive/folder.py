@@ -16,7 +16,9 @@ def require_place(root: Path, create: bool) -> None:
     """Refuse to make an archive where something else lies."""
     if not create:
         what = "this is not an Inshrink archive" if root.exists() else "there is no such archive"
-        raise NotFoundError(what, where=str(root))
+        raise NotFoundError(
+            what, where=str(root), remedy="`inshrink compress RUN -o ARCHIVE` makes one of a run"
+        )
     if not root.exists():
         return
     own = {LOCK_NAME, FRAME_FOLDER}

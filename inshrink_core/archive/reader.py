@@ -234,10 +234,11 @@ class ArchiveReader:
         on_branch = "" if branch is None else f" on branch {branch}"
         below = [known for known in steps if known < step][-1:]
         nearest = below + [known for known in steps if known > step][:1]
+        verb = "steps are" if len(nearest) > 1 else "step is"
         return NotFoundError(
             f"there is no frame of step {step}{on_branch}",
             where=self.path,
-            remedy=f"the nearest steps are {' and '.join(map(str, nearest))}" if nearest else "",
+            remedy=f"the nearest {verb} {' and '.join(map(str, nearest))}" if nearest else "",
         )
 
     def frame(self, frame_id: bytes) -> FrameReader:

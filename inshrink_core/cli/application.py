@@ -182,7 +182,7 @@ def _run(words: list[str]) -> int:
     except Exception as error:
         # Usage errors are known by what they can do: typer moved their class between versions.
         if hasattr(error, "format_message"):
-            return _fail(_document("UsageError", _describe_usage(error), EXIT_INPUT), as_json)
+            return _fail(_document("UsageError", _describe_usage(error, words), EXIT_INPUT), as_json)
         _show_traceback()
         return _fail(_document(type(error).__name__, _describe_bug(error), EXIT_BUG), as_json)
     return 0
@@ -223,11 +223,13 @@ def _describe_os_error(error: OSError) -> str:
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
-def _describe_usage(error: Exception) -> str:
+def _describe_usage(error: Exception, words: Sequence[str]) -> str:
     """Return typer's own message on one line, with the way to the help."""
     message = " ".join(str(error.format_message()).split())  # type: ignore[attr-defined]
     context = getattr(error, "ctx", None)
-    path = getattr(context, "command_path", "inshrink")
+    # The parser raises some usage errors without a context: then the first word is the verb.
+    verb = f"inshrink {words[0]}" if words and words[0].isalpha() else "inshrink"
+    path = getattr(context, "command_path", verb)
     return f"{message.rstrip('.')}; see {path} --help"
 
 

@@ -56,8 +56,8 @@ __all__ = ["EXAMPLE", "compress"]
 
 EXAMPLE = (
     "$ inshrink compress runs/digits -o digits.inshrink --coarseness 4\n"
-    "$ inshrink compress runs/digits -o digits.inshrink --steps 100:500 --codec inshrinkerator --bins 16\n"
-    "$ inshrink compress runs/digits -o digits.inshrink --max-drop 0.01 --evaluator judge.py:evaluate"
+    "$ inshrink compress runs/digits -o middle.inshrink --steps 100:500 --codec inshrinkerator --bins 16\n"
+    "$ inshrink compress runs/digits -o bounded.inshrink --max-drop 0.01 --evaluator judge.py:evaluate"
 )
 
 

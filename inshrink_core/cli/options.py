@@ -79,7 +79,10 @@ EvaluatorFile = Annotated[
 ]
 EvalMetric = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Which of the figures counts. (default: loss, or the only one)"),
+    typer.Option(
+        metavar="NAME",
+        help="Which of the figures counts. (default: what inshrink.toml names, else loss, else the only one)",
+    ),
 ]
 Direction = Annotated[
     str | None, typer.Option(metavar="higher|lower", help="Whether more of it is better or worse.")

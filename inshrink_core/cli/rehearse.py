@@ -11,7 +11,6 @@ import typer
 from inshrink_core.cli.formatting import duration, percent, plain, printable, ratio, size, steps_in_short
 from inshrink_core.cli.options import (
     ConfigFile,
-    Device,
     Json,
     KeyframeEvery,
     MaxDivergence,
@@ -72,7 +71,10 @@ def rehearse(
     ] = None,
     max_drop: MaxDrop = None,
     max_divergence: MaxDivergence = None,
-    device: Device = "cpu",
+    device: Annotated[
+        str,
+        typer.Option(metavar="cpu|cuda|auto", help="Where training happens; another one is another result."),
+    ] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="Threads that training uses.")] = 1,
     keep_archives: Annotated[
         bool, typer.Option("--keep-archives", help="Keep the archives of the restored trainings.")

@@ -100,8 +100,8 @@ def restore(
     archive
         The archive, or its path.
     directory
-        Where the files go. One step, or steps of single-file checkpoints, go right there; several
-        steps of directory checkpoints go into ``checkpoint-STEP`` each.
+        Where the files go. One step goes right there, and so do several that are single files of
+        the run's own format; other steps go into ``checkpoint-STEP`` each.
     steps
         The steps; by default the last.
     layout

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from inshrink_core.cli import main
+from inshrink_core.errors import InputError
 from tests.signals import hear_ctrl_c
 
 
@@ -42,6 +43,17 @@ def test_a_missing_path_is_named(cli, tmp_path, words):
     assert outcome.code == 2
     assert str(missing) in one_line(outcome)
     assert not target.exists()
+
+
+def test_an_option_without_its_values_points_to_the_help_of_its_verb(cli, tmp_path):
+    outcome = cli("diff", tmp_path, "--steps", "200")
+    assert outcome.code == 2
+    assert one_line(outcome).endswith("see inshrink diff --help\n")
+
+
+def test_a_message_leaves_out_the_side_that_is_not_known():
+    assert str(InputError("it is wrong", found="7")) == "it is wrong (found 7)"
+    assert str(InputError("it is wrong", expected="6", found="7")) == "it is wrong (expected 6, found 7)"
 
 
 def test_an_error_with_json_is_still_one_document(cli, tmp_path):
