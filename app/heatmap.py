@@ -131,9 +131,10 @@ def _anchors(
     if pinned is not None:
         chosen = np.flatnonzero((y == pinned[0]) & (x == pinned[1])).tolist()
     return go.Scattergl(
-        # By name: an axis of names takes numbers for new names.
-        x=[cells.labels[i] for i in x],
-        y=[names[i] for i in y],
+        # By name: an axis of names takes numbers for new names. As arrays: of a list, Plotly looks at every
+        # entry each time it copies it.
+        x=np.asarray(cells.labels)[x],
+        y=np.asarray(names)[y],
         customdata=np.stack([y, x, cells.values[y, x]], axis=1).astype(np.float32),
         mode="markers",
         marker={

@@ -81,9 +81,13 @@ def run(
 def _load_ahead() -> None:
     """Import what every page draws with while the reader still opens the browser: a second of work."""
     import pandas as _pandas  # noqa: F401
-    import plotly.graph_objects as _graph_objects  # noqa: F401
+    import plotly.graph_objects as graph_objects
+    from inshrink_app import heatmap as _heatmap  # noqa: F401
 
-    import inshrink_core.formats as _formats  # noqa: F401
+    import inshrink_core.chain as _chain  # noqa: F401
+
+    # Plotly reads its schema and its template when the first figure is made and written.
+    graph_objects.Figure(graph_objects.Heatmap(z=[[0.0]])).to_json()
 
 
 def server_config(host: str, port: int) -> dict[str, Any]:

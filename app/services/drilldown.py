@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 import streamlit as st
@@ -45,6 +46,12 @@ _COURSE_BYTES = 200_000_000
 
 _WARM_UP_DELAY_SECONDS = 2.5
 """The page is drawn first: what is loaded ahead would only slow that down."""
+
+_QUIET_SECONDS = 0.4
+"""The explorer is quiet when it was idle for half of such a span."""
+
+_MOST_SPANS = 50
+"""After so many spans (20 seconds) of work, loading ahead begins all the same."""
 
 
 def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
@@ -221,6 +228,7 @@ def _warm_up(path: str, tensor: str, step: int, _subject: Subject) -> threading.
     def load() -> None:
         from inshrink_core.errors import InshrinkError
 
+        _wait_for_quiet()
         try:
             from inshrink_core.session import anatomy
 
@@ -235,3 +243,12 @@ def _warm_up(path: str, tensor: str, step: int, _subject: Subject) -> threading.
     timer.daemon = True
     timer.start()
     return timer
+
+
+def _wait_for_quiet() -> None:
+    """Let pages that are still being drawn, as on a busy computer, have the interpreter to themselves."""
+    for _ in range(_MOST_SPANS):
+        used = time.process_time()
+        time.sleep(_QUIET_SECONDS)
+        if time.process_time() - used < _QUIET_SECONDS / 2:
+            return

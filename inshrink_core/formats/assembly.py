@@ -95,9 +95,12 @@ def _tensors_by_file(
     for number, held in enumerate(by_file):
         distinct = []
         for tensor in held:
-            if tensor.key not in seen:
-                seen.add(tensor.key)
-                distinct.append(tensor._replace(placed=_together(tensor.placed)))
+            key = tensor.key
+            if key not in seen:
+                seen.add(key)
+                if tensor.placed.offset >= _FILE_SHIFT:
+                    tensor = tensor._replace(placed=_together(tensor.placed))
+                distinct.append(tensor)
         by_file[number] = distinct
     return by_file, roles.hyperparameters, roles.guessed
 
@@ -111,7 +114,7 @@ def _apart(placed: Placed, number: int) -> Placed:
 
 
 def _together(placed: Placed) -> Placed:
-    return placed._replace(offset=placed.offset % _FILE_SHIFT) if placed.offset >= _FILE_SHIFT else placed
+    return placed._replace(offset=placed.offset % _FILE_SHIFT)
 
 
 def assemble(
@@ -156,8 +159,9 @@ def assemble(
         aliases |= content.aliases
         layouts.append(layout_of(name, content, placed.regions))
         for tensor in tensors:
-            if tensor.key not in placed.aliases:
-                places[tensor.key] = (name, tensor.placed)
+            key = tensor.key
+            if key not in placed.aliases:
+                places[key] = (name, tensor.placed)
         steps += content.steps
     if not any(spec.role in MODEL_ROLES for spec in specs):
         raise InputError("no weights in it", where=str(path))

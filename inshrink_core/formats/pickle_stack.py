@@ -65,6 +65,19 @@ class Machine:
                 items = tuple(self.stack)
                 self.stack = self.marks.pop()
                 self.stack.append(items)
+            elif opcode == 0x58:  # BINUNICODE
+                end = at + 4 + int.from_bytes(data[at : at + 4], "little")
+                if end > n_bytes:
+                    self.at = at
+                    raise MalformedError("a value longer than the rest of the pickle")
+                self.stack.append(data[at + 4 : end].decode("utf-8", "surrogatepass"))
+                at = end
+            elif opcode == 0x86:  # TUPLE2
+                stack = self.stack
+                if len(stack) < 2:
+                    raise MalformedError("an empty stack")
+                last = stack.pop()
+                stack[-1] = (stack[-1], last)
             elif opcode == 0x2E:  # STOP
                 return self.stack.pop()
             else:

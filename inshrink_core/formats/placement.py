@@ -139,6 +139,14 @@ def _layer(name: str, shape: tuple[int, ...]) -> LayerType:
     return classify_layer(name, shape)
 
 
+@functools.lru_cache(maxsize=1 << 16)
+def _spec(
+    name: str, role: TensorRole, dtype: str, shape: tuple[int, ...], exact: bool, layer: LayerType
+) -> TensorSpec:
+    # Specs hold no values: the checkpoints of a run share theirs, which saves time and most of the memory.
+    return TensorSpec(name=name, role=role, dtype=dtype, shape=shape, exact=exact, layer=layer)
+
+
 def _merge(ordered: Sequence[tuple[str, Placed]]) -> tuple[list[Region], set[str]]:
     """Return the regions of tensors in offset order, and the keys that share bytes with another."""
     regions: list[Region] = []
@@ -148,7 +156,7 @@ def _merge(ordered: Sequence[tuple[str, Placed]]) -> tuple[list[Region], set[str
     for key, placed in [*ordered, ("", Placed("", (), None, 1 << 63, 1))]:
         if group and placed.offset >= end:
             start = group[0][1].offset
-            members = tuple(Member(k, p.offset - start, p.stride) for k, p in group)
+            members = tuple([Member(k, p.offset - start, p.stride) for k, p in group])
             regions.append(Region(start, end - start, members))
             if len(group) > 1:
                 shared.update(member.key for member in members)
@@ -189,13 +197,13 @@ def place_in_regions(tensors: Iterable[Named]) -> PlacedFile:
     ordered = sorted(((k, t.placed) for k, t in kept.items()), key=lambda kp: (kp[1].offset, kp[1].span))
     regions, shared = _merge(ordered)
     specs = tuple(
-        TensorSpec(
-            name=t.name,
-            role=t.role,
-            dtype=t.placed.dtype,
-            shape=t.placed.shape,
-            exact=key in shared or _shows_a_byte_twice(t.placed),
-            layer=layers.get(key) or _layer(t.name, t.placed.shape),
+        _spec(
+            t.name,
+            t.role,
+            t.placed.dtype,
+            t.placed.shape,
+            key in shared or _shows_a_byte_twice(t.placed),
+            layers.get(key) or _layer(t.name, t.placed.shape),
         )
         for key, t in kept.items()
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -38,8 +39,10 @@ class RoleMap(NamedTuple):
     guessed: bool
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def is_buffer(name: str, dtype: str) -> bool:
     """Tell from name and dtype that a tensor is no parameter."""
+    # The names of a run are the same at every step.
     return not dtype.startswith(_FLOATS) or _BUFFER_NAME.search(name) is not None
 
 

@@ -19,6 +19,7 @@ __all__ = ["TorchZip", "is_zip", "read_torch_zip"]
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
+_DESCRIPTOR = struct.Struct("<4sI")
 _END = struct.Struct("<4s4H2IH")
 _END64_LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQ2H2I4Q")
@@ -168,7 +169,7 @@ def _locate(file: ReadableFile, record: _Record, limit: int) -> ZipEntry:
         if crc == record.crc:
             crc_offsets.append(record.header_offset + 14)
         if flags & _HAS_DESCRIPTOR and end + 8 <= limit:
-            magic, crc = struct.unpack("<4sI", file.read(end, 8))
+            magic, crc = _DESCRIPTOR.unpack(file.read(end, _DESCRIPTOR.size))
             if magic == b"PK\x07\x08" and crc == record.crc:
                 crc_offsets.append(end + 4)
         crc_offsets.append(record.central_offset + 16)

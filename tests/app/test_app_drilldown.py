@@ -345,3 +345,17 @@ def test_a_huge_model_is_shown_by_module_and_opened_step_by_step(
     assert list(app.dataframe[0].value["Block"])[:2] == ["h.0.attn.weight", "h.0.mlp.weight"]
     button(app, "All").click().run()
     assert "in" not in app.query_params
+
+
+def test_loading_ahead_waits_for_a_busy_explorer_but_not_for_ever(monkeypatch):
+    used = iter([0.0, 0.4, 0.4, 0.8, 0.8, 0.8])
+    slept = []
+    monkeypatch.setattr(drilldown.time, "process_time", lambda: next(used))
+    monkeypatch.setattr(drilldown.time, "sleep", slept.append)
+    drilldown._wait_for_quiet()
+    assert len(slept) == 3
+    busy = iter(range(10_000))
+    monkeypatch.setattr(drilldown.time, "process_time", lambda: float(next(busy)))
+    slept.clear()
+    drilldown._wait_for_quiet()
+    assert len(slept) == drilldown._MOST_SPANS

@@ -318,3 +318,8 @@ def test_reading_from_threads_gives_the_same_tensors(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         read = list(pool.map(run[10].__getitem__, keys))
     assert all(same_bits(a, run[10][key]) for a, key in zip(read, keys, strict=True))
+
+
+def test_the_checkpoints_of_a_run_share_their_specs(tmp_path):
+    run = open_run(save_run(tmp_path / "run", (10, 20)))
+    assert all(a is b for a, b in zip(run[10].specs, run[20].specs, strict=True))
