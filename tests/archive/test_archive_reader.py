@@ -162,7 +162,7 @@ def test_find_prefers_the_history_of_the_head(branched):
 def test_find_names_the_nearest_steps(branched):
     with pytest.raises(NotFoundError, match=r"no frame of step 260.*nearest steps are 250 and 300"):
         ArchiveReader.open(branched).find(260)
-    with pytest.raises(NotFoundError, match=r"on branch 1.*nearest steps are 250"):
+    with pytest.raises(NotFoundError, match=r"on branch 1.*nearest step is 250"):
         ArchiveReader.open(branched).find(300, branch=1)
     with pytest.raises(NotFoundError, match="on branch 5"):
         ArchiveReader.open(branched).find(0, branch=5)
