@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PORT ?= 8501
 WORKERS ?= 3
 
-.PHONY: run test lint types bench bench-quick sample screenshots wheel clean help
+.PHONY: run test lint types kernels bench bench-quick sample screenshots wheel clean help
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -29,7 +29,10 @@ lint: $(STAMP)  ## Check style and layers
 types: $(STAMP)  ## Check types
 	$(BIN)/mypy
 
-test: lint types  ## Run lint, types and the whole test suite
+kernels: $(STAMP)  ## Compile the kernels, so that not every test worker does
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/codecs -k test_encoder_and_decoder_reach_the_same_state
+
+test: lint types kernels  ## Run lint, types and the whole test suite
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 bench: $(STAMP)  ## Run every benchmark and write benchmarks/results/*.csv
