@@ -1,12 +1,11 @@
 """Failure rehearsal: training restored from its archive again and again, against training that is not.
 
 Two tasks (a GPT with AdamW, gated convolutions with SGD), five seeds, nine restores; lattice and
-Inshrinkerator over their knobs, the control (lossless, which ends at exactly zero), 5 and 19 restores, the
-optimizer's state from the archive, and what lattice loses without its parts: no delta (every frame a
-keyframe), no sensitivity (one step for all tensors), gain matched by row, and not at all.
-``results/rehearsal.csv`` has a row a setting, and
-``results/rehearsal_lead.csv`` the ratio of each codec at equal mean excess, interpolated between its
-settings.
+Inshrinkerator over their knobs, the control (lossless, which ends at exactly zero), 5 and 19 restores, a
+chain under a divergence bound, the optimizer's state from the archive, and what lattice loses without its
+parts: no delta (every frame a keyframe), no sensitivity (one step for all tensors), gain matched by row,
+and not at all. ``results/rehearsal.csv`` has a row a setting, and ``results/rehearsal_lead.csv`` the ratio
+of each codec at equal mean excess, interpolated between its settings.
 
 Finished trainings are kept in ``data/rehearsal`` and not run again, also those of ``inshrink rehearse
 TASK --output benchmarks/data/rehearsal``. ``--kept`` writes rows from what is kept and trains nothing.
@@ -28,6 +27,7 @@ from benchmarks.interpolation import ratio_at_excess
 from benchmarks.results import DATA, write
 from inshrink_core.codec import codec_names, get_codec
 from inshrink_core.rehearse import Rehearsal, TrainingResult
+from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
 from inshrink_core.session import make_config
 from inshrink_core.tasks import find_task
 
@@ -49,6 +49,7 @@ class Setting(NamedTuple):
     optimizer: str = "lossless"
     restores: int = 9
     keyframe_every: int = 32
+    max_divergence: float | None = None
 
 
 SETTINGS = (
@@ -60,6 +61,7 @@ SETTINGS = (
     Setting("inshrinkerator", {"bins": 16, "entropy": "rans"}),
     *(Setting("lattice", {"coarseness": 4}, restores=restores) for restores in (5, 19)),
     *(Setting("inshrinkerator", restores=restores) for restores in (5, 19)),
+    Setting("lattice", max_divergence=DEFAULT_MAX_DIVERGENCE),
     Setting("lattice", {"coarseness": 4}, optimizer="lattice"),
     Setting("lattice", {"coarseness": 4}, keyframe_every=1),
     Setting("lattice", {"coarseness": 4, "sensitivity": 0}),
@@ -79,6 +81,7 @@ def rehearse(task: str, setting: Setting, seeds: int) -> Rehearsal:
         seeds=seeds,
         restores=setting.restores,
         keyframe_every=setting.keyframe_every,
+        max_divergence=setting.max_divergence,
     )
     sys.stderr.write(f"{task}, {setting}: {result.ratio_weights}, excess {result.excess}\n")
     return result
@@ -89,7 +92,7 @@ def row_of(rehearsal: Rehearsal, keyframe_every: int) -> dict[str, object]:
     return {
         "task": rehearsal.task,
         "codec": rehearsal.codec,
-        "setting": setting_text(rehearsal.codec, rehearsal.config, keyframe_every),
+        "setting": setting_text(rehearsal.codec, rehearsal.config, keyframe_every) + _bounds_text(rehearsal),
         "optimizer": rehearsal.optimizer,
         "restores": len(rehearsal.restored_at),
         "seeds": len(rehearsal.restored),
@@ -108,6 +111,13 @@ def setting_text(codec: str, config: Mapping[str, Any], keyframe_every: int) -> 
     if keyframe_every != Setting("").keyframe_every:
         changed["keyframe_every"] = keyframe_every
     return ", ".join(f"{name}={value}" for name, value in changed.items()) or "default"
+
+
+def _bounds_text(rehearsal: Rehearsal) -> str:
+    """Return the bounds that every save was promised to keep, if any."""
+    promise = rehearsal.restored[0].promise
+    bounds = promise["bounds"] if promise is not None else {}
+    return "".join(f", {name} <= {value}" for name, value in bounds.items() if value is not None)
 
 
 def kept_trainings(folder: Path) -> list[tuple[dict[str, Any], TrainingResult]]:
@@ -190,7 +200,13 @@ def leads(rehearsals: Iterable[tuple[Rehearsal, int]]) -> list[dict[str, object]
     sweeps: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for one, keyframe_every in rehearsals:
         fixed = {k for k in ("sensitivity", "gain_per") if k in setting_text(one.codec, one.config, 32)}
-        if fixed or keyframe_every != 32 or len(one.restored_at) != 9 or one.optimizer != "lossless":
+        if (
+            fixed
+            or one.restored[0].promise is not None
+            or keyframe_every != 32
+            or len(one.restored_at) != 9
+            or one.optimizer != "lossless"
+        ):
             continue
         if one.excess is not None and one.ratio_weights is not None:
             entropy = one.config.get("entropy")
