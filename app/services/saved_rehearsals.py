@@ -6,16 +6,13 @@ import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inshrink_app.comparison_tables import RehearsalResult
 from inshrink_app.services.failures import reported
 from inshrink_app.services.opening import resolve
 from inshrink_app.services.rehearsing import rehearsal
 from inshrink_app.tables import Problem, ServiceError
-
-if TYPE_CHECKING:
-    from inshrink_core.rehearse.report import TrainingResult
 
 __all__ = ["saved_rehearsals"]
 
@@ -106,24 +103,6 @@ def _from_folder(folder: Path) -> Iterator[RehearsalResult]:
             yield result
 
 
-def _training(values: Any) -> TrainingResult:
-    """Rebuild a finished training; whatever does not fit raises."""
-    from inshrink_core.rehearse.report import TrainingResult
-
-    return TrainingResult(
-        seed=int(values["seed"]),
-        steps=tuple(int(step) for step in values["steps"]),
-        metrics=tuple(float(value) for value in values["metrics"]),
-        train_losses=tuple(float(value) for value in values["train_losses"]),
-        seconds=float(values["seconds"]),
-        save_seconds=float(values["save_seconds"]),
-        raw_weights=int(values["raw_weights"]),
-        weights_nbytes=int(values["weights_nbytes"]),
-        raw_total=int(values["raw_total"]),
-        nbytes=int(values["nbytes"]),
-    )
-
-
 def _text(key: Mapping[str, Any]) -> str:
     return json.dumps(key, sort_keys=True)
 
@@ -131,6 +110,7 @@ def _text(key: Mapping[str, Any]) -> str:
 def _together(pairs: list[tuple[Mapping[str, Any], Any, Any]]) -> RehearsalResult | None:
     """Return the rehearsal of some pairs; None of a task that is not shipped: its metric is not kept."""
     from inshrink_core.rehearse.report import Rehearsal
+    from inshrink_core.rehearse.results import parse_training
     from inshrink_core.tasks import find_task, task_names
 
     if not pairs:
@@ -151,8 +131,8 @@ def _together(pairs: list[tuple[Mapping[str, Any], Any, Any]]) -> RehearsalResul
             n_steps=int(key["n_steps"]),
             n_saves=len(key["saved_at"]),
             restored_at=tuple(int(step) for step in key["restored_at"]),
-            uninterrupted=tuple(_training(before) for _, before, _ in pairs),
-            restored=tuple(_training(after) for _, _, after in pairs),
+            uninterrupted=tuple(parse_training(before) for _, before, _ in pairs),
+            restored=tuple(parse_training(after) for _, _, after in pairs),
         )
         return rehearsal(made.to_json())
     except _MALFORMED:

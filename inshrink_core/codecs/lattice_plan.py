@@ -150,7 +150,7 @@ def make_plan(
         width = _width(spec, o, base, squares.get(key, 0.0), middle, config)
         if width > 0 and math.isfinite(width):
             widths[key] = width
-    exact_rates = bool(squares) and all(rates.values()) and adaptive
+    exact_rates = bool(squares) and all(rates.values())
     return LatticePlan(
         config=config,
         widths=widths,

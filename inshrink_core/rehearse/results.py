@@ -10,7 +10,7 @@ from typing import Any
 from inshrink_core.execution import keep_result, key_digest, load_result
 from inshrink_core.rehearse.report import TrainingResult
 
-__all__ = ["ResultStore"]
+__all__ = ["ResultStore", "parse_training"]
 
 
 class ResultStore:
@@ -39,7 +39,7 @@ class ResultStore:
 
     def load(self, kind: str, key: Mapping[str, Any]) -> TrainingResult | None:
         """Return a result; None where there is none, or none that can be read."""
-        return load_result(self._path(kind, key), key, "result", _parse)
+        return load_result(self._path(kind, key), key, "result", parse_training)
 
     def keep(self, kind: str, key: Mapping[str, Any], result: TrainingResult) -> None:
         """Write a result: whole, or not at all.
@@ -55,8 +55,14 @@ class ResultStore:
         return self.folder / f"{self.name_of(kind, key)}.json"
 
 
-def _parse(values: Mapping[str, Any]) -> TrainingResult:
-    """Return a result from its JSON; raises ValueError, TypeError or KeyError where it is none."""
+def parse_training(values: Mapping[str, Any]) -> TrainingResult:
+    """Return a result from its JSON.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        It is none.
+    """
     result = TrainingResult(
         seed=int(values["seed"]),
         steps=tuple(int(step) for step in values["steps"]),

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from inshrink_core.tasks.characters import CharacterTask, encode_corpus
-from inshrink_core.tasks.schedule import warmup_cosine
 
 __all__ = ["CharConv", "CharConvTask", "GatedBlock"]
 
@@ -116,7 +115,3 @@ class CharConvTask(CharacterTask):
             nesterov=True,
             weight_decay=self.weight_decay,
         )
-
-    def learning_rate_factor(self, step: int, n_steps: int) -> float:
-        """Return warm-up and cosine."""
-        return warmup_cosine(step, n_steps, warmup=self.warmup, floor=self.floor)

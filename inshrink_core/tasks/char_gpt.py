@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from inshrink_core.tasks.characters import CharacterTask, encode_corpus
-from inshrink_core.tasks.schedule import warmup_cosine
 
 __all__ = ["Block", "CharGPT", "CharGPTTask"]
 
@@ -115,7 +114,3 @@ class CharGPTTask(CharacterTask):
             betas=self.betas,
             weight_decay=self.weight_decay,
         )
-
-    def learning_rate_factor(self, step: int, n_steps: int) -> float:
-        """Return warm-up and cosine."""
-        return warmup_cosine(step, n_steps, warmup=self.warmup, floor=self.floor)

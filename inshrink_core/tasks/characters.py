@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from inshrink_core.tasks.schedule import warmup_cosine
+
 __all__ = ["CharacterTask", "corpus", "encode_corpus", "sample_windows"]
 
 
@@ -49,11 +51,19 @@ class CharacterTask:
         Windows of a step.
     n_validation_windows
         Windows of the metric.
+    warmup, floor
+        Steps of the warm-up, and the last learning rate as a share of the peak.
     """
 
     context: int
     batch_size: int
     n_validation_windows: int
+    warmup: int
+    floor: float
+
+    def learning_rate_factor(self, step: int, n_steps: int) -> float:
+        """Return warm-up and cosine."""
+        return warmup_cosine(step, n_steps, warmup=self.warmup, floor=self.floor)
 
     def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return random windows of the training text."""
