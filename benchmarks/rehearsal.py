@@ -27,6 +27,7 @@ from benchmarks.interpolation import ratio_at_excess
 from benchmarks.results import DATA, write
 from inshrink_core.codec import codec_names, get_codec
 from inshrink_core.rehearse import Rehearsal, TrainingResult
+from inshrink_core.rehearse.results import parse_training
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
 from inshrink_core.session import make_config
 from inshrink_core.tasks import find_task
@@ -131,8 +132,7 @@ def kept_trainings(folder: Path) -> list[tuple[dict[str, Any], TrainingResult]]:
                 continue
             # A setting that is newer than the training stood at its default.
             key["config"] = _defaults(key["codec"]) | key["config"]
-        values |= {name: tuple(values[name]) for name in ("steps", "metrics", "train_losses")}
-        found.append((key, TrainingResult(**values)))
+        found.append((key, parse_training(values)))
     return found
 
 
