@@ -64,11 +64,13 @@ def follow(job: Job, process: subprocess.Popen[str], load: Load) -> None:
         process.wait()
     if job.state == "running":
         job.ended_at = time.time()
-        # The state comes last: a page that sees it must find the result.
         job.result, job.problem = result, None if state == "finished" else problem
         log_line(job, state if job.problem is None else f"{state}: {job.problem.what}")
+        # The state comes last: whoever sees it must find the result, and the record on disk.
+        folder.write(job.record()._replace(state=state))
         job.state = state
-    folder.write(job.record())
+    else:
+        folder.write(job.record())
     folder.release_lock()
 
 
