@@ -2,7 +2,9 @@
 
 A browser opens pages of a server that has just been started, as a reader does after a restart: headers and
 measurements are on disk from before where a row says so. Interactive: every chart is drawn, and the server
-has nothing left to do. Chromium must be installed; Playwright's own browsers are not needed.
+has nothing left to do. Every row is the whole time, from the address to the page. Beside them stand two pages
+that are not ours, opened in the same way in the same minutes: what any page of Streamlit takes here, with one
+figure and with one small chart. Chromium must be installed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 import numpy as np
@@ -27,6 +29,7 @@ import torch
 from benchmarks.footprint import N_SMALL_STEPS, write_small_run
 from benchmarks.results import write
 from benchmarks.screenshots import CHROMIUM_ARGUMENTS, served
+from benchmarks.tab import HEIGHT, Browser, Tab, launched
 
 N_BLOCKS, PARTS, N_STEPS = 100, ("attn.qkv", "attn.proj", "mlp.up", "mlp.down"), 200
 """400 tensors; they are small, because what is measured is the page and not the disk."""
@@ -35,15 +38,36 @@ SIDE = 16
 N_CLICKS = 9
 N_STARTS = 3
 METRIC = "magnitude"
-MILLISECONDS = 120_000
+SIZE = f"{N_BLOCKS * len(PARTS)} layers, {N_STEPS} steps"
 
-HEATMAP = ".st-key-heatmap .js-plotly-plot"
+PLAIN = (
+    "import streamlit as st; from inshrink_app.launch import server_config; "
+    "st.App('page.py').run(config=server_config('127.0.0.1', {port}))"
+)
+"""Serves a script with the explorer's own settings of the server."""
+
 IDLE = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
-DRAWN = f"() => document.querySelector('{HEATMAP}')?._fullData?.length === 3 && {IDLE}"
+HEATMAP = "document.querySelector('.st-key-heatmap .js-plotly-plot')"
+HEATMAP_PANEL = "document.querySelector('.st-key-heatmap .js-plotly-plot .nsewdrag')"
+DRAWN = (
+    f"{HEATMAP}?._fullData?.length === 3 && {HEATMAP_PANEL}"
+    f" && {HEATMAP}.querySelector('.heatmaplayer image') && {IDLE}"
+)
+FACTS = "document.querySelectorAll('[data-testid=stMetricValue]').length >= 4"
 INSIDE = (
-    "layer => [...document.querySelectorAll('h3')].some(one => one.innerText === layer)"
+    "layer => [...document.querySelectorAll('h2, h3')].some(one => one.innerText === layer)"
     " && document.querySelector('.st-key-drill-histogram .js-plotly-plot .barlayer .point')"
     f" && document.querySelectorAll('[data-testid=stMetricValue]').length === 5 && {IDLE}"
+)
+
+ONE_FIGURE = "import streamlit as st\nst.metric('Checkpoints', '50')\n"
+ONE_CHART = (
+    f"{ONE_FIGURE}import plotly.graph_objects as go\n"
+    "st.plotly_chart(go.Figure(go.Heatmap(z=[[0, 1], [2, 3]])), key='chart')\n"
+)
+ANY_PAGE = (
+    ("one figure", ONE_FIGURE, f"document.querySelector('[data-testid=stMetricValue]') && {IDLE}"),
+    ("one small chart", ONE_CHART, f"document.querySelector('.heatmaplayer image') && {IDLE}"),
 )
 
 
@@ -116,98 +140,132 @@ def keep_measurement(run: Path, state: Path) -> None:
                 file.write(values.astype("<f4").tobytes())
 
 
-def new_page(browser: Any) -> Any:
-    """Return a page of a browser that knows nothing of earlier visits."""
-    page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
-    page.set_default_timeout(MILLISECONDS)
-    return page
+class Times(NamedTuple):
+    """How long something took: on the clock, and of the processor in server and browser."""
+
+    seconds: float
+    server: float
+    browser: float
 
 
-def time_to_interactive(browser: Any, server: Server, run: Path, by: str) -> tuple[Any, float, float]:
-    """Open the heatmap; return the page, the seconds it took, and the server's processor time of them."""
-    page = new_page(browser)
-    begun, cpu = time.perf_counter(), server.cpu_seconds()
-    page.goto(f"{server.address}/sensitivity?{urlencode({'run': str(run), 'metric': METRIC, 'by': by})}")
-    page.wait_for_function(DRAWN)
-    return page, time.perf_counter() - begun, server.cpu_seconds() - cpu
+def opened(tab: Tab, server: Server, url: str, ready: str) -> Times:
+    """Open a page, and wait until it is ready."""
+    server_cpu, browser_cpu, begun = server.cpu_seconds(), tab.browser.cpu_seconds(), time.perf_counter()
+    tab.goto(url)
+    tab.wait(ready)
+    seconds = time.perf_counter() - begun
+    return Times(seconds, server.cpu_seconds() - server_cpu, tab.browser.cpu_seconds() - browser_cpu)
 
 
-def click(page: Any, place: tuple[float, float]) -> float:
+def click(tab: Tab, place: tuple[float, float]) -> float:
     """Click into the heatmap; return the seconds until the inside of that tensor is on the page."""
-    box = page.locator(f"{HEATMAP} .nsewdrag").first.bounding_box()
-    seen = min(box["height"], page.viewport_size["height"] - box["y"] - 10)
-    before = page.url
-    begun = time.perf_counter()
-    page.mouse.click(box["x"] + place[0] * box["width"], box["y"] + place[1] * seen)
-    page.wait_for_function(
-        "before => location.href !== before && location.search.includes('layer=')", arg=before
+    x, y, width, height = tab.value(
+        f"(one => [one.x, one.y, one.width, one.height])({HEATMAP_PANEL}.getBoundingClientRect())"
     )
-    layer = page.evaluate("new URLSearchParams(location.search).get('layer')")
-    page.wait_for_function(INSIDE, arg=layer)
+    seen = min(height, HEIGHT - y - 10)
+    before = json.dumps(tab.value("location.href"))
+    begun = time.perf_counter()
+    tab.click(x + place[0] * width, y + place[1] * seen)
+    tab.wait(f"location.href !== {before} && location.search.includes('layer=')")
+    layer = tab.value("new URLSearchParams(location.search).get('layer')")
+    tab.wait(f"({INSIDE})({json.dumps(layer)})")
     return time.perf_counter() - begun
 
 
-def first_paint(browser: Any, folder: Path, label: str) -> dict[str, object]:
-    """Time the Overview of a run of 50 checkpoints until its facts are on the page."""
-    seconds, cpus = [], []
-    for _ in range(N_STARTS):
-        if "not kept" in label:
-            shutil.rmtree(folder / ".state", ignore_errors=True)
-        with started(folder) as server:
-            page = new_page(browser)
-            begun, cpu = time.perf_counter(), server.cpu_seconds()
-            page.goto(f"{server.address}/overview?{urlencode({'run': str(folder / 'run')})}")
-            page.get_by_test_id("stMetricValue").nth(3).wait_for()
-            seconds.append(time.perf_counter() - begun)
-            cpus.append(server.cpu_seconds() - cpu)
-            page.context.close()
-    return _row(f"first paint, {N_SMALL_STEPS} checkpoints, {label}", seconds, cpus)
+def any_page(browser: Browser, folder: Path, script: str, ready: str) -> Times:
+    """Open a page that is not ours: what Streamlit and Chromium take by themselves."""
+    (folder / "page.py").write_text(script)
+    with served(folder, PLAIN) as (address, pid), browser.tab() as tab:
+        return opened(tab, Server(address, pid), address, ready)
 
 
-def _row(label: str, seconds: list[float], cpus: list[float] | None = None) -> dict[str, object]:
-    cpu = "" if cpus is None else f"; {statistics.median(cpus):.2f} s of the server's processor time"
-    busy = f"; load {os.getloadavg()[0] / (os.cpu_count() or 1):.1f} a core"
-    detail = f"{len(seconds)} times, {min(seconds):.2f} to {max(seconds):.2f} s{cpu}{busy}"
-    return {"measurement": label, "value": statistics.median(seconds), "unit": "s", "detail": detail}
+def first_paint(browser: Browser, folder: Path, *, kept: bool) -> Times:
+    """Open the Overview of a run of 50 checkpoints, until its facts are on the page."""
+    if not kept:
+        shutil.rmtree(folder / ".state", ignore_errors=True)
+    with started(folder) as server, browser.tab() as tab:
+        link = urlencode({"run": str(folder / "run")})
+        return opened(tab, server, f"{server.address}/overview?{link}", FACTS)
 
 
-def huge(browser: Any, folder: Path) -> list[dict[str, object]]:
-    """Open the heatmap of 400 layers by 200 steps, and look inside again and again."""
-    run = folder / "run"
-    write_run(run)
-    keep_measurement(run, folder / ".state")
-    rows: list[dict[str, object]] = []
-    places = random.Random(0)
-    first, later, memory = [], [], []
-    opened: dict[str, list[tuple[float, float]]] = {"block": [], "tensor": []}
-    for by in ("block", "tensor") * N_STARTS:
-        with started(folder) as server:
-            page, seconds, cpu = time_to_interactive(browser, server, run, by)
-            opened[by].append((seconds, cpu))
-            if by == "tensor":
-                memory.append(server.resident_nbytes())
-                for number in range(N_CLICKS + 1):
-                    place = (places.uniform(0.05, 0.95), places.uniform(0.05, 0.95))
-                    (later if number else first).append(click(page, place))
-                memory.append(server.resident_nbytes())
-            page.context.close()
-    size = f"{N_BLOCKS * len(PARTS)} layers, {N_STEPS} steps"
-    for by, found in opened.items():
-        rows.append(
-            _row(f"page interactive, {size}, by {by}", [one for one, _ in found], [cpu for _, cpu in found])
-        )
-    rows.append(_row(f"click to drill-down, {size}", later))
-    rows.append(_row(f"first click after a start, {size}", first))
-    grown = f"{memory[0] / 1e6:.0f} MB before the clicks"
-    rows.append(
-        {
-            "measurement": f"memory of the server after {N_CLICKS + 1} clicks",
-            "value": statistics.median(memory[1::2]) / 1e6,
-            "unit": "MB",
-            "detail": grown,
-        }
-    )
-    return rows
+def heatmap(browser: Browser, folder: Path, by: str, found: Found, places: random.Random) -> None:
+    """Open the heatmap of 400 layers by 200 steps; look inside again and again; open it once more."""
+    with started(folder) as server, browser.tab() as tab:
+        link = urlencode({"run": str(folder / "run"), "metric": METRIC, "by": by})
+        url = f"{server.address}/sensitivity?{link}"
+        found.add(f"page interactive, {SIZE}, by {by}", opened(tab, server, url, DRAWN))
+        if by != "tensor":
+            return
+        found.memory.append((server.resident_nbytes(), 0))
+        for number in range(N_CLICKS + 1):
+            seconds = click(tab, (places.uniform(0.05, 0.95), places.uniform(0.05, 0.95)))
+            label = "click to drill-down" if number else "first click after a start"
+            found.add(f"{label}, {SIZE}", Times(seconds, 0.0, 0.0))
+        found.memory[-1] = (found.memory[-1][0], server.resident_nbytes())
+        tab.goto("about:blank")
+        found.add(f"page interactive at a second visit, {SIZE}, by {by}", opened(tab, server, url, DRAWN))
+
+
+class Found:
+    """What was measured, by what it is; how busy the machine was is noted with every time."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, list[Times]] = {}
+        self.load: dict[str, list[float]] = {}
+        self.memory: list[tuple[int, int]] = []
+
+    def add(self, label: str, times: Times) -> None:
+        """Note one time."""
+        self.times.setdefault(label, []).append(times)
+        self.load.setdefault(label, []).append(os.getloadavg()[0] / (os.cpu_count() or 1))
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return a row for each thing measured: the whole time, with nothing taken off."""
+        rows: list[dict[str, object]] = [self._row(label) for label in self.times]
+        if self.memory:
+            rows.append(
+                {
+                    "measurement": f"memory of the server after {N_CLICKS + 1} clicks",
+                    "value": statistics.median(after for _, after in self.memory) / 1e6,
+                    "unit": "MB",
+                    "detail": f"{self.memory[0][0] / 1e6:.0f} MB before the clicks",
+                }
+            )
+        return rows
+
+    def _row(self, label: str) -> dict[str, object]:
+        times = self.times[label]
+        seconds = [one.seconds for one in times]
+        detail = f"{len(times)} times, {min(seconds):.2f} to {max(seconds):.2f} s"
+        if times[0].browser:
+            server = statistics.median(one.server for one in times)
+            browser = statistics.median(one.browser for one in times)
+            detail += f"; processor time {server:.2f} s in the server, {browser:.2f} s in the browser"
+        detail += f"; load {statistics.median(self.load[label]):.1f} a core"
+        return {"measurement": label, "value": statistics.median(seconds), "unit": "s", "detail": detail}
+
+
+def measured(browser: Browser, scratch: Path, quick: bool) -> Found:
+    """Take every time, in turns, so that what else the machine does falls on all of them."""
+    small, huge, plain = (scratch / name for name in ("small", "huge", "plain"))
+    for folder in (small, huge, plain):
+        folder.mkdir()
+    (small / "run").mkdir()
+    write_small_run(small / "run")
+    if not quick:
+        write_run(huge / "run")
+        keep_measurement(huge / "run", huge / ".state")
+    first_paint(browser, small, kept=True)  # Not counted: the interpreter compiles what it never saw.
+    found, places = Found(), random.Random(0)
+    for _ in range(1 if quick else N_STARTS):
+        for label, script, ready in ANY_PAGE:
+            found.add(f"any Streamlit page, {label}", any_page(browser, plain, script, ready))
+        for kept, label in ((False, "headers not kept"), (True, "headers kept")):
+            times = first_paint(browser, small, kept=kept)
+            found.add(f"first paint, {N_SMALL_STEPS} checkpoints, {label}", times)
+        for by in () if quick else ("block", "tensor"):
+            heatmap(browser, huge, by, found, places)
+    return found
 
 
 def main(quick: bool = False) -> Path:
@@ -215,21 +273,14 @@ def main(quick: bool = False) -> Path:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("no Chromium here; install it, for example with: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    rows: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory(prefix="explorer-") as scratch, sync_playwright() as engine:
-        browser = engine.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
-        small = Path(scratch) / "small"
-        (small / "run").mkdir(parents=True)
-        write_small_run(small / "run")
-        rows.append(first_paint(browser, small, "headers not kept"))
-        rows.append(first_paint(browser, small, "headers kept"))
-        if not quick:
-            (Path(scratch) / "huge").mkdir()
-            rows += huge(browser, Path(scratch) / "huge")
-        browser.close()
-    return write("explorer_quick" if quick else "explorer", rows)
+    # An installed package is compiled once; without this, every start would compile the explorer again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    with (
+        tempfile.TemporaryDirectory(prefix="explorer-", ignore_cleanup_errors=True) as scratch,
+        launched(chromium, CHROMIUM_ARGUMENTS) as browser,
+    ):
+        found = measured(browser, Path(scratch), quick)
+    return write("explorer_quick" if quick else "explorer", found.rows())
 
 
 if __name__ == "__main__":

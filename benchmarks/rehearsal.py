@@ -1,11 +1,12 @@
 """Failure rehearsal: training restored from its archive again and again, against training that is not.
 
 Two tasks (a GPT with AdamW, gated convolutions with SGD), five seeds, nine restores; lattice and
-Inshrinkerator over their knobs, the control (lossless, which ends at exactly zero), 5 and 19 restores, a
-chain under a divergence bound, the optimizer's state from the archive, and what lattice loses without its
-parts: no delta (every frame a keyframe), no sensitivity (one step for all tensors), gain matched by row,
-and not at all. ``results/rehearsal.csv`` has a row a setting, and ``results/rehearsal_lead.csv`` the ratio
-of each codec at equal mean excess, interpolated between its settings.
+Inshrinkerator over their knobs, the control (lossless, which ends at exactly zero), 5 and 19 restores,
+chains under a bound of drop or divergence, the optimizer's state from the archive, and what lattice loses
+without its parts: no delta (every frame a keyframe), no sensitivity (one step for all tensors), gain
+matched by row, and not at all. ``results/rehearsal.csv`` has a row a setting, and
+``results/rehearsal_lead.csv`` the ratio of each codec at equal mean excess, interpolated between its
+settings.
 
 Finished trainings are kept in ``data/rehearsal`` and not run again, also those of ``inshrink rehearse
 TASK --output benchmarks/data/rehearsal``. ``--kept`` writes rows from what is kept and trains nothing.
@@ -50,6 +51,7 @@ class Setting(NamedTuple):
     optimizer: str = "lossless"
     restores: int = 9
     keyframe_every: int = 32
+    max_drop: float | None = None
     max_divergence: float | None = None
 
 
@@ -62,7 +64,8 @@ SETTINGS = (
     Setting("inshrinkerator", {"bins": 16, "entropy": "rans"}),
     *(Setting("lattice", {"coarseness": 4}, restores=restores) for restores in (5, 19)),
     *(Setting("inshrinkerator", restores=restores) for restores in (5, 19)),
-    Setting("lattice", max_divergence=DEFAULT_MAX_DIVERGENCE),
+    Setting("lattice", max_drop=0.01),
+    *(Setting("lattice", max_divergence=bound) for bound in (DEFAULT_MAX_DIVERGENCE, 0.01)),
     Setting("lattice", {"coarseness": 4}, optimizer="lattice"),
     Setting("lattice", {"coarseness": 4}, keyframe_every=1),
     Setting("lattice", {"coarseness": 4, "sensitivity": 0}),
@@ -82,6 +85,7 @@ def rehearse(task: str, setting: Setting, seeds: int) -> Rehearsal:
         seeds=seeds,
         restores=setting.restores,
         keyframe_every=setting.keyframe_every,
+        max_drop=setting.max_drop,
         max_divergence=setting.max_divergence,
     )
     sys.stderr.write(f"{task}, {setting}: {result.ratio_weights}, excess {result.excess}\n")

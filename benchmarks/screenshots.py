@@ -76,13 +76,16 @@ _CHARTS = {
 """What a page's first chart is drawn with; a page without one is ready with its last panel."""
 
 
+EXPLORER = "from inshrink_app.launch import run; run(port={port})"
+
+
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[str, int]]:
+def served(folder: Path, program: str = EXPLORER) -> Iterator[tuple[str, int]]:
     """Serve the explorer with one root, and yield its address and the number of its process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-c", f"from inshrink_app.launch import run; run(port={port})"]
+    command = [sys.executable, "-c", program.format(port=port)]
     environment = os.environ | {"XDG_STATE_HOME": str(folder / ".state")}
     server = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
     try:

@@ -128,6 +128,11 @@ class Archive(Mapping[int, Checkpoint]):
         return Archive(self.reader, keep_state=True)
 
     @property
+    def keeps_state(self) -> bool:
+        """Whether tensors that were decoded are kept for the steps after them."""
+        return self._states is not None
+
+    @property
     def frames(self) -> tuple[FrameInfo, ...]:
         """Frames of the head's history, from the first keyframe to the newest step."""
         return self.reader.history() if self.reader.head else ()
@@ -273,9 +278,9 @@ class _FrameSource:
     info: FrameInfo
 
     def read(self, spec: TensorSpec) -> Tensor:
-        """Decode a tensor; a copy, because the archive may keep the original as its state."""
+        """Decode a tensor; a copy where the archive keeps the original as its state."""
         tensor, _ = self.archive.decode(self.info, spec.key)
-        return tensor.clone()
+        return tensor.clone() if self.archive.keeps_state else tensor
 
     def skeleton(self, layout: FileLayout) -> bytes:
         """Return the bytes of a file outside its tensors, as `TensorSource` orders them."""

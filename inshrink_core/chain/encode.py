@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +13,7 @@ from inshrink_core.chain.recall import HELD_NBYTES, Origin
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
 from inshrink_core.codec import CodecConfig, FrameContext, TensorInput, TensorReference
 from inshrink_core.errors import ConfigError
-from inshrink_core.execution import ordered_map
+from inshrink_core.execution import ordered_map, recycling
 from inshrink_core.formats.source import FileSource
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ __all__ = ["Standing", "TensorResult", "encode_tensors"]
 
 _WITH_COMPANIONS = frozenset({TensorRole.WEIGHT, TensorRole.MASTER, TensorRole.EXP_AVG})
 
-_SLICE = 1 << 20
-"""Values whose error is summed at a time: temporary copies stay in the cache, whatever the tensor."""
+_SLICE = 1 << 18
+"""Values whose error is summed at a time: temporary copies stay in the cache, whatever the tensor, and sums
+in float32 are exact to six digits."""
 
 
 def _never_restored(spec: TensorSpec) -> Tensor | None:
@@ -116,7 +118,7 @@ def encode_tensors(
         item = _item(whole, wanted[0], devices[0], spec)
         return own.codec.observe(item, old.get(spec.key), config_of[spec.key])
 
-    statistics = list(ordered_map(observe, members, threads=chain.threads))
+    statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
     plans = [own.codec.plan(members, statistics, own.config, context)]
     plans += [party.codec.plan([], [], party.config) for party in parties[1:]]
     # An override has a plan of its own, from what was seen of all tensors: pools stay whole.
@@ -141,7 +143,19 @@ def encode_tensors(
         return TensorResult(spec, encoded.block, encoded.reference, origin, digest, error, norm)
 
     memory = own.codec.remember(plans[0])
-    return memory, ordered_map(encode, stored.specs, threads=chain.threads)
+    results = ordered_map(encode, stored.specs, threads=chain.threads, weight=_weight)
+    return memory, _while_recycling(results)
+
+
+def _while_recycling(results: Iterator[TensorResult]) -> Iterator[TensorResult]:
+    """Yield results; what one tensor needed, and the state it had before, is memory for the next."""
+    with recycling():
+        yield from results
+
+
+def _weight(spec: TensorSpec) -> int:
+    """Return about how many bytes of memory a tensor takes while it is encoded, none too few to count."""
+    return spec.nbytes + HELD_NBYTES
 
 
 def _configs(chain: ChainConfig, members: Sequence[TensorSpec]) -> dict[str, CodecConfig]:
@@ -203,9 +217,15 @@ def _squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, f
     now, decoded = tensor.detach().reshape(-1), reference.decoded().reshape(-1)
     for start in range(0, now.numel(), _SLICE):
         original = now[start : start + _SLICE].to("cpu", torch.float32)
-        kept = decoded[start : start + _SLICE].to(torch.float32)
-        error = (original - kept).nan_to_num_(0.0, 0.0, 0.0)
-        norm = original.nan_to_num(0.0, 0.0, 0.0)
-        squared_error += float(error.square_().sum(dtype=torch.float64))
-        squared_norm += float(norm.square_().sum(dtype=torch.float64))
+        error = original - decoded[start : start + _SLICE]
+        squares = float((error * error).sum()), float((original * original).sum())
+        if not all(map(math.isfinite, squares)):
+            squares = _finite_squares(error), _finite_squares(original)
+        squared_error += squares[0]
+        squared_norm += squares[1]
     return squared_error, squared_norm
+
+
+def _finite_squares(values: Tensor) -> float:
+    """Return the sum of the squares of what is finite."""
+    return float(values.nan_to_num(0.0, 0.0, 0.0).double().square().sum())

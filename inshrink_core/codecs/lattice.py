@@ -37,7 +37,7 @@ from inshrink_core.codecs.lattice_config import LatticeConfig, can_have_lattice,
 from inshrink_core.codecs.lattice_exact import make_exact, pack_state, parse_block
 from inshrink_core.codecs.lattice_plan import LatticePlan, Observation, make_plan, observe_tensor
 from inshrink_core.codecs.lattice_rounding import choose_gain, choose_spacing
-from inshrink_core.codecs.lattice_state import LatticeReference, fits
+from inshrink_core.codecs.lattice_state import LatticeReference, fits, no_exact
 from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError
 from inshrink_core.frame import Block
 from inshrink_core.ops.lattice import EXACT, FIRST_LARGE, Rounded, round_to_grid
@@ -177,9 +177,9 @@ def _encode_lattice(item: TensorInput, plan: LatticePlan, state: LatticeReferenc
     after = _state_after(item, rounded, chosen.spacing, after_history)
     if after is None:
         return None
-    if _same(rounded, after, state, chosen.shift):
+    if _same(rounded, after, state, chosen.shift > 0 or chosen.snap):
         return Encoded(Block(LatticeCodec.bitstream, UNCHANGED), replace(state, exact=None))
-    payload = pack_delta(Frame(rounded, before, history, after), chosen.shift)
+    payload = pack_delta(Frame(rounded, before, history, after), chosen.shift, chosen.snap)
     return Encoded(Block(LatticeCodec.bitstream, payload), after)
 
 
@@ -192,12 +192,12 @@ def _restored(item: TensorInput) -> Tensor | None:
     return base if bool(torch.isfinite(base).all()) else None
 
 
-def _same(rounded: Rounded, after: LatticeReference, before: LatticeReference, shift: int) -> bool:
+def _same(rounded: Rounded, after: LatticeReference, before: LatticeReference, moved: bool) -> bool:
     """Whether no element changed, so that the block can say just that."""
-    # The largest token tells mostly; exact elements, and integers in finer units, have to be looked at.
+    # The largest token tells mostly; exact elements, and integers that were moved, have to be looked at.
     if rounded.n_large > rounded.n_exact or 0 < rounded.largest < FIRST_LARGE:
         return False
-    if (shift or rounded.n_exact) and not torch.equal(after.integers, before.integers):
+    if (moved or rounded.n_exact) and not torch.equal(after.integers, before.integers):
         return False
     return torch.equal(after.exact_at, before.exact_at) and torch.equal(
         _bits(after.exact_values), _bits(before.exact_values)
@@ -214,8 +214,7 @@ def _state_after(
     """Return the state that decoding will reach; None where too much would be exact."""
     spec, tensor = item.spec, item.tensor
     home = rounded.integers.device
-    at = torch.zeros(0, dtype=torch.int64, device=home)
-    kept = torch.zeros(0, dtype=tensor.dtype, device=home)
+    at, kept = no_exact(spec.dtype, home)
     if rounded.n_exact:
         if rounded.n_exact * _MAX_EXACT_SHARE > spec.numel or not bool(torch.isfinite(tensor).all()):
             return None

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from inshrink_core.codecs.lattice_scales import pack_scales, parse_scales
-from inshrink_core.codecs.lattice_state import LatticeReference, put_exact
+from inshrink_core.codecs.lattice_state import LatticeReference, no_exact, put_exact
 from inshrink_core.codecs.varint import read_varint, write_varint
 from inshrink_core.entropy.rans import decode_rans, encode_rans
 from inshrink_core.errors import DamagedError
@@ -58,6 +58,9 @@ KEPT = 0x80
 UNCHANGED = bytes((Kind.UNCHANGED,))
 
 _MAX_SHIFT = 24
+_SNAP = 0x80
+"""Bit of a delta's shift: the integers are moved to multiples of the step."""
+
 _HISTORIES = N_CONTEXTS + NEGATIVE
 """Alphabet of histories in a snapshot."""
 
@@ -95,9 +98,9 @@ def pack_standalone(frame: Frame) -> bytes:
     return _assemble(Kind.STANDALONE, frame.state, head, scales, contexts, body)
 
 
-def pack_delta(frame: Frame, shift: int) -> bytes:
-    """Return the payload of changes; integers of the reference were shifted by `shift` bits before."""
-    head = bytearray((shift,))
+def pack_delta(frame: Frame, shift: int, snap: bool = False) -> bytes:
+    """Return the payload of changes; the reference was `refined` by `shift` bits before, or `snapped`."""
+    head = bytearray((shift | (_SNAP if snap else 0),))
     write_varint(head, frame.state.spacing.step)
     contexts = frame.history
     body = _body(frame, frame.state.spacing.step, contexts)
@@ -129,8 +132,8 @@ def pack_snapshot(state: LatticeReference) -> bytes:
     return _assemble(Kind.SNAPSHOT, state, head, scales, contexts, body)
 
 
-def _body(frame: Frame, step: int, contexts: Tensor | None) -> tuple[bytes | None, bytes, bytes]:
-    """Extra bits (None: no large tokens), exact values, and the token stream with its alphabet."""
+def _body(frame: Frame, step: int, contexts: Tensor | None) -> tuple[bytes | None, bytes, int, bytes]:
+    """Extra bits (None: no large tokens), exact values, and the token stream after its alphabet."""
     rounded = frame.rounded
     extra = None
     if rounded.n_large > rounded.n_exact:
@@ -139,8 +142,9 @@ def _body(frame: Frame, step: int, contexts: Tensor | None) -> tuple[bytes | Non
     n_tokens = rounded.largest + 1
     n_contexts = 1 if contexts is None else N_CONTEXTS
     stream = encode_rans(rounded.tokens, contexts, n_tokens, n_contexts)
-    kept = _words(frame.state.exact_values).cpu().numpy().tobytes()
-    return extra, kept, bytes((n_tokens - 1,)) + stream
+    exact = frame.state.exact_values
+    kept = _words(exact).cpu().numpy().tobytes() if exact.numel() else b""
+    return extra, kept, n_tokens, stream
 
 
 def _assemble(
@@ -149,9 +153,9 @@ def _assemble(
     head: bytearray,
     scales: bytes,
     contexts: Tensor | None,
-    body: tuple[bytes | None, bytes, bytes],
+    body: tuple[bytes | None, bytes, int, bytes],
 ) -> bytes:
-    extra, kept, stream = body
+    extra, kept, n_tokens, stream = body
     flags = (TRACKED if state.history is not None else 0) | (CONTEXTS if contexts is not None else 0)
     parts = bytearray((kind | flags | (EXTRA if extra is not None else 0) | (KEPT if kept else 0),))
     parts += head + scales
@@ -161,7 +165,8 @@ def _assemble(
     if kept:
         write_varint(parts, len(kept))
         parts += kept
-    return bytes(parts) + stream
+    parts.append(n_tokens - 1)
+    return b"".join((parts, stream))
 
 
 def _words(values: Tensor) -> Tensor:
@@ -265,7 +270,8 @@ def _parse_alone(
 def _parse_delta(
     spec: TensorSpec, cursor: _Cursor, flags: int, reference: LatticeReference
 ) -> tuple[Tensor, LatticeReference]:
-    shift = cursor.byte()
+    first = cursor.byte()
+    shift, snap = first & ~_SNAP, bool(first & _SNAP)
     step = cursor.number(1, MAX_STEP, "step")
     exponent = reference.spacing.exponent - shift
     if shift > _MAX_SHIFT or exponent < MIN_EXPONENT:
@@ -279,9 +285,11 @@ def _parse_delta(
         contexts = reference.history
     grid = grid_of(Spacing(exponent, step), spec.dtype)
     before = refined(reference, shift, grid)
+    if before is not None and snap:
+        before = snapped(before, grid)
     if before is None:
         raise DamagedError(
-            "a lattice block refines too far", where=spec.key, found=str(shift), expected="less"
+            "a lattice block moves integers out of their bound", where=spec.key, found=str(shift)
         )
     history = reference.history if flags & TRACKED else None
     values, state = _finish(spec, cursor, flags, contexts, (before, history), grid, exponent)
@@ -295,6 +303,12 @@ def refined(reference: LatticeReference, shift: int, grid: Grid) -> Tensor | Non
     if reference.integers.numel() and int(reference.integers.abs().max()) > grid.bound >> shift:
         return None
     return reference.integers << shift
+
+
+def snapped(integers: Tensor, grid: Grid) -> Tensor | None:
+    """Return integers moved to the nearest multiples of the step, halves upwards; None beyond the bound."""
+    moved = torch.div(integers + grid.step // 2, grid.step, rounding_mode="floor").mul_(grid.step)
+    return None if moved.numel() and int(moved.abs().max()) > grid.bound else moved
 
 
 def _finish(
@@ -318,7 +332,7 @@ def _finish(
     device = torch.device("cpu") if before is None else before[0].device
     tokens = decode_rans(stream, spec.numel, n_tokens, contexts, n_contexts, device=device)
     large = np.zeros(0, np.int64) if extra is None else unpack_extra(tokens, extra)
-    at, exact = _exact_values(spec, tokens, kept) if n_tokens > EXACT else _no_values(spec, device)
+    at, exact = _exact_values(spec, tokens, kept) if n_tokens > EXACT else no_exact(spec.dtype, device)
     if large is None or (extra is None) != (not _has_large(tokens, n_tokens, at.numel())):
         raise DamagedError("extra bits do not fit the tokens", where=spec.key)
     if n_tokens <= EXACT and kept:
@@ -344,11 +358,6 @@ def _has_large(tokens: Tensor, n_tokens: int, n_exact: int) -> bool:
     return n_tokens > 128 and int((tokens >= 128).sum()) > n_exact
 
 
-def _no_values(spec: TensorSpec, device: torch.device) -> tuple[Tensor, Tensor]:
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    return torch.zeros(0, dtype=torch.int64, device=device), torch.zeros(0, dtype=dtype, device=device)
-
-
 def _exact_values(spec: TensorSpec, tokens: Tensor, kept: bytes | memoryview) -> tuple[Tensor, Tensor]:
     """Places and values of exact tokens."""
     at = (tokens == EXACT).nonzero().view(-1)
@@ -361,5 +370,5 @@ def _exact_values(spec: TensorSpec, tokens: Tensor, kept: bytes | memoryview) ->
             found=str(len(kept)),
         )
     if at.numel() == 0:
-        return _no_values(spec, tokens.device)
+        return no_exact(spec.dtype, tokens.device)
     return at, torch.from_numpy(np.frombuffer(kept, np.uint8).copy()).view(dtype).to(tokens.device)

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput
 from inshrink_core.codecs.lattice_config import LatticeConfig, is_matrix
 from inshrink_core.codecs.lattice_state import LatticeReference
-from inshrink_core.ops.reference_quantize import as_float32, flattened
-from inshrink_core.quantization.lattice import exact_mean, geometric_mean, sample, sensitivity_factor
+from inshrink_core.ops.reference_quantize import settled
+from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_places, sample_sums
+from inshrink_core.quantization.lattice import exact_mean, geometric_mean, sensitivity_factor
 
 __all__ = ["LatticePlan", "Observation", "make_plan", "observe_tensor"]
 
@@ -67,28 +68,29 @@ class Observation(NamedTuple):
 
 def observe_tensor(item: TensorInput, reference: LatticeReference | None) -> Observation:
     """Measure one tensor on a sample of its values; O(1) beyond 2**14 elements."""
-    flat = flattened(item.tensor)
-    values = sample(flat).to(torch.float32)
-    second = None
-    if item.second_moment is not None:
-        second = exact_mean(sample(as_float32(item.second_moment)))
+    n = item.tensor.numel()
+    n_seen = min(n, SAMPLE_RUN * SAMPLE_RUNS)
+    integers, unit = None, 1.0
+    if reference is not None:
+        integers, unit = reference.integers, math.ldexp(1.0, reference.spacing.exponent)
+    moments = None if item.second_moment is None else settled(item.second_moment)
+    sums, probe = sample_sums(settled(item.tensor), integers, moments, unit, _probe_places(n))
+    second = None if moments is None else exact_mean(sums[2], n_seen)
     moved = None
     if reference is not None:
-        at = sample(reference.integers).to(values.device, torch.float32)
-        away = values - at * torch.tensor(math.ldexp(1.0, reference.spacing.exponent), dtype=torch.float32)
-        distance = exact_mean(away * away)
+        distance = exact_mean(sums[1], n_seen)
         # An error of rounding is spread evenly over the step: D^2 / 12.
         movement = distance - reference.spacing.width**2 / 12
         moved = movement if movement > _MIN_MOVED_SHARE * distance else None
-    probe = values[_probe_places(values.numel()).to(values.device)].cpu().numpy().astype("<f4").tobytes()
-    return Observation(exact_mean(values * values), second, moved, probe)
+    return Observation(exact_mean(sums[0], n_seen), second, moved, probe.astype("<f4").tobytes())
 
 
 @functools.lru_cache(maxsize=1024)
-def _probe_places(n: int) -> torch.Tensor:
+def _probe_places(n: int) -> NDArray[np.int64]:
     """Return the indices of the probe: spread by the golden ratio, so that they do not share a column."""
-    places = np.unique((np.arange(min(n, _PROBES)) * 0.6180339887498949 % 1.0 * n).astype(np.int64))
-    return torch.from_numpy(places)
+    n_seen = min(n, SAMPLE_RUN * SAMPLE_RUNS)
+    places = (np.arange(min(n_seen, _PROBES)) * 0.6180339887498949 % 1.0 * n_seen).astype(np.int64)
+    return sample_places(n, np.unique(places))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

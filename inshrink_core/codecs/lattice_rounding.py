@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.codecs.lattice_block import refined
+from inshrink_core.codecs.lattice_block import refined, snapped
 from inshrink_core.codecs.lattice_plan import LatticePlan
 from inshrink_core.codecs.lattice_state import LatticeReference
 from inshrink_core.ops.lattice import Gain, gain_grades
@@ -19,30 +19,39 @@ __all__ = ["Chosen", "choose_gain", "choose_spacing"]
 _MIN_STEP = 16
 """Units in a step below which the unit is refined, where the integers leave room."""
 
-_MAX_GROWTH = 2.0
-
 _MAX_HALVINGS = 12
 """Steps of a movement 4096 times smaller than the rule's are not worth more tries."""
 
 
 class Chosen(NamedTuple):
-    """The step of a frame: the unit's refinement in bits, the spacing, and the integers in that unit."""
+    """The step of a frame: the unit's refinement in bits, the spacing, and the integers in that unit.
+
+    Where `snap` is true, the integers were moved to multiples of a step that has grown.
+    """
 
     shift: int
     spacing: Spacing
     integers: Tensor
+    snap: bool = False
 
 
 def choose_spacing(plan: LatticePlan, spec: TensorSpec, state: LatticeReference) -> Chosen:
     """Return the step the plan asks for: held but for powers of two, or free after a restore.
 
-    A step never more than doubles: values that sit near the middle of a much larger cell would all stay
-    where they are, and the movement of that frame would be lost.
+    Where it grows, the integers are snapped first. Left where they are, all values would sit near the
+    middle of their larger cells and stay there: the movement of that frame would be lost as a whole.
+    After a restore they are left, for matched gain shows the movement.
     """
     width = plan.widths.get(spec.key, state.spacing.width)
-    if not plan.after_restore:
-        width = min(held(width, state.spacing), _MAX_GROWTH * state.spacing.width)
-    return _at_width(width, spec, state)
+    if plan.after_restore:
+        return _at_width(width, spec, state)
+    width = held(width, state.spacing)
+    chosen = _at_width(width, spec, state)
+    if width > state.spacing.width:
+        moved = snapped(chosen.integers, grid_of(chosen.spacing, spec.dtype))
+        if moved is not None:
+            return chosen._replace(integers=moved, snap=True)
+    return chosen
 
 
 def _at_width(width: float, spec: TensorSpec, state: LatticeReference) -> Chosen:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.checkpoint import TensorSpec
 
-__all__ = ["LatticeReference", "fits", "put_exact"]
+__all__ = ["LatticeReference", "fits", "no_exact", "put_exact"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,10 +67,20 @@ class LatticeReference(TensorReference):
 
 def put_exact(state: LatticeReference, values: Tensor) -> Tensor:
     """Return flat float32 lattice values in the stored dtype and shape, exact ones in their places."""
-    result = values.to(getattr(torch, state.dtype))
+    dtype = getattr(torch, state.dtype)
+    result = values if values.dtype == dtype else values.to(dtype)
     if state.exact_at.numel():
         result[state.exact_at] = state.exact_values
     return result.view(state.shape)
+
+
+@lru_cache(maxsize=64)
+def no_exact(dtype: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return places and values where none is exact; the same tensors for all, which nobody changes."""
+    return (
+        torch.zeros(0, dtype=torch.int64, device=device),
+        torch.zeros(0, dtype=getattr(torch, dtype), device=device),
+    )
 
 
 def fits(reference: TensorReference | None, spec: TensorSpec) -> LatticeReference | None:

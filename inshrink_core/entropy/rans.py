@@ -136,9 +136,9 @@ def encode_rans(
         shape = stream_shape(n, chosen.data_bits)
         lanes, block_length = lanes or shape[0], block_length or max(shape[1], lanes or 1)
         blocks = rans_encode(symbols, contexts, chosen.model, lanes, block_length)
-        stream = pack_stream(chosen, blocks, block_length)
-        if len(stream) < stored_bytes:
-            return bytes((_RANS,)) + stream
+        stream = pack_stream(chosen, blocks, block_length, bytes((_RANS,)))
+        if len(stream) <= stored_bytes:
+            return stream
     return bytes((_PACKED,)) + pack_bits(symbols.cpu().numpy(), n_symbols)
 
 

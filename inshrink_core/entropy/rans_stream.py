@@ -37,20 +37,21 @@ class RansStream(NamedTuple):
     block_length: int
 
 
-def pack_stream(chosen: ChosenModel, blocks: RansBlocks, block_length: int) -> bytes:
-    """Return the bytes of coded blocks and their model."""
+def pack_stream(chosen: ChosenModel, blocks: RansBlocks, block_length: int, before: bytes = b"") -> bytes:
+    """Return the bytes of coded blocks and their model, after those that stand before."""
     lanes = blocks.states.shape[1]
     n_tables = chosen.model.frequencies.shape[0]
     shape = (lanes.bit_length() - 1) | chosen.precision << 4
     counts = blocks.n_words.numpy().astype("<u4")
     return b"".join(
         (
+            before,
             _HEADER.pack(shape, block_length.bit_length() - 1, n_tables - 1),
-            np.packbits(chosen.bits, bitorder="little").tobytes(),
+            np.packbits(chosen.bits, bitorder="little").data,
             # The last block has what remains of the words.
-            counts[:-1].tobytes(),
-            blocks.states.cpu().numpy().astype("<i4").tobytes(),
-            blocks.words.cpu().numpy().astype("<i2").tobytes(),
+            counts[:-1].data,
+            blocks.states.cpu().numpy().astype("<i4", copy=False).data,
+            blocks.words.cpu().numpy().astype("<i2", copy=False).data,
         )
     )
 
@@ -111,7 +112,7 @@ def _parse_blocks(
             expected=f"{states_end} bytes and words",
             found=f"{len(body)} bytes",
         )
-    n_words = np.zeros(n_blocks, np.int64)
+    n_words = np.empty(n_blocks, np.int64)
     n_words[:-1] = np.frombuffer(body[:counts_end], "<u4")
     total = (len(body) - states_end) // _WORD_BYTES
     n_words[-1] = total - n_words[:-1].sum()
@@ -128,6 +129,7 @@ def _parse_blocks(
             "a rANS state is out of range", expected=f"at least {INITIAL_STATE}", found=str(int(states.min()))
         )
     words = np.frombuffer(body[states_end:], "<i2").astype(np.int16)
-    return RansBlocks(
-        torch.from_numpy(words).to(device), torch.from_numpy(n_words), torch.from_numpy(states).to(device)
-    )
+    coded, lanes_at = torch.from_numpy(words), torch.from_numpy(states)
+    if device.type != "cpu":
+        coded, lanes_at = coded.to(device), lanes_at.to(device)
+    return RansBlocks(coded, torch.from_numpy(n_words), lanes_at)

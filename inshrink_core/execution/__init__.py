@@ -1,6 +1,6 @@
 """Running independent jobs, on threads whose kernels release the GIL; their memory, and results kept."""
 
-from inshrink_core.execution.buffers import new_buffer
+from inshrink_core.execution.buffers import new_array, new_buffer, recycling
 from inshrink_core.execution.kept import keep_result, key_digest, load_result, write_whole
 from inshrink_core.execution.threads import default_threads, ordered_map
 
@@ -9,7 +9,9 @@ __all__ = [
     "keep_result",
     "key_digest",
     "load_result",
+    "new_array",
     "new_buffer",
     "ordered_map",
+    "recycling",
     "write_whole",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from inshrink_core.formats.placement import Named, Placed, place_in_regions
 from inshrink_core.formats.roles import assign_roles
 from inshrink_core.formats.source import FileSource
 
-__all__ = ["ParsedCheckpoint", "assemble"]
+__all__ = ["ParsedCheckpoint", "assemble", "renamed"]
 
 
 class ParsedCheckpoint(NamedTuple):
@@ -178,4 +179,25 @@ def assemble(
         hyperparameters=hyperparameters,
         steps=steps,
         guessed=guessed,
+    )
+
+
+def renamed(known: ParsedCheckpoint, path: Path, content: FileContent) -> ParsedCheckpoint:
+    """Return the checkpoint of one file that differs from another in name, stamp and step alone.
+
+    Parameters
+    ----------
+    known
+        The other, of one file too.
+    path, content
+        The file. Its content must equal that of `known` in all but `stamp` and `steps`, and its size too.
+    """
+    name = path.name
+    return known._replace(
+        path=path,
+        paths={name: path},
+        stamps={name: content.stamp},
+        layouts=tuple(replace(layout, path=name) for layout in known.layouts),
+        places={key: (name, placed) for key, (_, placed) in known.places.items()},
+        steps=content.steps,
     )

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from inshrink_core.checkpoint import FileLayout, Region, TensorRole, ZipEntry
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile, stamp_of
-from inshrink_core.formats.pickle_machine import read_pickle
 from inshrink_core.formats.pickle_names import TensorRef
+from inshrink_core.formats.pickle_recall import PickleRecall
 from inshrink_core.formats.placement import Named, Placed, place
 from inshrink_core.formats.roles import PlacedOptimizer
 from inshrink_core.formats.safetensors_file import looks_like_safetensors, read_header
 from inshrink_core.formats.state_tree import OptimizerTree, StateTree, read_state_tree
 from inshrink_core.formats.torch_zip import is_zip, read_torch_zip
 
-__all__ = ["FileContent", "layout_of", "read_content", "sniff"]
+__all__ = ["ContentRecall", "FileContent", "layout_of", "read_content", "sniff"]
 
 _STATE_ROLES: Final = {role.value: role for role in TensorRole if role.value not in ("weight", "buffer")}
 
@@ -54,6 +55,63 @@ class FileContent(NamedTuple):
     steps: tuple[tuple[str, int], ...]
 
 
+class ContentRecall:
+    """What the torch file read last was like: places in the next one that is alike are known already."""
+
+    def __init__(self) -> None:
+        self.pickle = PickleRecall()
+        self.tree: StateTree | None = None
+        self.storages: dict[str, ZipEntry] = {}
+        self.content: FileContent | None = None
+
+    def known(self, tree: StateTree, storages: dict[str, ZipEntry], stamp: FileStamp) -> FileContent | None:
+        """Return the content of a file whose tensors lie as those of the last one; None of any other."""
+        if self.tree is None or self.content is None or storages != self.storages:
+            return None
+        if not _same_tensors(tree, self.tree):
+            return None
+        optimizers = tuple(
+            PlacedOptimizer(placed.state, found.groups)
+            for placed, found in zip(self.content.optimizers, tree.optimizers, strict=True)
+        )
+        return self.content._replace(stamp=stamp, optimizers=optimizers, steps=tree.steps)
+
+
+def _same_tensors(one: StateTree, other: StateTree) -> bool:
+    """Tell whether two files hold tensors of the same names, at the same places of the same storages."""
+    if len(one.optimizers) != len(other.optimizers):
+        return False
+    for mine, theirs in (
+        (one.model, other.model),
+        (one.extra, other.extra),
+        (one.gradients, other.gradients),
+    ):
+        if len(mine) != len(theirs):
+            return False
+        if not all(a == b and _same_place(x, y) for (a, x), (b, y) in zip(mine, theirs, strict=True)):
+            return False
+    return all(_same_state(a.state, b.state) for a, b in zip(one.optimizers, other.optimizers, strict=True))
+
+
+_State = Mapping[int | str, Mapping[TensorRole, TensorRef]]
+
+
+def _same_state(one: _State, other: _State) -> bool:
+    """Tell whether two optimizers hold the same state, in the same order."""
+    if list(one) != list(other):
+        return False
+    pairs = ((one[param], other[param]) for param in one)
+    return all(list(a) == list(b) and all(_same_place(a[role], b[role]) for role in a) for a, b in pairs)
+
+
+def _same_place(one: TensorRef, other: TensorRef) -> bool:
+    """Tell whether two files describe a tensor in the same way; of shared values this is one look."""
+    return one is other or (
+        (one.storage, one.dtype, one.offset, one.shape, one.stride)
+        == (other.storage, other.dtype, other.offset, other.shape, other.stride)
+    )
+
+
 def sniff(path: Path, counter: ByteCounter) -> str | None:
     """Return ``torch``, ``safetensors``, ``legacy`` or None by the first bytes of a file."""
     with ReadableFile(path, counter) as file:
@@ -87,11 +145,17 @@ def _place_optimizer(tree: OptimizerTree, entries: dict[str, ZipEntry], where: s
     return PlacedOptimizer(state, tree.groups)
 
 
-def _read_torch(file: ReadableFile, stamp: FileStamp) -> FileContent:
+def _read_torch(file: ReadableFile, stamp: FileStamp, recall: ContentRecall) -> FileContent:
     where = str(file.path)
     archive = read_torch_zip(file)
-    tree: StateTree = read_state_tree(read_pickle(archive.pickle_bytes, where), where)
+    tree = read_state_tree(recall.pickle.read(archive.pickle_bytes, where), where)
     entries = archive.storages
+    content = recall.known(tree, entries, stamp) or _placed(tree, entries, stamp, where)
+    recall.tree, recall.storages, recall.content = tree, entries, content
+    return content
+
+
+def _placed(tree: StateTree, entries: dict[str, ZipEntry], stamp: FileStamp, where: str) -> FileContent:
     return FileContent(
         stamp=stamp,
         kind="torch",
@@ -125,8 +189,17 @@ def _read_safetensors(file: ReadableFile, stamp: FileStamp) -> FileContent:
     return FileContent(stamp, "safetensors", model, [], [], (), named, aliases, (), steps)
 
 
-def read_content(path: Path, counter: ByteCounter) -> FileContent:
+def read_content(path: Path, counter: ByteCounter, recall: ContentRecall | None = None) -> FileContent:
     """Return what a weight file holds, from its header.
+
+    Parameters
+    ----------
+    path
+        The file.
+    counter
+        Told of every byte read.
+    recall
+        What the file read before was like; by default nothing is known. The answer does not depend on it.
 
     Raises
     ------
@@ -143,7 +216,7 @@ def read_content(path: Path, counter: ByteCounter) -> FileContent:
             raise DamagedError("the file is empty", where=str(path))
         first = file.read(0, min(file.nbytes, 16))
         if is_zip(first):
-            return _read_torch(file, stamp)
+            return _read_torch(file, stamp, recall or ContentRecall())
         if looks_like_safetensors(first, file.nbytes) or path.suffix == ".safetensors":
             return _read_safetensors(file, stamp)
         if first[:1] == b"\x80":

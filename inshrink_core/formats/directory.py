@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from inshrink_core.errors import DamagedError, InputError
-from inshrink_core.formats.assembly import ParsedCheckpoint, assemble
-from inshrink_core.formats.content import FileContent, read_content, sniff
+from inshrink_core.formats.assembly import ParsedCheckpoint, assemble, renamed
+from inshrink_core.formats.content import ContentRecall, FileContent, read_content, sniff
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile, stamp_of
 from inshrink_core.formats.steps import natural_key
 
-__all__ = ["WEIGHT_SUFFIXES", "is_side_file", "read_directory", "read_json", "read_single_file"]
+__all__ = ["WEIGHT_SUFFIXES", "Recall", "is_side_file", "read_directory", "read_json", "read_single_file"]
 
 WEIGHT_SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
@@ -32,6 +32,22 @@ _OPTIMIZER_FILE: Final = re.compile(r"^optim(izer)?(_states?)?([._-]\d+)?\.(pt|p
 _GRADIENT_FILE: Final = re.compile(r"^grad(ient)?s?\.(pt|pth|bin|safetensors)$")
 _SHARD: Final = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)$")
 _MAX_FILES: Final = 100_000
+_MOST_NAMES: Final = 64
+"""Files of a checkpoint to which those of the next are compared; each holds the headers of one file."""
+
+
+class Recall:
+    """What the checkpoints of a run that were read so far are like; only the last one counts."""
+
+    def __init__(self) -> None:
+        self.contents: dict[str, ContentRecall] = {}
+        self.file: tuple[FileContent, ParsedCheckpoint] | None = None
+
+    def of(self, name: str) -> ContentRecall:
+        """Return what is known of files of a name, as ``optimizer.pt`` of every step."""
+        if len(self.contents) > _MOST_NAMES:
+            self.contents.clear()
+        return self.contents.setdefault(name, ContentRecall())
 
 
 def is_side_file(name: str) -> bool:
@@ -153,7 +169,7 @@ def _without_names_known(contents: dict[str, FileContent]) -> dict[str, FileCont
     return kept
 
 
-def read_directory(root: Path, counter: ByteCounter) -> ParsedCheckpoint:
+def read_directory(root: Path, counter: ByteCounter, recall: Recall | None = None) -> ParsedCheckpoint:
     """Return the checkpoint that a directory is.
 
     Parameters
@@ -162,6 +178,8 @@ def read_directory(root: Path, counter: ByteCounter) -> ParsedCheckpoint:
         Directory with one or more weight files.
     counter
         Told of every byte read.
+    recall
+        What the checkpoints before were like; the answer does not depend on it.
 
     Raises
     ------
@@ -193,7 +211,7 @@ def read_directory(root: Path, counter: ByteCounter) -> ParsedCheckpoint:
     weights = [w for w in weights if w in shards] or weights
     contents: dict[str, FileContent] = {}
     for name in [*weights, *optimizers, *gradients]:
-        contents[name] = read_content(paths[name], counter)
+        contents[name] = read_content(paths[name], counter, recall.of(name) if recall else None)
         _check_shard(root, name, contents[name], shards.get(name, set()))
     kept = _without_names_known({n: c for n, c in contents.items() if n not in gradients})
     kept |= {n: contents[n] for n in gradients}
@@ -209,16 +227,38 @@ def read_directory(root: Path, counter: ByteCounter) -> ParsedCheckpoint:
     )
 
 
-def read_single_file(path: Path, counter: ByteCounter) -> ParsedCheckpoint:
+def read_single_file(path: Path, counter: ByteCounter, recall: Recall | None = None) -> ParsedCheckpoint:
     """Return the checkpoint that one file is.
+
+    Parameters
+    ----------
+    path
+        The file.
+    counter
+        Told of every byte read.
+    recall
+        What the checkpoints before were like; the answer does not depend on it.
 
     Raises
     ------
     InshrinkError
         As `read_content`; InputError where the file holds no weight.
     """
-    content = read_content(path, counter)
-    return assemble(path, content.kind, [(path.name, content)], {}, paths={path.name: path})
+    recall = recall or Recall()
+    content = read_content(path, counter, recall.of(""))
+    if recall.file is not None and _differ_in_step_alone(content, recall.file[0]):
+        parsed = renamed(recall.file[1], path, content)
+    else:
+        parsed = assemble(path, content.kind, [(path.name, content)], {}, paths={path.name: path})
+    recall.file = (content, parsed)
+    return parsed
+
+
+def _differ_in_step_alone(one: FileContent, other: FileContent) -> bool:
+    if one.model is not other.model:
+        return False  # Equal lists are one list (`ContentRecall`); of others nothing is known.
+    same_size = one.stamp.nbytes == other.stamp.nbytes
+    return same_size and one._replace(stamp=other.stamp, steps=other.steps) == other
 
 
 def has_weight_file(root: Path, counter: ByteCounter) -> bool:

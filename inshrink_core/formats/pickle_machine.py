@@ -16,9 +16,9 @@ from typing import Final
 
 from inshrink_core.errors import DamagedError, UnsafePickleError
 from inshrink_core.formats.pickle_names import OPAQUE, MalformedError, Opaque
-from inshrink_core.formats.pickle_stack import Action, Machine
+from inshrink_core.formats.pickle_stack import PAUSED, Action, Machine
 
-__all__ = ["MAX_PICKLE_BYTES", "read_pickle"]
+__all__ = ["MAX_PICKLE_BYTES", "read_pickle", "run_machine"]
 
 MAX_PICKLE_BYTES: Final = 256 << 20
 """Largest pickle that is read. 1 M tensors take about 200 MB; a larger one is no checkpoint."""
@@ -225,16 +225,20 @@ def read_pickle(data: bytes, where: str = "") -> object:
     >>> read_pickle(pickle.dumps({"step": 3}))
     {'step': 3}
     """
-    if len(data) > MAX_PICKLE_BYTES:
+    return run_machine(Machine(data), where)
+
+
+def run_machine(machine: Machine, where: str, pause_at: int | None = None) -> object:
+    """Run a machine to the end of its pickle, or until it pauses; raises as `read_pickle` does."""
+    if len(machine.data) > MAX_PICKLE_BYTES:
         raise DamagedError(
             "the pickle is too large to be a checkpoint's",
             where=where,
             expected=f"at most {MAX_PICKLE_BYTES} bytes",
-            found=f"{len(data)}",
+            found=f"{len(machine.data)}",
         )
-    machine = Machine(data)
     try:
-        result = machine.run(_OPCODES)
+        result = machine.run(_OPCODES, pause_at)
     except (
         MalformedError,
         ValueError,
@@ -250,7 +254,8 @@ def read_pickle(data: bytes, where: str = "") -> object:
             where=where,
             remedy="restore the file from a backup or save it again",
         ) from error
-    _refuse_names(machine, where)
+    if result is not PAUSED:
+        _refuse_names(machine, where)
     return result
 
 

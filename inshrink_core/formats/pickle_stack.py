@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from inshrink_core.formats.pickle_names import (
     ALLOWED,
@@ -19,10 +19,18 @@ from inshrink_core.formats.pickle_names import (
     set_item,
 )
 
-__all__ = ["Action", "Machine"]
+__all__ = ["PAUSED", "Action", "Machine", "SharedValueError"]
 
 Action = Callable[["Machine"], Any]
 """What one opcode does to the machine."""
+
+
+PAUSED: Final = Opaque()
+"""What a run returns that stopped where it was told to, before the end of its pickle."""
+
+
+class SharedValueError(Exception):
+    """The program changes a container that another run made: it must be run from its beginning."""
 
 
 class Machine:
@@ -35,11 +43,16 @@ class Machine:
         self.memo: dict[int, Any] = {}
         self.wanted: set[str] = set()
         self.n_copied = 0
+        self.shared: frozenset[int] = frozenset()
 
-    def run(self, table: Sequence[Action | None]) -> object:
-        """Run to STOP; the opcodes that make up nine tenths of a state dict are done in place."""
+    def run(self, table: Sequence[Action | None], pause_at: int | None = None) -> object:
+        """Run to STOP; the opcodes that make up nine tenths of a state dict are done in place.
+
+        With `pause_at`, the first opcode that begins there or later is left for the next run.
+        """
         data, memo, at, n_bytes = self.data, self.memo, self.at, len(self.data)
-        while at < n_bytes:
+        run_to = n_bytes if pause_at is None else min(pause_at, n_bytes)
+        while at < run_to:
             opcode = data[at]
             at += 1
             if opcode == 0x71:  # BINPUT
@@ -87,6 +100,9 @@ class Machine:
                 self.at = at
                 action(self)
                 at = self.at
+        if pause_at is not None and at < n_bytes:
+            self.at = at
+            return PAUSED
         raise MalformedError("it ends before STOP")
 
     def take(self, n_bytes: int) -> bytes:
@@ -166,6 +182,8 @@ class Machine:
     def append_all(self, items: list[Any]) -> None:
         """Extend the list on top of the stack."""
         target = self.stack[-1]
+        if id(target) in self.shared:
+            raise SharedValueError
         if isinstance(target, list):
             target.extend(items)
         elif not isinstance(target, Opaque):
@@ -174,6 +192,8 @@ class Machine:
     def set_all(self, items: list[Any]) -> None:
         """Set pairs on the mapping on top of the stack."""
         target = self.stack[-1]
+        if id(target) in self.shared:
+            raise SharedValueError
         if isinstance(target, Opaque):
             return
         if not isinstance(target, dict) or len(items) % 2:

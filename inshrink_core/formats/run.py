@@ -12,7 +12,7 @@ from typing import NamedTuple
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import InputError, InshrinkError, NotFoundError
 from inshrink_core.formats.assembly import ParsedCheckpoint
-from inshrink_core.formats.directory import read_directory, read_single_file
+from inshrink_core.formats.directory import Recall, read_directory, read_single_file
 from inshrink_core.formats.discovery import Candidate, Discovery, Skipped, discover
 from inshrink_core.formats.disk import ByteCounter, FileStamp, stamp_of
 from inshrink_core.formats.log import TrainingLog, read_log
@@ -52,14 +52,14 @@ def _stamps(candidate: Candidate) -> tuple[FileStamp, ...]:
     return tuple(stamp_of(path) for path in sorted(paths) if path.is_file())
 
 
-def _read_candidate(candidate: Candidate, known: _Read | None, counter: ByteCounter) -> _Read:
+def _read_candidate(candidate: Candidate, known: _Read | None, counter: ByteCounter, recall: Recall) -> _Read:
     stamps: tuple[FileStamp, ...] = ()
     try:
         stamps = _stamps(candidate)
         if known is not None and known.stamps == stamps:
             return known
         read = read_directory if candidate.is_directory else read_single_file
-        parsed = read(candidate.path, counter)
+        parsed = read(candidate.path, counter, recall)
     except InshrinkError as error:
         return _Read(stamps, None, str(error), error)
     return _Read(stamps, parsed, "", None)
@@ -271,7 +271,8 @@ def _open(path: str, step_pattern: str | None, *, counter: ByteCounter, known: M
         compile_step_pattern(step_pattern)
     discovery = discover(path)
     skipped = list(discovery.skipped)
-    reads = {c.path: _read_candidate(c, known.get(c.path), counter) for c in discovery.candidates}
+    recall = Recall()
+    reads = {c.path: _read_candidate(c, known.get(c.path), counter, recall) for c in discovery.candidates}
     if discovery.single and (error := next(iter(reads.values())).error) is not None:
         raise error
     skipped += [Skipped(str(p), read.reason) for p, read in reads.items() if read.parsed is None]

@@ -11,7 +11,7 @@ from typing import Any
 
 from numba import njit
 
-__all__ = ["kernel", "part"]
+__all__ = ["brief", "kernel", "part"]
 
 _njit: Any = njit
 
@@ -25,6 +25,10 @@ _OPTIONS: dict[str, Any] = {
 
 kernel = _njit(**_OPTIONS)
 """Decorates a function that makes no arrays."""
+
+brief = _njit(**{**_OPTIONS, "nogil": False})
+"""Decorates a kernel that works on tables: it keeps the GIL, because handing that to another thread and
+waiting for it again takes longer than most of its calls."""
 
 part = _njit(**_OPTIONS, no_cpython_wrapper=True)
 """Decorates a function that kernels call."""

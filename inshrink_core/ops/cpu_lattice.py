@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inshrink_core.execution import new_array
 from inshrink_core.ops import reference_lattice as reference
 from inshrink_core.ops.compiled import kernel, part
 from inshrink_core.ops.lattice import (
@@ -39,9 +40,6 @@ __all__: list[str] = []
 
 _CHUNK = 2048
 """Elements at a time: 20 bytes each, in a first-level cache of 48 kB."""
-
-_SUMMED = 1 << 20
-"""Mantissas, below 2**23, whose sum in float64 is exact; up to 2**29 of them."""
 
 _NOTHING, _UNKNOWN = np.zeros(_CHUNK, np.int32), np.zeros(_CHUNK, np.uint8)
 """For what is not given, the same for each chunk: a kernel for its absence would have to be compiled, too."""
@@ -115,9 +113,9 @@ def round_to_grid(
 ) -> Rounded:
     """See `lattice.round_to_grid`."""
     n = values.numel()
-    tokens, new, after = np.empty(n, np.uint8), np.empty(n, np.uint8), np.empty(n, np.int32)
+    tokens, new, after = new_array(n, np.uint8), new_array(n, np.uint8), new_array(n, np.int32)
     w, x, delta, rcp = values.numpy(), integers.numpy(), _F32(grid.delta), _F32(grid.rcp)
-    steps = np.empty(_CHUNK if gain is None else n, np.float32)
+    steps = new_array(_CHUNK if gain is None else n, np.float32)
     if gain is not None and n:
         _match(w, gain.base.numpy(), x, delta, rcp, gain.grades.numpy(), steps)
     n_large, n_exact, largest = _round(
@@ -190,7 +188,7 @@ def advance(
 ) -> Advanced:
     """See `lattice.advance`."""
     n = tokens.numel()
-    after, new, values = np.empty(n, np.int32), np.empty(n, np.uint8), np.empty(n, np.float32)
+    after, new, values = new_array(n, np.int32), new_array(n, np.uint8), new_array(n, np.float32)
     valid = _advance(
         tokens.numpy(),
         large,
@@ -253,18 +251,3 @@ def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_ro
     arrays = (values.numpy(), base.numpy(), integers.numpy())
     _grades(*arrays, _F32(grid.delta), _F32(grid.rcp), keys, counts, grades.numpy())
     return grades
-
-
-@register("exponent_sums", Backend.CPU)
-def exponent_sums(values: Tensor) -> NDArray[np.int64]:
-    """See `lattice.exponent_sums`; in numpy alone."""
-    bits = values.numpy().view(np.uint32)
-    sums = np.zeros(257, np.int64)
-    for begin in range(0, bits.size, _SUMMED):
-        part = bits[begin : begin + _SUMMED]
-        exponents = part >> np.uint32(23) & np.uint32(255)
-        counts = np.bincount(exponents, minlength=256)
-        sums[:256] += np.bincount(exponents, part & np.uint32(0x7FFFFF), 256).astype(np.int64)
-        sums[1:256] += counts[1:] << 23
-        sums[256] += counts[255]
-    return sums

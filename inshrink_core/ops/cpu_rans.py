@@ -5,12 +5,16 @@ Whole steps of 16 or 32 lanes go to `wide_rans` where the processor can, all oth
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.compiled import kernel
+from inshrink_core.execution import new_array
+from inshrink_core.ops.compiled import brief, kernel
 from inshrink_core.ops.rans import (
     CONTEXT_MASK,
     INITIAL_STATE,
@@ -18,7 +22,6 @@ from inshrink_core.ops.rans import (
     PRECISION,
     RansBlocks,
     RansModel,
-    block_sizes,
 )
 from inshrink_core.ops.rans_loops import decode_lanes, encode_lanes
 from inshrink_core.ops.reference_rans_tables import LENGTHS
@@ -48,14 +51,26 @@ _NO_CONTEXTS = np.zeros(max(2 * LANES, _CHUNK), np.uint8)
 """Contexts where there are none: read again and again, because a kernel without them would have to be
 compiled, too."""
 
+_NO_TABLE, _NO_ENTRIES = np.zeros((0, 4), np.uint32), np.zeros(0, np.uint32)
+
 _WIDE = is_wide()
 _encode_one, _encode_two = encode_steps
 _decode_one, _decode_two = decode_steps
 
 
-def _host(tensor: Tensor) -> NDArray[np.uint8]:
-    """Bytes where the kernels can read them."""
-    return np.asarray(tensor.cpu().contiguous().numpy())
+def _host(tensor: Tensor) -> NDArray[Any]:
+    """Return values where the kernels can read them."""
+    if not (tensor.is_cpu and tensor.is_contiguous()):
+        tensor = tensor.cpu().contiguous()
+    values: NDArray[Any] = tensor.numpy()
+    return values
+
+
+@lru_cache(maxsize=64)
+def _turns(size: int) -> NDArray[np.uint16]:
+    """Return by how many places the table that counts each symbol of a chunk is from the first."""
+    turns: NDArray[np.uint16] = np.arange(_CHUNK, dtype=np.uint16) % np.uint16(_TABLES) * np.uint16(size)
+    return turns
 
 
 def _contexts_of(contexts: Tensor | None) -> tuple[NDArray[np.uint8], np.int64]:
@@ -101,22 +116,29 @@ def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_cont
     # that is incremented twice in a row waits for its own store.
     row = min(n_symbols + 1, _N_BYTES)
     n_rows = MAX_CONTEXTS if every else 1
-    total = np.zeros((n_rows, row), np.int64)
-    turn = np.arange(_CHUNK, dtype=np.uint16) % np.uint16(_TABLES) * np.uint16(total.size)
-    places = np.empty(_CHUNK, np.uint16)
+    total = np.zeros((n_contexts, n_symbols), np.int64)
+    turns, places = _turns(n_rows * row), np.empty(_CHUNK, np.uint16)
+    n_counted = min(n_rows, n_contexts)
     for begin in range(0, values.size, _COUNTED):
         span = slice(begin, begin + _COUNTED)
-        counts = np.zeros(_TABLES * total.size, np.uint32)
+        counts = np.zeros((_TABLES, n_rows, row), np.uint32)
         known = context_values[span] if every else context_values
-        _count(values[span], known, every, np.uint16(row), turn, places, counts)
-        total += counts.reshape(_TABLES, n_rows, row).sum(0, dtype=np.int64)
-    if n_rows < n_contexts:
-        total = np.concatenate((total, np.zeros((n_contexts - n_rows, row), np.int64)))
-    return torch.from_numpy(np.ascontiguousarray(total[:n_contexts, :n_symbols]))
+        _count(values[span], known, every, np.uint16(row), turns, places, counts.reshape(-1))
+        total[:n_counted] += counts[:, :n_counted, :n_symbols].sum(0, dtype=np.int64)
+    return torch.from_numpy(total)
 
 
-def _encode_tables(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Limit of the state, reciprocal, bias, and shift with complement, of each symbol; and wide entries.
+def _wide_entries(frequencies: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Return ``frequency - 1 | start << 12`` of each symbol, for whole steps."""
+    n_tables, n_symbols = frequencies.shape
+    starts = np.cumsum(frequencies, axis=1) - frequencies
+    entries = np.zeros((n_tables, _N_BYTES), np.uint32)
+    entries[:, :n_symbols] = np.maximum(frequencies - 1, 0) | starts << PRECISION
+    return entries.reshape(-1)
+
+
+def _encode_table(frequencies: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Limit of the state, reciprocal, bias, and shift with complement, of each symbol, for single lanes.
 
     x // f is (x * reciprocal) >> 32 + shift for x < 2**31 (T. Granlund and P. Montgomery, "Division by
     invariant integers using multiplication", PLDI 1994, section 4). For f = 1 the product gives x - 1,
@@ -134,10 +156,8 @@ def _encode_tables(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.uint32], 
     )
     n_tables, n_symbols = frequencies.shape
     table = np.zeros((n_tables, _N_BYTES, len(columns)), np.uint32)
-    entries = np.zeros((n_tables, _N_BYTES), np.uint32)
     table[:, :n_symbols] = np.stack(columns, axis=-1)
-    entries[:, :n_symbols] = (f - 1) | (starts << PRECISION)
-    return table.reshape(-1, len(columns)), entries.reshape(-1)
+    return table.reshape(-1, len(columns))
 
 
 @kernel
@@ -163,7 +183,7 @@ def _encode_blocks(
         state = states[block]
         end, whole = at, 0
         if _WIDE:
-            whole = part.size // lanes if lanes // LANES * LANES == lanes and lanes <= 2 * LANES else 0
+            whole = part.size // lanes if lanes == LANES or lanes == 2 * LANES else 0
         at = encode_lanes(part, known, every, bases, table, state, words, at, whole * lanes)
         if _WIDE:
             if whole > 0 and lanes == LANES:
@@ -181,18 +201,21 @@ def rans_encode(
     """See `inshrink_core.ops.rans.rans_encode`."""
     values = _host(symbols)
     known, every = _contexts_of(contexts)
-    n_blocks = block_sizes(values.size, block_length).size
+    n_blocks = -(-values.size // block_length)
     states = np.full((n_blocks, lanes), INITIAL_STATE, np.uint32)
-    words = np.empty(values.size, np.uint16)
+    words = new_array(values.size, np.uint16)
     n_words = np.empty(n_blocks, np.int64)
-    table, entries = _encode_tables(model.frequencies)
+    wide = _WIDE and lanes in (LANES, 2 * LANES)
+    # Blocks of whole steps only, as those of large tensors mostly are, need no table for single lanes.
+    table = _NO_TABLE if wide and values.size % lanes == 0 else _encode_table(model.frequencies)
+    entries = _wide_entries(model.frequencies) if wide else _NO_ENTRIES
     bases = _bases(model, _N_BYTES)
     begin = _encode_blocks(values, known, every, bases, table, entries, states, words, n_words, block_length)
-    coded = torch.from_numpy(words[begin:].copy().view(np.int16))
+    coded = torch.from_numpy(words[begin:].view(np.int16))
     return RansBlocks(coded, torch.from_numpy(n_words), torch.from_numpy(states.view(np.int32)))
 
 
-@kernel
+@brief
 def _decode_table(
     frequencies: NDArray[np.int64], table: NDArray[np.uint32]
 ) -> None:  # pragma: no cover - compiled
@@ -249,10 +272,10 @@ def rans_decode(
     blocks: RansBlocks, contexts: Tensor | None, model: RansModel, n: int, block_length: int
 ) -> tuple[Tensor, bool]:
     """See `inshrink_core.ops.rans.rans_decode`."""
-    words = blocks.words.cpu().numpy().view(np.uint16)
-    states = blocks.states.cpu().numpy().view(np.uint32).copy()
+    words = _host(blocks.words).view(np.uint16)
+    states = _host(blocks.states).view(np.uint32).copy()
     known, every = _contexts_of(contexts)
-    symbols = torch.empty(n, dtype=torch.uint8)
+    symbols = torch.from_numpy(new_array(n, np.uint8))
     table = np.empty(model.frequencies.shape[0] * _SIZE, np.uint32)
     _decode_table(model.frequencies, table)
     whole = _decode_blocks(

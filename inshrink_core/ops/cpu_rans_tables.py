@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from inshrink_core.ops import reference_rans_tables as reference
-from inshrink_core.ops.compiled import kernel
+from inshrink_core.ops.compiled import brief
 from inshrink_core.ops.registry import register
 from inshrink_core.ops.schema import Backend
 
 __all__: list[str] = []
 
-register("fit_tables", Backend.CPU)(kernel(reference.fit_tables))
-register("pool_contexts", Backend.CPU)(kernel(reference.pool_contexts))
-register("read_tables", Backend.CPU)(kernel(reference.read_tables))
+register("fit_tables", Backend.CPU)(brief(reference.fit_tables))
+register("pool_contexts", Backend.CPU)(brief(reference.pool_contexts))
+register("read_tables", Backend.CPU)(brief(reference.read_tables))

@@ -38,7 +38,6 @@ __all__ = [
     "Grid",
     "Rounded",
     "advance",
-    "exponent_sums",
     "gain_grades",
     "large_changes",
     "pack_extra",
@@ -242,23 +241,6 @@ def large_changes(
         changes[turned] = -changes[turned]
     z: NDArray[np.int64] = ((changes << 1) ^ (changes >> 63)).cpu().numpy()
     return z
-
-
-def exponent_sums(values: Tensor) -> NDArray[np.int64]:
-    """Sum the mantissas of float32 values, with their hidden bit, by the eight bits of the exponent.
-
-    Parameters
-    ----------
-    values : Float32[Tensor, "n"]
-        Contiguous, any device, fewer than 2**38; signs do not count.
-
-    Returns
-    -------
-    ndarray of int64, (257,)
-        The last number is how many values are not finite. The same in whatever order they are summed.
-    """
-    sums: NDArray[np.int64] = dispatch("exponent_sums", values.device)(values)
-    return sums
 
 
 def pack_extra(z: NDArray[np.int64]) -> bytes:

@@ -46,6 +46,9 @@ _CODES, _CODE_LENGTHS = np.array(
 ).T.copy()
 """Codes of changes of length and their lengths; those of negative changes from the end."""
 
+_FIRST = np.arange(32) < np.arange(33)[:, None]
+"""By number, which of 32 bits are the first ones."""
+
 
 class Tables(NamedTuple):
     """What `choose_tables` chose.
@@ -112,16 +115,19 @@ def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
     bits : float
         Estimated bits of data and tables. O(contexts**2 · symbols).
     """
-    occurs = counts.any(1)
-    n = occurs.size
-    leaders: NDArray[np.int64] = np.where(occurs, np.arange(n), -1)
+    n, n_symbols = counts.shape
+    merged = np.empty((n, n_symbols + 1), np.int64)
+    merged[:, :n_symbols] = counts
+    counts.sum(1, out=merged[:, n_symbols])
+    sums = merged[:, n_symbols].tolist()
+    leaders = np.array([i if total else -1 for i, total in enumerate(sums)], np.int64)
     pair_bits = np.full((n, n), -1.0)
-    merged = np.concatenate((counts, counts.sum(1, keepdims=True)), axis=1)
     dispatch("pool_contexts", _HOST)(merged, leaders, pair_bits)
-    leads = leaders == np.arange(n)
-    rows: NDArray[np.int64] = np.where(occurs, (np.cumsum(leads) - 1)[leaders], 0)
+    led = leaders.tolist()
+    number_of = {leader: number for number, leader in enumerate(i for i in range(n) if led[i] == i)}
+    rows = np.array([number_of.get(leader, 0) for leader in led], np.int64)
     # One by one: numpy's sum of eight and more numbers takes another order.
-    return rows, sum(pair_bits.diagonal()[leads].tolist(), start=0.0)
+    return rows, sum((float(pair_bits[i, i]) for i in number_of), start=0.0)
 
 
 def choose_tables(counts: NDArray[np.int64], rows: NDArray[np.int64], precisions: tuple[int, ...]) -> Tables:
@@ -177,14 +183,16 @@ def write_tables(frequencies: NDArray[np.int64], precision: int) -> NDArray[np.u
     """
     written = np.cumsum(frequencies, axis=1) - frequencies < 1 << precision
     lengths = LENGTHS[frequencies]
-    changes = np.diff(lengths, axis=1, prepend=0)[written]
-    f, lower = frequencies[written], np.maximum(lengths[written] - 1, 0)
-    codes, n_code = _CODES[changes], _CODE_LENGTHS[changes]
-    codes |= (f & ((1 << lower) - 1)) << n_code
-    n_bits = n_code + lower
-    ends = np.cumsum(n_bits)
-    within = np.arange(ends[-1]) - np.repeat(ends - n_bits, n_bits)
-    bits: NDArray[np.uint8] = (np.repeat(codes, n_bits) >> within & 1).astype(np.uint8)
+    changes = lengths.copy()
+    changes[:, 1:] -= lengths[:, :-1]
+    places = changes[written]
+    n_code = _CODE_LENGTHS[places]
+    n_bits = n_code + LENGTHS[frequencies[written] >> 1]
+    # What follows the code is the frequency below its highest bit, which is the last one taken.
+    codes = _CODES[places] | frequencies[written] << n_code
+    # As bytes: a code and a frequency are fewer than 32 bits, the first of them lowest.
+    spread = np.unpackbits(codes.astype("<u4").view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
+    bits: NDArray[np.uint8] = spread[_FIRST[n_bits]]
     return bits
 
 
@@ -207,8 +215,7 @@ def read_tables(
     n_contexts, n_tables, n_symbols = shape
     width = (n_tables - 1).bit_length()
     frequencies = np.empty((n_tables, n_symbols), np.int64)
-    bits = np.zeros(8 * packed.size + READ_AHEAD, np.int64)
-    bits[: 8 * packed.size] = np.unpackbits(packed, bitorder="little")
+    bits = np.unpackbits(packed, count=8 * packed.size + READ_AHEAD, bitorder="little")
     at = n_contexts * width
     if at > n_bits:
         return np.zeros(n_contexts, np.int64), frequencies, -1

@@ -179,16 +179,3 @@ def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_ro
         counts = torch.bincount(keys, minlength=2 * GAIN_BINS).view(2, GAIN_BINS).cpu().numpy()
         grades[row] = best_grade(counts, int((~inside).sum()))
     return grades
-
-
-@register("exponent_sums", Backend.REFERENCE)
-def exponent_sums(values: Tensor) -> NDArray[np.int64]:
-    """See `lattice.exponent_sums`."""
-    bits = values.view(torch.int32)
-    exponents = ((bits >> 23) & 255).long()
-    mantissas = (bits & 0x7FFFFF) + ((exponents > 0).to(torch.int32) << 23)
-    sums = torch.zeros(257, dtype=torch.int64, device=values.device)
-    sums.index_add_(0, exponents, mantissas.long())
-    sums[256] = (exponents == 255).sum()
-    result: NDArray[np.int64] = sums.cpu().numpy()
-    return result

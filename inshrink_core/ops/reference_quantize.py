@@ -12,17 +12,27 @@ from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PRO
 from inshrink_core.ops.registry import register
 from inshrink_core.ops.schema import Backend
 
-__all__ = ["as_float32", "flattened"]
+__all__ = ["as_float32", "flattened", "settled"]
 
 
 def as_float32(tensor: Tensor) -> Tensor:
     """Return the values flat, contiguous, in float32 (exact for float16 and bfloat16)."""
-    return flattened(tensor).to(torch.float32)
+    flat = flattened(tensor)
+    return flat if flat.dtype == torch.float32 else flat.to(torch.float32)
 
 
 def flattened(tensor: Tensor) -> Tensor:
     """Return the values flat, contiguous, with lazy negation carried out; perhaps the caller's own memory."""
-    return tensor.detach().resolve_neg().contiguous().view(-1)
+    tensor = settled(tensor)
+    return tensor if tensor.dim() == 1 else tensor.view(-1)
+
+
+def settled(tensor: Tensor) -> Tensor:
+    """Return the values contiguous, with lazy negation carried out; perhaps the caller's own memory."""
+    # Each of torch's calls hands the GIL to another thread, if one waits: none where none is needed.
+    if tensor.requires_grad or tensor.is_neg() or not tensor.is_contiguous():
+        return tensor.detach().resolve_neg().contiguous()
+    return tensor
 
 
 def _keys(values: Tensor) -> Tensor:

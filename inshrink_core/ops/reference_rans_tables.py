@@ -143,7 +143,7 @@ def pool_contexts(merged: NDArray[np.int64], leaders: NDArray[np.int64], bits: N
 
 @register("read_tables", Backend.REFERENCE)
 def read_tables(
-    bits: NDArray[np.int64], n_bits: int, precision: int, frequencies: NDArray[np.int64], at: int
+    bits: NDArray[np.uint8], n_bits: int, precision: int, frequencies: NDArray[np.int64], at: int
 ) -> int:
     """See `inshrink_core.ops.rans_tables.read_tables`; from a place on, returning the place after, or -1.
 
@@ -161,14 +161,14 @@ def read_tables(
                     at += 1
                 value = 0
                 for _ in range(zeros + 1):
-                    value = 2 * value + bits[at]
+                    value = 2 * value + int(bits[at])
                     at += 1
                 length += _JUMPS[value]
                 if zeros == _LONGEST_ZEROS or length < 0 or length > precision + 1:
                     return -1
                 f = (1 << length) >> 1
                 for k in range(length - 1):
-                    f |= bits[at] << k
+                    f |= int(bits[at]) << k
                     at += 1
                 left -= f
                 if left < 0 or at > n_bits:

@@ -37,6 +37,10 @@ _Implementation = TypeVar("_Implementation", bound=Callable[..., Any])
 
 _implementations: dict[tuple[str, Backend], Callable[..., Any]] = {}
 
+_found: dict[tuple[str, str], Callable[..., Any]] = {}
+"""What `dispatch` returned, by op and kind of device, while no back end was forced: encoding a tensor asks
+for ten ops, after kernels that left nothing of this module in a cache."""
+
 _forced: ContextVar[Backend | None] = ContextVar("_forced", default=None)
 
 _BACKEND_OF_DEVICE = {"cpu": Backend.CPU, "cuda": Backend.CUDA}
@@ -69,8 +73,19 @@ def dispatch(op: str, device: torch.device) -> Callable[..., Any]:
     device
         Where the arguments are.
     """
+    forced = _forced.get()
+    if forced is not None:
+        return _implementation(op, forced)
+    found = _found.get((op, device.type))
+    if found is None:
+        found = _implementation(op, _BACKEND_OF_DEVICE.get(device.type, Backend.REFERENCE))
+        _found[op, device.type] = found
+    return found
+
+
+def _implementation(op: str, backend: Backend) -> Callable[..., Any]:
+    """Return the implementation on a back end, or the reference where that has none."""
     declared = SCHEMA[op]
-    backend = _forced.get() or _BACKEND_OF_DEVICE.get(device.type, Backend.REFERENCE)
     if backend not in declared.backends:
         backend = Backend.REFERENCE
     if (op, backend) not in _implementations:

@@ -101,10 +101,11 @@ _LATTICE = (
     Op("round_to_grid", "lattice", "changes of lattice points as tokens, and the state after them", _KERNELS),
     Op("advance", "lattice", "inverse of round_to_grid", _KERNELS),
     Op("gain_grades", "lattice", "thresholds of matched-gain rounding", _KERNELS),
-    Op("exponent_sums", "lattice", "mantissas of float32 values summed per exponent"),
 )
 
-_FAMILIES = (_SYMBOLS, _PLANES, _QUANTIZE, _RANS, _ADAPTIVE, _LATTICE)
+_SAMPLE = (Op("sample_sums", "sample", "mantissas of squares of a sample summed per exponent"),)
+
+_FAMILIES = (_SYMBOLS, _PLANES, _QUANTIZE, _RANS, _ADAPTIVE, _LATTICE, _SAMPLE)
 
 SCHEMA: Mapping[str, Op] = {op.name: op for family in _FAMILIES for op in family}
 """Every op by name."""

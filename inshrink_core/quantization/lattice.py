@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from inshrink_core.ops.lattice import Grid, exponent_sums
+from inshrink_core.ops.lattice import Grid
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from numpy.typing import NDArray
 
 __all__ = [
     "MAX_EXPONENT",
@@ -27,7 +27,6 @@ __all__ = [
     "grid_of",
     "held",
     "new_spacing",
-    "sample",
     "sensitivity_factor",
     "spacing_of",
 ]
@@ -42,11 +41,6 @@ _MAX_INTEGER = (1 << 24) - 1
 """Largest abs(N): integers to here times a power of two are float32 numbers."""
 
 _FLOAT16_MAX = 65504
-
-_SAMPLE_RUN = 64
-_SAMPLE_RUNS = 256
-"""Runs of consecutive elements, evenly spaced: 2**14 values tell a mean square to about 4 %, a step, which
-follows its fourth root, to 1 %."""
 
 _UNITS_LOG2 = 8
 """A step has at least 2**8 units when a chain begins, so that it can be halved eight times."""
@@ -76,33 +70,27 @@ class Spacing(NamedTuple):
         return math.ldexp(self.step, self.exponent)
 
 
-def sample(values: Tensor) -> Tensor:
-    """Return at most 2**14 elements of a flat tensor, the same ones for the same length."""
-    n = values.numel()
-    if n <= _SAMPLE_RUN * _SAMPLE_RUNS:
-        return values
-    return values.as_strided((_SAMPLE_RUNS, _SAMPLE_RUN), (n // _SAMPLE_RUNS, 1)).reshape(-1)
+def exact_mean(sums: NDArray[np.int64], n: int) -> float:
+    """Return the mean of `n` numbers, exact but for one rounding; NaN if one of them is not finite.
 
-
-def exact_mean(values: Tensor) -> float:
-    """Return the mean magnitude of float32 values, exact but for one rounding; NaN if one is not finite.
-
-    Mantissas are summed per exponent: integers, in whatever order.
+    Parameters
+    ----------
+    sums : (257,)
+        Their mantissas by exponent (`inshrink_core.ops.sample.sample_sums`).
 
     Examples
     --------
     >>> import torch
-    >>> exact_mean(torch.tensor([1.0, -2.0, 6.0]))
-    3.0
+    >>> from inshrink_core.ops.sample import sample_sums
+    >>> seen = sample_sums(torch.tensor([1.0, 2.0, 4.0]), None, None, 1.0, np.zeros(0, np.int64))
+    >>> exact_mean(seen.sums[0], 3)
+    7.0
     """
-    if values.numel() == 0:
-        return 0.0
-    sums = exponent_sums(values.contiguous())
     if sums[256] > 0:
         return math.nan
-    there = sums.nonzero()[0]
-    terms = np.ldexp(sums[there].astype(np.float64), np.maximum(there, 1) - 150)
-    return math.fsum(terms.tolist()) / values.numel()
+    there = sums.nonzero()[0].tolist()
+    terms = (math.ldexp(int(sums[exponent]), max(exponent, 1) - 150) for exponent in there)
+    return math.fsum(terms) / max(n, 1)
 
 
 def geometric_mean(means: Sequence[float]) -> float:

@@ -31,6 +31,8 @@ _LIMITS: Final = (2.0**-8, 2.0**8)
 """Finest and coarsest step tried: from ten bits a weight to a keyframe's few values."""
 
 _HALF: Final = 0.5
+_FINER: Final = 1.5
+"""Factor of a move off a plateau of which only one end is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,11 @@ class Bracket:
         Power of the step that figures grow with, until two measurements say otherwise.
     aim
         Share of a bound that is aimed at.
+
+    Notes
+    -----
+    Where steps are held to powers of two, two points often give the same frame. Such a plateau is halved
+    in the middle, for its figures say nothing of how far it reaches; between two of them the search ends.
     """
 
     start: float
@@ -65,8 +72,14 @@ class Bracket:
         step = _limited(self.start)
         kept: Outcome[float] | None = None
         broken: Outcome[float] | None = None
+        plateaus: set[bool] = set()
         while True:
             (outcome,) = yield [step]
+            known = kept if outcome.kept else broken
+            flat = known is not None and _same(outcome, known)
+            plateaus |= {outcome.kept} if flat else set()
+            if len(plateaus) == 2:
+                return
             if outcome.kept:
                 kept = outcome
                 if outcome.usage >= self.enough:
@@ -75,13 +88,13 @@ class Bracket:
                 broken = outcome
             if kept is not None and broken is not None and broken.point <= kept.point * self.tolerance:
                 return
-            following = min(self._next(outcome, kept, broken), three_digits(self.most))
+            following = min(self._next(outcome, kept, broken, flat), three_digits(self.most))
             if following in (step, kept and kept.point, broken and broken.point):
                 return
             step = following
 
     def _next(
-        self, last: Outcome[float], kept: Outcome[float] | None, broken: Outcome[float] | None
+        self, last: Outcome[float], kept: Outcome[float] | None, broken: Outcome[float] | None, flat: bool
     ) -> float:
         """Return the step at which the bounds are expected to be reached, within what is known of it."""
         power = self.power
@@ -99,13 +112,18 @@ class Bracket:
             # From the bracket's ends nothing is learned; the middle is better than a hair inside.
             inner = math.log(broken.point / kept.point)
             share = math.log(guess / kept.point) / inner if guess > 0 else _HALF
-            share = min(max(share, 0.2), 0.8)
+            share = _HALF if flat else min(max(share, 0.2), 0.8)
             guess = kept.point * math.exp(share * inner)
         elif broken is not None:
-            guess = min(guess, broken.point / 1.1)
+            guess = min(guess, broken.point / (_FINER if flat else 1.1))
         elif kept is not None:
-            guess = max(guess, kept.point * 1.1)
+            guess = max(guess, kept.point * (_FINER if flat else 1.1))
         return _limited(guess)
+
+
+def _same(one: Outcome[float], other: Outcome[float]) -> bool:
+    """Whether two points restore the same state, as far as its figures tell; their names differ in size."""
+    return one.usage == other.usage
 
 
 def _limited(step: float) -> float:

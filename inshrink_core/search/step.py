@@ -24,9 +24,6 @@ BUDGET: Final = 8
 _WORTHWHILE: Final = 1.01
 """Least gain for which factors of layer types are changed."""
 
-_COARSER: Final = 2.0
-"""Most that a step's search coarsens the lattice by, against the last informative step."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
@@ -97,7 +94,7 @@ class ChainSearch:
         ratios: Ratios,
         *,
         informative: bool,
-        first: bool,
+        unsure: bool = False,
         factors: Mapping[str, float] | None = None,
     ) -> Decision:
         """Return what a step is to be written with.
@@ -113,9 +110,9 @@ class ChainSearch:
         informative
             False where the stale copy keeps the bounds too: then the last configuration stays if it keeps
             them, for the bounds say nothing about a coarser one.
-        first
-            Whether this is the chain's first frame: there is no stale copy to tell whether the bounds say
-            anything, so that nothing coarser than the start is tried.
+        unsure
+            Whether there is no stale copy to tell if the bounds say anything: then nothing coarser than
+            the start is tried either.
         factors
             Factors of layer types to try in the place of the lattice's present ones.
         """
@@ -131,7 +128,7 @@ class ChainSearch:
         elif factors is not None:
             explored = Explored(self._compare_factors(factors, bounds, measure))
         if explored.best is None or informative:
-            strategy = self._strategy(ratios, informative=informative, first=first)
+            strategy = self._strategy(ratios, coarser=informative and not unsure)
             explored = explore(strategy, outcomes, budget=self._limit(), known=explored.outcomes)
         best = explored.best
         if best is None:
@@ -180,12 +177,11 @@ class ChainSearch:
         """Return the evaluations allowed at this step."""
         return BUDGET if self.budget is None and isinstance(self.space, LatticeLine) else self.budget
 
-    def _strategy(self, ratios: Ratios, *, informative: bool, first: bool) -> Strategy[Any]:
+    def _strategy(self, ratios: Ratios, *, coarser: bool) -> Strategy[Any]:
         """Choose how to look: around the last configuration where there is one."""
         if isinstance(self.space, LatticeLine):
             start = self.last if self.last is not None else self.start
-            most = start if first or not informative else start * _COARSER
-            return Bracket(start=start, most=most)
+            return Bracket(start=start) if coarser else Bracket(start=start, most=start)
         cube = self.space
 
         def ratio_of(point: CubePoint) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from inshrink_core.chain import Appended, Archive, ChainConfig, ChainWriter, stored_view
@@ -50,6 +51,9 @@ class BoundedWriter:
     originals
         The originals; a step whose evaluation the judge knows is its successor's stale copy without being
         at hand.
+    following
+        Step of the original that comes after one; None where it is not at hand yet. It tells whether the
+        bounds say anything of a chain's first step, which has no stale copy.
     resumed
         Whether `base` is what an archive was written with so far, and the search goes on from there.
     told
@@ -62,11 +66,13 @@ class BoundedWriter:
         judge: Judge,
         originals: Originals,
         *,
+        following: Callable[[int], int | None] | None = None,
         resumed: bool = False,
         told: OnTrial | None = None,
     ) -> None:
         self._judge, self._original, self._told = judge, originals, told
         self._factors_given, self._base = factors_of(base)
+        self._following = following or (lambda step: None)
         self._resumed = resumed
         self._begun: tuple[int, ChainSearch] | None = None
         self._last: tuple[bytes, FrameIndex] | None = None
@@ -126,14 +132,14 @@ class BoundedWriter:
         search = self.begin(checkpoint)
         keyframe = chain.keyframe_is_due
         trials = self._trials(chain, checkpoint, keyframe=keyframe)
-        before = None if chain.parent is None else self._step_before(chain.parent)
-        informative = self._is_informative(checkpoint.step, before)
+        neighbour = self._neighbour(chain.parent, checkpoint.step)
+        informative = self._is_informative(checkpoint.step, neighbour)
         decision = search.decide(
             self.bounds,
             trials,
             trials.ratios(),
             informative=informative,
-            first=chain.parent is None,
+            unsure=chain.parent is None and neighbour is None,
             factors=self._factors(chain, trials, search) if informative else None,
         )
         self.evaluations += trials.evaluations
@@ -148,7 +154,7 @@ class BoundedWriter:
     def check(self, archive: Archive, info: FrameInfo) -> None:
         """Judge a step that was archived before."""
         parents = [one for one in archive.frames if one.frame_id == info.parent_id]
-        before = self._step_before(parents[0]) if parents else None
+        neighbour = self._neighbour(parents[0] if parents else None, info.step)
         figures = self._judge.figures(info.step, archive.checkpoint(info))
         self.evaluations += 1
         meta = archive.frame(info).meta
@@ -156,19 +162,21 @@ class BoundedWriter:
             config=document_of(meta),
             drop=figures.drop,
             divergence=figures.divergence,
-            informative=self._is_informative(info.step, before),
+            informative=self._is_informative(info.step, neighbour),
             exact=is_exact(meta),
             side=self.bounds.judge(figures).side,
         )
 
-    def _step_before(self, info: FrameInfo) -> int | None:
-        """Return the step of a frame whose original can be judged: the stale copy of what follows it."""
-        known = self._judge.knows(info.step) or self._original(info.step) is not None
-        return info.step if known else None
+    def _neighbour(self, parent: FrameInfo | None, step: int) -> int | None:
+        """Return the step whose original is the stale copy; the one after it for a chain's first step."""
+        neighbour = self._following(step) if parent is None else parent.step
+        if neighbour is None or self._judge.knows(neighbour):
+            return neighbour
+        return None if self._original(neighbour) is None else neighbour
 
-    def _is_informative(self, step: int, before: int | None) -> bool:
-        """Whether the stale copy breaks the bounds; the first step has none, and is taken to be so."""
-        stale = self._judge.stale(step, before)
+    def _is_informative(self, step: int, neighbour: int | None) -> bool:
+        """Whether the neighbour's original, in this one's place, breaks the bounds; true without one."""
+        stale = self._judge.stale(step, neighbour)
         return stale is None or not self.bounds.judge(stale).kept
 
     def _trials(self, chain: ChainWriter, checkpoint: Checkpoint, *, keyframe: bool) -> StepTrials:
@@ -298,7 +306,12 @@ def open_bounded(
     with Judge([evaluator], run.__getitem__, bounds) as judge:
         known = frozenset(run.steps)
         writer = BoundedWriter(
-            base, judge, lambda step: run[step] if step in known else None, resumed=resumed, told=told
+            base,
+            judge,
+            lambda step: run[step] if step in known else None,
+            following=dict(pairwise(steps)).get,
+            resumed=resumed,
+            told=told,
         )
         writer.begin(run[steps[0]])
         # Asked now, before there is an archive, so that an evaluator of no use leaves nothing behind.

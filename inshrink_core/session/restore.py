@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from inshrink_core.archive import is_archive
 from inshrink_core.chain import Archive, frame_size
 from inshrink_core.errors import NotFoundError
+from inshrink_core.execution import default_threads
 from inshrink_core.formats import Run, open_run, write_checkpoint
 from inshrink_core.session.progress import OnProgress, Progress
+from inshrink_core.session.read_ahead import reading_ahead
 
 if TYPE_CHECKING:
     import os
@@ -92,6 +94,7 @@ def restore(
     tensors: str | None = None,
     force: bool = False,
     progress: OnProgress | None = None,
+    threads: int | None = None,
 ) -> RestoreReport:
     """Write archived steps back as files.
 
@@ -112,6 +115,9 @@ def restore(
         Overwrite existing files.
     progress
         Called after each tensor.
+    threads
+        How many tensors are decoded at a time; by default as many as there are processors. The files are
+        the same.
 
     Raises
     ------
@@ -147,14 +153,17 @@ def restore(
         written = step_layout
         nested = len(chosen) > 1 and (len(checkpoint.files) != 1 or step_layout != "same" or not whole)
         target = Path(directory) / f"checkpoint-{step}" if nested else Path(directory)
-        paths += write_checkpoint(
-            checkpoint,
-            target,
-            layout=step_layout,
-            force=force,
-            keys=_selector(checkpoint, tensors),
-            progress=counter.of(checkpoint),
-        )
+        keys = _selector(checkpoint, tensors)
+        order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
+        with reading_ahead(checkpoint, order, threads or default_threads()) as ahead:
+            paths += write_checkpoint(
+                ahead,
+                target,
+                layout=step_layout,
+                force=force,
+                keys=keys,
+                progress=counter.of(checkpoint),
+            )
     return RestoreReport(
         steps=chosen,
         paths=tuple(paths),

@@ -19,6 +19,7 @@ from inshrink_core.search.walk import OnTrial, trial_of
 
 if TYPE_CHECKING:
     from inshrink_core.archive.index import FrameIndex
+    from inshrink_core.search.bounds import Figures
 
 __all__ = ["Made", "StepTrials", "model_digests"]
 
@@ -59,17 +60,21 @@ class StepTrials:
         self._base, self._judge, self._told = base, judge, told
         self.checkpoint, self.standing, self.index = checkpoint, standing, index
         self._made: dict[str, Made] = {}
+        self._figures: dict[tuple[tuple[str, bytes], ...], Figures] = {}
         self.evaluations = 0
 
     def __call__(self, candidate: Candidate) -> Trial:
-        """Encode a candidate in memory and ask the evaluator."""
+        """Encode a candidate in memory and ask the evaluator, once about the same restored state."""
         begun = time.perf_counter()
         chain = candidate.chain_config(self._base)
         encoded = encode_step(chain, self.checkpoint, self.standing, self.index)
         restored = encoded.restored()
-        self._made[candidate.digest] = Made(encoded.index, model_digests(restored))
-        figures = self._judge.figures(self.checkpoint.step, restored, until_broken=True)
-        self.evaluations += 1
+        made = Made(encoded.index, model_digests(restored))
+        state = tuple(made.digests.items())
+        if state not in self._figures:
+            self._figures[state] = self._judge.figures(self.checkpoint.step, restored, until_broken=True)
+            self.evaluations += 1
+        self._made[candidate.digest], figures = made, self._figures[state]
         trial = trial_of(encoded, candidate, figures, None, begun)
         if self._told is not None:
             self._told(trial)

@@ -233,6 +233,23 @@ def test_bracket_bears_steps_that_change_nothing():
     assert explored.best.point >= 4
 
 
+@pytest.mark.parametrize("start", [2.5, 9.0])
+def test_bracket_leaves_a_plateau_of_equal_frames_by_its_middle(start):
+    def held(c):
+        return 2 ** math.floor(math.log2(c))
+
+    asked = []
+
+    def measure(points):
+        asked.extend(points)
+        # Just beyond the bound at 4, so that only a hair less seems to be called for.
+        return [Outcome(c, held(c) < 4, held(c), held(c) ** 2 / 15) for c in points]
+
+    explored = explore(Bracket(start=start), measure, budget=8)
+    assert held(explored.best.point) == 2
+    assert len(asked) <= 5
+
+
 def test_bracket_finds_nothing_where_nothing_is_kept():
     explored, asked = bracket(lambda c: math.inf, start=2.5)
     assert explored.best is None

@@ -6,13 +6,18 @@ import math
 import pytest
 import torch
 
-from inshrink_core.chain import Archive
+from inshrink_core.chain import Archive, Standing
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.formats import open_run
+from inshrink_core.search.bounds import Bounds
+from inshrink_core.search.judge import Judge
 from inshrink_core.search.prior import DROP_PER_NAT
+from inshrink_core.search.space import Candidate
 from inshrink_core.session import compress, estimate, restore, search
+from inshrink_core.session.config import make_chain_config
+from inshrink_core.session.step_trials import StepTrials
 from tests.search.evaluators import InProcess
 from tests.training import write_run
 
@@ -94,11 +99,38 @@ def test_a_step_at_which_the_stale_copy_passes_keeps_the_last_informative_config
 ):
     report = compress(run, tmp_path / "a.inshrink", max_drop=0.5, max_divergence=10.0)
     frames = report.to_json()["frames"]
-    assert frames[0]["informative"] is True
-    assert [frame["informative"] for frame in frames[1:]] == [False] * 4
+    # In place of the first, which has no stale copy, stands the second.
+    assert [frame["informative"] for frame in frames] == [False] * 5
     assert {json.dumps(frame["config"]) for frame in frames[1:]} == {json.dumps(frames[0]["config"])}
     assert frames[0]["config"]["settings"]["coarseness"] == 2.5
     assert report.promise.evaluations == len(run.steps)
+
+
+def test_the_first_step_is_as_coarse_as_its_bounds_allow_where_the_next_one_in_its_place_breaks_them(
+    run, tmp_path, evaluator
+):
+    def first_coarseness(steps):
+        report = compress(run, tmp_path / f"{len(steps)}.inshrink", max_divergence=1e-3, steps=steps)
+        frame = report.to_json()["frames"][0]
+        assert frame["informative"] is True
+        return frame["config"]["settings"]["coarseness"]
+
+    assert first_coarseness(run.steps[:1]) <= 2.5 < first_coarseness(run.steps[:2])
+
+
+def test_the_same_restored_state_is_evaluated_once(run, evaluator):
+    step = run.steps[0]
+    base = make_chain_config("", "lattice", None, None, 32, "cpu", 1)
+    with Judge([evaluator], run.__getitem__, Bounds(max_divergence=1e-3)) as judge:
+        trials = StepTrials(base, judge, run[step], Standing(), None)
+        # One step of 2.5 for all tensors, said in two ways.
+        one = trials(Candidate(codec="lattice", settings={"coarseness": 2.5}))
+        asked = evaluator.asked
+        override = {"match": "*", "coarseness": 2.5}
+        other = trials(Candidate(codec="lattice", settings={"coarseness": 1.0}, overrides=(override,)))
+    assert evaluator.asked == asked
+    assert trials.evaluations == 1
+    assert (one.drop, one.divergence) == (other.drop, other.divergence)
 
 
 def test_a_drop_bound_brings_a_divergence_bound_unless_it_is_waived(run, tmp_path, evaluator):
