@@ -222,7 +222,7 @@ def rows_of(name: str, quick: bool) -> list[dict[str, object]]:
 def leads(name: str, rows: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return lattice against NNCodec at equal mean divergence; None where a sweep does not reach it."""
     plan = matrix.PLANS[name]
-    lattice = matrix.codec_rows(name, "lattice", plan.refine, plan.stride)[-1]
+    lattice = matrix.codec_rows(name, "lattice", plan)[-1]
     ours = [tuple(point) for point in lattice["points"]]  # type: ignore[attr-defined]
     found: list[dict[str, object]] = []
     for divergence in matrix.DIVERGENCES:

@@ -1,8 +1,8 @@
 """The search: how close to the truth, in how many evaluations, and what one configuration a step is worth.
 
 Per step, guided exhaustive search against the whole grid, and the delta neighbourhood after it; per run, one
-configuration for each checkpoint against the best fixed one in hindsight; what bit allocation is worth; and
-what an estimate without trials can go by.
+configuration for each checkpoint against the best fixed one in hindsight; what bit allocation is worth; what
+an estimate without trials can go by; and what ending hopeless evaluations early saves.
 ``python -m benchmarks.search [--part PART] [--codec CODEC] [RUN ...]`` measures runs of `benchmarks.runs`, by
 default the bundled sample in every part, and leaves rows of other runs, parts and codecs as they are.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import inshrink_core
-from benchmarks import results, runs
+from benchmarks import results, runs, train_char_gpt
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.guided import GuidedExhaustive
@@ -39,12 +39,15 @@ MAX_DROP = 0.01
 GRID_STEPS = 6
 """Steps of the run at which the whole grid is measured: 198 evaluations each."""
 
-PARTS = ("grid", "chains", "allocation", "priors")
+PARTS = ("grid", "chains", "allocation", "priors", "early")
 PRIORS_AT = (1.5, 4.0)
 """Steps of the lattice, on both sides of its default, at which rules of thumb are measured."""
 
 PRIOR_STEPS = 4
 """Steps of the run at which they are, spread evenly, the last among them."""
+
+EARLY_RUN, EARLY_STEPS = "char-gpt", 2
+"""The run whose evaluator can say what it knows so far, and how many of its steps are searched."""
 
 CODECS = ("lattice", "inshrinkerator")
 SAMPLE = "digits-cnn"
@@ -221,6 +224,30 @@ def priors(name: str) -> list[dict[str, object]]:
     return rows
 
 
+def early(folder: Path) -> list[dict[str, object]]:
+    """Search the published grid twice, with an evaluator that streams and with the same one that does not."""
+    run, figures = runs.open_run(EARLY_RUN), {}
+    for function in ("evaluate", "evaluate_streamed"):
+        report = inshrink_core.compress(
+            run,
+            folder / f"{function}.inshrink",
+            codec="inshrinkerator",
+            steps=run.steps[:EARLY_STEPS],
+            max_drop=MAX_DROP,
+            evaluator=f"{train_char_gpt.__file__}:{function}",
+            threads=1,
+        )
+        if report.promise is None:
+            raise RuntimeError("a chain written under a bound promises nothing")
+        figures[function] = report.promise.evaluator_seconds, report.size.ratio_weights
+    (whole, ratio), (streamed, same) = figures.values()
+    if ratio != same:
+        raise RuntimeError("ending evaluations early changed what was found")
+    return [
+        _result(EARLY_RUN, "inshrinkerator", "evaluator_seconds_streamed_over_whole", streamed / whole, None)
+    ]
+
+
 def _judge_options(name: str) -> dict[str, Any]:
     """Return what names the evaluator of a run: its own, which these benchmarks wrote, or another."""
     evaluator = runs.evaluator_of(name)
@@ -265,6 +292,9 @@ def measure(name: str, parts: Sequence[str], codecs: Sequence[str], n_steps: int
             rows += allocation(name, Path(scratch))
     if "priors" in parts and "lattice" in codecs:
         rows += priors(name)
+    if "early" in parts and name == EARLY_RUN:
+        with tempfile.TemporaryDirectory() as scratch:
+            rows += early(Path(scratch))
     return rows
 
 

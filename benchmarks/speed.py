@@ -7,6 +7,8 @@ ratios are medians over the pairs. Time is that of the thread's own work, which 
 ``first_call.csv`` has what the first call after installation takes beyond a warm one, compilers included:
 the first `compress` of a small run with optimizer state and the first `restore`, each in a process that
 finds no compiled kernel, against the same with all of them. Processor time, the least of a few pairs.
+
+``two_threads.csv`` has what a second thread is worth (`benchmarks.two_threads`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import torch
 import zstandard
 
 from benchmarks.results import write
+from benchmarks.two_threads import measure_all
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput, TensorReference, get_codec
 from inshrink_core.session import make_config
@@ -186,9 +189,10 @@ def _run_first_call(arguments: list[str], kernels: Path) -> list[float]:
 
 
 def main(quick: bool = False) -> Path:
-    """Write ``results/first_call.csv`` and ``results/speed.csv``."""
+    """Write ``results/first_call.csv``, ``results/two_threads.csv`` and ``results/speed.csv``."""
     first = [first_call(verb) for verb in ("compress", "restore")]
     write("first_call_quick" if quick else "first_call", first)
+    write("two_threads_quick" if quick else "two_threads", measure_all(quick))
     settings: list[tuple[str, dict[str, Any]]] = [
         ("inshrinkerator", {}),
         ("inshrinkerator", {"bins": 16}),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -88,17 +89,27 @@ def train(directory: Path, steps: int = STEPS) -> Path:
 
 def evaluate(state: dict[str, Tensor]) -> dict[str, object]:
     """Evaluate a state dict: the evaluator that the benchmarks pass to ``--evaluator``."""
+    *_, whole = evaluate_streamed(state)
+    return whole
+
+
+def evaluate_streamed(state: dict[str, Tensor]) -> Iterator[dict[str, object]]:
+    """Evaluate a state dict, and tell batch by batch what is known so far."""
     _, validation, n_characters = encode_corpus()
     network = model(n_characters)
     network.load_state_dict(state)
-    with torch.no_grad():
-        predictions = [
-            (functional.log_softmax(network(x).flatten(0, 1), dim=-1), y.flatten())
-            for x, y in validation_batches(validation)
-        ]
-    log_probs = torch.cat([log_prob for log_prob, _ in predictions])
-    targets = torch.cat([target for _, target in predictions])
-    return {"loss": float(functional.nll_loss(log_probs, targets)), "log_probs": log_probs}
+    batches = list(validation_batches(validation))
+    n_samples = sum(targets.numel() for _, targets in batches)
+    predictions, losses = [], []
+    for inputs, targets in batches:
+        with torch.no_grad():
+            rows = functional.log_softmax(network(inputs).flatten(0, 1), dim=-1)
+        predictions.append(rows)
+        losses.append(functional.nll_loss(rows, targets.flatten(), reduction="none"))
+        seen = torch.cat(losses)
+        so_far = {"loss": float(seen.mean()), "n": seen.numel(), "of": n_samples}
+        yield so_far | {"range": {"loss": (0, None)}, "log_probs": rows}
+    yield {"loss": float(torch.cat(losses).mean()), "log_probs": torch.cat(predictions)}
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ __all__ = [
     "codec_for_block",
     "codec_names",
     "get_codec",
+    "require_weight_codec",
 ]
 
 
@@ -144,6 +145,9 @@ class Codec(ABC):
     """The class of its config."""
 
     lossy: ClassVar[bool] = True
+
+    stores_weights: ClassVar[bool] = True
+    """Whether a chain may store its weights with it; false for a codec of the optimizer's state alone."""
 
     uses_restored: ClassVar[bool] = False
     """Whether `encode` looks at `TensorInput.restored`, which costs a decoding."""
@@ -284,6 +288,18 @@ def get_codec(name: str) -> Codec:
         plugin: Codec = _plugins()[name].load()()
         return plugin
     raise ConfigError(f"there is no codec '{name}'", remedy=f"choose one of {', '.join(codec_names())}")
+
+
+def require_weight_codec(name: str) -> None:
+    """Refuse a codec that a chain cannot store its weights with.
+
+    Raises
+    ------
+    ConfigError
+        It is a codec of the optimizer's state alone, or there is none of this name.
+    """
+    if not get_codec(name).stores_weights:
+        raise ConfigError(f"the codec '{name}' stores no weights", remedy="choose it with --optimizer")
 
 
 def codec_for_block(bitstream: str, where: str = "") -> Codec:

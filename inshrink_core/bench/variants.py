@@ -10,14 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inshrink_core.checkpoint import MODEL_ROLES
-from inshrink_core.codec import CodecConfig, codec_names, get_codec
+from inshrink_core.codec import CodecConfig, codec_names, get_codec, require_weight_codec
 from inshrink_core.errors import ConfigError
 from inshrink_core.session import make_config
 
 __all__ = ["Knob", "Variant", "default_variants", "parse_variants"]
-
-_OF_MOMENTS = "moments"
-"""The codec that `--optimizer` chooses; no codec for weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +107,7 @@ class Variant:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.codec == _OF_MOMENTS:
-            raise ConfigError("the codec 'moments' stores no weights", remedy="choose it with --optimizer")
+        require_weight_codec(self.codec)
         self.configs()
 
     @classmethod
@@ -162,7 +158,7 @@ class Variant:
 
 def default_variants() -> tuple[Variant, ...]:
     """Return every installed codec for weights, as it is configured by default."""
-    return tuple(Variant(name) for name in codec_names() if name != _OF_MOMENTS)
+    return tuple(Variant(name) for name in codec_names() if get_codec(name).stores_weights)
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:

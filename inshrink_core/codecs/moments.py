@@ -86,6 +86,7 @@ class MomentsCodec(FallbackCodec):
     bitstream = "moments/2"
     reads = frozenset({"moments/2", "moments/1", EXACT})
     config_type: ClassVar[type[CodecConfig]] = MomentsConfig
+    stores_weights = False
     lossy_roles = _SECOND | _FIRST
 
     def companions(self, config: CodecConfig) -> frozenset[TensorRole]:

@@ -23,6 +23,10 @@ _ROOM_BYTES: Final = 256
 """Space before the first difference, so that the opcode which holds it is not part of the beginning."""
 
 
+_MOST_STATES: Final = 16
+"""Beginnings that are tried before it is given up: files that are not alike cost nothing more after that."""
+
+
 class _State(NamedTuple):
     """A paused machine; nobody changes what it refers to."""
 
@@ -51,19 +55,28 @@ class PickleRecall:
     def __init__(self) -> None:
         self._last = b""
         self._state: _State | None = None
+        self._n_tried = 0
 
     def read(self, data: bytes, where: str = "") -> object:
         """Return what a pickle describes; equal to what `read_pickle` returns, and raises as it does."""
         last, self._last = self._last, data
         state = self._state
         if state is None or not data.startswith(state.prefix):
-            state = self._state = _paused(data, _n_common(last, data) - _ROOM_BYTES)
+            state = self._state = self._begun_like(last, data)
         if state is not None and state.n_copied <= len(data):
             try:
                 return run_machine(_resumed(state, data), where)
             except (InshrinkError, SharedValueError):
                 self._state = None
         return run_machine(Machine(data), where)
+
+    def _begun_like(self, last: bytes, data: bytes) -> _State | None:
+        """Return the state after what two pickles begin with; None where that is little."""
+        pause_at = _n_common(last, data) - _ROOM_BYTES
+        if pause_at < _LEAST_BYTES or self._n_tried == _MOST_STATES:
+            return None
+        self._n_tried += 1
+        return _paused(data, pause_at)
 
 
 def _n_common(one: bytes, other: bytes) -> int:
@@ -81,9 +94,7 @@ def _n_common(one: bytes, other: bytes) -> int:
 
 
 def _paused(data: bytes, pause_at: int) -> _State | None:
-    """Run the beginning of a pickle; None where it is short, or cannot be gone on from."""
-    if pause_at < _LEAST_BYTES:
-        return None
+    """Run the beginning of a pickle; None where it cannot be gone on from."""
     machine = Machine(data)
     try:
         if run_machine(machine, "", pause_at) is not PAUSED:

@@ -72,7 +72,7 @@ def _round(
     m, top, limit = _I32(step), _I32(bound), _F32(MAX_PRODUCT // step)
     n_large, n_exact, largest = 0, 0, 0
     for begin in range(0, values.size, _CHUNK):
-        end = min(begin + _CHUNK, values.size)
+        end = begin + _CHUNK if begin + _CHUNK < values.size else values.size
         x, fresh, part = integers[begin:end], after[begin:end], tokens[begin:end]
         old = history[begin * tracked : begin * tracked + end - begin]
         found = steps[begin * matched : begin * matched + end - begin]
@@ -84,7 +84,7 @@ def _round(
         if outside < _I32(0) or furthest >= _I32(FIRST_LARGE - 1):
             large, exact, most = mend(found, x, old, step, bound, part, fresh, new[begin:end])
             n_large, n_exact = n_large + large, n_exact + exact
-        largest = max(largest, most)
+        largest = most if most > largest else largest
     return n_large, n_exact, largest
 
 
@@ -165,7 +165,7 @@ def _advance(
     valid = True
     n_taken = 0
     for begin in range(0, tokens.size, _CHUNK):
-        end = min(begin + _CHUNK, tokens.size)
+        end = begin + _CHUNK if begin + _CHUNK < tokens.size else tokens.size
         part, reached, decoded = tokens[begin:end], after[begin:end], values[begin:end]
         old = history[begin * tracked : begin * tracked + end - begin]
         x = integers[begin * known : begin * known + end - begin]

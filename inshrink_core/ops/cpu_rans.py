@@ -102,7 +102,7 @@ def _count(
         known = contexts[begin & every :]
         for i in range(part.size):
             place = _U16(_U16(known[i] & _CONTEXT_BITS) * row)
-            places[i] = _U16(_U16(place + _U16(min(part[i], top))) + turn[i])
+            places[i] = _U16(_U16(place + _U16(part[i] if part[i] < top else top)) + turn[i])
         for i in range(part.size):
             counts[places[i]] += _U32(1)
 

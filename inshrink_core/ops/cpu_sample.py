@@ -29,27 +29,29 @@ def _sum(
     known: int,
     m: NDArray[np.float32],
     adaptive: int,
-    runs: tuple[int, int, int],
+    n_runs: int,
+    run: int,
+    apart: int,
     unit: np.float32,
     terms: NDArray[np.float32],
     bits: NDArray[np.uint32],
     sums: NDArray[np.int64],
+    counts: NDArray[np.int64],
     places: NDArray[np.int64],
     probe: NDArray[np.float32],
 ) -> None:  # pragma: no cover - compiled
     """Add up runs; `known` and `adaptive` are 1, or 0 where their array has one element.
 
-    `runs` are their number, length and distance; `bits` is `terms`, of three numbers, as integers.
+    `bits` is `terms`, of three numbers, as integers.
     """
-    for run in range(runs[0]):
-        for i in range(run * runs[2], run * runs[2] + runs[1]):
+    for begin in range(0, n_runs * apart, apart):
+        for i in range(begin, begin + run):
             away = _F32(w[i] - _F32(_F32(x[i * known]) * unit))
             terms[0], terms[1], terms[2] = _F32(w[i] * w[i]), _F32(away * away), m[i * adaptive]
             for k in range(3):
-                exponent = np.int64((bits[k] >> _U32(23)) & _U32(255))
-                hidden = np.int64(exponent > 0) << 23
-                sums[k, exponent] += np.int64(bits[k] & _U32(0x7FFFFF)) + hidden
-                sums[k, 256] += np.int64(exponent == 255)
+                exponent = (bits[k] >> 23) & 255
+                sums[k, exponent] += bits[k] & 0x7FFFFF
+                counts[k, exponent] += 1
     for k in range(places.size):
         probe[k] = w[places[k]]
 
@@ -68,6 +70,7 @@ def sample_sums(
     n = values.numel()
     whole = n <= SAMPLE_RUN * SAMPLE_RUNS
     terms, sums = np.empty(3, np.float32), np.zeros((3, 257), np.int64)
+    counts = np.zeros((3, 256), np.int64)
     probe = np.empty(places.size, np.float32)
     _sum(
         values.numpy().reshape(-1),
@@ -75,14 +78,17 @@ def sample_sums(
         int(integers is not None),
         _NO_MOMENTS if second is None else second.numpy().reshape(-1),
         int(second is not None),
-        (1, n, 0) if whole else (SAMPLE_RUNS, SAMPLE_RUN, n // SAMPLE_RUNS),
+        *((1, n, 1) if whole else (SAMPLE_RUNS, SAMPLE_RUN, n // SAMPLE_RUNS)),
         _F32(unit),
         terms,
         terms.view(np.uint32),
         sums,
+        counts,
         places,
         probe,
     )
+    sums[:, 1:256] += counts[:, 1:] << 23
+    sums[:, 256] = counts[:, 255]
     # What was not given was counted as zeros, and distances to them.
     if integers is None:
         sums[1] = 0

@@ -8,8 +8,6 @@ all the compiler knows. Sums are kept in 32 bits, where numba would take 64, whi
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,15 +24,18 @@ _CONTEXT = np.uint8(CONTEXT_BITS)
 _SIGN = np.uint8(NEGATIVE)
 
 
-@part
-def _next_history(q: Any, old: Any) -> Any:  # pragma: no cover - compiled
-    """History after a change by q of either sign."""
-    context = old & _CONTEXT
-    if q == 0:
-        return _U8(old + (_U8(3) if (context > _U8(0)) & (context < _AGING) else _U8(0)))
-    negative = _U8(1) if q < 0 else _U8(0)
-    pair = _U8(2) + _U8(negative ^ ((old >> _U8(5)) & _U8(1)))
-    return _U8((_U8(1) if context == _U8(0) else pair) + _U8(negative << _U8(5)))
+def _next_history(sign: int, old: int) -> int:
+    """History after a change of a sign."""
+    context = old & CONTEXT_BITS
+    if sign == 0:
+        return (old + (3 if 0 < context < OLDEST_CONTEXT else 0)) & 255
+    negative = int(sign < 0)
+    pair = 2 + (negative ^ (old >> 5 & 1))
+    return (pair if context else 1) + (negative << 5)
+
+
+_NEXT_HISTORIES = np.array([[_next_history(sign, old) for old in range(256)] for sign in (0, 1, -1)], _U8)
+"""By sign of the change, the negative one last: for changes one by one, whose code has to be compiled."""
 
 
 @part
@@ -60,7 +61,7 @@ def turn(
         other = _U8(this + _U8(_U8(odd + odd) - _U8(1))) if moved & (flip > _U8(0)) else this
         turned[i] = other
         token = other if forward else this
-        largest = max(largest, token)
+        largest = token if token > largest else largest
         # The last bit of a token tells the turned sign, that of z the sign.
         negative = odd if forward else _U8(other & _U8(1))
         context = _U8(old & _CONTEXT)
@@ -163,10 +164,11 @@ def mend(
         near = np.abs(steps[i]) <= limit
         change = np.int64(steps[i] if near else _F32(0.0))
         reached = np.int64(x[i]) + step * change
-        if not near or abs(reached) > bound:
+        if not near or reached > bound or reached < -bound:
             tokens[i], after[i], new[i] = _U8(EXACT), _I32(0), _U8(0)
             n_exact, largest = n_exact + 1, np.int64(EXACT)
             continue
+        sign = 0 if change == 0 else 1 if change > 0 else 2
         turned = -change if history[i] & _SIGN else change
         z = (turned << 1) ^ (turned >> 63)
         token = z
@@ -176,8 +178,8 @@ def mend(
                 place += 1
             token = FIRST_LARGE + 4 * (place - 7) + ((z >> (place - 2)) & 3)
             n_large += 1
-        largest = max(largest, np.int64(token))
-        tokens[i], after[i], new[i] = _U8(token), _I32(reached), _next_history(change, history[i])
+        largest = np.int64(token) if token > largest else largest
+        tokens[i], after[i], new[i] = _U8(token), _I32(reached), _NEXT_HISTORIES[sign, history[i]]
     return n_large + n_exact, n_exact, largest
 
 
@@ -206,11 +208,12 @@ def advance_large(
             if history[i] & _SIGN:
                 change = -change
             moved = step * change
-            if abs(moved) > MAX_PRODUCT:
+            if moved > MAX_PRODUCT or moved < -MAX_PRODUCT:
                 return -1
             after[i] = _I32(np.int64(integers[i]) + moved)
-            new[i] = _next_history(change, history[i])
-        if abs(np.int64(after[i])) > bound:
+            # A large token is no change of zero.
+            new[i] = _NEXT_HISTORIES[1 if change > 0 else 2, history[i]]
+        if np.int64(after[i]) > bound or np.int64(after[i]) < -bound:
             return -1
     return taken
 

@@ -78,7 +78,7 @@ def decode_lanes(
     end = _U64(words.size)
     i = _U64(start)
     while i < n:
-        n_lanes = min(lanes, n - i)
+        n_lanes = lanes if lanes < n - i else n - i
         lane = _U64(0)
         while lane < n_lanes:
             x = states[lane]

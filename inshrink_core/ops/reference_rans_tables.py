@@ -64,14 +64,14 @@ def fit_tables(
         left = size
         for s in range(n_symbols):
             f = counts[row, s] * size // total if total > 0 else 0
-            frequencies[row, s] = max(f, 1) if counts[row, s] > 0 else 0
+            frequencies[row, s] = (f if f > 1 else 1) if counts[row, s] > 0 else 0
             left -= frequencies[row, s]
         if total == 0:
             frequencies[row, 0], left = size, 0
         # log((f + 1) / f) is 2 / (2 f + 1) up to a term in f**-3: comparing count / (2 f + 1) finds the
         # symbol whose bits fall most by one more, comparing count / (2 f - 1) whose rise least by one less.
-        for _ in range(abs(left)):
-            side = 1 if left > 0 else -1
+        side = 1 if left > 0 else -1
+        for _ in range(left * side):
             # Begins as 0 / 1 or 1 / 0, which any symbol is better than.
             best, best_count, best_size = -1, (1 - side) // 2, (1 + side) // 2
             for s in range(n_symbols):
@@ -99,8 +99,8 @@ def pool_contexts(merged: NDArray[np.int64], leaders: NDArray[np.int64], bits: N
     `merged` begins as the counts with their sums in a last column, `leaders` as the numbers of the contexts
     or -1 where one does not occur, `bits` of pairs as -1. A context leads where it is its own leader.
     """
-    n_contexts = merged.shape[0]
-    n_symbols = merged.shape[1] - 1
+    n_contexts, n_columns = merged.shape
+    n_symbols = n_columns - 1
     for _ in range(n_contexts):
         best_gain, best_i, best_j = 0.0, -1, -1
         # The diagonal first: what two contexts take alone is compared with what they take together.
@@ -121,7 +121,8 @@ def pool_contexts(merged: NDArray[np.int64], leaders: NDArray[np.int64], bits: N
                         f = 0
                         if count > 0:
                             sum_bits += count * (log_total - math.log2(count))
-                            f = max(count * _SIZE // total, 1)
+                            f = count * _SIZE // total
+                            f = f if f > 1 else 1
                         length = LENGTHS[f]
                         sum_bits += _JUMP_BITS[length - before] + LENGTHS[f >> 1]
                         before = length

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from inshrink_core.archive import is_archive
 from inshrink_core.chain import OPTIMIZER_CHOICES, Archive, ChainConfig, Override, parse_overrides
-from inshrink_core.codec import CodecConfig, get_codec
+from inshrink_core.codec import CodecConfig, get_codec, require_weight_codec
 from inshrink_core.errors import ConfigError, InputError
 from inshrink_core.execution import default_threads
 
@@ -105,6 +105,7 @@ def make_chain_config(
             before = {**meta.get("config", {}), "overrides": meta.get("overrides", [])}
             config = {**before, **(config or {})}
     codec = codec or DEFAULT_CODEC
+    require_weight_codec(codec)
     made, overrides = make_configs(codec, config)
     return ChainConfig(
         codec=codec,

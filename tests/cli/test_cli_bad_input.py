@@ -114,6 +114,7 @@ def test_an_archive_keeps_its_codec(cli, archive, small_run):
     ("words", "clue"),
     [
         (("--codec", "gzip"), "gzip"),
+        (("--codec", "moments"), "--optimizer"),
         (("--set", "bims=4"), "bims"),
         (("--set", "bins"), "KEY=VALUE"),
         (("--bins", "1"), "bins"),
