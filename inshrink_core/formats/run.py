@@ -175,11 +175,12 @@ class Run:
         except (KeyError, TypeError):
             below = max((s for s in self.steps if s < step), default=None)
             above = min((s for s in self.steps if s > step), default=None)
-            nearest = " and ".join(str(s) for s in (below, above) if s is not None)
+            near = [str(s) for s in (below, above) if s is not None]
+            said = f"step is {near[0]}" if len(near) == 1 else f"steps are {' and '.join(near)}"
             raise NotFoundError(
                 f"no checkpoint of step {step}",
                 where=str(self.path),
-                remedy=f"the nearest steps are {nearest}",
+                remedy=f"the nearest {said}",
             ) from None
 
     def __getitem__(self, step: int) -> Checkpoint:

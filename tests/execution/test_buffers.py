@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inshrink_core.execution import new_buffer
+from inshrink_core.execution import buffers, new_array, new_buffer, ordered_map, recycling
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 3])
@@ -23,3 +23,52 @@ def test_a_tensor_keeps_the_buffer_it_was_made_from() -> None:
     tensor = torch.frombuffer(buffer, dtype=torch.uint8)
     del buffer
     assert tensor[:4].tolist() == [1, 2, 3, 4]
+
+
+def test_memory_of_dropped_arrays_is_used_again_and_never_that_of_held_ones() -> None:
+    n = 3 << 18
+    with recycling():
+        held = [torch.from_numpy(new_array(n, "f4")).fill_(i).view(3, -1)[1:] for i in range(3)]
+        views = [new_array(n, "f4")[5:].view("i4") for _ in range(2)]
+        for i, view in enumerate(views):
+            view[:] = i
+        places = set()
+        for i in range(20):
+            fresh = new_array(n, "f4")
+            fresh[:] = -i
+            places.add(fresh.ctypes.data)
+            buffer = new_buffer(4 * n)
+            buffer[:] = b"\7" * (4 * n)
+            del fresh, buffer
+        assert len(places) <= 2
+        assert [(float(one.min()), float(one.max())) for one in held] == [(i, i) for i in range(3)]
+        assert [(int(view.min()), int(view.max())) for view in views] == [(i, i) for i in range(2)]
+    assert [(float(one.min()), float(one.max())) for one in held] == [(i, i) for i in range(3)]
+
+
+def test_nothing_is_kept_for_another_use_when_no_one_recycles_any_more() -> None:
+    with recycling():
+        with recycling():
+            dropped = new_array(1 << 20, "u1")
+            del dropped
+        assert spare_nbytes() == 1 << 20
+        many = [new_array(1 << 25, "u1") for _ in range(12)]
+        del many
+        assert spare_nbytes() <= 1 << 28
+    assert spare_nbytes() == 0
+
+
+def test_threads_never_share_recycled_memory() -> None:
+    def fill_and_look(value: int) -> bool:
+        array = new_array(1 << 20, "u1")
+        array[:] = value
+        other = new_array(1 << 20, "u1")
+        other[:] = 255 - value
+        return bool((array == value).all() and (other == 255 - value).all())
+
+    with recycling():
+        assert all(ordered_map(fill_and_look, range(100), threads=4))
+
+
+def spare_nbytes() -> int:
+    return sum(size * len(kept) for size, kept in buffers._spare.items())

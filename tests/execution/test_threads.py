@@ -48,5 +48,48 @@ def test_no_more_than_a_window_is_computed_ahead() -> None:
     results.close()
 
 
+def test_beside_a_heavy_item_as_many_light_ones_are_computed_as_weigh_the_same() -> None:
+    held = threading.Event()
+    done = []
+
+    def wait_if_heavy(item: int) -> int:
+        if item == 10:
+            held.wait(5)
+        done.append(item)
+        return item
+
+    items = [10, *[1] * 30]
+    results = ordered_map(wait_if_heavy, iter(items), threads=2, weight=lambda item: item)
+    first = threading.Thread(target=lambda: done.append(next(results)))
+    first.start()
+    deadline = time.monotonic() + 5
+    while len(done) < 11 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert done == [1] * 11
+    held.set()
+    first.join()
+    assert list(results) == items[1:]
+
+
+def test_the_last_heavy_item_is_started_before_light_ones_that_stand_before_it() -> None:
+    started = []
+    lock = threading.Lock()
+    admitted = threading.Event()
+
+    def record(item: int) -> int:
+        admitted.wait(5)
+        with lock:
+            started.append(item)
+        return item
+
+    def items():
+        yield from [8, 1, 1, 1, 1, 4]
+        # Once it is known that no more come.
+        threading.Timer(0.1, admitted.set).start()
+
+    assert list(ordered_map(record, items(), threads=2, weight=lambda item: item)) == [8, 1, 1, 1, 1, 4]
+    assert 4 in started[:4]
+
+
 def test_at_least_one_thread_is_offered() -> None:
     assert default_threads() >= 1

@@ -15,7 +15,6 @@ from inshrink_core.ops.lattice import (
     Gain,
     Grid,
     advance,
-    exponent_sums,
     gain_grades,
     large_changes,
     pack_extra,
@@ -180,18 +179,6 @@ def test_a_step_too_coarse_for_the_movement_is_reported():
 def test_large_tokens_without_their_bits_are_not_valid():
     tokens = torch.tensor([FIRST_LARGE], dtype=torch.uint8)
     assert not advance(tokens, NO_LARGE, None, None, grid_of(1.0, 1)).valid
-
-
-def test_back_ends_sum_the_same_mantissas_and_count_what_is_not_finite():
-    values = normal((3000,), 4) * 10.0 ** torch.arange(-30, 30).repeat(50)
-    values[:4] = torch.tensor([0.0, -0.0, float("inf"), float("nan")])
-    sums = exponent_sums(values)
-    with force_backend(Backend.REFERENCE):
-        assert np.array_equal(exponent_sums(values), sums)
-    assert sums[256] == 2
-    assert sum(int(s) * 2.0 ** (max(e, 1) - 150) for e, s in enumerate(sums[:255])) == pytest.approx(
-        float(values[4:].double().abs().sum()), rel=1e-12
-    )
 
 
 def test_extra_bits_of_many_large_changes_come_back():

@@ -1,0 +1,111 @@
+"""Tensors are read ahead in order, never too many, and files do not depend on it."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
+from inshrink_core.errors import DamagedError
+from inshrink_core.session.read_ahead import reading_ahead
+
+SAMPLE = inshrink_core.sample("digits-cnn")
+
+
+def spec_of(name: str, n: int) -> TensorSpec:
+    return TensorSpec(name=name, role=TensorRole.WEIGHT, dtype="float32", shape=(n,))
+
+
+class Counted:
+    """A source of tensors that tells what was read."""
+
+    def __init__(self) -> None:
+        self.read_keys: list[str] = []
+
+    def read(self, spec: TensorSpec) -> torch.Tensor:
+        self.read_keys.append(spec.key)
+        if spec.name == "bad":
+            raise DamagedError("a tensor is damaged")
+        return torch.full(spec.shape, float(len(spec.name)))
+
+    def skeleton(self, layout: object) -> bytes:
+        return b"skeleton"
+
+
+def checkpoint_of(specs: list[TensorSpec]) -> tuple[Checkpoint, Counted]:
+    source = Counted()
+    return Checkpoint(step=1, specs=tuple(specs), source=source), source
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_tensors_come_in_whatever_order_they_are_asked_for(threads):
+    specs = [spec_of("x" * i, 10 * i) for i in range(1, 30)]
+    checkpoint, source = checkpoint_of(specs)
+    with reading_ahead(checkpoint, specs, threads) as ahead:
+        for spec in (*specs[20:], *specs[:20], specs[3]):
+            tensor = ahead.source.read(spec)
+            assert torch.equal(tensor, torch.full(spec.shape, float(len(spec.name))))
+        assert ahead.source.skeleton(None) == b"skeleton"
+    assert sorted(source.read_keys) == sorted([*(spec.key for spec in specs), specs[3].key])
+
+
+def test_no_more_is_read_ahead_than_the_window_holds():
+    specs = [spec_of(f"w{i}", 100) for i in range(50)]
+    checkpoint, source = checkpoint_of(specs)
+    with reading_ahead(checkpoint, specs, 2) as ahead:
+        ahead.source.read(specs[0])
+        time.sleep(0.05)
+        assert len(source.read_keys) <= 4
+
+
+def test_an_error_is_raised_where_its_tensor_is_asked_for():
+    specs = [spec_of("good", 5), spec_of("bad", 5), spec_of("fine", 5)]
+    checkpoint, _ = checkpoint_of(specs)
+    with reading_ahead(checkpoint, specs, 2) as ahead:
+        assert ahead.source.read(specs[0]).tolist() == [4.0] * 5
+        with pytest.raises(DamagedError):
+            ahead.source.read(specs[1])
+        assert ahead.source.read(specs[2]).tolist() == [4.0] * 5
+
+
+def test_no_thread_is_left_when_the_context_closes():
+    before = threading.active_count()
+    specs = [spec_of("bad", 100), *(spec_of(f"w{i}", 100) for i in range(50))]
+    checkpoint, _ = checkpoint_of(specs)
+    with pytest.raises(DamagedError), reading_ahead(checkpoint, specs, 3) as ahead:
+        ahead.source.read(specs[0])
+    assert threading.active_count() == before
+
+
+def test_threads_do_not_change_restored_files(tmp_path):
+    run = inshrink_core.open(SAMPLE)
+    archive = tmp_path / "a.inshrink"
+    inshrink_core.compress(run, archive, codec="lattice", steps=run.steps[:3])
+    steps = run.steps[1:3]
+    for layout in ("same", "safetensors", "torch"):
+        found = []
+        for threads in (1, 3):
+            target = tmp_path / f"{layout}-{threads}"
+            report = inshrink_core.restore(archive, target, steps=steps, layout=layout, threads=threads)
+            found.append({path.relative_to(target): path.read_bytes() for path in report.paths})
+        assert found[0].keys() == found[1].keys()
+        assert layout == "torch" or found[0] == found[1]
+    alone = [
+        inshrink_core.restore(archive, tmp_path / f"some-{n}", tensors="conv*", threads=n).paths
+        for n in (1, 3)
+    ]
+    assert [path.read_bytes() for path in alone[0]] == [path.read_bytes() for path in alone[1]]
+
+
+def test_tensors_of_an_archive_are_the_callers_own(tmp_path):
+    run = inshrink_core.open(SAMPLE)
+    archive = tmp_path / "a.inshrink"
+    inshrink_core.compress(run, archive, codec="lattice", steps=run.steps[:2])
+    for opened in (inshrink_core.open(archive), inshrink_core.open(archive).sequential()):
+        before = {key: tensor.clone() for key, tensor in opened[run.steps[0]].items()}
+        for tensor in opened[run.steps[0]].values():
+            assert tensor.is_contiguous()
+            tensor.zero_()
+        assert all(torch.equal(opened[run.steps[0]][key], value) for key, value in before.items())
