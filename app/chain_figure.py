@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.archive_tables import ChainFrame
+from inshrink_app.axes import title
 from inshrink_app.figures import thinned
 from inshrink_app.formatting import bytes_text, count_text, ratio_text
 from inshrink_app.theme import CATEGORICAL, GAP
@@ -149,7 +150,7 @@ def _lay_out(figure: go.Figure, steps: Sequence[int], lanes: dict[int, int]) -> 
         tickvals=[int(position) for position in ticks["tickvals"]],
         ticktext=ticks["ticktext"],
         tickangle=0,
-        title={"text": "Step", "standoff": 8},
+        title=title("Step"),
         showgrid=False,
         zeroline=False,
         range=[-0.7, max(1, len(steps)) - 0.3],

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
+from inshrink_app.axes import log_ticks, steps_axis, title
 from inshrink_app.figures import thinned
 from inshrink_app.formatting import html_text, value_text
 from inshrink_app.heat_columns import bucket_steps
@@ -82,7 +83,7 @@ def changes_figure(
     figure.update_layout(height=height, margin={"l": 8, "r": 8, "t": 8, "b": 8}, hoverlabel={"align": "left"})
     figure.update_xaxes(
         type="category",
-        title={"text": "Step", "standoff": 8},
+        title=title("Step"),
         showgrid=False,
         tickangle=0,
         **thinned(columns.labels, columns.labels, _MAX_COLUMN_LABELS),
@@ -146,11 +147,11 @@ def overlay_figure(lines: Sequence[Line], unit: str, *, log: bool) -> go.Figure:
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
         showlegend=True,
     )
-    figure.update_xaxes(title={"text": "Step", "standoff": 6}, nticks=8, tickangle=0)
+    figure.update_xaxes(**steps_axis(8))
     figure.update_yaxes(
-        title={"text": html_text(unit), "standoff": 4},
+        title=title(html_text(unit)),
         type="log" if log else "linear",
         automargin=True,
-        **({"exponentformat": "power"} if log else {}),
+        **(log_ticks(value for line in lines for value in line.values) if log else {}),
     )
     return figure

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
+from inshrink_app.axes import log_ticks, steps_axis, title
 from inshrink_app.comparison_tables import Comparison, RehearsalResult
 from inshrink_app.formatting import elide, html_text
 from inshrink_app.theme import CATEGORICAL, GAP
@@ -43,7 +44,7 @@ def metric_figure(found: Sequence[Comparison]) -> go.Figure:
     )
     for position, one in enumerate(found):
         figure.add_trace(_line(one, [row.restored for row in one.steps], position, metric, ".5g"))
-    _lay_out(figure, "Step", metric)
+    _lay_out(figure, metric)
     return figure
 
 
@@ -68,10 +69,10 @@ def drop_figure(found: Sequence[Comparison], bound: float) -> go.Figure:
     figure.add_hline(
         y=100 * bound,
         line={"color": _BOUND, "width": 1.5, "dash": "dash"},
-        annotation={"text": f"bound {100 * bound:g} %", "font": {"size": 12}, "yshift": 2},
+        annotation={"text": f"Bound {100 * bound:g} %", "font": {"size": 12}, "yshift": 2},
         annotation_position="top left",
     )
-    _lay_out(figure, "Step", "drop, %")
+    _lay_out(figure, "Drop, %")
     return figure
 
 
@@ -79,11 +80,16 @@ def divergence_figure(found: Sequence[Comparison]) -> go.Figure:
     """Draw the divergence of the predictions by step, on a logarithmic axis; zero is not on it."""
     figure = go.Figure()
     stale = {row.step: row.stale_divergence for one in found for row in one.steps if row.stale_divergence}
-    _stale(figure, stale, "stale copy, step %{x:,}<br>%{y:.3g}")
+    _stale(figure, stale, "stale copy, step %{x:,}<br>%{y:.3g} nats")
     for position, one in enumerate(found):
-        figure.add_trace(_line(one, [row.divergence or math.nan for row in one.steps], position, "", ".3g"))
-    _lay_out(figure, "Step", "divergence")
-    figure.update_yaxes(type="log", exponentformat="power", dtick=1)
+        figure.add_trace(
+            _line(
+                one, [row.divergence or math.nan for row in one.steps], position, "divergence", ".3g", " nats"
+            )
+        )
+    _lay_out(figure, "Divergence, nats")
+    drawn = [row.divergence or 0.0 for one in found for row in one.steps]
+    figure.update_yaxes(type="log", **log_ticks([*drawn, *stale.values()]))
     return figure
 
 
@@ -118,14 +124,14 @@ def _stale(figure: go.Figure, values: dict[int, float], hover: str) -> None:
         )
 
 
-def _lay_out(figure: go.Figure, x: str, y: str) -> None:
+def _lay_out(figure: go.Figure, y: str) -> None:
     figure.update_layout(
         height=_HEIGHT,
         margin={"l": 8, "r": 8, "t": 8, "b": 8},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
     )
-    figure.update_xaxes(title={"text": x, "standoff": 6}, nticks=8, tickangle=0, automargin=True)
-    figure.update_yaxes(title={"text": y, "standoff": 6}, automargin=True, nticks=6)
+    figure.update_xaxes(**steps_axis(8))
+    figure.update_yaxes(title=title(y), automargin=True, nticks=6)
 
 
 def rehearsal_figure(found: RehearsalResult) -> go.Figure:
@@ -137,16 +143,17 @@ def rehearsal_figure(found: RehearsalResult) -> go.Figure:
     metric = html_text(found.metric)
     if calm.size:
         band = {"x": steps, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
-        figure.add_trace(go.Scatter(y=calm.max(axis=0), showlegend=False, **band))
-        figure.add_trace(
-            go.Scatter(
-                y=calm.min(axis=0),
-                fill="tonexty",
-                fillcolor="rgba(0, 114, 178, 0.22)",
-                name=f"Range of {len(found.curves)} seeds, uninterrupted",
-                **band,
+        if len(found.curves) > 1:
+            figure.add_trace(go.Scatter(y=calm.max(axis=0), showlegend=False, **band))
+            figure.add_trace(
+                go.Scatter(
+                    y=calm.min(axis=0),
+                    fill="tonexty",
+                    fillcolor="rgba(0, 114, 178, 0.22)",
+                    name=f"Range of {len(found.curves)} seeds, uninterrupted",
+                    **band,
+                )
             )
-        )
         for values, name, colour, dash in (
             (calm, "Uninterrupted, mean", _LEFT_ALONE, "solid"),
             (failed, "Restored after failures, mean", _BOUND, "dash"),
@@ -164,8 +171,8 @@ def rehearsal_figure(found: RehearsalResult) -> go.Figure:
             )
     for step in found.restored_at:
         figure.add_vline(x=step, line={"color": GAP, "width": 1, "dash": "dot"})
-    _lay_out(figure, "Step", metric)
+    _lay_out(figure, metric)
     figure.update_layout(height=340)
     if calm.size and min(calm.min(), failed.min()) > 0 and calm.max() / calm.min() > 20:
-        figure.update_yaxes(type="log")
+        figure.update_yaxes(type="log", **log_ticks([*calm.ravel(), *failed.ravel()]))
     return figure

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import plotly.graph_objects as go
+from inshrink_app.axes import log_ticks, steps_axis, title
 from inshrink_app.drill_tables import Course, DrillDown, ScoreMap
 from inshrink_app.formatting import count_text, html_text, power_text, value_text
 from inshrink_app.tables import METRICS
@@ -27,11 +28,6 @@ _PART_LOOKS: Mapping[str, tuple[str, str]] = {
 
 _MOST_LINES = 300
 """Lattice points closer than this many across the values would be a grey surface."""
-
-_AXES: Mapping[str, Mapping[str, object]] = {
-    "log": {"dtick": 1, "exponentformat": "power"},
-    "linear": {"nticks": 5, "rangemode": "tozero"},
-}
 
 _MARGIN = {"l": 8, "r": 8, "t": 8, "b": 8}
 
@@ -103,10 +99,11 @@ def histogram_figure(seen: DrillDown, *, log: bool) -> go.Figure:
         hovermode="closest",
         showlegend=True,
     )
-    figure.update_xaxes(title={"text": "Value", "standoff": 6}, showgrid=False, nticks=7)
+    figure.update_xaxes(title=title("Value"), showgrid=False, nticks=7)
     figure.update_yaxes(
-        title={"text": "Values in a bin", "standoff": 4},
+        title=title("Values in a bin"),
         type="log" if log else "linear",
+        tickformat=",d",
         range=[math.log10(0.5), math.log10(top * 1.6)] if log else [0, top * 1.08],
         automargin=True,
         nticks=5,
@@ -150,7 +147,7 @@ def map_figure(told: ScoreMap) -> go.Figure:
             hoverongaps=False,
             hovertemplate="%{customdata:,} values<extra></extra>",
             colorbar={
-                "title": {"text": "values", "side": "top"},
+                "title": {"text": "Values", "side": "top"},
                 "tickvals": ticks,
                 "ticktext": [count_text(10**tick) for tick in ticks],
                 "thickness": 12,
@@ -160,9 +157,9 @@ def map_figure(told: ScoreMap) -> go.Figure:
         )
     )
     figure.update_layout(height=HEIGHT, margin=_MARGIN)
-    figure.update_xaxes(title={"text": "|w|", "standoff": 6}, showgrid=False, **_decades(told.log_magnitude))
+    figure.update_xaxes(title=title("|w|"), showgrid=False, **_decades(told.log_magnitude))
     figure.update_yaxes(
-        title={"text": html_text(symbol), "standoff": 4},
+        title=title(html_text(symbol)),
         showgrid=False,
         automargin=True,
         **_decades(told.log_sensitivity),
@@ -201,11 +198,11 @@ def course_figure(course: Course, step: int) -> go.Figure:
     figure = make_subplots(
         rows=1,
         cols=max(1, len(panels)),
-        subplot_titles=[title for title, _, _ in panels],
+        subplot_titles=[panel[0] for panel in panels],
         horizontal_spacing=0.08,
     )
     steps = np.asarray(course.steps, np.int64)
-    for place, (title, values, scale) in enumerate(panels, start=1):
+    for place, (name, values, scale) in enumerate(panels, start=1):
         shown = np.where(values > 0, values, np.nan) if scale == "log" else values
         figure.add_trace(
             go.Scatter(
@@ -214,7 +211,7 @@ def course_figure(course: Course, step: int) -> go.Figure:
                 mode="lines+markers",
                 line={"color": CATEGORICAL[0], "width": 2},
                 marker={"size": 4},
-                hovertemplate=f"step %{{x:,}}<br>{title.lower()} %{{y:.4~g}}<extra></extra>",
+                hovertemplate=f"step %{{x:,}}<br>{name.lower()} %{{y:.4~g}}<extra></extra>",
             ),
             row=1,
             col=place,
@@ -237,13 +234,9 @@ def course_figure(course: Course, step: int) -> go.Figure:
             automargin=True,
             row=1,
             col=place,
-            **(
-                {"dtick": 1, "exponentformat": "power"}
-                if scale == "log"
-                else {"nticks": 5, "rangemode": "tozero"}
-            ),
+            **(log_ticks(shown) if scale == "log" else {"nticks": 5, "rangemode": "tozero"}),
         )
     figure.update_layout(height=240, margin={"l": 8, "r": 8, "t": 30, "b": 8}, showlegend=False)
     figure.update_annotations(font={"size": 13})
-    figure.update_xaxes(title={"text": "Step", "standoff": 6}, nticks=5, tickangle=0)
+    figure.update_xaxes(**steps_axis(5))
     return figure

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
+from inshrink_app.axes import title
 from inshrink_app.figures import byte_ticks, thinned
 from inshrink_app.formatting import bytes_text, count_text
 from inshrink_app.theme import CATEGORICAL
@@ -54,7 +55,7 @@ def plan_figure(frames: Sequence[tuple[int, str, float]], unit: str) -> go.Figur
         categoryorder="array",
         categoryarray=labels,
         tickangle=0,
-        title={"text": "Step", "standoff": 8},
+        title=title("Step"),
         **thinned(labels, labels, _MAX_LABELS),
     )
     figure.update_yaxes(

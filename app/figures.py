@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
+from inshrink_app.axes import steps_axis, title
 from inshrink_app.formatting import bytes_text, count_text, elide, html_text, ratio_text, share_text
 from inshrink_app.tables import FrameRow
 from inshrink_app.theme import CATEGORICAL
@@ -110,9 +111,7 @@ def log_figure(log: Mapping[str, Sequence[tuple[int, float]]], groups: Mapping[s
             )
     figure.update_layout(height=250, margin={"l": 8, "r": 8, "t": 34, "b": 8}, showlegend=False)
     figure.update_annotations(font={"size": 13})
-    figure.update_xaxes(
-        title={"text": "Step", "standoff": 6}, rangemode="tozero", nticks=5, tickangle=0, automargin=True
-    )
+    figure.update_xaxes(rangemode="tozero", **steps_axis(5))
     figure.update_yaxes(automargin=True, nticks=6)
     return figure
 
@@ -161,7 +160,7 @@ def frames_figure(frames: Sequence[FrameRow]) -> go.Figure:
         categoryorder="array",
         categoryarray=labels,
         tickangle=0,
-        title={"text": "Step", "standoff": 8},
+        title=title("Step"),
         **thinned(labels, labels, _MAX_FRAME_LABELS),
     )
     figure.update_yaxes(

@@ -15,7 +15,9 @@ __all__ = [
     "counted",
     "duration_text",
     "elide",
+    "fixed_format",
     "html_text",
+    "inked",
     "markdown_text",
     "percent_text",
     "power_text",
@@ -117,6 +119,18 @@ def share_text(share: float) -> str:
     return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
+def fixed_format(values: Sequence[float]) -> str:
+    """Return a printf format with the same decimals for a whole column: four digits at its largest value.
+
+    Examples
+    --------
+    >>> fixed_format([0.987, 0.09]), fixed_format([12.5, 3.0]), fixed_format([])
+    ('%.4f', '%.2f', '%.4f')
+    """
+    largest = max((abs(value) for value in values if math.isfinite(value) and value), default=0.5)
+    return f"%.{min(9, max(0, 3 - math.floor(math.log10(largest))))}f"
+
+
 def shape_text(shape: Sequence[int]) -> str:
     """Return a tensor shape as ``16 × 1 × 3 × 3``; a scalar says so."""
     return " × ".join(map(str, shape)) if shape else "scalar"
@@ -128,7 +142,8 @@ def steps_text(steps: Sequence[int]) -> str:
         return "no steps"
     if len(steps) == 1:
         return f"step {count_text(steps[0])}"
-    return f"steps\u00a0{count_text(steps[0])}\u00a0–\u00a0{count_text(steps[-1])}"
+    # Spaces that do not break; a dash would be a place to break at all the same.
+    return f"steps\u00a0{count_text(steps[0])}\u00a0to\u00a0{count_text(steps[-1])}"
 
 
 def duration_text(seconds: float) -> str:
@@ -178,6 +193,16 @@ def markdown_text(text: str) -> str:
     """
     escaped = _MARKDOWN_SIGNS.sub(r"\\\1", _printable(text))
     return re.sub(r"(:|@|www)", "\\1\u2060", escaped, flags=re.IGNORECASE)
+
+
+def inked(text: str) -> str:
+    """Return the label of a segment or a pill in the colour of plain text, chosen or not.
+
+    A chosen one is drawn in the theme's primary colour on a tint of it. On a dark page no colour is read so
+    and carries white text, as a button's (WCAG AA). The theme's violet is free for this: nothing else is
+    violet.
+    """
+    return f":violet[{text}]"
 
 
 def html_text(text: str) -> str:

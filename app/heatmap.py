@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
+from inshrink_app.axes import title
 from inshrink_app.figures import thinned
 from inshrink_app.formatting import count_text, elide, html_text, shape_text
 from inshrink_app.heat_columns import Columns, bucket_steps
@@ -26,6 +27,12 @@ _MAX_STRIDE = 5
 
 _ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (10**9, 3))
 """Pixels of a row by how many there are: (at most so many rows, pixels)."""
+
+_LETTER_PIXELS = 6.5
+"""Width of a letter of a label, rather more than less; a margin too narrow grows by itself."""
+
+_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, _ROOM_OF_STEPS = 14, 42, 56
+"""Pixels beside the letters: ticks, paddings, the bar itself; below, the labels of steps and their title."""
 
 _NAME_WIDTH = 34
 _MAX_ROW_LABELS = 60
@@ -65,6 +72,7 @@ def heatmap_figure(
     symbol = METRICS[table.metric].symbol
     word = "" if METRICS[table.metric].pooled else f"{statistic} "
     hover = f"%{{y}}<br>step %{{x}}<br>{word}{html_text(symbol)} = "
+    bar = colorbar(symbol, low, high, height - 90, scale)
     figure = go.Figure()
     figure.add_trace(_gaps(columns, names))
     figure.add_trace(
@@ -76,7 +84,7 @@ def heatmap_figure(
             zmin=low,
             zmax=high,
             colorscale=SEQUENTIAL,
-            colorbar=colorbar(symbol, low, high, height - 90, scale),
+            colorbar=bar,
             hoverongaps=False,
             xgap=1 if len(columns.labels) <= 60 else 0,
             ygap=1 if len(names) <= 60 else 0,
@@ -84,9 +92,10 @@ def heatmap_figure(
         )
     )
     figure.add_trace(_anchors(names, columns, row_pixels, pinned, hover))
+    ticks = thinned(names, row_labels([row.name for row in table.rows]), _MAX_ROW_LABELS)
     figure.update_layout(
         height=height,
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        margin=_margin(ticks["ticktext"], [symbol, *bar["ticktext"]]),
         hoverlabel={"align": "left"},
         dragmode="zoom",
         hovermode="closest",
@@ -96,7 +105,7 @@ def heatmap_figure(
     )
     figure.update_xaxes(
         type="category",
-        title={"text": "Step", "standoff": 8},
+        title=title("Step"),
         showgrid=False,
         tickangle=0,
         range=[-0.5, len(columns.labels) - 0.5],
@@ -108,9 +117,19 @@ def heatmap_figure(
         showgrid=False,
         automargin=True,
         ticklabelstandoff=4,
-        **thinned(names, row_labels([row.name for row in table.rows]), _MAX_ROW_LABELS),
+        **ticks,
     )
     return figure
+
+
+def _margin(rows: Sequence[str], bar: Sequence[str]) -> dict[str, float]:
+    """Return margins that hold the labels: where they do not, the browser draws everything once more."""
+    return {
+        "l": _ROOM_OF_ROWS + _LETTER_PIXELS * max(map(len, rows), default=0),
+        "r": _ROOM_OF_COLORBAR + _LETTER_PIXELS * max(map(len, bar), default=0),
+        "t": 8,
+        "b": _ROOM_OF_STEPS,
+    }
 
 
 def _anchors(
@@ -166,6 +185,8 @@ def _every(n: int, stride: int) -> NDArray[np.int64]:
 
 def _gaps(columns: Columns, names: Sequence[str]) -> go.Heatmap:
     """Draw grey where there is no value, with a hover that says so."""
+    if np.isfinite(columns.values).all():
+        return go.Heatmap(visible=False)
     absent = np.where(np.isfinite(columns.values), np.float32("nan"), np.float32(0))
     return go.Heatmap(
         z=absent,

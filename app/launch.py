@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import socket
 import sys
 import threading
+import time
 import webbrowser
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -19,6 +22,8 @@ __all__ = ["run", "server_config"]
 _SCRIPT = Path(__file__).with_name("main.py")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
 _BROWSER_DELAY_SECONDS = 1.5
+_SECONDS_TO_LISTEN = 30.0
+_SECONDS_BETWEEN_LOOKS = 0.02
 
 
 def run(
@@ -79,15 +84,32 @@ def run(
 
 
 def _load_ahead() -> None:
-    """Import what every page draws with while the reader still opens the browser: a second of work."""
-    import pandas as _pandas  # noqa: F401
+    """Import what every page draws with while the reader still opens the browser: two seconds of work.
+
+    Code alone: no file of a run is opened.
+    """
+    if not _server_is_up():
+        return
     import plotly.graph_objects as graph_objects
-    from inshrink_app import heatmap as _heatmap  # noqa: F401
+    from inshrink_app import components
 
     import inshrink_core.chain as _chain  # noqa: F401
+    import inshrink_core.session as _session  # noqa: F401
 
     # Plotly reads its schema and its template when the first figure is made and written.
     graph_objects.Figure(graph_objects.Heatmap(z=[[0.0]])).to_json()
+    for module in pkgutil.iter_modules(components.__path__, f"{components.__name__}."):
+        importlib.import_module(module.name)
+
+
+def _server_is_up() -> bool:
+    """Wait until the server listens: nothing is to slow that down, and the caches ask for it."""
+    from streamlit import runtime
+
+    until = time.monotonic() + _SECONDS_TO_LISTEN
+    while not runtime.exists() and time.monotonic() < until:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return runtime.exists()
 
 
 def server_config(host: str, port: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import streamlit as st
+from inshrink_app import state
 
 HERE = Path(__file__).parent
 
@@ -12,9 +13,17 @@ HERE = Path(__file__).parent
 st.set_page_config(page_title="Inshrink", page_icon=str(HERE / "assets" / "favicon.png"), layout="wide")
 st.logo(str(HERE / "assets" / "logo.png"), size="large")
 
+
+def _by_its_name() -> None:
+    """Lead to the first page, which has no path of its own, from where its name would put it."""
+    state.run_path()  # Remembers what the link says.
+    st.switch_page("views/open.py")
+
+
 st.navigation(
     [
-        st.Page("views/open.py", title="Open", icon=":material/folder_open:", url_path="open", default=True),
+        st.Page("views/open.py", title="Open", icon=":material/folder_open:", url_path="start", default=True),
+        st.Page(_by_its_name, title="Open", url_path="open", visibility="hidden"),
         st.Page("views/overview.py", title="Overview", icon=":material/dashboard:", url_path="overview"),
         st.Page(
             "views/sensitivity.py", title="Sensitivity", icon=":material/grid_on:", url_path="sensitivity"

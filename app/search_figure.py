@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
+from inshrink_app.axes import log_ticks, title
 from inshrink_app.formatting import elide, html_text, percent_text, ratio_text, value_text
 from inshrink_app.search_tables import Searched, SearchPoint, front
 from inshrink_app.theme import CATEGORICAL, GAP, MARK
@@ -152,7 +153,7 @@ def _limits(drawn: go.Figure, found: Searched, figure: str) -> None:
     bound = found.bound(figure)
     if bound:
         y = 100 * bound if figure == "drop" else bound
-        text = f"bound {y:g} %" if figure == "drop" else f"bound {y:g} nats"
+        text = f"Bound {y:g} %" if figure == "drop" else f"Bound {y:g} nats"
         drawn.add_shape(type="line", xref="paper", x0=0, x1=1, y0=y, y1=y, line=line)
         drawn.add_annotation(
             xref="paper",
@@ -173,7 +174,7 @@ def _limits(drawn: go.Figure, found: Searched, figure: str) -> None:
             yanchor="top",
             x=math.log10(target),
             xanchor="right",
-            text=f"target {target:g}× ",
+            text=f"Target {target:g}× ",
             font=font,
             showarrow=False,
         )
@@ -191,41 +192,24 @@ def _lay_out(drawn: go.Figure, figure: str, points: Sequence[SearchPoint], found
     ratios = [point.ratio for point in points if point.ratio > 0]
     ratios += [] if found.target_ratio is None else [found.target_ratio]
     drawn.update_xaxes(
-        title={"text": "ratio of the weights, logarithmic", "standoff": 6},
+        title=title("Ratio of the weights, logarithmic"),
         type="log",
         automargin=True,
         tickangle=0,
-        **_ticks(ratios, "{:g}×"),
+        **log_ticks(ratios, "{:g}×".format),
     )
     if figure == "drop":
-        drawn.update_yaxes(title={"text": "worst drop, %", "standoff": 6}, automargin=True, nticks=6)
+        drawn.update_yaxes(title=title("Worst drop, %"), automargin=True, nticks=6)
         drawn.update_yaxes(zerolinecolor=GAP)
         return
     bound = found.bound(figure)
     values = [point.divergence for point in points if point.divergence] + ([bound] if bound else [])
     drawn.update_yaxes(
-        title={"text": "largest divergence, nats", "standoff": 6},
+        title=title("Largest divergence, nats"),
         type="log",
         automargin=True,
-        **_ticks(values, "{:.1e}"),
+        **log_ticks(values),
     )
-
-
-def _ticks(values: Sequence[float], form: str) -> dict[str, list[object]]:
-    """Return ticks of a logarithmic axis: within a few decades more than powers of ten, all written out."""
-    finite = [value for value in values if 0 < value < math.inf]
-    if not finite:
-        return {}
-    first, last = math.floor(math.log10(min(finite))) - 1, math.ceil(math.log10(max(finite))) + 1
-    decades = math.log10(max(finite) / min(finite))
-    mantissas = (1, 1.5, 2, 3, 5, 7) if decades < 1 else (1, 2, 5) if decades < _FEW_DECADES else (1,)
-    ticks = [m * 10.0**exponent for exponent in range(first, last) for m in mantissas]
-    texts = [form.format(round(tick, 12)) for tick in ticks]
-    texts = [text.replace(".0e", "e").replace("e-0", "e-").replace("e+00", "") for text in texts]
-    return {"tickvals": list(ticks), "ticktext": list(texts)}
-
-
-_FEW_DECADES = 2.5
 
 
 def clicked_point(points: Sequence[object], n_points: int) -> int | None:

@@ -29,25 +29,29 @@ _LIGHT = {
     "primaryColor": PRIMARY,
     "backgroundColor": "#FFFFFF",
     "secondaryBackgroundColor": "#F4F6F8",
-    "textColor": "#1B2430",
+    "textColor": "#0C1118",
     "linkColor": "#00639C",
     "borderColor": "#DDE3E9",
-    "codeTextColor": "#1B2430",
+    "codeTextColor": "#0C1118",
     "codeBackgroundColor": "#F4F6F8",
     "grayBackgroundColor": "#EEF1F4",
     "grayTextColor": "#4E5965",
+    "violetTextColor": "#0C1118",
 }
+# White on the primary colour, and it on the page (the value of a slider), both have a contrast of 4.5; that
+# leaves room for no lighter page. Violet is the colour of plain text, for `formatting.inked`.
 _DARK = {
     "primaryColor": "#1B7BBF",
-    "backgroundColor": "#11161C",
-    "secondaryBackgroundColor": "#1A2129",
+    "backgroundColor": "#030507",
+    "secondaryBackgroundColor": "#11171E",
     "textColor": "#E4E9EE",
     "linkColor": "#7CC0F0",
-    "borderColor": "#2E3843",
+    "borderColor": "#2B353F",
     "codeTextColor": "#E4E9EE",
-    "codeBackgroundColor": "#1A2129",
-    "grayBackgroundColor": "#232C35",
+    "codeBackgroundColor": "#11171E",
+    "grayBackgroundColor": "#1D252D",
     "grayTextColor": "#AEB8C2",
+    "violetTextColor": "#E4E9EE",
 }
 
 
@@ -57,7 +61,7 @@ def theme_config() -> dict[str, object]:
         "theme.baseRadius": "0.5rem",
         "theme.metricValueFontSize": "1.6rem",
         "theme.metricValueFontWeight": 600,
-        "theme.headingFontSizes": ["1.9rem", "1.35rem", "1.1rem", "1rem", "0.9rem", "0.85rem"],
+        "theme.headingFontSizes": ["1.9rem", "1.1rem", "1rem", "1rem", "0.9rem", "0.85rem"],
         "theme.headingFontWeights": [650, 600, 600, 600, 600, 600],
         "theme.paddingTop": "2.5rem",
         "theme.chartCategoricalColors": list(CATEGORICAL),

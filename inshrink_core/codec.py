@@ -77,6 +77,8 @@ class TensorInput:
         Gradients of this parameter (recorded, or Adam's first moment as a proxy); None if unknown.
     second_moment
         Adam's second moment of this parameter; None if unknown.
+    momentum
+        SGD's momentum buffer of this parameter; None if unknown.
     restored
         The values that training last continued from after a restore; None where there was no restore.
     owned
@@ -87,6 +89,7 @@ class TensorInput:
     tensor: Tensor
     gradient: Tensor | None = None
     second_moment: Tensor | None = None
+    momentum: Tensor | None = None
     restored: Tensor | None = None
     owned: bool = False
 

@@ -46,7 +46,7 @@ def choice_text(one: ArchiveChoice) -> str:
 def none_yet(what: str) -> None:
     """Say that the run has no archive, and lead to where one is made."""
     with st.container(border=True):
-        st.subheader("This run has no archive yet", anchor=False)
+        st.header("This run has no archive yet", anchor=False)
         st.write(
             f"{what} Archives of a run are looked for beside it and in the folders that the explorer may see."
         )

@@ -181,7 +181,7 @@ def _inside(view: View, found: Selection) -> None:
 def _inside_head(found: Selection) -> None:
     """Name what is looked into."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        st.subheader(markdown_text(elide(found.layer, _NAME_WIDTH)), anchor=False, width="content")
+        st.header(markdown_text(elide(found.layer, _NAME_WIDTH)), anchor=False, width="content")
         st.button(
             "Close", icon=":material/close:", type="tertiary", on_click=chosen.apply, args=(Event("close"),)
         )
@@ -189,7 +189,7 @@ def _inside_head(found: Selection) -> None:
 
 def _nothing_to_see(table: Sensitivity) -> None:
     """Say why a metric has no values."""
-    st.subheader("This run does not tell", anchor=False)
+    st.header("This run does not tell", anchor=False)
     reasons = {
         "update": "Movement needs two checkpoints; there is no earlier one to compare with.",
         "fisher": "It is read from Adam's second moment, and the checkpoints hold no optimizer state.",

@@ -6,8 +6,16 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import comparison_figures, figures, services
 from inshrink_app.comparison_tables import Comparison
-from inshrink_app.components import download, job_card
-from inshrink_app.formatting import count_text, elide, html_text, markdown_text, percent_text, value_text
+from inshrink_app.components import job_card, listing
+from inshrink_app.formatting import (
+    count_text,
+    elide,
+    fixed_format,
+    html_text,
+    markdown_text,
+    percent_text,
+    value_text,
+)
 from inshrink_app.job import Job
 
 __all__ = ["live", "show"]
@@ -80,7 +88,7 @@ def _stale_note(one: Comparison) -> str:
     if not pairs:
         return "no divergence is known"
     as_good = sum(stale <= own for own, stale in pairs)
-    return f"at {as_good} stale diverges no more" if as_good else "each diverges less than stale"
+    return f"{as_good} no better than stale" if as_good else "all better than stale"
 
 
 def _charts(found: list[Comparison], bound: float) -> None:
@@ -142,18 +150,18 @@ def _table(found: list[Comparison], bound: float) -> None:
         "bound",
     ]
     table = pd.DataFrame(rows, columns=columns)
-    share = st.column_config.NumberColumn(format="percent")
-    small = st.column_config.NumberColumn(format="%.3e")
-    st.dataframe(
-        table if len(found) > 1 else table.drop(columns="archive"),
-        hide_index=True,
+    metric = fixed_format([value for one in found for row in one.steps for value in row[1:3]])
+    listing.show(
+        table,
+        "compare",
         alt="Original and restored metric, drop and divergence of every step",
-        column_config={
-            "drop": share,
-            "stale drop": share,
-            "divergence": small,
-            "stale divergence": small,
-            "step": st.column_config.NumberColumn(format="localized"),
+        formats={
+            "original": metric,
+            "restored": metric,
+            "drop": listing.SHARE,
+            "stale drop": listing.SHARE,
+            "divergence": listing.SMALL,
+            "stale divergence": listing.SMALL,
         },
+        hidden=[] if len(found) > 1 else ["archive"],
     )
-    download.table_buttons(table, "compare")

@@ -6,25 +6,11 @@ import pandas as pd
 import streamlit as st
 from inshrink_app.formatting import bytes_text
 
-__all__ = ["csv_button", "file_link", "table_buttons"]
-
-
-def csv_button(table: pd.DataFrame, file_name: str, *, key: str, label: str = "Download as CSV") -> None:
-    """Offer a table of at most some MB; larger things are not for a button that holds them in memory."""
-    st.download_button(
-        label,
-        table.to_csv(index=False).encode(),
-        file_name=file_name,
-        mime="text/csv",
-        key=key,
-        on_click="ignore",
-        type="tertiary",
-        icon=":material/download:",
-    )
+__all__ = ["file_link", "table_buttons"]
 
 
 def table_buttons(table: pd.DataFrame, stem: str) -> None:
-    """Offer a table of at most some MB in both forms, side by side.
+    """Offer a table of at most some MB in both forms, side by side; larger things are not for a button.
 
     Parameters
     ----------
@@ -34,17 +20,22 @@ def table_buttons(table: pd.DataFrame, stem: str) -> None:
         File name without suffix; also the widgets' key.
     """
     with st.container(horizontal=True, gap="small"):
-        csv_button(table, f"{stem}.csv", key=f"{stem}.csv", label="CSV")
-        st.download_button(
-            "JSON",
-            table.to_json(orient="records", indent=1).encode(),
-            file_name=f"{stem}.json",
-            mime="application/json",
-            key=f"{stem}.json",
-            on_click="ignore",
-            type="tertiary",
-            icon=":material/download:",
-        )
+        for label, mime, content in (
+            ("CSV", "text/csv", table.to_csv(index=False)),
+            ("JSON", "application/json", table.to_json(orient="records", indent=1)),
+        ):
+            name = f"{stem}.{label.lower()}"
+            st.download_button(
+                label,
+                content.encode(),
+                file_name=name,
+                mime=mime,
+                key=name,
+                on_click="ignore",
+                type="tertiary",
+                icon=":material/download:",
+                help=f"Download {name}",
+            )
 
 
 def file_link(label: str, url: str, nbytes: int, *, primary: bool = False) -> None:

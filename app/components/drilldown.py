@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Sequence
 
-import pandas as pd
 import streamlit as st
-from inshrink_app import drill_figures, figures, services
-from inshrink_app.components import chosen, problem, snippets
+from inshrink_app import services
+from inshrink_app.components import chosen, drill_charts, drill_take_away, problem
 from inshrink_app.components.measurement import ASK_ABOVE_BYTES
 from inshrink_app.drill_tables import DrillDown
-from inshrink_app.formatting import bytes_text, count_text, markdown_text, share_text, value_text
+from inshrink_app.formatting import bytes_text, count_text, inked, share_text, value_text
 from inshrink_app.selection import Event
-from inshrink_app.tables import METRICS, Sensitivity, ServiceError, Subject
+from inshrink_app.tables import Sensitivity, ServiceError, Subject
 
 __all__ = ["show_tensor"]
 
@@ -25,15 +22,6 @@ _WAYS = {
     "inshrinkerator": "Inshrinkerator",
     "uniform": "Uniform",
     "lossless": "Lossless",
-}
-_ENTROPY_HELP = "Bits a weight that the symbols carry, each given the one before; contexts may save more."
-_LEVELS = {
-    "codebook": "codebook",
-    "lattice": "lattice",
-    "grid": "uniform levels",
-    "rounded": "bfloat16",
-    "exact": "bit for bit",
-    "other": "no levels of its own",
 }
 
 
@@ -49,7 +37,7 @@ def show_tensor(shown: Subject, table: Sensitivity, tensor: str, step: int) -> N
     tensor, step
         Which one.
     """
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="large"):
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         _step_slider(table.steps, step)
         way = _way(shown, step)
         st.toggle("Log counts", key=_LOG, width="content", help="Counts of the histogram as logarithms.")
@@ -70,11 +58,11 @@ def show_tensor(shown: Subject, table: Sensitivity, tensor: str, step: int) -> N
     _facts(seen)
     left, right = st.columns(2, gap="medium")
     with left:
-        _histogram(seen)
+        drill_charts.histogram(seen, log=bool(st.session_state.get(_LOG)))
     with right:
-        _map(seen)
-    _course(shown, seen)
-    _take_away(shown, seen, way, metric)
+        drill_charts.score_map(seen)
+    drill_charts.course(shown, seen)
+    drill_take_away.show(shown, seen, way, metric)
 
 
 def _step_slider(steps: Sequence[int], step: int) -> None:
@@ -82,7 +70,14 @@ def _step_slider(steps: Sequence[int], step: int) -> None:
     if len(steps) < 2:
         return
     st.session_state[_STEP] = step
-    st.select_slider("Step", steps, key=_STEP, format_func=count_text, on_change=_stepped, width=300)
+    st.select_slider(
+        "Step",
+        steps,
+        key=_STEP,
+        format_func=count_text,
+        on_change=_stepped,
+        width=300,
+    )
 
 
 def _stepped() -> None:
@@ -99,7 +94,7 @@ def _way(shown: Subject, step: int) -> str:
     picked = st.segmented_control(
         "Stored",
         ways,
-        format_func=_WAYS.__getitem__,
+        format_func=lambda name: inked(_WAYS[name]),
         key=_WAY,
         required=True,
         help="How its levels are chosen: as the archive beside this run holds them, or as a codec would "
@@ -135,11 +130,11 @@ def _facts(seen: DrillDown) -> None:
             _number(seen.bits_per_weight),
             f"{seen.kind.capitalize()} block, {basis}.{keyframe}",
         ),
-        ("Bytes in the frame", bytes_text(seen.nbytes), f"{basis.capitalize()}.{keyframe}"),
+        ("Bytes", bytes_text(seen.nbytes), f"Of its block in the frame, {basis}.{keyframe}"),
         (
-            "Entropy of symbols",
+            "Entropy",
             _number(seen.entropy),
-            "Bits a weight, given its symbol before; contexts may save more.",
+            "Bits a weight that its symbols carry, each given the one before; contexts may save more.",
         ),
         ("Pruned", share_text(shares["pruned"].share), _range_help(seen, "pruned")),
         ("Protected", share_text(shares["protected"].share), _range_help(seen, "protected")),
@@ -161,137 +156,4 @@ def _range_help(seen: DrillDown, name: str) -> str:
     return (
         f"{count_text(part.n)} of {count_text(seen.numel)} values, "
         f"|w| from {value_text(part.smallest)} to {value_text(part.largest)}."
-    )
-
-
-def _histogram(seen: DrillDown) -> None:
-    """Draw the values with their partition and levels."""
-    st.markdown("**Values and levels**")
-    st.plotly_chart(
-        drill_figures.histogram_figure(seen, log=bool(st.session_state.get(_LOG))),
-        config=dict(figures.CONFIG),
-        key="drill.histogram",
-        alt=f"Histogram of {count_text(seen.numel)} values by what became of them, with the levels of "
-        f"the {_LEVELS[seen.level_kind]}",
-    )
-    st.caption(_levels_text(seen))
-
-
-def _levels_text(seen: DrillDown) -> str:
-    """Say what the lines are, and what is not drawn."""
-    whose = "Restored" if seen.restored else "Original"
-    parts = [f"{whose} values, rms {value_text(seen.rms)}."]
-    drawn = drill_figures.level_lines(seen).size
-    if seen.level_kind == "exact":
-        parts.append("Stored bit for bit: there are no levels.")
-    elif seen.level_kind == "rounded":
-        parts.append("Each value is rounded to bfloat16.")
-    elif seen.level_kind == "other":
-        parts.append("The codec stores a difference to the step before, so there are no fixed levels.")
-    elif seen.spacing is not None:
-        lines = "" if drawn else ", too fine to draw"
-        parts.append(f"{seen.codec} steps of {value_text(seen.spacing)}{lines}.")
-    else:
-        parts.append(f"Lines: the {count_text(seen.points.size)} entries of the codebook that are used.")
-    if seen.n_nonfinite:
-        parts.append(f"{count_text(seen.n_nonfinite)} values are NaN or infinite.")
-    return markdown_text(" ".join(parts))
-
-
-def _map(seen: DrillDown) -> None:
-    """Draw sensitivity against magnitude."""
-    told = seen.sensitivity
-    st.markdown("**Sensitivity against magnitude**")
-    if told is None:
-        st.write(
-            "This checkpoint does not tell one: it holds neither gradients nor Adam's moments, and there is "
-            "no earlier step of this shape."
-        )
-        return
-    st.plotly_chart(
-        drill_figures.map_figure(told),
-        config=dict(figures.CONFIG),
-        key="drill.map",
-        alt=f"How many values have which magnitude and which {METRICS[told.metric].label.lower()}",
-    )
-    together = "" if told.correlation is None else f"Correlation of the logarithms {told.correlation:.2f}. "
-    source = "Adam's first moment stands for the gradient. " if told.source == "exp_avg" else ""
-    zeros = f"Not drawn, for one of the two is zero: {count_text(told.n_zero)}." if told.n_zero else ""
-    st.caption(markdown_text(f"{METRICS[told.metric].symbol} over |w|. {together}{source}{zeros}"))
-
-
-def _course(shown: Subject, seen: DrillDown) -> None:
-    """Draw the tensor over the steps."""
-    every = bool(st.session_state.get("drill.every"))
-    try:
-        course = services.course(shown, seen.name, every=every)
-    except ServiceError as error:
-        problem.show(error.problem)
-        return
-    if len(course.steps) < 2:
-        st.caption("A course needs two checkpoints.")
-        return
-    st.markdown("**Over the steps**")
-    st.plotly_chart(
-        drill_figures.course_figure(course, seen.step),
-        config=dict(figures.CONFIG),
-        key="drill.course",
-        alt=f"Size, movement and cost of the tensor over {len(course.steps)} steps",
-    )
-    if course.n_left_out or every:
-        cost = seen.numel * 4 * len(shown.steps)
-        st.toggle(
-            f"Read every step ({bytes_text(cost)})",
-            key="drill.every",
-            help=f"{count_text(course.n_left_out)} steps were left out to read less; a movement spans them.",
-        )
-
-
-def _take_away(shown: Subject, seen: DrillDown, way: str, metric: str | None) -> None:
-    """Offer what is on screen as files, and the lines that give the same."""
-    stem = f"anatomy-step-{seen.step}"
-    bins = pd.DataFrame(
-        {
-            "from": seen.edges[:-1],
-            "to": seen.edges[1:],
-            **{part.name: counts for part, counts in zip(seen.parts, seen.counts, strict=True)},
-        }
-    )
-    with st.container(horizontal=True, gap="small"):
-        for label, content, suffix, mime in (
-            ("Histogram as CSV", bins.to_csv(index=False), "csv", "text/csv"),
-            ("All as JSON", json.dumps(dict(seen.document), indent=1), "json", "application/json"),
-        ):
-            st.download_button(
-                label,
-                content.encode(),
-                file_name=f"{stem}.{suffix}",
-                mime=mime,
-                key=f"drill.{suffix}",
-                on_click="ignore",
-                type="tertiary",
-                icon=":material/download:",
-            )
-    _snippets(shown, seen, way, metric)
-
-
-def _snippets(shown: Subject, seen: DrillDown, way: str, metric: str | None) -> None:
-    """Show the command nearest to this, and the lines that give it exactly."""
-    path = str(shown.path)
-    quoted = repr(path)
-    arguments = f"run, {seen.step}, {seen.name!r}"
-    if way == "archive" and shown.kind == "run" and shown.archive is not None:
-        quoted = repr(str(shown.archive.path))
-        arguments += f", against={path!r}"
-    elif way != "archive":
-        arguments += f", {way!r}"
-    if metric is not None and seen.sensitivity is not None and seen.sensitivity.metric == metric:
-        arguments += f", metric={metric!r}"
-    options = f"--metric {metric or 'magnitude'} --by tensor --steps {seen.step}"
-    snippets.show(
-        f"inshrink sensitivity {shlex.quote(path)} {options}",
-        f"import inshrink_core\n\nrun = inshrink_core.open({quoted})\n"
-        f"seen = inshrink_core.anatomy({arguments})\n"
-        "print(seen.bits_per_weight, seen.entropy, seen.histogram.parts)\n"
-        f"print(inshrink_core.trajectory(run, {seen.name!r}).relative_movement)",
     )

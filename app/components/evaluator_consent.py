@@ -30,7 +30,7 @@ def ask(original: Subject) -> tuple[EvaluatorCode | None, bool]:
         return judge, True
     with st.expander("The code that would run", icon=":material/code:"):
         st.code(str(judge.path), language=None, wrap_lines=True)
-        st.code(judge.code, language="python", wrap_lines=True)
+        st.code(judge.code, language=None, wrap_lines=True)
         st.caption("SHA-256")
         st.code(judge.digest, language=None, wrap_lines=True)
     # The digest in the key: consent is for this code, and for no later version of the file.

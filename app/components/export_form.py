@@ -8,7 +8,7 @@ import streamlit as st
 from inshrink_app import state
 from inshrink_app.components import search_carried
 from inshrink_app.export_tables import ExportRequest
-from inshrink_app.formatting import count_text
+from inshrink_app.formatting import count_text, inked
 from inshrink_app.tables import Subject
 
 __all__ = ["show"]
@@ -36,7 +36,7 @@ _WHAT = "what"
 def show(shown: Subject) -> ExportRequest:
     """Draw the controls and return what they ask for."""
     with st.container(border=True):
-        st.subheader("What to export", anchor=False)
+        st.header("What to export", anchor=False)
         what = _segmented("Steps", _WHAT, _KINDS, "all")
         if what == "step":
             return _one_step(shown)
@@ -57,7 +57,9 @@ def _segmented(label: str, key: str, options: dict[str, str], default: str) -> s
     widget = f"export.{key}"
     if widget not in st.session_state:
         st.session_state[widget] = state.choice(key, list(options), default)
-    chosen = st.segmented_control(label, list(options), format_func=options.__getitem__, key=widget)
+    chosen = st.segmented_control(
+        label, list(options), format_func=lambda name: inked(options[name]), key=widget
+    )
     value = str(chosen) if chosen in options else default
     state.publish(**{key: value})
     return value
@@ -91,7 +93,13 @@ def _one_step(shown: Subject) -> ExportRequest:
     """Draw what concerns one step: which, and whether it is to begin another training from."""
     step = shown.steps[-1]
     if len(shown.steps) > 1:
-        step = st.select_slider("Step", shown.steps, value=step, format_func=count_text, key="export.step")
+        step = st.select_slider(
+            "Step",
+            shown.steps,
+            value=step,
+            format_func=count_text,
+            key="export.step",
+        )
     weights_only = st.toggle(
         "Weights only, for transfer learning",
         value=True,

@@ -24,7 +24,7 @@ def show(shown: Subject, job: Job) -> None:
             problem.show(Problem("what this export made cannot be told any more", remedy="export again"))
             return
         target = Path(str(made["target"]))
-        st.subheader("Exported", anchor=False)
+        st.header("Exported", anchor=False)
         st.code(str(target), language=None, wrap_lines=True)
         if not target.exists():
             st.warning("It is not there any more.", icon=":material/warning:")
@@ -36,7 +36,7 @@ def show(shown: Subject, job: Job) -> None:
         st.caption(f"{what}, by which a copy is known")
         st.code(str(made["digest"]), language=None, wrap_lines=True)
         st.caption("Restore")
-        st.code(_restore_command(made, target), language="bash", wrap_lines=True)
+        st.code(_restore_command(made, target), language=None, wrap_lines=True)
         _hand_over(shown, made, target)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.components import problem
-from inshrink_app.formatting import elide, markdown_text, remaining_text
+from inshrink_app.formatting import elide, markdown_text, remaining_text, share_text
 from inshrink_app.job import Job
 from inshrink_app.tables import ServiceError
 
@@ -23,7 +23,7 @@ def running(job: Job, title: str) -> None:
     if current is None or not current.is_running:
         st.rerun()
     with st.container(border=True):
-        st.subheader(title, anchor=False)
+        st.header(title, anchor=False)
         progress(current)
         cancel_button(current)
 
@@ -33,7 +33,7 @@ def progress(job: Job) -> None:
     if not job.total:
         st.progress(0.0, text="Starting…")
         return
-    parts = [f"{job.fraction:.0%}", remaining_text(job.seconds, job.seconds_left)]
+    parts = [share_text(job.fraction), remaining_text(job.seconds, job.seconds_left)]
     if job.item:
         parts.insert(0, markdown_text(elide(job.item, _ITEM_WIDTH)))
     st.progress(job.fraction, text=" · ".join(parts))

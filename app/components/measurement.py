@@ -56,7 +56,7 @@ def measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensiti
 def _ask(shown: Subject, metric: str, key: str) -> None:
     """Say what the question costs before it is asked."""
     with st.container(border=True):
-        st.subheader("Not measured yet", anchor=False)
+        st.header("Not measured yet", anchor=False)
         cost = services.measuring_cost(shown, metric)
         st.write(
             f"This reads up to {bytes_text(cost)} from {count_text(len(shown.steps))} checkpoints. The "
@@ -79,7 +79,7 @@ def _progress(path: str, metric: str, key: str) -> None:
     if job is None or job.state != "running":
         st.rerun()
     with st.container(border=True):
-        st.subheader(f"Measuring {METRICS[metric].label.lower()}", anchor=False)
+        st.header(f"Measuring {METRICS[metric].label.lower()}", anchor=False)
         unit = "steps" if METRICS[metric].pooled else "checkpoints"
         text = f"{job.done:,} of {job.total:,} {unit} · {remaining_text(job.seconds, job.seconds_left)}"
         if "compress" in job.item:

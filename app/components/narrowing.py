@@ -8,7 +8,7 @@ from typing import NamedTuple
 import streamlit as st
 from inshrink_app import grouping
 from inshrink_app.components import chosen
-from inshrink_app.formatting import elide, markdown_text
+from inshrink_app.formatting import elide, inked, markdown_text
 from inshrink_app.selection import Event, Selection
 from inshrink_app.tables import METRICS, Sensitivity, Subject
 
@@ -107,6 +107,7 @@ def _filters(tensors: Sensitivity, by: str) -> tuple[str, list[str], bool, str]:
             "Layer types",
             layers,
             selection_mode="multi",
+            format_func=inked,
             key="layer_filter",
             label_visibility="collapsed",
         )
@@ -122,7 +123,7 @@ def _filters(tensors: Sensitivity, by: str) -> tuple[str, list[str], bool, str]:
     scale = st.segmented_control(
         "Colours",
         list(_SCALES),
-        format_func=_SCALES.__getitem__,
+        format_func=lambda name: inked(_SCALES[name]),
         key=key,
         required=True,
         label_visibility="collapsed",

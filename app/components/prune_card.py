@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.archive_tables import Chain
-from inshrink_app.components import download, job_card
+from inshrink_app.components import job_card, listing
 from inshrink_app.formatting import bytes_text, count_text, counted
 from inshrink_app.services import PruneRules
 
@@ -21,7 +21,7 @@ _WRITTEN = {"rekeyed": ", becomes a keyframe", "rewritten": ", written anew"}
 def show(chain: Chain) -> PruneRules:
     """Draw the card and return the rules on screen."""
     with st.container(border=True):
-        st.subheader("Prune", anchor=False)
+        st.header("Prune", anchor=False)
         if chain.is_packed:
             st.write("A packed archive is read and copied, not changed. Unpack it to prune it.")
             return PruneRules()
@@ -124,8 +124,7 @@ def _show_plan(chain: Chain, rules: PruneRules, document: dict[str, Any]) -> Non
             st.metric(label, value, delta=below, delta_color="off", delta_arrow="off", border=True)
     table = _fates(document)
     with st.expander(f"What becomes of each frame ({count_text(len(table))})", icon=":material/table_rows:"):
-        st.dataframe(table, hide_index=True, alt="Frames with what pruning would do to each")
-        download.table_buttons(table, "prune-plan")
+        listing.show(table, "prune-plan", alt="Frames with what pruning would do to each")
     with st.container(horizontal=True, vertical_alignment="center"):
         sure = st.checkbox(f"Remove {counted(n_removed, 'step')} for good", key=f"prune.sure.{hash(rules)}")
         if st.button("Prune", icon=":material/content_cut:", disabled=not sure):

@@ -21,7 +21,7 @@ _CODECS = {"lattice": "Lattice", "inshrinkerator": "Inshrinkerator", "lossless":
 def show(original: Subject, training: Training) -> None:
     """Draw the card of a sample's training."""
     with st.container(border=True):
-        st.subheader("Failure rehearsal", anchor=False)
+        st.header("Failure rehearsal", anchor=False)
         training = _choose(training)
         st.write(
             f"Trains {markdown_text(training.name)} anew, with failures after which it goes on from what the "
@@ -147,6 +147,6 @@ def _command(training: Training, settings: dict[str, Any]) -> None:
         f"inshrink rehearse {shlex.quote(training.name)} --codec {settings['codec']} "
         f"--restores {settings['restores']} --seeds {settings['seeds']} --steps {settings['n_steps']} "
         "-o rehearsal",
-        language="bash",
+        language=None,
         wrap_lines=True,
     )

@@ -6,8 +6,8 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import comparison_figures, figures
 from inshrink_app.comparison_tables import RehearsalResult
-from inshrink_app.components import download
-from inshrink_app.formatting import count_text, counted, markdown_text, percent_text, ratio_text
+from inshrink_app.components import listing
+from inshrink_app.formatting import count_text, counted, fixed_format, markdown_text, percent_text, ratio_text
 
 __all__ = ["chart", "show"]
 
@@ -33,8 +33,13 @@ def show(found: RehearsalResult, key: str) -> None:
         columns=["seed", "step", "uninterrupted", "restored"],
     )
     with st.expander(f"Curves ({counted(len(found.curves), 'pair')})", icon=":material/table_rows:"):
-        st.dataframe(table, hide_index=True, alt="Metric of every training at every save")
-        download.table_buttons(table, f"rehearsal-{key}")
+        metric = fixed_format([*table["uninterrupted"], *table["restored"]])
+        listing.show(
+            table,
+            f"rehearsal-{key}",
+            alt="Metric of every training at every save",
+            formats={"uninterrupted": metric, "restored": metric},
+        )
 
 
 def chart(found: RehearsalResult, key: str) -> None:

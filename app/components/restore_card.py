@@ -6,8 +6,8 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.archive_tables import ArchiveChoice
-from inshrink_app.components import archive_picker, download, job_card, problem
-from inshrink_app.formatting import bytes_text, count_text, counted
+from inshrink_app.components import archive_picker, job_card, listing, problem
+from inshrink_app.formatting import bytes_text, count_text, counted, inked
 from inshrink_app.job import Job
 from inshrink_app.tables import ServiceError, Subject
 
@@ -27,7 +27,7 @@ def show(shown: Subject, archives: tuple[ArchiveChoice, ...]) -> None:
         Archives to restore from, at least one.
     """
     with st.container(border=True):
-        st.subheader("Restore files", anchor=False)
+        st.header("Restore files", anchor=False)
         job = services.newest_restore(shown)
         is_running = job is not None and job.is_running
         archive, step, layout = _choices(archives)
@@ -58,7 +58,11 @@ def _choices(archives: tuple[ArchiveChoice, ...]) -> tuple[ArchiveChoice, int, s
             st.session_state["restore.step"] = steps[-1]
         step = st.selectbox("Step", steps, format_func=count_text, key="restore.step", width=180)
         layout = st.segmented_control(
-            "Format", list(_LAYOUTS), format_func=_LAYOUTS.__getitem__, default="same", key="restore.layout"
+            "Format",
+            list(_LAYOUTS),
+            format_func=lambda name: inked(_LAYOUTS[name]),
+            default="same",
+            key="restore.layout",
         )
     return archive, int(step), str(layout or "same")
 
@@ -94,10 +98,4 @@ def _written(job: Job) -> None:
     )
     st.code(found.target, language=None, wrap_lines=True)
     table = pd.DataFrame(found.files, columns=["file", "bytes", "SHA-256"])
-    st.dataframe(
-        table,
-        hide_index=True,
-        alt="Restored files with their sizes and SHA-256 digests",
-        column_config={"bytes": st.column_config.NumberColumn(format="localized")},
-    )
-    download.table_buttons(table, "restored")
+    listing.show(table, "restored", alt="Restored files with size and SHA-256", wide=["SHA-256"])

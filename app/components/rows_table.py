@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 from inshrink_app import heat_columns
-from inshrink_app.components import chosen
+from inshrink_app.components import chosen, listing
 from inshrink_app.components.kept import kept
 from inshrink_app.formatting import count_text, shape_text
 from inshrink_app.selection import Event
@@ -39,7 +39,9 @@ def show(source: Sensitivity, table: Sensitivity, statistic: str, selected: int 
     """
     names = tuple(row.name for row in table.rows)
     frame = kept("sensitivity.frame", source, (statistic, table.by, names), lambda: _frame(table, statistic))
-    number = st.column_config.NumberColumn(format="%.2e" if METRICS[table.metric].scale == "log" else "%.3f")
+    number = st.column_config.NumberColumn(
+        format=listing.SMALL if METRICS[table.metric].scale == "log" else "%.3f"
+    )
     wanted = [] if selected is None or selected >= len(frame) else [selected]
     state = st.session_state.get(_KEY)
     if state is None or list(state["selection"]["rows"]) != wanted:
@@ -47,7 +49,8 @@ def show(source: Sensitivity, table: Sensitivity, statistic: str, selected: int 
     st.dataframe(
         frame,
         hide_index=True,
-        height="content" if len(frame) <= _ROWS_WITHOUT_SCROLLING else 560,
+        height="content" if len(frame) <= _ROWS_WITHOUT_SCROLLING else listing.HEIGHT,
+        placeholder="–",
         alt=f"{METRICS[table.metric].label} per row: first, last, smallest and largest value",
         key=_KEY,
         on_select=functools.partial(_picked, names),

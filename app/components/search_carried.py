@@ -1,4 +1,4 @@
-"""The configuration that the Search page carried on to the Export page."""
+"""The configuration that the Search page carries on to the Export page: offered there, shown here."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 
 import streamlit as st
 from inshrink_app import state
-from inshrink_app.search_config import engine_settings, toml_text
+from inshrink_app.formatting import count_text
+from inshrink_app.search_config import Edit, engine_settings, toml_text
 from inshrink_app.tables import Subject
 
-__all__ = ["show"]
+__all__ = ["offer", "show"]
+
+EXPORT_PAGE = "views/export.py"
 
 _CARRIED = "carried"
 
@@ -21,7 +24,7 @@ def show(shown: Subject) -> tuple[str, dict[str, Any]] | None:
     if config is None:
         return None
     st.caption("Configuration from the Search page")
-    st.code(toml_text(config), language="toml", wrap_lines=True)
+    st.code(toml_text(config), language=None, wrap_lines=True)
     if st.button("Choose settings here instead", icon=":material/close:", type="tertiary"):
         state.retract(_CARRIED)
         st.rerun()
@@ -43,3 +46,37 @@ def _carried(shown: Subject) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return dict(config)
+
+
+def offer(shown: Subject, edit: Edit) -> None:
+    """Offer the configuration as a file, and to compress with it."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if st.button(
+            "Apply to compress",
+            icon=":material/arrow_forward:",
+            help="Carries this configuration on to the Export page.",
+        ):
+            state.remember(
+                carried=json.dumps({"run": str(shown.path), "config": edit.config}),
+                codec=str(edit.config["codec"]),
+                what="all",
+            )
+            st.switch_page(EXPORT_PAGE)
+        for form, text in (
+            ("TOML", toml_text(edit.config)),
+            ("JSON", json.dumps(edit.config, indent=1) + "\n"),
+        ):
+            st.download_button(
+                form,
+                text.encode(),
+                file_name=f"config.{form.lower()}",
+                mime="application/json" if form == "JSON" else "application/toml",
+                key=f"search.config.{form}",
+                on_click="ignore",
+                type="tertiary",
+                icon=":material/download:",
+                help="For inshrink compress --config",
+            )
+    n = count_text(len(edit.config.get("override", ())))
+    with st.expander(f"As a file ({n} overrides)", icon=":material/description:"):
+        st.code(toml_text(edit.config), language=None, wrap_lines=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 import streamlit as st
-from inshrink_app import search_config, services, state
-from inshrink_app.components import problem, search_result
+from inshrink_app import search_config, services
+from inshrink_app.components import problem, search_carried, search_result
 from inshrink_app.formatting import (
-    count_text,
     counted,
     elide,
     markdown_text,
@@ -25,8 +23,6 @@ from inshrink_app.search_tables import Searched, SearchPoint
 from inshrink_app.tables import Problem, ServiceError, Subject
 
 __all__ = ["forget", "show"]
-
-EXPORT_PAGE = "views/export.py"
 
 _EDIT = "search.edit"
 _LABEL_WIDTH = 90
@@ -60,7 +56,7 @@ def show(
     edit = _current(shown, found, points, codec)
     used = found.steps if found is not None and found.steps else tuple(steps)
     with st.container(border=True):
-        st.subheader("Configuration", anchor=False)
+        st.header("Configuration", anchor=False)
         loaded = "the default" if edit.origin is None else elide(edit.origin.label, _LABEL_WIDTH)
         st.caption(
             markdown_text(
@@ -73,7 +69,7 @@ def show(
             _buttons(edit)
         with right:
             _figures(shown, edit, used, sum(one.n_steps for one in points if not one.is_estimated))
-            _carry_on(shown, edit)
+            search_carried.offer(shown, edit)
 
 
 def _current(shown: Subject, found: Searched | None, points: Sequence[SearchPoint], codec: str) -> Edit:
@@ -193,7 +189,13 @@ def _figures(shown: Subject, edit: Edit, steps: Sequence[int], known: int) -> No
         problem.show(error.problem)
         return
     st.caption(f"Estimated, as it stands, on {counted(guess.n_steps, 'step')}")
-    _row(guess.ratio, guess.drop, guess.divergence, "estimated")
+    _row(
+        guess.ratio,
+        guess.drop,
+        guess.divergence,
+        "estimated",
+        "" if guess.n_trials else "estimated, uncalibrated",
+    )
     words = f"Encoded: {share_text(guess.sampled)} of the weights. "
     if guess.n_trials:
         words += f"The drop is predicted from {counted(guess.n_trials, 'trial')}"
@@ -201,50 +203,16 @@ def _figures(shown: Subject, edit: Edit, steps: Sequence[int], known: int) -> No
             words += f"; rank correlation with what was measured {guess.rank_correlation:.2f}"
         words += "."
     else:
-        words += "No trials tell yet what an error costs: search first, and drops are predicted too."
-    st.caption(words)
+        words += " ".join(note[:1].upper() + note[1:].rstrip(".") + "." for note in guess.notes)
+    st.caption(markdown_text(words))
 
 
-def _row(ratio: float, drop: float | None, divergence: float | None, word: str) -> None:
-    """Draw the figures of one configuration, and what they are."""
+def _row(ratio: float, drop: float | None, divergence: float | None, basis: str, caveat: str = "") -> None:
+    """Draw the figures of one configuration, and what they are; a caveat is about drop and divergence."""
     with st.container(horizontal=True, gap="small"):
-        for label, value in (
-            ("Ratio", ratio_text(ratio)),
-            ("Worst drop", percent_text(drop)),
-            ("Divergence", "–" if divergence is None else value_text(divergence)),
+        for label, value, word in (
+            ("Ratio", ratio_text(ratio), basis),
+            ("Worst drop", percent_text(drop), caveat or basis),
+            ("Divergence", "–" if divergence is None else value_text(divergence), caveat or basis),
         ):
             st.metric(label, value, delta=word, delta_color="off", delta_arrow="off", border=True)
-
-
-def _carry_on(shown: Subject, edit: Edit) -> None:
-    """Offer the configuration as a file, and to compress with it."""
-    with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button(
-            "Apply to compress",
-            icon=":material/arrow_forward:",
-            help="Carries this configuration on to the Export page.",
-        ):
-            state.remember(
-                carried=json.dumps({"run": str(shown.path), "config": edit.config}),
-                codec=str(edit.config["codec"]),
-                what="all",
-            )
-            st.switch_page(EXPORT_PAGE)
-        for form, text in (
-            ("TOML", search_config.toml_text(edit.config)),
-            ("JSON", json.dumps(edit.config, indent=1) + "\n"),
-        ):
-            st.download_button(
-                form,
-                text.encode(),
-                file_name=f"config.{form.lower()}",
-                mime="application/json" if form == "JSON" else "application/toml",
-                key=f"search.config.{form}",
-                on_click="ignore",
-                type="tertiary",
-                icon=":material/download:",
-                help="For inshrink compress --config",
-            )
-    n = count_text(len(edit.config.get("override", ())))
-    with st.expander(f"As a file ({n} overrides)", icon=":material/description:"):
-        st.code(search_config.toml_text(edit.config), language="toml", wrap_lines=True)

@@ -6,7 +6,7 @@ import math
 
 import streamlit as st
 from inshrink_app import state
-from inshrink_app.formatting import count_text
+from inshrink_app.formatting import count_text, inked
 from inshrink_app.search_tables import CODECS, SearchRequest
 from inshrink_app.tables import Subject
 
@@ -30,7 +30,7 @@ _STRATEGY_HELP = (
 def show(shown: Subject) -> SearchRequest:
     """Draw the controls and return what they ask for."""
     with st.container(border=True):
-        st.subheader("What to search for", anchor=False)
+        st.header("What to search for", anchor=False)
         goal = _segmented("Bound", _GOAL, _GOALS, "drop")
         drop, divergence, ratio = _limits(goal)
         beside = _beside() if goal == "drop" else None
@@ -49,8 +49,9 @@ def show(shown: Subject) -> SearchRequest:
                 10_000,
                 None,
                 key="search.budget",
-                placeholder="As many as the strategy wants",
-                help="Each is measured on every step, until one breaks a bound.",
+                placeholder="No limit",
+                help="Each is measured on every step, until one breaks a bound. Without a limit the strategy "
+                "says when it is enough.",
             )
     return SearchRequest(
         goal=goal,
@@ -133,7 +134,9 @@ def _segmented(label: str, key: str, options: dict[str, str], default: str, tip:
     widget = f"search.{key}"
     if widget not in st.session_state:
         st.session_state[widget] = state.choice(key, list(options), default)
-    chosen = st.segmented_control(label, list(options), format_func=options.__getitem__, key=widget, help=tip)
+    chosen = st.segmented_control(
+        label, list(options), format_func=lambda name: inked(options[name]), key=widget, help=tip
+    )
     value = str(chosen) if chosen in options else default
     state.publish(**{key: value})
     return value

@@ -8,12 +8,13 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import figures, search_figure, services
-from inshrink_app.components import download, job_card
+from inshrink_app.components import job_card, listing
 from inshrink_app.formatting import (
     count_text,
     counted,
     duration_text,
     elide,
+    inked,
     markdown_text,
     percent_text,
     ratio_text,
@@ -102,7 +103,7 @@ def _figure(found: Searched, compared: Sequence[SearchPoint], key: str, *, selec
             st.segmented_control(
                 "Against",
                 options,
-                format_func=_FIGURES.__getitem__,
+                format_func=lambda name: inked(_FIGURES[name]),
                 key=f"{_FIGURE}.{key}",
                 default=st.session_state[_FIGURE],
             )
@@ -182,24 +183,21 @@ def table(found: Searched, compared: Sequence[SearchPoint]) -> None:
     ]
     columns = ["configuration", "figures", "is", "ratio", "drop", "divergence", "steps", "gain", "noise"]
     listed = pd.DataFrame(rows, columns=columns)
-    small = st.column_config.NumberColumn(format="%.3e")
-    st.dataframe(
+    listing.show(
         listed,
-        hide_index=True,
+        "search",
+        alt="Configurations with ratio, worst drop, largest divergence and restore gain",
+        formats={
+            "ratio": listing.RATIO,
+            "drop": listing.SHARE,
+            "divergence": listing.SMALL,
+            "gain": "%.3f",
+            "noise": "%.3f",
+        },
         key=_TABLE,
         on_select=_row_chosen,
         selection_mode="single-row",
-        alt="Configurations with ratio, worst drop, largest divergence and restore gain",
-        column_config={
-            "configuration": st.column_config.TextColumn(width="medium"),
-            "ratio": st.column_config.NumberColumn(format="%.2f×"),
-            "drop": st.column_config.NumberColumn(format="percent"),
-            "divergence": small,
-            "noise": small,
-            "gain": st.column_config.NumberColumn(format="%.3f"),
-        },
     )
-    download.table_buttons(listed, "search")
 
 
 def _word(found: Searched, point: SearchPoint, is_on_front: bool) -> str:

@@ -7,10 +7,27 @@ import streamlit as st
 __all__ = ["show"]
 
 
-def show(command: str, python: str) -> None:
-    """Offer a command line and Python lines, each with its button to copy."""
-    with st.expander("Do this without the explorer", icon=":material/terminal:"):
+@st.fragment
+def show(command: str, python: str, key: str = "snippets") -> None:
+    """Offer a command line and Python lines, each with its button to copy.
+
+    They are drawn when the panel is opened: what draws code in the browser is the largest script after the
+    charts', and the page should not wait for it.
+
+    Parameters
+    ----------
+    command, python
+        What stands in them.
+    key
+        Tells two on one page apart.
+    """
+    panel = st.expander(
+        "Do this without the explorer", icon=":material/terminal:", key=key, on_change="rerun"
+    )
+    if not panel.open:
+        return
+    with panel:
         st.caption("Command line")
-        st.code(command, language="bash", wrap_lines=True)
+        st.code(command, language=None, wrap_lines=True)
         st.caption("Python")
-        st.code(python, language="python", wrap_lines=True)
+        st.code(python, language=None, wrap_lines=True)

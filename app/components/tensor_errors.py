@@ -6,8 +6,8 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.archive_tables import ArchiveChoice, TensorErrorRow
-from inshrink_app.components import download, job_card, problem
-from inshrink_app.formatting import bytes_text, count_text, counted, elide
+from inshrink_app.components import job_card, listing, problem
+from inshrink_app.formatting import bytes_text, count_text, counted, elide, inked, markdown_text
 from inshrink_app.tables import Problem, ServiceError, Subject
 
 __all__ = ["show"]
@@ -19,7 +19,7 @@ _MAX_ROWS = 2_000
 def show(shown: Subject, original: Subject, archives: tuple[ArchiveChoice, ...]) -> None:
     """Draw the card."""
     with st.container(border=True):
-        st.subheader("Tensor by tensor", anchor=False)
+        st.header("Tensor by tensor", anchor=False)
         one = archives[0]
         if len(archives) > 1:
             names = {str(choice.path): choice for choice in archives}
@@ -27,7 +27,7 @@ def show(shown: Subject, original: Subject, archives: tuple[ArchiveChoice, ...])
                 "Archive",
                 list(names),
                 default=str(one.path),
-                format_func=lambda path: elide(names[path].name, 40),
+                format_func=lambda path: inked(markdown_text(elide(names[path].name, 40))),
                 key="errors.archive",
                 label_visibility="collapsed",
             )
@@ -122,20 +122,14 @@ def _table(errors: tuple[TensorErrorRow, ...]) -> None:
         ],
         columns=["step", "tensor", "codec", "relative error", "largest error", "bits"],
     )
-    small = st.column_config.NumberColumn(format="%.3e")
-    st.dataframe(
-        table.head(_MAX_ROWS),
-        hide_index=True,
-        height=min(420, 38 + 35 * len(rows)),
+    listing.show(
+        table,
+        "tensor-errors",
         alt="Error of every tensor of every step against the original, the worst first",
-        column_config={
-            "relative error": small,
-            "largest error": small,
-            "step": st.column_config.NumberColumn(format="localized"),
-        },
+        formats={"relative error": listing.SMALL, "largest error": listing.SMALL},
+        most=_MAX_ROWS,
     )
     if len(rows) > _MAX_ROWS:
         st.caption(
             f"The worst {count_text(_MAX_ROWS)} of {count_text(len(rows))}; the files have all of them."
         )
-    download.table_buttons(table, "tensor-errors")

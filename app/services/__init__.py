@@ -6,6 +6,7 @@ happens in another process (`inshrink_app.worker`).
 """
 
 from inshrink_app.archive_tables import Verdict
+from inshrink_app.services.ahead import warm_up
 from inshrink_app.services.archives import archives_of, chain_of, original_of
 from inshrink_app.services.comparing import (
     EvaluatorCode,
@@ -13,6 +14,7 @@ from inshrink_app.services.comparing import (
     compared,
     evaluator_of,
     given_evaluator,
+    newest_comparison,
     start_compare,
 )
 from inshrink_app.services.differing import diff_cost, moved_between, other_runs
@@ -23,7 +25,6 @@ from inshrink_app.services.drilldown import (
     drill_cost,
     drill_down,
     stored_ways,
-    warm_up,
 )
 from inshrink_app.services.estimating import (
     check_config,
@@ -134,6 +135,7 @@ __all__ = [
     "load_subject",
     "measuring_cost",
     "moved_between",
+    "newest_comparison",
     "newest_export",
     "newest_restore",
     "newest_search",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from inshrink_app.comparison_tables import ComparedStep, Comparison
 from inshrink_app.job import Job
 from inshrink_app.services import running
 from inshrink_app.services.failures import reported
-from inshrink_app.services.history import load_json
+from inshrink_app.services.history import all_jobs, load_json, read_result
 from inshrink_app.services.opening import opened, resolve
 from inshrink_app.tables import Problem, ServiceError, Subject
 
@@ -22,6 +23,7 @@ __all__ = [
     "compared",
     "evaluator_of",
     "given_evaluator",
+    "newest_comparison",
     "start_compare",
 ]
 
@@ -154,6 +156,17 @@ def compared(job: Job) -> tuple[Comparison, ...]:
         for row in list(job.rows):
             parts.setdefault(str(row["archive"]), []).append(row)
     return tuple(_comparison(path, rows) for path, rows in parts.items())
+
+
+def newest_comparison(archive: Path, nbytes: int) -> Comparison | None:
+    """Return what the newest finished comparison found of an archive of this size; None without one."""
+    state = json.dumps(f"{archive} {nbytes} ")[:-1]  # As it begins in the text of `_key`.
+    for job in all_jobs():
+        if job.task != "compare" or job.state != "finished" or state not in job.key:
+            continue
+        if isinstance(read_result(job), dict):
+            return next((one for one in compared(job) if one.path == archive), None)
+    return None
 
 
 def _comparison(path: str, rows: Sequence[dict[str, Any]]) -> Comparison:

@@ -5,9 +5,6 @@ Each reads what it says and no more; answers are cached by what the files were w
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
 from typing import Any
 
 import streamlit as st
@@ -16,7 +13,7 @@ from inshrink_app.services.archives import original_of
 from inshrink_app.services.engines import engines
 from inshrink_app.services.failures import reported
 from inshrink_app.services.opening import engine_of
-from inshrink_app.tables import MODEL_ROLES, ServiceError, Subject
+from inshrink_app.tables import MODEL_ROLES, Subject
 
 __all__ = [
     "ARCHIVE",
@@ -27,10 +24,7 @@ __all__ = [
     "drill_down",
     "gain_partner",
     "stored_ways",
-    "warm_up",
 ]
-
-_log = logging.getLogger(__name__)
 
 ARCHIVE = "archive"
 """Stands for "as it lies in the archive" among the codecs."""
@@ -43,15 +37,6 @@ _READINGS = 6
 
 _COURSE_BYTES = 200_000_000
 """A course reads no more than this unless it is asked to."""
-
-_WARM_UP_DELAY_SECONDS = 2.5
-"""The page is drawn first: what is loaded ahead would only slow that down."""
-
-_QUIET_SECONDS = 0.4
-"""The explorer is quiet when it was idle for half of such a span."""
-
-_MOST_SPANS = 50
-"""After so many spans (20 seconds) of work, loading ahead begins all the same."""
 
 
 def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
@@ -208,47 +193,3 @@ def _course(path: str, stamp: str, tensor: str, steps: tuple[int, ...], _subject
         bits_per_weight=found.bits_per_weight,
         n_left_out=len(_subject.steps) - len(steps),
     )
-
-
-def warm_up(subject: Subject) -> None:
-    """Load the slow parts of the engine in the background, so that a first look inside need not wait."""
-    smallest = min(
-        (row for row in subject.tensors if row.role == "weight" and len(row.shape) >= 2 and row.numel),
-        key=lambda row: row.numel,
-        default=None,
-    )
-    if smallest is not None and smallest.nbytes < _COURSE_BYTES // 100:
-        _warm_up(str(subject.path), smallest.name, subject.steps[-1], subject)
-
-
-@st.cache_resource(show_spinner=False, max_entries=16)
-def _warm_up(path: str, tensor: str, step: int, _subject: Subject) -> threading.Timer:
-    """Start once for each run."""
-
-    def load() -> None:
-        from inshrink_core.errors import InshrinkError
-
-        _wait_for_quiet()
-        try:
-            from inshrink_core.session import anatomy
-
-            engine, _ = engine_of(_subject)
-            if _subject.kind == "run":
-                anatomy(engine, step, tensor, "inshrinkerator")
-            anatomy(engine, step, tensor)
-        except (InshrinkError, ServiceError, OSError) as error:
-            _log.info("nothing was loaded ahead: %s", error)
-
-    timer = threading.Timer(_WARM_UP_DELAY_SECONDS, load)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-def _wait_for_quiet() -> None:
-    """Let pages that are still being drawn, as on a busy computer, have the interpreter to themselves."""
-    for _ in range(_MOST_SPANS):
-        used = time.process_time()
-        time.sleep(_QUIET_SECONDS)
-        if time.process_time() - used < _QUIET_SECONDS / 2:
-            return

@@ -7,18 +7,26 @@ import shlex
 import pandas as pd
 import streamlit as st
 from inshrink_app import chain_figure, figures, services
-from inshrink_app.archive_tables import Chain, Finding, Verdict
-from inshrink_app.components import archive_picker, download, job_card, problem, prune_card, snippets, subject
+from inshrink_app.archive_tables import Chain
+from inshrink_app.components import (
+    archive_picker,
+    listing,
+    problem,
+    prune_card,
+    snippets,
+    subject,
+    verify_card,
+)
 from inshrink_app.formatting import bytes_text, count_text, counted, markdown_text, ratio_text, steps_text
 from inshrink_app.tables import ServiceError
 
 _ID_WIDTH = 12
-_DEEP = "deep"
+_MOST_LISTED = 5
 
 
 def render() -> None:
     """Draw the page."""
-    shown = subject.require("Archive")
+    shown = subject.require("Archive", _rescue)
     if shown is None:
         return
     chosen = archive_picker.choose(shown)
@@ -31,10 +39,27 @@ def render() -> None:
     except ServiceError as error:
         problem.show(error.problem)
         return
+    _sections(chain)
+
+
+def _rescue(path: str) -> bool:
+    """Draw what is left of an archive with damaged or missing frames; return whether there is something."""
+    try:
+        chain = services.chain_of(path)
+    except ServiceError:
+        return False
+    if not chain.frames:
+        return False
+    _sections(chain)
+    return True
+
+
+def _sections(chain: Chain) -> None:
+    """Draw everything about one archive."""
     _facts(chain)
     _warnings(chain)
     _graph(chain)
-    _check(chain)
+    verify_card.show(chain)
     rules = prune_card.show(chain)
     _frames(chain)
     path = str(chain.path)
@@ -78,6 +103,7 @@ def _make_snippet(run: str) -> tuple[str, str]:
 
 def _facts(chain: Chain) -> None:
     """Draw the row of figures that every reader wants first."""
+    is_partial = any(frame.damage for frame in chain.frames)
     line = sorted({frame.step for frame in chain.frames if frame.on_line})
     facts = [
         ("Frames", count_text(len(chain.frames)), counted(chain.n_keyframes, "keyframe"), None),
@@ -91,13 +117,13 @@ def _facts(chain: Chain) -> None:
         (
             "Size",
             bytes_text(chain.nbytes),
-            f"of {bytes_text(chain.raw_bytes)} raw",
+            "with unreadable frames" if is_partial else f"of {bytes_text(chain.raw_bytes)} raw",
             "One packed file." if chain.is_packed else "A folder of frames and a manifest.",
         ),
         (
             "Ratio, weights",
             ratio_text(chain.ratio_weights),
-            f"{ratio_text(chain.ratio_total)} in all",
+            "of the readable frames" if is_partial else f"{ratio_text(chain.ratio_total)} in all",
             "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
         ),
     ]
@@ -124,14 +150,16 @@ def _warnings(chain: Chain) -> None:
     if damaged:
         with st.container(border=True):
             st.error(f"Not readable: {counted(len(damaged), 'frame')}.", icon=":material/error:")
-            for frame in damaged[:5]:
-                st.code(f"step {frame.step}: {frame.damage}", language=None, wrap_lines=True)
+            listed = [f"step {frame.step}: {frame.damage}" for frame in damaged[:_MOST_LISTED]]
+            if len(damaged) > _MOST_LISTED:
+                listed.append(f"… and {count_text(len(damaged) - _MOST_LISTED)} more, in the table below")
+            st.code("\n".join(listed), language=None, wrap_lines=True)
 
 
 def _graph(chain: Chain) -> None:
     """Draw the chain."""
     with st.container(border=True):
-        st.subheader("Chain", anchor=False)
+        st.header("Chain", anchor=False)
         st.plotly_chart(
             chain_figure.chain_figure(chain.frames),
             config=dict(figures.CONFIG),
@@ -180,73 +208,20 @@ def _frames(chain: Chain) -> None:
             "ratio weights",
             "ratio total",
             "codec",
-            "id",
-            "sha-256",
+            "frame id",
+            "SHA-256",
             "damage",
         ]
         table = pd.DataFrame(rows, columns=columns)
         for name in ("parent step", "restored from"):
             table[name] = table[name].astype("Int64")
-        ratio = st.column_config.NumberColumn(format="%.1f×")
-        whole = st.column_config.NumberColumn(format="localized")
-        st.dataframe(
-            table if table["damage"].any() else table.drop(columns="damage"),
-            hide_index=True,
+        listing.show(
+            table,
+            "frames",
             alt="Frames with step, kind, branch, parent, size, ratio, codec and digest",
-            column_config={"ratio weights": ratio, "ratio total": ratio, "bytes": whole, "step": whole},
+            formats={"ratio weights": listing.RATIO, "ratio total": listing.RATIO},
+            hidden=[] if table["damage"].any() else ["damage"],
         )
-        download.table_buttons(table, "frames")
-
-
-def _check(chain: Chain) -> None:
-    """Offer to verify the archive, and say what that found."""
-    with st.container(border=True):
-        st.subheader("Is it sound?", anchor=False)
-        jobs = {deep: services.verify_job(chain, deep=deep) for deep in (False, True)}
-        at_work = next((job for job in jobs.values() if job is not None and job.is_running), None)
-        if at_work is not None:
-            job_card.running(at_work, "Verifying")
-            return
-        newest = max((job for job in jobs.values() if job), key=lambda job: job.started_at, default=None)
-        if newest is None:
-            st.write(
-                f"Verifying checks the structure and every checksum; it reads {bytes_text(chain.nbytes)}. A "
-                "deep check decodes every tensor of every frame too."
-            )
-        elif newest.state == "finished":
-            _show_verdict(services.verdict(newest.result))
-        else:
-            job_card.stopped(newest, primary=False)
-        with st.container(horizontal=True):
-            if st.button("Verify", type="primary", icon=":material/verified:"):
-                services.start_verify(chain, deep=False)
-                st.rerun()
-            if st.button("Verify deeply", icon=":material/troubleshoot:"):
-                services.start_verify(chain, deep=True)
-                st.rerun()
-
-
-def _show_verdict(verdict: Verdict) -> None:
-    """Say whether the archive is sound, and what is wrong with it."""
-    looked = "checked and every tensor decoded" if verdict.deep else "checked"
-    if verdict.ok:
-        st.success(f"Sound: {counted(verdict.n_frames, 'frame')} {looked}.", icon=":material/check_circle:")
-    else:
-        st.error(
-            f"{counted(len(verdict.problems), 'problem')}; {counted(verdict.n_frames, 'frame')} {looked}.",
-            icon=":material/error:",
-        )
-        _findings(verdict.problems, "problems")
-    if verdict.notes:
-        st.caption("Left behind by a writer that was cut off; nothing committed is lost by it:")
-        _findings(verdict.notes, "notes")
-
-
-def _findings(findings: tuple[Finding, ...], name: str) -> None:
-    """List what was found."""
-    table = pd.DataFrame(findings, columns=["where", "what", "remedy"])
-    st.dataframe(table, hide_index=True, alt=f"What a verification found: {name}")
-    download.table_buttons(table, name)
 
 
 render()

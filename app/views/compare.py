@@ -21,7 +21,7 @@ from inshrink_app.components import (
     subject,
     tensor_errors,
 )
-from inshrink_app.formatting import count_text
+from inshrink_app.formatting import count_text, inked
 from inshrink_app.services import EvaluatorCode
 from inshrink_app.tables import ServiceError, Subject
 
@@ -94,7 +94,7 @@ def _original(shown: Subject) -> Subject | None:
 def _ask_for_original(shown: Subject) -> None:
     """Ask for the run that the archive was made from."""
     with st.container(border=True):
-        st.subheader("Which run was this made from?", anchor=False)
+        st.header("Which run was this made from?", anchor=False)
         st.write(
             "A comparison needs the original checkpoints. No run with the steps of this archive lies beside "
             "it or was opened lately."
@@ -112,7 +112,7 @@ def _choices(
 ) -> tuple[tuple[ArchiveChoice, ...], tuple[int, ...], float]:
     """Draw the choice of archives, steps and bound, and return them."""
     with st.container(border=True):
-        st.subheader("What to compare", anchor=False)
+        st.header("What to compare", anchor=False)
         names = {str(one.path): one for one in choices}
         _begin_with("compare.archives", list(names), list(names)[:1])
         picked = st.multiselect(
@@ -129,7 +129,7 @@ def _choices(
             which = st.segmented_control(
                 "Steps",
                 list(_WHICH),
-                format_func=_WHICH.__getitem__,
+                format_func=lambda name: inked(_WHICH[name]),
                 key="compare.which",
             )
             text = state.choice_text(_BOUND) or _DEFAULT_BOUND
@@ -176,7 +176,7 @@ def _compare(
 ) -> EvaluatorCode | None:
     """Draw the comparison by the task metric, or what is needed for it; return the evaluator."""
     with st.container(border=True):
-        st.subheader("Task metric", anchor=False)
+        st.header("Task metric", anchor=False)
         if not archives or not steps:
             st.caption("Choose an archive and a step.")
             return None

@@ -8,11 +8,11 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import export_figure, figures, services, state
 from inshrink_app.components import (
-    download,
     export_form,
     export_result,
     export_snippets,
     job_card,
+    listing,
     problem,
     snippets,
     subject,
@@ -55,7 +55,7 @@ def _job(shown: Subject, job: Job) -> None:
         export_result.show(shown, job)
     else:
         with st.container(border=True):
-            st.subheader("The last export did not finish", anchor=False)
+            st.header("The last export did not finish", anchor=False)
             job_card.stopped(job, primary=False)
     if not job.is_running:
         job_card.log(job)
@@ -64,7 +64,7 @@ def _job(shown: Subject, job: Job) -> None:
 def _chain_plan(shown: Subject, request: ExportRequest) -> None:
     """Draw the chain as it would be written, and what its sizes are estimated from."""
     with st.container(border=True):
-        st.subheader("As it will be written", anchor=False)
+        st.header("As it will be written", anchor=False)
         if not request.steps:
             st.caption("No step is chosen.")
             return
@@ -120,20 +120,13 @@ def _plan_table(frames: tuple[PlannedFrame, ...]) -> None:
     with st.expander(f"Frames ({count_text(len(frames))})", icon=":material/table_rows:"):
         table = pd.DataFrame(frames, columns=["step", "kind", "raw bytes", "estimated bytes"])
         table["estimated bytes"] = table["estimated bytes"].astype("Int64")
-        whole = st.column_config.NumberColumn(format="localized")
-        st.dataframe(
-            table,
-            hide_index=True,
-            alt="Frames as they would be written, with step, kind and sizes",
-            column_config={"raw bytes": whole, "estimated bytes": whole, "step": whole},
-        )
-        download.table_buttons(table, "plan")
+        listing.show(table, "plan", alt="Frames as they would be written, with step, kind and sizes")
 
 
 def _other_plan(shown: Subject, request: ExportRequest) -> None:
     """Say what one step, or a copy as one file, would hold."""
     with st.container(border=True):
-        st.subheader("As it will be written", anchor=False)
+        st.header("As it will be written", anchor=False)
         if request.kind == "pack":
             nbytes = shown.archive.nbytes if shown.archive is not None else shown.total_bytes
             st.write(

@@ -9,8 +9,8 @@ from typing import Literal
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.components import download, job_card, problem, snippets
-from inshrink_app.formatting import count_text, duration_text, elide, markdown_text
+from inshrink_app.components import job_card, listing, problem, snippets
+from inshrink_app.formatting import count_text, duration_text, elide, inked, markdown_text
 from inshrink_app.job import Job
 
 OPEN_PAGE = "views/open.py"
@@ -55,7 +55,7 @@ def render() -> None:
 def _nothing_yet() -> None:
     """Say what will stand here."""
     with st.container(border=True):
-        st.subheader("No jobs yet", anchor=False)
+        st.header("No jobs yet", anchor=False)
         st.write(
             "Measuring a sensitivity, exporting, verifying, comparing and rehearsing appear here, with their "
             "progress, log and result."
@@ -72,7 +72,7 @@ def _filtered(jobs: tuple[Job, ...]) -> list[Job]:
         chosen = st.segmented_control(
             "Show",
             list(_FILTERS),
-            format_func=_FILTERS.__getitem__,
+            format_func=lambda name: inked(_FILTERS[name]),
             default="all",
             key="jobs.filter",
             label_visibility="collapsed",
@@ -183,15 +183,14 @@ def _table(jobs: tuple[Job, ...]) -> None:
     columns = ["job", "state", "done", "started (UTC)", "seconds", "path", "id"]
     table = pd.DataFrame(rows, columns=columns)
     with st.expander(f"As a table ({count_text(len(jobs))})", icon=":material/table_rows:"):
-        st.dataframe(
+        done = st.column_config.ProgressColumn("Done", format="percent", min_value=0, max_value=1)
+        listing.show(
             table,
-            hide_index=True,
+            "jobs",
             alt="Jobs with their state, progress, start, duration and path",
-            column_config={
-                "done": st.column_config.ProgressColumn(format="percent", min_value=0, max_value=1)
-            },
+            formats={"seconds": "%.1f"},
+            columns={"done": done},
         )
-        download.table_buttons(table, "jobs")
 
 
 render()

@@ -68,7 +68,7 @@ def _open(path: Path | str) -> None:
 def _sample_card() -> None:
     """Offer the bundled run."""
     with st.container(border=True):
-        st.subheader("Sample run", anchor=False)
+        st.header("Sample run", anchor=False)
         try:
             offered = services.samples()
         except ServiceError as error:
@@ -102,7 +102,7 @@ def _sample_text(sample: services.Sample) -> str:
 def _recent_card() -> None:
     """Offer what was opened lately and can still be opened."""
     with st.container(border=True):
-        st.subheader("Recent", anchor=False)
+        st.header("Recent", anchor=False)
         rows = [row for row in load_recent() if _is_openable(row.path)][:_RECENT_SHOWN]
         if not rows:
             st.caption("Runs and archives you open appear here.")
@@ -136,7 +136,7 @@ def _is_openable(path: str) -> bool:
 def _browser_card() -> None:
     """Offer the folders inside of the roots, and a field for a path."""
     with st.container(border=True):
-        st.subheader("On this computer", anchor=False)
+        st.header("On this computer", anchor=False)
         _path_form()
         folder = _current_folder()
         _root_picker(folder)

@@ -8,15 +8,12 @@ from collections import Counter
 import pandas as pd
 import streamlit as st
 from inshrink_app import figures
-from inshrink_app.components import download, snippets, subject
+from inshrink_app.components import download, listing, run_facts, snippets, subject
 from inshrink_app.formatting import (
     bytes_text,
-    compact_count,
     count_text,
     markdown_text,
-    ratio_text,
     shape_text,
-    steps_text,
 )
 from inshrink_app.tables import ArchiveFacts, Subject
 
@@ -28,7 +25,7 @@ def render() -> None:
     shown = subject.require("Overview")
     if shown is None:
         return
-    _facts(shown)
+    run_facts.show(shown)
     for note in shown.notes[1:]:
         st.caption(markdown_text(note[:1].upper() + note[1:] + "."))
     if len(shown.steps) == 1 and shown.kind == "run":
@@ -53,68 +50,6 @@ def render() -> None:
     )
 
 
-def _facts(shown: Subject) -> None:
-    """Draw the row of figures that every reader wants first."""
-    facts: list[tuple[str, str, str | None, str | None]] = [
-        (
-            "Checkpoints",
-            count_text(len(shown.steps)),
-            steps_text(shown.steps),
-            # The engine's first note says where the steps come from.
-            next((note[:1].upper() + note[1:] + "." for note in shown.notes), None),
-        ),
-        (
-            "Parameters",
-            compact_count(shown.n_parameters),
-            f"{len({row.name for row in shown.tensors if row.role == 'weight'})} tensors",
-            f"{count_text(shown.n_parameters)} weights in the last checkpoint",
-        ),
-    ]
-    archive = shown.archive
-    if archive is None:
-        last = sum(row.nbytes for row in shown.tensors)
-        facts += [
-            ("Size on disk", bytes_text(shown.total_bytes), "all checkpoints", None),
-            ("Last checkpoint", bytes_text(last), f"{len(shown.tensors)} tensors in all", None),
-        ]
-    else:
-        facts += [
-            ("Raw size", bytes_text(archive.raw_bytes), "uncompressed", None),
-            (
-                "Archive",
-                bytes_text(archive.nbytes),
-                f"{ratio_text(archive.ratio_total)} in all",
-                None if shown.kind == "archive" else f"{len(archive.frames)} steps in {archive.path.name}",
-            ),
-            (
-                "Ratio, weights",
-                ratio_text(archive.ratio_weights),
-                "raw ÷ stored",
-                "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
-            ),
-        ]
-    if archive is None:
-        facts.append(
-            (
-                "Read so far",
-                bytes_text(shown.bytes_read),
-                f"of {bytes_text(shown.total_bytes)}",
-                "Opening reads headers only; weights are read when a page asks for them.",
-            )
-        )
-    with st.container(horizontal=True):
-        for label, value, below, tip in facts:
-            st.metric(
-                label,
-                value,
-                delta=below,
-                delta_color="off",
-                delta_arrow="off",
-                border=True,
-                help=None if tip is None else markdown_text(tip),
-            )
-
-
 def _skipped(shown: Subject) -> None:
     """List the files that were left out, with the reason of each."""
     n = len(shown.skipped)
@@ -123,15 +58,14 @@ def _skipped(shown: Subject) -> None:
         icon=":material/warning:",
     )
     with st.expander(f"Files left out ({n})", expanded=n <= 3):
-        table = pd.DataFrame(shown.skipped, columns=["File", "Why"])
-        st.dataframe(table, hide_index=True, alt="Files that were left out, and why")
-        download.csv_button(table, "skipped.csv", key="skipped.csv")
+        table = pd.DataFrame(shown.skipped, columns=["file", "why"])
+        listing.show(table, "skipped", alt="Files that were left out, and why", wide=["file", "why"])
 
 
 def _training(shown: Subject) -> None:
     """Draw the metrics that the run logged."""
     with st.container(border=True):
-        st.subheader("Training", anchor=False)
+        st.header("Training", anchor=False)
         groups = figures.log_groups(list(shown.log))
         names = list(groups)
         chosen = names[:_MAX_PANELS]
@@ -155,7 +89,7 @@ def _training(shown: Subject) -> None:
             [(name, step, value) for name, series in shown.log.items() for step, value in series],
             columns=["metric", "step", "value"],
         )
-        download.csv_button(table, "training.csv", key="training.csv")
+        download.table_buttons(table, "training")
 
 
 def _sizes(shown: Subject) -> None:
@@ -167,12 +101,12 @@ def _sizes(shown: Subject) -> None:
         if row.role == "weight":
             by_layer[row.layer] += row.nbytes
     left, right = st.columns(2, gap="medium")
-    for column, title, sizes, colour in (
-        (left, "Size by role", by_role, 0),
-        (right, "Weights by layer type", by_layer, 2),
+    for column, title, kind, sizes, colour in (
+        (left, "Size by role", "role", by_role, 0),
+        (right, "Weights by layer type", "layer type", by_layer, 2),
     ):
         with column, st.container(border=True, height="stretch"):
-            st.subheader(title, anchor=False)
+            st.header(title, anchor=False)
             if not sizes:
                 st.caption("Nothing of this kind in the last checkpoint.")
                 continue
@@ -183,12 +117,14 @@ def _sizes(shown: Subject) -> None:
                 alt=f"{title}: " + ", ".join(f"{name} {bytes_text(n)}" for name, n in sizes.most_common()),
             )
             st.caption(f"Uncompressed, in the checkpoint of step {count_text(shown.steps[-1])}.")
+            table = pd.DataFrame(sizes.most_common(), columns=[kind, "bytes"])
+            download.table_buttons(table, title.casefold().replace(" ", "-"))
 
 
 def _frames(archive: ArchiveFacts) -> None:
     """Draw the size of every frame."""
     with st.container(border=True):
-        st.subheader("Frames", anchor=False)
+        st.header("Frames", anchor=False)
         n_keyframes = sum(frame.kind == "keyframe" for frame in archive.frames)
         st.plotly_chart(
             figures.frames_figure(archive.frames),
@@ -198,7 +134,7 @@ def _frames(archive: ArchiveFacts) -> None:
         )
         st.caption("A keyframe stands alone; a delta frame holds what changed since the step before it.")
         table = pd.DataFrame(archive.frames, columns=["step", "kind", "bytes", "ratio_weights"])
-        download.csv_button(table, "frames.csv", key="frames.csv")
+        download.table_buttons(table, "frames")
 
 
 def _tensors(shown: Subject) -> None:
@@ -214,18 +150,9 @@ def _tensors(shown: Subject) -> None:
             columns=["name", "role", "layer type", "dtype", "shape", "values", "bytes"],
         )
         if rows:
-            st.dataframe(
-                table,
-                hide_index=True,
-                alt="Tensors with role, layer type, dtype, shape and size",
-                column_config={
-                    "values": st.column_config.NumberColumn(format="localized"),
-                    "bytes": st.column_config.NumberColumn(format="localized"),
-                },
-            )
+            listing.show(table, "tensors", alt="Tensors with role, layer type, dtype, shape and size")
         else:
             st.caption("No tensor has this in its name.")
-        download.csv_button(table, "tensors.csv", key="tensors.csv")
 
 
 render()

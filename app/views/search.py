@@ -61,7 +61,7 @@ def _archive(shown: Subject) -> None:
     """Say that a search needs the originals, and lead to them where they are known."""
     original = services.original_of(shown)
     with st.container(border=True):
-        st.subheader("A search needs the original run", anchor=False)
+        st.header("A search needs the original run", anchor=False)
         st.write(
             "What an archive restores is rounded already. A search encodes the original checkpoints anew, "
             "with one configuration after the other, and compares with them."
@@ -83,7 +83,7 @@ def _launch(
 ) -> tuple[EvaluatorCode | None, tuple[SearchPoint, ...]]:
     """Ask whose code judges and whether it may, and begin; return it, and the baselines it judged."""
     with st.container(border=True):
-        st.subheader("What judges", anchor=False)
+        st.header("What judges", anchor=False)
         judge, trusted = evaluator_consent.ask(shown)
         if judge is None:
             return None, ()
@@ -127,7 +127,7 @@ def _found(request: SearchRequest, job: Job | None, compared: tuple[SearchPoint,
     with st.container(border=True):
         if job is None:
             return _nothing_yet(request, compared)
-        st.subheader("Searching" if job.is_running else "What was found", anchor=False)
+        st.header("Searching" if job.is_running else "What was found", anchor=False)
         st.caption(markdown_text(_asked(job)))
         if job.is_running:
             search_result.live(job, compared)
@@ -189,7 +189,7 @@ def _asked(job: Job) -> str:
 
 def _nothing_yet(request: SearchRequest, compared: tuple[SearchPoint, ...]) -> Searched | None:
     """Say what will stand here; baselines stand here already where they were measured."""
-    st.subheader("Nothing was searched yet", anchor=False)
+    st.header("Nothing was searched yet", anchor=False)
     st.write(
         "How coarse may a frame be? As coarse as what it restores is still good enough. The search encodes "
         "the steps in memory, asks the evaluator, and goes on to the largest ratio that keeps what you "

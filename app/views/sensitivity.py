@@ -6,7 +6,10 @@ import shlex
 
 import streamlit as st
 from inshrink_app import grouping, state
-from inshrink_app.components import cells, differences, measurement, snippets, subject
+from inshrink_app.components import cells, measurement, snippets, subject
+from inshrink_app.components.two_runs import two_runs
+from inshrink_app.components.two_steps import two_steps
+from inshrink_app.formatting import inked
 from inshrink_app.tables import METRICS, Subject
 
 _VIEWS = {"steps": "All steps", "diff": "Two steps", "runs": "Two runs"}
@@ -31,9 +34,9 @@ def render() -> None:
     tables = measurement.measured(shown, metric)
     if tables is not None:
         if view == "diff":
-            differences.two_steps(shown, tables, statistic)
+            two_steps(shown, tables, statistic)
         elif view == "runs":
-            differences.two_runs(shown, tables, metric, statistic)
+            two_runs(shown, tables, metric, statistic)
         else:
             cells.show(shown, tables, by, statistic)
     if view == "steps" or tables is None:
@@ -64,7 +67,7 @@ def _control(label: str, key: str, options: dict[str, str], default: str, *, nam
     chosen = st.segmented_control(
         label,
         list(options),
-        format_func=options.__getitem__,
+        format_func=lambda name: inked(options[name]),
         key=widget,
         required=True,
         label_visibility="visible" if named else "collapsed",

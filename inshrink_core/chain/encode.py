@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Standing", "TensorResult", "encode_tensors"]
 
-_WITH_COMPANIONS = frozenset({TensorRole.WEIGHT, TensorRole.MASTER, TensorRole.EXP_AVG})
+_OF_MODEL = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
+_WITH_COMPANIONS = _OF_MODEL | {TensorRole.EXP_AVG}
 
 _SLICE = 1 << 18
 """Values whose error is summed at a time: temporary copies stay in the cache, whatever the tensor, and sums
@@ -198,13 +199,21 @@ def _item(
                 return checkpoint[key].to(device)
         return None
 
-    gradient = second_moment = None
+    gradient = second_moment = momentum = None
     if spec.role is TensorRole.WEIGHT and TensorRole.GRADIENT in companions:
         gradient = companion(TensorRole.GRADIENT, TensorRole.EXP_AVG)
     if spec.role in _WITH_COMPANIONS and TensorRole.EXP_AVG_SQ in companions:
         second_moment = companion(TensorRole.EXP_AVG_SQ)
-    tensor = checkpoint.source.read(spec).to(device)
-    return TensorInput(spec=spec, tensor=tensor, gradient=gradient, second_moment=second_moment, owned=True)
+    if spec.role in _OF_MODEL and TensorRole.MOMENTUM in companions:
+        momentum = companion(TensorRole.MOMENTUM)
+    return TensorInput(
+        spec=spec,
+        tensor=checkpoint.source.read(spec).to(device),
+        gradient=gradient,
+        second_moment=second_moment,
+        momentum=momentum,
+        owned=True,
+    )
 
 
 def _squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, float]:

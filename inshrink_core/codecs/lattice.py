@@ -77,9 +77,9 @@ class LatticeCodec(Codec):
     uses_restored = True
 
     def companions(self, config: CodecConfig) -> frozenset[TensorRole]:
-        """Return the second moment's role: sensitivity, and that an optimizer of Adam's kind is at work."""
+        """Return the roles that tell sensitivity: Adam's second moment, SGD's momentum."""
         self.checked(config)
-        return frozenset({TensorRole.EXP_AVG_SQ})
+        return frozenset({TensorRole.EXP_AVG_SQ, TensorRole.MOMENTUM})
 
     def observe(
         self, item: TensorInput, reference: TensorReference | None, config: CodecConfig

@@ -54,6 +54,8 @@ class Observation(NamedTuple):
         Of its values; NaN if one is not finite.
     second_moment
         Mean of Adam's; None if unknown.
+    momentum_square
+        Mean square of SGD's momentum; None if unknown.
     moved
         Mean squared movement since the reference, its rounding error taken off; None if not known.
     probe
@@ -62,6 +64,7 @@ class Observation(NamedTuple):
 
     mean_square: float
     second_moment: float | None
+    momentum_square: float | None
     moved: float | None
     probe: bytes
 
@@ -76,13 +79,17 @@ def observe_tensor(item: TensorInput, reference: LatticeReference | None) -> Obs
     moments = None if item.second_moment is None else settled(item.second_moment)
     sums, probe = sample_sums(settled(item.tensor), integers, moments, unit, _probe_places(n))
     second = None if moments is None else exact_mean(sums[2], n_seen)
+    momentum = None
+    if item.momentum is not None:
+        squares, _ = sample_sums(settled(item.momentum), None, None, 1.0, np.zeros(0, np.int64))
+        momentum = exact_mean(squares[0], n_seen)
     moved = None
     if reference is not None:
         distance = exact_mean(sums[1], n_seen)
         # An error of rounding is spread evenly over the step: D^2 / 12.
         movement = distance - reference.spacing.width**2 / 12
         moved = movement if movement > _MIN_MOVED_SHARE * distance else None
-    return Observation(exact_mean(sums[0], n_seen), second, moved, probe.astype("<f4").tobytes())
+    return Observation(exact_mean(sums[0], n_seen), second, momentum, moved, probe.astype("<f4").tobytes())
 
 
 @functools.lru_cache(maxsize=1024)
@@ -192,12 +199,14 @@ def _base(pace: _Pace, rate: float, gamma: float) -> float:
 
 
 def _squares(matrices: Mapping[str, Observation]) -> dict[str, float]:
-    """Squared gradients by tensor, from Adam's second moments; without them all tensors have one step.
+    """Squared gradients by tensor: Adam's second moments, or the squares of SGD's momentum.
 
-    Movement in their place was tried: under SGD it stores a fifth more at the same divergence.
+    Without either all tensors have one step.
     """
-    known = {k: o.second_moment for k, o in matrices.items() if o.second_moment is not None}
-    return {k: value for k, value in known.items() if math.isfinite(value)}
+    known = {key: o.second_moment for key, o in matrices.items() if o.second_moment is not None}
+    if not known:
+        known = {key: o.momentum_square for key, o in matrices.items() if o.momentum_square is not None}
+    return {key: value for key, value in known.items() if math.isfinite(value)}
 
 
 def _pace_of(

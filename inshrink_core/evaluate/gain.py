@@ -183,16 +183,19 @@ def _pretend(
     restored, reference = decode(spec)
     movement = after.source.read(spec).double() - before[spec.key].double()
     moved = (restored.double() + movement).to(restored.dtype)
-    gradient = second_moment = None
+    gradient = second_moment = momentum = None
     if TensorRole.GRADIENT in wanted:
         gradient = _companion(after, spec, TensorRole.GRADIENT, TensorRole.EXP_AVG)
     if TensorRole.EXP_AVG_SQ in wanted:
         second_moment = _companion(after, spec, TensorRole.EXP_AVG_SQ)
+    if TensorRole.MOMENTUM in wanted:
+        momentum = _companion(after, spec, TensorRole.MOMENTUM)
     item = TensorInput(
         spec=spec,
         tensor=torch.where(movement == 0, restored, moved),  # x + 0 would turn −0.0 into 0.0
         gradient=gradient,
         second_moment=second_moment,
+        momentum=momentum,
         restored=restored,
     )
     return _Pretended(item, restored, movement, reference)

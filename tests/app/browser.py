@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-__all__ = ["ARGUMENTS", "CHROMIUM", "IDLE", "MILLISECONDS", "Server", "browser_marks", "new_page"]
+__all__ = ["ARGUMENTS", "CHROMIUM", "FAINT", "IDLE", "MILLISECONDS", "Server", "browser_marks", "new_page"]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
@@ -33,6 +33,42 @@ MILLISECONDS = 120_000
 
 IDLE = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
 """Whether the server has told everything it has to tell."""
+
+FAINT = """() => {
+    const SKIPPED = "svg, script, style, noscript, :disabled, [data-testid=stSlider]";
+    const parse = text => {
+        const parts = (text.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+        return text.startsWith("color(srgb") ? parts.map((part, i) => i < 3 ? 255 * part : part) : parts;
+    };
+    const over = (top, below) => {
+        const alpha = top[3] === undefined ? 1 : top[3];
+        return [0, 1, 2].map(i => alpha * top[i] + (1 - alpha) * below[i]);
+    };
+    const light = colour => {
+        const [r, g, b] = colour.map(c => c / 255).map(
+            c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+    };
+    const found = new Set();
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+        const element = node.parentElement;
+        if (!node.data.trim() || element.closest(SKIPPED)) continue;
+        if (!element.checkVisibility({opacityProperty: true, visibilityProperty: true})) continue;
+        const chain = [];
+        for (let e = element; e; e = e.parentElement) chain.unshift(getComputedStyle(e));
+        const layers = chain.map(style => parse(style.backgroundColor));
+        const below = layers.reduce((colour, layer) => over(layer, colour), [255, 255, 255]);
+        const style = chain.at(-1);
+        const [a, b] = [light(over(parse(style.color), below)), light(below)];
+        const ratio = Math.max(a, b) / Math.min(a, b);
+        const least = parseFloat(style.fontSize) >= 24 ? 3 : 4.5;
+        if (ratio < least) found.add(`${node.data} ${ratio.toFixed(2)}`);
+    }
+    return [...found];
+}"""
+"""Texts that are fainter against what lies below them than WCAG AA allows; disabled ones may be. The value
+of a slider is not below its thumb, as the page's tree says, but above it."""
 
 browser_marks = [
     pytest.mark.browser,

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from inshrink_app.jobs import Job
-from inshrink_app.tables import HeatRow, Problem, Sensitivity, Subject, TensorRow
+from inshrink_app.services import running
+from inshrink_app.tables import ArchiveFacts, FrameRow, HeatRow, Problem, Sensitivity, Subject, TensorRow
 from streamlit.testing.v1 import AppTest
 
 MAIN = Path(__file__).parents[2] / "app" / "main.py"
@@ -28,10 +30,21 @@ def explorer(page: str | None = None, **query: str) -> AppTest:
     return app
 
 
+def open_panel(app: AppTest) -> None:
+    """Open "Do this without the explorer" as a click does; closed, it holds nothing."""
+    panels = [found for found in app.expander if found.label == "Do this without the explorer"]
+    assert panels
+    assert not any(panel.code for panel in panels)
+    app.session_state["snippets"] = True
+    app.run()
+    assert not app.exception
+
+
 def texts(app: AppTest) -> str:
     """Return every text on the page, for asking whether something is said."""
     kinds = (
         "title",
+        "header",
         "subheader",
         "markdown",
         "caption",
@@ -53,6 +66,11 @@ def charts(app: AppTest) -> int:
 def button(app: AppTest, label: str) -> Any:
     """Return the button with a label."""
     return next(found for found in app.button if found.label == label)
+
+
+def primary(app: AppTest) -> list[str]:
+    """Return the labels of the buttons that stand out."""
+    return [found.label for found in app.button if found.proto.type == "primary"]
 
 
 def write_run(folder: Path, steps: tuple[int, ...] = (10, 20, 30)) -> Path:
@@ -146,3 +164,51 @@ PROBLEM = Problem(
     "save the tensors alone",
     "expected a tensor",
 )
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, jobs: FakeJobs) -> FakeJobs:
+    """Let the services find their answers ready."""
+    monkeypatch.setattr(running, "jobs", lambda: jobs)
+    return jobs
+
+
+def tables(n_rows: int = 6, n_steps: int = 5, **changes: str) -> dict[str, object]:
+    """Return one table per grouping."""
+    return {
+        by: sensitivity_table(n_rows, n_steps, by=by, **changes) for by in ("tensor", "block", "layer_type")
+    }
+
+
+def archive_facts(n_frames: int = 3) -> ArchiveFacts:
+    """Return the sizes of an archive."""
+    frames = [
+        FrameRow(10 * (i + 1), "keyframe" if i == 0 else "delta", 9000 - i, 4.5) for i in range(n_frames)
+    ]
+    return ArchiveFacts(
+        path=Path("/runs/huge.inshrink"),
+        raw_bytes=120_000 * n_frames,
+        nbytes=9_000 * n_frames,
+        ratio_weights=14.23 if n_frames else None,
+        ratio_total=3.3 if n_frames else None,
+        frames=tuple(frames),
+    )
+
+
+def rehearsed() -> dict[str, Any]:
+    curves = [
+        {"seed": seed, "steps": [10, 20], "uninterrupted": [2.0 + seed, 1.0], "restored": [2.1, 1.01]}
+        for seed in (0, 1)
+    ]
+    return {
+        "task": "digits-cnn",
+        "metric": "val_loss",
+        "direction": "lower",
+        "codec": "lattice",
+        "restored_at": [10],
+        "curves": curves,
+        "excess": 0.004,
+        "excess_half_width": 0.002,
+        "noise": 0.03,
+        "ratio_weights": 18.0,
+        "ratio_total": 2.0,
+    }

@@ -118,6 +118,24 @@ def test_a_frame_that_is_gone_is_told_and_the_rest_shown(archived: Path, jobs: S
     assert {metric.label: metric.value for metric in app.metric}["Frames"] == "3"
 
 
+def test_an_archive_that_cannot_be_opened_as_a_whole_still_shows_what_is_left(
+    archived: Path, jobs: StubJobs
+) -> None:
+    archive = archived.with_name("run.inshrink")
+    frame = sorted((archive / "frames").iterdir())[1]
+    frame.write_bytes(frame.read_bytes()[:100])
+    app = explorer("overview", run=str(archive))
+    assert "Open another run" in [one.label for one in app.button]
+    button(app, "See what is left").click().run()
+    assert not app.exception
+    assert app.title[0].value == "Archive"
+    assert len(app.error) == 2
+    told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
+    assert told["Frames"][0] == "4"
+    assert told["Size"][1] == "with unreadable frames"
+    assert "Verify" in [one.label for one in app.button]
+
+
 def test_a_damaged_frame_is_listed_as_such(archived: Path) -> None:
     archive = archived.with_name("run.inshrink")
     last = sorted((archive / "frames").iterdir())[-1]

@@ -6,7 +6,7 @@ import re
 import socket
 from typing import Any
 
-from tests.app.browser import IDLE, browser_marks, new_page
+from tests.app.browser import FAINT, IDLE, browser_marks, new_page
 from tests.app.builders import SAMPLE
 
 pytestmark = browser_marks
@@ -35,6 +35,7 @@ def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
     page.wait_for_function(DRAWN)
     assert "metric=fisher" in page.url
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert page.evaluate(FAINT) == []
     assert page.complaints == []
     assert page.hosts == {address.removeprefix("http://")}
 
@@ -46,6 +47,11 @@ def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
     page.wait_for_function(DRAWN)
     assert [complaint for complaint in page.complaints if "404" not in complaint] == []
     assert len(page.complaints) <= 2
+
+    # The first page lies at the root; its name leads there too.
+    page.goto(f"{address}/open")
+    page.get_by_role("heading", name="Open a run").wait_for()
+    assert page.get_by_text("Page not found").count() == 0
 
 
 def test_a_page_that_rebinds_its_name_to_this_computer_gets_no_session(address: str) -> None:
@@ -112,7 +118,7 @@ def test_three_clicks_look_inside_and_keep_mark_and_zoom_and_their_link_shows_th
     facts = page.get_by_test_id("stMetricValue").all_inner_texts()
 
     # A link in a new context shows the same inside, and all views agree.
-    other = new_page(browser, width=900)
+    other = new_page(browser, width=900, color_scheme="dark")
     other.goto(page.url)
     other.wait_for_function(DRAWN)
     wait_for_inside(other, layer)
@@ -120,6 +126,7 @@ def test_three_clicks_look_inside_and_keep_mark_and_zoom_and_their_link_shows_th
     assert other.get_by_test_id("stMetricValue").all_inner_texts() == facts
     assert other.evaluate(MARKED)
     assert other.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert other.evaluate(FAINT) == []
     assert layer in other.get_by_role("combobox").first.input_value()
     # The search box moves heatmap, address and inside together.
     target = "fc2.weight" if layer != "fc2.weight" else "fc1.weight"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.browser import IDLE, Server, browser_marks
+from tests.app.browser import FAINT, IDLE, Server, browser_marks
 from tests.app.job_stubs import write_slow_run
 
 pytestmark = browser_marks
@@ -85,6 +85,8 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
     page.get_by_role("button", name="Estimate", exact=True).click()
     page.get_by_text("Estimated, as it stands").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    page.wait_for_function(f"() => {IDLE}")
+    assert page.evaluate(FAINT) == []
 
     page.get_by_role("button", name="Apply to compress").click()
     page.get_by_text("Configuration from the Search page").wait_for()

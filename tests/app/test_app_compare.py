@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inshrink_app import comparison_figures, services
-from inshrink_app.comparison_tables import ComparedStep, Comparison
+from inshrink_app import services
 from inshrink_app.tables import Problem, ServiceError
 
-from tests.app.builders import SAMPLE, button, charts, explorer, texts, write_run
+from tests.app.builders import SAMPLE, button, charts, explorer, rehearsed, texts, write_run
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
 
 __all__ = ["archived", "archived_template", "jobs"]
+
 
 EVALUATOR = """
 import pathlib
@@ -73,26 +73,6 @@ def errors(**changes: Any) -> dict[str, Any]:
     return document | {"errors": rows} | changes
 
 
-def rehearsed() -> dict[str, Any]:
-    curves = [
-        {"seed": seed, "steps": [10, 20], "uninterrupted": [2.0 + seed, 1.0], "restored": [2.1, 1.01]}
-        for seed in (0, 1)
-    ]
-    return {
-        "task": "digits-cnn",
-        "metric": "val_loss",
-        "direction": "lower",
-        "codec": "lattice",
-        "restored_at": [10],
-        "curves": curves,
-        "excess": 0.004,
-        "excess_half_width": 0.002,
-        "noise": 0.03,
-        "ratio_weights": 18.0,
-        "ratio_total": 2.0,
-    }
-
-
 def with_evaluator(run: Path) -> Path:
     """Give a run an evaluator that leaves a mark where it is executed; return where."""
     marker = run.parent / "executed"
@@ -103,9 +83,6 @@ def with_evaluator(run: Path) -> Path:
 
 def trust(app: Any) -> Any:
     return next(box for box in app.checkbox if box.label.startswith("Trust"))
-
-
-# Before anything is compared
 
 
 def test_a_run_without_an_archive_is_led_to_the_export(root: Path, jobs: StubJobs) -> None:
@@ -155,9 +132,6 @@ def test_one_checkpoint_is_compared_too(root: Path, jobs: StubJobs) -> None:
     app = explorer("compare", run=str(run))
     assert not app.exception
     assert button(app, "Compare")
-
-
-# Whose code runs
 
 
 def test_nothing_of_a_run_is_executed_without_consent(archived: Path, jobs: StubJobs) -> None:
@@ -226,9 +200,6 @@ def test_an_evaluator_outside_of_the_run_is_refused(archived: Path) -> None:
     (archived / "inshrink.toml").write_text('[evaluator]\nfile = "../judge.py"\n')
     with pytest.raises(ServiceError, match="outside"):
         services.evaluator_of(services.load_subject(str(archived)))
-
-
-# Comparing
 
 
 def compare_page(archived: Path, **query: str) -> Any:
@@ -311,9 +282,6 @@ def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures
     assert json.loads(output.read_text())["archives"][archive] == mine
 
 
-# Tensor by tensor
-
-
 def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact(archived: Path, jobs: StubJobs) -> None:
     jobs.answers["verify"] = errors()
     app = explorer("compare", run=str(archived))
@@ -349,9 +317,6 @@ def test_another_run_than_the_archived_one_is_told(archived: Path, jobs: StubJob
     assert "not the checkpoint" in texts(app)
 
 
-# Rehearsal
-
-
 def test_only_samples_are_rehearsed(archived: Path, jobs: StubJobs) -> None:
     assert "Failure rehearsal" not in texts(explorer("compare", run=str(archived)))
     app = explorer("compare", run=str(SAMPLE))
@@ -385,37 +350,3 @@ def test_only_shipped_trainings_are_executed(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         action("rehearse")({"training": f"{tmp_path}/evil.py:Task", "output": ""}, Report())
     assert not (tmp_path / "owned").exists()
-
-
-# Figures
-
-
-def comparison(**changes: Any) -> Comparison:
-    values: dict[str, Any] = {
-        "path": Path("/a.inshrink"),
-        "name": "<b>a</b>",
-        "metric": "loss",
-        "direction": "lower",
-        "n_samples": None,
-        "steps": (
-            ComparedStep(10, 1.0, 1.1, 0.1, 0.0, None, None),
-            ComparedStep(20, 1.0, 1.0, 0.0, 1e-3, 0.2, 0.1),
-        ),
-    }
-    return Comparison(**(values | changes))
-
-
-def test_figures_write_names_as_text_and_leave_gaps_where_nothing_is_known() -> None:
-    found = [comparison()]
-    drop = comparison_figures.drop_figure(found, 0.01)
-    assert [trace.name for trace in drop.data] == ["Stale copy", "&lt;b&gt;a&lt;/b&gt;"]
-    assert drop.layout.shapes[0].y0 == 1.0
-    divergence = comparison_figures.divergence_figure(found).data[-1].y
-    assert [value == value for value in divergence] == [False, True]
-
-
-def test_the_band_of_a_rehearsal_is_the_range_of_the_uninterrupted_seeds() -> None:
-    figure = comparison_figures.rehearsal_figure(services.rehearsal(rehearsed()))
-    assert list(figure.data[0].y) == [3.0, 1.0]
-    assert list(figure.data[1].y) == [2.0, 1.0]
-    assert list(figure.data[2].y) == [2.5, 1.0]

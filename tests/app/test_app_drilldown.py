@@ -12,9 +12,10 @@ from inshrink_app import change_figures, drill_figures, heat_columns, heatmap, s
 from inshrink_app.actions import sensitivity as action
 from inshrink_app.drill_tables import Course
 from inshrink_app.report import Report
-from inshrink_app.services import drilldown, measuring, running
-from inshrink_app.tables import Sensitivity
+from inshrink_app.services import ahead, drilldown, measuring, running
+from inshrink_app.tables import Sensitivity, ServiceError
 
+import inshrink_core
 from tests.app.builders import (
     FakeJobs,
     button,
@@ -78,7 +79,7 @@ def test_a_run_with_an_archive_is_shown_as_archived_first(root: Path) -> None:
 
 def test_a_tensor_that_is_not_there_is_a_problem_to_show(root: Path) -> None:
     shown = services.load_subject(str(write_run(root / "run")))
-    with pytest.raises(services.drilldown.ServiceError, match="no tensor 'nope'"):
+    with pytest.raises(ServiceError, match="no tensor 'nope'"):
         services.drill_down(shown, 20, "nope", "lattice", None)
 
 
@@ -287,9 +288,9 @@ def test_two_steps_are_compared_with_the_largest_change_first(run: Path) -> None
     assert not app.exception
     assert charts(app) == 1
     table = app.dataframe[0].value
-    change = np.abs(np.log2(table["Times"].dropna()))
+    change = np.abs(np.log2(table["times"].dropna()))
     assert list(change) == sorted(change, reverse=True)
-    assert table["Moved"].notna().all()
+    assert table["moved"].notna().all()
     assert (app.query_params["view"], app.query_params["a"]) == ("diff", "10")
     button(app, "Swap").click().run()
     assert (app.query_params["a"], app.query_params["b"]) == ("20", "10")
@@ -311,7 +312,7 @@ def test_two_runs_are_laid_over_each_other(run: Path) -> None:
     assert not app.exception
     assert charts(app) == 2
     assert app.query_params["other"] == str(other)
-    assert (app.dataframe[0].value["Times"].dropna() == 1).all()
+    assert (app.dataframe[0].value["times"].dropna() == 1).all()
 
 
 def test_without_another_run_the_page_says_where_one_comes_from(
@@ -350,12 +351,31 @@ def test_a_huge_model_is_shown_by_module_and_opened_step_by_step(
 def test_loading_ahead_waits_for_a_busy_explorer_but_not_for_ever(monkeypatch):
     used = iter([0.0, 0.4, 0.4, 0.8, 0.8, 0.8])
     slept = []
-    monkeypatch.setattr(drilldown.time, "process_time", lambda: next(used))
-    monkeypatch.setattr(drilldown.time, "sleep", slept.append)
-    drilldown._wait_for_quiet()
+    monkeypatch.setattr(ahead.time, "process_time", lambda: next(used))
+    monkeypatch.setattr(ahead.time, "sleep", slept.append)
+    ahead._wait_for_quiet()
     assert len(slept) == 3
     busy = iter(range(10_000))
-    monkeypatch.setattr(drilldown.time, "process_time", lambda: float(next(busy)))
+    monkeypatch.setattr(ahead.time, "process_time", lambda: float(next(busy)))
     slept.clear()
-    drilldown._wait_for_quiet()
-    assert len(slept) == drilldown._MOST_SPANS
+    ahead._wait_for_quiet()
+    assert len(slept) == ahead._MOST_SPANS
+
+
+def test_loading_ahead_opens_the_run_and_reads_no_weight_of_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+    monkeypatch.setattr(ahead, "_wait_for_quiet", lambda: None)
+    monkeypatch.setattr(ahead, "_try_codecs", tried.append)
+    shown = services.load_subject(str(write_run(root / "run")))
+    engine, _ = drilldown.engine_of(shown)
+    headers = inshrink_core.open(shown.path).bytes_read
+    ahead._load_ahead(shown)
+    assert drilldown.engine_of(shown)[0] is engine
+    assert engine.bytes_read == headers
+    assert tried == [str(services.samples()[0].path)]
+
+
+def test_codecs_are_tried_on_the_sample() -> None:
+    ahead._try_codecs(str(inshrink_core.sample("digits-cnn")))

@@ -1,8 +1,7 @@
-"""The Export page in every state, what is written, and how a file is handed over."""
+"""The Export page in every state, and that what it writes is what was asked for."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 import pytest
 from inshrink_app import downloads as downloads_module
 from inshrink_app import services
-from inshrink_app.downloads import Downloads, routes
 from inshrink_app.export_tables import ExportRequest
 from inshrink_app.tables import Problem, ServiceError
 
-from tests.app.builders import button, charts, explorer, texts, write_run
+from tests.app.builders import button, charts, explorer, open_panel, texts, write_run
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
 
 __all__ = ["archived", "archived_template", "jobs"]
@@ -46,9 +44,6 @@ def made(target: Path, **changes: Any) -> dict[str, Any]:
 
 def metrics(app: Any) -> dict[str, str]:
     return {metric.label: metric.value for metric in app.metric}
-
-
-# The plan
 
 
 def test_the_chain_is_shown_as_it_will_be_written(archived: Path, jobs: StubJobs) -> None:
@@ -120,9 +115,6 @@ def test_a_huge_run_is_planned_with_a_bounded_chart(
     assert len(app.dataframe[0].value) == 1000
 
 
-# Starting
-
-
 def test_an_export_begins_with_what_is_on_screen(archived: Path, jobs: StubJobs) -> None:
     jobs.state = "running"
     app = explorer("export", run=str(archived))
@@ -174,6 +166,7 @@ def test_samples_are_not_written_into(root: Path) -> None:
 def test_one_step_is_weights_only_unless_told_otherwise(archived: Path, jobs: StubJobs) -> None:
     app = explorer("export", run=str(archived), what="step")
     assert not app.exception
+    open_panel(app)
     assert any("--weights-only --ratio 8" in code.value for code in app.code)
     app.select_slider(key="export.step").set_value(20).run()
     app.toggle(key="export.exact").set_value(True).run()
@@ -191,9 +184,6 @@ def test_an_archive_is_copied_as_one_file(archived: Path, jobs: StubJobs) -> Non
     button(app, "Export").click().run()
     (request,) = jobs.started
     assert (request["kind"], Path(request["target"]).name) == ("pack", "run-packed.inshrink")
-
-
-# The result
 
 
 def test_the_result_has_ratio_digest_restore_command_and_a_link(archived: Path, jobs: StubJobs) -> None:
@@ -240,9 +230,6 @@ def test_an_export_that_did_not_finish_can_go_on(archived: Path, jobs: StubJobs,
     assert "did not finish" in texts(app)
     assert any(b.label in ("Resume", "Try again") for b in app.button)
     assert sum(b.proto.type == "primary" for b in app.button) == 1
-
-
-# What is written
 
 
 def export(archived: Path, output: Path, **changes: Any) -> dict[str, Any]:
@@ -321,118 +308,3 @@ def test_one_step_restores_to_what_a_module_loads(archived: Path, tmp_path: Path
     state = inshrink_core.load_state_dict(target)
     original = torch.load(archived / "step_000020.pt", weights_only=True)["model"]
     assert all(torch.equal(state[name], value) for name, value in original.items())
-
-
-# Handing over
-
-
-def fetch(path: str, host: str) -> tuple[int, dict[str, str], bytes]:
-    """Ask the route as a browser would."""
-    from starlette.applications import Starlette
-
-    app, sent = Starlette(routes=routes(("127.0.0.1", "localhost"))), []
-
-    async def ask() -> None:
-        async def receive() -> dict[str, object]:
-            await asyncio.Event().wait()  # The browser stays, and sends nothing more.
-            return {}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": [(b"host", host.encode())],
-            "http_version": "1.1",
-            "scheme": "http",
-            "server": ("127.0.0.1", 80),
-            "root_path": "",
-        }
-        await app(scope, receive, send)
-
-    asyncio.run(ask())
-    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent[1:])
-
-
-@pytest.fixture
-def offered(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
-    """Put a file on offer and return its address."""
-    monkeypatch.setattr(downloads_module, "downloads", Downloads())
-    file = root / 'a "quoted".inshrink'
-    file.write_bytes(b"whole archive")
-    return file, downloads_module.downloads.offer(file)
-
-
-def test_a_file_on_offer_is_handed_over_as_an_attachment(offered: tuple[Path, str]) -> None:
-    status, headers, body = fetch(offered[1], "127.0.0.1:8501")
-    assert (status, body) == (200, b"whole archive")
-    assert headers["content-disposition"].startswith("attachment;")
-    assert headers["content-type"] == "application/octet-stream"
-    assert headers["x-content-type-options"] == "nosniff"
-    assert headers["cache-control"] == "no-store"
-
-
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8501", "", "127.0.0.1.evil.example", "[::2]"])
-def test_a_server_called_by_a_foreign_name_hands_nothing_over(offered: tuple[Path, str], host: str) -> None:
-    status, _, body = fetch(offered[1], host)
-    assert status == 403
-    assert b"archive" not in body
-
-
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "localhost.", "127.0.0.1"])
-def test_its_own_names_are_known_in_every_form(offered: tuple[Path, str], host: str) -> None:
-    assert fetch(offered[1], host)[0] == 200
-
-
-def test_a_token_that_was_not_given_out_fetches_nothing(offered: tuple[Path, str]) -> None:
-    assert fetch(offered[1][:-1], "localhost")[0] == 404
-    assert fetch(f"{downloads_module.DOWNLOAD_PREFIX}/..%2f..%2fetc%2fpasswd", "localhost")[0] == 404
-
-
-def test_a_file_that_has_changed_or_gone_is_not_handed_over(offered: tuple[Path, str]) -> None:
-    file, address = offered
-    file.write_bytes(b"another")
-    assert fetch(address, "localhost")[0] == 404
-    file.unlink()
-    assert fetch(address, "localhost")[0] == 404
-
-
-def test_an_offer_expires(offered: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
-    now = time.monotonic()
-    monkeypatch.setattr(downloads_module.time, "monotonic", lambda: now + 3601)
-    assert fetch(offered[1], "localhost")[0] == 404
-
-
-def test_the_same_file_keeps_its_address_and_offers_are_bounded(root: Path) -> None:
-    registry = Downloads()
-    files = []
-    for position in range(300):
-        file = root / f"{position}.inshrink"
-        file.touch()
-        files.append(registry.offer(file))
-    assert registry.offer(root / "299.inshrink") == files[-1]
-    assert registry.find(files[0].rpartition("/")[2]) is None
-    assert registry.find(files[-1].rpartition("/")[2]) == root / "299.inshrink"
-
-
-def test_a_file_that_became_a_link_to_outside_is_not_handed_over(
-    offered: tuple[Path, str], tmp_path: Path
-) -> None:
-    file, address = offered
-    secret = tmp_path / "secret"
-    secret.write_bytes(b"whole archive")
-    file.unlink()
-    file.symlink_to(secret)
-    assert fetch(address, "localhost")[0] == 404
-
-
-def test_files_outside_of_the_roots_get_no_address(root: Path) -> None:
-    assert services.download_url("/etc/passwd") is None
-    assert services.download_url(str(root / "missing.inshrink")) is None

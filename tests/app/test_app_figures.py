@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from inshrink_app import figures, heat_columns, heat_scale, heatmap
+from inshrink_app import axes, figures, heat_columns, heat_scale, heatmap
 from inshrink_app.tables import FrameRow, HeatRow
 
 from tests.app.builders import sensitivity_table
@@ -152,3 +152,17 @@ def test_frames_are_told_apart_by_kind() -> None:
     keyframes, deltas = figures.frames_figure(frames).data
     assert (list(keyframes.x), list(deltas.x)) == (["10"], ["20"])
     assert figures.frames_figure([]).data[0].x in ((), None) or len(figures.frames_figure([]).data[0].x) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([0.02, 0.5], {"0.02", "0.1", "0.5"}),
+        ([2e-4, 0.5], {"10⁻⁴", "10⁻²", "1"}),
+        ([1e-3, 2e-3], {"0.001", "0.0015", "0.002"}),
+        ([7e-4, 2e-3], {"7·10⁻⁴", "10⁻³", "2·10⁻³"}),
+    ],
+)
+def test_a_logarithmic_axis_writes_its_ticks_out_in_one_way(values: list[float], texts: set[str]) -> None:
+    assert texts <= set(axes.log_ticks(values)["ticktext"])
+    assert axes.log_ticks([0.0, float("nan")]) == {}

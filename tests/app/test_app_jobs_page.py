@@ -66,7 +66,7 @@ def test_progress_says_how_long_it_took_and_may_take(root: Path, jobs: StubJobs)
     app = explorer("jobs")
     assert not app.exception
     (bar,) = app.get("progress")
-    assert "30%" in bar.proto.text
+    assert "30 %" in bar.proto.text
     assert "left" in bar.proto.text
     assert bar.proto.value == 30
 

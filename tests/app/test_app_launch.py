@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from inshrink_app import launch, theme
 
 from inshrink_core.errors import InputError, NotFoundError
+from tests.app.builders import write_run
 
 APP = Path(launch.__file__).parent
 
@@ -88,6 +91,34 @@ def test_a_port_that_is_taken_is_said_with_a_remedy(started: list[dict[str, obje
             launch.run(port=other.getsockname()[1])
 
 
+def test_what_is_loaded_ahead_is_code_alone(root: Path) -> None:
+    write_run(root / "run")
+    program = (
+        "import sys\n"
+        "touched = []\n"
+        "sys.addaudithook(lambda event, args: touched.append(str(args[0])) if event in "
+        "('open', 'os.listdir', 'os.scandir') else None)\n"
+        "from inshrink_app import launch, roots\n"
+        f"roots.configure([{str(root)!r}])\n"
+        "launch._server_is_up = lambda: True\n"
+        "launch._load_ahead()\n"
+        f"assert not [path for path in touched if path.startswith({str(root)!r})]\n"
+        "assert {'inshrink_app.components.cells', 'inshrink_app.services', 'pandas'} <= set(sys.modules)\n"
+        "assert not {'torch', 'numba'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, capture_output=True)
+
+
+def test_nothing_is_loaded_ahead_before_the_server_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_SECONDS_TO_LISTEN", 0.05)
+    monkeypatch.setattr(launch.importlib, "import_module", refuse)
+    launch._load_ahead()
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("something was imported")
+
+
 @pytest.mark.parametrize("port", [-1, 99_999])
 def test_a_port_that_is_none_is_refused(started: list[dict[str, object]], port: int) -> None:
     with pytest.raises(InputError, match="--port"):
@@ -149,6 +180,33 @@ def test_every_chart_and_table_has_a_text_for_those_who_cannot_see_it() -> None:
                 assert "alt" in {keyword.arg for keyword in node.keywords}, f"{path.name}:{node.lineno}"
 
 
+def calls(name: str) -> list[tuple[Path, ast.Call]]:
+    """Return every call of a function of Streamlit, with the module it stands in."""
+    return [
+        (path, node)
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
+    ]
+
+
+def test_chosen_segments_and_code_are_as_readable_as_plain_text() -> None:
+    for path, call in [*calls("segmented_control"), *calls("pills")]:
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert "inked" in given.get("format_func", ""), f"{path.name}:{call.lineno}"
+    # The colours of Streamlit's syntax highlighting are its own, and too faint on a light page.
+    for path, call in calls("code"):
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert given.get("language") == "None", f"{path.name}:{call.lineno}"
+
+
+def test_tables_are_drawn_where_they_get_their_files_and_headings_leave_out_no_level() -> None:
+    assert {path.name for path, _ in calls("dataframe")} == {"listing.py", "rows_table.py"}
+    assert not calls("csv_button")
+    levels = {name: bool(calls(name)) for name in ("title", "header", "subheader")}
+    assert levels == {"title": True, "header": True, "subheader": False}
+
+
 def contrast(one: str, other: str) -> float:
     """Return the contrast of two colours as WCAG 2.1 defines it."""
 
@@ -159,6 +217,15 @@ def contrast(one: str, other: str) -> float:
 
     dark, light = sorted((luminance(one), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
+
+
+def blended(colour: str, below: str, opacity: float) -> str:
+    """Return a colour as it looks over another one."""
+    parts = [
+        round(opacity * int(colour[i : i + 2], 16) + (1 - opacity) * int(below[i : i + 2], 16))
+        for i in (1, 3, 5)
+    ]
+    return "#" + "".join(f"{part:02X}" for part in parts)
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
@@ -172,4 +239,9 @@ def test_text_is_readable_in_both_modes(mode: str) -> None:
         assert contrast(of("textColor"), of(background)) >= 7
         assert contrast(of("linkColor"), of(background)) >= 4.5
     assert contrast("#FFFFFF", of("primaryColor")) >= 4.5
+    assert contrast(of("primaryColor"), of("backgroundColor")) >= 4.5, "the value of a slider"
+    # Streamlit draws captions and placeholders with six tenths of the text over what lies below.
+    for background in ("backgroundColor", "secondaryBackgroundColor"):
+        assert contrast(blended(of("textColor"), of(background), 0.6), of(background)) >= 4.5
+    assert of("violetTextColor") == of("textColor"), "what `inked` asks for"
     assert contrast(of("grayTextColor"), of("grayBackgroundColor")) >= 4.5

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.builders import explorer
+from tests.app.builders import explorer, open_panel
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
 
 __all__ = ["archived", "archived_template", "jobs"]
@@ -18,6 +18,7 @@ __all__ = ["archived", "archived_template", "jobs"]
 def snippets(app: Any) -> tuple[list[list[str]], str]:
     """Take the last panel of a page apart: its commands as words, and its Python lines."""
     assert not app.exception
+    open_panel(app)
     panel = next(found for found in app.expander if found.label == "Do this without the explorer")
     commands, python = (code.value for code in panel.code)
     lines = [shlex.split(line) for line in commands.splitlines()]

@@ -156,6 +156,24 @@ def test_sensitive_tensors_get_finer_steps():
     assert plan.widths["layer1.weight"] == pytest.approx(2 * plan.widths["layer0.weight"])
 
 
+def test_without_second_moments_the_momentum_of_sgd_tells_which_tensors_are_sensitive():
+    specs = [spec_of(normal((30, 30), i), f"layer{i}.weight") for i in range(2)]
+
+    def widths(momenta, weights):
+        items = [
+            TensorInput(spec=spec, tensor=tensor, momentum=momentum)
+            for spec, tensor, momentum in zip(specs, weights, momenta, strict=True)
+        ]
+        seen = [CODEC.observe(item, None, LatticeConfig()) for item in items]
+        return CODEC.plan(specs, seen, LatticeConfig(), FrameContext()).widths
+
+    same = [normal((30, 30), 0)] * 2
+    told = widths([torch.full((30, 30), 4.0**-i) for i in range(2)], same)
+    assert told["layer1.weight"] == pytest.approx(2 * told["layer0.weight"])
+    untold = widths([None, None], same)
+    assert untold["layer1.weight"] == untold["layer0.weight"]
+
+
 def test_a_tensor_without_gradients_is_exact_once_and_then_unchanged():
     weights = normal((50, 50), 0)
     blocks, reference, _ = chain([weights, weights], second_moment=torch.zeros(50, 50))

@@ -1,0 +1,78 @@
+"""What a search leaves: trials, results and jobs, made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from inshrink_app.search_tables import SearchPoint
+
+from tests.app.job_stubs import STEPS, StubJobs
+
+__all__ = ["config", "document", "point", "put", "trial"]
+
+
+def config(coarseness: float, **more: Any) -> dict[str, Any]:
+    return {"codec": "lattice", "settings": {"coarseness": coarseness}, **more}
+
+
+def trial(step: int, coarseness: float, **changes: Any) -> dict[str, Any]:
+    return {
+        "step": step,
+        "config": config(coarseness),
+        "raw_weights": 1000,
+        "weights_nbytes": int(100 / coarseness),
+        "drop": 0.001 * coarseness,
+        "divergence": 1e-4 * coarseness,
+        "drop_error": None,
+        "restore_gain": 0.9,
+        "restore_noise": 0.5,
+        "damage": 1e-9,
+        "seconds": 0.5,
+        "failure": "",
+        "ratio_weights": 10.0,
+        **changes,
+    }
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """Return what a search of three configurations would leave; the coarsest broke the bound early."""
+    trials = [trial(step, coarseness) for coarseness in (1.0, 2.0) for step in STEPS]
+    trials.append(trial(STEPS[0], 9.0, divergence=0.5))
+    return {
+        "best": {"config": config(2.0)},
+        "bounds": {"drop": 0.01, "divergence": 0.003},
+        "target_ratio": None,
+        "strategy": "allocation",
+        "metric": "accuracy",
+        "direction": "higher",
+        "steps": list(STEPS),
+        "uninformative": [20, 30],
+        "evaluations": 9,
+        "trials": trials,
+        "rank_correlation": 0.9,
+        "seconds": 12.0,
+        "log": None,
+        "notes": ["<b>note</b>"],
+        **changes,
+    }
+
+
+def put(jobs: StubJobs, run: Path, state: str = "finished", result: Any = None, **request: Any) -> Any:
+    asked = {"kind": "search", "path": str(run), "steps": list(STEPS), "codec": "lattice", "max_drop": 0.01}
+    asked |= {"strategy": "auto", "budget": None, "evaluator": "", "trusted": ""}
+    return jobs.put("search", state, key=("search", str(run)), result=result, **(asked | request))
+
+
+def point(ratio: float, drop: float | None, **changes: Any) -> SearchPoint:
+    values: dict[str, Any] = {
+        "label": "x",
+        "config": config(1.0),
+        "ratio": ratio,
+        "drop": drop,
+        "divergence": None,
+        "n_steps": 4,
+        "whole": True,
+        "keeps": True,
+    }
+    return SearchPoint(**(values | changes))

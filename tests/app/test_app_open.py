@@ -1,0 +1,70 @@
+"""The Open page: sample, recent runs, folders and typed paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from inshrink_app import services
+from inshrink_app.recent import load_recent
+
+from tests.app.builders import (
+    SAMPLE,
+    button,
+    explorer,
+    texts,
+    write_run,
+)
+
+
+def test_open_page_offers_the_sample_in_words(root: Path) -> None:
+    app = explorer()
+    assert not app.exception
+    assert "24 checkpoints, steps 10 to 2,000" in texts(app).replace("\u00a0", " ")
+    assert button(app, "Open digits\\-cnn")
+
+
+def test_opening_the_sample_leads_to_its_overview_and_is_remembered(root: Path) -> None:
+    app = explorer()
+    button(app, "Open digits\\-cnn").click().run()
+    assert not app.exception
+    assert app.title[0].value == "digits\\-cnn"
+    assert app.metric[0].value == "24"
+    assert [row.path for row in load_recent()] == [str(SAMPLE)]
+
+
+def test_open_page_lists_the_folders_of_the_root_and_goes_into_them(root: Path) -> None:
+    write_run(root / "team" / "run-a", (1,))
+    app = explorer()
+    button(app, "team").click().run()
+    assert button(app, "run\\-a")
+    button(app, "Open").click().run()
+    assert not app.exception
+    button(app, "Up").click().run()
+    assert button(app, "team")
+
+
+def test_open_page_without_a_sample_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "samples", lambda: ())
+    app = explorer()
+    assert not app.exception
+    assert "came without sample runs" in texts(app)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("../../etc", "outside of the folders"),
+        ("/etc/passwd", "outside of the folders"),
+        ("missing-run", "nothing at this path"),
+        ("a\0b", "not a path"),
+        ("   ", "No path was typed"),
+    ],
+)
+def test_a_typed_path_that_cannot_be_opened_is_answered_here(root: Path, typed: str, said: str) -> None:
+    app = explorer()
+    app.text_input(key="typed_path").set_value(typed)
+    next(b for b in app.button if b.label == "Open" and b.form_id).click().run()
+    assert not app.exception
+    assert app.title[0].value == "Open a run"
+    assert said in texts(app)

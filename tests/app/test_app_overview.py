@@ -1,0 +1,140 @@
+"""The Overview page of runs and archives, in every state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from inshrink_app import services
+from inshrink_app.formatting import bytes_text, share_text
+
+from tests.app.builders import (
+    SAMPLE,
+    archive_facts,
+    charts,
+    explorer,
+    subject,
+    texts,
+    write_run,
+)
+from tests.app.job_stubs import StubJobs, archived, archived_template, jobs
+
+__all__ = ["archived", "archived_template", "jobs"]
+
+
+def test_a_partly_damaged_run_is_shown_with_what_was_left_out(root: Path) -> None:
+    write_run(root / "run")
+    (root / "run" / "step_000040.pt").write_bytes(b"PK\x03\x04 cut off")
+    app = explorer("overview", run=str(root / "run"))
+    assert not app.exception
+    assert "1 file was left out" in texts(app)
+    assert app.metric[0].value == "3"
+
+
+def test_one_checkpoint_is_told_that_curves_need_two(root: Path) -> None:
+    write_run(root / "one", (5,))
+    app = explorer("overview", run=str(root / "one"))
+    assert not app.exception
+    assert "This run has one checkpoint" in texts(app)
+    assert charts(app) == 2
+
+
+def test_overview_of_the_sample_has_facts_curves_and_sizes(root: Path) -> None:
+    app = explorer("overview", run=str(SAMPLE))
+    assert not app.exception
+    assert [metric.label for metric in app.metric] == [
+        "Checkpoints",
+        "Parameters",
+        "Size on disk",
+        "Last checkpoint",
+        "Read so far",
+    ]
+    assert app.metric[1].value == "44.8 k"
+    assert charts(app) == 3
+    assert [s.value for s in app.header] == ["Training", "Size by role", "Weights by layer type"]
+
+
+def test_overview_reads_headers_only(root: Path) -> None:
+    opened = services.load_subject(str(SAMPLE))
+    assert opened.bytes_read < 0.2 * opened.total_bytes
+
+
+def test_overview_of_a_huge_run_lists_and_filters_its_tensors(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "load_subject", lambda _: subject(400, 200))
+    app = explorer("overview", run="/runs/huge")
+    assert not app.exception
+    assert len(app.dataframe[0].value) == 400
+    app.text_input(key="tensor_filter").set_value("layers.39").run()
+    assert len(app.dataframe[0].value) == 11
+
+
+def test_overview_of_an_archive_shows_its_ratio_and_frames(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = subject(kind="archive", archive=archive_facts(), name="huge.inshrink")
+    monkeypatch.setattr(services, "load_subject", lambda _: shown)
+    app = explorer("overview", run="/runs/huge.inshrink")
+    assert not app.exception
+    assert {metric.label: metric.value for metric in app.metric}["Ratio, weights"] == "14.2×"
+    assert "Frames" in texts(app)
+    assert charts(app) == 3
+
+
+def test_overview_of_an_archived_run_shows_the_ratio(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "load_subject", lambda _: subject(archive=archive_facts()))
+    app = explorer("overview", run="/runs/huge")
+    assert not app.exception
+    assert {metric.label: metric.value for metric in app.metric}["Ratio, weights"] == "14.2×"
+
+
+def test_overview_tells_the_disk_saved_and_the_worst_drop_of_the_newest_comparison(
+    archived: Path, jobs: StubJobs
+) -> None:
+    app = explorer("overview", run=str(archived))
+    told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
+    assert told["Worst drop"] == ("–", "not measured yet")
+    facts = services.load_subject(str(archived)).archive
+    assert facts is not None
+    assert told["Archive"][1] == (
+        "saves nothing"
+        if facts.nbytes >= facts.raw_bytes
+        else f"saves {bytes_text(facts.raw_bytes - facts.nbytes)}, "
+        + share_text(1 - facts.nbytes / facts.raw_bytes)
+    )
+    row = {"step": 20, "original": 2.0, "restored": 2.1, "drop": 0.05, "divergence": None, "metric": "loss"}
+    row |= {"stale_drop": None, "stale_divergence": None, "direction": "lower", "n": None}
+    found = {"archives": {str(facts.path): {"steps": [row]}}}
+    key = ("compare", "", f"{facts.path} {facts.nbytes} 40")
+    jobs.put("compare", "finished", key=key, result=found, path=str(archived))
+    app = explorer("overview", run=str(archived))
+    told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
+    assert told["Worst drop"] == ("5 %", "step 20")
+    assert services.newest_comparison(facts.path, facts.nbytes + 1) is None, "another archive by now"
+
+
+def test_a_run_finds_its_archive_beside_it_and_both_tell_the_same_ratio(root: Path) -> None:
+    import inshrink_core
+
+    run = write_run(root / "run")
+    inshrink_core.compress(run, root / "run.inshrink", codec="lossless")
+    found = [explorer("overview", run=str(root / name)) for name in ("run", "run.inshrink")]
+    ratios = [{metric.label: metric.value for metric in app.metric}["Ratio, weights"] for app in found]
+    assert not any(app.exception for app in found)
+    assert ratios[0] == ratios[1]
+    assert ratios[0].endswith("×")
+
+
+def test_the_archive_of_another_run_is_not_claimed(root: Path) -> None:
+    import inshrink_core
+
+    inshrink_core.compress(write_run(root / "a" / "run", (1, 2)), root / "run.inshrink", codec="lossless")
+    assert services.load_subject(str(write_run(root / "run", (10, 20)))).archive is None
+
+
+def test_checkpoints_written_later_are_seen(root: Path) -> None:
+    run = write_run(root / "run", (1, 2))
+    assert services.load_subject(str(run)).steps == (1, 2)
+    write_run(run, (3,))
+    assert services.load_subject(str(run)).steps == (1, 2, 3)

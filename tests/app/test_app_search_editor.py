@@ -1,0 +1,114 @@
+"""The editor of configurations: estimates, changes by hand, and what is carried on from it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from inshrink_app import search_config, services
+from inshrink_app.tables import ServiceError
+
+from tests.app.builders import button, explorer, texts, write_run
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
+from tests.app.search_builders import config, document, point, put, trial
+
+__all__ = ["archived", "archived_template", "jobs"]
+
+
+def test_the_editor_estimates_and_says_that_it_does(archived: Path, jobs: StubJobs) -> None:
+    app = explorer("search", run=str(archived))
+    button(app, "Estimate").click().run()
+    assert not app.exception
+    below = {metric.delta for metric in app.metric}
+    assert below == {"estimated", "estimated, uncalibrated"}
+    assert "rules of thumb" in texts(app)
+    assert button(app, "Undo").disabled
+
+
+def test_a_configuration_is_carried_on_to_the_export_and_can_be_dropped_there(
+    archived: Path, jobs: StubJobs
+) -> None:
+    found = config(2.0, override=[{"layer_type": "linear", "coarseness": 3.5}])
+    trials = [trial(step, 2.0, config=found) for step in STEPS]
+    put(jobs, archived, result=document(best={"config": found}, trials=trials))
+    app = explorer("search", run=str(archived))
+    button(app, "Apply to compress").click().run()
+    assert not app.exception
+    assert "Configuration from the Search page" in texts(app)
+    # A page that is switched to from within a script is not where the next click goes, in a test.
+    app.switch_page("views/export.py").run()
+    button(app, "Export").click().run()
+    assert not app.exception
+    asked = jobs.started[0]
+    assert asked["codec"] == "lattice"
+    assert asked["config"] == {"coarseness": 2.0, "overrides": [{"layer_type": "linear", "coarseness": 3.5}]}
+    commands = next(code.value for code in app.code if code.value.startswith("inshrink compress"))
+    assert "--set" in commands
+    button(app, "Choose settings here instead").click().run()
+    assert not app.exception
+    assert app.slider(key="export.coarseness")
+
+
+@pytest.mark.parametrize("told", ["[]", '{"run": "RUN", "config": {"codec": 3}}', "[" * 9999])
+def test_what_a_link_says_was_carried_on_is_not_trusted(archived: Path, jobs: StubJobs, told: str) -> None:
+    app = explorer("export", run=str(archived), carried=told.replace("RUN", str(archived)))
+    assert not app.exception
+    assert "Configuration from the Search page" not in texts(app)
+
+
+def test_a_setting_that_no_codec_has_and_a_pattern_that_means_nothing_are_told(root: Path) -> None:
+    shown = services.load_subject(str(write_run(root / "run")))
+    with pytest.raises(ServiceError, match="no setting"):
+        services.check_config({"codec": "lattice", "settings": {"rough": 1}})
+    services.check_config(config(2.0, override=[{"match": "fc1.*", "coarseness": 1}]))
+    overrides = [{"match": "fc1.*", "coarseness": 1}, {"match": "gone.*", "coarseness": 1}]
+    assert services.unmatched_overrides(shown, config(2.0, override=overrides)) == ("gone.*",)
+    assert services.unmatched_overrides(shown, config(2.0, override=[{"layer_type": "embedding"}]))
+
+
+HOSTILE = {"match": 'a"]\n[x]\u007f\\*.é', "layer_type": "linear", "coarseness": 1.5}
+
+
+@pytest.mark.parametrize("form", ["toml", "json"])
+def test_the_file_of_a_configuration_is_what_the_command_line_reads(tmp_path: Path, form: str) -> None:
+    from inshrink_core.cli.settings import given_settings, read_config_file
+    from inshrink_core.session.config import make_configs
+
+    wanted = config(2.5, override=[{"layer_type": "vector", "coarseness": 1}, HOSTILE])
+    wanted["settings"] |= {"gain_per": "tensor", "exact": False}
+    path = tmp_path / f"config.{form}"
+    path.write_text(search_config.toml_text(wanted) if form == "toml" else json.dumps(wanted))
+    told = read_config_file(path)
+    assert told == wanted
+    assert given_settings(told, []) == search_config.engine_settings(wanted)
+    assert len(make_configs("lattice", given_settings(told, []))[1]) == 2
+
+
+def test_rows_of_the_editor_become_the_configuration_they_came_from() -> None:
+    wanted = config(2.5, override=[{"match": "*.head", "layer_type": "linear", "coarseness": 1.5}])
+    rows = search_config.setting_rows(wanted), search_config.override_rows(wanted)
+    assert search_config.edited("lattice", *rows) == wanted
+    empty = [("linear", None, math.nan, ""), (None, None, None, None)]
+    assert "override" not in search_config.edited("lattice", [("coarseness", "2"), (None, None)], empty[1:])
+    with pytest.raises(ValueError, match="lacks its setting"):
+        search_config.edited("lattice", [], empty)
+
+
+def test_undo_goes_back_one_change_and_reset_to_what_was_loaded() -> None:
+    edit = search_config.Edit("/run", config(1.0))
+    edit.undo()
+    edit.reset()
+    assert (edit.config, edit.version) == (config(1.0), 0)
+    loaded = point(9, 0.0, config=config(2.0))
+    edit.load(loaded)
+    edit.change(config(3.0))
+    edit.change(config(3.0))
+    assert edit.is_changed
+    edit.reset()
+    assert (edit.config, edit.is_changed) == (config(2.0), False)
+    for wanted, origin in ((config(3.0), loaded), (config(2.0), loaded), (config(1.0), None)):
+        edit.undo()
+        assert (edit.config, edit.origin) == (wanted, origin)
+    assert not edit.before

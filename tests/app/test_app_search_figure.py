@@ -1,0 +1,93 @@
+"""Trials as points: what becomes one, which are best, how they are drawn and what a click on one means."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inshrink_app import search_figure, services
+from inshrink_app.search_tables import Searched, front
+
+from tests.app.job_stubs import StubJobs, jobs
+from tests.app.search_builders import document, point, put, trial
+
+__all__ = ["jobs"]
+
+
+def test_trials_of_a_configuration_become_one_point_and_the_last_word_counts(jobs: StubJobs) -> None:
+    rows = [*document()["trials"], trial(10, 1.0, drop=0.009)]
+    found = services.searched(put(jobs, Path("/runs/x"), result=document(trials=rows)))
+    assert [one.n_steps for one in found.points] == [4, 4, 1]
+    assert [one.whole for one in found.points] == [True, True, False]
+    assert [one.keeps for one in found.points] == [True, True, False]
+    assert found.points[0].drop == 0.009
+    assert found.best is found.points[1]
+
+
+def test_a_failure_keeps_no_bound_and_a_missing_figure_none_either(jobs: StubJobs) -> None:
+    rows = [trial(10, 1.0, failure="NaN", drop=None, divergence=None), trial(10, 2.0, divergence=None)]
+    found = services.searched(put(jobs, Path("/runs/x"), result=document(trials=rows, best=None)))
+    assert [one.keeps for one in found.points] == [False, False]
+
+
+def test_of_a_search_for_a_ratio_a_point_is_judged_by_it(jobs: StubJobs) -> None:
+    told = document(best=None, bounds={"drop": None, "divergence": None})
+    left = put(jobs, Path("/runs/x"), result=told, target_ratio=15.0, max_drop=None)
+    found = services.searched(left)
+    assert [found.verdict(one) for one in found.points] == [
+        "below the ratio",
+        "reaches the ratio",
+        "reaches the ratio",
+    ]
+    assert found.best is found.points[1]
+
+
+def test_the_front_holds_what_nothing_else_beats() -> None:
+    points = [
+        point(10, 0.1),
+        point(20, 0.2),
+        point(15, 0.3),
+        point(30, None),
+        point(40, 0.0, whole=False),
+        point(20, 0.2),
+        point(5, math.inf),
+        point(25, -0.1),
+    ]
+    assert front(points, "drop") == (7,)
+    assert front(points[:3], "drop") == (0, 1)
+    assert front([], "drop") == ()
+
+
+def test_the_figure_does_not_depend_on_anything_but_the_trials(jobs: StubJobs) -> None:
+    found = services.searched(put(jobs, Path("/runs/x"), result=document()))
+    for name in ("drop", "divergence"):
+        first, second = (search_figure.search_figure(found, (), name) for _ in range(2))
+        assert first.to_json() == second.to_json()
+        assert {"On the front", "Not the whole chain", "Best"} <= {trace.name for trace in first.data}
+        places = [row[0] for trace in first.data for row in (trace.customdata or ())]
+        assert sorted(places) == [0, 1, 2]
+    nothing = search_figure.search_figure(Searched(points=(), target_ratio=30.0), (point(9, 0.0),), "drop")
+    assert len(nothing.layout.shapes) == 1
+
+
+@pytest.mark.parametrize("spread", [1.0, 1.8, 30.0, 1e5])
+def test_ticks_of_a_logarithmic_axis_are_told_apart(spread: float) -> None:
+    points = (point(9, 0.0, divergence=4e-4), point(9 * spread, 0.0, divergence=4e-4 * spread))
+    drawn = search_figure.search_figure(Searched(points=points), (), "divergence")
+    for axis in (drawn.layout.xaxis, drawn.layout.yaxis):
+        assert len(set(axis.ticktext)) == len(axis.tickvals) > 2
+
+
+def test_hostile_labels_are_text_in_the_figure() -> None:
+    hostile = point(9, 0.0, label="<img src=x>")
+    drawn = search_figure.search_figure(Searched(points=(hostile,)), (), "drop")
+    assert "<img" not in drawn.to_json().replace("\\u003c", "<")
+
+
+@pytest.mark.parametrize(
+    "points", [[], [{}], [{"customdata": [7]}], [{"customdata": ["x"]}], [{"customdata": [math.nan]}], ["x"]]
+)
+def test_a_click_that_makes_no_sense_picks_nothing(points: list[Any]) -> None:
+    assert search_figure.clicked_point(points, 3) is None
