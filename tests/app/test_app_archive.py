@@ -11,7 +11,7 @@ from inshrink_app.archive_tables import Chain, ChainFrame
 from inshrink_app.chain_figure import MAX_COLUMNS, chain_figure
 from inshrink_app.tables import Problem, ServiceError
 
-from tests.app.builders import button, charts, explorer, texts, write_run
+from tests.app.builders import button, charts, explorer, open_panel, texts, write_run
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
 
 __all__ = ["archived", "archived_template", "jobs"]
@@ -213,6 +213,7 @@ def test_pruning_is_planned_first_and_done_only_with_a_word(archived: Path, jobs
 def test_the_rules_stand_in_the_command(archived: Path, jobs: StubJobs) -> None:
     app = explorer("archive", run=str(archived))
     app.number_input(key="prune.every").set_value(20).run()
+    open_panel(app)
     assert any("inshrink prune" in code.value and "--keep-every 20" in code.value for code in app.code)
     assert not any("--apply" in code.value for code in app.code)
 

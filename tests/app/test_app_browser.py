@@ -74,7 +74,7 @@ def click(page: Any, place: tuple[float, float]) -> tuple[str, int]:
     box = page.locator(f"{HEATMAP} .nsewdrag").first.bounding_box()
     page.mouse.click(box["x"] + box["width"] * place[0], box["y"] + box["height"] * place[1])
     page.wait_for_function(
-        "before => location.href !== before && location.search.includes('layer')", arg=before
+        "before => location.href !== before && /layer=.*step=/.test(location.search)", arg=before
     )
     return selected(page)
 

@@ -10,7 +10,7 @@ import pytest
 from inshrink_app import search_config, services
 from inshrink_app.tables import ServiceError
 
-from tests.app.builders import button, explorer, texts, write_run
+from tests.app.builders import button, explorer, open_panel, texts, write_run
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
 from tests.app.search_builders import config, document, point, put, trial
 
@@ -44,6 +44,7 @@ def test_a_configuration_is_carried_on_to_the_export_and_can_be_dropped_there(
     asked = jobs.started[0]
     assert asked["codec"] == "lattice"
     assert asked["config"] == {"coarseness": 2.0, "overrides": [{"layer_type": "linear", "coarseness": 3.5}]}
+    open_panel(app)
     commands = next(code.value for code in app.code if code.value.startswith("inshrink compress"))
     assert "--set" in commands
     button(app, "Choose settings here instead").click().run()

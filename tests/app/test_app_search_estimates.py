@@ -17,7 +17,7 @@ from inshrink_app.search_tables import CODECS, Searched, SearchPoint, SearchRequ
 
 from inshrink_core.formats import open_run
 from inshrink_core.session.config import make_configs
-from tests.app.builders import SAMPLE, button, charts, explorer, subject, texts
+from tests.app.builders import SAMPLE, button, charts, explorer, open_panel, subject, texts
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
 
 __all__ = ["archived", "archived_template", "jobs"]
@@ -124,6 +124,7 @@ def test_a_drop_is_bound_together_with_a_divergence_of_ones_own(
     assert request["max_drop"] == 0.01
     assert request.get("max_divergence") == asked
     json.dumps(request, allow_nan=False)
+    open_panel(app)
     assert said in texts(app)
 
 
