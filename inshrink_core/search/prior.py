@@ -13,9 +13,9 @@ from inshrink_core.chain import ChainConfig
 
 __all__ = ["CODEBOOK_DIVERGENCE", "DROP_PER_NAT", "LATTICE_DIVERGENCE", "Prior", "prior_of"]
 
-LATTICE_DIVERGENCE: Final = 2.8e-4
+LATTICE_DIVERGENCE: Final = 1.4e-4
 """Nats that the worst step of a chain diverges by, over the square of the lattice's `coarseness`, which is in
-units of the run's own movement: geometric mean over four runs, coarseness 1.5 to 6; .7e-4 to 7.8e-4."""
+units of the run's own movement: geometric mean over four runs, coarseness 1.5 to 6; .7e-4 to 2.9e-4."""
 
 CODEBOOK_DIVERGENCE: Final = 1.9
 """Nats over the squared relative error of the weights: geometric mean over two runs and eleven settings of
