@@ -50,7 +50,8 @@ def _load_ahead(subject: Subject) -> None:
         engine_of(subject)
         for sample in samples()[:1]:
             _try_codecs(str(sample.path))
-    except (InshrinkError, ServiceError, OSError) as error:
+    except (InshrinkError, ServiceError, OSError, RuntimeError) as error:
+        # RuntimeError: the explorer is ending, and nothing may be started any more.
         _log.info("nothing was loaded ahead: %s", error)
 
 

@@ -123,7 +123,8 @@ class Server:
         if self.process is not None:
             self.process.terminate()
             self.process.wait(30)
-        assert "Traceback" not in self.log.read_text()
+        told = self.log.read_text()
+        assert "Traceback" not in told, told
 
     def link(self, name: str, **query: str) -> str:
         return f"{self.address}/{name}?{urlencode({'run': str(self.folder / 'run'), **query})}"
