@@ -1,7 +1,7 @@
 """Failure rehearsal: training restored from its archive again and again, against training that is not.
 
-Two tasks (a GPT with AdamW, gated convolutions with SGD), five seeds, nine restores; lattice and
-Inshrinkerator over their knobs, the control (lossless, which ends at exactly zero), 5 and 19 restores,
+Three tasks (a GPT with AdamW, gated convolutions with SGD and with AdamW), five seeds, nine restores; lattice
+and Inshrinkerator over their knobs, the control (lossless, which ends at exactly zero), 5 and 19 restores,
 chains under a bound of drop or divergence, the optimizer's state from the archive, and what lattice loses
 without its parts: no delta (every frame a keyframe), no sensitivity (one step for all tensors), gain
 matched by row, and not at all. ``results/rehearsal.csv`` has a row a setting, and
@@ -34,7 +34,7 @@ from inshrink_core.session import make_config
 from inshrink_core.tasks import find_task
 
 FOLDER = DATA / "rehearsal"
-TASKS = ("char-conv", "char-gpt")
+TASKS = ("char-conv", "char-conv-adamw", "char-gpt")
 QUICK_TASK = "digits-cnn"
 """Seconds a training; its seeds differ too much for what `TASKS` are asked."""
 SEEDS = 5

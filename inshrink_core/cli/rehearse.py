@@ -43,7 +43,8 @@ def rehearse(
         str,
         typer.Argument(
             metavar="TASK",
-            help="char-gpt, char-conv, digits-cnn, digits-cnn-sgd, or FILE.py:CLASS, which is executed.",
+            help="char-gpt, char-conv, char-conv-adamw, digits-cnn, digits-cnn-sgd, or FILE.py:CLASS, "
+            "which is executed.",
         ),
     ],
     output: Annotated[

@@ -1,4 +1,4 @@
-"""A small gated convolutional language model on the documentation's text, with SGD and momentum."""
+"""A small gated convolutional language model on the documentation's text, with SGD or with AdamW."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from inshrink_core.tasks.characters import CharacterTask, encode_corpus
 
-__all__ = ["CharConv", "CharConvTask", "GatedBlock"]
+__all__ = ["CharConv", "CharConvTask", "CharConvWithAdamWTask", "GatedBlock"]
 
 _EMBEDDING_STD: Final = 0.5
 """Large against the first block's output: SGD moves an embedding slowly, as each row is seen seldom."""
@@ -113,5 +113,23 @@ class CharConvTask(CharacterTask):
             lr=self.peak_learning_rate,
             momentum=self.momentum,
             nesterov=True,
+            weight_decay=self.weight_decay,
+        )
+
+
+class CharConvWithAdamWTask(CharConvTask):
+    """The same model and text with AdamW: what of a result is the optimizer's, and what the model's."""
+
+    name: ClassVar[str] = "char-conv-adamw"
+    version: ClassVar[int] = 1
+
+    peak_learning_rate, betas, weight_decay = 8e-3, (0.9, 0.99), 0.1
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return AdamW."""
+        return torch.optim.AdamW(
+            model.parameters(),
+            lr=self.peak_learning_rate,
+            betas=self.betas,
             weight_decay=self.weight_decay,
         )

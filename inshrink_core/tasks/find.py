@@ -17,6 +17,7 @@ __all__ = ["find_task", "task_names"]
 _TASKS: Final = {
     "char-gpt": "inshrink_core.tasks.char_gpt:CharGPTTask",
     "char-conv": "inshrink_core.tasks.char_conv:CharConvTask",
+    "char-conv-adamw": "inshrink_core.tasks.char_conv:CharConvWithAdamWTask",
     "digits-cnn": "inshrink_core.tasks.digits_cnn:DigitsCNNTask",
     "digits-cnn-sgd": "inshrink_core.tasks.digits_cnn:DigitsCNNWithSGDTask",
 }

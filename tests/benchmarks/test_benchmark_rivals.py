@@ -62,9 +62,13 @@ def test_a_lead_is_taken_at_equal_divergence():
     rows = [
         {**common, "codec": "lattice", "points": [[0.001, 20.0], [0.1, 80.0]]},
         {**common, "codec": "uniform", "points": [[0.001, 10.0], [0.1, 40.0]]},
+        {**common, "codec": "lattice:gamma=0", "points": [[0.001, 30.0], [0.1, 120.0]]},
         {**common, "codec": "repeat", "points": []},
     ]
-    found = {(row["codec"], row["divergence"]): row["lattice_over_this"] for row in matrix.leads(rows)}
-    assert found["uniform", 0.01] == pytest.approx(2.0, rel=1e-3)
-    assert found["lattice", 0.01] == 1.0
+    found = {
+        (row["codec"], row["divergence"]): (row["lattice_over_this"], row["best_lattice_over_this"])
+        for row in matrix.leads(rows)
+    }
+    assert found["uniform", 0.01] == pytest.approx((2.0, 3.0), rel=1e-3)
+    assert found["lattice", 0.01] == pytest.approx((1.0, 1.5))
     assert ("repeat", 0.01) not in found
