@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.interpolation import ratio_at
-from benchmarks.results import DATA, kept, write
+from benchmarks.results import DATA, kept, nothing_new, write
 from benchmarks.runs import evaluator_of, open_run
 from inshrink_core.bench import BenchReport, bench
 from inshrink_core.bench.rows import REPEAT, Row
@@ -76,8 +76,10 @@ PLANS = {
     "digits-cnn": Plan((*FIRST, *RIVALS), values=FEW),
     "cnn-adamw": Plan((*FIRST, *RIVALS), values=FEW),
     "cnn-sgd": Plan((*FIRST, *RIVALS), values=FEW),
-    "fine-tune": Plan((*WARM, "uniform", "lossless"), values=FEW),
-    "char-gpt": Plan((*WARM, "uniform", "lossless"), stride=2, values=FEW),
+    "fine-tune": Plan((*WARM, "uniform", "lossless"), values=FEW | {"lattice": (10.0, 25.0, 60.0, 150.0)}),
+    "char-gpt": Plan(
+        (*WARM, "uniform", "lossless"), stride=2, values=FEW | {"lattice": (1.5, 4.0, 6.0, 10.0)}
+    ),
 }
 QUICK = {"digits-cnn": Plan(("lattice", "inshrinkerator:entropy=rans"), stride=6)}
 
@@ -154,8 +156,14 @@ def _ratio(row: Row) -> float:
     return (row.point.ratio_weights or 0.0) if row.kept and row.point is not None else 0.0
 
 
-def codec_rows(name: str, codec: str, plan: Plan) -> list[dict[str, object]]:
-    """Return the rows of one codec on one run, measured now or before."""
+def codec_rows(name: str, codec: str, plan: Plan, kept_only: bool = False) -> list[dict[str, object]]:
+    """Return the rows of one codec on one run, measured now or before.
+
+    Raises
+    ------
+    LookupError
+        It is not kept, and `kept_only`.
+    """
     run = open_run(name)
     key = {
         "run": [run.identity(step) for step in run.steps],
@@ -166,7 +174,7 @@ def codec_rows(name: str, codec: str, plan: Plan) -> list[dict[str, object]]:
         "values": list(plan.values.get(codec.partition(":")[0], ())),
     }
     label = f"{name}-{re.sub('[:=,]', '-', codec)}"
-    return kept("matrix", label, key, partial(measure, name, codec, plan))
+    return kept("matrix", label, key, nothing_new if kept_only else partial(measure, name, codec, plan))
 
 
 def in_order(plans: Mapping[str, Plan]) -> list[tuple[str, str]]:
@@ -201,13 +209,17 @@ def leads(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     return out
 
 
-def main(quick: bool = False, names: list[str] | None = None) -> Path:
+def main(quick: bool = False, names: list[str] | None = None, kept_only: bool = False) -> Path:
     """Write ``results/matrix.csv`` and ``results/matrix_lead.csv``, after each codec what there is."""
     suffix = "_quick" if quick else ""
     plans = QUICK if quick else {name: PLANS[name] for name in names or PLANS}
     rows: list[dict[str, object]] = []
     for name, codec in in_order(plans):
-        found = codec_rows(name, codec, plans[name])
+        try:
+            found = codec_rows(name, codec, plans[name], kept_only)
+        except LookupError:
+            sys.stderr.write(f"{name} {codec}: not measured yet\n")
+            continue
         known = any(row["run"] == name for row in rows)
         rows += [row for row in found if not (known and row["codec"] == REPEAT)]
         # Stable: within a run, the order in which codecs were measured.
@@ -221,5 +233,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *PLANS], help="runs; by default all")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--kept", action="store_true", help="rows of what was measured before, nothing new")
     arguments = parser.parse_args()
-    main(arguments.quick, arguments.names)
+    main(arguments.quick, arguments.names, arguments.kept)

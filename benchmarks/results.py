@@ -84,6 +84,17 @@ def kept(
     return rows
 
 
+def nothing_new() -> list[dict[str, object]]:
+    """Take the place of a measurement where only what is kept is wanted.
+
+    Raises
+    ------
+    LookupError
+        Always.
+    """
+    raise LookupError("this was not measured yet")
+
+
 def _plain(value: object) -> object:
     """Round floats to what the measurement can carry."""
     return f"{value:.5g}" if isinstance(value, float) else value

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inshrink_core.cli.formatting import count, duration, printable, size, steps_in_short
-from inshrink_core.cli.options import Json, Quiet
+from inshrink_core.cli.options import Json, Quiet, Threads
 from inshrink_core.cli.output import present
 from inshrink_core.cli.progress import progress_bar
 from inshrink_core.cli.steps import STEPS_HELP, choose_steps
@@ -52,6 +52,7 @@ def restore(
         typer.Option(metavar="GLOB", help="Only these tensors, by key; nothing else is read or written."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -78,6 +79,7 @@ def restore(
             layout=layout,
             tensors=tensors,
             force=force,
+            threads=threads,
             progress=None if advance is None else progress,
         )
     present(report.to_json(), as_json=as_json, quiet=quiet, text=lambda console: _show(console, report))

@@ -129,6 +129,17 @@ def test_lossless_archive_restores_files_byte_for_byte(cli, small_run, tmp_path)
         assert (small_run / path.name).read_bytes() == path.read_bytes()
 
 
+def test_files_restored_do_not_depend_on_threads(cli, archive, tmp_path):
+    for threads in (1, 2):
+        assert (
+            cli("restore", archive, "--step", 25, "--threads", threads, "-o", tmp_path / str(threads)).code
+            == 0
+        )
+    one, two = (tmp_path / threads / "step_000025.pt" for threads in ("1", "2"))
+    assert one.read_bytes() == two.read_bytes()
+    assert cli("restore", archive, "--threads", 0, "-o", tmp_path / "0").code == 2
+
+
 def test_restored_step_loads_in_plain_torch(cli, archive, small_run, tmp_path):
     outcome = cli("restore", archive, "--step", 25, "-o", tmp_path / "out")
     assert outcome.code == 0
