@@ -57,11 +57,10 @@ class Setting(NamedTuple):
 
 SETTINGS = (
     Setting("lossless"),
-    *(Setting("lattice", {"coarseness": coarseness}) for coarseness in (4, 3, 6)),
-    Setting("inshrinkerator"),
-    Setting("inshrinkerator", {"bins": 16}),
-    Setting("inshrinkerator", {"entropy": "rans"}),
-    Setting("inshrinkerator", {"bins": 16, "entropy": "rans"}),
+    *(Setting("lattice", {"coarseness": coarseness}) for coarseness in (4, 2.5, 6, 1.5, 9)),
+    *(Setting("inshrinkerator", {"bins": bins}) for bins in (32, 16, 10, 6)),
+    *(Setting("inshrinkerator", {"bins": bins, "entropy": "rans"}) for bins in (32, 16, 10, 6)),
+    *(Setting("lattice", {"coarseness": 4, "gamma": gamma}) for gamma in (0, 1)),
     *(Setting("lattice", {"coarseness": 4}, restores=restores) for restores in (5, 19)),
     *(Setting("inshrinkerator", restores=restores) for restores in (5, 19)),
     Setting("lattice", max_drop=0.01),
@@ -203,7 +202,9 @@ def leads(rehearsals: Iterable[tuple[Rehearsal, int]]) -> list[dict[str, object]
     """Return the ratio of each codec at equal mean excess: nine restores, exact optimizer state."""
     sweeps: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for one, keyframe_every in rehearsals:
-        fixed = {k for k in ("sensitivity", "gain_per") if k in setting_text(one.codec, one.config, 32)}
+        fixed = {
+            k for k in ("sensitivity", "gain_per", "gamma") if k in setting_text(one.codec, one.config, 32)
+        }
         if (
             fixed
             or one.restored[0].promise is not None

@@ -1,4 +1,4 @@
-"""The lattice codec keeps the laws, and its own promises: steps, closed loop, matched gain, re-keying."""
+"""The lattice codec keeps the laws, and its own promises: closed loop, matched gain, re-keying."""
 
 import dataclasses
 import json
@@ -13,9 +13,8 @@ from inshrink_core.codecs.lossless import LosslessConfig
 from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError, InputError
 from inshrink_core.frame import Block
 from tests.codec_suite import CodecSuite, state_bits
+from tests.codecs.lattice_chains import CODEC, chain, frame, moving
 from tests.strategies import bits, normal, spec_of
-
-CODEC = LatticeCodec()
 
 
 class TestDefaults(CodecSuite):
@@ -38,161 +37,6 @@ class TestRestored(CodecSuite):
             noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(5)) * 0.001
             restored = (tensor.float() + noise).to(tensor.dtype)
         return TensorInput(spec=spec, tensor=tensor, restored=restored, second_moment=restored)
-
-
-def frame(tensor, config=None, reference=None, *, context=None, spec=None, **beside):
-    """Encode a frame of one tensor; return what encode returns and the plan."""
-    config = config or LatticeConfig()
-    spec = spec or spec_of(tensor, "layer.weight")
-    item = TensorInput(spec=spec, tensor=tensor, **beside)
-    plan = CODEC.plan([spec], [CODEC.observe(item, reference, config)], config, context)
-    return CODEC.encode(item, plan, reference), plan
-
-
-def chain(tensors, config=None, rate=1e-3, second_moment=None):
-    """Encode frames the way a chain does, memory included; return (blocks, last reference, plans)."""
-    memory, reference, blocks, plans = None, None, [], []
-    for tensor in tensors:
-        rates = {"layer.weight": rate} if rate else {}
-        context = FrameContext(learning_rates=rates, memory=memory)
-        (block, reference), plan = frame(
-            tensor, config, reference, context=context, second_moment=second_moment
-        )
-        memory = CODEC.remember(plan)
-        blocks.append(block)
-        plans.append(plan)
-    return blocks, reference, plans
-
-
-def moving(n_frames, shape=(100, 120), pace=1e-3):
-    weights, frames = normal(shape, 0), []
-    for t in range(n_frames):
-        frames.append(weights)
-        weights = weights + normal(shape, 10 + t, scale=pace)
-    return frames
-
-
-# Steps
-
-
-def test_the_step_is_the_coarseness_times_the_movement():
-    frames = moving(3)
-    for coarseness in (1.0, 4.0):
-        _, reference, plans = chain(
-            frames, LatticeConfig(coarseness=coarseness), second_moment=frames[0] ** 2
-        )
-        assert plans[-1].widths["layer.weight"] == pytest.approx(coarseness * 1e-3, rel=0.35)
-        assert reference.spacing.width == pytest.approx(coarseness * 1e-3, rel=1.0)
-
-
-def test_the_step_follows_the_learning_rate():
-    frames = moving(2)
-    _, reference, plans = chain(frames)
-    widths = []
-    for rate in (1e-3, 2.5e-4):
-        context = FrameContext(learning_rates={"layer.weight": rate}, memory=CODEC.remember(plans[-1]))
-        _, plan = frame(frames[-1] + 1e-3, None, reference, context=context)
-        widths.append(plan.widths["layer.weight"])
-    assert widths[1] == pytest.approx(widths[0] / 2)
-
-
-def test_a_step_is_held_but_for_powers_of_two_except_after_a_restore():
-    frames = moving(3)
-    _, reference, plans = chain(frames[:2])
-    memory = CODEC.remember(plans[-1])
-
-    def next_width(rate, after_restore=False):
-        context = FrameContext(
-            learning_rates={"layer.weight": rate}, memory=memory, after_restore=after_restore
-        )
-        (_, state), _ = frame(frames[2], None, reference, context=context)
-        return state.spacing.width / reference.spacing.width
-
-    ratios = [next_width(rate) for rate in (1e-3, 9e-4, 1e-4)]
-    assert all(ratio in (2.0, 1.0, 0.5, 0.25) for ratio in ratios)
-    assert ratios[2] < ratios[0]
-    assert next_width(9e-4, after_restore=True) != next_width(1e-3, after_restore=True)
-
-
-@pytest.mark.parametrize("coarseness", [16.0, 64.0])
-def test_a_step_that_grows_loses_no_movement(coarseness):
-    weights = normal((128, 128), 0)
-    first = frame(weights, LatticeConfig(coarseness=0.5))[0].reference
-    moved = weights + 0.2 * first.spacing.width
-    spec = spec_of(moved, "layer.weight")
-    (block, after), _ = frame(moved, LatticeConfig(coarseness=coarseness), first)
-    assert after.spacing.width >= 2 * first.spacing.width
-    assert state_bits(CODEC.decode(spec, block, first).reference) == state_bits(after)
-    # As well as on a lattice that begins with that step: evenly spread errors, none of them on one side.
-    error = after.decoded() - moved
-    assert float(error.abs().max()) <= 0.51 * after.spacing.width
-    assert abs(float(error.mean())) < 0.02 * after.spacing.width
-    assert float(error.square().mean()) == pytest.approx(after.spacing.width**2 / 12, rel=0.1)
-
-
-def test_steps_may_become_finer_than_the_unit_the_chain_began_with():
-    weights = normal((60, 60), 0)
-    state = frame(weights, LatticeConfig(coarseness=8.0))[0].reference
-    for t in range(1, 12):
-        weights = weights + normal((60, 60), t, scale=0.02 * 0.3**t)
-        (block, after), _ = frame(weights, LatticeConfig(coarseness=0.5), state)
-        decoded = CODEC.decode(spec_of(weights, "layer.weight"), block, state)
-        assert state_bits(decoded.reference) == state_bits(after)
-        state = after
-    error = float((state.decoded() - weights).abs().max())
-    assert error <= 0.51 * state.spacing.width
-    assert state.spacing.width < 2e-5
-
-
-def test_sensitive_tensors_get_finer_steps():
-    specs = [spec_of(normal((30, 30), i), f"layer{i}.weight") for i in range(2)]
-    items = [
-        TensorInput(spec=spec, tensor=normal((30, 30), i), second_moment=torch.full((30, 30), 16.0**-i))
-        for i, spec in enumerate(specs)
-    ]
-    context = FrameContext(learning_rates={spec.name: 1e-3 for spec in specs})
-    config = LatticeConfig()
-    plan = CODEC.plan(specs, [CODEC.observe(item, None, config) for item in items], config, context)
-    assert plan.widths["layer1.weight"] == pytest.approx(2 * plan.widths["layer0.weight"])
-
-
-def test_without_second_moments_the_momentum_of_sgd_tells_which_tensors_are_sensitive():
-    specs = [spec_of(normal((30, 30), i), f"layer{i}.weight") for i in range(2)]
-
-    def widths(momenta, weights):
-        items = [
-            TensorInput(spec=spec, tensor=tensor, momentum=momentum)
-            for spec, tensor, momentum in zip(specs, weights, momenta, strict=True)
-        ]
-        seen = [CODEC.observe(item, None, LatticeConfig()) for item in items]
-        return CODEC.plan(specs, seen, LatticeConfig(), FrameContext()).widths
-
-    same = [normal((30, 30), 0)] * 2
-    told = widths([torch.full((30, 30), 4.0**-i) for i in range(2)], same)
-    assert told["layer1.weight"] == pytest.approx(2 * told["layer0.weight"])
-    untold = widths([None, None], same)
-    assert untold["layer1.weight"] == untold["layer0.weight"]
-
-
-def test_a_tensor_without_gradients_is_exact_once_and_then_unchanged():
-    weights = normal((50, 50), 0)
-    blocks, reference, _ = chain([weights, weights], second_moment=torch.zeros(50, 50))
-    assert bits(reference.decoded()) == bits(weights)
-    assert [block.codec for block in blocks] == ["lossless/1", "lossless/1"]
-    assert len(blocks[1].payload) == 1
-
-
-def test_what_a_chain_remembers_is_small_and_survives_damage():
-    frames = moving(3)
-    _, reference, plans = chain(frames, second_moment=frames[0] ** 2)
-    assert set(plans[-1].memory) == {"movement", "rate"}
-    for memory in ({"movement": "x", "rate": None, "probes": 3}, {"probes": {"layer.weight": b"1"}}, 7, []):
-        context = FrameContext(memory=memory)
-        encoded, _ = frame(frames[2], None, reference, context=context)
-        assert CODEC.decode(spec_of(frames[2]), encoded.block, reference).tensor.shape == (100, 120)
-
-
-# Fidelity and size
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -1,0 +1,40 @@
+"""Frames and chains of one tensor under the lattice codec."""
+
+from inshrink_core.codec import FrameContext, TensorInput
+from inshrink_core.codecs.lattice import LatticeCodec, LatticeConfig
+from tests.strategies import normal, spec_of
+
+CODEC = LatticeCodec()
+
+
+def frame(tensor, config=None, reference=None, *, context=None, spec=None, **beside):
+    """Encode a frame of one tensor; return what encode returns and the plan."""
+    config = config or LatticeConfig()
+    spec = spec or spec_of(tensor, "layer.weight")
+    item = TensorInput(spec=spec, tensor=tensor, **beside)
+    plan = CODEC.plan([spec], [CODEC.observe(item, reference, config)], config, context)
+    return CODEC.encode(item, plan, reference), plan
+
+
+def chain(tensors, config=None, rate=1e-3, second_moment=None):
+    """Encode frames the way a chain does, memory included; return (blocks, last reference, plans)."""
+    memory, reference, blocks, plans = None, None, [], []
+    for tensor in tensors:
+        rates = {"layer.weight": rate} if rate else {}
+        context = FrameContext(learning_rates=rates, memory=memory)
+        (block, reference), plan = frame(
+            tensor, config, reference, context=context, second_moment=second_moment
+        )
+        memory = CODEC.remember(plan)
+        blocks.append(block)
+        plans.append(plan)
+    return blocks, reference, plans
+
+
+def moving(n_frames, shape=(100, 120), pace=1e-3):
+    """Return weights on a random walk."""
+    weights, frames = normal(shape, 0), []
+    for t in range(n_frames):
+        frames.append(weights)
+        weights = weights + normal(shape, 10 + t, scale=pace)
+    return frames
