@@ -4,7 +4,7 @@ The models are matrices and vectors as of a GPT. Four checkpoints, weights alone
 tenth of its standard deviation at first and by less later, half of it as in the checkpoint before
 (momentum), more in some rows than in others. Each measurement is a process of its own; kernels are
 compiled, and a small run compressed, before the clock starts. MB/s are of raw bytes, reading and writing
-files included; restoring is the whole chain decoded in order to memory, on one thread always. CPU seconds
+files included; restoring is the whole chain decoded in order to memory, tensor after tensor. CPU seconds
 are summed over threads: where they are far below the wall time, the machine was busy with other work. Peak
 memory is what compressing, or decoding, holds above what the process held before.
 
