@@ -4,8 +4,8 @@ Three tasks (a GPT with AdamW, gated convolutions with SGD and with AdamW), five
 and Inshrinkerator over their knobs, the control (lossless, which ends at exactly zero), 5 and 19 restores,
 chains under a bound of drop or divergence, the optimizer's state from the archive, and what lattice loses
 without its parts: no delta (every frame a keyframe), no sensitivity (one step for all tensors), gain
-matched by row, and not at all. ``results/rehearsal.csv`` has a row a setting, and
-``results/rehearsal_lead.csv`` the ratio of each codec at equal mean excess, interpolated between its
+matched by row, and not at all; and other settings of gamma. ``results/rehearsal.csv`` has a row a setting,
+and ``results/rehearsal_lead.csv`` the ratio of each codec at equal mean excess, interpolated between its
 settings.
 
 Finished trainings are kept in ``data/rehearsal`` and not run again, also those of ``inshrink rehearse
@@ -202,11 +202,9 @@ def leads(rehearsals: Iterable[tuple[Rehearsal, int]]) -> list[dict[str, object]
     """Return the ratio of each codec at equal mean excess: nine restores, exact optimizer state."""
     sweeps: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for one, keyframe_every in rehearsals:
-        fixed = {
-            k for k in ("sensitivity", "gain_per", "gamma") if k in setting_text(one.codec, one.config, 32)
-        }
+        text = setting_text(one.codec, one.config, 32)
         if (
-            fixed
+            any(name in text for name in ("sensitivity", "gain_per", "gamma"))
             or one.restored[0].promise is not None
             or keyframe_every != 32
             or len(one.restored_at) != 9

@@ -225,14 +225,14 @@ def rows_of(name: str, quick: bool) -> list[dict[str, object]]:
 def leads(name: str, rows: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return lattice against NNCodec at equal mean divergence; None where a sweep does not reach it."""
     plan = matrix.PLANS[name]
-    ours, constant = (
+    sweeps = [
         [tuple(point) for point in matrix.codec_rows(name, codec, plan)[-1]["points"]]  # type: ignore[attr-defined]
-        for codec in ("lattice", "lattice:gamma=0")
-    )
+        for codec in matrix.LATTICE
+    ]
     found: list[dict[str, object]] = []
     for divergence in matrix.DIVERGENCES:
-        ratio = ratio_at(ours, divergence)
-        best = max(ratio or 0.0, ratio_at(constant, divergence) or 0.0)
+        ratios = [ratio_at(points, divergence) for points in sweeps]
+        ratio, best = ratios[0], max(one or 0.0 for one in ratios) or None
         for mode in MODES:
             points = [
                 (float(str(row["mean_divergence"])), float(str(row["ratio_weights"])))

@@ -40,6 +40,7 @@ GRID_STEPS = 6
 """Steps of the run at which the whole grid is measured: 198 evaluations each."""
 
 PARTS = ("grid", "chains", "allocation", "priors", "early")
+QUICK_PARTS = ("grid", "priors")
 PRIORS_AT = (1.5, 4.0)
 """Steps of the lattice, on both sides of its default, at which rules of thumb are measured."""
 
@@ -301,13 +302,12 @@ def measure(name: str, parts: Sequence[str], codecs: Sequence[str], n_steps: int
 def main(
     quick: bool = False,
     names: Sequence[str] = (SAMPLE,),
-    parts: Sequence[str] = PARTS,
+    parts: Sequence[str] = (),
     codecs: Sequence[str] = CODECS,
 ) -> Path:
     """Write ``results/search.csv``, run by run as they end; quick: one step of the grid, and the priors."""
     target = "search_quick" if quick else "search"
-    if quick:
-        parts = [part for part in parts if part in ("grid", "priors")]
+    parts = parts or (QUICK_PARTS if quick else PARTS)
     for name in names:
         path = keep(target, measure(name, parts, codecs, 1 if quick else GRID_STEPS))
     return path
@@ -320,4 +320,4 @@ if __name__ == "__main__":
     parser.add_argument("--codec", action="append", choices=CODECS, help="by default both")
     parser.add_argument("--quick", action="store_true", help="one step of the grid, and the priors")
     asked = parser.parse_args()
-    main(asked.quick, asked.names or (SAMPLE,), asked.part or PARTS, asked.codec or CODECS)
+    main(asked.quick, asked.names or (SAMPLE,), asked.part or (), asked.codec or CODECS)

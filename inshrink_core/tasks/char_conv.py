@@ -125,11 +125,4 @@ class CharConvWithAdamWTask(CharConvTask):
 
     peak_learning_rate, betas, weight_decay = 8e-3, (0.9, 0.99), 0.1
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return AdamW."""
-        return torch.optim.AdamW(
-            model.parameters(),
-            lr=self.peak_learning_rate,
-            betas=self.betas,
-            weight_decay=self.weight_decay,
-        )
+    optimizer = CharacterTask.optimizer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Final
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -104,13 +103,4 @@ class CharGPTTask(CharacterTask):
         _, _, n_characters = encode_corpus()
         return CharGPT(
             n_characters, width=self.width, depth=self.depth, heads=self.heads, context=self.context
-        )
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return AdamW."""
-        return torch.optim.AdamW(
-            model.parameters(),
-            lr=self.peak_learning_rate,
-            betas=self.betas,
-            weight_decay=self.weight_decay,
         )

@@ -51,6 +51,8 @@ class CharacterTask:
         Windows of a step.
     n_validation_windows
         Windows of the metric.
+    peak_learning_rate, betas, weight_decay
+        Of AdamW.
     warmup, floor
         Steps of the warm-up, and the last learning rate as a share of the peak.
     """
@@ -58,8 +60,20 @@ class CharacterTask:
     context: int
     batch_size: int
     n_validation_windows: int
+    peak_learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
     warmup: int
     floor: float
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return AdamW."""
+        return torch.optim.AdamW(
+            model.parameters(),
+            lr=self.peak_learning_rate,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+        )
 
     def learning_rate_factor(self, step: int, n_steps: int) -> float:
         """Return warm-up and cosine."""
