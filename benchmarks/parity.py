@@ -1,0 +1,479 @@
+"""Prove that a change of the code changes no bytes: ``python -m benchmarks.parity [--write] [PART ...]``.
+
+Runs the command line on the bundled sample and on two generated runs: every codec, every optimizer preset,
+overrides, bounds, branches, exports, packs, prunes, and every verb that reads. What comes out is reduced to
+digests: SHA-256 of every frame and of every restored or exported file, and of every ``--json`` document
+without its times and places. ``--write`` records them in ``results/parity.txt``; without it they are compared
+with what stands there, and each difference is a line and exit code 1.
+
+The identity of an archive is random, and all its frames bear it, so the system's random bytes are fixed here.
+Numbers in documents are compared to six digits: evaluators multiply matrices, and the last bits of that are
+not the same on every processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import inshrink_core
+from benchmarks.results import RESULTS
+from inshrink_core.cli import main as inshrink
+
+CODECS = ("lattice", "inshrinkerator", "lossless", "lc-checkpoint", "excp", "qd", "uniform", "context")
+OPTIMIZERS = ("lossless", "lattice", "lattice-ratio", "drop")
+RECORD = RESULTS / "parity.txt"
+
+_CHANGING = frozenset(
+    {"seconds", "train_seconds", "restored_seconds", "save_seconds", "restore_seconds"}
+    | {"mb_per_s", "encode_mb_per_s", "decode_mb_per_s", "bytes_read", "peak_memory_bytes"}
+)
+"""Keys of documents that hold times, or what depends on how often a file is looked at."""
+
+_DIGITS = 6
+_SEED = 7
+
+_CONFIG = """
+codec = "lattice"
+keyframe_every = 3
+[settings]
+coarseness = 3
+[[override]]
+match = "head*"
+coarseness = 1
+[[override]]
+layer_type = "embedding"
+gamma = 0
+"""
+
+_EVALUATOR = '''
+import torch
+
+def evaluate(state_dict):
+    """Judge a state by how far a fixed random map of it lies from where the last one lay."""
+    total = sum(float(t.double().square().mean()) for t in state_dict.values() if t.is_floating_point())
+    generator = torch.Generator().manual_seed(3)
+    head = state_dict["head.weight"].double()
+    logits = torch.randn(64, head.shape[1], generator=generator, dtype=torch.float64) @ head.T
+    return {"loss": 1 + total, "log_probs": logits.log_softmax(-1).float()}
+'''
+
+_TASK = """
+import torch
+
+class Tiny:
+    name, version, metric, direction = "tiny", 1, "loss", "lower"
+    n_steps, n_saves, n_restores, max_gradient_norm = 40, 8, 3, None
+
+    def build(self):
+        return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+
+    def optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def learning_rate_factor(self, step, n_steps):
+        return 1 - step / n_steps
+
+    def batch(self, step, generator):
+        inputs = torch.randn(32, 8, generator=generator)
+        return inputs, inputs.abs().argmax(-1) % 4
+
+    def loss(self, model, batch):
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    @torch.no_grad()
+    def evaluate(self, model):
+        return float(self.loss(model, self.batch(0, torch.Generator().manual_seed(1))))
+"""
+
+
+class Parity:
+    """Runs commands in a scratch folder and keeps a digest of everything that comes out."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self.found: dict[str, str] = {}
+
+    def run(self, name: str, *words: str, code: int = 0) -> Any:
+        """Run a verb with ``--json``; keep its document."""
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+            ended = inshrink([*words, "--json"])
+        document = json.loads(out.getvalue())
+        if ended != code:
+            raise RuntimeError(f"{name}: exit code {ended}, expected {code}: {document.get('error')}")
+        text = json.dumps(self._plain(document), sort_keys=True)
+        self.found[f"{name} document"] = hashlib.sha256(text.encode()).hexdigest()
+        return document
+
+    def files(self, name: str, folder: Path) -> None:
+        """Keep a digest of every file below a folder, or of one file."""
+        paths = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.is_file())
+        for path in paths:
+            if path.name == "lock":
+                continue
+            where = path.name if path == folder else path.relative_to(folder).as_posix()
+            self.found[f"{name} {where}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def _plain(self, value: Any) -> Any:
+        """Return a document without times and places, its numbers rounded."""
+        if isinstance(value, dict):
+            return {key: self._plain(one) for key, one in value.items() if key not in _CHANGING}
+        if isinstance(value, list):
+            return [self._plain(one) for one in value]
+        if isinstance(value, str):
+            return value.replace(str(self.scratch), "SCRATCH").replace(str(sample()), "SAMPLE")
+        if isinstance(value, float) and math.isfinite(value):
+            return float(f"{value:.{_DIGITS}g}")
+        return value
+
+
+def sample() -> Path:
+    """Return the run that comes with Inshrink."""
+    return Path(inshrink_core.sample("digits-cnn"))
+
+
+def _state(rng: np.random.Generator) -> dict[str, Tensor]:
+    """Return weights of a small language model: every layer type, several dtypes, a tied head."""
+    shapes = {
+        "tok.weight": (96, 32),
+        "blocks.0.attn.qkv.weight": (96, 32),
+        "blocks.0.mlp.fc.weight": (128, 32),
+        "blocks.0.norm.weight": (32,),
+        "conv.weight": (8, 4, 3, 3),
+        "head.weight": (96, 32),
+    }
+    state = {
+        name: torch.from_numpy(rng.normal(0, 0.05, shape).astype(np.float32))
+        for name, shape in shapes.items()
+    }
+    state["half.weight"] = torch.from_numpy(rng.normal(0, 0.1, (64, 48)).astype(np.float32)).bfloat16()
+    state["quarter.weight"] = torch.from_numpy(rng.normal(0, 0.1, (64, 16)).astype(np.float32)).half()
+    state["bn.running_mean"] = torch.zeros(8)
+    state["bn.num_batches_tracked"] = torch.tensor(0)
+    return state
+
+
+def _moved(state: dict[str, Tensor], rng: np.random.Generator, step: int) -> dict[str, Tensor]:
+    """Return where a training might have taken the weights: a drift and a little noise."""
+    moved = {}
+    for name, tensor in state.items():
+        if not tensor.is_floating_point():
+            moved[name] = torch.tensor(step)
+            continue
+        change = rng.normal(0, 0.05 / math.sqrt(step), tensor.shape).astype(np.float32)
+        moved[name] = (tensor.float() + torch.from_numpy(change) * 0.1).to(tensor.dtype)
+    return moved
+
+
+def torch_run(folder: Path, steps: range, seed: int = _SEED) -> Path:
+    """Write torch files of a training with AdamW, its state and its learning rate among them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    state = _state(rng)
+    names = [name for name, tensor in state.items() if tensor.is_floating_point() and "running" not in name]
+    for step in steps:
+        state = _moved(state, rng, step)
+        moments = {
+            i: {
+                "step": torch.tensor(float(step)),
+                "exp_avg": torch.from_numpy(rng.normal(0, 1e-3, state[name].shape).astype(np.float32)),
+                "exp_avg_sq": torch.from_numpy(rng.gamma(0.5, 1e-6, state[name].shape).astype(np.float32)),
+            }
+            for i, name in enumerate(names)
+        }
+        group = {"lr": 1e-3 / step, "betas": (0.9, 0.99), "params": list(range(len(names)))}
+        whole = {"model": dict(state), "optimizer": {"state": moments, "param_groups": [group]}, "step": step}
+        whole["model"]["alias.weight"] = state["tok.weight"]
+        whole["model"]["view.weight"] = state["head.weight"].t()
+        torch.save(whole, folder / f"step_{step:04d}.pt")
+    (folder / "judge.py").write_text(_EVALUATOR)
+    return folder
+
+
+def sharded_run(folder: Path, steps: range) -> Path:
+    """Write Hugging Face directories: two safetensors shards, an index, side files."""
+    rng = np.random.default_rng(_SEED + 1)
+    state = _state(rng)
+    for step in steps:
+        state = _moved(state, rng, step)
+        checkpoint = folder / f"checkpoint-{step}"
+        checkpoint.mkdir(parents=True)
+        names, files = sorted(state), ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+        shards = {
+            file: {name: state[name].contiguous() for name in names[i::2]} for i, file in enumerate(files)
+        }
+        for file, tensors in shards.items():
+            save_file(tensors, checkpoint / file, metadata={"format": "pt"})
+        where = {name: file for file, tensors in shards.items() for name in tensors}
+        (checkpoint / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": where})
+        )
+        (checkpoint / "config.json").write_text(json.dumps({"model_type": "parity"}))
+        (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    return folder
+
+
+def _archived(parity: Parity, name: str, run: Path, *options: str) -> Path:
+    """Compress a run, then look at the archive with every verb that reads one."""
+    archive = parity.scratch / f"{name.replace(' ', '-')}.inshrink"
+    parity.run(f"{name} compress", "compress", str(run), "-o", str(archive), *options)
+    parity.files(f"{name} archive", archive)
+    parity.run(f"{name} inspect", "inspect", str(archive), "--tensors")
+    parity.run(f"{name} verify", "verify", str(archive), "--deep", "--against", str(run))
+    out = parity.scratch / f"{archive.stem}-restored"
+    parity.run(f"{name} restore", "restore", str(archive), "--all", "-o", str(out))
+    parity.files(f"{name} restored", out)
+    shutil.rmtree(out)
+    return archive
+
+
+def codecs(parity: Parity) -> None:
+    """Every codec on every run."""
+    for run in _runs(parity):
+        for codec in CODECS:
+            _archived(
+                parity,
+                f"{run.name} {codec}",
+                run,
+                "--codec",
+                codec,
+                "--optimizer",
+                "lossless",
+                "--keyframe-every",
+                "3",
+            )
+
+
+def optimizers(parity: Parity) -> None:
+    """Every optimizer preset, and what is taken where nothing is said."""
+    run = _runs(parity)[0]
+    _archived(parity, "default", run)
+    for optimizer in OPTIMIZERS:
+        _archived(parity, f"optimizer {optimizer}", run, "--optimizer", optimizer)
+
+
+def settings(parity: Parity) -> None:
+    """Overrides, and settings of the two codecs that have many."""
+    run = _runs(parity)[0]
+    config = parity.scratch / "config.toml"
+    config.write_text(_CONFIG)
+    _archived(parity, "overrides", run, "--config", str(config))
+    _archived(parity, "gamma 0", run, "--set", "gamma=0", "--coarseness", "4")
+    _archived(
+        parity,
+        "published",
+        run,
+        "--codec",
+        "inshrinkerator",
+        "--bins",
+        "16",
+        "--prune",
+        "0.1",
+        "--protect",
+        "0.01",
+    )
+
+
+def bounds(parity: Parity) -> None:
+    """Chains under a bound, the search, estimates and comparisons."""
+    run = _runs(parity)[0]
+    judge = ("--evaluator", f"{run / 'judge.py'}:evaluate", "--eval-metric", "loss", "--direction", "lower")
+    for codec in ("lattice", "inshrinkerator"):
+        archive = _archived(parity, f"bound {codec}", run, "--codec", codec, "--max-drop", "0.001", *judge)
+        parity.run(f"bound {codec} compare", "compare", str(archive), "--against", str(run), *judge)
+    parity.run(
+        "search", "search", str(run), "--max-drop", "0.001", *judge, "-o", str(parity.scratch / "search.json")
+    )
+    parity.run("estimate", "estimate", str(run), "--set", "coarseness=4")
+    parity.run("bench", "bench", str(run), "--codecs", "lattice,uniform", *judge)
+    parity.run("compare sample", "compare", str(_archived(parity, "sample", sample(), "--steps", "100:400")),
+               "--against", str(sample()), "--trust-run")  # fmt: skip
+
+
+def branches(parity: Parity) -> None:
+    """A restore, a branch, and what goes on from it."""
+    first = torch_run(parity.scratch / "first", range(1, 7))
+    archive = _archived(parity, "trunk", first, "--keyframe-every", "4")
+    second = torch_run(parity.scratch / "second", range(4, 8), seed=_SEED + 2)
+    parity.run("branch compress", "compress", str(second), "-o", str(archive), "--resumed-from", "3")
+    parity.files("branch archive", archive)
+    parity.run("branch inspect", "inspect", str(archive))
+    out = parity.scratch / "branch-restored"
+    parity.run("branch restore", "restore", str(archive), "--all", "-o", str(out))
+    parity.files("branch restored", out)
+    parity.run("branch diff", "diff", str(archive), "--steps", "3", "7")
+    words = ("prune", str(archive), "--keep-last", "2", "--keep-every", "3")
+    parity.run("prune plan", *words)
+    parity.run("prune", *words, "--apply")
+    parity.files("pruned archive", archive)
+
+
+def exports(parity: Parity) -> None:
+    """One step in a file, a whole archive in a file, other formats, some tensors."""
+    archive = _archived(parity, "exported", _runs(parity)[0], "--coarseness", "2")
+    for name, *options in (("weights", "--weights-only"), ("exact", "--weights-only", "--exact"), ("whole",)):
+        target = parity.scratch / f"{name}.inshrink"
+        parity.run(f"export {name}", "export", str(archive), "--step", "3", "-o", str(target), *options)
+        parity.files(f"export {name}", target)
+    packed = parity.scratch / "packed.inshrink"
+    parity.run("pack", "export", str(archive), "--pack", str(packed))
+    parity.files("pack", packed)
+    parity.run("packed verify", "verify", str(packed), "--deep")
+    parity.run("unpack", "export", str(packed), "--unpack", str(parity.scratch / "unpacked.inshrink"))
+    parity.files("unpack", parity.scratch / "unpacked.inshrink")
+    for kind in ("safetensors", "torch"):
+        out = parity.scratch / f"as-{kind}"
+        parity.run(
+            f"restore {kind}",
+            "restore",
+            str(archive),
+            "--format",
+            kind,
+            "--tensors",
+            "blocks*",
+            "-o",
+            str(out),
+        )
+        parity.files(f"restore {kind}", out)
+
+
+def trainings(parity: Parity) -> None:
+    """What the saver writes of trainings that are restored again and again."""
+    task = parity.scratch / "task.py"
+    task.write_text(_TASK)
+    for name, *options in (
+        ("default",),
+        ("lossless", "--codec", "lossless"),
+        ("bound", "--max-drop", "0.01"),
+    ):
+        out = parity.scratch / name
+        words = (
+            "rehearse",
+            f"{task}:Tiny",
+            "-o",
+            str(out),
+            "--restores",
+            "3",
+            "--seeds",
+            "1",
+            "--keep-archives",
+        )
+        parity.run(f"rehearse {name}", *words, *options)
+        for archive in sorted(out.rglob("*.inshrink")):
+            parity.files(f"rehearse {name} {archive.name}", archive)
+
+
+def looks(parity: Parity) -> None:
+    """The verbs that only look."""
+    for run in _runs(parity):
+        parity.run(f"{run.name} inspect", "inspect", str(run), "--tensors")
+        parity.run(f"{run.name} diff", "diff", str(run), "--all")
+        for metric in ("magnitude", "update"):
+            parity.run(f"{run.name} {metric}", "sensitivity", str(run), "--metric", metric)
+    for metric in ("fisher", "taylor"):
+        parity.run(
+            f"adamw {metric}", "sensitivity", str(_runs(parity)[0]), "--metric", metric, "--by", "layer_type"
+        )
+
+
+PARTS: dict[str, Callable[[Parity], None]] = {
+    "codecs": codecs,
+    "optimizers": optimizers,
+    "settings": settings,
+    "bounds": bounds,
+    "branches": branches,
+    "exports": exports,
+    "trainings": trainings,
+    "looks": looks,
+}
+
+
+def _runs(parity: Parity) -> tuple[Path, Path]:
+    """Return the two generated runs, made when first asked for."""
+    adamw, sharded = parity.scratch / "adamw", parity.scratch / "sharded"
+    if not adamw.exists():
+        torch_run(adamw, range(1, 7))
+        sharded_run(sharded, range(10, 60, 10))
+    return adamw, sharded
+
+
+@contextlib.contextmanager
+def fixed_randomness() -> Iterator[None]:
+    """Make what the system calls random the same in every run."""
+    original = os.urandom
+
+    def fixed(n_bytes: int) -> bytes:
+        return hashlib.shake_256(b"parity").digest(n_bytes)
+
+    os.urandom = fixed
+    try:
+        yield
+    finally:
+        os.urandom = original
+
+
+def measure(parts: list[str]) -> dict[str, str]:
+    """Return the digests of some parts, by name."""
+    found: dict[str, str] = {}
+    torch.set_num_threads(1)
+    for part in parts:
+        with tempfile.TemporaryDirectory(prefix="inshrink-parity-") as scratch, fixed_randomness():
+            parity = Parity(Path(scratch))
+            PARTS[part](parity)
+            found |= {f"{part}: {name}": digest for name, digest in parity.found.items()}
+        sys.stderr.write(f"{part}: {len(parity.found)} digests\n")
+    return found
+
+
+def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """Return a line for each name whose digest is another, is new, or is gone."""
+    lines = [f"gone: {name}" for name in before.keys() - after.keys()]
+    lines += [f"new: {name}" for name in after.keys() - before.keys()]
+    lines += [f"differs: {name}" for name in before.keys() & after.keys() if before[name] != after[name]]
+    return sorted(lines)
+
+
+def main() -> int:
+    """Measure, then write or compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="by default all")
+    parser.add_argument("--write", action="store_true", help="record the digests in place of comparing them")
+    parser.add_argument("--record", type=Path, default=RECORD, help="the file to write or compare with")
+    arguments = parser.parse_args()
+    parts = arguments.parts or list(PARTS)
+    found = measure(parts)
+    known = (
+        dict(line.rsplit(" ", 1) for line in arguments.record.read_text().splitlines())
+        if arguments.record.exists()
+        else {}
+    )
+    of_parts = {name: digest for name, digest in known.items() if name.partition(":")[0] in parts}
+    if arguments.write:
+        rows = {**{name: d for name, d in known.items() if name not in of_parts}, **found}
+        arguments.record.write_text("".join(f"{name} {digest}\n" for name, digest in sorted(rows.items())))
+        return 0
+    lines = differences(of_parts, found)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stderr.write(f"{len(found)} digests, {len(lines)} differences\n")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
