@@ -28,7 +28,7 @@ class ArchiveChoice(NamedTuple):
     name: str
     steps: tuple[int, ...]
     nbytes: int
-    ratio_weights: float | None
+    ratio_total: float | None
     codec: str
     settings: str
 
@@ -49,8 +49,8 @@ class ChainFrame(NamedTuple):
     restored_step: int | None
     on_line: bool
     nbytes: int
-    ratio_weights: float | None
     ratio_total: float | None
+    ratio_weights: float | None
     codec: str
     digest: str
     damage: str
@@ -72,7 +72,7 @@ class Chain:
         Steps whose frames were committed and whose files are gone.
     nbytes, raw_bytes
         Bytes of the archive, and of the tensors on the head's line.
-    ratio_weights, ratio_total
+    ratio_total, ratio_weights
         Over the head's line.
     optimizer
         How optimizer state is stored.
@@ -86,8 +86,8 @@ class Chain:
     missing: tuple[int, ...]
     nbytes: int
     raw_bytes: int
-    ratio_weights: float | None
     ratio_total: float | None
+    ratio_weights: float | None
     codec: str
     optimizer: str
     settings: tuple[str, ...]

@@ -126,11 +126,11 @@ def _draw_frames(
             name=label,
             marker={"symbol": symbols, "size": sizes, "color": colour, "opacity": 1, "line": {"width": 1.2}},
             customdata=[
-                [count_text(row.step), bytes_text(row.nbytes), ratio_text(row.ratio_weights), note]
+                [count_text(row.step), bytes_text(row.nbytes), ratio_text(row.ratio_total), note]
                 for row, note in zip(rows, notes, strict=True)
             ],
             hovertemplate=(
-                f"{label} of step %{{customdata[0]}}<br>%{{customdata[1]}}, weights %{{customdata[2]}}<br>"
+                f"{label} of step %{{customdata[0]}}<br>%{{customdata[1]}}, %{{customdata[2]}} in all<br>"
                 "%{customdata[3]}<extra></extra>"
             ),
         )

@@ -20,7 +20,7 @@ class ExportRequest:
     steps
         The steps of a chain; the one step of ``step``; ignored for ``pack``.
     codec, config, optimizer, keyframe_every
-        How a chain is written; ``drop`` leaves optimizer state out.
+        How a chain is written; ``drop`` leaves optimizer state out, None is the engine's default.
     packed
         One file instead of a folder.
     weights_only, exact, ratio
@@ -33,7 +33,7 @@ class ExportRequest:
     steps: tuple[int, ...] = ()
     codec: str = "lattice"
     config: Mapping[str, Any] = field(default_factory=dict)
-    optimizer: str = "lossless"
+    optimizer: str | None = None
     keyframe_every: int = 32
     packed: bool = False
     weights_only: bool = False

@@ -139,12 +139,12 @@ def frames_figure(frames: Sequence[FrameRow]) -> go.Figure:
                 customdata=[
                     [
                         bytes_text(row.nbytes),
-                        ratio_text(row.ratio_weights),
+                        ratio_text(row.ratio_total),
                     ]
                     for row in rows
                 ],
                 hovertemplate=(
-                    f"{label} of step %{{x}}<br>%{{customdata[0]}}, weights %{{customdata[1]}}<extra></extra>"
+                    f"{label} of step %{{x}}<br>%{{customdata[0]}}, %{{customdata[1]}} in all<extra></extra>"
                 ),
             )
         )

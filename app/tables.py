@@ -67,6 +67,7 @@ class FrameRow(NamedTuple):
     step: int
     kind: str
     nbytes: int
+    ratio_total: float | None
     ratio_weights: float | None
 
 

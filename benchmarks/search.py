@@ -51,12 +51,17 @@ EARLY_RUN, EARLY_STEPS = "char-gpt", 2
 """The run whose evaluator can say what it knows so far, and how many of its steps are searched."""
 
 CODECS = ("lattice", "inshrinkerator")
+START: dict[str, dict[str, Any]] = {"lattice": {"coarseness": 2.5}}
+"""Where searches begin, as they did when the rows were measured; not the codec's default of today."""
+
+OPTIMIZER = "lossless"
 SAMPLE = "digits-cnn"
 
 
 def runner_of(run: Any, codec: str, judge: Judge, settings: dict[str, Any] | None = None) -> TrialRunner:
     """Return what measures trials of a codec on a run."""
-    base = make_chain_config("", codec, settings, None, 32, "cpu", 1)
+    settings = {**START.get(codec, {}), **(settings or {})}
+    base = make_chain_config("", codec, settings, OPTIMIZER, 32, "cpu", 1)
     return TrialRunner(
         checkpoints=run.__getitem__, steps=run.steps, base=base, judge=judge, log=TrialLog(None, "")
     )
@@ -130,26 +135,25 @@ def grid(name: str, n_steps: int) -> list[dict[str, object]]:
 def chains(name: str, codec: str, folder: Path) -> list[dict[str, object]]:
     """Write a run under the bound, step by step, and find the best fixed configuration in hindsight."""
     run, judge = runs.open_run(name), _judge_options(name)
+    how: dict[str, Any] = {"codec": codec, "config": START.get(codec), "optimizer": OPTIMIZER, "threads": 1}
     # What is compiled at first use is compiled then.
-    inshrink_core.compress(run, folder / "warm.inshrink", codec=codec, threads=1, steps=run.steps[:2])
+    inshrink_core.compress(run, folder / "warm.inshrink", steps=run.steps[:2], **how)
     begun = time.perf_counter()
-    fixed = inshrink_core.compress(run, folder / "fixed.inshrink", codec=codec, threads=1)
+    fixed = inshrink_core.compress(run, folder / "fixed.inshrink", **how)
     plain_seconds = time.perf_counter() - begun
-    report = inshrink_core.compress(
-        run, folder / "bounded.inshrink", codec=codec, max_drop=MAX_DROP, threads=1, **judge
-    )
+    report = inshrink_core.compress(run, folder / "bounded.inshrink", max_drop=MAX_DROP, **how, **judge)
     promise = report.promise
     if promise is None:
         raise RuntimeError("a chain written under a bound promises nothing")
     kept = promise.to_json()
     hindsight = inshrink_core.search(
-        run, codec=codec, max_drop=MAX_DROP, gain=False, output=folder / "fixed.json", threads=1, **judge
+        run, max_drop=MAX_DROP, gain=False, output=folder / "fixed.json", **how, **judge
     )
     best = hindsight.best.ratio_weights if hindsight.best else 0.0
     ratio = report.size.ratio_weights or 0.0
     without = report.seconds - promise.evaluator_seconds
     figures: list[tuple[str, float | None, float | None]] = [
-        ("default_ratio", fixed.size.ratio_weights, None),
+        ("start_ratio", fixed.size.ratio_weights, None),
         ("bounded_ratio", ratio, None),
         ("fixed_in_hindsight_ratio", best, None),
         ("bounded_over_fixed", ratio / best if best else 0.0, 0.9),
@@ -178,7 +182,8 @@ def allocation(name: str, folder: Path) -> list[dict[str, object]]:
     ):
         found = inshrink_core.search(
             run,
-            config=settings,
+            config=START["lattice"] | settings,
+            optimizer=OPTIMIZER,
             strategy=strategy,
             max_drop=MAX_DROP,
             gain=False,
@@ -205,7 +210,7 @@ def priors(name: str) -> list[dict[str, object]]:
     evaluator = EvaluatorRequest(**_judge_options(name)).resolve(run.settings, run.directory)
     with Judge([evaluator], run.__getitem__, Bounds()) as judge:
         for coarseness in PRIORS_AT:
-            chain = make_chain_config("", "lattice", {"coarseness": coarseness}, None, 32, "cpu", 1)
+            chain = make_chain_config("", "lattice", {"coarseness": coarseness}, OPTIMIZER, 32, "cpu", 1)
             worst = 0.0
             for step, encoded in zip(
                 run.steps, encode_chain(chain, map(run.__getitem__, run.steps)), strict=True
@@ -233,6 +238,7 @@ def early(folder: Path) -> list[dict[str, object]]:
             run,
             folder / f"{function}.inshrink",
             codec="inshrinkerator",
+            optimizer=OPTIMIZER,
             steps=run.steps[:EARLY_STEPS],
             max_drop=MAX_DROP,
             evaluator=f"{train_char_gpt.__file__}:{function}",

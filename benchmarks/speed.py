@@ -126,7 +126,8 @@ import torch, inshrink_core
 
 begun, cpu = time.perf_counter(), time.process_time()
 if sys.argv[1] == "compress":
-    inshrink_core.compress(sys.argv[2], sys.argv[3], threads=1)
+    how = dict(codec="lattice", config={"coarseness": 2.5}, optimizer="lossless")
+    inshrink_core.compress(sys.argv[2], sys.argv[3], **how, threads=1)
 else:
     inshrink_core.restore(sys.argv[2], sys.argv[3])
 print(json.dumps([time.perf_counter() - begun, time.process_time() - cpu]))
@@ -197,7 +198,7 @@ def main(quick: bool = False) -> Path:
         ("inshrinkerator", {}),
         ("inshrinkerator", {"bins": 16}),
         ("inshrinkerator", {"entropy": "rans"}),
-        ("lattice", {}),
+        ("lattice", {"coarseness": 2.5}),
         ("lossless", {}),
     ]
     rows = [measure(*setting, movement) for setting in settings for movement in MOVEMENTS]

@@ -33,7 +33,7 @@ FINE_TUNING_BATCH = 32
 """Few and small, so that what is transferred matters: see the row of a network that starts anew."""
 
 CHAINS = (2.5, 8.0)
-"""Coarseness of the lattice: the default, and one whose chains are beyond 30×."""
+"""Coarseness of the lattice: a fine one, and one whose chains are beyond 30×."""
 
 RATIOS: tuple[float | None, ...] = (None, 8.0, 12.0, 16.0)
 """Least ratio of each export; None keeps the bits of the archive."""
@@ -151,7 +151,7 @@ def starts(folder: Path, chains: tuple[float, ...], ratios: tuple[float | None, 
     yield Start("a new network", None, None, None, None)
     for coarseness in chains:
         target = folder / f"{coarseness}.inshrink"
-        report = inshrink_core.compress(run, target, config={"coarseness": coarseness})
+        report = inshrink_core.compress(run, target, config={"coarseness": coarseness}, optimizer="lossless")
         for ratio in ratios:
             exported = inshrink_core.export(
                 target,

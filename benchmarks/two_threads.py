@@ -35,6 +35,7 @@ N_STATES = 4
 """As in `benchmarks.speed`: a keyframe, two deltas and the one that is timed."""
 REPETITIONS = 9
 MOVEMENT = 0.05
+SETTINGS = {"coarseness": 2.5}
 """Movement between two states, in standard deviations of the weights."""
 
 _HASHED = 32 << 20
@@ -127,7 +128,7 @@ def _hash(threads: int) -> None:
 @contextmanager
 def _codec_calls(states: list[Model]) -> Iterator[dict[str, Callable[[int], object]]]:
     """Give the encoder and the decoder of a frame, as a chain runs them."""
-    codec, config = get_codec("lattice"), make_config("lattice", {})
+    codec, config = get_codec("lattice"), make_config("lattice", SETTINGS)
     specs = [
         TensorSpec(name=name, role=TensorRole.WEIGHT, dtype="float32", shape=tuple(tensor.shape))
         for name, tensor in states[0].items()
@@ -183,7 +184,7 @@ def _session_calls(states: list[Model]) -> Iterator[dict[str, Callable[[int], ob
         def compress(threads: int) -> None:
             target = Path(scratch) / f"{threads}.inshrink"
             shutil.rmtree(target, ignore_errors=True)
-            inshrink_core.compress(run, target, codec="lattice", threads=threads)
+            inshrink_core.compress(run, target, codec="lattice", config=SETTINGS, threads=threads)
 
         def restore(threads: int) -> None:
             shutil.rmtree(out, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Writing an archive to hand on: a chain of steps, one step, or a copy as one file.
 
 The result is one JSON document: ``target``, ``nbytes``, ``is_packed``, ``digest``, ``steps``,
-``ratio_weights``, ``ratio_total``, ``raw_bytes``, ``frames`` (``step``, ``kind``, ``bytes``),
+``ratio_total``, ``ratio_weights``, ``raw_bytes``, ``frames`` (``step``, ``kind``, ``bytes``),
 ``relative_error``, ``left_out``, ``weights_only`` and ``kind``.
 """
 
@@ -189,8 +189,8 @@ def _describe(kind: str, target: Path, *, relative_error: float | None) -> dict[
         "digest": _sha256(target if is_packed else target / _MANIFEST),
         "steps": list(archive.steps),
         "raw_bytes": size.raw_total,
-        "ratio_weights": size.ratio_weights,
         "ratio_total": size.ratio_total,
+        "ratio_weights": size.ratio_weights,
         "relative_error": relative_error,
         "weights_only": False,
         "left_out": [],

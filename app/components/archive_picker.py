@@ -39,7 +39,7 @@ def choice_text(one: ArchiveChoice) -> str:
     settings = f" {one.settings}" if one.settings else ""
     return (
         f"{elide(one.name, _NAME_WIDTH)} · {one.codec}{settings} · {steps_text(one.steps)} · "
-        f"{bytes_text(one.nbytes)} · {ratio_text(one.ratio_weights)}"
+        f"{bytes_text(one.nbytes)} · {ratio_text(one.ratio_total)}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import streamlit as st
-from inshrink_app import state
+from inshrink_app import services, state
 from inshrink_app.components import search_carried
 from inshrink_app.export_tables import ExportRequest
 from inshrink_app.formatting import count_text, inked
@@ -122,16 +122,21 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
     has_optimizer = any(row.role not in ("weight", "buffer") for row in shown.tensors)
     optimizer = "drop"
     if has_optimizer and not st.toggle("Weights only", value=False, key="export.drop"):
+        default = services.default_optimizer(codec, config)
         optimizer = str(
             st.selectbox(
                 "Optimizer state",
                 list(_OPTIMIZERS),
+                index=list(_OPTIMIZERS).index(default),
                 format_func=_OPTIMIZERS.__getitem__,
-                key="export.optimizer",
+                # What is the default depends on it: weights that stay exact have exact state beside them.
+                key=f"export.optimizer.{default}",
                 help="To an octave, or as rank-one factors, it is much smaller; training goes on from it, "
                 "not bit for bit.",
             )
         )
+        if optimizer != "lossless":
+            st.caption("Training resumed from it goes on, not bit for bit; bit-exact state does.")
     elif has_optimizer:
         st.caption("Without optimizer state, training cannot go on without warming the optimizer up.")
     packed = st.toggle(
@@ -183,7 +188,7 @@ def _settings(codec: str) -> dict[str, Any]:
             "Coarseness",
             0.5,
             8.0,
-            2.5,
+            float(dict(services.codec_settings(codec))["coarseness"]),
             0.25,
             key="export.coarseness",
             help="Larger makes smaller frames and larger errors.",

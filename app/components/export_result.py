@@ -46,8 +46,8 @@ def _facts(made: dict[str, Any]) -> None:
     error = made["relative_error"]
     facts = [
         ("Size", bytes_text(made["nbytes"]), f"of {bytes_text(made['raw_bytes'])} raw"),
-        ("Ratio, weights", ratio_text(made["ratio_weights"]), "measured"),
         ("Ratio in all", ratio_text(made["ratio_total"]), "measured"),
+        ("Ratio, weights", ratio_text(made["ratio_weights"]), "measured"),
         ("Steps", count_text(len(steps)), steps_text(steps)),
         (
             "Relative error",

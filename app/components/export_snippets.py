@@ -46,19 +46,20 @@ def _chain(shown: Subject, request: ExportRequest, target: str) -> tuple[str, st
     """Return how a chain is written; one file is packed from a folder."""
     path = str(shown.path)
     made = f"{target.removesuffix(_SUFFIX)}-folder{_SUFFIX}" if request.packed else target
+    optimizer = "" if request.optimizer is None else f"--optimizer {request.optimizer} "
     settings = "".join(f" {_option(name, value)}" for name, value in request.config.items())
     is_whole = request.steps == shown.steps
     chosen = "" if is_whole else f" --steps {','.join(map(str, request.steps))}"
     command = (
         f"inshrink compress {shlex.quote(path)} -o {shlex.quote(made)} --codec {request.codec}{settings} "
-        f"--optimizer {request.optimizer} --keyframe-every {request.keyframe_every}{chosen}"
+        f"{optimizer}--keyframe-every {request.keyframe_every}{chosen}"
     )
     steps = "" if is_whole else f"    steps={list(request.steps)!r},\n"
     python = (
         f"import inshrink_core\n\nreport = inshrink_core.compress(\n    {path!r},\n    {made!r},\n"
         f"    codec={request.codec!r},\n    config={dict(request.config)!r},\n"
         f"    optimizer={request.optimizer!r},\n    keyframe_every={request.keyframe_every},\n{steps})\n"
-        "print(report.size.ratio_weights)"
+        "print(report.size.ratio_total)"
     )
     if request.packed:
         packing, line = _pack(made, target)

@@ -90,7 +90,7 @@ def _settings(training: Training) -> dict[str, Any]:
     return {
         "codec": str(codec),
         "config": None,
-        "optimizer": "lossless",
+        "optimizer": None,
         "restores": int(restores),
         "seeds": int(seeds),
         "n_steps": int(steps),

@@ -69,7 +69,7 @@ def _facts(found: RehearsalResult) -> None:
         ),
         ("Noise of the seeds", percent_text(found.noise), f"{markdown_text(found.metric)}, uninterrupted"),
         ("Failures", count_text(len(found.restored_at)), "each restored from the archive"),
-        ("Ratio, weights", ratio_text(found.ratio_weights), f"{ratio_text(found.ratio_total)} in all"),
+        ("Ratio in all", ratio_text(found.ratio_total), f"weights {ratio_text(found.ratio_weights)}"),
     ]
     with st.container(horizontal=True):
         for label, value, below in facts:

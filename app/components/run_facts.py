@@ -102,9 +102,9 @@ def _of_archive(shown: Subject, archive: ArchiveFacts) -> list[_Fact]:
             "checkpoints go.",
         ),
         _Fact(
-            "Ratio, weights",
-            ratio_text(archive.ratio_weights),
-            f"{ratio_text(archive.ratio_total)} in all",
+            "Ratio in all",
+            ratio_text(archive.ratio_total),
+            f"weights {ratio_text(archive.ratio_weights)}",
             "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
         ),
         _worst_drop(archive),

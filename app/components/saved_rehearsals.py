@@ -47,5 +47,5 @@ def _title(found: RehearsalResult) -> str:
     """Tell rehearsals of one folder apart."""
     return (
         f"{found.task} · {found.codec} · {counted(len(found.restored_at), 'failure')} · "
-        f"{counted(len(found.curves), 'seed')} · {ratio_text(found.ratio_weights)}"
+        f"{counted(len(found.curves), 'seed')} · {ratio_text(found.ratio_total)}"
     )

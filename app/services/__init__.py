@@ -29,6 +29,7 @@ from inshrink_app.services.drilldown import (
 from inshrink_app.services.estimating import (
     check_config,
     codec_settings,
+    default_optimizer,
     estimated,
     unmatched_overrides,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "compared",
     "course",
     "course_steps",
+    "default_optimizer",
     "describe",
     "diff_cost",
     "download_url",

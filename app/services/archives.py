@@ -82,7 +82,7 @@ def _choice(path: Path) -> ArchiveChoice | None:
     steps = tuple(sorted({frame.step for frame in chain.frames if frame.on_line}))
     told = dict(text.split("=", 1) for text in chain.settings)
     shown = ", ".join(f"{name} {told[name]}" for name in _SETTING_NAMES if told.get(name, "False") != "False")
-    return ArchiveChoice(path, path.name, steps, chain.nbytes, chain.ratio_weights, chain.codec, shown)
+    return ArchiveChoice(path, path.name, steps, chain.nbytes, chain.ratio_total, chain.codec, shown)
 
 
 def original_of(subject: Subject) -> Subject | None:

@@ -15,7 +15,7 @@ from inshrink_app.services.failures import reported
 from inshrink_app.services.opening import opened
 from inshrink_app.tables import Subject
 
-__all__ = ["check_config", "codec_settings", "estimated", "unmatched_overrides"]
+__all__ = ["check_config", "codec_settings", "default_optimizer", "estimated", "unmatched_overrides"]
 
 
 @st.cache_data(show_spinner=False, max_entries=32)
@@ -26,6 +26,14 @@ def codec_settings(codec: str) -> tuple[tuple[str, Any], ...]:
     with reported():
         kind: Any = get_codec(codec).config_type
     return tuple((one.name, one.default) for one in dataclasses.fields(kind))
+
+
+def default_optimizer(codec: str, config: Mapping[str, Any]) -> str:
+    """Return how the engine stores optimizer state beside such weights where nobody says."""
+    from inshrink_core.chain import default_optimizer as of_engine
+
+    with reported():
+        return of_engine(codec, config)
 
 
 def check_config(config: Mapping[str, Any]) -> None:

@@ -86,7 +86,7 @@ def archive_facts(archive: Archive) -> ArchiveFacts:
         ratio_weights=size.ratio_weights,
         ratio_total=size.ratio_total,
         frames=tuple(
-            FrameRow(row.info.step, row.info.kind.value, row.info.nbytes, row.ratio_weights)
+            FrameRow(row.info.step, row.info.kind.value, row.info.nbytes, row.ratio_total, row.ratio_weights)
             for row in size.frames
         ),
     )

@@ -121,9 +121,9 @@ def _facts(chain: Chain) -> None:
             "One packed file." if chain.is_packed else "A folder of frames and a manifest.",
         ),
         (
-            "Ratio, weights",
-            ratio_text(chain.ratio_weights),
-            "of the readable frames" if is_partial else f"{ratio_text(chain.ratio_total)} in all",
+            "Ratio in all",
+            ratio_text(chain.ratio_total),
+            "of the readable frames" if is_partial else f"weights {ratio_text(chain.ratio_weights)}",
             "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
         ),
     ]
@@ -189,8 +189,8 @@ def _frames(chain: Chain) -> None:
                 frame.parent_step,
                 frame.restored_step,
                 frame.nbytes,
-                frame.ratio_weights,
                 frame.ratio_total,
+                frame.ratio_weights,
                 frame.codec,
                 frame.frame_id[:_ID_WIDTH],
                 frame.digest[:_ID_WIDTH],
@@ -205,8 +205,8 @@ def _frames(chain: Chain) -> None:
             "parent step",
             "restored from",
             "bytes",
-            "ratio weights",
             "ratio total",
+            "ratio weights",
             "codec",
             "frame id",
             "SHA-256",
@@ -219,7 +219,7 @@ def _frames(chain: Chain) -> None:
             table,
             "frames",
             alt="Frames with step, kind, branch, parent, size, ratio, codec and digest",
-            formats={"ratio weights": listing.RATIO, "ratio total": listing.RATIO},
+            formats={"ratio total": listing.RATIO, "ratio weights": listing.RATIO},
             hidden=[] if table["damage"].any() else ["damage"],
         )
 

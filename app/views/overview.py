@@ -133,7 +133,9 @@ def _frames(archive: ArchiveFacts) -> None:
             alt=f"Bytes of each of {len(archive.frames)} frames, {n_keyframes} of them keyframes",
         )
         st.caption("A keyframe stands alone; a delta frame holds what changed since the step before it.")
-        table = pd.DataFrame(archive.frames, columns=["step", "kind", "bytes", "ratio_weights"])
+        table = pd.DataFrame(
+            archive.frames, columns=["step", "kind", "bytes", "ratio_total", "ratio_weights"]
+        )
         download.table_buttons(table, "frames")
 
 

@@ -2,7 +2,7 @@
 
 from inshrink_core.chain.append import Appended, ChainWriter
 from inshrink_core.chain.archive import Archive
-from inshrink_core.chain.config import OPTIMIZER_CHOICES, ChainConfig
+from inshrink_core.chain.config import OPTIMIZER_CHOICES, ChainConfig, default_optimizer, is_exact
 from inshrink_core.chain.content import content_digest, stored_view, tensor_digest
 from inshrink_core.chain.encode import Standing
 from inshrink_core.chain.override import Override, parse_overrides
@@ -24,7 +24,9 @@ __all__ = [
     "Verification",
     "archive_size",
     "content_digest",
+    "default_optimizer",
     "frame_size",
+    "is_exact",
     "parse_overrides",
     "stored_view",
     "tensor_digest",

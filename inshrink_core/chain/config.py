@@ -12,12 +12,15 @@ from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import Codec, CodecConfig, get_codec
 from inshrink_core.errors import InputError
 
-__all__ = ["OPTIMIZER_CHOICES", "ChainConfig", "Party"]
+__all__ = ["OPTIMIZER_CHOICES", "ChainConfig", "Party", "default_optimizer", "is_exact"]
 
 _MOMENTS: Mapping[str, str] = {"lattice": "fidelity", "lattice-ratio": "ratio"}
 """Preset of the moments codec by how the user asked for optimizer state."""
 
 OPTIMIZER_CHOICES = ("lossless", *_MOMENTS, "drop")
+
+_DEFAULT_OPTIMIZER = "lattice"
+"""Where weights are stored with an error: the one place that says it, behind `default_optimizer`."""
 
 _MOMENT_ROLES = frozenset(
     {TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ, TensorRole.MAX_EXP_AVG_SQ, TensorRole.MOMENTUM}
@@ -26,6 +29,22 @@ _MOMENT_ROLES = frozenset(
 
 _CODECS_OF_MASTERS = frozenset({"lattice"})
 """Codecs whose rule for weights holds for master weights too. To others these are unknown: stored exactly."""
+
+
+def is_exact(codec: str, settings: Mapping[str, Any]) -> bool:
+    """Whether frames of a codec with these settings keep their weights bit for bit."""
+    return not get_codec(codec).lossy or bool(settings.get("exact"))
+
+
+def default_optimizer(codec: str, settings: Mapping[str, Any]) -> str:
+    """Return how optimizer state is stored where nobody said: exactly beside exact weights, else compressed.
+
+    Examples
+    --------
+    >>> default_optimizer("lattice", {}), default_optimizer("lossless", {})
+    ('lattice', 'lossless')
+    """
+    return "lossless" if is_exact(codec, settings) else _DEFAULT_OPTIMIZER
 
 
 class Party(NamedTuple):
@@ -53,7 +72,8 @@ class ChainConfig:
         ``lattice`` keeps second moments to an octave and the direction of first moments,
         ``lattice-ratio`` second moments as rank-one factors only (`inshrink_core.codecs.moments`); both
         store master weights as the lattice codec stores weights. ``drop`` leaves it out, so that training
-        cannot be resumed without warming the optimizer up again.
+        cannot be resumed without warming the optimizer up again. By default `default_optimizer`; whatever
+        the moments codec has no rule for is stored exactly, tensor by tensor.
     keyframe_every
         Frames from one keyframe to the next; restoring a step decodes at most that many frames.
     device
@@ -70,12 +90,15 @@ class ChainConfig:
     codec: str
     config: CodecConfig
     overrides: tuple[Override, ...] = ()
-    optimizer: str = "lossless"
+    optimizer: str = ""
     keyframe_every: int = 32
     device: str = "cpu"
     threads: int = 1
 
     def __post_init__(self) -> None:
+        if not self.optimizer:
+            chosen = default_optimizer(self.codec, self._settings())
+            object.__setattr__(self, "optimizer", chosen)  # frozen, and never seen without it
         if self.optimizer not in OPTIMIZER_CHOICES:
             raise InputError(
                 f"optimizer state cannot be stored as '{self.optimizer}'",
@@ -86,10 +109,22 @@ class ChainConfig:
         """Return what the frame says of how it was made."""
         record = {
             "codec": self.codec,
-            "config": dataclasses.asdict(self.config),  # type: ignore[call-overload]
+            "config": self._settings(),
             "optimizer": self.optimizer,
         }
         return record | ({"overrides": [one.to_json() for one in self.overrides]} if self.overrides else {})
+
+    def _settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = dataclasses.asdict(self.config)  # type: ignore[call-overload]
+        return settings
+
+    def made_exact(self, codec: str, config: CodecConfig) -> ChainConfig:
+        """Return how a step is written whose weights have to stay exact: everything with them.
+
+        Optimizer state that was asked to be stored otherwise than by default stays as asked.
+        """
+        asked = "" if self.optimizer == _DEFAULT_OPTIMIZER else self.optimizer
+        return dataclasses.replace(self, codec=codec, config=config, optimizer=asked)
 
     def config_of(self, spec: TensorSpec) -> CodecConfig:
         """Return the config of one tensor that the chain's own codec takes."""

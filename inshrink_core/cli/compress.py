@@ -75,7 +75,7 @@ def compress(
     coarseness: Annotated[
         float | None,
         typer.Option(
-            help="Of the lattice codec, about 0.5 to 8: more is smaller and less exact. (default: 2.5)"
+            help="Of the lattice codec, about 0.5 to 8: more is smaller and less exact. (default: 1)"
         ),
     ] = None,
     bins: Annotated[
@@ -191,8 +191,8 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
         ("time", speed),
         ("codec", str(document["codec"])),
         ("frames", f"{count(len(frames))}  ({counted(keyframes, 'keyframe')})"),
-        ("ratio of the weights", ratio(document["ratio_weights"])),
         ("ratio of everything", _total(document)),
+        ("ratio of the weights", ratio(document["ratio_weights"])),
         ("bits per weight", plain(document["bits_per_weight"])),
         ("relative error", _error(document)),
         *promised_facts(document),

@@ -122,8 +122,8 @@ def _facts(path: str, document: Mapping[str, Any], archived: bool) -> list[tuple
             ("codec", str(document["codec"] or "–")),
             ("raw", size(document["raw_bytes"])),
             ("archive", size(document["archive_bytes"])),
-            ("ratio of the weights", ratio(document["ratio_weights"])),
             ("ratio of everything", ratio(document["ratio_total"])),
+            ("ratio of the weights", ratio(document["ratio_weights"])),
             ("bits per weight", plain(document["bits_per_weight"])),
         ]
     else:
@@ -142,7 +142,7 @@ def _show_roles(console: Console, roles: Mapping[str, Any], archived: bool) -> N
 
 def _show_frames(console: Console, frames: list[Mapping[str, Any]]) -> None:
     """Print a row a frame; of a long history its two ends."""
-    table = make_table("step", "kind", "bytes", "ratio of weights", "ratio of all", left=(1,))
+    table = make_table("step", "kind", "bytes", "ratio of all", "ratio of weights", left=(1,))
     half = _MOST_FRAMES // 2
     short = len(frames) <= _MOST_FRAMES
     for position, frame in enumerate(frames):
@@ -154,8 +154,8 @@ def _show_frames(console: Console, frames: list[Mapping[str, Any]]) -> None:
             str(frame["step"]),
             frame["kind"],
             size(frame["bytes"]),
-            ratio(frame["ratio_weights"]),
             ratio(frame["ratio_total"]),
+            ratio(frame["ratio_weights"]),
         )
     console.print()
     console.print(table)

@@ -98,7 +98,7 @@ def rehearse(
             output,
             codec=written.codec,
             config=written.config,
-            optimizer=written.optimizer or "lossless",
+            optimizer=written.optimizer,
             keyframe_every=written.keyframe_every,
             restores=restores,
             seeds=seeds,
@@ -131,8 +131,8 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
         ("restored at", steps_in_short(document["restored_at"])),
         ("excess", _with_half_width(document)),
         ("noise of the seeds", percent(document["noise"]).lstrip("+")),
-        ("ratio of the weights", ratio(document["ratio_weights"])),
         ("ratio of everything", f"{ratio(document['ratio_total'])}  ({sizes})"),
+        ("ratio of the weights", ratio(document["ratio_weights"])),
         *promised_facts(document),
         ("time", _times(document)),
     ]

@@ -109,5 +109,9 @@ def _show(console: Console, report: WatchReport) -> None:
     ]
     if report.size is not None:
         held = f"{counted(len(report.size.frames), 'frame')}, {size(report.size.nbytes)}"
-        facts += [("frames", held), ("ratio of the weights", ratio(report.size.ratio_weights))]
+        facts += [
+            ("frames", held),
+            ("ratio of everything", ratio(report.size.ratio_total)),
+            ("ratio of the weights", ratio(report.size.ratio_weights)),
+        ]
     show_facts(console, [fact for fact in facts if fact[1]])

@@ -71,7 +71,7 @@ class LatticeConfig(CodecConfig):
     0.5
     """
 
-    coarseness: float = 2.5
+    coarseness: float = 1.0
     gamma: float = 0.5
     sensitivity: float = 0.25
     gain_per: str = "tensor"

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inshrink_core.chain import OPTIMIZER_CHOICES
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import InputError
 from inshrink_core.rehearse.report import Rehearsal, TrainingResult
 from inshrink_core.rehearse.results import ResultStore
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds
 from inshrink_core.search.space import space_of
-from inshrink_core.session import DEFAULT_CODEC, OnProgress, Progress
-from inshrink_core.session.config import make_configs, resolve_device
+from inshrink_core.session import OnProgress, Progress
+from inshrink_core.session.config import make_chain_config, resolve_device
 from inshrink_core.tasks import find_task
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ def rehearse(
     *,
     codec: str | None = None,
     config: Mapping[str, Any] | CodecConfig | None = None,
-    optimizer: str = "lossless",
+    optimizer: str | None = None,
     restores: int | None = None,
     seeds: int = 3,
     saves: int | None = None,
@@ -126,17 +124,17 @@ def rehearse(
         ),
         seeds,
         threads,
-        optimizer,
     )
-    codec = codec or DEFAULT_CODEC
-    made, overrides = make_configs(codec, config)
+    chain = make_chain_config("", codec, config, optimizer, keyframe_every, "cpu", threads)
+    codec = chain.codec
     if bounds is not None:
         space_of(codec, frozenset())  # refuses a codec without anything to search
-    entries = {"overrides": [one.to_json() for one in overrides]} if overrides else {}
+    record = chain.record()
+    entries = {"overrides": record["overrides"]} if chain.overrides else {}
     written: dict[str, Any] = {
         "codec": codec,
-        "config": dataclasses.asdict(made) | entries,  # type: ignore[call-overload]
-        "optimizer_state": optimizer,
+        "config": record["config"] | entries,
+        "optimizer_state": chain.optimizer,
         "keyframe_every": keyframe_every,
     }
     runner = _Runner(
@@ -162,7 +160,7 @@ def rehearse(
         direction=found.direction,
         codec=codec,
         config=written["config"],
-        optimizer=optimizer,
+        optimizer=chain.optimizer,
         n_steps=schedule.n_steps,
         n_saves=schedule.n_saves,
         restored_at=schedule.restored_at,
@@ -171,10 +169,8 @@ def rehearse(
     )
 
 
-def _checked(schedule: Schedule, seeds: int, threads: int, optimizer: str) -> Schedule:
+def _checked(schedule: Schedule, seeds: int, threads: int) -> Schedule:
     """Refuse what cannot be rehearsed."""
-    if optimizer not in OPTIMIZER_CHOICES:
-        raise InputError(f"--optimizer {optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}")
     for name, value in {"steps": schedule.n_steps, "seeds": seeds, "threads": threads}.items():
         if value < 1:
             raise InputError(f"--{name} must be at least 1", expected="≥ 1", found=str(value))

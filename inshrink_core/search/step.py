@@ -60,7 +60,7 @@ class ChainSearch:
     space
         What is searched.
     start
-        The lattice's step to begin with; of no use to cubes.
+        The lattice's step to begin with; NaN for cubes, which begin otherwise.
     last
         Where the last informative step ended: a step, or a point of the cube; None at the start.
     budget
@@ -70,7 +70,7 @@ class ChainSearch:
     """
 
     space: Cube | LatticeLine
-    start: float = 2.5
+    start: float = math.nan
     last: Any = None
     budget: int | None = None
     replicas: int = 1
@@ -83,7 +83,7 @@ class ChainSearch:
     ) -> ChainSearch:
         """Return a search that begins with a chain, or goes on from an archive's newest configuration."""
         if isinstance(space, LatticeLine):
-            at = three_digits(float(getattr(chain.config, "coarseness", 2.5)))
+            at = three_digits(float(getattr(chain.config, "coarseness", math.nan)))
             return cls(space=space, start=at, last=at if resumed else None, replicas=replicas)
         return cls(space=space, last=_point_of(space, chain) if resumed else None, replicas=replicas)
 

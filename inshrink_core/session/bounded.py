@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from inshrink_core.chain import Appended, Archive, ChainConfig, ChainWriter, stored_view
+from inshrink_core.chain import Appended, Archive, ChainConfig, ChainWriter, is_exact, stored_view
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.codec import get_codec
 from inshrink_core.search.bounds import Bounds
@@ -18,7 +18,7 @@ from inshrink_core.search.space import LatticeLine, space_of
 from inshrink_core.search.step import ChainSearch, Decision
 from inshrink_core.search.walk import OnTrial
 from inshrink_core.session.config import factors_of
-from inshrink_core.session.promise import Promise, StepPromise, broken_promise, document_of, is_exact
+from inshrink_core.session.promise import Promise, StepPromise, broken_promise, document_of
 from inshrink_core.session.step_trials import Made, StepTrials, model_digests
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class BoundedWriter:
             drop=figures.drop,
             divergence=figures.divergence,
             informative=self._is_informative(info.step, neighbour),
-            exact=is_exact(meta),
+            exact=is_exact(str(meta["codec"]), meta["config"]),
             side=self.bounds.judge(figures).side,
         )
 
@@ -240,15 +240,19 @@ class BoundedWriter:
         return appended
 
     def _exact(self, search: ChainSearch) -> ChainConfig:
-        """Return how a step is stored bit for bit, with as little harm to what follows as the codec can."""
+        """Return how a step is stored bit for bit, with as little harm to what follows as the codec can.
+
+        Of its optimizer state, too, unless something else than the default was asked for.
+        """
         space = search.space
         if isinstance(space, LatticeLine):
             at = search.last if search.last is not None else search.start
             candidate = space.candidate(at)
             exact = replace(candidate, settings={**candidate.settings, "exact": True})
-            return exact.chain_config(self._base)
+            chain = exact.chain_config(self._base)
+            return chain.made_exact(chain.codec, chain.config)
         lossless = get_codec("lossless")
-        return replace(self._base, codec=lossless.name, config=lossless.config_type(), overrides=())
+        return replace(self._base, overrides=()).made_exact(lossless.name, lossless.config_type())
 
     def _check_written(
         self,

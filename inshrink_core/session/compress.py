@@ -69,7 +69,8 @@ def compress(
         The archive to create or append to.
     codec, config, optimizer
         How weights and optimizer state are stored (`inshrink_core.chain.ChainConfig`); by default as
-        the archive was written so far, else `DEFAULT_CODEC` with its defaults and ``lossless``.
+        the archive was written so far, else `DEFAULT_CODEC` with its defaults and optimizer state
+        compressed: ``optimizer="lossless"`` restores it bit for bit.
     keyframe_every
         Frames from one keyframe to the next.
     steps
@@ -139,6 +140,7 @@ def compress(
         relative_error=error if session.appended else None,
         codec=chain_config.codec,
         config=dataclasses.asdict(chain_config.config),  # type: ignore[call-overload]
+        optimizer=chain_config.optimizer,
         promise=promise,
     )
 

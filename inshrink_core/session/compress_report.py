@@ -36,6 +36,8 @@ class CompressReport:
         Root of squared error over squared norm of the weights written now; None if none were.
     codec, config
         What the weights were written with; under bounds, where the search began.
+    optimizer
+        How optimizer state was stored (`inshrink_core.chain.ChainConfig`).
     promise
         What was promised of every restored step, and how each keeps it; None where nothing was.
     """
@@ -49,6 +51,7 @@ class CompressReport:
     relative_error: float | None
     codec: str
     config: Mapping[str, Any]
+    optimizer: str
     promise: Promise | None = None
 
     @property
@@ -68,8 +71,9 @@ class CompressReport:
             "archive": str(self.path),
             "codec": self.codec,
             "config": dict(self.config),
-            "ratio_weights": self.size.ratio_weights,
+            "optimizer": self.optimizer,
             "ratio_total": self.size.ratio_total,
+            "ratio_weights": self.size.ratio_weights,
             "bits_per_weight": self.size.bits_per_weight,
             "raw_bytes": self.size.raw_total,
             "archive_bytes": self.size.nbytes,
@@ -83,6 +87,7 @@ class CompressReport:
                     "step": frame.info.step,
                     "kind": frame.info.kind.value,
                     "bytes": frame.info.nbytes,
+                    "ratio_total": frame.ratio_total,
                     "ratio_weights": frame.ratio_weights,
                     **({} if self.promise is None else self.promise.step_json(frame.info.step)),
                 }

@@ -100,7 +100,8 @@ def make_chain_config(
                 remedy=f"use --codec {used}, or write to another archive",
             )
         codec = used
-        optimizer = optimizer or meta.get("optimizer")
+        # A frame of an archive from elsewhere that does not say it has kept everything.
+        optimizer = optimizer or (str(meta.get("optimizer", "lossless")) if meta else None)
         if config is None or isinstance(config, Mapping):
             before = {**meta.get("config", {}), "overrides": meta.get("overrides", [])}
             config = {**before, **(config or {})}
@@ -111,7 +112,7 @@ def make_chain_config(
         codec=codec,
         config=made,
         overrides=overrides,
-        optimizer=optimizer or "lossless",
+        optimizer=optimizer or "",
         keyframe_every=keyframe_every,
         device=resolve_device(device),
         threads=threads or default_threads(),

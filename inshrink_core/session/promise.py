@@ -11,7 +11,7 @@ from inshrink_core.chain import Archive
 from inshrink_core.errors import CheckFailedError
 from inshrink_core.search.bounds import Bounds, Verdict
 
-__all__ = ["Promise", "StepPromise", "broken_promise", "document_of", "is_exact"]
+__all__ = ["Promise", "StepPromise", "broken_promise", "document_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +103,6 @@ def document_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a frame says of its weights, as a config file says it."""
     document: dict[str, Any] = {"codec": record["codec"], "settings": dict(record["config"])}
     return document | ({"override": list(record["overrides"])} if record.get("overrides") else {})
-
-
-def is_exact(meta: Mapping[str, Any]) -> bool:
-    """Whether a frame keeps its weights bit for bit."""
-    return meta.get("codec") == "lossless" or bool(meta.get("config", {}).get("exact"))
 
 
 def broken_promise(step: int, archive: Archive, verdict: Verdict) -> CheckFailedError:

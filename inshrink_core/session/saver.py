@@ -55,9 +55,9 @@ class Saver:
     codec, config
         How the weights are stored; by default as in the archive, else the default codec.
     optimizer_state
-        How the optimizer is stored (`inshrink_core.chain.ChainConfig`): ``lossless`` bit for bit;
-        ``drop`` leaves it out, so that it starts anew after a restore. By default as in the archive,
-        else ``lossless``.
+        How the optimizer is stored (`inshrink_core.chain.ChainConfig`). By default as in the archive,
+        else compressed: training goes on from a restore, though not bit for bit. ``lossless`` keeps every
+        bit; ``drop`` leaves it out, so that it starts anew after a restore.
     keyframe_every
         Frames from one keyframe to the next.
     device

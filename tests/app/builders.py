@@ -182,7 +182,7 @@ def tables(n_rows: int = 6, n_steps: int = 5, **changes: str) -> dict[str, objec
 def archive_facts(n_frames: int = 3) -> ArchiveFacts:
     """Return the sizes of an archive."""
     frames = [
-        FrameRow(10 * (i + 1), "keyframe" if i == 0 else "delta", 9000 - i, 4.5) for i in range(n_frames)
+        FrameRow(10 * (i + 1), "keyframe" if i == 0 else "delta", 9000 - i, 4.5, 5.5) for i in range(n_frames)
     ]
     return ArchiveFacts(
         path=Path("/runs/huge.inshrink"),

@@ -272,7 +272,7 @@ def test_a_packed_chain_that_was_cut_off_goes_on(archived: Path, tmp_path: Path)
         "steps": STEPS,
         "codec": "lossless",
         "config": {},
-        "optimizer": "lossless",
+        "optimizer": None,
         "keyframe_every": 2,
         "target": str(target),
     }

@@ -148,7 +148,7 @@ def test_a_log_with_gaps_and_infinities_is_drawn() -> None:
 
 
 def test_frames_are_told_apart_by_kind() -> None:
-    frames = [FrameRow(10, "keyframe", 9000, 4.0), FrameRow(20, "delta", 800, None)]
+    frames = [FrameRow(10, "keyframe", 9000, 4.0, 3.0), FrameRow(20, "delta", 800, None, None)]
     keyframes, deltas = figures.frames_figure(frames).data
     assert (list(keyframes.x), list(deltas.x)) == (["10"], ["20"])
     assert figures.frames_figure([]).data[0].x in ((), None) or len(figures.frames_figure([]).data[0].x) == 0

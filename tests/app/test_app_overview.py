@@ -77,7 +77,7 @@ def test_overview_of_an_archive_shows_its_ratio_and_frames(
     monkeypatch.setattr(services, "load_subject", lambda _: shown)
     app = explorer("overview", run="/runs/huge.inshrink")
     assert not app.exception
-    assert {metric.label: metric.value for metric in app.metric}["Ratio, weights"] == "14.2×"
+    assert {metric.label: metric.value for metric in app.metric}["Ratio in all"] == "3.3×"
     assert "Frames" in texts(app)
     assert charts(app) == 3
 
@@ -86,7 +86,7 @@ def test_overview_of_an_archived_run_shows_the_ratio(root: Path, monkeypatch: py
     monkeypatch.setattr(services, "load_subject", lambda _: subject(archive=archive_facts()))
     app = explorer("overview", run="/runs/huge")
     assert not app.exception
-    assert {metric.label: metric.value for metric in app.metric}["Ratio, weights"] == "14.2×"
+    assert {metric.label: metric.value for metric in app.metric}["Ratio in all"] == "3.3×"
 
 
 def test_overview_tells_the_disk_saved_and_the_worst_drop_of_the_newest_comparison(
@@ -120,7 +120,7 @@ def test_a_run_finds_its_archive_beside_it_and_both_tell_the_same_ratio(root: Pa
     run = write_run(root / "run")
     inshrink_core.compress(run, root / "run.inshrink", codec="lossless")
     found = [explorer("overview", run=str(root / name)) for name in ("run", "run.inshrink")]
-    ratios = [{metric.label: metric.value for metric in app.metric}["Ratio, weights"] for app in found]
+    ratios = [{metric.label: metric.value for metric in app.metric}["Ratio in all"] for app in found]
     assert not any(app.exception for app in found)
     assert ratios[0] == ratios[1]
     assert ratios[0].endswith("×")

@@ -53,7 +53,7 @@ def blocks_of(path: Path) -> list[bytes]:
 def compress_with_between(run_path: Path, target: Path, codec: str, between: Callable[[Path], None]) -> None:
     """Compress step by step, doing something to each file once its frame is written."""
     run = inshrink_core.open(run_path)
-    config = ChainConfig(codec=codec, config=get_codec(codec).config_type(), threads=2)
+    config = ChainConfig(codec=codec, config=get_codec(codec).config_type(), optimizer="lossless", threads=2)
     with ArchiveWriter(target, create=True) as writer:
         chain = ChainWriter(writer, config)
         for step in run.steps:
