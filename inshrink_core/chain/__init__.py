@@ -5,6 +5,7 @@ from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.config import OPTIMIZER_CHOICES, ChainConfig, default_optimizer, is_exact
 from inshrink_core.chain.content import content_digest, stored_view, tensor_digest
 from inshrink_core.chain.encode import Standing
+from inshrink_core.chain.exactness import Exactness, exactness_of
 from inshrink_core.chain.override import Override, parse_overrides
 from inshrink_core.chain.sizes import ArchiveSize, FrameSize, TensorSize, archive_size, frame_size
 from inshrink_core.chain.verify import StepError, Verification, verify_archive
@@ -16,6 +17,7 @@ __all__ = [
     "ArchiveSize",
     "ChainConfig",
     "ChainWriter",
+    "Exactness",
     "FrameSize",
     "Override",
     "Standing",
@@ -25,6 +27,7 @@ __all__ = [
     "archive_size",
     "content_digest",
     "default_optimizer",
+    "exactness_of",
     "frame_size",
     "is_exact",
     "parse_overrides",

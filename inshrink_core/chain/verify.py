@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from inshrink_core.archive import ArchiveReader, Problem, check_archive
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.content import content_digest, stored_view
+from inshrink_core.chain.exactness import Exactness, exactness_of, is_rekeyed
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.frame import FrameInfo
@@ -66,6 +67,8 @@ class Verification:
         Per step and tensor, the error against the originals, where they were given.
     missing_steps
         Steps of the originals that the archive does not hold.
+    stored
+        Which roles are stored bit for bit, over the newest line of training; None where nothing tells.
     """
 
     problems: tuple[Problem, ...]
@@ -74,6 +77,7 @@ class Verification:
     deep: bool
     errors: tuple[StepError, ...] = ()
     missing_steps: tuple[int, ...] = ()
+    stored: Exactness | None = None
 
     @property
     def ok(self) -> bool:
@@ -89,6 +93,7 @@ class Verification:
             "frames": self.n_frames,
             "deep": self.deep,
             "missing_steps": list(self.missing_steps),
+            **(Exactness((), ()) if self.stored is None else self.stored).to_json(),
             "errors": [
                 {
                     "step": row.step,
@@ -164,7 +169,16 @@ def verify_archive(
         deep=deep,
         errors=tuple(errors),
         missing_steps=missing,
+        stored=_stored(archive),
     )
+
+
+def _stored(archive: Archive) -> Exactness | None:
+    """Tell what is exact; None where an index is damaged, which is a problem of its own."""
+    try:
+        return exactness_of(archive, archive.frames)
+    except InshrinkError:
+        return None
 
 
 def _decode_all(archive: Archive, info: FrameInfo) -> list[Problem]:
@@ -221,7 +235,7 @@ def _compare(
             problems.append(_problem(archive, info, error))
             continue
         codec = frame.entry(spec.key).codec
-        faithful = spec.exact or meta.get("codec") == _EXACT_CODEC or not _is_rekeyed(meta, info)
+        faithful = spec.exact or meta.get("codec") == _EXACT_CODEC or not is_rekeyed(meta, info)
         rows.append(StepError(info.step, spec.key, codec, measured))
         exact = faithful and codec.partition("/")[0] == _EXACT_CODEC
         if exact and not measured.bit_exact and not problems:
@@ -229,11 +243,6 @@ def _compare(
                 Problem(where, f"tensor '{spec.key}' was stored losslessly and differs", "restore a backup")
             )
     return problems, rows
-
-
-def _is_rekeyed(meta: Mapping[str, Any], info: FrameInfo) -> bool:
-    """Whether a frame was made from decoded values: its lossless blocks hold those, not the original's."""
-    return meta.get("rekeyed") == info.frame_id or "source" in meta
 
 
 def _problem(archive: Archive, info: FrameInfo, error: InshrinkError) -> Problem:

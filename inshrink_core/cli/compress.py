@@ -21,6 +21,7 @@ from inshrink_core.cli.formatting import (
     steps_in_short,
 )
 from inshrink_core.cli.opening import open_run
+from inshrink_core.cli.optimizer import optimizer_text
 from inshrink_core.cli.options import (
     ConfigFile,
     Device,
@@ -190,6 +191,7 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
         ("skipped", f"{steps_in_short(skipped)}, there already" if skipped else ""),
         ("time", speed),
         ("codec", str(document["codec"])),
+        ("optimizer state", optimizer_text(document["optimizer"], document["roles"])),
         ("frames", f"{count(len(frames))}  ({counted(keyframes, 'keyframe')})"),
         ("ratio of everything", _total(document)),
         ("ratio of the weights", ratio(document["ratio_weights"])),

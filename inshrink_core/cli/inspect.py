@@ -11,6 +11,7 @@ from inshrink_core.cli.formatting import count, counted, plain, printable, ratio
 from inshrink_core.cli.gain import measure_gain, show_gain
 from inshrink_core.cli.inventory import empty_document, make_document
 from inshrink_core.cli.opening import open_run_or_archive
+from inshrink_core.cli.optimizer import optimizer_text
 from inshrink_core.cli.options import Json, Quiet, StepPattern
 from inshrink_core.cli.output import make_table, present, show_facts
 from inshrink_core.errors import InputError, NotFoundError
@@ -120,6 +121,7 @@ def _facts(path: str, document: Mapping[str, Any], archived: bool) -> list[tuple
     if archived:
         facts += [
             ("codec", str(document["codec"] or "–")),
+            ("optimizer state", optimizer_text(document["optimizer"], document["roles"])),
             ("raw", size(document["raw_bytes"])),
             ("archive", size(document["archive_bytes"])),
             ("ratio of everything", ratio(document["ratio_total"])),
@@ -128,6 +130,7 @@ def _facts(path: str, document: Mapping[str, Any], archived: bool) -> list[tuple
         ]
     else:
         facts.append(("raw", size(document["raw_bytes"])))
+    facts = [fact for fact in facts if fact[1]]
     return [*facts, ("read", f"{size(document['bytes_read'])} of headers")]
 
 

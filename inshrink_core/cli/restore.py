@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inshrink_core.cli.formatting import count, duration, printable, size, steps_in_short
+from inshrink_core.cli.optimizer import stored_text
 from inshrink_core.cli.options import Json, Quiet, Threads
 from inshrink_core.cli.output import present
 from inshrink_core.cli.progress import progress_bar
@@ -97,3 +98,4 @@ def _show(console: Console, report: RestoreReport) -> None:
         f"{steps} {steps_in_short(report.steps)}: {size(written)} written in {duration(report.seconds)}, "
         f"{size(report.bytes_read)} read from the archive"
     )
+    console.print(stored_text(report.stored), soft_wrap=True)

@@ -9,6 +9,7 @@ import typer
 
 from inshrink_core.cli.formatting import count, counted, error_size, printable, steps_in_short
 from inshrink_core.cli.opening import open_run
+from inshrink_core.cli.optimizer import stored_text
 from inshrink_core.cli.options import Json, Quiet, StepPattern
 from inshrink_core.cli.output import make_table, present
 from inshrink_core.cli.progress import progress_bar
@@ -69,6 +70,8 @@ def _show(console: Console, verification: Verification) -> None:
         console.print(f"… and {count(len(verification.problems) - _MOST_PROBLEMS)} more")
     if verification.errors:
         _show_errors(console, verification.errors)
+    if verification.stored is not None and verification.ok:
+        console.print(stored_text(verification.stored), soft_wrap=True)
     if verification.missing_steps:
         console.print(f"not archived: step {steps_in_short(verification.missing_steps)}")
     if verification.ok:
@@ -82,6 +85,9 @@ def _show_errors(console: Console, errors: tuple[StepError, ...]) -> None:
     console.print(f"bit-exact: {count(len(errors) - len(lossy))} of {count(len(errors))} tensors, all steps")
     if not lossy:
         return
+    _show_roles(console, errors)
+    # Moments have a relative error of about one by design: they would fill the list.
+    lossy = [row for row in lossy if "@" not in row.key] or lossy
     lossy.sort(key=_badness, reverse=True)
     table = make_table("worst tensors", "step", "codec", "relative error", "largest error", left=(0, 2))
     for row in lossy[:_MOST_WORST]:
@@ -95,6 +101,24 @@ def _show_errors(console: Console, errors: tuple[StepError, ...]) -> None:
     console.print()
     console.print(table)
     console.print()
+
+
+def _show_roles(console: Console, errors: tuple[StepError, ...]) -> None:
+    """Print a row a role: how many of its tensors are bit-exact, and the largest error of the others."""
+    groups: dict[str, list[StepError]] = {}
+    for row in errors:
+        groups.setdefault(row.key.partition("@")[2] or "weights, buffers", []).append(row)
+    table = make_table("role", "tensors", "bit-exact", "largest relative error")
+    for role, rows in groups.items():
+        worst = max(rows, key=_badness).error
+        table.add_row(
+            role,
+            count(len(rows)),
+            count(sum(row.error.bit_exact for row in rows)),
+            "none" if worst.bit_exact else error_size(worst.relative_rms),
+        )
+    console.print()
+    console.print(table)
 
 
 def _badness(row: StepError) -> tuple[float, float]:

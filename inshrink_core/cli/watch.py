@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inshrink_core.cli.formatting import counted, duration, ratio, size, steps_in_short
+from inshrink_core.cli.optimizer import optimizer_text
 from inshrink_core.cli.output import present, show_facts
 from inshrink_core.cli.progress import progress_bar
 from inshrink_core.errors import InputError
@@ -109,8 +110,13 @@ def _show(console: Console, report: WatchReport) -> None:
     ]
     if report.size is not None:
         held = f"{counted(len(report.size.frames), 'frame')}, {size(report.size.nbytes)}"
+        roles = {row.spec.role.value for frame in report.size.frames for row in frame.tensors}
         facts += [
             ("frames", held),
+            (
+                "optimizer state",
+                optimizer_text(report.reports[-1].optimizer if report.reports else None, roles),
+            ),
             ("ratio of everything", ratio(report.size.ratio_total)),
             ("ratio of the weights", ratio(report.size.ratio_weights)),
         ]

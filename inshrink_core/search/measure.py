@@ -166,7 +166,7 @@ def encode_step(
         squared_norm += result.squared_norm
     meta = chain.record() | {"content": _any_digest(blocks)} | ({} if memory is None else {"memory": memory})
     whole = stored_view(checkpoint, chain.optimizer)
-    overhead, index = frame_overhead(whole, blocks, meta, index)
+    overhead, index = frame_overhead(whole, blocks, chain, meta, index)
     return EncodedStep(
         checkpoint=checkpoint if keys is None else replace(checkpoint, specs=chosen, aliases={}),
         references=references,

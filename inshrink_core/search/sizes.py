@@ -9,6 +9,7 @@ from typing import Any, Final
 from inshrink_core.archive.document import compress_document, pack_value
 from inshrink_core.archive.index import BlockColumns, FrameIndex, pack_index
 from inshrink_core.archive.layout import FRAME_HEADER_NBYTES, FRAME_TRAILER_NBYTES, align, crc32c
+from inshrink_core.chain import ChainConfig
 from inshrink_core.chain.archive import pack_attributes
 from inshrink_core.chain.parts import LAYOUT_KEY
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
@@ -21,12 +22,20 @@ _PART_NBYTES: Final = 64
 the number of digits of its length in the index is."""
 
 
+_EXACT: Final = "exact/1"
+
+_LOSSY_HEAD_NBYTES: Final = 16
+
 _SMALL_NBYTES: Final = 256
 """Up to this size a tensor is mostly stored as it is, behind a byte that says so."""
 
 
 def frame_overhead(
-    checkpoint: Checkpoint, blocks: Mapping[str, Block], meta: Mapping[str, Any], parent: FrameIndex | None
+    checkpoint: Checkpoint,
+    blocks: Mapping[str, Block],
+    chain: ChainConfig,
+    meta: Mapping[str, Any],
+    parent: FrameIndex | None,
 ) -> tuple[int, FrameIndex]:
     """Return the bytes of a frame that are neither tensors nor parts, and its index for the next frame.
 
@@ -36,6 +45,8 @@ def frame_overhead(
         What the frame holds, as stored.
     blocks
         Blocks by key; tensors without one (optimizer state that was not encoded) count as entries only.
+    chain
+        How the frame is made: which codec takes a tensor without a block.
     meta
         What the frame says of how it was made.
     parent
@@ -48,15 +59,30 @@ def frame_overhead(
     """
     keys = [spec.key for spec in checkpoint.specs]
     paths = [LAYOUT_KEY, *(file.path for file in checkpoint.files)]
+    exact, *_ = reversed(parties := chain.parties())
+    codec_of = {
+        spec.key: next(party.codec for party in parties if spec.role in party.roles)
+        for spec in checkpoint.specs
+        if spec.key not in blocks
+    }
     sizes = [
-        len(blocks[spec.key].payload) if spec.key in blocks else _unknown_size(spec)
+        len(blocks[spec.key].payload)
+        if spec.key in blocks
+        else _unknown_size(spec, lossy=codec_of[spec.key] is not exact.codec)
         for spec in checkpoint.specs
     ]
     sizes += [_PART_NBYTES for _ in paths]
     index = FrameIndex(
         BlockColumns(
             tuple(keys),
-            tuple(blocks[key].codec if key in blocks else "exact/1" for key in keys),
+            tuple(
+                blocks[key].codec
+                if key in blocks
+                else _EXACT
+                if codec_of[key] is exact.codec
+                else codec_of[key].bitstream
+                for key in keys
+            ),
             tuple(_as_tuple(pack_attributes(spec)) for spec in checkpoint.specs),
         ),
         BlockColumns(tuple(paths), tuple("raw" for _ in paths), tuple(() for _ in paths)),
@@ -69,10 +95,15 @@ def frame_overhead(
     return FRAME_HEADER_NBYTES + _padding(sizes) + len(document) + FRAME_TRAILER_NBYTES, index
 
 
-def _unknown_size(spec: TensorSpec) -> int:
-    """Return a size like a coded tensor's: a byte more where it hardly compresses, irregular elsewhere."""
-    share = 1 + _digest(spec.key) / 2**32
-    return int(spec.nbytes * share / 2) if spec.nbytes > _SMALL_NBYTES else spec.nbytes + 1
+def _unknown_size(spec: TensorSpec, *, lossy: bool) -> int:
+    """Return a size like a coded tensor's: a byte more where it hardly compresses, irregular elsewhere.
+
+    Of optimizer state under a lossy rule, a small share of a bit an element.
+    """
+    share = _digest(spec.key) / 2**32
+    if lossy:
+        return _LOSSY_HEAD_NBYTES + int(spec.numel * (0.5 + share) / 16)
+    return int(spec.nbytes * (1 + share) / 2) if spec.nbytes > _SMALL_NBYTES else spec.nbytes + 1
 
 
 def _digest(key: str) -> int:

@@ -190,7 +190,7 @@ class BoundedWriter:
         if self._last is not None and chain.parent is not None and self._last[0] == chain.parent.frame_id:
             return self._last[1]
         stored = stored_view(checkpoint, chain.config.optimizer)
-        return frame_overhead(stored, {}, chain.config.record(), None)[1]
+        return frame_overhead(stored, {}, chain.config, chain.config.record(), None)[1]
 
     def _factors(
         self, chain: ChainWriter, trials: StepTrials, search: ChainSearch

@@ -72,6 +72,7 @@ class CompressReport:
             "codec": self.codec,
             "config": dict(self.config),
             "optimizer": self.optimizer,
+            "roles": sorted({row.spec.role.value for frame in self.size.frames for row in frame.tensors}),
             "ratio_total": self.size.ratio_total,
             "ratio_weights": self.size.ratio_weights,
             "bits_per_weight": self.size.bits_per_weight,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.archive import is_archive
-from inshrink_core.chain import Archive, frame_size
+from inshrink_core.chain import Archive, Exactness, exactness_of, frame_size
 from inshrink_core.errors import NotFoundError
 from inshrink_core.execution import default_threads
 from inshrink_core.formats import Run, open_run, write_checkpoint
@@ -43,6 +43,8 @@ class RestoreReport:
         Wall time.
     bytes_read
         Bytes read from the archive.
+    stored
+        Which roles came back bit for bit, and which with an error.
     """
 
     steps: tuple[int, ...]
@@ -50,6 +52,7 @@ class RestoreReport:
     layout: str
     seconds: float
     bytes_read: int
+    stored: Exactness
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink restore --json``."""
@@ -59,6 +62,7 @@ class RestoreReport:
             "format": self.layout,
             "seconds": self.seconds,
             "bytes_read": self.bytes_read,
+            **self.stored.to_json(),
         }
 
 
@@ -170,6 +174,11 @@ def restore(
         layout=written,
         seconds=time.perf_counter() - begun,
         bytes_read=opened.bytes_read,
+        stored=exactness_of(
+            opened,
+            [opened.reader.find(step) for step in chosen],
+            lambda key: tensors is None or fnmatchcase(key, tensors),
+        ),
     )
 
 

@@ -233,7 +233,7 @@ def test_a_sample_has_every_layer_type_and_about_its_share():
 
 def test_the_ratio_of_a_step_is_estimated_once_for_each_candidate(run):
     estimate = RatioEstimate(base(), run[5], Standing(), None)
-    assert estimate(LINE.candidate(2.5)) == pytest.approx(
+    assert estimate(LINE.candidate(1.0)) == pytest.approx(
         encode_step(base(), run[5], Standing()).ratio_weights, rel=0.01
     )
     assert estimate(LINE.candidate(6.0)) > estimate(LINE.candidate(1.0))

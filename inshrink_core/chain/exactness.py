@@ -1,0 +1,74 @@
+"""Which tensors of a frame come back bit for bit, and which with an error: told by its index alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from inshrink_core.chain.archive import Archive, spec_of
+from inshrink_core.chain.config import is_exact
+from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec
+from inshrink_core.codec import get_codec
+from inshrink_core.frame import FrameInfo
+
+__all__ = ["Exactness", "exactness_of", "is_rekeyed"]
+
+
+class Exactness(NamedTuple):
+    """Roles whose every tensor is stored bit for bit, and roles of which some are stored with an error."""
+
+    exact: tuple[str, ...]
+    lossy: tuple[str, ...]
+
+    def to_json(self) -> dict[str, list[str]]:
+        """Return what reports say of it."""
+        return {"exact_roles": list(self.exact), "lossy_roles": list(self.lossy)}
+
+
+def exactness_of(
+    archive: Archive, frames: Iterable[FrameInfo], keys: Callable[[str], bool] = lambda key: True
+) -> Exactness:
+    """Tell of the tensors of some frames; files, and whatever is no tensor, are always exact.
+
+    Parameters
+    ----------
+    archive, frames
+        The archive, and which of its frames.
+    keys
+        Which tensors count; by default all.
+
+    Raises
+    ------
+    DamagedError, MissingFrameError
+        An index cannot be read.
+    """
+    exact: dict[str, bool] = {}
+    for info in frames:
+        frame, where = archive.frame(info), archive.where(info)
+        for entry in frame.entries:
+            if not entry.part and keys(entry.key):
+                spec = spec_of(entry, where)
+                role = spec.role.value
+                exact[role] = exact.get(role, True) and _is_exact(frame.meta, info, spec, entry.codec)
+    return Exactness(
+        tuple(role for role, kept in exact.items() if kept),
+        tuple(role for role, kept in exact.items() if not kept),
+    )
+
+
+def _is_exact(meta: Mapping[str, Any], info: FrameInfo, spec: TensorSpec, bitstream: str) -> bool:
+    """Whether a tensor's block holds the original's bits."""
+    codec, settings = str(meta.get("codec", "lossless")), meta.get("config", {})
+    whole = is_exact(codec, settings)
+    if bitstream not in get_codec("lossless").reads:
+        return spec.role in MODEL_ROLES and whole
+    if spec.exact or whole or not is_rekeyed(meta, info):
+        return True
+    # A block made anew holds what was decoded before: exact where the codec has no rule for the role.
+    own: Any = get_codec(codec)
+    return spec.role not in own.takes(own.config_type(**settings))
+
+
+def is_rekeyed(meta: Mapping[str, Any], info: FrameInfo) -> bool:
+    """Whether a frame was made from decoded values: its lossless blocks hold those, not the original's."""
+    return meta.get("rekeyed") == info.frame_id or "source" in meta
