@@ -1,0 +1,114 @@
+"""``python -m benchmarks.crash [SECONDS]``: end every verb where it hurts, and judge what is left.
+
+Three modes. *kill*: SIGKILL at a random system call on a file, before, amid and after it. *fault*: every such
+call fails, one after the other, as on a full disk, a broken one and one that turns read-only. *power*: what a
+power loss may leave after every call, where only what was synced is certain. After each case the archive and
+the outputs are judged by what an undisturbed run gives, the verb is run again, and its end is judged.
+
+Exit code 1 where anything was lost, wrong, untyped, refused or left over. ``benchmarks/results/crash.csv``
+is written where ``--write`` asks for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+
+from benchmarks.crash.shim import NoShimError, build
+
+EXIT_FOUND, EXIT_SKIPPED = 1, 77
+"""77 is what automake's tests say where they cannot run."""
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.crash", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "seconds", nargs="?", type=float, default=60.0, help="for all modes and verbs together"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="decides the order and the places")
+    parser.add_argument("--verb", action="append", help="these alone; may be repeated")
+    parser.add_argument("--mode", action="append", choices=("kill", "fault", "power"), help="the same")
+    parser.add_argument("--cases", type=int, help="of each verb and mode, whatever the time")
+    parser.add_argument("--plant", help="a defect to be found (benchmarks.crash.plants): proves the harness")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/crash.csv")
+    return parser.parse_args()
+
+
+def _place() -> str | None:
+    """Return where cases run: in memory where there is some, for what is synced there costs nothing."""
+    memory = Path("/dev/shm")
+    return str(memory) if memory.is_dir() and os.access(memory, os.W_OK) else None
+
+
+def _start_with_shim() -> int:
+    """Run this again with the shim before the C library, one thread, and a folder that is removed."""
+    library = build()
+    with tempfile.TemporaryDirectory(prefix="inshrink-crash-", dir=_place()) as folder:
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+        scratch = Path(folder) / "scratch"
+        scratch.mkdir()
+        environment = {
+            **os.environ,
+            **threads,
+            "LD_PRELOAD": str(library),
+            "INSHRINK_CRASH_FOLDER": folder,
+            "INSHRINK_CRASH_SCRATCH": str(scratch),
+            "TMPDIR": str(scratch),
+        }
+        command = [sys.executable, "-m", "benchmarks.crash", *sys.argv[1:]]
+        pid = os.posix_spawn(command[0], command, environment)
+        try:
+            _, status = os.waitpid(pid, 0)
+        except KeyboardInterrupt:
+            _, status = os.waitpid(pid, 0)
+        shutil.rmtree(folder, ignore_errors=True)
+        Path(folder).mkdir(exist_ok=True)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _work(folder: Path, arguments: argparse.Namespace) -> int:
+    """Run the cases; the shim is loaded."""
+    os.environ.pop("LD_PRELOAD", None)  # children that are other programs do without
+    import torch
+
+    from benchmarks.crash.plants import PLANTS
+    from benchmarks.crash.report import Work
+    from benchmarks.crash.shim import Shim
+    from benchmarks.crash.verbs import observed
+
+    torch.set_num_threads(1)
+    shim = Shim()
+    plant = PLANTS[arguments.plant]() if arguments.plant else nullcontext()
+    with observed(shim.note), plant:
+        work = Work(shim, folder, arguments.seed, arguments.verb, arguments.mode)
+        work.run(arguments.seconds, arguments.cases)
+    work.show()
+    if arguments.write:
+        from benchmarks.results import write
+
+        sys.stderr.write(f"{write('crash', work.rows())}\n")
+    return EXIT_FOUND if work.found else 0
+
+
+def main() -> int:
+    """Run the harness and return its exit code."""
+    arguments = _arguments()
+    folder = os.environ.get("INSHRINK_CRASH_FOLDER")
+    try:
+        if folder is not None:
+            return _work(Path(folder), arguments)
+        return _start_with_shim()
+    except NoShimError as error:
+        sys.stderr.write(f"skipped: {error}\n")
+        return EXIT_SKIPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

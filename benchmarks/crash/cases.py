@@ -1,0 +1,271 @@
+"""One case: a verb in a child that is struck, the judgement of what it left, the verb again, and that judged."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import inshrink_core
+from benchmarks.crash.disk import Tree, read_tree, write_tree
+from benchmarks.crash.shim import Operation, Plan, Shim
+from benchmarks.crash.verbs import VERBS, Expected, Verb, digests, judge_archive, promised, told
+from inshrink_core.archive.durable import is_locked
+from inshrink_core.errors import StorageError
+
+LIMIT_S = 60.0
+"""A case takes milliseconds; one that takes this long hangs, also on a loaded machine."""
+
+FRAMES = "/frames/"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case: each problem begins with its class (`CLASSES`)."""
+
+    problems: tuple[str, ...] = ()
+    fired: int = 0
+    notes: tuple[str, ...] = ()
+    ended: str = ""
+
+
+CLASSES = ("lost", "wrong", "untyped", "refused", "leftover")
+"""A promised step is gone; something else than was written is readable; an error that is not a StorageError; the
+verb does not complete when run again; files that no later writer removes."""
+
+
+@dataclass
+class Stage:
+    """A verb with its beginning and its undisturbed end, and the folder that its cases run in."""
+
+    verb: Verb
+    shim: Shim
+    root: Path
+    before: Tree = field(default_factory=dict)
+    expected: Expected = field(default_factory=Expected)
+    log: tuple[Operation, ...] = ()
+    n_operations: int = 0
+    logged: Tree = field(default_factory=dict)
+
+    def open(self) -> None:
+        """Run the verb undisturbed: first here, so that all is compiled and imported, then logged."""
+        self._fresh()
+        self.verb.prepare(self.root)
+        self.before = read_tree(self.root)
+        self.verb.act(self.root, lambda _: None)
+        self._expect()
+        self._fresh(self.before)
+        self.shim.clear()
+        found = in_child(lambda: self._act(Plan()))
+        if found != {"ended": "done"}:
+            raise RuntimeError(f"{self.verb.name} fails undisturbed: {found}")
+        # Children share the parent's memory: a collection that walked all of it would copy all of it.
+        gc.collect()
+        gc.freeze()
+        self.log, self.n_operations = tuple(self.shim.log()), self.shim.count
+        self.logged = read_tree(self.root)
+
+    def _expect(self) -> None:
+        self.expected = Expected(tree=read_tree(self.root))
+        for path in {self.verb.archive, getattr(self.verb, "target", None)} - {None}:
+            archive = self.root / str(path)
+            self.expected.final = inshrink_core.Archive.open(archive).steps
+            self.expected.steps = digests(archive)
+        if self.verb.archive and self.verb.archive in self.before:
+            self._fresh(self.before)
+            self.expected.steps |= digests(self.root / self.verb.archive)
+
+    def _fresh(self, tree: Tree | None = None) -> None:
+        """Make the folder anew."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        write_tree(self.root, tree or {})
+
+    def killed(self, plan: Plan) -> Outcome:
+        """Run the verb until it is killed, and judge."""
+        self._fresh(self.before)
+        self.shim.clear()
+        found = in_child(lambda: self._act(plan))
+        notes = self.shim.notes()
+        judged = in_child(lambda: self._judged(notes))
+        problems = _problems(found, "wrong") + _problems(judged, "refused")
+        return Outcome(problems, self.shim.fired, notes, found.get("ended", ""))
+
+    def failed(self, plan: Plan) -> Outcome:
+        """Run the verb while the system refuses something, and judge and run it again in that process."""
+        self._fresh(self.before)
+        self.shim.clear()
+
+        def act() -> dict[str, Any]:
+            acted = self._act(plan)
+            notes = self.shim.notes()
+            again = self._judged(notes)
+            return {**acted, "problems": acted.get("problems", []) + again["problems"]}
+
+        found = in_child(act)
+        return Outcome(
+            _problems(found, "refused"), self.shim.fired, self.shim.notes(), found.get("ended", "")
+        )
+
+    def without_power(self, tree: Tree, notes: tuple[str, ...]) -> Outcome:
+        """Judge what a power loss left."""
+        self._fresh(tree)
+        return Outcome(_problems(in_child(lambda: self._judged(notes)), "refused"), 0, notes)
+
+    def _act(self, plan: Plan) -> dict[str, Any]:
+        """Run the verb, struck as planned; an error must be one of ours."""
+        raw = _Raw()
+        with raw.listening():
+            self.shim.arm(self.root, plan)
+            try:
+                self.verb.act(self.root, self.shim.note)
+                self.shim.note("done")
+                ended = "done"
+            except StorageError as error:
+                ended = f"{type(error).__name__}: {error}"
+                if not error.where or not error.remedy:
+                    raw.found.append(f"untyped: a StorageError without where or remedy: {error}")
+            except Exception as error:  # whatever it is, it is reported
+                ended = f"{type(error).__name__}: {error}"
+                raw.found.append(f"untyped: {_last_lines(error)}")
+            finally:
+                self.shim.disarm()
+            gc.collect()
+        if self.verb.archive and is_locked(self.root / self.verb.archive):
+            raw.found.append("refused: the lock is still held after the error")
+        return {"ended": ended} | ({"problems": raw.found} if raw.found else {})
+
+    def _judged(self, notes: tuple[str, ...]) -> dict[str, Any]:
+        """Judge what is there, run the verb again, and judge the end."""
+        problems = list(self._as_left(notes))
+        if not problems:
+            try:
+                problems += self._recovered(notes)
+                self.verb.again(self.root)
+            except Exception as error:  # a second run may not fail with any error
+                problems.append(f"refused: {_last_lines(error)}")
+            else:
+                problems += self._as_ended()
+        return {"problems": problems}
+
+    def _as_left(self, notes: tuple[str, ...]) -> Iterator[str]:
+        if self.verb.archive:
+            must = promised(self.verb, notes, self.expected)
+            yield from judge_archive(self.root / self.verb.archive, self.expected, must)
+        yield from self.verb.outputs(self.root, self.expected, notes)
+        yield from self._changed_originals()
+
+    def _recovered(self, notes: tuple[str, ...]) -> Iterator[str]:
+        """What a saver had saved is archived when the next one is opened."""
+        saved = told(notes, "saved")
+        if saved and self.verb.archive:
+            VERBS["saver"].recover(self.verb, self.root)  # type: ignore[attr-defined]
+            yield from judge_archive(self.root / self.verb.archive, self.expected, tuple(saved))
+
+    def _as_ended(self) -> Iterator[str]:
+        if self.verb.archive:
+            archive = self.root / self.verb.archive
+            expected = self.expected
+            if not self.verb.exact_again:
+                expected = Expected(digests(archive), expected.final, expected.tree)
+            yield from judge_archive(archive, expected, expected.final, deep=False)
+            if inshrink_core.Archive.open(archive).steps != expected.final:
+                yield "refused: the second run did not end as the undisturbed one"
+            yield from (f"leftover: {note}" for note in inshrink_core.verify(archive).notes)
+        yield from self.verb.outputs(self.root, self.expected, ("done",))
+        yield from self._changed_originals()
+        now = {path for path in read_tree(self.root) if FRAMES not in path or "/." in path}
+        yield from (f"leftover: {path}" for path in sorted(now - set(self.expected.tree)))
+
+    def _changed_originals(self) -> Iterator[str]:
+        now = read_tree(self.root)
+        for path, content in self.before.items():
+            inside = any(path == one or path.startswith(f"{one}/") for one in self.verb.originals)
+            if inside and not path.endswith("/lock") and now.get(path, b"gone") != content:
+                yield f"wrong: {path} was changed"
+
+
+class _Raw:
+    """Errors that no one caught: of threads, and of objects that were freed."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Gather them, for the rest of this process."""
+        threading.excepthook = lambda args: self.found.append(f"untyped: in a thread: {args.exc_value!r}")
+        sys.unraisablehook = lambda args: self.found.append(f"untyped: unraisable: {args.exc_value!r}")
+        yield
+
+
+def _last_lines(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if "inshrink_core" in f.filename] or frames
+    place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
+    return f"{type(error).__name__}: {error} ({place})"
+
+
+def _problems(found: dict[str, Any], silent: str) -> tuple[str, ...]:
+    """Return the problems a child told; one that ended without a word was killed, or hung."""
+    if "hung" in found:
+        return (f"{silent}: hangs",)
+    if "died" in found and silent == "refused":
+        return (f"refused: the process ended with {found['died']}",)
+    return tuple(found.get("problems", ()))
+
+
+def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run something in a forked child and return what it returns; ``died`` where it told nothing."""
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(reading)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            answer = json.dumps(work()).encode()
+            with os.fdopen(writing, "wb") as pipe:
+                pipe.write(answer)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(writing)
+    answer, hung = _read_all(reading, child)
+    os.close(reading)
+    _, status = os.waitpid(child, 0)
+    if hung:
+        return {"hung": True}
+    if answer:
+        found: dict[str, Any] = json.loads(answer)
+        return found
+    return {"died": f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {status >> 8}"}
+
+
+def _read_all(reading: int, child: int) -> tuple[bytes, bool]:
+    """Read a child's answer; kill it where none comes in time."""
+    answer, deadline = b"", time.monotonic() + LIMIT_S
+    while True:
+        ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+            return answer, True
+        some = os.read(reading, 1 << 16)
+        if not some:
+            return answer, False
+        answer += some

@@ -1,0 +1,115 @@
+"""Defects that are planted to prove that the harness finds them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from inshrink_core.archive import ArchiveWriter, FrameWriter, durable, frame_writer, rewrite, writer
+from inshrink_core.frame import FrameInfo
+
+
+@contextmanager
+def _replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
+    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
+    for owner, name, value in places:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in kept:
+            setattr(owner, name, value)
+
+
+def _syncing_only(wanted: Callable[[int], bool]) -> AbstractContextManager[None]:
+    fsync = os.fsync
+
+    def some(descriptor: int) -> None:
+        if wanted(os.fstat(descriptor).st_mode):
+            fsync(descriptor)
+
+    return _replaced((os, "fsync", some))
+
+
+def file_unsynced() -> AbstractContextManager[None]:
+    """A writer that syncs folders, and no file."""
+    return _syncing_only(stat.S_ISDIR)
+
+
+def folder_unsynced() -> AbstractContextManager[None]:
+    """A writer that syncs files, and no folder."""
+    return _syncing_only(stat.S_ISREG)
+
+
+def manifest_first() -> AbstractContextManager[None]:
+    """A writer that lists a frame before it has its name."""
+
+    def publish(self: ArchiveWriter, temporary: Path, info: FrameInfo) -> None:
+        manifest = self._manifest.with_frame(info)
+        self._write_manifest(manifest)
+        temporary.replace(self._root / info.path)
+        durable.sync_folder((self._root / info.path).parent)
+        self._manifest = manifest
+        self.reader.refresh()
+
+    return _replaced((ArchiveWriter, "_publish", publish))
+
+
+def early_report() -> AbstractContextManager[None]:
+    """A writer that reports a frame before it is renamed."""
+    begin = ArchiveWriter.begin
+
+    def begin_reporting(self: ArchiveWriter, **place: Any) -> FrameWriter:
+        from benchmarks.crash.shim import Shim
+
+        frame = begin(self, **place)
+        Shim.current.note(f"committed {place['step']}")
+        return frame
+
+    return _replaced((ArchiveWriter, "begin", begin_reporting))
+
+
+def unlink_first() -> AbstractContextManager[None]:
+    """A writer that deletes the old manifest before the new one has its name."""
+    write_durably = durable.write_durably
+
+    def write(path: Path, content: bytes) -> None:
+        if path.exists():
+            for frame in sorted(path.parent.glob("frames/*.frame"))[:1]:
+                frame.unlink()
+            path.unlink()
+        write_durably(path, content)
+
+    return _replaced((writer, "write_durably", write))
+
+
+def deleted_first() -> AbstractContextManager[None]:
+    """A rewrite that deletes old frames before the manifest is switched."""
+    switch = rewrite.Rewrite.switch
+
+    def switch_late(self: rewrite.Rewrite, gone: Any = ()) -> None:
+        for frame in self._old.values():
+            (self._root / frame.path).unlink()
+        switch(self, gone)
+
+    return _replaced((rewrite.Rewrite, "switch", switch_late))
+
+
+def torn_frames() -> AbstractContextManager[None]:
+    """A writer that writes a frame under its own name."""
+    return _replaced((frame_writer, "temporary_path", lambda path: path))
+
+
+PLANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "file-unsynced": file_unsynced,
+    "folder-unsynced": folder_unsynced,
+    "manifest-first": manifest_first,
+    "early-report": early_report,
+    "unlink-first": unlink_first,
+    "deleted-first": deleted_first,
+    "torn-frames": torn_frames,
+}

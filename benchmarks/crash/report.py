@@ -1,0 +1,116 @@
+"""The cases of all verbs and modes within a time, what they found, and how it is shown."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+from benchmarks.crash.cases import CLASSES, Stage
+from benchmarks.crash.modes import CASES, MODES, Case
+from benchmarks.crash.shim import Shim
+from benchmarks.crash.verbs import VERBS
+
+_SHOWN = 3
+"""Examples of a problem that are shown of each verb and mode: the first ones tell the cause."""
+
+_LINE_S = 0.5
+"""Between two live lines."""
+
+
+class Work:
+    """All cases of one call, taken from verbs and modes in turn."""
+
+    def __init__(
+        self, shim: Shim, folder: Path, seed: int, verbs: Sequence[str] | None, modes: Sequence[str] | None
+    ) -> None:
+        for name in verbs or ():
+            if name not in VERBS:
+                raise SystemExit(f"there is no verb '{name}': choose of {', '.join(VERBS)}")
+        self._shim, self._folder, self._seed = shim, folder, seed
+        self._verbs, self._modes = tuple(verbs or VERBS), tuple(modes or MODES)
+        self._cases: Counter[tuple[str, str]] = Counter()
+        self._problems: Counter[tuple[str, str, str]] = Counter()
+        self._examples: dict[tuple[str, str, str], list[str]] = {}
+        self._operations: dict[str, int] = {}
+        self._whole: set[tuple[str, str]] = set()
+        self._shown_at = 0.0
+
+    @property
+    def found(self) -> int:
+        """Number of cases' problems."""
+        return self._problems.total()
+
+    def run(self, seconds: float, n_cases: int | None) -> None:
+        """Run the cases of each verb and mode for a fair share of the time, or so many."""
+        deadline = time.monotonic() + seconds
+        turns = [(verb, mode) for verb in self._verbs for mode in self._modes]
+        for number, (verb, stages) in enumerate(itertools.groupby(turns, key=lambda turn: turn[0])):
+            stage = Stage(VERBS[verb](), self._shim, self._folder / verb)
+            stage.open()
+            self._operations[verb] = stage.n_operations
+            modes = [mode for _, mode in stages]
+            for place, mode in enumerate(modes):
+                remaining = (len(self._verbs) - number) * len(modes) - place
+                share = (deadline - time.monotonic()) / remaining
+                self._run_mode(stage, mode, share, n_cases)
+
+    def _run_mode(self, stage: Stage, mode: str, seconds: float, n_cases: int | None) -> None:
+        until, verb = time.monotonic() + seconds, stage.verb.name
+        for case in self._limited(CASES[mode](stage, Random(f"{self._seed} {verb} {mode}")), until, n_cases):
+            self._cases[verb, mode] += 1
+            for problem in set(one.partition(":")[0] for one in case.outcome.problems):
+                self._problems[verb, mode, problem] += 1
+            for problem in case.outcome.problems[:1]:
+                shown = self._examples.setdefault((verb, mode, problem.partition(":")[0]), [])
+                if len(shown) < _SHOWN:
+                    shown.append(f"{case.name}: {problem} [{case.outcome.ended or 'killed'}]")
+            self._tell(verb, mode)
+        else:
+            self._whole.add((verb, mode))
+
+    def _limited(self, cases: Iterator[Case], until: float, n_cases: int | None) -> Iterator[Case]:
+        """Take cases while there is time, one at least; or exactly so many."""
+        for number, case in enumerate(cases, 1):
+            yield case
+            if number >= n_cases if n_cases is not None else time.monotonic() >= until:
+                self._cut = True
+                return
+
+    def _tell(self, verb: str, mode: str) -> None:
+        now = time.monotonic()
+        if sys.stderr.isatty() and now - self._shown_at > _LINE_S:
+            self._shown_at = now
+            sys.stderr.write(f"\r\033[K{verb} {mode}: {self._cases.total()} cases, {self.found} bad")
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return a row for each verb and mode."""
+        return [
+            {
+                "verb": verb,
+                "mode": mode,
+                "operations": self._operations[verb],
+                "cases": self._cases[verb, mode],
+                **{problem: self._problems[verb, mode, problem] for problem in CLASSES},
+                "seed": self._seed,
+            }
+            for verb in self._verbs
+            for mode in self._modes
+        ]
+
+    def show(self) -> None:
+        """Print a table of all, and examples of what was found."""
+        columns = ("verb", "mode", "operations", "cases", *CLASSES)
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\033[K")
+        print(" ".join(f"{column:>10}" for column in columns))
+        for row in self.rows():
+            print(" ".join(f"{row[column]!s:>10}" for column in columns))
+        print(f"{self._cases.total()} cases, {self.found} bad")
+        for (verb, mode, _), examples in self._examples.items():
+            for example in examples:
+                print(f"{verb}, {mode}: {example}")

@@ -1,0 +1,424 @@
+"""The verbs that are ended, on runs so small that a case takes milliseconds, and what each has promised."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import inshrink_core
+from benchmarks.crash.disk import Tree, read_tree
+from inshrink_core.archive import FrameWriter, is_archive
+from inshrink_core.evaluate import Evaluation, EvaluatorRequest
+from inshrink_core.metrics import Direction
+
+SCRATCH = "INSHRINK_CRASH_SCRATCH"
+"""Where the environment tells a folder for what is restored to be judged."""
+Note = Callable[[str], None]
+RUN, ARCHIVE, PACKED, OUT = "run", "archives/a.inshrink", "packed.inshrink", "new/parents/out"
+STEPS = (1, 2, 3, 4)
+SHAPES = {"a.weight": (6, 8), "a.bias": (6,), "b.weight": (3, 6)}
+
+
+def state(step: int) -> dict[str, Tensor]:
+    """Return the weights of a step: small movements from step to step, the same whenever asked."""
+    found = {}
+    for name, shape in SHAPES.items():
+        base = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        total = torch.randn(shape, generator=base)
+        for before in range(step):
+            moved = torch.Generator().manual_seed(1000 * before + zlib.crc32(name.encode()) % 997)
+            total = total + 0.01 * torch.randn(shape, generator=moved)
+        found[name] = total
+    return found
+
+
+def moments(step: int) -> dict[str, Any]:
+    """Return an AdamW state of a step, as PyTorch saves it."""
+    rows = {}
+    for i, tensor in enumerate(state(step).values()):
+        rows[i] = {"step": torch.tensor(float(step)), "exp_avg": tensor * 0.1, "exp_avg_sq": tensor**2}
+    group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "params": [0, 1, 2]}
+    return {"state": rows, "param_groups": [group]}
+
+
+def write_run(folder: Path, steps: tuple[int, ...] = STEPS) -> None:
+    """Write a run of one file a step."""
+    folder.mkdir(parents=True)
+    for step in steps:
+        content = {"model": state(step), "optimizer": moments(step), "step": step}
+        torch.save(content, folder / f"step_{step:06}.pt")
+
+
+def write_run_of_folders(folder: Path, steps: tuple[int, ...] = STEPS) -> None:
+    """Write a run of three files a step."""
+    for step in steps:
+        inside = folder / f"checkpoint-{step}"
+        inside.mkdir(parents=True)
+        save_file(state(step), inside / "model.safetensors")
+        torch.save(moments(step), inside / "optimizer.pt")
+        (inside / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+
+
+@dataclass
+class Expected:
+    """What an undisturbed run of a verb gives: content restored by step, the steps at its end, and the tree."""
+
+    steps: dict[int, str] = field(default_factory=dict)
+    final: tuple[int, ...] = ()
+    tree: Tree = field(default_factory=dict)
+
+
+class Verb:
+    """One verb: its beginning, what is done, and how it is run again.
+
+    `archive` is the one that the verb writes, if any; `originals` must not change; `exact_again` says
+    whether a second run ends with the same bits.
+    """
+
+    name: ClassVar[str]
+    archive: ClassVar[str | None] = None
+    originals: ClassVar[tuple[str, ...]] = (RUN,)
+    exact_again: ClassVar[bool] = True
+    kept: ClassVar[tuple[int, ...]] = ()
+    """Steps of `archive` from the beginning that must be there always."""
+
+    def prepare(self, root: Path) -> None:
+        """Make what the verb begins with."""
+        write_run(root / RUN)
+
+    def act(self, root: Path, note: Note) -> None:
+        """Run the verb; notes what it has promised."""
+        raise NotImplementedError
+
+    def again(self, root: Path) -> None:
+        """Run it again, as its user would."""
+        self.act(root, lambda _: None)
+
+    def outputs(self, root: Path, expected: Expected, notes: tuple[str, ...]) -> Iterator[str]:
+        """Yield what is wrong with outputs that are no archive that `archive` names."""
+        return iter(())
+
+
+def _compress(root: Path, **options: Any) -> Any:
+    options = {"codec": "lattice", "keyframe_every": 3, "threads": 1, **options}
+    return inshrink_core.compress(root / RUN, root / ARCHIVE, **options)
+
+
+class Compress(Verb):
+    """A first compress, into folders that are made."""
+
+    name = "compress"
+    archive = ARCHIVE
+
+    def act(self, root: Path, note: Note) -> None:
+        _compress(root)
+
+
+class Append(Compress):
+    """A compress that goes on."""
+
+    name = "append"
+    kept = (1, 2)
+
+    def prepare(self, root: Path) -> None:
+        super().prepare(root)
+        _compress(root, steps=self.kept)
+
+
+class _Linear:
+    """An evaluator of this process: the weights on fixed inputs."""
+
+    spec = f"{__file__}:evaluate"
+    metric: str | None = "loss"
+    direction = Direction.LOWER
+
+    def evaluate(self, state_dict: Any) -> Evaluation:
+        found = state_dict.state_dict() if hasattr(state_dict, "state_dict") else state_dict
+        inputs = torch.linspace(-1, 1, 64).reshape(8, 8)
+        hidden = inputs @ found["a.weight"].float().T + found["a.bias"].float()
+        log_probs = torch.log_softmax(hidden @ found["b.weight"].float().T, dim=1)
+        loss = float(-log_probs[:, 0].mean())
+        return Evaluation(
+            metric="loss",
+            direction=Direction.LOWER,
+            value=loss,
+            metrics={"loss": loss},
+            log_probs=log_probs.numpy().astype(numpy.float32),
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Bounded(Compress):
+    """A compress under a promise; where it goes on it may choose otherwise, within the promise."""
+
+    name = "bounded"
+    exact_again = False
+
+    def act(self, root: Path, note: Note) -> None:
+        report = _compress(root, keyframe_every=32, max_drop=0.05, max_divergence=0.05)
+        if report.promise is None or any(one.drop > 0.05 for one in report.promise.steps.values()):
+            raise RuntimeError("the promise is not kept")
+
+
+class Watch(Compress):
+    """A watch that ends with the last step."""
+
+    name = "watch"
+
+    def act(self, root: Path, note: Note) -> None:
+        report = inshrink_core.watch(
+            root / RUN,
+            root / ARCHIVE,
+            interval=0.001,
+            until=STEPS[-1],
+            codec="lattice",
+            keyframe_every=3,
+            threads=1,
+            on_event=lambda event: note(f"committed {event.step}") if event.kind == "archived" else None,
+        )
+        if report.ended != "until":
+            raise RuntimeError(f"the watch ended: {report.ended}")
+
+
+class Prune(Verb):
+    """A prune that re-keys one frame and rewrites another."""
+
+    name = "prune"
+    archive = ARCHIVE
+    kept = (3, 5, 6)
+
+    def prepare(self, root: Path) -> None:
+        write_run(root / RUN, (1, 2, 3, 4, 5, 6))
+        _compress(root, keyframe_every=32)
+
+    def act(self, root: Path, note: Note) -> None:
+        inshrink_core.prune(root / ARCHIVE, keep=(3,), keep_last=2, apply=True)
+
+
+class Saving(Verb):
+    """A saver in a training of four saves, beside which it archives."""
+
+    name = "saver"
+    archive = ARCHIVE
+    originals = ()
+
+    def prepare(self, root: Path) -> None:
+        (root / "archives").mkdir()
+
+    def act(self, root: Path, note: Note) -> None:
+        model = nn.ModuleDict({"a": nn.Linear(8, 6), "b": nn.Linear(6, 3, bias=False)})
+        options: dict[str, Any] = {"codec": "lossless", "optimizer_state": "lossless"}
+        with inshrink_core.Saver(root / ARCHIVE, model, threads=1, **options) as saver:
+            for step in range((saver.last_step or 0) + 1, STEPS[-1] + 1):
+                model.load_state_dict(state(step))
+                saver.save(step, {"seed": step})
+                note(f"saved {step}")
+
+    def recover(self, root: Path) -> None:
+        """Open the saver and close it: what an earlier one saved is archived."""
+        inshrink_core.Saver(root / ARCHIVE, nn.Linear(1, 1), codec="lossless").close()
+
+
+class _OneFile(Verb):
+    """A verb that makes one new archive of another."""
+
+    target: ClassVar[str]
+    originals = (RUN, ARCHIVE)
+
+    def prepare(self, root: Path) -> None:
+        super().prepare(root)
+        _compress(root)
+
+    def outputs(self, root: Path, expected: Expected, notes: tuple[str, ...]) -> Iterator[str]:
+        target = root / self.target
+        if os.path.lexists(target):
+            yield from judge_archive(target, expected, expected.final)
+        elif "done" in notes:
+            yield f"lost: {self.target} is not there"
+
+    def again(self, root: Path) -> None:
+        # What is there is whole, as was judged before: refusing to replace it is right.
+        if not os.path.lexists(root / self.target):
+            self.act(root, lambda _: None)
+
+
+class Pack(_OneFile):
+    """A folder packed into one file, in folders that are made."""
+
+    name = "pack"
+    target = f"{OUT}/{PACKED}"
+
+    def act(self, root: Path, note: Note) -> None:
+        inshrink_core.pack(root / ARCHIVE, root / self.target)
+
+
+class Unpack(_OneFile):
+    """A packed archive made a folder again."""
+
+    name = "unpack"
+    target = f"{OUT}/b.inshrink"
+    originals = (RUN, ARCHIVE, PACKED)
+
+    def prepare(self, root: Path) -> None:
+        super().prepare(root)
+        inshrink_core.pack(root / ARCHIVE, root / PACKED)
+
+    def act(self, root: Path, note: Note) -> None:
+        inshrink_core.unpack(root / PACKED, root / self.target)
+
+
+class Export(_OneFile):
+    """One step as one file."""
+
+    name = "export"
+    target = f"{OUT}/model.inshrink"
+
+    def act(self, root: Path, note: Note) -> None:
+        inshrink_core.export(root / ARCHIVE, root / self.target, step=3)
+
+
+class Restore(Verb):
+    """A step of three files, restored to a folder that is made."""
+
+    name = "restore"
+    originals = (RUN, ARCHIVE)
+    force: ClassVar[bool] = False
+
+    def prepare(self, root: Path) -> None:
+        write_run_of_folders(root / RUN)
+        _compress(root, codec="lossless")
+
+    def act(self, root: Path, note: Note) -> None:
+        inshrink_core.restore(root / ARCHIVE, root / OUT, steps=[3], threads=1, force=self.force)
+
+    def again(self, root: Path) -> None:
+        inshrink_core.restore(root / ARCHIVE, root / OUT, steps=[3], threads=1, force=True)
+
+    def outputs(self, root: Path, expected: Expected, notes: tuple[str, ...]) -> Iterator[str]:
+        new, old = self._files(expected.tree), self._old()
+        found = self._files(read_tree(root))
+        sides = set()
+        for path, content in found.items():
+            if Path(path).name.startswith("."):
+                continue
+            if content == new.get(path):
+                sides |= {"new"} if content != old.get(path) else set()
+            elif content == old.get(path):
+                sides.add("old")
+            else:
+                yield f"wrong: {path} is neither the old file nor the new one"
+        if len(sides) > 1:
+            yield "wrong: a mixture of two steps"
+        if "done" in notes:
+            yield from (f"lost: {path} is not the new one" for path in new if found.get(path) != new[path])
+
+    def _files(self, tree: Tree) -> Tree:
+        return {
+            path: content
+            for path, content in tree.items()
+            if path.startswith(f"{OUT}/") and content is not None
+        }
+
+    def _old(self) -> Tree:
+        return {}
+
+
+class Replace(Restore):
+    """A step of three files, restored over those of another."""
+
+    name = "replace"
+    force = True
+    _before: Tree
+
+    def prepare(self, root: Path) -> None:
+        super().prepare(root)
+        inshrink_core.restore(root / ARCHIVE, root / OUT, steps=[1], threads=1)
+        self._before = self._files(read_tree(root))
+
+    def _old(self) -> Tree:
+        return self._before
+
+
+VERBS: dict[str, type[Verb]] = {
+    verb.name: verb
+    for verb in (Compress, Append, Bounded, Watch, Prune, Saving, Pack, Unpack, Export, Restore, Replace)
+}
+
+
+def digests(archive: Path) -> dict[int, str]:
+    """Return a digest of the files that each step is restored to."""
+    scratch = Path(os.environ[SCRATCH]) / "restored"
+    shutil.rmtree(scratch, ignore_errors=True)
+    view, found = inshrink_core.Archive.open(archive).sequential(), {}
+    for step in view.steps:
+        paths = inshrink_core.write_checkpoint(view[step], scratch / str(step))
+        contents = [(path.relative_to(scratch).as_posix(), path.read_bytes()) for path in paths]
+        found[step] = "|".join(f"{path}:{zlib.crc32(data):08x}:{len(data)}" for path, data in contents)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return found
+
+
+def judge_archive(
+    archive: Path, expected: Expected, must: tuple[int, ...], *, deep: bool = True
+) -> Iterator[str]:
+    """Yield what is wrong with an archive: steps that are lost, others that are readable, and damage."""
+    if not is_archive(archive):
+        if must:
+            yield f"lost: steps {must}, there is no archive"
+        return
+    try:
+        found = digests(archive)
+        checked = inshrink_core.verify(archive, deep=deep)
+    except (inshrink_core.InshrinkError, OSError) as error:
+        yield f"{'lost' if must else 'refused'}: {type(error).__name__}: {error}"
+        return
+    yield from (f"lost: step {step}" for step in must if step not in found)
+    for step, digest in found.items():
+        if step not in expected.steps:
+            yield f"wrong: step {step} was never written"
+        elif digest != expected.steps[step]:
+            yield f"wrong: step {step} restores to something else"
+    yield from (f"wrong: verify: {problem}" for problem in checked.problems)
+
+
+@contextmanager
+def observed(note: Note) -> Iterator[None]:
+    """Note every frame as promised when its commit has returned; judge bounds in this process."""
+    commit, resolve = FrameWriter.commit, EvaluatorRequest.resolve
+
+    def committed(self: FrameWriter, meta: Any) -> Any:
+        info = commit(self, meta)
+        note(f"committed {info.step}")
+        return info
+
+    FrameWriter.commit = committed  # type: ignore[method-assign]
+    EvaluatorRequest.resolve = lambda *_: _Linear()  # type: ignore[assignment,method-assign,return-value]
+    try:
+        yield
+    finally:
+        FrameWriter.commit, EvaluatorRequest.resolve = commit, resolve  # type: ignore[method-assign]
+
+
+def promised(verb: Verb, notes: tuple[str, ...], expected: Expected) -> tuple[int, ...]:
+    """Return the steps that must be in the verb's archive after these notes, spooled saves not counted."""
+    if "done" in notes:
+        return expected.final
+    return tuple(sorted({*verb.kept, *told(notes, "committed")} if verb.archive else ()))
+
+
+def told(notes: tuple[str, ...], word: str) -> set[int]:
+    """Return the steps of which something was noted."""
+    return {int(note.split()[1]) for note in notes if note.split()[0] == word}
