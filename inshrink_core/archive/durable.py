@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from inshrink_core.errors import ExistsError, LockedError, StorageError
+from inshrink_core.execution import sync_folder
 
 __all__ = [
     "LOCK_NAME",
@@ -17,7 +18,6 @@ __all__ = [
     "is_temporary",
     "replacing",
     "require_free",
-    "sync_folder",
     "write_durably",
 ]
 
@@ -35,15 +35,6 @@ def is_temporary(name: str) -> bool:
 def temporary_path(path: Path) -> Path:
     """Return where a file is written before it gets its name."""
     return path.with_name(f".{path.name}{TEMP_SUFFIX}")
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and deletions in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The folder of an archive: making it, and clearing what was left in it."""
+"""The folder of an archive: where one may be made, and clearing what was left in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inshrink_core.archive.durable import LOCK_NAME, is_temporary
 from inshrink_core.archive.layout import FRAME_FOLDER
 from inshrink_core.errors import ExistsError, NotFoundError
 
-__all__ = ["make_folder", "remove_remains", "remove_temporaries", "require_place"]
+__all__ = ["remove_remains", "remove_temporaries", "require_place"]
 
 
 def require_place(root: Path, create: bool) -> None:
@@ -30,15 +30,6 @@ def require_place(root: Path, create: bool) -> None:
 
 def _holds_others(root: Path, own: set[str]) -> bool:
     return any(path.name not in own and not is_temporary(path.name) for path in root.iterdir())
-
-
-def make_folder(root: Path) -> bool:
-    """Make the archive's folder; tell whether it was not there."""
-    try:
-        root.mkdir(parents=True)
-    except FileExistsError:
-        return False
-    return True
 
 
 def remove_remains(root: Path) -> None:

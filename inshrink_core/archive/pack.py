@@ -15,7 +15,6 @@ from inshrink_core.archive.durable import (
     LOCK_NAME,
     replacing,
     require_free,
-    sync_folder,
     temporary_path,
     write_durably,
 )
@@ -25,6 +24,7 @@ from inshrink_core.archive.pack_layout import PackedFile, align_file, pack_direc
 from inshrink_core.archive.reader import ArchiveReader
 from inshrink_core.archive.storage import Storage, storage_error
 from inshrink_core.errors import DamagedError, ExistsError, MissingFrameError
+from inshrink_core.execution import make_folders, sync_folder
 from inshrink_core.frame import FrameInfo
 
 __all__ = ["pack_archive", "unpack_archive"]
@@ -84,7 +84,7 @@ def pack_archive(
             remedy="fetch the file from where the archive came from, then pack it",
         )
     with _storage_errors("the archive cannot be packed", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
     with _storage_errors("the archive cannot be packed", path), replacing(path) as file:
         return _write(reader, file, done)
 
@@ -169,14 +169,19 @@ def unpack_archive(
     with _storage_errors("the archive cannot be unpacked", root):
         building = temporary_path(root)
         shutil.rmtree(building, ignore_errors=True)  # what an unpacking left that was cut off
-        (building / FRAME_FOLDER).mkdir(parents=True)
+        make_folders(root.parent)
         try:
+            (building / FRAME_FOLDER).mkdir(parents=True)
             _write_folder(reader, building, done)
             building.rename(root)
+            try:
+                sync_folder(root.absolute().parent)
+            except BaseException:
+                root.rename(building)
+                raise
         except BaseException:
             shutil.rmtree(building, ignore_errors=True)
             raise
-        sync_folder(root.absolute().parent)
 
 
 def _write_folder(reader: ArchiveReader, root: Path, done: FrameDone | None) -> None:

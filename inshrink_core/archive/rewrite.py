@@ -9,13 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from inshrink_core.archive.durable import sync_folder
 from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.index import BlockColumns, FrameIndex
 from inshrink_core.archive.layout import FRAME_FOLDER, FrameHeader
 from inshrink_core.archive.storage import storage_error
 from inshrink_core.archive.writer import ArchiveWriter
 from inshrink_core.errors import InputError, InshrinkError
+from inshrink_core.execution import sync_folder
 from inshrink_core.frame import FrameInfo, FrameKind
 
 __all__ = ["Rewrite"]

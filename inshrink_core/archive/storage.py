@@ -82,6 +82,9 @@ class LocalStorage:
             return ()
 
 
+_REMEDY = "what was committed before is intact: see that the disk is well, and run it again"
+"""Where no number says more, above all EIO."""
+
 _REMEDIES = {
     errno.ENOSPC: "free some space and run it again; what was committed before is intact",
     errno.EDQUOT: "your quota is used up: free some space and run it again",
@@ -96,4 +99,4 @@ def storage_error(error: OSError, what: str, where: str) -> InshrinkError:
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"{what}: no such file or directory", where=where)
     reason = error.strerror or type(error).__name__
-    return StorageError(f"{what}: {reason}", where=where, remedy=_REMEDIES.get(error.errno or 0, ""))
+    return StorageError(f"{what}: {reason}", where=where, remedy=_REMEDIES.get(error.errno or 0, _REMEDY))

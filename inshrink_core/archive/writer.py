@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, scan_frame
-from inshrink_core.archive.durable import WriterLock, sync_folder, write_durably
-from inshrink_core.archive.folder import make_folder, remove_remains, remove_temporaries, require_place
+from inshrink_core.archive.durable import WriterLock, write_durably
+from inshrink_core.archive.folder import remove_remains, remove_temporaries, require_place
 from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.layout import (
     FRAME_FOLDER,
@@ -32,6 +32,7 @@ from inshrink_core.archive.reader import ArchiveReader
 from inshrink_core.archive.remote import was_url
 from inshrink_core.archive.storage import LocalStorage, storage_error
 from inshrink_core.errors import InputError, InshrinkError, StepConflictError
+from inshrink_core.execution import make_folders, remove_empty, sync_folder
 from inshrink_core.frame import FrameInfo, FrameKind
 
 __all__ = ["ArchiveWriter"]
@@ -106,9 +107,10 @@ class ArchiveWriter:
                     where=str(self._root),
                     remedy="make a folder of it: inshrink export PACKED --unpack FOLDER",
                 )
+            made: list[Path] = []
             if not is_archive(self._root):
                 require_place(self._root, create)
-            made = make_folder(self._root)
+                made = make_folders(self._root)
             try:
                 self._lock = WriterLock(self._root)
                 try:
@@ -117,8 +119,9 @@ class ArchiveWriter:
                     self._lock.release()
                     raise
             except BaseException:
-                if made:
+                if self._root.absolute() in made:
                     remove_remains(self._root)
+                    remove_empty(made)
                 raise
 
     def _prepare(self, archive_id: bytes | None) -> None:
@@ -130,7 +133,6 @@ class ArchiveWriter:
             if len(new_id) != ID_NBYTES or not any(new_id):
                 raise InputError(f"an archive id is {ID_NBYTES} bytes, not all zero")
             self._write_manifest(Manifest(archive_id=new_id))
-            sync_folder(self._root.absolute().parent)
         catalog = load_catalog(LocalStorage(self._root))
         if archive_id not in (None, catalog.manifest.archive_id):
             raise InputError("the archive has another id than the one asked for", where=str(self._root))

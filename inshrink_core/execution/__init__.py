@@ -1,6 +1,7 @@
 """Running independent jobs, on threads whose kernels release the GIL; their memory, and results kept."""
 
 from inshrink_core.execution.buffers import new_array, new_buffer, recycling
+from inshrink_core.execution.folders import make_folders, remove_empty, sync_folder, working_folder
 from inshrink_core.execution.kept import keep_result, key_digest, load_result, write_whole
 from inshrink_core.execution.threads import default_threads, ordered_map
 
@@ -9,9 +10,13 @@ __all__ = [
     "keep_result",
     "key_digest",
     "load_result",
+    "make_folders",
     "new_array",
     "new_buffer",
     "ordered_map",
     "recycling",
+    "remove_empty",
+    "sync_folder",
+    "working_folder",
     "write_whole",
 ]

@@ -57,6 +57,7 @@ class Archiver:
         self._step_writer = step_writer if step_writer is not None else AsConfigured()
         self._waiting = deque(recovered)
         self._recovered = {save.folder for save in self._waiting}
+        """Saves that may be in the archive already."""
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._closing = False
@@ -111,10 +112,12 @@ class Archiver:
                 self._closing = True
                 self._changed.notify_all()
             self._thread.join()
-            if self._last is not None:
-                self._spool.drop(self._last.folder)
-            self._spool.close()
-            self._writer.close()
+            try:
+                if self._last is not None:
+                    self._spool.drop(self._last.folder)
+                self._spool.close()
+            finally:
+                self._writer.close()
 
     def close_quietly(self) -> None:
         """Close where no one is left to raise to: what could not be archived stays in the spool."""
@@ -134,6 +137,8 @@ class Archiver:
                 self._archive(save)
             except BaseException as error:  # raised again in the caller's thread
                 with self._changed:
+                    # It may be in the archive by now; tried again, it must not be appended twice.
+                    self._recovered.add(save.folder)
                     self._chain, self._error = None, error
                     self._changed.notify_all()
             else:
@@ -143,7 +148,6 @@ class Archiver:
 
     def _archive(self, save: SpooledSave) -> None:
         """Make one save a frame, and drop the one before it."""
-        self._spool.sync(save)
         checkpoint = self._spool.read(save)
         known = self._find(save) if save.folder in self._recovered else None
         if known is not None:

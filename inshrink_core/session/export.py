@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, pack_archive
 from inshrink_core.archive.durable import require_free
+from inshrink_core.archive.storage import storage_error
 from inshrink_core.chain import Archive, ArchiveSize, archive_size, stored_view
 from inshrink_core.chain.archive import pack_attributes
 from inshrink_core.chain.content import parts_of
@@ -23,6 +23,7 @@ from inshrink_core.chain.parts import encode_part
 from inshrink_core.chain.rekey import rekey_frame
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.execution import make_folders, working_folder
 from inshrink_core.frame import FrameKind
 from inshrink_core.session.coarsen import FLOAT32_NBYTES, coarsen
 from inshrink_core.session.progress import OnProgress, Progress
@@ -181,12 +182,11 @@ def export(
     if info is None:
         raise NotFoundError("the archive holds no steps yet", where=str(source.reader.path))
     job = _Export(source, info, weights_only, progress)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", suffix=".tmp", dir=target.parent) as folder:
-        chosen = Path(folder) / "exact"
+    with _beside(target) as folder:
+        chosen = folder / "exact"
         error, size = 0.0, job.write_exact(chosen)
         if weights_only and not exact and not _reaches(size, ratio):
-            chosen = Path(folder) / "coarse"
+            chosen = folder / "coarse"
             error = job.write_coarse(chosen, ratio, size)
         nbytes = pack_archive(ArchiveReader.open(chosen), target, force=force)
     return ExportReport(
@@ -200,6 +200,18 @@ def export(
         left_out=job.left_out,
         seconds=time.perf_counter() - begun,
     )
+
+
+@contextlib.contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """Yield a folder to make the archive in that will be packed, on the file system of the file."""
+    parent = target.absolute().parent
+    try:
+        make_folders(parent)
+        with working_folder(parent) as folder:
+            yield folder
+    except OSError as error:
+        raise storage_error(error, "the step cannot be exported", str(target)) from error
 
 
 class _Export:

@@ -168,6 +168,9 @@ def prune(
     if not apply or not plan.removed:
         after = before - sum(f.nbytes for f in (*plan.removed, *plan.rekeyed))
         after += sum(estimate.key_size(frame) for frame in plan.rekeyed)
+        if apply:
+            # Opening repairs: what a prune that was cut off had still to delete goes now.
+            ArchiveWriter(archive).close()
     else:
         plan, after = _apply(Path(archive), rules, progress)
     return PruneReport(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import tempfile
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
@@ -13,8 +12,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from inshrink_core.archive import ArchiveWriter
+from inshrink_core.archive.storage import storage_error
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InputError, NotFoundError, StepConflictError
+from inshrink_core.execution import working_folder
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.session.archiver import Archiver
 from inshrink_core.session.config import make_chain_config
@@ -87,9 +88,10 @@ class Saver:
 
     Notes
     -----
-    `save` writes one torch file into ``ARCHIVE.spool`` and returns; a background thread turns it into
-    a frame and removes it. Once `save` has returned, the save survives the death of the process: what
-    was not archived by then is archived by the next saver of the archive. At most two saves wait;
+    `save` writes one torch file into ``ARCHIVE.spool``, waits until the disk has it, and returns; a
+    background thread turns it into a frame and removes it. Once `save` has returned, the save survives
+    the death of the process and a power loss: what was not archived by then is archived by the next
+    saver of the archive. At most two saves wait;
     `save` blocks before a third.
 
     A `restore` sets the lineage by itself: the next save continues from the frame restored, on a new
@@ -193,8 +195,8 @@ class Saver:
 
         Notes
         -----
-        Blocks for as long as writing the checkpoint's bytes to a file takes, without waiting for the
-        disk, and for as long as two saves are pending.
+        Blocks for as long as writing the checkpoint's bytes to the disk takes, and for as long as two
+        saves are pending.
         """
         self._require_open()
         if type(step) is not int or step < 0:
@@ -271,10 +273,13 @@ class Saver:
         content: Any = None
         if [file.kind for file in checkpoint.files] == ["torch"]:
             # Beside the archive: where that has room, one checkpoint does; /tmp may be too small.
-            with tempfile.TemporaryDirectory(prefix=".restore-", dir=self.path.absolute().parent) as folder:
-                (file,) = write_checkpoint(checkpoint, Path(folder))
-                with contextlib.suppress(pickle.UnpicklingError):
-                    content = torch.load(file, map_location="cpu", weights_only=True)
+            try:
+                with working_folder(self.path.absolute().parent) as folder:
+                    (file,) = write_checkpoint(checkpoint, folder)
+                    with contextlib.suppress(pickle.UnpicklingError):
+                        content = torch.load(file, map_location="cpu", weights_only=True)
+            except OSError as error:
+                raise storage_error(error, "the step cannot be restored", str(self.path)) from error
         if isinstance(content, dict) and isinstance(content.get("model"), dict):
             return content
         raise InputError(

@@ -10,8 +10,8 @@ A spool is a folder beside the archive with one folder for each save, numbered i
         save.json          step and lineage
         archived           there once the archive holds it
 
-A folder gets its name when all its files are written, so that the death of the process at any moment
-leaves whole saves and nothing else under such a name.
+A folder gets its name when all its files are on the disk, so that the end of the process or of the machine
+at any moment leaves whole saves and nothing else under such a name.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple
 
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.errors import DamagedError, InshrinkError, StorageError
+from inshrink_core.execution import make_folders, sync_folder
 from inshrink_core.formats.directory import read_directory
 from inshrink_core.formats.disk import ByteCounter
 
@@ -100,6 +101,7 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._counter = ByteCounter()
+        self._made = False
         self._next = 1 + max((int(path.name) for path in self._numbered()), default=0)
 
     def _numbered(self) -> list[Path]:
@@ -109,7 +111,7 @@ class Spool:
         return sorted(path for path in named if len(path.name) == _N_DIGITS)
 
     def put(self, step: int, files: Mapping[str, Any], *, restored: bytes | None, first: bool) -> SpooledSave:
-        """Write a save: when this returns, it survives the end of the process.
+        """Write a save: when this returns, it survives the end of the process and of the machine.
 
         Parameters
         ----------
@@ -132,17 +134,34 @@ class Spool:
         record = {"step": step, "restored": restored.hex() if restored else None, "first": first}
         try:
             with _storage_errors(self.folder):
-                temporary.mkdir(parents=True)
+                if not self._made:
+                    make_folders(self.folder)
+                    self._made = True
+                shutil.rmtree(temporary, ignore_errors=True)  # what a put left that was refused
+                temporary.mkdir()
                 for name, content in files.items():
                     path = temporary / (save.checkpoint_name if name == "checkpoint" else name)
                     torch.save(content, path)
                 (temporary / _RECORD_NAME).write_text(json.dumps(record), encoding="ascii")
+                for path in temporary.iterdir():
+                    _sync_file(path)
+                sync_folder(temporary)
                 temporary.rename(save.folder)
+                sync_folder(self.folder)
         except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            self._take_back(save.folder, temporary)
             raise
         self._next += 1
         return save
+
+    def _take_back(self, folder: Path, temporary: Path) -> None:
+        """Leave nothing of a save that was refused, where the system lets us: an error means no save."""
+        with contextlib.suppress(OSError):
+            # Never deleted under a name that means a whole one.
+            folder.rename(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
+        if folder.exists():
+            self._next += 1
 
     def recover(self) -> list[SpooledSave]:
         """Return the whole saves that an earlier process left, in order; removes what is not one.
@@ -167,16 +186,6 @@ class Spool:
             _require_whole(save)
             found.append(save)
         return found
-
-    def sync(self, save: SpooledSave) -> None:
-        """Make a save survive the end of the machine, too."""
-        with _storage_errors(save.folder):
-            for path in (*save.folder.iterdir(), save.folder, self.folder):
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
 
     def read(self, save: SpooledSave) -> Checkpoint:
         """Return the checkpoint of a save; values are read when asked for.
@@ -230,6 +239,15 @@ def _storage_errors(where: Path) -> Iterator[None]:
         raise StorageError(
             "the checkpoint cannot be written to the spool", where=str(where), remedy="free some space"
         ) from error
+
+
+def _sync_file(path: Path) -> None:
+    """Wait until the disk has a file that a library wrote."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _damaged(folder: Path, what: str) -> DamagedError:

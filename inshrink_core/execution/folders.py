@@ -1,0 +1,118 @@
+"""Folders that last: names that a power loss does not take back, and scratch folders that leave nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+__all__ = ["make_folders", "remove_empty", "sync_folder", "working_folder"]
+
+_PREFIX: Final = ".inshrink-"
+_SUFFIX: Final = ".work"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and deletions in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folders(folder: Path) -> list[Path]:
+    """Make a folder and its parents, so that their names are durable when this returns.
+
+    Returns
+    -------
+    list of Path
+        Those that were not there, outermost first.
+
+    Raises
+    ------
+    OSError
+        The system refused; what was made is removed.
+
+    Notes
+    -----
+    Every name is synced before a folder is made inside of it, so that of those that are there already
+    only the innermost may have been left unsynced by a process that died; it is synced too.
+    """
+    missing: list[Path] = []
+    path = folder.absolute()
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    # It is not ours, and its parent may be closed to us.
+    with contextlib.suppress(OSError):
+        sync_folder(path.parent)
+    made: list[Path] = []
+    try:
+        for path in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                made.append(path)
+            sync_folder(path.parent)
+    except BaseException:
+        remove_empty(made)
+        raise
+    return made
+
+
+def remove_empty(folders: list[Path]) -> None:
+    """Remove folders made by `make_folders`, as far as nothing lies in them."""
+    for path in reversed(folders):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+@contextlib.contextmanager
+def working_folder(parent: Path) -> Iterator[Path]:
+    """Yield a new folder for what is made on the way; gone at the end.
+
+    Those that died processes left in `parent` are removed first: each is locked while it is in use.
+
+    Raises
+    ------
+    OSError
+        The system refused.
+    """
+    _remove_left(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=parent))
+    try:
+        with _locked(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_left(parent: Path) -> None:
+    """Remove working folders that no process holds; whatever cannot be removed does no harm."""
+    for path in sorted(parent.iterdir()):
+        ours = path.name.startswith(_PREFIX) and path.name.endswith(_SUFFIX)
+        if ours and path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(OSError), _locked(path, wait=False):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a folder; the lock ends with the process. Where there are no locks, nothing is removed."""
+    try:
+        import fcntl
+    except ImportError as error:
+        if not wait:
+            raise OSError("there are no locks here") from error
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
