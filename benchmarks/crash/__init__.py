@@ -1,1 +1,1 @@
-"""Ends every verb at random system calls, fails its writes, and cuts its power: ``python -m benchmarks.crash``."""
+"""Every verb ended at system calls, its writes failed, its power cut: ``python -m benchmarks.crash``."""

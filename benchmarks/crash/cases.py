@@ -1,4 +1,4 @@
-"""One case: a verb in a child that is struck, the judgement of what it left, the verb again, and that judged."""
+"""One case: a verb struck in a child, a judgement of what it left, the verb again, and a judgement of that."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Outcome:
 
 
 CLASSES = ("lost", "wrong", "untyped", "refused", "leftover")
-"""A promised step is gone; something else than was written is readable; an error that is not a StorageError; the
-verb does not complete when run again; files that no later writer removes."""
+"""A promised step is gone; something else than was written is readable; an error that is not a StorageError;
+the verb does not complete when run again; files that no later writer removes."""
 
 
 @dataclass
@@ -58,6 +58,7 @@ class Stage:
     log: tuple[Operation, ...] = ()
     n_operations: int = 0
     logged: Tree = field(default_factory=dict)
+    judged: dict[object, dict[str, Any]] = field(default_factory=dict)
 
     def open(self) -> None:
         """Run the verb undisturbed: first here, so that all is compiled and imported, then logged."""
@@ -98,7 +99,7 @@ class Stage:
         self.shim.clear()
         found = in_child(lambda: self._act(plan))
         notes = self.shim.notes()
-        judged = in_child(lambda: self._judged(notes))
+        judged = self._judge_once(notes)
         problems = _problems(found, "wrong") + _problems(judged, "refused")
         return Outcome(problems, self.shim.fired, notes, found.get("ended", ""))
 
@@ -121,7 +122,14 @@ class Stage:
     def without_power(self, tree: Tree, notes: tuple[str, ...]) -> Outcome:
         """Judge what a power loss left."""
         self._fresh(tree)
-        return Outcome(_problems(in_child(lambda: self._judged(notes)), "refused"), 0, notes)
+        return Outcome(_problems(self._judge_once(notes), "refused"), 0, notes)
+
+    def _judge_once(self, notes: tuple[str, ...]) -> dict[str, Any]:
+        """Judge what is there in a child; a state that was judged before has the same judgement."""
+        key = (frozenset(read_tree(self.root).items()), notes)
+        if key not in self.judged:
+            self.judged[key] = in_child(lambda: self._judged(notes))
+        return self.judged[key]
 
     def _act(self, plan: Plan) -> dict[str, Any]:
         """Run the verb, struck as planned; an error must be one of ours."""

@@ -168,7 +168,7 @@ class Shim:
         """Yield the operations and notes, in order."""
         at, end = _HEAD.size, _HEAD.size + self._head()[0]
         while at < end:
-            nbytes, kind, result, a, b, n_first, n_second = _RECORD.unpack_from(self._region, at)
+            nbytes, kind, result, a, b, n_first, _ = _RECORD.unpack_from(self._region, at)
             first = self._region[at + _RECORD.size : at + _RECORD.size + n_first]
             second = self._region[at + _RECORD.size + n_first : at + nbytes]
             two_paths = kind in (Kind.RENAME, Kind.LINK)

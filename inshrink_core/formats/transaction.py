@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
 from inshrink_core.errors import ExistsError, StorageError
+from inshrink_core.execution import make_folders, remove_empty, sync_folder, working_folder
 from inshrink_core.formats.safe_path import check_names, check_target
 
 __all__ = ["write_files"]
@@ -37,20 +37,6 @@ def _storage_errors(where: Path) -> Iterator[None]:
         ) from error
 
 
-def _make_directories(directory: Path) -> list[Path]:
-    """Create a directory and its parents; return those that were not there, innermost last."""
-    missing: list[Path] = []
-    path = directory
-    while not path.exists():
-        missing.append(path)
-        path = path.parent
-    made = []
-    for path in reversed(missing):
-        path.mkdir()
-        made.append(path)
-    return made
-
-
 def _write_temporary(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     with path.open("xb") as file:
         write(file)
@@ -61,7 +47,7 @@ def _write_temporary(path: Path, write: Callable[[IO[bytes]], None]) -> None:
 def write_files(
     directory: Path, writers: Mapping[str, Callable[[IO[bytes]], None]], *, force: bool, origin: str = ""
 ) -> tuple[Path, ...]:
-    """Write several files into a directory under temporary names, then rename them all.
+    """Write several files into a directory under temporary names, then rename them all, durably.
 
     Parameters
     ----------
@@ -93,23 +79,60 @@ def write_files(
     if not force:
         _refuse_existing(targets)
     made: list[Path] = []
-    temporary: dict[str, Path] = {}
     try:
         with _storage_errors(directory):
-            for name, write in writers.items():
-                target = targets[name]
-                made += _make_directories(target.parent)
-                # A name of its own: a long one may leave no room for more signs.
-                temporary[name] = target.parent / f".inshrink-{secrets.token_hex(8)}.tmp"
-                _write_temporary(temporary[name], write)
-            if not force:
-                _refuse_existing(targets)
-            for name in writers:
-                temporary[name].replace(targets[name])
+            made += make_folders(directory)
+            with working_folder(directory) as folder:
+                # Numbers for names: a long one may leave no room for more signs.
+                fresh = [folder / str(number) for number in range(len(targets))]
+                for path, write in zip(fresh, writers.values(), strict=True):
+                    _write_temporary(path, write)
+                for parent in {target.parent for target in targets.values()} - {directory}:
+                    made += make_folders(parent)
+                if not force:
+                    _refuse_existing(targets)
+                _switch(fresh, tuple(targets.values()), folder)
     except BaseException:
-        _clean(temporary.values(), made)
+        remove_empty(made)
         raise
     return tuple(targets.values())
+
+
+def _switch(fresh: Sequence[Path], targets: Sequence[Path], folder: Path) -> None:
+    """Give all files their names, or none.
+
+    Of several files the old ones go first, all of them: whatever cuts this off, no old file ever stands
+    beside a new one. One file alone is replaced at once.
+    """
+    parents = {target.parent for target in targets}
+    renamed: list[tuple[Path, Path]] = []
+
+    def rename(source: Path, target: Path) -> None:
+        renamed.append((source, target))
+        source.rename(target)
+
+    try:
+        if len(targets) == 1:
+            fresh[0].replace(targets[0])
+        else:
+            for number, target in enumerate(targets):
+                if os.path.lexists(target):
+                    rename(target, folder / f"old-{number}")
+            if renamed:
+                _sync(parents)
+            for path, target in zip(fresh, targets, strict=True):
+                rename(path, target)
+        _sync(parents)
+    except BaseException:
+        for source, target in reversed(renamed):
+            with contextlib.suppress(OSError):
+                target.rename(source)
+        raise
+
+
+def _sync(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        sync_folder(folder)
 
 
 def _refuse_existing(targets: Mapping[str, Path]) -> None:
@@ -120,13 +143,3 @@ def _refuse_existing(targets: Mapping[str, Path]) -> None:
                 where=str(path),
                 remedy="write elsewhere, or use --force to replace it",
             )
-
-
-def _clean(files: object, folders: list[Path]) -> None:
-    """Remove what an interrupted write left; the first error is the one to tell, so none is raised."""
-    for path in list(files):  # type: ignore[call-overload]
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-    for path in reversed(folders):
-        with contextlib.suppress(OSError):
-            path.rmdir()

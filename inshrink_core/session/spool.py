@@ -159,6 +159,7 @@ class Spool:
         with contextlib.suppress(OSError):
             # Never deleted under a name that means a whole one.
             folder.rename(temporary)
+            sync_folder(self.folder)
         shutil.rmtree(temporary, ignore_errors=True)
         if folder.exists():
             self._next += 1
@@ -216,6 +217,7 @@ class Spool:
             # Renamed first: half a folder must not stand under a name that means a whole one.
             doomed = folder.with_name(f".{folder.name}.tmp")
             folder.rename(doomed)
+            sync_folder(self.folder)
             shutil.rmtree(doomed)
 
     def close(self) -> None:
