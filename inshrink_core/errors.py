@@ -7,7 +7,11 @@ and what to do; `InshrinkError` puts the parts together so that every message re
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "CheckFailedError",
@@ -23,12 +27,49 @@ __all__ = [
     "MissingFrameError",
     "NotFiniteError",
     "NotFoundError",
+    "RefusedLinkError",
+    "RottenError",
     "StepConflictError",
     "StorageError",
     "UnsafePathError",
     "UnsafePickleError",
     "UntrustedCodeError",
+    "clipped",
+    "named",
 ]
+
+
+_MOST_SIGNS: Final = 4200
+"""Of each part of a message: the longest path that Linux takes, and some."""
+
+_MOST_NAMES: Final = 12
+_MOST_SIGNS_OF_A_NAME: Final = 100
+
+
+def clipped(text: str, most: int = _MOST_SIGNS_OF_A_NAME) -> str:
+    """Return a text of at most so many signs: the middle of a longer one is left out.
+
+    Examples
+    --------
+    >>> clipped("a" * 30, 9)
+    'aaaa…aaaa'
+    """
+    if len(text) <= most:
+        return text
+    half = (most - 1) // 2
+    return f"{text[:half]}…{text[len(text) - half :]}"
+
+
+def named(names: Sequence[str], most: int = _MOST_NAMES) -> str:
+    """Return the first of some names for a message, each clipped, and how many more there are.
+
+    Examples
+    --------
+    >>> named(("a", "b", "c"), 2)
+    'a, b and 1 more'
+    """
+    shown = ", ".join(clipped(name) for name in names[:most])
+    return f"{shown} and {len(names) - most:,} more" if len(names) > most else shown
 
 
 class InshrinkError(Exception):
@@ -51,6 +92,10 @@ class InshrinkError(Exception):
     def __init__(
         self, what: str, *, where: str = "", expected: str = "", found: str = "", remedy: str = ""
     ) -> None:
+        # Whatever a hostile file puts into a message, it stays one that can be read.
+        what, where, expected, found, remedy = (
+            clipped(text, _MOST_SIGNS) for text in (what, where, expected, found, remedy)
+        )
         self.what, self.where, self.expected, self.found, self.remedy = (
             what,
             where,
@@ -93,16 +138,20 @@ class UnsafePickleError(InputError):
     Parameters
     ----------
     wanted
-        The dotted names it wanted to import, sorted.
+        The dotted names it wanted to import, sorted; the message has the first of them.
     """
 
     def __init__(self, what: str, *, where: str = "", wanted: tuple[str, ...] = ()) -> None:
         self.wanted = wanted
         super().__init__(
-            f"{what}: {', '.join(wanted)}",
+            f"{what}: {named(wanted)}",
             where=where,
             remedy="Inshrink never runs code from a checkpoint; save the tensors alone and try again",
         )
+
+
+class RefusedLinkError(InputError):
+    """A link of a run that leads out of it, where tensors or the run itself are expected."""
 
 
 class UnsafePathError(InputError):
@@ -161,6 +210,40 @@ class DamagedError(InshrinkError):
     """Restore a backup: bytes are missing, changed or contradict each other."""
 
     exit_code = 3
+
+
+class RottenError(DamagedError):
+    """Bytes of a finished file differ from the checksum that was written with them.
+
+    Parameters
+    ----------
+    path
+        The file.
+    offset
+        First byte that the checksum covers.
+    tensors
+        Keys of the tensors among these bytes.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        path: Path,
+        offset: int,
+        tensors: tuple[str, ...] = (),
+        expected: str = "",
+        found: str = "",
+    ) -> None:
+        self.path, self.offset, self.tensors = path, offset, tensors
+        held = f", which holds {named(tensors)}" if tensors else ""
+        super().__init__(
+            f"{what}, at offset {offset}{held}",
+            where=str(path),
+            expected=expected,
+            found=found,
+            remedy="restore the file from a backup; --allow-damaged archives it as it is, and says so",
+        )
 
 
 class MissingFrameError(DamagedError):

@@ -10,11 +10,13 @@ from inshrink_core.chain.archive import Archive, pack_attributes
 from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.content import content_digest, parts_of, stored_view
 from inshrink_core.chain.encode import Standing, TensorResult, encode_tensors
+from inshrink_core.chain.originals import ORIGINALS
 from inshrink_core.chain.parts import LAYOUT_KEY, encode_part
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.codec import FrameContext, TensorReference, get_codec
+from inshrink_core.formats.source import FileSource
 from inshrink_core.frame import FrameInfo, FrameKind
 
 if TYPE_CHECKING:
@@ -247,6 +249,8 @@ class ChainWriter:
                 codec, payload = encode_part(content, previous.get(key))
                 frame.add(key, codec, payload, part=True)
             meta = self.config.record() | {"content": content_digest(stored, digests, parts)}
+            if isinstance(whole.source, FileSource):
+                meta[ORIGINALS] = whole.source.vouched(whole.files)
             if memory is not None:
                 meta["memory"] = memory
             if self._start.frame is not None:

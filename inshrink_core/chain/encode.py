@@ -14,7 +14,7 @@ from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, Tensor
 from inshrink_core.codec import CodecConfig, FrameContext, TensorInput, TensorReference
 from inshrink_core.errors import ConfigError
 from inshrink_core.execution import ordered_map, recycling
-from inshrink_core.formats.source import FileSource
+from inshrink_core.formats.source import FileSource, peek
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,7 +116,7 @@ def encode_tensors(
     devices = [chain.device, *("cpu" for _ in parties[1:])]
 
     def observe(spec: TensorSpec) -> Any:
-        item = _item(whole, wanted[0], devices[0], spec)
+        item = _item(whole, wanted[0], devices[0], spec, kept=False)
         return own.codec.observe(item, old.get(spec.key), config_of[spec.key])
 
     statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
@@ -188,15 +188,20 @@ def _is_lasting(checkpoint: Checkpoint, spec: TensorSpec) -> bool:
 
 
 def _item(
-    checkpoint: Checkpoint, companions: frozenset[TensorRole], device: str, spec: TensorSpec
+    checkpoint: Checkpoint,
+    companions: frozenset[TensorRole],
+    device: str,
+    spec: TensorSpec,
+    *,
+    kept: bool = True,
 ) -> TensorInput:
-    """Read a tensor and the companions its codec asked for."""
+    """Read a tensor and the companions its codec asked for; what is kept must match its checksum."""
 
     def companion(*roles: TensorRole) -> Tensor | None:
         for role in roles:
             key = f"{spec.name}@{role.value}"
             if key in checkpoint and checkpoint.spec(key).shape == spec.shape:
-                return checkpoint[key].to(device)
+                return peek(checkpoint.source, checkpoint.spec(key)).to(device)
         return None
 
     gradient = second_moment = momentum = None
@@ -208,7 +213,7 @@ def _item(
         momentum = companion(TensorRole.MOMENTUM)
     return TensorInput(
         spec=spec,
-        tensor=checkpoint.source.read(spec).to(device),
+        tensor=(checkpoint.source.read(spec) if kept else peek(checkpoint.source, spec)).to(device),
         gradient=gradient,
         second_moment=second_moment,
         momentum=momentum,

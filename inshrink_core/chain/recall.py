@@ -11,6 +11,7 @@ from inshrink_core.chain.content import tensor_digest
 from inshrink_core.checkpoint import TensorSource, TensorSpec
 from inshrink_core.codec import TensorReference
 from inshrink_core.errors import InshrinkError
+from inshrink_core.formats.source import peek
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +72,8 @@ class RecalledReference(TensorReference):
 def _read_again(origin: Origin) -> Tensor | None:
     """Return a tensor from where it was read; None if it is not there any more."""
     try:
-        tensor = origin.source.read(origin.spec)
+        # The digest below is a stronger check than the file's own.
+        tensor = peek(origin.source, origin.spec)
     except InshrinkError as error:
         _logger.info("tensor '%s' is decoded from the archive: %s", origin.spec.key, error)
         return None

@@ -11,6 +11,7 @@ from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, Tensor
 from inshrink_core.errors import InputError
 from inshrink_core.formats.content import FileContent, layout_of
 from inshrink_core.formats.disk import ByteCounter, FileStamp
+from inshrink_core.formats.links import Skipped
 from inshrink_core.formats.placement import Named, Placed, place_in_regions
 from inshrink_core.formats.roles import assign_roles
 from inshrink_core.formats.source import FileSource
@@ -35,6 +36,8 @@ class ParsedCheckpoint(NamedTuple):
         Step keys found inside, with values.
     guessed
         Optimizer state was matched to parameters by shape.
+    skipped
+        Files beside the tensors that were left out, and why.
     """
 
     path: Path
@@ -48,6 +51,7 @@ class ParsedCheckpoint(NamedTuple):
     hyperparameters: Mapping[str, Mapping[str, float]]
     steps: tuple[tuple[str, int], ...]
     guessed: bool
+    skipped: tuple[Skipped, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from inshrink_core.checkpoint import FileLayout, Region, TensorRole, ZipEntry
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile, stamp_of
+from inshrink_core.formats.links import Access
 from inshrink_core.formats.pickle_names import TensorRef
 from inshrink_core.formats.pickle_recall import PickleRecall
 from inshrink_core.formats.placement import Named, Placed, place
@@ -17,7 +18,7 @@ from inshrink_core.formats.safetensors_file import looks_like_safetensors, read_
 from inshrink_core.formats.state_tree import OptimizerTree, StateTree, read_state_tree
 from inshrink_core.formats.torch_zip import is_zip, read_torch_zip
 
-__all__ = ["ContentRecall", "FileContent", "layout_of", "read_content", "sniff"]
+__all__ = ["ContentRecall", "FileContent", "layout_of", "read_content"]
 
 _STATE_ROLES: Final = {role.value: role for role in TensorRole if role.value not in ("weight", "buffer")}
 
@@ -112,17 +113,6 @@ def _same_place(one: TensorRef, other: TensorRef) -> bool:
     )
 
 
-def sniff(path: Path, counter: ByteCounter) -> str | None:
-    """Return ``torch``, ``safetensors``, ``legacy`` or None by the first bytes of a file."""
-    with ReadableFile(path, counter) as file:
-        first = file.read(0, min(file.nbytes, 16))
-    if is_zip(first):
-        return "torch"
-    if looks_like_safetensors(first, file.nbytes):
-        return "safetensors"
-    return "legacy" if first[:1] == b"\x80" else None
-
-
 def _place_all(
     pairs: list[tuple[str, TensorRef]], entries: dict[str, ZipEntry], where: str
 ) -> list[tuple[str, Placed]]:
@@ -145,10 +135,13 @@ def _place_optimizer(tree: OptimizerTree, entries: dict[str, ZipEntry], where: s
     return PlacedOptimizer(state, tree.groups)
 
 
-def _read_torch(file: ReadableFile, stamp: FileStamp, recall: ContentRecall) -> FileContent:
+def _read_torch(
+    file: ReadableFile, stamp: FileStamp, recall: ContentRecall, allow_damaged: bool
+) -> FileContent:
     where = str(file.path)
-    archive = read_torch_zip(file)
-    tree = read_state_tree(recall.pickle.read(archive.pickle_bytes, where), where)
+    archive = read_torch_zip(file, allow_damaged=allow_damaged)
+    root = recall.pickle.read(archive.pickle_bytes, where)
+    tree = read_state_tree(root, where, n_bytes=len(archive.pickle_bytes))
     entries = archive.storages
     content = recall.known(tree, entries, stamp) or _placed(tree, entries, stamp, where)
     recall.tree, recall.storages, recall.content = tree, entries, content
@@ -189,7 +182,12 @@ def _read_safetensors(file: ReadableFile, stamp: FileStamp) -> FileContent:
     return FileContent(stamp, "safetensors", model, [], [], (), named, aliases, (), steps)
 
 
-def read_content(path: Path, counter: ByteCounter, recall: ContentRecall | None = None) -> FileContent:
+def read_content(
+    path: Path,
+    counter: ByteCounter,
+    recall: ContentRecall | None = None,
+    access: Access | None = None,
+) -> FileContent:
     """Return what a weight file holds, from its header.
 
     Parameters
@@ -200,9 +198,15 @@ def read_content(path: Path, counter: ByteCounter, recall: ContentRecall | None 
         Told of every byte read.
     recall
         What the file read before was like; by default nothing is known. The answer does not depend on it.
+    access
+        Where links may lead, and whether damage is accepted; by default the path is followed.
 
     Raises
     ------
+    RefusedLinkError
+        The path leads where it may not.
+    RottenError
+        What describes the tensors does not match its checksum.
     DamagedError
         The file is empty, cut off or contradicts itself.
     UnsafePickleError
@@ -210,13 +214,14 @@ def read_content(path: Path, counter: ByteCounter, recall: ContentRecall | None 
     InputError
         It is in a format that is not read.
     """
-    stamp = stamp_of(path)
+    stamp = stamp_of(path) if access is None else access.admit(path)
     with ReadableFile(path, counter, stamp) as file:
         if file.nbytes == 0:
             raise DamagedError("the file is empty", where=str(path))
         first = file.read(0, min(file.nbytes, 16))
         if is_zip(first):
-            return _read_torch(file, stamp, recall or ContentRecall())
+            allow_damaged = access is not None and access.allow_damaged
+            return _read_torch(file, stamp, recall or ContentRecall(), allow_damaged)
         if looks_like_safetensors(first, file.nbytes) or path.suffix == ".safetensors":
             return _read_safetensors(file, stamp)
         if first[:1] == b"\x80":
@@ -224,6 +229,10 @@ def read_content(path: Path, counter: ByteCounter, recall: ContentRecall | None 
                 "a torch file of the legacy format or a bare pickle, which is not read",
                 where=str(path),
                 remedy="load it with PyTorch 1.6 or later and save it again with torch.save",
+            )
+        if first.startswith(b"version https://"[:16]):
+            raise DamagedError(
+                "a pointer of git-LFS, not the file itself", where=str(path), remedy="fetch it: git lfs pull"
             )
     raise DamagedError("no checkpoint: neither a torch file nor safetensors", where=str(path))
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any, Final
 
-from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.errors import DamagedError, InputError, clipped
 from inshrink_core.formats.assembly import ParsedCheckpoint, assemble, renamed
-from inshrink_core.formats.content import ContentRecall, FileContent, read_content, sniff
-from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile, stamp_of
+from inshrink_core.formats.content import ContentRecall, FileContent, read_content
+from inshrink_core.formats.disk import ByteCounter
+from inshrink_core.formats.links import Access, Skipped, is_file
 from inshrink_core.formats.steps import natural_key
 
 __all__ = ["WEIGHT_SUFFIXES", "Recall", "is_side_file", "read_directory", "read_json", "read_single_file"]
@@ -55,41 +55,63 @@ def is_side_file(name: str) -> bool:
     return _SIDE_FILE.match(name) is not None
 
 
-def read_json(path: Path, counter: ByteCounter) -> Any:
+def read_json(path: Path, access: Access) -> Any:
     """Return the content of a JSON file.
 
     Raises
     ------
     DamagedError
         It is larger than 256 MB, or no JSON.
+    RefusedLinkError
+        It lies outside of the run.
     """
-    with ReadableFile(path, counter) as file:
-        if file.nbytes > MAX_JSON_BYTES:
-            raise DamagedError("the file is too large", where=str(path), found=f"{file.nbytes} bytes")
-        text = file.read(0, file.nbytes)
+    text = access.read_text(path, MAX_JSON_BYTES)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"no valid JSON ({str(error)[:80]})", where=str(path)) from error
 
 
-def _all_files(root: Path) -> dict[str, Path]:
-    """Return the regular files below a directory by relative path, in natural order."""
+def _all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
+    """Return the regular files below a directory by relative path, in natural order.
+
+    Raises
+    ------
+    RefusedLinkError
+        A file that must hold tensors is a link out of the run; of others it is told.
+    DamagedError
+        One is a link that leads nowhere.
+    """
     found: dict[str, Path] = {}
-    for folder, folders, names in os.walk(root):
-        folders.sort()
-        for name in names:
-            path = Path(folder, name)
-            if path.is_file():
-                found[path.relative_to(root).as_posix()] = path
+    for path in access.walk(root, skipped):
+        name = path.relative_to(root).as_posix()
+        if not is_file(path):
+            if path.is_symlink():
+                if _holds_tensors(name):
+                    raise DamagedError("a link that leads nowhere", where=str(path), remedy="fetch the file")
+                skipped.append(Skipped(str(path), "a link that leads nowhere"))
+            continue
+        if access.admits(path):
+            found[name] = path
+        elif _holds_tensors(name):
+            access.admit(path)
+        else:
+            skipped.append(access.skipped(path))
         if len(found) > _MAX_FILES:
             raise InputError(f"more than {_MAX_FILES} files in one checkpoint", where=str(root))
     return dict(sorted(found.items(), key=lambda item: natural_key(item[0])))
 
 
-def _index_shards(root: Path, index: str, counter: ByteCounter) -> dict[str, set[str]]:
+def _holds_tensors(name: str) -> bool:
+    """Tell from its name that a file is read for tensors, or says which files are."""
+    if "/" in name:
+        return False
+    return (name.endswith(WEIGHT_SUFFIXES) and not is_side_file(name)) or name.endswith(".index.json")
+
+
+def _index_shards(root: Path, index: str, access: Access) -> dict[str, set[str]]:
     """Return the shard files an index names, each with the tensors it must hold."""
-    table = read_json(root / index, counter)
+    table = read_json(root / index, access)
     weight_map = table.get("weight_map") if isinstance(table, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise DamagedError("the index has no weight_map", where=str(root / index))
@@ -103,9 +125,9 @@ def _index_shards(root: Path, index: str, counter: ByteCounter) -> dict[str, set
             )
         shards.setdefault(shard, set()).add(name)
     for shard in shards:
-        if not (root / shard).is_file():
+        if not is_file(root / shard):
             raise DamagedError(
-                f"shard '{shard}' is missing",
+                f"shard '{clipped(shard)}' is missing",
                 where=str(root),
                 remedy="the checkpoint may be half-written: wait, or fetch the rest",
             )
@@ -148,11 +170,10 @@ def _check_shard(root: Path, name: str, content: FileContent, wanted: set[str]) 
         )
 
 
-def _trainer_step(root: Path, counter: ByteCounter) -> tuple[tuple[str, int], ...]:
-    path = root / "trainer_state.json"
-    if not path.is_file():
+def _trainer_step(path: Path | None, access: Access) -> tuple[tuple[str, int], ...]:
+    if path is None:
         return ()
-    state = read_json(path, counter)
+    state = read_json(path, access)
     step = state.get("global_step") if isinstance(state, dict) else None
     return (("global_step", step),) if type(step) is int and 0 <= step < 1 << 62 else ()
 
@@ -169,7 +190,9 @@ def _without_names_known(contents: dict[str, FileContent]) -> dict[str, FileCont
     return kept
 
 
-def read_directory(root: Path, counter: ByteCounter, recall: Recall | None = None) -> ParsedCheckpoint:
+def read_directory(
+    root: Path, counter: ByteCounter, recall: Recall | None = None, access: Access | None = None
+) -> ParsedCheckpoint:
     """Return the checkpoint that a directory is.
 
     Parameters
@@ -180,9 +203,13 @@ def read_directory(root: Path, counter: ByteCounter, recall: Recall | None = Non
         Told of every byte read.
     recall
         What the checkpoints before were like; the answer does not depend on it.
+    access
+        Where links may lead, and whether damage is accepted; by default into this directory.
 
     Raises
     ------
+    RefusedLinkError
+        A file of tensors is a link that leads elsewhere.
     DamagedError
         A file is cut off, or a shard is missing.
     UnsafePickleError
@@ -195,39 +222,44 @@ def read_directory(root: Path, counter: ByteCounter, recall: Recall | None = Non
     Weight, optimizer and gradient files are read by their headers. Every other file travels as it is
     and is never opened, whatever pickles it holds.
     """
-    if (root / ".metadata").is_file():
+    access = access or Access.of(root, counter)
+    if is_file(root / ".metadata"):
         raise InputError(
             "a distributed checkpoint (DCP), which is not read",
             where=str(root),
             remedy="convert it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch SRC DST",
         )
-    paths = _all_files(root)
+    skipped: list[Skipped] = []
+    paths = _all_files(root, access, skipped)
     weights, optimizers, gradients = _tensor_files(root, list(paths))
     indexes = [n for n in paths if "/" not in n and n.endswith(".index.json")]
     indexes = [n for n in indexes if any(w.endswith(n.split(".")[-3]) for w in weights if n.count(".") >= 3)]
     shards: dict[str, set[str]] = {}
     for index in indexes:
-        shards |= _index_shards(root, index, counter)
+        shards |= _index_shards(root, index, access)
     weights = [w for w in weights if w in shards] or weights
     contents: dict[str, FileContent] = {}
     for name in [*weights, *optimizers, *gradients]:
-        contents[name] = read_content(paths[name], counter, recall.of(name) if recall else None)
+        contents[name] = read_content(paths[name], counter, recall.of(name) if recall else None, access)
         _check_shard(root, name, contents[name], shards.get(name, set()))
     kept = _without_names_known({n: c for n, c in contents.items() if n not in gradients})
     kept |= {n: contents[n] for n in gradients}
-    opaque: dict[str, FileStamp] = {name: stamp_of(path) for name, path in paths.items() if name not in kept}
-    steps = _trainer_step(root, counter)
+    opaque = {name: access.admit(path) for name, path in paths.items() if name not in kept}
+    steps = _trainer_step(paths.get("trainer_state.json"), access)
     fmt = next(iter(kept.values())).kind if kept else "directory"
     if "trainer_state.json" in paths:
         fmt = "huggingface"
     elif len(weights) > 1 and fmt == "safetensors":
         fmt = "sharded-safetensors"
-    return assemble(
+    parsed = assemble(
         root, fmt, list(kept.items()), opaque, paths=paths, steps=steps, gradient_files=frozenset(gradients)
     )
+    return parsed._replace(skipped=tuple(skipped))
 
 
-def read_single_file(path: Path, counter: ByteCounter, recall: Recall | None = None) -> ParsedCheckpoint:
+def read_single_file(
+    path: Path, counter: ByteCounter, recall: Recall | None = None, access: Access | None = None
+) -> ParsedCheckpoint:
     """Return the checkpoint that one file is.
 
     Parameters
@@ -238,6 +270,8 @@ def read_single_file(path: Path, counter: ByteCounter, recall: Recall | None = N
         Told of every byte read.
     recall
         What the checkpoints before were like; the answer does not depend on it.
+    access
+        As for `read_content`.
 
     Raises
     ------
@@ -245,7 +279,7 @@ def read_single_file(path: Path, counter: ByteCounter, recall: Recall | None = N
         As `read_content`; InputError where the file holds no weight.
     """
     recall = recall or Recall()
-    content = read_content(path, counter, recall.of(""))
+    content = read_content(path, counter, recall.of(""), access)
     if recall.file is not None and _differ_in_step_alone(content, recall.file[0]):
         parsed = renamed(recall.file[1], path, content)
     else:
@@ -259,11 +293,3 @@ def _differ_in_step_alone(one: FileContent, other: FileContent) -> bool:
         return False  # Equal lists are one list (`ContentRecall`); of others nothing is known.
     same_size = one.stamp.nbytes == other.stamp.nbytes
     return same_size and one._replace(stamp=other.stamp, steps=other.steps) == other
-
-
-def has_weight_file(root: Path, counter: ByteCounter) -> bool:
-    """Tell whether a directory holds a weight file itself, by the first bytes of its files."""
-    for path in sorted(root.iterdir()):
-        if path.name.endswith(WEIGHT_SUFFIXES) and not is_side_file(path.name) and path.is_file():
-            return sniff(path, counter) is not None
-    return False

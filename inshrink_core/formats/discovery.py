@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
@@ -9,11 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from inshrink_core.errors import InputError, NotFoundError, StorageError
+from inshrink_core.errors import InputError, NotFoundError, StorageError, clipped
 from inshrink_core.formats.directory import WEIGHT_SUFFIXES, is_side_file
+from inshrink_core.formats.disk import ByteCounter, ReadableFile
+from inshrink_core.formats.links import Access, Skipped, is_dir, is_file
 from inshrink_core.formats.steps import natural_key, step_in_name
 
-__all__ = ["Candidate", "Discovery", "Skipped", "discover"]
+__all__ = ["Candidate", "Discovery", "discover", "fixed_part"]
 
 _TEMPORARY: Final = re.compile(
     r"(\.(tmp|temp|part|partial|incomplete|lock)(\.[^.]*|\d*)?$|^tmp[-_])", re.IGNORECASE
@@ -40,13 +43,6 @@ class Candidate(NamedTuple):
     is_directory: bool
 
 
-class Skipped(NamedTuple):
-    """A file or directory that is no step of the run, and why."""
-
-    path: str
-    reason: str
-
-
 class Discovery(NamedTuple):
     """Candidates in natural order, and what was passed over; `single` if the path itself is one."""
 
@@ -64,18 +60,20 @@ def _entries(root: Path) -> list[os.DirEntry[str]]:
         raise StorageError(f"the directory cannot be read: {error.strerror}", where=str(root)) from error
 
 
-def _may_be_weights(path: Path, known_suffix_only: bool = False) -> bool:
+def _may_be_weights(path: Path, access: Access | None = None) -> bool:
+    """Tell whether a file may hold tensors; without `access` by a suffix that is known alone."""
     if path.suffix in WEIGHT_SUFFIXES:
         return not is_side_file(path.name)
-    if known_suffix_only or path.suffix.lower() in _NOT_CHECKPOINTS or path.name.startswith("."):
+    if access is None or path.suffix.lower() in _NOT_CHECKPOINTS or path.name.startswith("."):
+        return False
+    if step_in_name(path.name) is None:
         return False
     # Without a suffix that tells, the first bytes do: a zip's or a safetensors header's.
     try:
-        with path.open("rb", buffering=0) as file:
-            first = file.read(9)
-    except OSError:
+        with ReadableFile(path, access.counter, access.admit(path)) as file:
+            return file.read(0, min(file.nbytes, 4)) == b"PK\x03\x04"
+    except (InputError, StorageError):
         return False
-    return first[:4] == b"PK\x03\x04" and step_in_name(path.name) is not None
 
 
 def _is_checkpoint_directory(entries: Iterable[os.DirEntry[str]]) -> bool:
@@ -84,8 +82,8 @@ def _is_checkpoint_directory(entries: Iterable[os.DirEntry[str]]) -> bool:
     It is one if a file has a name that only stands in checkpoint directories, or if its weight files
     are not numbered apart.
     """
-    files = [Path(entry.path) for entry in entries if entry.is_file()]
-    weights = [path for path in files if _may_be_weights(path, known_suffix_only=True)]
+    files = [Path(entry.path) for entry in entries if is_file(entry)]
+    weights = [path for path in files if _may_be_weights(path)]
     if any(path.name == ".metadata" for path in files):
         return True
     if not weights:
@@ -95,130 +93,177 @@ def _is_checkpoint_directory(entries: Iterable[os.DirEntry[str]]) -> bool:
     return len(weights) == 1 and step_in_name(weights[0].name) is None
 
 
-def _walk(root: Path, depth: int, skipped: list[Skipped]) -> list[Candidate]:
-    """Return the candidates below a directory that is no checkpoint itself."""
-    found: list[Candidate] = []
-    folders: list[Path] = []
-    for entry in _entries(root):
-        path = Path(entry.path)
-        if _TEMPORARY.search(entry.name):
-            if (
-                entry.is_dir()
-                or _may_be_weights(Path(entry.name.split(".tmp")[0]), True)
-                or "." in entry.name
-            ):
-                skipped.append(Skipped(str(path), "still being written: it has a temporary name"))
-        elif entry.is_dir():
-            if entry.name.startswith(".") or entry.name.endswith(".inshrink"):
-                continue
-            inner = _entries(path)
-            if _is_checkpoint_directory(inner) and not _holds_checkpoints(inner):
-                found.append(Candidate(path, is_directory=True))
-            else:
-                folders.append(path)
-        elif entry.is_symlink() and not entry.is_file():
-            if path.suffix in WEIGHT_SUFFIXES:
-                skipped.append(Skipped(str(path), "a link that leads nowhere"))
-        elif entry.is_file() and _may_be_weights(path):
-            found.append(Candidate(path, is_directory=False))
-    if depth < _MAX_DEPTH and not found:
-        for folder in folders:
-            found += _walk(folder, depth + 1, skipped)
-    return found
+class _Search:
+    """A look for checkpoints below a directory: what was found, and what passed over."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self.skipped: list[Skipped] = []
+
+    def walk(self, root: Path, depth: int = 0) -> list[Candidate]:
+        """Return the candidates below a directory that is no checkpoint itself."""
+        found: list[Candidate] = []
+        folders: list[Path] = []
+        for entry in _entries(root):
+            path = Path(entry.path)
+            if _TEMPORARY.search(entry.name):
+                if is_dir(entry) or _may_be_weights(Path(entry.name.split(".tmp")[0])) or "." in entry.name:
+                    self.skipped.append(Skipped(str(path), "still being written: it has a temporary name"))
+            elif is_dir(entry):
+                if entry.name.startswith(".") or entry.name.endswith(".inshrink") or self.is_refused(path):
+                    continue
+                inner = _entries(path)
+                if _is_checkpoint_directory(inner) and not self.holds_checkpoints(inner):
+                    found.append(Candidate(path, is_directory=True))
+                else:
+                    folders.append(path)
+            elif entry.is_symlink() and not is_file(entry):
+                if path.suffix in WEIGHT_SUFFIXES:
+                    self.skipped.append(Skipped(str(path), "a link that leads nowhere"))
+            elif is_file(entry) and _may_be_weights(path, self.access):
+                found.append(Candidate(path, is_directory=False))
+        if depth < _MAX_DEPTH and not found:
+            for folder in folders:
+                found += self.walk(folder, depth + 1)
+        return found
+
+    def is_refused(self, folder: Path) -> bool:
+        """Tell whether a directory is a link out of the run; one that is a step is an error.
+
+        Raises
+        ------
+        RefusedLinkError
+            Its name says that it is one of the checkpoints.
+        """
+        if self.access.admits(folder):
+            return False
+        if step_in_name(folder.name) is not None:
+            self.access.admit(folder)
+        self.skipped.append(self.access.skipped(folder))
+        return True
+
+    def holds_checkpoints(self, entries: Iterable[os.DirEntry[str]]) -> bool:
+        """Tell whether a directory has checkpoint directories inside, numbered by step."""
+        return any(
+            is_dir(entry)
+            and step_in_name(entry.name) is not None
+            and self.access.admits(entry.path)
+            and _is_checkpoint_directory(_entries(Path(entry.path)))
+            for entry in entries
+        )
+
+    def match(self, pattern: str) -> list[Candidate]:
+        """Return the candidates that a pattern matches."""
+        matches = sorted(
+            (Path(m) for m in glob.glob(pattern, recursive=True)),  # noqa: PTH207 - absolute patterns too
+            key=lambda p: natural_key(str(p)),
+        )
+        if not matches:
+            raise NotFoundError("nothing matches the pattern", where=pattern)
+        found: list[Candidate] = []
+        for match in matches:
+            if _TEMPORARY.search(match.name):
+                self.skipped.append(Skipped(str(match), "still being written: it has a temporary name"))
+            elif is_dir(match):
+                if not self.is_refused(match) and _is_checkpoint_directory(_entries(match)):
+                    found.append(Candidate(match, True))
+            elif is_file(match) and _may_be_weights(match, self.access):
+                found.append(Candidate(match, False))
+        return found
+
+    def without_links(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Keep one of the paths that lead to the same file; a real one before a link."""
+        by_target: dict[str, list[Candidate]] = {}
+        for candidate in candidates:
+            by_target.setdefault(os.path.realpath(candidate.path), []).append(candidate)
+        kept = []
+        for paths in by_target.values():
+            first = next((c for c in paths if not c.path.is_symlink()), paths[0])
+            kept.append(first)
+            self.skipped += [
+                Skipped(str(c.path), f"a link to {first.path.name}") for c in paths if c is not first
+            ]
+        return kept
 
 
-def _holds_checkpoints(entries: Iterable[os.DirEntry[str]]) -> bool:
-    """Tell whether a directory has checkpoint directories inside, numbered by step."""
-    return any(
-        entry.is_dir()
-        and step_in_name(entry.name) is not None
-        and _is_checkpoint_directory(_entries(Path(entry.path)))
-        for entry in entries
-    )
+def fixed_part(path: str | os.PathLike[str]) -> Path:
+    """Return the directory that a path names, without links in it resolved.
+
+    Of a file that is its directory, of a pattern the part before the first wildcard.
+    """
+    named = Path(path)
+    if is_dir(named):
+        return named
+    if os.path.lexists(named) or not glob.has_magic(os.fspath(path)):
+        return named.parent
+    parts = []
+    for part in named.parts[:-1]:
+        if glob.has_magic(part):
+            break
+        parts.append(part)
+    return Path(*parts) if parts else Path()
 
 
-def _without_links(candidates: list[Candidate], skipped: list[Skipped]) -> list[Candidate]:
-    """Keep one of the paths that lead to the same file; a real one before a link."""
-    by_target: dict[str, list[Candidate]] = {}
-    for candidate in candidates:
-        by_target.setdefault(os.path.realpath(candidate.path), []).append(candidate)
-    kept = []
-    for paths in by_target.values():
-        first = next((c for c in paths if not c.path.is_symlink()), paths[0])
-        kept.append(first)
-        skipped += [Skipped(str(c.path), f"a link to {first.path.name}") for c in paths if c is not first]
-    return kept
+def _check_path(text: str) -> None:
+    """Refuse a path that no file can have, and say what the system says of others.
+
+    Raises
+    ------
+    InputError
+        It holds a NUL byte, or is too long.
+    """
+    if "\0" in text:
+        raise InputError("a path cannot hold a NUL byte", where=clipped(repr(text)))
+    try:
+        os.lstat(text)
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.EACCES, errno.EIO):
+            raise InputError(f"the path cannot be opened: {error.strerror}", where=clipped(text)) from error
 
 
-def discover(path: str | os.PathLike[str]) -> Discovery:
+def discover(path: str | os.PathLike[str], access: Access | None = None) -> Discovery:
     """Return what may be checkpoints under a path.
 
     Parameters
     ----------
     path
         A file, a directory, or a glob.
+    access
+        Where links may lead; by default into what the path names.
 
     Raises
     ------
     NotFoundError
         Nothing is there.
+    RefusedLinkError
+        A directory of a step is a link out of the run.
     InputError
-        The path holds a NUL byte.
+        The path holds a NUL byte, or is too long.
     """
     text = os.fspath(path)
-    if "\0" in text:
-        raise InputError("a path cannot hold a NUL byte", where=repr(text))
+    _check_path(text)
     root = Path(text)
-    skipped: list[Skipped] = []
-    if root.is_file():
+    if is_file(root):
         return Discovery(root, (Candidate(root, False),), (), True)
-    if root.is_dir():
+    search = _Search(access or Access.of(fixed_part(text), ByteCounter()))
+    if is_dir(root):
         entries = _entries(root)
         if _is_checkpoint_directory(entries):
-            if not _holds_checkpoints(entries):
+            if not search.holds_checkpoints(entries):
                 return Discovery(root, (Candidate(root, True),), (), True)
-            found = [c for c in _walk(root, 0, skipped) if c.is_directory]
-            skipped += [
+            found = [c for c in search.walk(root) if c.is_directory]
+            search.skipped += [
                 Skipped(e.path, "beside the checkpoints of the run, not one of its steps")
                 for e in entries
-                if e.is_file() and _may_be_weights(Path(e.path), True)
+                if is_file(e) and _may_be_weights(Path(e.path))
             ]
         else:
-            found = _walk(root, 0, skipped)
+            found = search.walk(root)
     elif glob.has_magic(text):
-        found = _from_glob(text, skipped)
-        root = _fixed_part(root)
+        found = search.match(text)
+        root = fixed_part(text)
     else:
         raise NotFoundError("there is no such file or directory", where=text)
-    found = _without_links(found, skipped)
+    found = search.without_links(found)
     found.sort(key=lambda candidate: natural_key(str(candidate.path)))
-    return Discovery(root, tuple(found), tuple(skipped), False)
-
-
-def _from_glob(pattern: str, skipped: list[Skipped]) -> list[Candidate]:
-    matches = sorted(
-        (Path(m) for m in glob.glob(pattern, recursive=True)),  # noqa: PTH207 - absolute patterns too
-        key=lambda p: natural_key(str(p)),
-    )
-    if not matches:
-        raise NotFoundError("nothing matches the pattern", where=pattern)
-    found: list[Candidate] = []
-    for match in matches:
-        if _TEMPORARY.search(match.name):
-            skipped.append(Skipped(str(match), "still being written: it has a temporary name"))
-        elif match.is_dir():
-            if _is_checkpoint_directory(_entries(match)):
-                found.append(Candidate(match, True))
-        elif match.is_file() and _may_be_weights(match):
-            found.append(Candidate(match, False))
-    return found
-
-
-def _fixed_part(pattern: Path) -> Path:
-    """Return the directory before the first wildcard."""
-    parts = []
-    for part in pattern.parts[:-1]:
-        if glob.has_magic(part):
-            break
-        parts.append(part)
-    return Path(*parts) if parts else Path()
+    return Discovery(root, tuple(found), tuple(search.skipped), False)

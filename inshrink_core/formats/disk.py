@@ -71,7 +71,8 @@ class ReadableFile:
     counter
         Told of every byte read.
     unchanged
-        Stamp the file must still have, so that an offset found earlier still means the same.
+        Stamp the file must still have, so that an offset found earlier still means the same. The file it
+        was taken of is opened, wherever a link in `path` may lead by now.
 
     Raises
     ------
@@ -83,15 +84,19 @@ class ReadableFile:
         self.path, self._counter = path, counter
         # Not blocking: a pipe in the place of a checkpoint must not hang the reader.
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        flags |= 0 if unchanged is None else getattr(os, "O_NOFOLLOW", 0)
         try:
-            self._descriptor = os.open(path, flags)
+            self._descriptor = os.open(path if unchanged is None else unchanged.real_path, flags)
         except FileNotFoundError as error:
             raise NotFoundError("there is no such file any more", where=str(path)) from error
-        except OSError as error:
-            raise StorageError(f"the file cannot be opened: {error.strerror}", where=str(path)) from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StorageError(f"the file cannot be opened: {reason}", where=str(path)) from error
         found = os.fstat(self._descriptor)
         self.nbytes = found.st_size
-        if unchanged is not None and (found.st_size, found.st_mtime_ns) != unchanged[1:]:
+        if unchanged is not None and (
+            (found.st_size, found.st_mtime_ns) != unchanged[1:] or not self._is_at(unchanged.real_path)
+        ):
             self.close()
             raise DamagedError(
                 "the file changed since its header was read", where=str(path), remedy="open the run again"
@@ -99,6 +104,14 @@ class ReadableFile:
         if not stat.S_ISREG(found.st_mode):
             self.close()
             raise NotFoundError("not a regular file", where=str(path))
+
+    def _is_at(self, real_path: str) -> bool:
+        """Tell whether the open file lies where a path without links says."""
+        try:
+            # What Linux says of the open file cannot be changed behind it, as a path could.
+            return str(Path(f"/proc/self/fd/{self._descriptor}").readlink()) == real_path
+        except OSError:
+            return os.path.realpath(real_path) == real_path
 
     def close(self) -> None:
         """Close the file."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from inshrink_core.errors import DamagedError, StorageError
+from inshrink_core.errors import DamagedError
 from inshrink_core.formats.directory import MAX_JSON_BYTES, read_json
 from inshrink_core.formats.disk import ByteCounter
+from inshrink_core.formats.links import Access, is_dir, is_file
 
 __all__ = ["TrainingLog", "read_log"]
 
@@ -67,32 +70,27 @@ def _collect(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, flo
     return series
 
 
-def _from_trainer_state(path: Path) -> dict[str, list[tuple[int, float]]]:
-    state = read_json(path, ByteCounter())
+def _from_trainer_state(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
+    state = read_json(path, access)
     history = state.get("log_history") if isinstance(state, dict) else None
     return _collect(row for row in history if isinstance(row, dict)) if isinstance(history, list) else {}
 
 
-def _text(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise DamagedError("the log is too large", where=str(path))
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise StorageError(f"the log cannot be read: {error.strerror}", where=str(path)) from error
+def _text(path: Path, access: Access) -> str:
+    return access.read_text(path, MAX_JSON_BYTES).decode(errors="replace")
 
 
-def _from_csv(path: Path) -> dict[str, list[tuple[int, float]]]:
-    lines = [line for line in _text(path).replace("\0", "").splitlines() if line]
+def _from_csv(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
+    lines = [line for line in _text(path, access).replace("\0", "").splitlines() if line]
     try:
         return _collect(csv.DictReader(lines))
     except csv.Error as error:
         raise DamagedError(f"no valid CSV ({error})", where=str(path)) from error
 
 
-def _from_jsonl(path: Path) -> dict[str, list[tuple[int, float]]]:
+def _from_jsonl(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
     rows = []
-    for line in _text(path).splitlines():
+    for line in _text(path, access).splitlines():
         try:
             row = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError):
@@ -103,7 +101,7 @@ def _from_jsonl(path: Path) -> dict[str, list[tuple[int, float]]]:
     return _collect(rows)
 
 
-def read_log(directory: Path, checkpoints: Iterable[Path] = ()) -> TrainingLog:
+def read_log(directory: Path, checkpoints: Iterable[Path] = (), access: Access | None = None) -> TrainingLog:
     """Return the metrics of a run; empty where it logged none.
 
     Parameters
@@ -112,13 +110,21 @@ def read_log(directory: Path, checkpoints: Iterable[Path] = ()) -> TrainingLog:
         The run.
     checkpoints
         Its checkpoints, oldest first: the last one's ``trainer_state.json`` has the whole history.
+    access
+        Where links may lead; by default into the run. A log elsewhere is passed over.
 
     Raises
     ------
     DamagedError
         The log is too large or no JSON or CSV.
     """
-    folders = [path for path in reversed(list(checkpoints)) if path.is_dir()][:1]
+    access = access or Access.of(directory, ByteCounter())
+
+    def allowed(folder: Path) -> Access:
+        # The log of ``run/checkpoints`` lies beside it: no link leads there, so it may be read.
+        return access if folder is not directory.parent else replace(access, root=os.path.realpath(folder))
+
+    folders = [path for path in reversed(list(checkpoints)) if is_dir(path)][:1]
     for folder in [*folders, directory, directory.parent]:
         candidates = [(folder / "trainer_state.json", _from_trainer_state)]
         if folder is not directory.parent:
@@ -128,6 +134,6 @@ def read_log(directory: Path, checkpoints: Iterable[Path] = ()) -> TrainingLog:
         else:
             candidates = [(folder / "metrics.csv", _from_csv), (folder / "metrics.jsonl", _from_jsonl)]
         for path, read in candidates:
-            if path.is_file():
-                return TrainingLog(read(path), str(path))
+            if is_file(path) and allowed(folder).admits(path):
+                return TrainingLog(read(path, allowed(folder)), str(path))
     return TrainingLog({})

@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from inshrink_core.checkpoint import Checkpoint
-from inshrink_core.errors import InputError, InshrinkError, NotFoundError
+from inshrink_core.errors import InputError, InshrinkError, NotFoundError, RefusedLinkError, RottenError
 from inshrink_core.formats.assembly import ParsedCheckpoint
 from inshrink_core.formats.directory import Recall, read_directory, read_single_file
-from inshrink_core.formats.discovery import Candidate, Discovery, Skipped, discover
+from inshrink_core.formats.discovery import Candidate, Discovery, discover, fixed_part
 from inshrink_core.formats.disk import ByteCounter, FileStamp, stamp_of
+from inshrink_core.formats.links import Access, Skipped, is_blob, is_file, lies_in
 from inshrink_core.formats.log import TrainingLog, read_log
 from inshrink_core.formats.settings import RunSettings, read_settings
+from inshrink_core.formats.source import accepting_damage
 from inshrink_core.formats.steps import compile_step_pattern, number_steps, step_in_name
 
 __all__ = ["NoCheckpointError", "Run", "open_run"]
@@ -36,6 +39,16 @@ class NoCheckpointError(NotFoundError):
         super().__init__(what, where=where, remedy=remedy)
 
 
+class _Request(NamedTuple):
+    """What was asked for, to ask for it again."""
+
+    path: str
+    step_pattern: str | None
+    follow_links: bool
+    allow_damaged: bool
+    within: tuple[str, ...] | None
+
+
 class _Read(NamedTuple):
     """What reading one candidate gave, and the stamps by which it is known to be still the same."""
 
@@ -45,21 +58,24 @@ class _Read(NamedTuple):
     error: InshrinkError | None
 
 
-def _stamps(candidate: Candidate) -> tuple[FileStamp, ...]:
+def _stamps(candidate: Candidate, access: Access) -> tuple[FileStamp, ...]:
     if not candidate.is_directory:
         return (stamp_of(candidate.path),)
-    paths = [Path(folder, name) for folder, _, names in os.walk(candidate.path) for name in names]
-    return tuple(stamp_of(path) for path in sorted(paths) if path.is_file())
+    paths = sorted(access.walk(candidate.path, []))
+    return tuple(stamp_of(path) for path in paths if is_file(path))
 
 
-def _read_candidate(candidate: Candidate, known: _Read | None, counter: ByteCounter, recall: Recall) -> _Read:
+def _read_candidate(candidate: Candidate, known: _Read | None, access: Access, recall: Recall) -> _Read:
     stamps: tuple[FileStamp, ...] = ()
     try:
-        stamps = _stamps(candidate)
+        stamps = _stamps(candidate, access)
         if known is not None and known.stamps == stamps:
             return known
         read = read_directory if candidate.is_directory else read_single_file
-        parsed = read(candidate.path, counter, recall)
+        parsed = read(candidate.path, access.counter, recall, access)
+    except RefusedLinkError:
+        # Tensors that are left out would be a gap that nobody sees.
+        raise
     except InshrinkError as error:
         return _Read(stamps, None, str(error), error)
     return _Read(stamps, parsed, "", None)
@@ -124,12 +140,13 @@ class Run:
         *,
         skipped: tuple[Skipped, ...],
         notes: tuple[str, ...],
-        counter: ByteCounter,
-        request: tuple[str, str | None],
+        access: Access,
+        request: _Request,
         known: Mapping[Path, _Read],
     ) -> None:
         self._discovery, self._parsed = discovery, dict(sorted(parsed.items()))
-        self._counter, self._request, self._known = counter, request, known
+        self._access, self._request, self._known = access, request, known
+        self._accepted: dict[int, Checkpoint] = {}
         self.path = discovery.root
         self.steps = tuple(self._parsed)
         self.skipped, self.notes = skipped, notes
@@ -151,7 +168,7 @@ class Run:
     @property
     def bytes_read(self) -> int:
         """Bytes read from disk so far, headers included."""
-        return self._counter.total
+        return self._access.counter.total
 
     @functools.cached_property
     def settings(self) -> RunSettings:
@@ -161,13 +178,15 @@ class Run:
         ------
         ConfigError
             It has an unknown key or a wrong value.
+        RefusedLinkError
+            It is a link out of the run.
         """
-        return read_settings(self.directory)
+        return read_settings(self.directory, self._access)
 
     @functools.cached_property
     def log(self) -> TrainingLog:
         """The metrics the training logged, read when first asked for."""
-        return read_log(self.directory, [parsed.path for parsed in self._parsed.values()])
+        return read_log(self.directory, [p.path for p in self._parsed.values()], self._access)
 
     def _at(self, step: int) -> ParsedCheckpoint:
         try:
@@ -184,7 +203,12 @@ class Run:
             ) from None
 
     def __getitem__(self, step: int) -> Checkpoint:
-        return self._at(step).checkpoint(step, self._counter)
+        checkpoint = self._at(step).checkpoint(step, self._access.counter)
+        if not self._access.allow_damaged:
+            return checkpoint
+        if step not in self._accepted:
+            self._accepted[step] = accepting_damage(checkpoint)
+        return self._accepted[step]
 
     def __iter__(self) -> Iterator[Checkpoint]:
         for step in self.steps:
@@ -222,7 +246,25 @@ class Run:
 
     def refresh(self) -> Run:
         """Return the run as it is now; headers of unchanged files are not read again."""
-        return _open(*self._request, counter=self._counter, known=self._known)
+        return _open(self._request, counter=self._access.counter, known=self._known)
+
+    def allowing_damage(self) -> Run:
+        """Return the run with files that do not match their own checksums taken as they are.
+
+        Notes
+        -----
+        Every file of a checkpoint is read once when the checkpoint is first asked for.
+        """
+        if self._access.allow_damaged:
+            return self
+        return _open(
+            self._request._replace(allow_damaged=True), counter=self._access.counter, known=self._known
+        )
+
+    @property
+    def rotten(self) -> tuple[Skipped, ...]:
+        """Checkpoints that were passed over because what describes their tensors is damaged."""
+        return tuple(row for row in self.skipped if row.rotten)
 
 
 def _without_unnumbered(parsed: list[ParsedCheckpoint], skipped: list[Skipped]) -> list[ParsedCheckpoint]:
@@ -267,16 +309,23 @@ def _choose_steps(
     return by_step, notes
 
 
-def _open(path: str, step_pattern: str | None, *, counter: ByteCounter, known: Mapping[Path, _Read]) -> Run:
+def _open(request: _Request, *, counter: ByteCounter, known: Mapping[Path, _Read]) -> Run:
+    path, step_pattern = request.path, request.step_pattern
     if step_pattern is not None:
         compile_step_pattern(step_pattern)
-    discovery = discover(path)
+    access = _access(request, counter)
+    discovery = discover(path, access)
     skipped = list(discovery.skipped)
     recall = Recall()
-    reads = {c.path: _read_candidate(c, known.get(c.path), counter, recall) for c in discovery.candidates}
+    of_file = replace(access, root=os.path.realpath(discovery.root)) if discovery.single else access
+    reads = {c.path: _read_candidate(c, known.get(c.path), of_file, recall) for c in discovery.candidates}
     if discovery.single and (error := next(iter(reads.values())).error) is not None:
         raise error
-    skipped += [Skipped(str(p), read.reason) for p, read in reads.items() if read.parsed is None]
+    skipped += [
+        Skipped(str(p), read.reason, isinstance(read.error, RottenError))
+        for p, read in reads.items()
+        if read.parsed is None
+    ]
     parsed = [read.parsed for read in reads.values() if read.parsed is not None]
     by_step, notes = _choose_steps(parsed, step_pattern, skipped) if parsed else ({}, [])
     if not by_step:
@@ -288,18 +337,53 @@ def _open(path: str, step_pattern: str | None, *, counter: ByteCounter, known: M
             remedy="give a directory, a glob or a file of torch (.pt .pth .bin .ckpt) or safetensors files",
         )
     _refuse_two_models(list(by_step.values()))
+    for read in by_step.values():
+        skipped += read.skipped
     return Run(
         discovery,
         by_step,
         skipped=tuple(skipped),
         notes=tuple(notes),
-        counter=counter,
-        request=(path, step_pattern),
+        access=access,
+        request=request,
         known=reads,
     )
 
 
-def open_run(path: str | os.PathLike[str], *, step_pattern: str | None = None) -> Run:
+def _access(request: _Request, counter: ByteCounter) -> Access:
+    """Return where the links of a run may lead; the run itself may be a link, that was the user's choice.
+
+    Raises
+    ------
+    RefusedLinkError
+        The run lies outside of the directories that it must lie in.
+    """
+    access = Access.of(
+        fixed_part(request.path),
+        counter,
+        follow_links=request.follow_links,
+        allow_damaged=request.allow_damaged,
+        within=request.within or (),
+    )
+    if request.within is not None:
+        # A blob of the Hugging Face cache may lie elsewhere if the snapshot that links to it does not.
+        named = Path(request.path) if os.path.lexists(request.path) else fixed_part(request.path)
+        folder = os.path.realpath(named.parent)
+        real = os.path.realpath(named)
+        inside = [any(lies_in(one, root) for root in access.within) for one in (real, folder)]
+        if not (inside[0] or (inside[1] and is_blob(real, folder))):
+            raise RefusedLinkError("outside of the directories that may be opened", where=request.path)
+    return access
+
+
+def open_run(
+    path: str | os.PathLike[str],
+    *,
+    step_pattern: str | None = None,
+    follow_links: bool = False,
+    allow_damaged: bool = False,
+    within: Iterable[str | os.PathLike[str]] | None = None,
+) -> Run:
     """Open the checkpoints of a training; reads headers only and imports no torch.
 
     Parameters
@@ -308,6 +392,14 @@ def open_run(path: str | os.PathLike[str], *, step_pattern: str | None = None) -
         A directory, a glob, a checkpoint file, or a directory that is one checkpoint.
     step_pattern
         Regular expression with one group, the step number in a name; overrides what the files say.
+    follow_links
+        Follow links out of the run too. Links inside it, and those of the Hugging Face cache to its blobs,
+        are followed anyway; the path itself may be a link.
+    allow_damaged
+        Take files that do not match their own checksums as they are; an archive of them says so.
+    within
+        Directories that the run must lie in, links resolved; links may lead anywhere in them. By default
+        the run may lie anywhere.
 
     Returns
     -------
@@ -318,6 +410,8 @@ def open_run(path: str | os.PathLike[str], *, step_pattern: str | None = None) -
     ------
     NoCheckpointError
         Nothing there is readable; its `skipped` says what was found. A NotFoundError.
+    RefusedLinkError
+        Tensors lie behind a link out of the run, or the run outside of `within`.
     DamagedError, UnsafePickleError, InputError
         The single checkpoint asked for cannot be read; in a run of several such a file is skipped.
     InputError
@@ -328,4 +422,11 @@ def open_run(path: str | os.PathLike[str], *, step_pattern: str | None = None) -
     A few milliseconds a checkpoint; only the zip directory and ``data.pkl``, or the safetensors header,
     of each file are read.
     """
-    return _open(os.fspath(path), step_pattern, counter=ByteCounter(), known={})
+    request = _Request(
+        os.fspath(path),
+        step_pattern,
+        follow_links,
+        allow_damaged,
+        None if within is None else tuple(os.fspath(one) for one in within),
+    )
+    return _open(request, counter=ByteCounter(), known={})

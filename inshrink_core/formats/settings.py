@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from inshrink_core.errors import ConfigError, StorageError
+from inshrink_core.errors import ConfigError, DamagedError
+from inshrink_core.formats.disk import ByteCounter
+from inshrink_core.formats.links import Access, is_file
 
 __all__ = ["SETTINGS_NAME", "RunSettings", "read_settings"]
 
@@ -50,24 +52,30 @@ class RunSettings:
             )
 
 
-def read_settings(directory: Path) -> RunSettings:
+def read_settings(directory: Path, access: Access | None = None) -> RunSettings:
     """Return the settings of a run; defaults where there is no file.
+
+    Parameters
+    ----------
+    directory
+        The run.
+    access
+        Where links may lead; by default into the directory.
 
     Raises
     ------
+    RefusedLinkError
+        The file is a link out of the run.
     ConfigError
         The file is no TOML, has an unknown key, or a value of the wrong kind.
     """
     path = directory / SETTINGS_NAME
-    if not path.is_file():
+    if not is_file(path):
         return RunSettings()
     try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"the settings cannot be read: {error.strerror}", where=str(path)) from error
-    if len(text) > _MAX_BYTES:
-        raise ConfigError("the settings are too large", where=str(path), expected="at most 1 MB")
+        text = (access or Access.of(directory, ByteCounter())).read_text(path, _MAX_BYTES)
+    except DamagedError as error:
+        raise ConfigError(f"the settings: {error.what}", where=str(path), expected="at most 1 MB") from error
     try:
         table = tomllib.loads(text.decode())
     except (ValueError, RecursionError) as error:

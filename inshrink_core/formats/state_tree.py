@@ -254,7 +254,7 @@ def _steps(root: dict[Any, Any]) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def read_state_tree(root: object, where: str = "") -> StateTree:
+def read_state_tree(root: object, where: str = "", *, n_bytes: int | None = None) -> StateTree:
     """Return the parts of a torch file's content.
 
     Parameters

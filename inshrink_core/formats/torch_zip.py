@@ -8,14 +8,15 @@ itself would read differently. Layout of the records: PKWARE APPNOTE 6.3.10, sec
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import Final, NamedTuple
 
 from inshrink_core.checkpoint import ZipEntry
-from inshrink_core.errors import DamagedError
+from inshrink_core.errors import DamagedError, RottenError, clipped
 from inshrink_core.formats.disk import ReadableFile
 from inshrink_core.formats.pickle_machine import MAX_PICKLE_BYTES
 
-__all__ = ["TorchZip", "is_zip", "read_torch_zip"]
+__all__ = ["CheckedEntry", "TorchZip", "is_zip", "read_checked_entries", "read_torch_zip"]
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
@@ -48,6 +49,16 @@ class TorchZip(NamedTuple):
 
     pickle_bytes: bytes
     storages: dict[str, ZipEntry]
+
+
+class CheckedEntry(NamedTuple):
+    """The bytes of one entry and their CRC-32; what its records say against each other, if they do."""
+
+    offset: int
+    nbytes: int
+    name: str
+    crc: int
+    contradiction: str
 
 
 class _Record(NamedTuple):
@@ -155,25 +166,92 @@ def _read_directory(tail: _Tail) -> list[_Record]:
     return records
 
 
-def _locate(file: ReadableFile, record: _Record, limit: int) -> ZipEntry:
+class _Located(NamedTuple):
+    """Where one entry lies, and the checksums in its records: in the header, behind the data."""
+
+    data_offset: int
+    header_crc: int
+    descriptor_crc: int | None
+    descriptor_crc_offset: int
+    has_descriptor: bool
+
+
+def _locate(file: ReadableFile, record: _Record, limit: int) -> _Located:
     """Return where the data and the checksums of one entry lie; `limit` is where the next begins."""
     header = file.read(record.header_offset, _LOCAL.size)
     magic, _, flags, method, _, _, crc, _, _, n_name, n_extra = _LOCAL.unpack(header)
     data_offset = record.header_offset + _LOCAL.size + n_name + n_extra
     end = data_offset + record.nbytes
     if magic != b"PK\x03\x04" or method != 0 or n_name != len(record.name) or end > limit:
-        raise _fail(file, f"entry '{record.name.decode(errors='replace')}' of the zip is damaged")
+        raise _fail(file, f"entry '{clipped(_text(record.name))}' of the zip is damaged")
+    has_descriptor = bool(flags & _HAS_DESCRIPTOR)
+    behind, at = None, end
+    if has_descriptor and end + 8 <= limit:
+        magic, behind = _DESCRIPTOR.unpack(file.read(end, _DESCRIPTOR.size))
+        at = end + 4
+        if magic != b"PK\x07\x08":
+            # The signature may be left out (APPNOTE 4.3.9.3).
+            behind, at = int.from_bytes(magic, "little"), end
+    return _Located(data_offset, crc, behind, at, has_descriptor)
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
+
+
+def _have_checksums(records: list[_Record]) -> bool:
+    """Tell whether a zip was written with checksums.
+
+    PyTorch writes 0 for every entry where it is told to leave them out (`set_crc32_options(False)`). One
+    entry may well have the checksum 0, all of them cannot.
+    """
+    return any(record.crc for record in records if record.nbytes)
+
+
+def _storage(file: ReadableFile, record: _Record, limit: int, have_checksums: bool) -> ZipEntry:
+    """Return where a storage lies, and where its checksum must be written when its bytes change."""
+    found = _locate(file, record, limit)
     crc_offsets = []
-    # A checksum of 0 beside bytes was never computed (torch's set_crc32_options(False)): left alone.
-    if record.crc != 0 and record.nbytes:
-        if crc == record.crc:
+    if have_checksums and record.nbytes:
+        if found.header_crc == record.crc:
             crc_offsets.append(record.header_offset + 14)
-        if flags & _HAS_DESCRIPTOR and end + 8 <= limit:
-            magic, crc = _DESCRIPTOR.unpack(file.read(end, _DESCRIPTOR.size))
-            if magic == b"PK\x07\x08" and crc == record.crc:
-                crc_offsets.append(end + 4)
+        if found.descriptor_crc == record.crc:
+            crc_offsets.append(found.descriptor_crc_offset)
         crc_offsets.append(record.central_offset + 16)
-    return ZipEntry(data_offset, record.nbytes, tuple(crc_offsets))
+    return ZipEntry(found.data_offset, record.nbytes, tuple(crc_offsets))
+
+
+def _in_order(records: list[_Record]) -> list[tuple[_Record, int]]:
+    """Return records by offset, each with the offset that it must end before."""
+    if not records:
+        return []
+    records = sorted(records, key=lambda record: record.header_offset)
+    limits = [record.header_offset for record in records[1:]]
+    limits.append(min(record.central_offset for record in records))
+    return list(zip(records, limits, strict=True))
+
+
+def read_checked_entries(file: ReadableFile) -> list[CheckedEntry]:
+    """Return every entry of a zip with its CRC-32, by offset; none where it was written without.
+
+    Raises
+    ------
+    DamagedError
+        The zip is cut off, compressed or has overlapping entries.
+    """
+    records = _read_directory(_Tail(file))
+    if not _have_checksums(records):
+        return []
+    entries = []
+    for record, limit in _in_order(records):
+        found = _locate(file, record, limit)
+        # Written before the data, a header cannot know the checksum yet: then it is 0.
+        contradicted = found.header_crc != record.crc and not (found.has_descriptor and not found.header_crc)
+        contradicted |= bool(record.nbytes) and found.descriptor_crc not in (None, record.crc)
+        name = _text(record.name)
+        said = f"the records of entry '{clipped(name)}' of the zip have different CRC-32s" * contradicted
+        entries.append(CheckedEntry(found.data_offset, record.nbytes, name, record.crc, said))
+    return entries
 
 
 def _check_names(file: ReadableFile, records: list[_Record]) -> bytes:
@@ -193,36 +271,49 @@ def _check_names(file: ReadableFile, records: list[_Record]) -> bytes:
     return pickles[0][: -len(b"data.pkl")]
 
 
-def read_torch_zip(file: ReadableFile) -> TorchZip:
+def read_torch_zip(file: ReadableFile, *, allow_damaged: bool = False) -> TorchZip:
     """Return the pickle and the storages of a torch file; no tensor byte is read.
 
     Parameters
     ----------
     file
         An open file that begins as a zip.
+    allow_damaged
+        Take the pickle though it does not match its checksum.
 
     Raises
     ------
     DamagedError
         The zip is cut off, compressed, has overlapping entries, or is no torch file.
+    RottenError
+        ``data.pkl`` does not match its CRC-32.
 
     Notes
     -----
     Reads the directory, ``data.pkl``, ``byteorder`` and 38 bytes for each storage.
     """
-    records = sorted(_read_directory(_Tail(file)), key=lambda record: record.header_offset)
+    records = _read_directory(_Tail(file))
+    have_checksums = _have_checksums(records)
     folder = _check_names(file, records)
-    limits = [record.header_offset for record in records[1:]]
-    limits.append(min(record.central_offset for record in records))
     storages, pickle_bytes = {}, b""
     prefix = folder + b"data/"
-    for record, limit in zip(records, limits, strict=True):
+    for record, limit in _in_order(records):
         if record.name.startswith(prefix):
-            storages[record.name[len(prefix) :].decode(errors="replace")] = _locate(file, record, limit)
+            storages[_text(record.name[len(prefix) :])] = _storage(file, record, limit, have_checksums)
         elif record.name == folder + b"data.pkl":
             if record.nbytes > MAX_PICKLE_BYTES:
                 raise _fail(file, f"its data.pkl of {record.nbytes} bytes is too large to be a checkpoint's")
-            pickle_bytes = file.read(_locate(file, record, limit).data_offset, record.nbytes)
+            offset = _locate(file, record, limit).data_offset
+            pickle_bytes = file.read(offset, record.nbytes)
+            crc = zlib.crc32(pickle_bytes)
+            if have_checksums and crc != record.crc and not allow_damaged:
+                raise RottenError(
+                    f"entry '{clipped(_text(record.name))}' of the zip does not match its CRC-32",
+                    path=file.path,
+                    offset=offset,
+                    expected=f"{record.crc:08x}",
+                    found=f"{crc:08x}",
+                )
         elif record.name == folder + b"byteorder":
             order = file.read(_locate(file, record, limit).data_offset, min(record.nbytes, 16))
             if order != b"little":

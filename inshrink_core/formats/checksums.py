@@ -1,0 +1,313 @@
+"""What vouches for the bytes of a file: the CRC-32 of a zip's entries, and digests that lie beside it.
+
+Whoever reads bytes that will be kept reads them through `FileChecks`, which compares the very buffer it
+returns. A range that a checksum covers only together with others is read page by page: one pass over
+all that the checksum covers compares it and notes the CRC-32 of every page, and each read compares its
+pages with these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from inshrink_core.errors import DamagedError, RottenError, clipped
+from inshrink_core.execution import new_buffer
+from inshrink_core.formats.disk import ReadableFile
+from inshrink_core.formats.links import is_file
+from inshrink_core.formats.torch_zip import CheckedEntry, is_zip, read_checked_entries
+
+__all__ = ["Damage", "Digest", "FileChecks", "digest_beside", "summary"]
+
+_PAGE: Final = 1 << 16
+_CHUNK: Final = 1 << 24
+"""Read at a time in a pass over what one checksum covers; a multiple of a page."""
+
+_MAX_DIGEST_FILE_BYTES: Final = 1 << 20
+_SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
+_GIT_SHA1: Final = re.compile(r"[0-9a-f]{40}")
+
+
+class Digest(NamedTuple):
+    """A digest of a whole file, and where it stands.
+
+    `kind` is ``sha256``, or ``git`` for the SHA-1 that git names a file's content by.
+    """
+
+    kind: str
+    value: str
+    origin: str
+
+
+class Damage(NamedTuple):
+    """Bytes that differ from the checksum beside them, and were accepted.
+
+    `entry` is the zip entry, ``""`` for the whole file; `crc` is that of the bytes as they are.
+    """
+
+    file: str
+    entry: str
+    offset: int
+    nbytes: int
+    crc: int
+
+
+class _Span(NamedTuple):
+    """Bytes that one checksum covers: a zip entry, or the whole file."""
+
+    offset: int
+    nbytes: int
+    entry: CheckedEntry | None
+
+
+def digest_beside(path: Path, nbytes: int) -> Digest | None:
+    """Return the digest that is known of a file, None where there is none.
+
+    Parameters
+    ----------
+    path
+        The file, by the name it has in the run.
+    nbytes
+        Its size; a git digest covers it.
+
+    Notes
+    -----
+    Three conventions: in the cache of Hugging Face the blob that a file links to is named by its
+    digest; ``NAME.sha256`` beside the file; a line for it in ``SHA256SUMS`` beside it.
+    """
+    real = Path(os.path.realpath(path))
+    if real.parent.name == "blobs" and path.is_symlink():
+        if _SHA256.fullmatch(real.name):
+            return Digest("sha256", real.name.lower(), str(real))
+        if _GIT_SHA1.fullmatch(real.name):
+            return Digest("git", real.name, str(real))
+    for beside in (f"{path.name}.sha256", "SHA256SUMS"):
+        for value, name in _listed(path.parent / beside):
+            # A digest alone is of the file it is called after.
+            if name.rpartition("/")[2] == path.name or not (name or beside == "SHA256SUMS"):
+                return Digest("sha256", value, str(path.parent / beside))
+    return None
+
+
+def _listed(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (digest, name) of each line, as `sha256sum` writes them."""
+    # A link might lead anywhere; a digest is only ever a small file of its own.
+    if path.is_symlink() or not is_file(path):
+        return
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_DIGEST_FILE_BYTES).decode(errors="replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        value, _, name = line.strip().partition(" ")
+        if _SHA256.fullmatch(value):
+            yield value.lower(), name.strip().removeprefix("*")
+
+
+class FileChecks:
+    """The checksums of one file, compared as it is read; any thread may read.
+
+    Parameters
+    ----------
+    file
+        The file, open; its records are read now, its content later.
+    name
+        What the run calls it.
+    tensors
+        Key, first byte and extent of the tensors in it, for messages.
+    digest
+        Of the whole file, where one is known.
+    accepted
+        Damage that the user accepted: these bytes must still be what they were then.
+    optional
+        A file that only travels along: what is no zip of `torch.save` has no checksums.
+    """
+
+    def __init__(
+        self,
+        file: ReadableFile,
+        name: str,
+        *,
+        tensors: Sequence[tuple[str, int, int]] = (),
+        digest: Digest | None = None,
+        accepted: Sequence[Damage] = (),
+        optional: bool = False,
+    ) -> None:
+        self.name, self.digest = name, digest
+        self._tensors = tensors
+        self._accepted = {damage.entry: damage.crc for damage in accepted}
+        self._entries = _entries_of(file, optional)
+        self._starts = [entry.offset for entry in self._entries]
+        self._pages: dict[_Span, list[int]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def has_crcs(self) -> bool:
+        """Whether the entries of the file have checksums."""
+        return bool(self._entries)
+
+    def read(self, file: ReadableFile, offset: int, nbytes: int) -> memoryview:
+        """Return bytes in memory of their own, compared with what vouches for them.
+
+        Raises
+        ------
+        RottenError
+            They are not those that were written.
+        """
+        if self.digest is not None:
+            buffer = self._read_pages(file, _Span(0, file.nbytes, None), offset, nbytes)
+        else:
+            buffer = new_buffer(nbytes)
+            file.read_into(offset, buffer)
+        at = max(0, bisect_right(self._starts, offset) - 1)
+        for entry in self._entries[at:]:
+            if entry.offset >= offset + nbytes:
+                break
+            first, last = max(offset, entry.offset), min(offset + nbytes, entry.offset + entry.nbytes)
+            if first > last or (first == last and entry.nbytes):
+                continue
+            part = buffer[first - offset : last - offset]
+            if last - first == entry.nbytes:
+                self._compare(file, entry, zlib.crc32(part))
+            elif self._read_pages(file, _span(entry), first, last - first) != part:
+                raise _changed(file)
+        return buffer
+
+    def damage(self, file: ReadableFile) -> list[Damage]:
+        """Read the whole file and return what does not match; nothing is raised for that."""
+        found = []
+        for span in [*map(_span, self._entries), *([_Span(0, file.nbytes, None)] if self.digest else [])]:
+            try:
+                crc, digest = _pass_over(file, span, self.digest, [])
+                self._judge(file, span, crc, digest)
+            except RottenError:
+                found.append(Damage(self.name, _entry_name(span), span.offset, span.nbytes, crc))
+        return found
+
+    def _compare(self, file: ReadableFile, entry: CheckedEntry, crc: int) -> None:
+        self._judge(file, _span(entry), crc, "")
+
+    def _judge(self, file: ReadableFile, span: _Span, crc: int, digest: str) -> None:
+        """Refuse a span whose checksum does not match, and damage that grew since it was accepted."""
+        accepted = self._accepted.get(_entry_name(span))
+        if accepted is not None:
+            if accepted != crc:
+                raise _changed(file)
+            return
+        if span.entry is not None:
+            entry = span.entry
+            if entry.contradiction:
+                raise self._rotten(file, span, entry.contradiction, "", "")
+            if entry.crc != crc:
+                raise self._rotten(
+                    file,
+                    span,
+                    f"entry '{clipped(entry.name)}' of the zip does not match its CRC-32",
+                    f"{entry.crc:08x}",
+                    f"{crc:08x}",
+                )
+        elif self.digest is not None and digest != self.digest.value:
+            what = f"the file does not match its digest in '{self.digest.origin}'"
+            raise self._rotten(file, span, what, self.digest.value, digest)
+
+    def _rotten(self, file: ReadableFile, span: _Span, what: str, expected: str, found: str) -> RottenError:
+        keys = tuple(
+            key
+            for key, offset, nbytes in self._tensors
+            if offset < span.offset + span.nbytes and span.offset < offset + nbytes
+        )
+        return RottenError(
+            what, path=file.path, offset=span.offset, tensors=keys, expected=expected, found=found
+        )
+
+    def _read_pages(self, file: ReadableFile, span: _Span, offset: int, nbytes: int) -> memoryview:
+        """Return bytes of a span by whole pages, each compared with what the pass over the span saw."""
+        pages = self._pages_of(file, span)
+        first = (offset - span.offset) // _PAGE
+        start = span.offset + first * _PAGE
+        end = min(span.offset + span.nbytes, offset + nbytes + -(offset + nbytes - span.offset) % _PAGE)
+        buffer = new_buffer(end - start)
+        file.read_into(start, buffer)
+        for i in range(0, end - start, _PAGE):
+            if zlib.crc32(buffer[i : i + _PAGE]) != pages[first + i // _PAGE]:
+                raise _changed(file)
+        return buffer[offset - start : offset - start + nbytes]
+
+    def _pages_of(self, file: ReadableFile, span: _Span) -> list[int]:
+        with self._lock:
+            pages = self._pages.get(span)
+            if pages is None:
+                pages = []
+                crc, digest = _pass_over(file, span, self.digest, pages)
+                self._judge(file, span, crc, digest)
+                self._pages[span] = pages
+            return pages
+
+
+def _entries_of(file: ReadableFile, optional: bool) -> list[CheckedEntry]:
+    """Return the entries of a zip in order of offset; none where they have no checksums."""
+    if not is_zip(file.read(0, min(4, file.nbytes))):
+        return []
+    try:
+        return read_checked_entries(file)
+    except DamagedError:
+        if optional:
+            return []
+        raise
+
+
+def _span(entry: CheckedEntry) -> _Span:
+    return _Span(entry.offset, entry.nbytes, entry)
+
+
+def _entry_name(span: _Span) -> str:
+    return "" if span.entry is None else span.entry.name
+
+
+def _pass_over(file: ReadableFile, span: _Span, digest: Digest | None, pages: list[int]) -> tuple[int, str]:
+    """Read a span once; return its CRC-32 and its digest, and note the CRC-32 of each page."""
+    hasher: Any = None
+    if span.entry is None and digest is not None:
+        hasher = hashlib.sha256() if digest.kind == "sha256" else hashlib.sha1(usedforsecurity=False)
+        if digest.kind == "git":
+            hasher.update(b"blob %d\0" % span.nbytes)
+    crc = 0
+    for at in range(0, span.nbytes, _CHUNK):
+        chunk = new_buffer(min(_CHUNK, span.nbytes - at))
+        file.read_into(span.offset + at, chunk)
+        crc = zlib.crc32(chunk, crc)
+        pages += [zlib.crc32(chunk[i : i + _PAGE]) for i in range(0, len(chunk), _PAGE)]
+        if hasher is not None:
+            hasher.update(chunk)
+    return crc, "" if hasher is None else hasher.hexdigest()
+
+
+def _changed(file: ReadableFile) -> DamagedError:
+    return DamagedError(
+        "the file gave other bytes when it was read again", where=str(file.path), remedy="check the disk"
+    )
+
+
+def summary(
+    kinds: Mapping[str, str], checks: Mapping[str, FileChecks], damage: Sequence[Damage]
+) -> dict[str, Any]:
+    """Return what is recorded of the files of one checkpoint; `kinds` are of those that hold tensors."""
+    algorithms, without = set(), set()
+    for name, kind in kinds.items():
+        held = checks[name]
+        vouched = ({"crc32"} if held.has_crcs else set()) | ({"sha256"} if held.digest else set())
+        algorithms |= vouched
+        if not vouched:
+            without.add(kind)
+    record: dict[str, Any] = {"checked": sorted(algorithms), "unchecked": sorted(without)}
+    if damage:
+        record["damaged"] = [[one.file, one.entry, one.offset, one.nbytes] for one in damage]
+    return record
