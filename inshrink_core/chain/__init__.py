@@ -6,6 +6,7 @@ from inshrink_core.chain.config import OPTIMIZER_CHOICES, ChainConfig, default_o
 from inshrink_core.chain.content import content_digest, stored_view, tensor_digest
 from inshrink_core.chain.encode import Standing
 from inshrink_core.chain.exactness import Exactness, exactness_of
+from inshrink_core.chain.originals import DamagedOriginal, OriginalChecks, original_checks
 from inshrink_core.chain.override import Override, parse_overrides
 from inshrink_core.chain.sizes import ArchiveSize, FrameSize, TensorSize, archive_size, frame_size
 from inshrink_core.chain.verify import StepError, Verification, verify_archive
@@ -17,8 +18,10 @@ __all__ = [
     "ArchiveSize",
     "ChainConfig",
     "ChainWriter",
+    "DamagedOriginal",
     "Exactness",
     "FrameSize",
+    "OriginalChecks",
     "Override",
     "Standing",
     "StepError",
@@ -30,6 +33,7 @@ __all__ = [
     "exactness_of",
     "frame_size",
     "is_exact",
+    "original_checks",
     "parse_overrides",
     "stored_view",
     "tensor_digest",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from inshrink_core.archive import ArchiveReader, Problem, check_archive
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.content import content_digest, stored_view
 from inshrink_core.chain.exactness import Exactness, exactness_of, is_rekeyed
+from inshrink_core.chain.originals import OriginalChecks, original_checks
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import DamagedError, InshrinkError
+from inshrink_core.formats import Run
 from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import TensorError, tensor_error
 
@@ -69,6 +71,9 @@ class Verification:
         Steps of the originals that the archive does not hold.
     stored
         Which roles are stored bit for bit, over the newest line of training; None where nothing tells.
+    originals
+        What vouched for the originals when they were archived: what is sound may be a sound copy of
+        damaged files.
     """
 
     problems: tuple[Problem, ...]
@@ -78,6 +83,7 @@ class Verification:
     errors: tuple[StepError, ...] = ()
     missing_steps: tuple[int, ...] = ()
     stored: Exactness | None = None
+    originals: OriginalChecks = field(default_factory=OriginalChecks)
 
     @property
     def ok(self) -> bool:
@@ -94,6 +100,7 @@ class Verification:
             "deep": self.deep,
             "missing_steps": list(self.missing_steps),
             **(Exactness((), ()) if self.stored is None else self.stored).to_json(),
+            "originals": self.originals.to_json(),
             "errors": [
                 {
                     "step": row.step,
@@ -157,7 +164,7 @@ def verify_archive(
         missing = tuple(step for step in against.steps if step not in archive)
         common = [info for info in archive.frames if info.step in against.steps]
         for position, info in enumerate(common):
-            wrong, rows = _compare(archive, info, against[info.step])
+            wrong, rows = _compare(archive, info, _as_archived(against, archive, info)[info.step])
             problems += wrong
             errors += rows
             if done is not None:
@@ -170,6 +177,7 @@ def verify_archive(
         errors=tuple(errors),
         missing_steps=missing,
         stored=_stored(archive),
+        originals=_original_checks(archive),
     )
 
 
@@ -243,6 +251,23 @@ def _compare(
                 Problem(where, f"tensor '{spec.key}' was stored losslessly and differs", "restore a backup")
             )
     return problems, rows
+
+
+def _original_checks(archive: Archive) -> OriginalChecks:
+    """Return what is recorded of the originals, of frames whose index can be read."""
+    try:
+        return original_checks(archive)
+    except InshrinkError:
+        return OriginalChecks()
+
+
+def _as_archived(against: Originals, archive: Archive, info: FrameInfo) -> Originals:
+    """Return the originals as this frame took them: as they were, where the user accepted damage."""
+    try:
+        accepted = bool(original_checks(archive, [info]).damaged)
+    except InshrinkError:
+        return against
+    return against.allowing_damage() if accepted and isinstance(against, Run) else against
 
 
 def _problem(archive: Archive, info: FrameInfo, error: InshrinkError) -> Problem:

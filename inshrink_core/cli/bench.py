@@ -28,6 +28,7 @@ from inshrink_core.cli.options import (
     Direction,
     EvalMetric,
     EvaluatorFile,
+    FollowLinks,
     Json,
     Quiet,
     StepPattern,
@@ -107,13 +108,14 @@ def bench(
     device: Device = "cpu",
     threads: Threads = None,
     step_pattern: StepPattern = None,
+    follow_links: FollowLinks = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure the largest ratio of each codec that keeps each bound."""
     from inshrink_core.bench import bench as run_bench
 
-    opened = open_run(run, step_pattern)
+    opened = open_run(run, step_pattern, follow_links=follow_links)
     with progress_bar("bench", hidden=as_json or quiet, in_bytes=False) as advance:
 
         def progress(now: Progress) -> None:

@@ -14,6 +14,7 @@ from inshrink_core.cli.options import (
     Direction,
     EvalMetric,
     EvaluatorFile,
+    FollowLinks,
     Json,
     Quiet,
     StepPattern,
@@ -60,6 +61,7 @@ def compare(
         typer.Option("--gain", help="Measure too how much of each step's movement a restore would keep."),
     ] = False,
     step_pattern: StepPattern = None,
+    follow_links: FollowLinks = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -71,7 +73,7 @@ def compare(
     for name, bound in bounds.items():
         if bound is not None and math.isnan(bound):
             raise InputError(f"--max-{name} nan bounds nothing", remedy="give a number")
-    run, opened = open_run(against, step_pattern), Archive.open(archive)
+    run, opened = open_run(against, step_pattern, follow_links=follow_links), Archive.open(archive)
     with progress_bar("compare", hidden=as_json or quiet, in_bytes=False) as advance:
 
         def progress(now: Progress) -> None:

@@ -23,11 +23,13 @@ from inshrink_core.cli.formatting import (
 from inshrink_core.cli.opening import open_run
 from inshrink_core.cli.optimizer import optimizer_text
 from inshrink_core.cli.options import (
+    AllowDamaged,
     ConfigFile,
     Device,
     Direction,
     EvalMetric,
     EvaluatorFile,
+    FollowLinks,
     Json,
     KeyframeEvery,
     MaxDivergence,
@@ -114,6 +116,8 @@ def compress(
     until: Until = None,
     idle: Idle = None,
     step_pattern: StepPattern = None,
+    follow_links: FollowLinks = False,
+    allow_damaged: AllowDamaged = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -138,6 +142,7 @@ def compress(
         "timeout": timeout,
         "device": device,
         "threads": threads,
+        "allow_damaged": allow_damaged,
     }
     if watch:
         watch_run(
@@ -150,11 +155,12 @@ def compress(
             step_pattern=step_pattern,
             as_json=as_json,
             quiet=quiet,
+            follow_links=follow_links,
             options={name: value for name, value in options.items() if value is not None},
         )
         return
     require_watch(poll, until, idle)
-    opened = open_run(run, step_pattern)
+    opened = open_run(run, step_pattern, follow_links=follow_links)
     with progress_bar("compress", hidden=as_json or quiet) as advance:
 
         def progress(now: Progress) -> None:
@@ -188,6 +194,8 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
     facts = [
         ("archive", str(document["archive"])),
         ("appended", done),
+        *(("left out", row) for row in document["left_out"]),
+        ("originals", str(document["originals"])),
         ("skipped", f"{steps_in_short(skipped)}, there already" if skipped else ""),
         ("time", speed),
         ("codec", str(document["codec"])),

@@ -11,7 +11,7 @@ import typer
 
 from inshrink_core.cli.formatting import count, error_size, plain, printable
 from inshrink_core.cli.opening import open_run_or_archive
-from inshrink_core.cli.options import Json, Quiet, StepPattern
+from inshrink_core.cli.options import FollowLinks, Json, Quiet, StepPattern
 from inshrink_core.cli.output import make_table, present
 from inshrink_core.cli.progress import progress_bar
 from inshrink_core.errors import StorageError
@@ -45,13 +45,14 @@ def diff(
         Path | None, typer.Option("--csv", metavar="FILE", help="Write a row a tensor there too.")
     ] = None,
     step_pattern: StepPattern = None,
+    follow_links: FollowLinks = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Show what moved between two steps, tensor by tensor, the most first."""
     from inshrink_core import session
 
-    opened = open_run_or_archive(path, step_pattern)
+    opened = open_run_or_archive(path, step_pattern, follow_links=follow_links)
     with progress_bar("diff", hidden=as_json or quiet) as advance:
 
         def progress(now: Progress) -> None:

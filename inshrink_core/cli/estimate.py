@@ -12,6 +12,7 @@ from inshrink_core.cli.formatting import count, duration, nats, percent, plain, 
 from inshrink_core.cli.opening import open_run
 from inshrink_core.cli.options import (
     ConfigFile,
+    FollowLinks,
     Json,
     KeyframeEvery,
     Optimizer,
@@ -53,6 +54,7 @@ def estimate(
     steps: Steps = None,
     threads: Threads = None,
     step_pattern: StepPattern = None,
+    follow_links: FollowLinks = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -60,7 +62,7 @@ def estimate(
     from inshrink_core import session
 
     written = written_as(config, settings, codec=codec, optimizer=optimizer, keyframe_every=keyframe_every)
-    opened = open_run(run, step_pattern)
+    opened = open_run(run, step_pattern, follow_links=follow_links)
     report = session.estimate(
         opened,
         **written._asdict(),

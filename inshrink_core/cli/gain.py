@@ -24,7 +24,13 @@ _FEW_TENSORS = 10
 
 
 def measure_gain(
-    subject: Run | Archive, against: str | None, codec: str | None, step_pattern: str | None, *, hidden: bool
+    subject: Run | Archive,
+    against: str | None,
+    codec: str | None,
+    step_pattern: str | None,
+    *,
+    follow_links: bool = False,
+    hidden: bool,
 ) -> RestoreGain:
     """Measure an archive against its originals, or a run with a codec.
 
@@ -68,7 +74,9 @@ def measure_gain(
         from inshrink_core.session.gain import restore_gain_of_run
 
         if isinstance(subject, Archive):
-            return restore_gain(subject, open_run(against or "", step_pattern), progress=progress)
+            return restore_gain(
+                subject, open_run(against or "", step_pattern, follow_links=follow_links), progress=progress
+            )
         from inshrink_core.bench import Variant
 
         variant = Variant.parse(codec) if codec is not None else None

@@ -12,7 +12,7 @@ from inshrink_core.cli.gain import measure_gain, show_gain
 from inshrink_core.cli.inventory import empty_document, make_document
 from inshrink_core.cli.opening import open_run_or_archive
 from inshrink_core.cli.optimizer import optimizer_text
-from inshrink_core.cli.options import Json, Quiet, StepPattern
+from inshrink_core.cli.options import FollowLinks, Json, Quiet, StepPattern
 from inshrink_core.cli.output import make_table, present, show_facts
 from inshrink_core.errors import InputError, NotFoundError
 
@@ -55,6 +55,7 @@ def inspect(
         ),
     ] = None,
     step_pattern: StepPattern = None,
+    follow_links: FollowLinks = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -63,10 +64,12 @@ def inspect(
         raise InputError("--against and --codec go with --gain", remedy="add --gain, or leave them out")
     failure, measured = None, None
     try:
-        opened = open_run_or_archive(path, step_pattern)
+        opened = open_run_or_archive(path, step_pattern, follow_links=follow_links)
         document = make_document(opened)
         if gain:
-            measured = measure_gain(opened, against, codec, step_pattern, hidden=as_json or quiet)
+            measured = measure_gain(
+                opened, against, codec, step_pattern, follow_links=follow_links, hidden=as_json or quiet
+            )
             document["restore_gain"] = measured.to_json()
     except NotFoundError as error:
         skipped = getattr(error, "skipped", ())
@@ -127,6 +130,7 @@ def _facts(path: str, document: Mapping[str, Any], archived: bool) -> list[tuple
             ("ratio of everything", ratio(document["ratio_total"])),
             ("ratio of the weights", ratio(document["ratio_weights"])),
             ("bits per weight", plain(document["bits_per_weight"])),
+            ("checksums of the originals", printable(document["originals_text"])),
         ]
     else:
         facts.append(("raw", size(document["raw_bytes"])))

@@ -143,7 +143,7 @@ def _run_document(run: Run) -> dict[str, Any]:
 
 def _archive_document(archive: Archive) -> dict[str, Any]:
     """Return the document of an archive; reads the index of every frame."""
-    from inshrink_core.chain import archive_size
+    from inshrink_core.chain import archive_size, original_checks
 
     inventory = _Inventory()
     sizes = archive_size(archive)
@@ -181,6 +181,8 @@ def _archive_document(archive: Archive) -> dict[str, Any]:
         "bytes_read": archive.bytes_read,
         "skipped": [],
         "notes": [],
+        "originals": original_checks(archive).to_json(),
+        "originals_text": original_checks(archive).text,
     }
 
 

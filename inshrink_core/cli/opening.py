@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["open_run", "open_run_or_archive"]
 
 
-def open_run(path: str, step_pattern: str | None = None) -> Run:
+def open_run(path: str, step_pattern: str | None = None, *, follow_links: bool = False) -> Run:
     """Open a run; headers only.
 
     Raises
@@ -28,12 +28,16 @@ def open_run(path: str, step_pattern: str | None = None) -> Run:
         raise InputError(
             "this is an archive, where a run is needed", where=path, remedy="`inshrink restore` makes one"
         )
-    return formats.open_run(path, step_pattern=step_pattern)
+    return formats.open_run(path, step_pattern=step_pattern, follow_links=follow_links)
 
 
-def open_run_or_archive(path: str, step_pattern: str | None = None) -> Run | Archive:
+def open_run_or_archive(
+    path: str, step_pattern: str | None = None, *, follow_links: bool = False
+) -> Run | Archive:
     """Open a run or an archive; headers only."""
     from inshrink_core.archive import is_archive
     from inshrink_core.chain import Archive
 
-    return Archive.open(path) if is_archive(path) else open_run(path, step_pattern)
+    if is_archive(path):
+        return Archive.open(path)
+    return open_run(path, step_pattern, follow_links=follow_links)

@@ -10,11 +10,13 @@ import typer
 from inshrink_core.cli.steps import STEPS_HELP
 
 __all__ = [
+    "AllowDamaged",
     "ConfigFile",
     "Device",
     "Direction",
     "EvalMetric",
     "EvaluatorFile",
+    "FollowLinks",
     "Json",
     "KeyframeEvery",
     "MaxDivergence",
@@ -38,6 +40,16 @@ StepPattern = Annotated[
     typer.Option(
         metavar="REGEX",
         help="How the step number stands in file names: a regular expression with one group.",
+    ),
+]
+FollowLinks = Annotated[
+    bool, typer.Option("--follow-links", help="Follow links of the run that lead out of it.")
+]
+AllowDamaged = Annotated[
+    bool,
+    typer.Option(
+        "--allow-damaged",
+        help="Archive files that do not match their own checksums, too; the archive says so for ever.",
     ),
 ]
 Steps = Annotated[list[str] | None, typer.Option("--steps", "--step", metavar="STEPS", help=STEPS_HELP)]

@@ -99,3 +99,5 @@ def _show(console: Console, report: RestoreReport) -> None:
         f"{size(report.bytes_read)} read from the archive"
     )
     console.print(stored_text(report.stored), soft_wrap=True)
+    if report.originals.text != "checked":
+        console.print(printable(f"checksums of the originals: {report.originals.text}"), soft_wrap=True)

@@ -28,6 +28,7 @@ from inshrink_core.cli.options import (
     Direction,
     EvalMetric,
     EvaluatorFile,
+    FollowLinks,
     Json,
     KeyframeEvery,
     MaxDivergence,
@@ -105,6 +106,7 @@ def search(
     device: Device = "cpu",
     threads: Threads = None,
     step_pattern: StepPattern = None,
+    follow_links: FollowLinks = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -112,7 +114,7 @@ def search(
     from inshrink_core import session
 
     written = written_as(config, settings, codec=codec, optimizer=optimizer, keyframe_every=keyframe_every)
-    opened = open_run(run, step_pattern)
+    opened = open_run(run, step_pattern, follow_links=follow_links)
     with _live_table(hidden=as_json or quiet) as progress:
         report = session.search(
             opened,

@@ -13,7 +13,7 @@ import typer
 
 from inshrink_core.cli.formatting import UNKNOWN, printable, steps_in_short
 from inshrink_core.cli.opening import open_run_or_archive
-from inshrink_core.cli.options import Json, Quiet, StepPattern
+from inshrink_core.cli.options import FollowLinks, Json, Quiet, StepPattern
 from inshrink_core.cli.output import make_table, present, show_facts
 from inshrink_core.cli.progress import progress_bar
 from inshrink_core.cli.steps import STEPS_HELP, choose_steps
@@ -67,6 +67,7 @@ def sensitivity(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the CSV file if it exists.")] = False,
     step_pattern: StepPattern = None,
+    follow_links: FollowLinks = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -80,7 +81,7 @@ def sensitivity(
         raise ExistsError("the file exists", where=str(csv_file), remedy="give --force to overwrite it")
     from inshrink_core import profile
 
-    opened = open_run_or_archive(run, step_pattern)
+    opened = open_run_or_archive(run, step_pattern, follow_links=follow_links)
     with progress_bar("profile", hidden=as_json or quiet, in_bytes=False) as advance:
         measured = profile.sensitivity(
             opened, metric, steps=choose_steps(steps or [], opened.steps, str(opened.path)), progress=advance

@@ -10,7 +10,7 @@ import typer
 from inshrink_core.cli.formatting import count, counted, error_size, printable, steps_in_short
 from inshrink_core.cli.opening import open_run
 from inshrink_core.cli.optimizer import stored_text
-from inshrink_core.cli.options import Json, Quiet, StepPattern
+from inshrink_core.cli.options import FollowLinks, Json, Quiet, StepPattern
 from inshrink_core.cli.output import make_table, present
 from inshrink_core.cli.progress import progress_bar
 from inshrink_core.errors import CheckFailedError
@@ -36,13 +36,14 @@ def verify(
         typer.Option(metavar="RUN", help="The original run: measure the error of every tensor against it."),
     ] = None,
     step_pattern: StepPattern = None,
+    follow_links: FollowLinks = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Check an archive; ends with 1 if anything is wrong."""
     from inshrink_core.chain import verify_archive
 
-    run = open_run(against, step_pattern) if against is not None else None
+    run = open_run(against, step_pattern, follow_links=follow_links) if against is not None else None
     with progress_bar("verify", hidden=as_json or quiet, in_bytes=False) as advance:
         verification = verify_archive(archive, deep=deep, against=run, done=advance)
     failure = None
@@ -74,6 +75,8 @@ def _show(console: Console, verification: Verification) -> None:
         console.print(stored_text(verification.stored), soft_wrap=True)
     if verification.missing_steps:
         console.print(f"not archived: step {steps_in_short(verification.missing_steps)}")
+    if verification.originals.text != "checked":
+        console.print(printable(f"checksums of the originals: {verification.originals.text}"), soft_wrap=True)
     if verification.ok:
         looked = "checked and decoded" if verification.deep else "checked"
         console.print(f"sound: {counted(verification.n_frames, 'frame')} {looked}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inshrink_core.cli.formatting import counted, duration, ratio, size, steps_in_short
+from inshrink_core.cli.formatting import counted, duration, printable, ratio, size, steps_in_short
 from inshrink_core.cli.optimizer import optimizer_text
 from inshrink_core.cli.output import present, show_facts
 from inshrink_core.cli.progress import progress_bar
@@ -58,6 +58,7 @@ def watch_run(
     step_pattern: str | None,
     as_json: bool,
     quiet: bool,
+    follow_links: bool,
     options: Mapping[str, Any],
 ) -> None:
     """Watch a run until it ends or Ctrl-C is pressed, then show what was archived."""
@@ -73,9 +74,10 @@ def watch_run(
                 advance(now.done, now.total, now.step)
 
         def tell(event: WatchEvent) -> None:
-            if lines and event.step is not None:
+            if lines and event.kind != "ended":
                 detail = f": {event.detail}" if event.detail else ""
-                typer.echo(f"{event.kind} step {event.step}{detail}", err=True)
+                step = "" if event.step is None else f" step {event.step}"
+                typer.echo(printable(f"{event.kind}{step}{detail}"), err=True)
 
         report = session.watch(
             run,
@@ -84,11 +86,18 @@ def watch_run(
             until=until,
             idle=idle,
             step_pattern=step_pattern,
+            follow_links=follow_links,
             on_event=tell,
             progress=None if advance is None else progress,
             **options,
         )
-    present(report.to_json(), as_json=as_json, quiet=quiet, text=lambda console: _show(console, report))
+    present(
+        report.to_json(),
+        as_json=as_json,
+        quiet=quiet,
+        text=lambda console: _show(console, report),
+        failure=report.failure,
+    )
 
 
 _WHY = {
@@ -105,6 +114,7 @@ def _show(console: Console, report: WatchReport) -> None:
         ("archive", report.archive),
         ("appended", steps_in_short(appended) if appended else "nothing new"),
         ("vanished", steps_in_short(vanished) if vanished else ""),
+        ("damaged", counted(len(report.damaged), "checkpoint") if report.damaged else ""),
         ("ended", _WHY.get(report.ended, report.ended)),
         ("time", duration(report.seconds)),
     ]

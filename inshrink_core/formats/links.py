@@ -27,12 +27,14 @@ _REPOSITORY: Final = re.compile(r"(models|datasets|spaces)--.+")
 class Skipped(NamedTuple):
     """A file or directory that is no step of the run, or not part of one, and why.
 
-    `rotten` tells that it is a checkpoint that does not match its own checksum.
+    `rotten` tells that it is a checkpoint that does not match its own checksum, `link` that it is a link
+    that was not followed.
     """
 
     path: str
     reason: str
     rotten: bool = False
+    link: bool = False
 
 
 def is_file(path: Path | os.DirEntry[str]) -> bool:
@@ -141,9 +143,8 @@ class Access:
     def skipped(self, path: str | os.PathLike[str]) -> Skipped:
         """Return the row of a link that was not followed."""
         target = clipped(os.path.realpath(path), 200)
-        return Skipped(
-            os.fspath(path), f"a link out of the run, to '{target}', not followed without --follow-links"
-        )
+        reason = f"a link out of the run, to '{target}', not followed without --follow-links"
+        return Skipped(os.fspath(path), reason, link=True)
 
     def walk(self, root: Path, skipped: list[Skipped]) -> Iterator[Path]:
         """Yield the paths of the files below a directory; linked directories are followed once."""

@@ -15,10 +15,11 @@ from inshrink_core.chain import (
     ChainWriter,
     archive_size,
     content_digest,
+    original_checks,
     stored_view,
     tensor_digest,
 )
-from inshrink_core.errors import NotFoundError, StepConflictError
+from inshrink_core.errors import DamagedError, NotFoundError, StepConflictError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.formats import Run, open_run
 from inshrink_core.search.bounds import Bounds
@@ -57,6 +58,7 @@ def compress(
     timeout: float = 600.0,
     device: str = "cpu",
     threads: int | None = None,
+    allow_damaged: bool = False,
     progress: OnProgress | None = None,
 ) -> CompressReport:
     """Write a run into an archive, appending the steps it does not hold yet.
@@ -84,6 +86,8 @@ def compress(
         What judges the bounds, as `inshrink_core.compare` takes them.
     device, threads
         Where and how many tensors at a time are encoded; neither changes the bytes.
+    allow_damaged
+        Archive files that do not match their own checksums as they are; the archive says so for ever.
     progress
         Called after each tensor.
 
@@ -93,6 +97,10 @@ def compress(
         A step is in the archive with other values, and `resumed_from` does not say why.
     InputError
         The archive was written with another codec, or a step does not exist.
+    RottenError
+        A file does not match its own checksum, and `allow_damaged` is not set.
+    RefusedLinkError
+        Tensors lie behind a link out of the run (`inshrink_core.open` takes `follow_links`).
     EvaluatorError, UntrustedCodeError
         The evaluator failed, or may not run. Steps committed before are kept.
 
@@ -106,7 +114,11 @@ def compress(
     True
     """
     begun = time.perf_counter()
-    opened = run if isinstance(run, Run) else open_run(run)
+    opened = run if isinstance(run, Run) else open_run(run, allow_damaged=allow_damaged)
+    if allow_damaged:
+        opened = opened.allowing_damage()
+    elif steps is None and opened.rotten:
+        raise DamagedError(opened.rotten[0].reason, where=str(opened.path))
     chosen = _choose_steps(opened, steps)
     chain_config = make_chain_config(archive, codec, config, optimizer, keyframe_every, device, threads)
     if resumed_from is not None:
@@ -142,6 +154,8 @@ def compress(
         config=dataclasses.asdict(chain_config.config),  # type: ignore[call-overload]
         optimizer=chain_config.optimizer,
         promise=promise,
+        left_out=tuple(row for row in opened.skipped if row.link),
+        originals=original_checks(finished, finished.frames),
     )
 
 

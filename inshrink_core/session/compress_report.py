@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inshrink_core.chain import ArchiveSize
+from inshrink_core.chain import ArchiveSize, OriginalChecks
 
 if TYPE_CHECKING:
     from inshrink_core.errors import CheckFailedError
+    from inshrink_core.formats import Skipped
     from inshrink_core.session.promise import Promise
 
 __all__ = ["CompressReport"]
@@ -40,6 +41,10 @@ class CompressReport:
         How optimizer state was stored (`inshrink_core.chain.ChainConfig`).
     promise
         What was promised of every restored step, and how each keeps it; None where nothing was.
+    left_out
+        What of the run was not read, and why.
+    originals
+        What vouched for the files of the steps in the archive.
     """
 
     path: Path
@@ -53,6 +58,8 @@ class CompressReport:
     config: Mapping[str, Any]
     optimizer: str
     promise: Promise | None = None
+    left_out: tuple[Skipped, ...] = ()
+    originals: OriginalChecks = field(default_factory=OriginalChecks)
 
     @property
     def failure(self) -> CheckFailedError | None:
@@ -83,6 +90,8 @@ class CompressReport:
             "mb_per_s": self.mb_per_s,
             "appended": list(self.appended),
             "skipped": list(self.skipped),
+            "left_out": [f"{row.path}: {row.reason}" for row in self.left_out],
+            "originals": self.originals.text,
             "frames": [
                 {
                     "step": frame.info.step,

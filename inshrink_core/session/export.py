@@ -19,6 +19,7 @@ from inshrink_core.archive.storage import storage_error
 from inshrink_core.chain import Archive, ArchiveSize, archive_size, stored_view
 from inshrink_core.chain.archive import pack_attributes
 from inshrink_core.chain.content import parts_of
+from inshrink_core.chain.originals import ORIGINALS
 from inshrink_core.chain.parts import encode_part
 from inshrink_core.chain.rekey import rekey_frame
 from inshrink_core.checkpoint import Checkpoint
@@ -222,15 +223,15 @@ class _Export:
     ) -> None:
         self._archive, self._info, self._progress = archive.sequential(), info, progress
         self._whole = self._archive.checkpoint(info)
+        self._meta = self._archive.frame(info).meta
         self._view = _weights_of(self._whole) if weights_only else self._whole
         self.left_out = _left_out(self._whole, self._view)
         self._source = [archive.reader.archive_id, info.frame_id]
 
     def write_exact(self, folder: Path) -> ArchiveSize:
         """Write the step with the bits it has; return its sizes."""
-        meta = self._archive.frame(self._info).meta
         # The frame that training was restored from stays behind, and so does what the digest is of.
-        meta = {key: value for key, value in meta.items() if key != "restored"}
+        meta = {key: value for key, value in self._meta.items() if key != "restored"}
         if self._view is not self._whole:
             meta = {key: value for key, value in meta.items() if key != "content"} | {"optimizer": "drop"}
         total, done = self._view.raw_bytes(), 0
@@ -261,7 +262,8 @@ class _Export:
             for key, content in parts_of(self._view):
                 codec, payload = encode_part(content, None)
                 frame.add(key, codec, payload, part=True)
-            frame.commit(self._with_source(coarse.config.record()))
+            kept = {key: value for key, value in self._meta.items() if key == ORIGINALS}
+            frame.commit(self._with_source(coarse.config.record() | kept))
         return coarse.relative_error
 
     def _with_source(self, meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.archive import is_archive
-from inshrink_core.chain import Archive, Exactness, exactness_of, frame_size
+from inshrink_core.chain import (
+    Archive,
+    Exactness,
+    OriginalChecks,
+    exactness_of,
+    frame_size,
+    original_checks,
+)
 from inshrink_core.errors import NotFoundError
 from inshrink_core.execution import default_threads
 from inshrink_core.formats import Run, open_run, write_checkpoint
@@ -45,6 +52,8 @@ class RestoreReport:
         Bytes read from the archive.
     stored
         Which roles came back bit for bit, and which with an error.
+    originals
+        What vouched for the originals of these steps; a restored file is no better than they were.
     """
 
     steps: tuple[int, ...]
@@ -53,6 +62,7 @@ class RestoreReport:
     seconds: float
     bytes_read: int
     stored: Exactness
+    originals: OriginalChecks = field(default_factory=OriginalChecks)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink restore --json``."""
@@ -63,16 +73,20 @@ class RestoreReport:
             "seconds": self.seconds,
             "bytes_read": self.bytes_read,
             **self.stored.to_json(),
+            "originals": self.originals.to_json(),
         }
 
 
-def open_any(path: str | os.PathLike[str]) -> Run | Archive:
+def open_any(path: str | os.PathLike[str], **options: Any) -> Run | Archive:
     """Open a run or an archive, whichever lies at the path; reads headers only.
 
     Parameters
     ----------
     path
         A run directory, glob or checkpoint file; or a directory ``NAME.inshrink``.
+    **options
+        Of a run, as for `inshrink_core.formats.open_run`: `step_pattern`, `follow_links`, `allow_damaged`,
+        `within`.
 
     Raises
     ------
@@ -86,7 +100,7 @@ def open_any(path: str | os.PathLike[str]) -> Run | Archive:
     >>> 400 in run.steps
     True
     """
-    return Archive.open(path) if is_archive(path) else open_run(path)
+    return Archive.open(path) if is_archive(path) else open_run(path, **options)
 
 
 def restore(
@@ -179,6 +193,7 @@ def restore(
             [opened.reader.find(step) for step in chosen],
             lambda key: tensors is None or fnmatchcase(key, tensors),
         ),
+        originals=original_checks(opened, [opened.reader.find(step) for step in chosen]),
     )
 
 

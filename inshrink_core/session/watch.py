@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,9 +16,10 @@ from inshrink_core.errors import (
     InshrinkError,
     LockedError,
     NotFoundError,
+    RottenError,
     StepConflictError,
 )
-from inshrink_core.formats import Run, open_run
+from inshrink_core.formats import Run, Skipped, open_run
 from inshrink_core.formats.run import NoCheckpointError
 from inshrink_core.session.compress import compress
 from inshrink_core.session.progress import OnProgress
@@ -41,6 +43,7 @@ def watch(
     until: int | None = None,
     idle: float | None = None,
     step_pattern: str | None = None,
+    follow_links: bool = False,
     on_event: OnEvent | None = None,
     progress: OnProgress | None = None,
     **options: Any,
@@ -62,6 +65,8 @@ def watch(
         End when nothing new was archived for so many seconds.
     step_pattern
         How the step number stands in file names.
+    follow_links
+        Follow links out of the run.
     on_event, progress
         Called as steps are archived, and after each tensor.
     **options
@@ -107,7 +112,17 @@ def watch(
     if not Path(run).exists() and not any(sign in os.fspath(run) for sign in "*?["):
         raise NotFoundError("there is no such directory", where=os.fspath(run))
     watcher = _Watcher(
-        os.fspath(run), archive, step_pattern, interval, on_event, {**options, "progress": progress}
+        partial(
+            open_run,
+            os.fspath(run),
+            step_pattern=step_pattern,
+            follow_links=follow_links,
+            allow_damaged=bool(options.get("allow_damaged")),
+        ),
+        archive,
+        interval,
+        on_event,
+        {**options, "progress": progress},
     )
     try:
         watcher.report.ended = watcher.work(until, idle)
@@ -137,15 +152,15 @@ class _Watcher:
 
     def __init__(
         self,
-        run: str,
+        open_first: Callable[[], Run],
         archive: str | os.PathLike[str],
-        step_pattern: str | None,
         interval: float,
         on_event: OnEvent | None,
         options: dict[str, Any],
     ) -> None:
         self.report = WatchReport(archive=os.fspath(archive))
-        self._path, self._archive, self._step_pattern = run, archive, step_pattern
+        self._open_first, self._archive = open_first, archive
+        self._rotten: dict[str, tuple[str, bool]] = {}
         self._interval, self._on_event, self._options = interval, on_event, options
         self._run: Run | None = None
         self._failures = self._locked = 0
@@ -175,6 +190,7 @@ class _Watcher:
         self._note_gone(frozenset() if run is None else frozenset(run.steps))
         if run is None:
             return False
+        self._note_rotten(run.rotten)
         ready = [step for step in run.steps if self._sights.is_ready(run, step)]
         if until is not None:
             below = [step for step in ready if step < until]
@@ -186,10 +202,11 @@ class _Watcher:
         """Return the run as it is now; None where there is no checkpoint yet."""
         try:
             if self._run is None:
-                self._run = open_run(self._path, step_pattern=self._step_pattern)
+                self._run = self._open_first()
             else:
                 self._run = self._run.refresh()
-        except NoCheckpointError:
+        except NoCheckpointError as error:
+            self._note_rotten(row for row in error.skipped if row.rotten)
             self._run, self._failures = None, 0
             return None
         except (InshrinkError, OSError):
@@ -207,6 +224,25 @@ class _Watcher:
             return
         for step in self._sights.gone(steps):
             self.say(WatchEvent("vanished", step, "it was deleted before it could be archived"))
+
+    def _note_rotten(self, rows: Iterable[Skipped]) -> None:
+        """Report checkpoints that are damaged where their tensors are described, once they stay so."""
+        for row in rows:
+            reason, told = self._rotten.get(row.path, ("", False))
+            if reason == row.reason and not told:
+                self.say(WatchEvent("damaged", None, row.reason))
+                told = True
+            self._rotten[row.path] = (row.reason, told and reason == row.reason)
+
+    def _pass_rotten(self, run: Run, identities: Mapping[int, str], error: RottenError) -> bool:
+        """Report the step that does not match its checksums, and take it as done; tell which was meant."""
+        for step, identity in identities.items():
+            path = run.path_of(step)
+            if path == error.path or path in error.path.parents:
+                self._sights.pass_over(step, identity)
+                self.say(WatchEvent("damaged", step, str(error)))
+                return True
+        return False
 
     def _without_older(self, ready: list[int], run: Run) -> list[int]:
         """Pass over steps before the archive's last one that it does not hold: they were pruned."""
@@ -238,6 +274,8 @@ class _Watcher:
             self._note_archived(before, identities)
             if not isinstance(error, InshrinkError | OSError) or isinstance(error, StepConflictError):
                 raise
+            if isinstance(error, RottenError) and self._pass_rotten(run, identities, error):
+                return True
             if not self._note_vanished(run, identities):
                 raise
             return True

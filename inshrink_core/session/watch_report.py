@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inshrink_core.chain import ArchiveSize
+from inshrink_core.errors import DamagedError
 from inshrink_core.session.compress import CompressReport
 
 __all__ = ["OnEvent", "WatchEvent", "WatchReport"]
@@ -20,9 +21,10 @@ class WatchEvent:
     ----------
     kind
         ``archived``, ``skipped`` (in the archive already, or older than its last step), ``vanished``
-        (gone or changed while it was read) or ``ended``.
+        (gone or changed while it was read), ``damaged`` (finished, and not what its checksums say) or
+        ``ended``.
     step
-        The step; None for ``ended``.
+        The step; None for ``ended``, and for a file so damaged that its step is not known.
     detail
         Why, or how: for people.
     """
@@ -63,6 +65,18 @@ class WatchReport:
     reports: list[CompressReport] = field(default_factory=list)
     seconds: float = 0.0
 
+    @property
+    def damaged(self) -> tuple[WatchEvent, ...]:
+        """Checkpoints that were not archived because they do not match their own checksums."""
+        return tuple(event for event in self.events if event.kind == "damaged")
+
+    @property
+    def failure(self) -> DamagedError | None:
+        """Why a watch that ended well is no success: a checkpoint was damaged."""
+        if not self.damaged:
+            return None
+        return DamagedError(f"not archived: {self.damaged[0].detail}", where=self.archive)
+
     def steps(self, kind: str) -> tuple[int, ...]:
         """Return the steps of the events of a kind."""
         return tuple(event.step for event in self.events if event.kind == kind and event.step is not None)
@@ -84,5 +98,6 @@ class WatchReport:
             "appended": list(self.steps("archived")),
             "skipped": list(self.steps("skipped")),
             "vanished": list(self.steps("vanished")),
+            "damaged": [event.detail for event in self.damaged],
             "seconds": self.seconds,
         }
