@@ -68,8 +68,7 @@ def _make_tuple(n: int) -> Action:
 
 
 def _close_list(m: Machine) -> None:
-    items = m.pop_mark()
-    m.stack.append(items)
+    m.make(m.pop_mark())
 
 
 def _reduce_object(m: Machine) -> None:
@@ -128,7 +127,7 @@ def _old_int(m: Machine) -> object:
 
 def _mapping(m: Machine) -> None:
     items = m.pop_mark()
-    m.stack.append({})
+    m.make({})
     m.set_all(items)
 
 
@@ -162,9 +161,9 @@ _BY_SIGN: Final[dict[str, Action]] = {
     ")": lambda m: m.stack.append(()),
     "\x85": _make_tuple(1),
     "\x87": _make_tuple(3),
-    "]": _push(lambda m: []),
+    "]": lambda m: m.make([]),
     "l": _close_list,
-    "}": _push(lambda m: {}),
+    "}": lambda m: m.make({}),
     "d": _mapping,
     "\x8f": _push(lambda m: OPAQUE),  # EMPTY_SET
     "\x90": _add_items,
@@ -245,6 +244,7 @@ def run_machine(machine: Machine, where: str, pause_at: int | None = None) -> ob
         IndexError,
         KeyError,
         TypeError,
+        MemoryError,
         struct.error,
         OverflowError,
     ) as error:
@@ -261,7 +261,7 @@ def run_machine(machine: Machine, where: str, pause_at: int | None = None) -> ob
 
 def _refuse_names(machine: Machine, where: str) -> None:
     if machine.wanted:
-        raise UnsafePickleError(
-            "the pickle wants to import", where=where, wanted=tuple(sorted(machine.wanted))
-        )
-    return
+        wanted = tuple(sorted(machine.wanted))
+        if machine.n_refused:
+            wanted += (f"(and {machine.n_refused:,} imports more)",)
+        raise UnsafePickleError("the pickle wants to import", where=where, wanted=wanted)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from inshrink_core.errors import clipped
+
 __all__ = [
     "ALLOWED",
     "NOTHING",
@@ -23,7 +25,12 @@ __all__ = [
     "set_item",
 ]
 
-_KEY_TYPES = (str, int, float, bool, bytes, type(None))
+_SMALL_TYPES = (str, int, float, bool, type(None))
+_HASH_MODULUS: Final = (1 << 61) - 1
+"""Numbers that differ by it have the same hash (sys.hash_info)."""
+
+_FEW_KEYS: Final = 4096
+"""So many items are found in milliseconds even where all of them collide."""
 
 
 class Opaque:
@@ -249,14 +256,50 @@ ALLOWED: Final = _allowlist()
 NOTHING: Final = Global(_inert)
 
 
-def set_item(target: dict[Any, Any], key: object, value: object) -> None:
-    """Set an item whose key is flat; another key is replaced by one that is.
+class OddKey:
+    """A key of a mapping that stands for one whose own hash its maker may have chosen.
 
-    Hashing a deep tuple can take for ever, or overflow the C stack.
+    Compared by its text, which Python hashes with a secret of the process.
     """
-    if isinstance(key, _KEY_TYPES) or (
-        type(key) is tuple and len(key) <= 8 and all(isinstance(k, _KEY_TYPES) for k in key)
-    ):
+
+    __slots__ = ("shown", "text")
+
+    def __init__(self, text: str, shown: str) -> None:
+        self.text, self.shown = text, shown
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OddKey) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __str__(self) -> str:
+        return self.shown
+
+
+def set_item(target: dict[Any, Any], key: object, value: object) -> None:
+    """Set an item whose key is text or a number that a training would use; others are replaced.
+
+    The hash of a number is known to whoever writes the pickle: with numbers that collide, every item
+    takes as long as all before it together. Hashing a deep tuple takes for ever, or overflows the C stack.
+    """
+    if isinstance(key, (str, bytes, bool)) or key is None:
         target[key] = value
+    elif isinstance(key, int):
+        # Nearly dense, as the numbers of parameters are; others while they are few, as ids are.
+        few = len(target) < _FEW_KEYS and abs(key) < _HASH_MODULUS
+        if few or 0 <= key < 8 * len(target):
+            target[key] = value
+        else:
+            odd = OddKey(f"int {key:x}", clipped(f"0x{key:x}") if key.bit_length() > 64 else str(key))
+            target[odd] = value
+    elif isinstance(key, float):
+        target[OddKey(f"float {key.hex()}", str(key))] = value
+    elif type(key) is tuple and len(key) <= 8 and all(isinstance(k, str) for k in key):
+        target[key] = value
+    elif type(key) is tuple and len(key) <= 8 and all(isinstance(k, _SMALL_TYPES) for k in key):
+        text = ", ".join(f"{k:x}" if type(k) is int else repr(k) for k in key)
+        target[OddKey(f"tuple {text}", clipped(f"({text})"))] = value
     else:
-        target[id(key), "object"] = value
+        # Another object at each opcode: their places in memory are no one's choice.
+        target[OddKey(f"object {id(key)}", "object")] = value

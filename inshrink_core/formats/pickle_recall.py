@@ -37,6 +37,8 @@ class _State(NamedTuple):
     growing_in_memo: tuple[int, ...]
     wanted: frozenset[str]
     n_copied: int
+    n_made: int
+    n_refused: int
     growing: dict[int, list[Any] | dict[Any, Any]]
     shared: frozenset[int]
 
@@ -114,6 +116,8 @@ def _paused(data: bytes, pause_at: int) -> _State | None:
         tuple(place for place, one in machine.memo.items() if id(one) in growing),
         frozenset(machine.wanted),
         machine.n_copied,
+        machine.n_made,
+        machine.n_refused,
         growing,
         shared - growing.keys(),
     )
@@ -149,4 +153,5 @@ def _resumed(state: _State, data: bytes) -> Machine:
     for place in state.growing_in_memo:
         machine.memo[place] = copies[id(state.memo[place])]
     machine.wanted, machine.n_copied, machine.shared = set(state.wanted), state.n_copied, state.shared
+    machine.n_made, machine.n_refused = state.n_made, state.n_refused
     return machine

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from inshrink_core.errors import clipped
 from inshrink_core.formats.pickle_names import (
     ALLOWED,
     NOTHING,
@@ -25,6 +26,15 @@ Action = Callable[["Machine"], Any]
 """What one opcode does to the machine."""
 
 
+_SOME: Final = 1024
+"""Of anything, for the shortest programs."""
+
+_MOST_MARKS: Final = 10_000
+"""Python's own pickler recurses, and gives up long before."""
+
+_MOST_WANTED: Final = 1000
+"""Refused names that are kept; further ones are counted."""
+
 PAUSED: Final = Opaque()
 """What a run returns that stopped where it was told to, before the end of its pickle."""
 
@@ -34,7 +44,13 @@ class SharedValueError(Exception):
 
 
 class Machine:
-    """One run over one pickle: a stack, the marks in it, and a memo."""
+    """One run over one pickle: a stack, the marks in it, and a memo.
+
+    Notes
+    -----
+    What a program makes is bounded by its length: containers, memoised values, copies and the extents of
+    tensors. A pickler writes two bytes at least for each of them, so that no checkpoint comes near.
+    """
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -42,7 +58,10 @@ class Machine:
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.wanted: set[str] = set()
-        self.n_copied = 0
+        self.n_copied = self.n_made = 0
+        self.n_refused = 0
+        self.most_made = _SOME + len(data) // 3
+        self.most_memoised = _SOME + len(data) // 2
         self.shared: frozenset[int] = frozenset()
 
     def run(self, table: Sequence[Action | None], pause_at: int | None = None) -> object:
@@ -66,12 +85,16 @@ class Machine:
                 at += 4
                 if opcode == 0x6A:
                     self.stack.append(memo[index])
+                elif index > n_bytes:
+                    raise MalformedError("a memo with holes")
                 else:
                     memo[index] = self.stack[-1]
             elif opcode == 0x4B:  # BININT1
                 self.stack.append(data[at])
                 at += 1
             elif opcode == 0x28:  # MARK
+                if len(self.marks) == _MOST_MARKS:
+                    raise MalformedError(f"more than {_MOST_MARKS} values inside of each other")
                 self.marks.append(self.stack)
                 self.stack = []
             elif opcode == 0x74:  # TUPLE
@@ -127,8 +150,17 @@ class Machine:
 
     def store(self, index: int) -> None:
         """Memoise the top of the stack."""
-        # The memo is a dict: a huge index costs no more than a small one.
+        # Python's own hash of a number is the number: an index may be no one's choice but the pickler's.
+        if not 0 <= index <= len(self.data) or len(self.memo) > self.most_memoised:
+            raise MalformedError("a memo larger than the pickle")
         self.memo[index] = self.stack[-1]
+
+    def make(self, container: list[Any] | dict[Any, Any]) -> None:
+        """Push a new container."""
+        self.n_made += 1
+        if self.n_made > self.most_made:
+            raise MalformedError("more containers than the pickle has room for")
+        self.stack.append(container)
 
     def import_name(self, module: object, name: object) -> None:
         """Push what a name from outside stands for, or note that it is refused."""
@@ -136,7 +168,10 @@ class Machine:
             raise MalformedError("an import whose name is no text")
         found = ALLOWED.get((module, name))
         if found is None:
-            self.wanted.add(f"{module}.{name}")
+            if len(self.wanted) < _MOST_WANTED:
+                self.wanted.add(f"{clipped(module)}.{clipped(name)}")
+            else:
+                self.n_refused += 1
             found = NOTHING
         # A dtype or a storage type is used as a value, a function is only ever called.
         self.stack.append(found if found.value is OPAQUE else found.value)
@@ -148,11 +183,13 @@ class Machine:
         if isinstance(function, Global):
             if not isinstance(args, tuple):
                 raise MalformedError("a call without arguments")
-            if args and isinstance(args[0], (list, tuple, dict, str, bytes)):
-                # One memoised list copied again and again would outgrow any memory.
-                self.n_copied += len(args[0])
-                if self.n_copied > len(self.data):
-                    raise MalformedError("more values than the pickle has bytes")
+            # One memoised value copied or looked through again and again would outgrow any patience.
+            self.n_copied += len(args)
+            for one in args[:8]:
+                if isinstance(one, (list, tuple, dict, str, bytes)):
+                    self.n_copied += len(one)
+            if self.n_copied > _SOME + len(self.data):
+                raise MalformedError("more values than the pickle has bytes")
             self.stack[-1] = function.apply(args)
         elif isinstance(function, (Opaque, StorageType, DTypeRef)):
             self.stack[-1] = OPAQUE
@@ -200,7 +237,7 @@ class Machine:
             raise MalformedError("pairs for something that is no mapping")
         for i in range(0, len(items), 2):
             key = items[i]
-            if type(key) is str or type(key) is int:
+            if type(key) is str or (type(key) is int and 0 <= key <= len(target)):
                 target[key] = items[i + 1]
             else:
                 set_item(target, key, items[i + 1])

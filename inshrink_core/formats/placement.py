@@ -22,11 +22,14 @@ from inshrink_core.checkpoint import (
     ZipEntry,
     classify_layer,
 )
-from inshrink_core.errors import DamagedError
+from inshrink_core.errors import DamagedError, clipped
 from inshrink_core.formats.pickle_names import TensorRef
 
 __all__ = ["Named", "Placed", "PlacedFile", "contiguous_stride", "place", "place_in_regions"]
 
+
+_MAX_EXTENT = 1 << 62
+"""Extents of an empty tensor, 0 taken as 1: PyTorch's strides are such products, in 64 bits."""
 
 _SUFFIXES = {role: "" if role in MODEL_ROLES else f"@{role.value}" for role in TensorRole}
 
@@ -93,18 +96,20 @@ def place(ref: TensorRef, entry: ZipEntry, where: str) -> Placed | None:
     if itemsize is None:
         return None
     shape, stride = ref.shape, ref.stride
-    numel, extent = 1, 1
+    numel, extent, reach = 1, 1, 1
     for size, step in zip(shape, stride, strict=True):
         numel *= size
+        reach *= max(size, 1)
         extent += (size - 1) * step
     if numel == 0:
+        if reach > _MAX_EXTENT:
+            raise DamagedError(f"an empty tensor of shape {clipped(str(shape))}", where=where)
         return Placed(ref.dtype, shape, None, entry.data_offset, 0)
     if (ref.offset + extent) * itemsize > entry.data_nbytes:
         raise DamagedError(
-            f"a tensor of shape {shape} reaches past its storage '{ref.storage.key[:40]}'",
+            f"a tensor of shape {clipped(str(shape))} reaches past its storage '{ref.storage.key[:40]}'",
             where=where,
             expected=f"at most {entry.data_nbytes} bytes",
-            found=f"{(ref.offset + extent) * itemsize}",
         )
     # An expanded tensor shows one element many times. Far more often than there are bytes, it is a
     # trap for memory or a constant: either way it is better carried than read.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -54,6 +55,38 @@ def _shape_of(state: dict[TensorRole, Placed]) -> tuple[int, ...] | None:
     return None
 
 
+class _Queue:
+    """Weights of one shape by position; taking one costs next to nothing, wherever it stands."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._positions: list[int] = []
+        self._next: list[int] = [0]
+
+    def add(self, name: str, position: int) -> None:
+        """Add a weight behind the others."""
+        self._names.append(name)
+        self._positions.append(position)
+        self._next.append(len(self._names))
+
+    def _free_from(self, i: int) -> int:
+        """Return the first place from `i` on that was not taken; paths are halved on the way."""
+        while self._next[i] != i:
+            self._next[i] = self._next[self._next[i]]
+            i = self._next[i]
+        return i
+
+    def take(self, after: int) -> tuple[str, int] | None:
+        """Take the first weight behind a position, or the first of all; None where none is left."""
+        i = self._free_from(bisect_right(self._positions, after))
+        if i == len(self._names):
+            i = self._free_from(0)
+        if i == len(self._names):
+            return None
+        self._next[i] = i + 1
+        return self._names[i], self._positions[i]
+
+
 class _Matcher:
     """Gives each numbered parameter the name of a weight; every weight is given once."""
 
@@ -75,20 +108,18 @@ class _Matcher:
 
     def _match_in_order(self, shapes: Sequence[tuple[int, ...] | None]) -> list[str | None]:
         """Take for each shape the next free weight that has it; where none follows, the first that has."""
-        queues: dict[tuple[int, ...], list[str]] = {}
-        position = {name: i for i, name in enumerate(self.free)}
-        for name, held in self.free.items():
-            queues.setdefault(held, []).append(name)
+        queues: dict[tuple[int, ...], _Queue] = {}
+        for position, (name, held) in enumerate(self.free.items()):
+            queues.setdefault(held, _Queue()).add(name, position)
         found: list[str | None] = []
         at = -1
         for shape in shapes:
-            queue = queues.get(shape, []) if shape is not None else []
-            taken = next((n for n in queue if position[n] > at), queue[0] if queue else None)
+            queue = queues.get(shape) if shape is not None else None
+            taken = queue.take(at) if queue is not None else None
             if taken is not None:
-                queue.remove(taken)
-                del self.free[taken]
-                at = position[taken]
-            found.append(taken)
+                name, at = taken
+                del self.free[name]
+            found.append(taken[0] if taken is not None else None)
         return found
 
     def take(self, name: str) -> None:

@@ -96,10 +96,12 @@ def _parse_tensor(file: ReadableFile, name: str, entry: object, data_offset: int
         raise _fail(file, f"tensor '{name[:80]}' has no valid shape")
     if not isinstance(span, list) or len(span) != 2 or not all(type(n) is int and n >= 0 for n in span):
         raise _fail(file, f"tensor '{name[:80]}' has no valid offsets")
-    nbytes = DTYPE_SIZES[dtype]
+    nbytes = reach = DTYPE_SIZES[dtype]
     for extent in shape:
         nbytes *= extent
-        if nbytes > 1 << 62:
+        # An extent of 0 must not hide one that PyTorch cannot take.
+        reach *= max(extent, 1)
+        if reach > 1 << 62:
             raise _fail(file, f"tensor '{name[:80]}' is larger than any file")
     if span[1] - span[0] != nbytes:
         raise _fail(

@@ -55,6 +55,12 @@ OPTIMIZER_STATE_ROLES: Final = {
 _INNER_WRAPPERS: Final = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 _MAX_DEPTH: Final = 8
 _MAX_VALUES: Final = 4_000_000
+_SOME_VALUES: Final = 4096
+_LEAST_TENSOR_BYTES: Final = 32
+"""Of a pickle: PyTorch writes about a hundred for each tensor."""
+
+_MAX_INTEGER: Final = 1 << 61
+_FEW_PARAMS: Final = 4096
 
 
 class OptimizerGroup(NamedTuple):
@@ -126,10 +132,49 @@ def strip_wrappers(names: list[str]) -> list[str]:
 
 
 class _Walker:
-    """Walks containers that may be huge or refer to themselves; counts, and stops at a bound."""
+    """Walks containers that may be huge, shared or refer to themselves; counts, and stops at a bound.
 
-    def __init__(self, where: str) -> None:
-        self.where, self.n_values = where, 0
+    The bound is the size of the pickle: a value takes a byte of it at least, and a name its length. Only
+    one that shares its containers many times over has more to look at than it has bytes.
+    """
+
+    def __init__(self, where: str, n_bytes: int | None) -> None:
+        self.where, self.n_values, self.n_signs = where, 0, 0
+        self.most = _MAX_VALUES if n_bytes is None else min(_MAX_VALUES, _SOME_VALUES + n_bytes)
+        self.most_tensors = self.most if n_bytes is None else _SOME_VALUES + n_bytes // _LEAST_TENSOR_BYTES
+        self.most_signs = 4 * (self.most if n_bytes is None else _SOME_VALUES + n_bytes)
+        self.n_tensors = 0
+
+    def spend(self, n_values: int) -> None:
+        """Count values that are looked at.
+
+        Raises
+        ------
+        DamagedError
+            They are too many.
+        """
+        self.n_values += n_values
+        if self.n_values > self.most:
+            raise DamagedError("the file holds more values than a checkpoint would", where=self.where)
+
+    def name(self, prefix: str, key: object) -> str:
+        """Return the name of a tensor."""
+        name = f"{prefix}{key}"
+        self.n_signs += len(name)
+        self.count(1)
+        return name
+
+    def count(self, n_tensors: int) -> None:
+        """Count tensors that are found, under however many names.
+
+        Raises
+        ------
+        DamagedError
+            They, or their names, are too many.
+        """
+        self.n_tensors += n_tensors
+        if self.n_signs > self.most_signs or self.n_tensors > self.most_tensors:
+            raise DamagedError("the file holds more names than a checkpoint would", where=self.where)
 
     def tensors(self, value: object, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, TensorRef]]:
         if isinstance(value, dict):
@@ -139,13 +184,13 @@ class _Walker:
         else:
             return
         for key, item in items:
-            self.n_values += 1
-            if self.n_values > _MAX_VALUES:
-                raise DamagedError("the file holds more values than a checkpoint would", where=self.where)
+            self.spend(1)
             if isinstance(item, TensorRef):
-                yield f"{prefix}{key}", item
+                yield self.name(prefix, key), item
             elif isinstance(item, (dict, list, tuple)) and depth < _MAX_DEPTH and not _is_optimizer(item):
-                yield from self.tensors(item, f"{prefix}{key}.", depth + 1)
+                inner = f"{prefix}{key}."
+                self.n_signs += len(inner)
+                yield from self.tensors(item, inner, depth + 1)
 
 
 def _is_optimizer(value: object) -> bool:
@@ -156,10 +201,11 @@ def _is_optimizer(value: object) -> bool:
     )
 
 
-def _is_state_dict(value: object) -> bool:
+def _is_state_dict(value: object, walker: _Walker) -> bool:
     """Tell whether most values of a mapping are tensors."""
     if not isinstance(value, dict) or not value:
         return False
+    walker.spend(len(value))
     return sum(isinstance(v, TensorRef) for v in value.values()) * 2 > len(value)
 
 
@@ -167,11 +213,11 @@ def _first_of(root: dict[Any, Any], keys: tuple[str, ...]) -> str | None:
     return next((k for k in keys if isinstance(root.get(k), dict) and root[k]), None)
 
 
-def _find_model(root: object) -> tuple[dict[Any, Any], str | None]:
+def _find_model(root: object, walker: _Walker) -> tuple[dict[Any, Any], str | None]:
     """Return the mapping that holds the model, and under which top-level key it was."""
     top: str | None = None
     for _ in range(_MAX_DEPTH):
-        if not isinstance(root, dict) or _is_state_dict(root) or _is_optimizer(root):
+        if not isinstance(root, dict) or _is_state_dict(root, walker) or _is_optimizer(root):
             break
         key = _first_of(root, MODEL_KEYS)
         if key is None:
@@ -192,52 +238,75 @@ def _numbers(group: dict[Any, Any]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for key in ("lr", "eps", "weight_decay", "momentum"):
         value = group.get(key)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            numbers[key] = float(value)
+        if (number := _float(value)) is not None:
+            numbers[key] = number
     betas = group.get("betas")
-    if isinstance(betas, (tuple, list)) and len(betas) >= 2 and all(type(b) in (int, float) for b in betas):
-        numbers["beta1"], numbers["beta2"] = float(betas[0]), float(betas[1])
+    if isinstance(betas, (tuple, list)) and len(betas) >= 2:
+        first, second = _float(betas[0]), _float(betas[1])
+        if first is not None and second is not None:
+            numbers["beta1"], numbers["beta2"] = first, second
     return numbers
 
 
-def _state_tensors(state: object) -> dict[TensorRole, TensorRef]:
+def _float(value: object) -> float | None:
+    """Return a finite number as a float; None of anything else, a number of a thousand bits included."""
+    if type(value) is int and abs(value) < _MAX_INTEGER:
+        return float(value)
+    return value if type(value) is float and math.isfinite(value) else None
+
+
+def _identifiers(values: object, walker: _Walker) -> tuple[int | str, ...]:
+    """Return the numbers or names of parameters; numbers whose hashes may be chosen to collide are none."""
+    if not isinstance(values, list):
+        return ()
+    walker.spend(len(values))
+    most = _MAX_INTEGER if len(values) <= _FEW_PARAMS else 8 * len(values)
+    return tuple(v for v in values if isinstance(v, str) or (type(v) is int and 0 <= v < most))
+
+
+def _state_tensors(state: object, walker: _Walker) -> dict[TensorRole, TensorRef]:
     found: dict[TensorRole, TensorRef] = {}
     if isinstance(state, dict):
+        walker.spend(len(state))
         for key, value in state.items():
             role = OPTIMIZER_STATE_ROLES.get(key) if isinstance(key, str) else None
             if role is not None and isinstance(value, TensorRef):
                 found.setdefault(role, value)
+        walker.count(len(found))
     return found
 
 
-def _read_optimizer(tree: dict[Any, Any]) -> OptimizerTree:
+def _read_optimizer(tree: dict[Any, Any], walker: _Walker) -> OptimizerTree:
+    walker.spend(len(tree["state"]) + len(tree["param_groups"]))
     state = {
-        key: _state_tensors(value) for key, value in tree["state"].items() if isinstance(key, (int, str))
+        key: _state_tensors(value, walker)
+        for key, value in tree["state"].items()
+        if isinstance(key, (int, str))
     }
     groups = []
     for group in tree["param_groups"]:
         if not isinstance(group, dict):
             continue
-        params, names = group.get("params"), group.get("param_names")
-        params = tuple(p for p in params if isinstance(p, (int, str))) if isinstance(params, list) else ()
-        names = tuple(n for n in names if isinstance(n, str)) if isinstance(names, list) else ()
+        params = _identifiers(group.get("params"), walker)
+        names = tuple(n for n in _identifiers(group.get("param_names"), walker) if isinstance(n, str))
         groups.append(OptimizerGroup(params, names if len(names) == len(params) else (), _numbers(group)))
     return OptimizerTree(state, tuple(groups))
 
 
-def _optimizers(value: object, depth: int = 0) -> Iterator[OptimizerTree]:
+def _optimizers(value: object, walker: _Walker, depth: int = 0) -> Iterator[OptimizerTree]:
     """Find optimizers in a value: one, a list or a mapping of them, or state by parameter name."""
     if _is_optimizer(value):
-        yield _read_optimizer(value)  # type: ignore[arg-type]
+        yield _read_optimizer(value, walker)  # type: ignore[arg-type]
     elif isinstance(value, (list, tuple)) and depth < 2:
         for item in value[:64]:
-            yield from _optimizers(item, depth + 1)
+            yield from _optimizers(item, walker, depth + 1)
     elif isinstance(value, dict) and depth < 2:
         by_name: dict[int | str, dict[TensorRole, TensorRef]] = {}
+        walker.spend(len(value))
         for key, item in value.items():
             if _is_optimizer(item):
-                yield _read_optimizer(item)
-            elif isinstance(key, str) and (state := _state_tensors(item)):
+                yield _read_optimizer(item, walker)
+            elif isinstance(key, str) and (state := _state_tensors(item, walker)):
                 by_name[key] = state
         if by_name:
             yield OptimizerTree(by_name, ())
@@ -263,24 +332,26 @@ def read_state_tree(root: object, where: str = "", *, n_bytes: int | None = None
         What `read_pickle` returned.
     where
         The file, for messages.
+    n_bytes
+        Size of the pickle, which bounds how much there is to look at.
 
     Raises
     ------
     DamagedError
-        It is a maze rather than a checkpoint: more than 4 million values.
+        It is a maze rather than a checkpoint: more values than bytes, or more than 4 million.
 
     Notes
     -----
     A mapping whose values are mostly tensors is a state dict; else the first of `MODEL_KEYS` leads to
     it. Tensors under keys of schedulers and random-number generators are no part of it.
     """
-    walker = _Walker(where)
+    walker = _Walker(where, n_bytes)
     if _is_optimizer(root):
-        return StateTree([], [], [], tuple(_optimizers(root)), ())
+        return StateTree([], [], [], tuple(_optimizers(root, walker)), ())
     if not isinstance(root, dict):
         return StateTree([], [], [], (), ())
-    steps, bare = _steps(root), _is_state_dict(root)
-    model, top = _find_model(root)
+    steps, bare = _steps(root), _is_state_dict(root, walker)
+    model, top = _find_model(root, walker)
     names = _unique(walker.tensors(model)) if bare or top is not None else []
     extra: list[tuple[str, TensorRef]] = []
     gradients: list[tuple[str, TensorRef]] = []
@@ -291,11 +362,11 @@ def read_state_tree(root: object, where: str = "", *, n_bytes: int | None = None
         if key in GRADIENT_KEYS:
             gradients += _unique(walker.tensors(value))
         elif key in OPTIMIZER_KEYS or _is_optimizer(value):
-            optimizers += _optimizers(value)
+            optimizers += _optimizers(value, walker)
         elif key.lower() not in _OTHER_STATE and isinstance(value, dict):
-            inner, _ = _find_model(value)
-            if _is_state_dict(inner):
+            inner, _ = _find_model(value, walker)
+            if _is_state_dict(inner, walker):
                 extra += _unique(walker.tensors(inner), "ema." if key in EMA_KEYS else f"{key}.")
             else:
-                optimizers += _optimizers(value, depth=1)
+                optimizers += _optimizers(value, walker, depth=1)
     return StateTree(names, extra, gradients, tuple(optimizers), steps)
