@@ -1,4 +1,4 @@
-"""One case: a verb struck in a child, a judgement of what it left, the verb again, and a judgement of that."""
+"""One case: a verb struck in a child, what it left judged, the verb once more, and that judged."""
 
 from __future__ import annotations
 
