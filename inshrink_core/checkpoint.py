@@ -53,14 +53,20 @@ DTYPE_SIZES: Mapping[str, int] = {
     "float8_e4m3fnuz": 1,
     "float8_e5m2fnuz": 1,
     "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
     "float16": 2,
     "bfloat16": 2,
     "float32": 4,
     "float64": 8,
+    "complex32": 4,
     "complex64": 8,
     "complex128": 16,
 }
-"""Bytes per element of every dtype Inshrink stores, by torch's name without the prefix."""
+"""Bytes per element of every dtype Inshrink stores, by torch's name without the prefix. An element of
+``float4_e2m1fn_x2`` is two numbers."""
+
+_FLOATS = frozenset(dtype for dtype in DTYPE_SIZES if "float" in dtype) - {"float4_e2m1fn_x2"}
+"""Dtypes whose elements are one real number each."""
 
 
 class TensorRole(StrEnum):
@@ -348,6 +354,27 @@ class Checkpoint(Mapping[str, "Tensor"]):
 
     def __len__(self) -> int:
         return len(self.specs)
+
+    def companion_spec(self, spec: TensorSpec, *roles: TensorRole) -> TensorSpec | None:
+        """Return which tensor tells a number for each element of a parameter: its gradient, a moment.
+
+        Parameters
+        ----------
+        spec
+            The parameter.
+        roles
+            The first of them that the checkpoint has, as floats in the shape of the parameter, is it.
+        """
+        for role in roles:
+            key = f"{spec.name}@{role.value}"
+            if key in self and self.spec(key).shape == spec.shape and self.spec(key).dtype in _FLOATS:
+                return self.spec(key)
+        return None
+
+    def companion(self, spec: TensorSpec, *roles: TensorRole) -> Tensor | None:
+        """Read what `companion_spec` finds."""
+        found = self.companion_spec(spec, *roles)
+        return None if found is None else self.source.read(found)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return weights and buffers by name, tied names included: what a module loads."""

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_core.errors import InputError
+from inshrink_core.values import real_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -282,11 +283,11 @@ def tensor_error(original: Tensor, restored: Tensor) -> TensorError:
         )
     first, second = original.detach().cpu().reshape(-1), restored.detach().cpu().reshape(-1)
     bit_exact = torch.equal(_flat_bytes(first), _flat_bytes(second))
-    if original.is_complex():
-        first, second = torch.view_as_real(first).reshape(-1), torch.view_as_real(second).reshape(-1)
     largest = squared_error = squared = 0.0
+    n = 0
     for part in _chunks(first.numel(), CHUNK_ELEMENTS):
-        a, b = first[part].double(), second[part].double()
+        a, b = real_numbers(first[part], torch.float64), real_numbers(second[part], torch.float64)
+        n += a.numel()
         squared += float(torch.where(a.isfinite(), a, 0.0).square().sum())
         if bit_exact:
             continue
@@ -295,6 +296,6 @@ def tensor_error(original: Tensor, restored: Tensor) -> TensorError:
         error = torch.where(error.isnan(), math.inf, error)
         largest = max(largest, float(error.max()))
         squared_error += float(error.square().sum())
-    n = max(first.numel(), 1)
+    n = max(n, 1)
     rms, reference = math.sqrt(squared_error / n), math.sqrt(squared / n)
     return TensorError(largest, rms, rms / reference if reference > 0 else None, bit_exact)

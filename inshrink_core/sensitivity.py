@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from inshrink_core.errors import InputError
+from inshrink_core.values import magnitudes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,9 +144,10 @@ def _fisher(exp_avg_sq: Tensor, beta2: float | None, step: float | None) -> Scor
 
 
 def _float32(tensor: Tensor) -> Tensor:
-    """Compute every dtype alike; a complex number counts by its absolute value."""
-    tensor = tensor.detach()
-    return (tensor.abs() if tensor.is_complex() else tensor).float()
+    """Compute every dtype alike."""
+    import torch
+
+    return magnitudes(tensor, torch.float32)
 
 
 class Summary(NamedTuple):

@@ -15,6 +15,7 @@ from inshrink_core.codec import CodecConfig, FrameContext, TensorInput, TensorRe
 from inshrink_core.errors import ConfigError
 from inshrink_core.execution import ordered_map, recycling
 from inshrink_core.formats.source import FileSource, peek
+from inshrink_core.values import real_numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -198,11 +199,8 @@ def _item(
     """Read a tensor and the companions its codec asked for; what is kept must match its checksum."""
 
     def companion(*roles: TensorRole) -> Tensor | None:
-        for role in roles:
-            key = f"{spec.name}@{role.value}"
-            if key in checkpoint and checkpoint.spec(key).shape == spec.shape:
-                return peek(checkpoint.source, checkpoint.spec(key)).to(device)
-        return None
+        found = checkpoint.companion_spec(spec, *roles)
+        return None if found is None else peek(checkpoint.source, found).to(device)
 
     gradient = second_moment = momentum = None
     if spec.role is TensorRole.WEIGHT and TensorRole.GRADIENT in companions:
@@ -230,8 +228,8 @@ def _squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, f
     squared_error = squared_norm = 0.0
     now, decoded = tensor.detach().reshape(-1), reference.decoded().reshape(-1)
     for start in range(0, now.numel(), _SLICE):
-        original = now[start : start + _SLICE].to("cpu", torch.float32)
-        error = original - decoded[start : start + _SLICE]
+        original = real_numbers(now[start : start + _SLICE].cpu(), torch.float32)
+        error = original - real_numbers(decoded[start : start + _SLICE].cpu(), torch.float32)
         squares = float((error * error).sum()), float((original * original).sum())
         if not all(map(math.isfinite, squares)):
             squares = _finite_squares(error), _finite_squares(original)

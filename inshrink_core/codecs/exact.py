@@ -47,6 +47,9 @@ _TINY_BYTES = 64
 _MAX_PLANE_HEADER = 4
 """Bytes of a varint of a length up to `_CHUNK` and the kind, with one to spare."""
 
+_PATTERNS = frozenset({"bool", "float8_e8m0fnu", "float4_e2m1fn_x2"})
+"""Dtypes whose words are taken as they are: of one sign, or of two numbers."""
+
 _SAMPLE = 1 << 13
 """Words in each of four samples that decide between delta and no delta."""
 
@@ -252,7 +255,7 @@ def _bytes(words: Tensor) -> bytes:
 def _transforms(spec: TensorSpec) -> tuple[Transform, Transform]:
     """Transform alone, and transform against a reference."""
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    if spec.dtype in ("bool", "float8_e8m0fnu") or spec.dtype.startswith("uint"):
+    if spec.dtype in _PATTERNS or spec.dtype.startswith("uint"):
         return Transform.NONE, Transform.DELTA
     if dtype.is_floating_point or dtype.is_complex:
         return Transform.ROTATE, Transform.ORDERED_DELTA

@@ -185,11 +185,11 @@ def _pretend(
     moved = (restored.double() + movement).to(restored.dtype)
     gradient = second_moment = momentum = None
     if TensorRole.GRADIENT in wanted:
-        gradient = _companion(after, spec, TensorRole.GRADIENT, TensorRole.EXP_AVG)
+        gradient = after.companion(spec, TensorRole.GRADIENT, TensorRole.EXP_AVG)
     if TensorRole.EXP_AVG_SQ in wanted:
-        second_moment = _companion(after, spec, TensorRole.EXP_AVG_SQ)
+        second_moment = after.companion(spec, TensorRole.EXP_AVG_SQ)
     if TensorRole.MOMENTUM in wanted:
-        momentum = _companion(after, spec, TensorRole.MOMENTUM)
+        momentum = after.companion(spec, TensorRole.MOMENTUM)
     item = TensorInput(
         spec=spec,
         tensor=torch.where(movement == 0, restored, moved),  # x + 0 would turn −0.0 into 0.0
@@ -199,15 +199,6 @@ def _pretend(
         restored=restored,
     )
     return _Pretended(item, restored, movement, reference)
-
-
-def _companion(checkpoint: Checkpoint, spec: TensorSpec, *roles: TensorRole) -> Tensor | None:
-    """Read the first tensor of the optimizer, by role, that belongs to a weight and has its shape."""
-    for role in roles:
-        key = f"{spec.name}@{role.value}"
-        if key in checkpoint and checkpoint.spec(key).shape == spec.shape:
-            return checkpoint[key]
-    return None
 
 
 def _sums(key: str, restored: Tensor, movement: Tensor, again: Tensor) -> TensorGain:

@@ -183,6 +183,8 @@ _STORAGE_DTYPES: Final = {
     "QInt8Storage": "qint8",
     "QUInt8Storage": "quint8",
     "QInt32Storage": "qint32",
+    "QUInt4x2Storage": "quint4x2",
+    "QUInt2x4Storage": "quint2x4",
     "UntypedStorage": "",
 }
 
@@ -191,7 +193,7 @@ _DTYPES: Final = (
     *("complex128", "cdouble", "complex32", "int64", "long", "int32", "int", "int16", "short", "int8"),
     *("uint8", "uint16", "uint32", "uint64", "bool", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"),
     *("float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "qint8", "quint8", "qint32", "quint4x2"),
-    "quint2x4",
+    *("quint2x4", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"),
 )
 
 _DTYPE_SYNONYMS = {

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.search.trials import Trial
+from inshrink_core.values import magnitudes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,8 +78,10 @@ def _movement(checkpoint: Checkpoint, before: Checkpoint, spec: TensorSpec) -> f
     """Mean squared movement since the original before."""
     if spec.key not in before or before.spec(spec.key).shape != spec.shape:
         return None
-    away = checkpoint[spec.key].double() - before[spec.key].double()
-    return _mean(away.square())
+    import torch
+
+    now, then = (magnitudes(source[spec.key], torch.float64) for source in (checkpoint, before))
+    return _mean((now - then).square())
 
 
 def _mean(values: Tensor | None) -> float | None:
@@ -90,7 +93,7 @@ def _mean(values: Tensor | None) -> float | None:
     total, n = 0.0, 0
     flat = values.reshape(-1)
     for start in range(0, flat.numel(), _SLICE):
-        part = flat[start : start + _SLICE].to(torch.float64)
+        part = magnitudes(flat[start : start + _SLICE], torch.float64)
         finite = part[torch.isfinite(part)]
         total += float(finite.sum())
         n += finite.numel()

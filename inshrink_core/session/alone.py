@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from inshrink_core.codec import Codec, Encoded
     from inshrink_core.formats import Run
 
-__all__ = ["Coded", "companion", "encode_alone", "read_if_there", "step_before"]
+__all__ = ["Coded", "encode_alone", "read_if_there", "step_before"]
 
 
 class Coded(NamedTuple):
@@ -78,20 +78,11 @@ def _item(codec: Codec, config: CodecConfig, checkpoint: Checkpoint, spec: Tenso
     wanted = codec.companions(config)
     gradient = second = None
     if TensorRole.GRADIENT in wanted:
-        gradient = companion(checkpoint, spec, TensorRole.GRADIENT, TensorRole.EXP_AVG)
+        gradient = checkpoint.companion(spec, TensorRole.GRADIENT, TensorRole.EXP_AVG)
     if TensorRole.EXP_AVG_SQ in wanted:
-        second = companion(checkpoint, spec, TensorRole.EXP_AVG_SQ)
+        second = checkpoint.companion(spec, TensorRole.EXP_AVG_SQ)
     tensor = checkpoint[spec.key]
     return TensorInput(spec=spec, tensor=tensor, gradient=gradient, second_moment=second)
-
-
-def companion(checkpoint: Checkpoint, spec: TensorSpec, *roles: TensorRole) -> Tensor | None:
-    """Read the first tensor, by role, that belongs to a parameter and has its shape."""
-    for role in roles:
-        key = f"{spec.name}@{role.value}"
-        if key in checkpoint and checkpoint.spec(key).shape == spec.shape:
-            return checkpoint[key]
-    return None
 
 
 def read_if_there(checkpoint: Checkpoint, key: str) -> Tensor | None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import InputError
 from inshrink_core.sensitivity import Scores, scores
-from inshrink_core.session.alone import companion, read_if_there
+from inshrink_core.session.alone import read_if_there
 from inshrink_core.session.anatomy_values import bins_of, chunks_of, edges_of
 
 if TYPE_CHECKING:
@@ -103,12 +103,12 @@ def _scores(
 ) -> Scores | None:
     """Read what a metric needs, and nothing more."""
     if metric == "taylor":
-        gradient = companion(checkpoint, spec, TensorRole.GRADIENT)
-        first = companion(checkpoint, spec, TensorRole.EXP_AVG) if gradient is None else None
+        gradient = checkpoint.companion(spec, TensorRole.GRADIENT)
+        first = checkpoint.companion(spec, TensorRole.EXP_AVG) if gradient is None else None
         return scores(metric, values, gradient=gradient, exp_avg=first)
     if metric == "fisher":
         beta2 = checkpoint.hyperparameters.get(spec.name, {}).get("beta2")
-        second = companion(checkpoint, spec, TensorRole.EXP_AVG_SQ)
+        second = checkpoint.companion(spec, TensorRole.EXP_AVG_SQ)
         return scores(metric, exp_avg_sq=second, beta2=beta2, step=_updates_of(checkpoint, spec))
     previous = before[spec.key] if before is not None and spec.key in before else None
     return scores(metric, values, previous=previous)

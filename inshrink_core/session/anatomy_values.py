@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from inshrink_core.values import magnitudes
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -110,7 +112,8 @@ def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int, n_bins: int 
         finite = chunk[np.isfinite(chunk)]
         if finite.size:
             low, high = min(low, float(finite.min())), max(high, float(finite.max()))
-            square += float(np.square(finite).sum())
+            with np.errstate(over="ignore"):  # an infinite sum of squares says what it has to
+                square += float(np.square(finite).sum())
             n_finite += finite.size
     totals = np.zeros(len(PARTS), np.int64)
     ranges = [[np.inf, -np.inf] for _ in PARTS]
@@ -152,11 +155,11 @@ def _range(smallest: float, largest: float) -> tuple[float | None, float | None]
 
 def chunks_of(values: Tensor) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Yield the flat values in float64, some at a time, each with its first index."""
+    import torch
+
     flat = values.detach().cpu().reshape(-1)
-    if flat.is_complex():
-        flat = flat.abs()
     for start in range(0, flat.numel(), _CHUNK):
-        chunk: NDArray[np.float64] = flat[start : start + _CHUNK].double().numpy()
+        chunk: NDArray[np.float64] = magnitudes(flat[start : start + _CHUNK], torch.float64).numpy()
         yield start, chunk
 
 

@@ -16,6 +16,7 @@ from inshrink_core.codecs.lattice_state import LatticeReference
 from inshrink_core.ops.quantize import PROTECTED as PROTECTED_SYMBOL
 from inshrink_core.ops.quantize import PRUNED as PRUNED_SYMBOL
 from inshrink_core.session.anatomy_values import PARTS, PROTECTED, PRUNED, QUANTIZED
+from inshrink_core.values import magnitudes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +116,9 @@ def _lattice(state: LatticeReference) -> Levels:
 
 def _distinct(decoded: Tensor) -> Levels:
     """Take the distinct values as levels, where there are few enough to be a codebook."""
-    values = decoded.detach().reshape(-1).double().numpy()
+    import torch
+
+    values = magnitudes(decoded.reshape(-1), torch.float64).numpy()
     distinct, symbols = np.unique(values, return_inverse=True)
     if distinct.size > min(_MOST_LEVELS, values.size // 2) or not np.isfinite(distinct).all():
         return Levels("other", _NONE, None, QUANTIZED, None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.checkpoint import DTYPE_SIZES, TensorSpec
+from inshrink_core.values import real_numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,7 +131,7 @@ def _chunk_movement(before: Tensor, after: Tensor, width: int) -> Movement:
 
     bits = (before.contiguous().view(torch.uint8) ^ after.contiguous().view(torch.uint8)).numpy()
     n_changed = int(bits.reshape(-1, width).any(axis=1).sum())
-    a, b = _real(before), _real(after)
+    a, b = real_numbers(before, torch.float64), real_numbers(after, torch.float64)
     finite = a.isfinite() & b.isfinite()
     same = (a == b) | (a.isnan() & b.isnan())
     largest = float("inf") if bool((~finite & ~same).any()) else 0.0
@@ -147,10 +148,3 @@ def _chunk_movement(before: Tensor, after: Tensor, width: int) -> Movement:
         product=float((a * b).sum()),
         max_abs=max(largest, float(moved.abs().max())),
     )
-
-
-def _real(values: Tensor) -> Tensor:
-    """Return values as float64; of complex ones both parts."""
-    import torch
-
-    return (torch.view_as_real(values).reshape(-1) if values.is_complex() else values).double()

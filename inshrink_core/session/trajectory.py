@@ -15,6 +15,7 @@ from inshrink_core.formats import Run
 from inshrink_core.session.alone import read_if_there
 from inshrink_core.session.progress import OnProgress, Progress
 from inshrink_core.session.restore import open_any
+from inshrink_core.values import magnitudes
 
 if TYPE_CHECKING:
     import os
@@ -179,12 +180,14 @@ def _square_sum(values: Tensor, subtract: Tensor | None) -> tuple[float, int]:
             part = part - _double(other[start : start + _CHUNK])
         finite = part[np.isfinite(part)]
         # No matrix product: its threads wait for each other where cores are busy.
-        total += float(np.square(finite).sum())
+        with np.errstate(over="ignore"):
+            total += float(np.square(finite).sum())
         n += finite.size
     return total, n
 
 
 def _double(values: Tensor) -> NDArray[np.float64]:
-    plain = values.abs() if values.is_complex() else values
-    doubles: NDArray[np.float64] = plain.cpu().double().numpy()
+    import torch
+
+    doubles: NDArray[np.float64] = magnitudes(values.cpu(), torch.float64).numpy()
     return doubles

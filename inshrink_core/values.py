@@ -1,0 +1,73 @@
+"""Tensors of any dtype as plain numbers: what norms, histograms and scores are computed from.
+
+Most operations of PyTorch refuse some dtype (float8 is not promoted, float4 not even converted), so
+whoever measures values takes them from here. Codecs that store bits need none of this.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["magnitudes", "real_numbers"]
+
+_FLOAT4 = "torch.float4_e2m1fn_x2"
+"""Two numbers in a byte, the first in its lower half; compared by name, as older releases lack it."""
+
+_FLOAT4_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""By their four bits: sign, two of exponent, one of mantissa (Open Compute MX specification 1.0, 5.3.3)."""
+
+
+def real_numbers(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return every real number of a tensor in one row: two for a complex number or a pair of float4.
+
+    Parameters
+    ----------
+    values
+        Any shape, dtype, device and strides.
+    dtype
+        The floating dtype of the result. It aliases `values` where nothing has to be converted.
+
+    Examples
+    --------
+    >>> import torch
+    >>> real_numbers(torch.tensor([1 + 2j]), torch.float64).tolist()
+    [1.0, 2.0]
+    """
+    import torch
+
+    flat = values.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
+    elif str(flat.dtype) == _FLOAT4:
+        flat = _pairs(flat).reshape(-1)
+    return flat.to(dtype)
+
+
+def magnitudes(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return one number for each element, in the tensor's shape.
+
+    A complex number counts by its absolute value and a pair of float4 by its norm; every other number is
+    itself, with its sign.
+
+    Parameters
+    ----------
+    values, dtype
+        As of `real_numbers`.
+    """
+    if not values.is_complex() and str(values.dtype) != _FLOAT4:
+        return values.detach().to(dtype)
+    pairs = real_numbers(values, dtype).view(-1, 2)
+    return pairs[:, 0].hypot(pairs[:, 1]).view(values.shape)
+
+
+def _pairs(values: Tensor) -> Tensor:
+    """Return both numbers of each float4 element, float32, (n, 2)."""
+    import torch
+
+    bits = values.view(torch.uint8)
+    numbers = torch.tensor(_FLOAT4_NUMBERS, device=values.device)
+    return torch.stack((numbers[(bits & 15).long()], numbers[(bits >> 4).long()]), dim=1)
