@@ -28,9 +28,9 @@ class Job:
     Parameters
     ----------
     process
-        The worker; None where the job was started by an explorer that has ended.
+        The worker; None where the job waits, or was started by an explorer that has ended.
     state
-        ``running``, ``finished``, ``failed``, ``cancelled`` or ``interrupted``.
+        ``queued``, ``running``, ``finished``, ``failed``, ``cancelled`` or ``interrupted``.
     done, total
         Progress, in whatever the worker counts.
     item
@@ -71,13 +71,13 @@ class Job:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is being worked on, here or by another explorer."""
-        return self.state == "running"
+        """Whether it is being worked on or waits for that, here or in another explorer."""
+        return self.state in ("queued", "running")
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether another explorer works on it."""
-        return self.is_running and self.process is None and self.folder is not None
+        return self.is_running and self.folder is not None and not self.folder.is_ours
 
     @property
     def fraction(self) -> float:

@@ -1,7 +1,8 @@
 """A job on disk: its record, its log, and the lock that tells whether somebody still works on it.
 
 A job is a folder below the user's state directory. The lock is held by the explorer that runs the job, so
-that after a crash or a restart a record that says ``running`` without a lock means: interrupted.
+that after a crash or a restart a record that says ``running`` or ``queued`` without a lock means:
+interrupted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = [
     "jobs_folder",
 ]
 
-JOB_STATES = ("running", "finished", "failed", "cancelled", "interrupted")
+JOB_STATES = ("queued", "running", "finished", "failed", "cancelled", "interrupted")
 
 _RECORD_NAME = "job.json"
 _LOG_NAME = "log.txt"
@@ -147,6 +148,11 @@ class JobFolder:
         if self._lock is not None and self._lock >= 0:
             os.close(self._lock)
         self._lock = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process holds the lock."""
+        return self._lock is not None
 
     def is_worked_on(self) -> bool:
         """Return whether some process, this one included, holds the lock."""

@@ -1,31 +1,38 @@
 """Long work in processes of its own, which the pages only look at.
 
-The process is `inshrink_app.worker`: its request goes in on standard input, progress comes back as one
-JSON object a line. It ends by itself when the explorer does, because its standard input closes. What a
-job was asked and how far it came is kept on disk (`job_files`), so that a job outlives its explorer as
-``interrupted`` and can be resumed.
+The process is `inshrink_app.worker`, started by `services.running`: its request goes in on standard input,
+progress comes back as one JSON object a line. It ends by itself when the explorer does, because its
+standard input closes. What a job was asked and how far it came is kept on disk (`job_files`), so that a job
+outlives its explorer as ``interrupted`` and can be resumed. A few are worked on at a time; the others wait.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from inshrink_app.job import Job, Load, load_kept, refresh_job, revive
 from inshrink_app.job_files import JobFolder, job_folders
 from inshrink_app.job_follow import end_process, follow, log_line
+from inshrink_app.tables import Problem
 
-__all__ = ["Job", "JobRegistry"]
+__all__ = ["MOST_AT_WORK", "Job", "JobRegistry", "StartWorker"]
+
+StartWorker = Callable[[Mapping[str, Any], IO[bytes]], "subprocess.Popen[str]"]
+"""Starts a worker for a request, with a file that takes its standard error."""
+
+MOST_AT_WORK = min(2, os.cpu_count() or 1)
+"""Jobs that are worked on at a time: a worker uses every core, and the memory that its task takes."""
 
 _MAX_JOBS = 64
 """Ended jobs that are remembered; what they found lies on disk."""
@@ -39,18 +46,18 @@ class JobRegistry:
 
     Parameters
     ----------
-    command
-        How the worker is started.
+    start
+        Starts a worker for a request.
     folder
         Where jobs are kept; by default they are forgotten with the registry.
+    most
+        Jobs that are worked on at a time; others are queued, and begin in the order they were asked for.
     """
 
-    def __init__(
-        self,
-        command: tuple[str, ...] = (sys.executable, "-m", "inshrink_app.worker"),
-        folder: Path | None = None,
-    ) -> None:
-        self._command = command
+    def __init__(self, start: StartWorker, folder: Path | None = None, most: int = MOST_AT_WORK) -> None:
+        self._start_worker, self._most = start, most
+        self._waiting: list[tuple[Job, Load]] = []
+        self._at_work: list[Job] = []
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="inshrink-jobs-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
@@ -135,17 +142,28 @@ class JobRegistry:
     def stop(self, job: Job) -> None:
         """End a running job; the engine's files are written whole or not at all, so it may just stop."""
         with self._lock:
-            if not job.is_running or job.process is None:
+            waited = any(job is one for one, _ in self._waiting)
+            if not job.is_running or not (waited or job.process is not None):
                 return
+            self._waiting = [(one, load) for one, load in self._waiting if one is not job]
             job.state, job.ended_at = "cancelled", time.time()
-        job.process.terminate()
         log_line(job, "cancelled")
-        threading.Thread(target=end_process, args=(job.process,), daemon=True).start()
+        if job.process is not None:
+            job.process.terminate()
+            threading.Thread(target=end_process, args=(job.process,), daemon=True).start()
+        elif job.folder is not None:
+            job.folder.write(job.record())
+            job.folder.release_lock()
+
+    def place(self, job: Job) -> int | None:
+        """Return how many jobs go before a queued one, itself included; None where it does not wait here."""
+        with self._lock:
+            return next((i for i, (one, _) in enumerate(self._waiting, 1) if one is job), None)
 
     def forget(self, key: Hashable) -> None:
         """Drop a job that did not finish, so that it can be asked for anew."""
         job = self._newest(key)
-        if job is not None and job.state not in ("running", "finished"):
+        if job is not None and not job.is_running and job.state != "finished":
             self.remove(job.job_id)
 
     def remove(self, job_id: str) -> None:
@@ -168,7 +186,7 @@ class JobRegistry:
         return max(found, key=lambda job: job.started_at, default=None)
 
     def _run(self, job: Job, load: Load) -> None:
-        """Start the worker of a job; the second of two that ask at once finds it running."""
+        """Put a job into the queue, and begin what may begin; the second of two that ask finds it there."""
         if job.process is not None:
             end_process(job.process)
         with self._lock:
@@ -177,25 +195,53 @@ class JobRegistry:
             job.folder.make()
             if not job.folder.take_lock():
                 return
-            with job.folder.errors.open("wb") as errors:
-                job.process = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    text=True,
-                    encoding="utf-8",
-                )
+            job.process = None
             job.done, job.total, job.item, job.rows = 0, 0, "", []
             job.started_at, job.ended_at, job.result, job.problem = time.time(), None, None, None
-            job.state = "running"
+            job.state = "queued"
             self._jobs[job.job_id] = job
+            self._waiting.append((job, load))
         job.folder.write(job.record())
-        threading.Thread(target=self._follow, args=(job, job.process, load), daemon=True).start()
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        """Start workers for those that wait longest, while fewer than the most are at work."""
+        while True:
+            with self._lock:
+                if not self._waiting or len(self._at_work) >= self._most:
+                    return
+                job, load = self._waiting.pop(0)
+                if not self._begin(job):
+                    continue
+                self._at_work.append(job)
+            if job.folder is not None:
+                job.folder.write(job.record())
+            threading.Thread(target=self._follow, args=(job, job.process, load), daemon=True).start()
+
+    def _begin(self, job: Job) -> bool:
+        """Start the worker of a job; one that the system refuses has failed."""
+        if job.folder is None:
+            return False
+        try:
+            with job.folder.errors.open("wb") as errors:
+                job.process = self._start_worker(job.request, errors)
+        except OSError as error:
+            job.ended_at, job.state = time.time(), "failed"
+            job.problem = Problem("no process could be started for this", detail=str(error))
+            job.folder.write(job.record())
+            job.folder.release_lock()
+            return False
+        job.started_at, job.state = time.time(), "running"
+        return True
 
     def _follow(self, job: Job, process: subprocess.Popen[str], load: Load) -> None:
         """Follow a worker; a method, so that the registry's folder lasts as long as its workers."""
-        follow(job, process, load)
+        try:
+            follow(job, process, load)
+        finally:
+            with self._lock:
+                self._at_work.remove(job)
+            self._begin_waiting()
 
     def _forget_oldest(self) -> None:
         """Keep the registry and its folder bounded; a running job is never dropped."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.components import problem
-from inshrink_app.formatting import elide, markdown_text, remaining_text, share_text
+from inshrink_app.formatting import counted, elide, markdown_text, remaining_text, share_text
 from inshrink_app.job import Job
 from inshrink_app.tables import ServiceError
 
@@ -29,7 +29,10 @@ def running(job: Job, title: str) -> None:
 
 
 def progress(job: Job) -> None:
-    """Draw how far a running job is."""
+    """Draw how far a running job is, or what goes before it."""
+    if job.state == "queued":
+        st.progress(0.0, text=_queued_text(job))
+        return
     if not job.total:
         st.progress(0.0, text="Starting…")
         return
@@ -37,6 +40,15 @@ def progress(job: Job) -> None:
     if job.item:
         parts.insert(0, markdown_text(elide(job.item, _ITEM_WIDTH)))
     st.progress(job.fraction, text=" · ".join(parts))
+
+
+def _queued_text(job: Job) -> str:
+    """Say how long the queue is before a job."""
+    place = services.place_in_queue(job)
+    if place is None:
+        return "Queued" if not job.is_elsewhere else "Queued by another explorer"
+    before = f"{counted(place - 1, 'job')} before it, after" if place > 1 else "next, after"
+    return f"Queued: {before} what runs now"
 
 
 def cancel_button(job: Job) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.components import problem
+from inshrink_app.components import job_card, problem
 from inshrink_app.formatting import bytes_text, count_text, remaining_text
 from inshrink_app.jobs import Job
 from inshrink_app.tables import METRICS, Sensitivity, ServiceError, Subject
@@ -43,7 +43,7 @@ def measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensiti
         return None
     if job is None:
         _ask(shown, metric, key)
-    elif job.state == "running":
+    elif job.is_running:
         _progress(path, metric, key)
     elif job.state == "finished":
         tables: Mapping[str, Sensitivity] = job.result
@@ -76,18 +76,27 @@ def _ask(shown: Subject, metric: str, key: str) -> None:
 def _progress(path: str, metric: str, key: str) -> None:
     """Look at the job; the page is drawn anew once it has ended."""
     job = services.sensitivity_job(path, metric)
-    if job is None or job.state != "running":
+    if job is None or not job.is_running:
         st.rerun()
     with st.container(border=True):
         st.header(f"Measuring {METRICS[metric].label.lower()}", anchor=False)
+        if job.state == "queued":
+            job_card.progress(job)
+            _cancel(path, metric, key)
+            return
         unit = "steps" if METRICS[metric].pooled else "checkpoints"
         text = f"{job.done:,} of {job.total:,} {unit} · {remaining_text(job.seconds, job.seconds_left)}"
         if "compress" in job.item:
             text = f"Compressing the run first · {remaining_text(job.seconds, job.seconds_left)}"
         st.progress(job.fraction, text=text if job.total else "Starting…")
-        if st.button("Cancel", icon=":material/close:", key=f"cancel{key}"):
-            services.cancel_sensitivity(path, metric)
-            st.rerun()
+        _cancel(path, metric, key)
+
+
+def _cancel(path: str, metric: str, key: str) -> None:
+    """Offer to end it."""
+    if st.button("Cancel", icon=":material/close:", key=f"cancel{key}"):
+        services.cancel_sensitivity(path, metric)
+        st.rerun()
 
 
 def _stopped(path: str, metric: str, job: Job, key: str) -> None:

@@ -6,6 +6,7 @@ happens in another process (`inshrink_app.worker`).
 """
 
 from inshrink_app.archive_tables import Verdict
+from inshrink_app.jobs import MOST_AT_WORK
 from inshrink_app.services.ahead import warm_up
 from inshrink_app.services.archives import archives_of, chain_of, original_of
 from inshrink_app.services.comparing import (
@@ -48,6 +49,7 @@ from inshrink_app.services.history import (
     find_job,
     forget_job,
     linked_job,
+    place_in_queue,
     read_result,
     resume_job,
     stop_job,
@@ -98,6 +100,7 @@ from inshrink_app.services.verifying import start_errors, start_verify, verdict,
 __all__ = [
     "ARCHIVE",
     "BASELINE_NAMES",
+    "MOST_AT_WORK",
     "EvaluatorCode",
     "JobText",
     "PruneRules",
@@ -143,6 +146,7 @@ __all__ = [
     "newest_search",
     "original_of",
     "other_runs",
+    "place_in_queue",
     "prune_done",
     "prune_job",
     "prune_plan",

@@ -25,6 +25,7 @@ __all__ = [
     "forget_job",
     "linked_job",
     "load_json",
+    "place_in_queue",
     "read_result",
     "resume_job",
     "stop_job",
@@ -76,6 +77,11 @@ def linked_job(job_id: str, task: str, path: Path) -> Job | None:
     ):
         return None
     return job
+
+
+def place_in_queue(job: Job) -> int | None:
+    """Return how many jobs go before a queued one, itself included; None where it does not wait here."""
+    return running.jobs().place(job)
 
 
 def stop_job(job: Job) -> None:

@@ -19,13 +19,19 @@ _SHOWN = 20
 _NAME_WIDTH = 72
 _Colour = Literal["blue", "green", "red", "gray", "orange"]
 _STATES: dict[str, tuple[str, _Colour, str]] = {
+    "queued": ("Queued", "gray", ":material/schedule:"),
     "running": ("Running", "blue", ":material/progress_activity:"),
     "finished": ("Finished", "green", ":material/check_circle:"),
     "failed": ("Failed", "red", ":material/error:"),
     "cancelled": ("Cancelled", "gray", ":material/cancel:"),
     "interrupted": ("Interrupted", "orange", ":material/pause_circle:"),
 }
-_FILTERS = {"all": "All", "running": "Running", "finished": "Finished", "unfinished": "Not finished"}
+_FILTERS = {
+    "all": "All",
+    "running": "Running or queued",
+    "finished": "Finished",
+    "unfinished": "Not finished",
+}
 
 
 def render() -> None:
@@ -36,7 +42,8 @@ def render() -> None:
     st.title("Jobs", anchor=False)
     st.write(
         "Everything that takes long runs in a process of its own. It goes on when you leave a page, reload "
-        "it or close the tab; when the explorer itself ends, its jobs stop and can be resumed here."
+        "it or close the tab; when the explorer itself ends, its jobs stop and can be resumed here. "
+        f"At most {services.MOST_AT_WORK} run at a time; the others wait their turn."
     )
     jobs = services.all_jobs()
     if not jobs:
@@ -92,9 +99,10 @@ def _filtered(jobs: tuple[Job, ...]) -> list[Job]:
         job
         for job in jobs
         if chosen in (None, "all", job.state)
+        or (chosen == "running" and job.is_running)
         or (chosen == "unfinished" and job.state in ("failed", "cancelled", "interrupted"))
     ]
-    kept.sort(key=lambda job: (job.job_id != linked, not job.is_running))
+    kept.sort(key=lambda job: (job.job_id != linked, not job.is_running, job.state == "queued"))
     if not kept:
         st.caption("No job is in this state.")
     if len(kept) > _SHOWN:

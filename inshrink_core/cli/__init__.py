@@ -1,5 +1,45 @@
-"""The command line `inshrink`: one file a verb, no logic of its own."""
+"""The command line `inshrink`: one file a verb, no logic of its own.
 
-from inshrink_core.cli.application import app, main
+Nothing but the standard library is imported here: the working directory leaves the import path first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inshrink_core.cli.application import app
 
 __all__ = ["app", "main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Parameters
+    ----------
+    arguments
+        Words after the program's name; by default those of this process.
+
+    Returns
+    -------
+    int
+        0 done, 1 a check failed, 2 the user's input, 3 damaged data, 70 a bug, 130 interrupted,
+        141 the reader of the output went away.
+    """
+    from inshrink_core.cli.surroundings import leave_working_directory
+
+    leave_working_directory()
+    from inshrink_core.cli import application
+
+    return application.main(arguments)
+
+
+def __getattr__(name: str) -> Any:
+    """Import the application on first use."""
+    if name != "app":
+        raise AttributeError(f"module 'inshrink_core.cli' has no attribute '{name}'")
+    from inshrink_core.cli.application import app
+
+    return app

@@ -2,7 +2,7 @@
 
 import sys
 
-from inshrink_core.cli.application import main
+from inshrink_core.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -16,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
+
+from inshrink_core.execution.process import minimal_environment, start_python, user_environment
 
 __all__ = ["ChildProcess"]
 
@@ -39,22 +40,15 @@ class ChildProcess:
         self._output_path = self.directory / "output.txt"
         self._log: IO[bytes] = self._output_path.open("wb")
         self._printed_before = 0
-        # -P keeps the working directory off the import path: a run's own torch.py must not be found.
-        command = [
-            sys.executable,
-            "-P",
-            str(_CHILD),
-            str(path),
-            function,
-            "isolated" if isolated else "beside",
-        ]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            encoding="utf-8",
-            start_new_session=os.name == "posix",  # so that its own children die with it
+        path = path.absolute()
+        # An evaluator of ours needs nothing of the user's. Any other has the user's word, and works where its
+        # file lies: what else lies there is what the word was given for, the working directory is not.
+        self._process = start_python(
+            [str(_CHILD), str(path), function, "isolated" if isolated else "beside"],
+            errors=self._log,
+            environment=minimal_environment() if isolated else user_environment(),
+            directory=None if isolated else path.parent,
+            own_session=True,  # so that its own children die with it
         )
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._reader = threading.Thread(target=self._receive, daemon=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,19 @@ from typing import Any
 
 import pytest
 from inshrink_app.job import Job
+from inshrink_app.jobs import StartWorker
 from inshrink_app.services import running
 from inshrink_app.tables import Problem
 
+from inshrink_core.execution.process import start_python
+
 STEPS = (10, 20, 30, 40)
+
+
+def scripted(script: str) -> StartWorker:
+    """Return what starts a few lines of Python in the place of the worker."""
+    environment = dict(os.environ)
+    return lambda request, errors: start_python(["-c", script], errors=errors, environment=environment)
 
 
 class StubJobs:
@@ -37,7 +47,7 @@ class StubJobs:
             request={"task": task, **request},
             result=result,
             started_at=1000.0 + len(self.kept),
-            ended_at=None if state == "running" else 1060.0 + len(self.kept),
+            ended_at=None if state in ("queued", "running") else 1060.0 + len(self.kept),
         )
         self.kept.append(job)
         return job
@@ -57,6 +67,10 @@ class StubJobs:
 
     def get(self, key: Any, load: Any = None) -> Job | None:
         return next((job for job in reversed(self.kept) if job.key == json.dumps(key)), None)
+
+    def place(self, job: Job) -> int | None:
+        queued = [one for one in self.kept if one.state == "queued"]
+        return queued.index(job) + 1 if job in queued else None
 
     def stop(self, job: Job) -> None:
         job.state = "cancelled"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +11,8 @@ from inshrink_app.job import Job
 from inshrink_app.job_files import JobFolder, JobRecord
 from inshrink_app.jobs import JobRegistry
 from inshrink_app.tables import Problem
+
+from tests.app.job_stubs import scripted
 
 ECHO = """
 import json, sys
@@ -32,7 +33,7 @@ JOB_ID = "00000000deadbeef"
 
 
 def registry(folder: Path, script: str = ECHO) -> JobRegistry:
-    return JobRegistry((sys.executable, "-c", script), folder)
+    return JobRegistry(scripted(script), folder)
 
 
 def load(path: Path) -> object:
@@ -41,7 +42,7 @@ def load(path: Path) -> object:
 
 def wait(job: Job) -> Job:
     deadline = time.monotonic() + 60
-    while job.state == "running" and time.monotonic() < deadline:
+    while job.is_running and time.monotonic() < deadline:
         time.sleep(0.02)
     return job
 

@@ -14,6 +14,7 @@ from inshrink_app.jobs import Job, JobRegistry
 from inshrink_app.tables import Problem
 
 from tests.app.builders import write_run
+from tests.app.job_stubs import scripted
 
 WELL_BEHAVED = """
 import json, sys
@@ -34,7 +35,7 @@ EMPTY_HANDED = "pass"
 
 def registry(script: str) -> JobRegistry:
     """Return a registry whose worker is a few lines of Python."""
-    return JobRegistry((sys.executable, "-c", script))
+    return JobRegistry(scripted(script))
 
 
 def start_worker() -> subprocess.Popen[str]:
@@ -46,7 +47,7 @@ def start_worker() -> subprocess.Popen[str]:
 def wait(job: Job, seconds: float = 60) -> Job:
     """Wait until a job has ended."""
     deadline = time.monotonic() + seconds
-    while job.state == "running" and time.monotonic() < deadline:
+    while job.is_running and time.monotonic() < deadline:
         time.sleep(0.02)
     return job
 

@@ -1,0 +1,195 @@
+"""Whoever stands in a downloaded folder executes nothing of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inshrink_core.execution.process import (
+    empty_directory,
+    minimal_environment,
+    start_python,
+    user_environment,
+)
+from inshrink_core.samples import sample
+from tests.hostile import BEFORE_US, executed, lay_traps
+
+INSHRINK = str(Path(sys.executable).with_name("inshrink"))
+MODULE = (sys.executable, "-m", "inshrink_core.cli")
+
+
+@pytest.fixture
+def downloaded(tmp_path: Path) -> Path:
+    """Return a run among traps."""
+    folder = tmp_path / "downloaded"
+    folder.mkdir()
+    for step in (100, 200):
+        shutil.copy(Path(sample("digits-cnn")) / f"step_{step:06}.pt", folder)
+    return folder
+
+
+def stand_in(folder: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as somebody does who has changed into a folder."""
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def test_inspecting_the_folder_one_stands_in_executes_nothing_of_it(downloaded: Path, tmp_path: Path) -> None:
+    lay_traps(downloaded, tmp_path / "traces")
+    done = stand_in(downloaded, INSHRINK, "inspect", ".")
+    assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
+
+
+def test_started_as_a_module_it_imports_nothing_of_the_folder_and_says_where_from(
+    downloaded: Path, tmp_path: Path
+) -> None:
+    lay_traps(downloaded, tmp_path / "traces", spare=BEFORE_US)
+    done = stand_in(downloaded, *MODULE, "inspect", ".")
+    assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
+    assert "inshrink_core is imported from" in done.stderr
+
+
+def test_started_as_a_module_with_a_safe_path_it_has_nothing_to_say(downloaded: Path, tmp_path: Path) -> None:
+    lay_traps(downloaded, tmp_path / "traces")
+    (downloaded / ".numba_config.yaml").unlink()
+    done = stand_in(downloaded, sys.executable, "-P", *MODULE[1:], "inspect", ".")
+    assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
+    assert "imported from" not in done.stderr
+
+
+def test_an_empty_entry_of_pythonpath_is_not_followed_into_the_folder(
+    downloaded: Path, tmp_path: Path
+) -> None:
+    lay_traps(downloaded, tmp_path / "traces", spare=BEFORE_US)
+    done = stand_in(downloaded, INSHRINK, "inspect", ".", PYTHONPATH=f"{os.pathsep}/nowhere")
+    assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
+    assert "PYTHONPATH" in done.stderr
+
+
+def test_compressing_obeys_no_numba_settings_of_the_folder(downloaded: Path, tmp_path: Path) -> None:
+    lay_traps(downloaded, tmp_path / "traces")
+    done = stand_in(downloaded, INSHRINK, "compress", ".", "-o", str(tmp_path / "a.inshrink"))
+    assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
+    assert ".numba_config.yaml of the working directory is not obeyed" in done.stderr
+
+
+def test_an_evaluator_of_ours_imports_nothing_of_the_folder(tmp_path: Path) -> None:
+    run = tmp_path / "digits-cnn"
+    shutil.copytree(sample("digits-cnn"), run)
+    archive = str(tmp_path / "a.inshrink")
+    done = stand_in(tmp_path, INSHRINK, "compress", str(run), "-o", archive, "--steps", "100,200")
+    assert done.returncode == 0, done.stderr
+    lay_traps(run, tmp_path / "traces", spare=frozenset({"evaluator"}))
+    done = stand_in(run, INSHRINK, "compare", archive, "--against", ".")
+    assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
+
+
+JUDGE = """
+import os, sys
+assert "{downloaded}" not in sys.path and "" not in sys.path, sys.path
+assert os.getcwd() == os.path.dirname(os.path.abspath(__file__)), os.getcwd()
+assert os.environ["MY_DATA"] == "kept"
+
+
+def evaluate(state):
+    import torch, numpy, json
+    return {{"loss": float(sum(t.float().abs().sum() for t in state.values()))}}
+"""
+
+
+def test_an_evaluator_of_the_users_has_their_environment_and_works_where_it_lies(
+    downloaded: Path, tmp_path: Path
+) -> None:
+    archive = str(tmp_path / "a.inshrink")
+    done = stand_in(tmp_path, INSHRINK, "compress", str(downloaded), "-o", archive)
+    assert done.returncode == 0, done.stderr
+    lay_traps(downloaded, tmp_path / "traces")
+    judge = tmp_path / "mine" / "judge.py"
+    judge.parent.mkdir()
+    judge.write_text(JUDGE.format(downloaded=downloaded))
+    words = ("compare", archive, "--against", ".", "--evaluator", f"{judge}:evaluate")
+    done = stand_in(downloaded, INSHRINK, *words, MY_DATA="kept")
+    assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
+
+
+def test_a_child_is_given_no_secrets_and_no_way_into_the_working_directory() -> None:
+    given = {
+        "HOME": "/home/me",
+        "LC_ALL": "C.UTF-8",
+        "OMP_NUM_THREADS": "2",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "INSHRINK_TRACEBACK": "1",
+        "PATH": ":/usr/bin:.:bin",
+        "PYTHONPATH": ":/mine:.:src",
+        "PYTHONSTARTUP": "/home/me/start.py",
+        "PYTHONINSPECT": "1",
+        "NUMBA_CACHE_DIR": "cache",
+        "LD_PRELOAD": "libjemalloc.so:./evil.so",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "HF_TOKEN": "x",
+        "https_proxy": "http://me:x@proxy",
+    }
+    kept = {
+        "HOME": "/home/me",
+        "LC_ALL": "C.UTF-8",
+        "OMP_NUM_THREADS": "2",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "INSHRINK_TRACEBACK": "1",
+        "PATH": "/usr/bin",
+        "PYTHONPATH": "/mine",
+        "LD_PRELOAD": "libjemalloc.so",
+    }
+    assert minimal_environment(given) == kept
+    secrets = {name: given[name] for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "https_proxy")}
+    assert user_environment(given) == kept | secrets
+    assert user_environment({"PYTHONPATH": "."}) == {}
+
+
+def test_a_child_works_in_an_empty_folder_which_is_made_anew_where_somebody_tidied_it_away(
+    tmp_path: Path,
+) -> None:
+    shutil.rmtree(empty_directory())
+    with (tmp_path / "errors").open("wb") as errors:
+        program = "import os, sys; print(os.listdir(), sys.flags.safe_path)"
+        child = start_python(["-c", program], errors=errors, environment=minimal_environment())
+        assert child.communicate(timeout=60)[0].split() == ["[]", "True"]
+    assert empty_directory().stat().st_mode & 0o077 == 0
+
+
+def test_no_other_place_starts_processes() -> None:
+    root = Path(__file__).parents[2]
+    named = [
+        str(path.relative_to(root))
+        for folder in ("inshrink_core", "app")
+        for path in (root / folder).rglob("*.py")
+        for text in [path.read_text()]
+        if any(
+            word in text
+            for word in (
+                "subprocess.Popen(",
+                "subprocess.run(",
+                "subprocess.check",
+                "subprocess.call",
+                "os.system",
+                "os.spawn",
+                "os.exec",
+                "os.fork",
+                "os.popen",
+                "multiprocessing",
+                "ProcessPool",
+            )
+        )
+    ]
+    assert named == ["inshrink_core/execution/process.py"]
