@@ -1,8 +1,8 @@
 """Handing over large files: a route of the server streams them from disk, whatever their size.
 
 The page offers a file and gets an address with a token nobody can guess, bound to that file as it is now. The
-route checks the name it was called by (Streamlit checks its own routes only), the token, its age, and that
-the file is still the same and still inside of the folders that the explorer may see.
+route checks the token, its age, and that the file is still the same and still inside of the folders that the
+explorer may see; who may ask at all, `gate` checks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,12 +30,7 @@ _SECONDS_VALID = 3600.0
 _MAX_OFFERS = 256
 _TOKEN_NBYTES = 32
 
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "X-Content-Type-Options": "nosniff",
-}
-"""No copy in a cache, nothing for other sites' pages, and never shown as anything but a file."""
+_HEADERS = {"Cache-Control": "no-store"}
 
 
 class _Offer(NamedTuple):
@@ -102,22 +96,12 @@ downloads = Downloads()
 """The files on offer in this process: one explorer is one process."""
 
 
-def routes(hosts: Sequence[str]) -> list[Route]:
-    """Return the route that hands files over.
-
-    Parameters
-    ----------
-    hosts
-        Names that this server may be called by; any other is a page that rebinds its own name to us.
-    """
+def routes() -> list[Route]:
+    """Return the route that hands files over."""
     from starlette.responses import FileResponse, PlainTextResponse
     from starlette.routing import Route
 
-    allowed = {_bare(host) for host in hosts}
-
     async def download(request: Request) -> Response:
-        if _bare(_without_port(request.headers.get("host", ""))) not in allowed:
-            return PlainTextResponse("This server is not called so.\n", status_code=403)
         path = downloads.find(request.path_params["token"])
         if path is None:
             return PlainTextResponse(
@@ -132,15 +116,3 @@ def routes(hosts: Sequence[str]) -> list[Route]:
         )
 
     return [Route(f"{DOWNLOAD_PREFIX}/{{token}}", download, methods=["GET", "HEAD"])]
-
-
-def _without_port(host: str) -> str:
-    """Return the name in a Host header: what stands before the port, brackets of IPv6 kept."""
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
-
-
-def _bare(host: str) -> str:
-    """Compare names as the DNS does."""
-    return host.strip("[]").rstrip(".").casefold()

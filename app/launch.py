@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pkgutil
@@ -13,11 +14,15 @@ import webbrowser
 from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
+from inshrink_core.execution.process import empty_directory
 
-__all__ = ["run", "server_config"]
+if TYPE_CHECKING:
+    from streamlit import App
+
+__all__ = ["explorer", "run", "server_config"]
 
 _SCRIPT = Path(__file__).with_name("main.py")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
@@ -57,16 +62,24 @@ def run(
     MissingExtraError
         Streamlit or Plotly is not installed.
     """
+    path, roots = _absolute(path), [os.path.realpath(root) for root in roots or ()]
+    given = _checked_roots(path, host, roots)
+    # From here on nothing is read from the folder one stands in: Streamlit takes its settings from there,
+    # and numba.
+    with contextlib.chdir(empty_directory()):
+        _serve(path, host, port, given, open_browser=open_browser)
+
+
+def _serve(path: str | None, host: str, port: int, roots: list[str], *, open_browser: bool) -> None:
+    """Serve until interrupted; every path is absolute by now."""
     try:
         import plotly as _plotly  # noqa: F401
-        import streamlit as st
+        import streamlit  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "app") from error
-    from inshrink_app import downloads
     from inshrink_app import roots as jail
-    from inshrink_app.components import problem
 
-    current = jail.configure(_checked_roots(path, host, roots), _absolute(path))
+    current = jail.configure(roots, path)
     _require_inside(current, path)
     _require_free(host, port)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -77,10 +90,30 @@ def run(
     if open_browser:
         threading.Timer(_BROWSER_DELAY_SECONDS, webbrowser.open, [url]).start()
     threading.Thread(target=_load_ahead, daemon=True).start()
-    app = st.App(
-        _SCRIPT, routes=downloads.routes(_allowed_hosts(host)), on_script_error=problem.show_unexpected
-    )
-    app.run(config=server_config(host, port))
+    explorer(_allowed_hosts(host)).run(config=server_config(host, port))
+
+
+def explorer(hosts: Sequence[str]) -> App:
+    """Return the application: Streamlit's, our route for files, and the gate around both.
+
+    Parameters
+    ----------
+    hosts
+        Names that the server may be called by.
+    """
+    import streamlit as st
+    from inshrink_app import downloads, gate
+    from inshrink_app.components import problem
+
+    said = gate.headers(Path(st.__file__).parent / "static" / "index.html")
+
+    class Guarded(st.App):  # type: ignore[misc,unused-ignore]
+        """The application as the server calls it: nothing is answered but through the gate."""
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await gate.guarded(super().__call__, hosts, said)(scope, receive, send)
+
+    return Guarded(_SCRIPT, routes=downloads.routes(), on_script_error=problem.show_unexpected)
 
 
 def _load_ahead() -> None:

@@ -17,10 +17,10 @@ st.logo(str(HERE / "assets" / "logo.png"), size="large")
 def _by_its_name() -> None:
     """Lead to the first page, which has no path of its own, from where its name would put it."""
     state.run_path()  # Remembers what the link says.
-    st.switch_page("views/open.py")
+    state.lead_to("views/open.py")
 
 
-st.navigation(
+page = st.navigation(
     [
         st.Page("views/open.py", title="Open", icon=":material/folder_open:", url_path="start", default=True),
         st.Page(_by_its_name, title="Open", url_path="open", visibility="hidden"),
@@ -40,4 +40,6 @@ st.navigation(
         st.Page("views/jobs.py", title="Jobs", icon=":material/work_history:", url_path="jobs"),
     ],
     position="top",
-).run()
+)
+state.arrive(page.url_path)
+page.run()

@@ -7,6 +7,7 @@ writes those that concern it again; a page opened by a link reads them first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import streamlit as st
 from inshrink_app.roots import settings
@@ -16,13 +17,18 @@ __all__ = [
     "METRIC",
     "RUN",
     "STATISTIC",
+    "arrive",
     "choice",
     "choice_text",
+    "clicked",
+    "lead_to",
     "publish",
     "remember",
     "retract",
     "run_path",
     "set_run",
+    "wants_given_run",
+    "was_clicked",
 ]
 
 RUN = "run"
@@ -32,6 +38,42 @@ STATISTIC = "stat"
 
 _PREFIX = "inshrink."
 _STARTED = _PREFIX + "started"
+_ARRIVED = _PREFIX + "arrived"
+_CLICKED = _PREFIX + "clicked"
+
+
+def arrive(page: str) -> None:
+    """Take note of the page that is about to be drawn.
+
+    The page on which a session begins came by its address, and anybody can make a browser go to an address.
+    A second page of the same session was clicked on.
+    """
+    if st.session_state.setdefault(_ARRIVED, page) != page:
+        clicked()
+
+
+def clicked() -> None:
+    """Take note that the reader did something here: from now on what they see may be measured for them."""
+    st.session_state[_CLICKED] = True
+
+
+def was_clicked() -> bool:
+    """Return whether the reader did anything in this session but follow a link.
+
+    Until then nothing heavier is done than to read headers.
+    """
+    return bool(st.session_state.get(_CLICKED))
+
+
+def lead_to(page: str) -> NoReturn:
+    """Go to another page by ourselves, which is no click."""
+    st.session_state.pop(_ARRIVED, None)
+    st.switch_page(page)
+
+
+def wants_given_run() -> bool:
+    """Return whether this session begins without a word about what to show, but the command line had one."""
+    return _STARTED not in st.session_state and not st.query_params.get(RUN) and settings().opened is not None
 
 
 def run_path() -> str | None:

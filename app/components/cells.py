@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import streamlit as st
-from inshrink_app import figures, grouping, heat_columns, heatmap, selection, services
+from inshrink_app import figures, grouping, heat_columns, heatmap, selection, services, state
 from inshrink_app.components import chosen, drilldown, group_list, rows_table
 from inshrink_app.components.kept import kept
 from inshrink_app.components.narrowing import View, narrowed
@@ -36,7 +36,8 @@ def show(shown: Subject, tables: Mapping[str, Sensitivity], by: str, statistic: 
         What a row is, and what of its values is shown.
     """
     tensors = tables["tensor"]
-    services.warm_up(shown)
+    if state.was_clicked():
+        services.warm_up(shown)
     found = _valid(chosen.current(tensors.steps), tensors, tables["layer_type"])
     with st.container(border=True):
         view = narrowed(shown, tables, by, statistic)

@@ -39,6 +39,8 @@ def current(steps: Sequence[int]) -> Selection | None:
 
 def apply(event: Event) -> None:
     """Take in what somebody did; also from within callbacks."""
+    if event.source not in ("link", "close"):
+        state.clicked()
     steps = st.session_state.get(_STEPS, ())
     st.session_state[_SELECTION] = apply_selection(st.session_state.get(_SELECTION), event, steps)
     st.session_state[_SOURCE] = event.source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import streamlit as st
-from inshrink_app import services
+from inshrink_app import services, state
 from inshrink_app.components import chosen, drill_charts, drill_take_away, problem
 from inshrink_app.components.measurement import ASK_ABOVE_BYTES
 from inshrink_app.drill_tables import DrillDown
@@ -43,7 +43,7 @@ def show_tensor(shown: Subject, table: Sensitivity, tensor: str, step: int) -> N
         st.toggle("Log counts", key=_LOG, width="content", help="Counts of the histogram as logarithms.")
     cost = services.drill_cost(shown, tensor)
     asked = f"drill.asked.{tensor}"
-    if cost > ASK_ABOVE_BYTES and not st.session_state.get(asked):
+    if (cost > ASK_ABOVE_BYTES or not state.was_clicked()) and not st.session_state.get(asked):
         _ask(cost, asked)
         return
     metric = table.metric if table.metric in ("taylor", "fisher", "update") else None
@@ -112,6 +112,7 @@ def _ask(cost: int, asked: str) -> None:
 
 
 def _allow(asked: str) -> None:
+    state.clicked()
     st.session_state[asked] = True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import streamlit as st
-from inshrink_app import services
+from inshrink_app import services, state
 from inshrink_app.components import job_card, problem
 from inshrink_app.formatting import bytes_text, count_text, remaining_text
 from inshrink_app.jobs import Job
@@ -34,8 +34,8 @@ def measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensiti
     path = str(shown.path)
     try:
         job = services.sensitivity_job(path, metric)
-        was_cut_off = job is not None and job.state == "interrupted"
-        if (job is None or was_cut_off) and services.measuring_cost(shown, metric) <= ASK_ABOVE_BYTES:
+        is_wanted = job is None or job.state == "interrupted"
+        if is_wanted and state.was_clicked() and services.measuring_cost(shown, metric) <= ASK_ABOVE_BYTES:
             services.forget_sensitivity(path, metric)
             job = services.start_sensitivity(path, metric)
     except (ServiceError, OSError) as error:
@@ -62,12 +62,15 @@ def _ask(shown: Subject, metric: str, key: str) -> None:
             f"This reads up to {bytes_text(cost)} from {count_text(len(shown.steps))} checkpoints. The "
             "result is kept on disk; checkpoints measured before are not read again."
         )
+        if not state.was_clicked():
+            st.caption("A link brought you here, and a link alone starts nothing.")
         if st.button(
             f"Measure {METRICS[metric].label.lower()}",
             type="primary",
             icon=":material/play_arrow:",
             key=f"measure{key}",
         ):
+            state.clicked()
             services.start_sensitivity(str(shown.path), metric)
             st.rerun()
 
@@ -108,6 +111,7 @@ def _stopped(path: str, metric: str, job: Job, key: str) -> None:
     else:
         st.info("Measuring was cancelled. Nothing was changed.", icon=":material/info:")
     if st.button("Measure again", type="primary", icon=":material/refresh:", key=f"again{key}"):
+        state.clicked()
         services.forget_sensitivity(path, metric)
         services.start_sensitivity(path, metric)
         st.rerun()

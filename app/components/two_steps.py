@@ -88,8 +88,9 @@ def _moved(shown: Subject, first: int, second: int) -> Moved | None:
     """Measure the movement of the weights; ask first where much must be read."""
     cost = services.diff_cost(shown)
     asked = f"diff.asked.{shown.path}"
-    if cost > ASK_ABOVE_BYTES and not st.session_state.get(asked):
+    if (cost > ASK_ABOVE_BYTES or not state.was_clicked()) and not st.session_state.get(asked):
         if st.button(f"Measure movement ({bytes_text(cost)} are read)", icon=":material/play_arrow:"):
+            state.clicked()
             st.session_state[asked] = True
             st.rerun()
         return None

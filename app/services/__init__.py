@@ -60,6 +60,7 @@ from inshrink_app.services.measuring import (
     measuring_cost,
     sensitivity_job,
     start_sensitivity,
+    told_metrics,
 )
 from inshrink_app.services.opening import Sample, load_subject, refresh, remember, resolve, samples
 from inshrink_app.services.planning import export_plan, start_trial, trial_job
@@ -181,6 +182,7 @@ __all__ = [
     "stored_ways",
     "suggested_folder",
     "suggested_name",
+    "told_metrics",
     "training_named",
     "training_of",
     "trainings",

@@ -22,7 +22,20 @@ __all__ = [
     "sensitivity_job",
     "sensitivity_loader",
     "start_sensitivity",
+    "told_metrics",
 ]
+
+
+def told_metrics(subject: Subject) -> tuple[str, ...]:
+    """Return the metrics that a run's last checkpoint tells by itself, the most telling first."""
+    roles = {row.role for row in subject.tensors}
+    told = {
+        "fisher": "exp_avg_sq" in roles,
+        "taylor": bool(roles & {"gradient", "exp_avg"}),
+        "update": len(subject.steps) > 1,
+        "magnitude": True,
+    }
+    return tuple(metric for metric, is_told in told.items() if is_told)
 
 
 def measuring_cost(subject: Subject, metric: str) -> int:

@@ -29,6 +29,9 @@ _ICONS = {
 
 def render() -> None:
     """Draw the page."""
+    if state.wants_given_run():
+        state.run_path()
+        state.lead_to(OVERVIEW_PAGE)
     current = state.run_path()
     if current is not None:
         state.publish(run=current)

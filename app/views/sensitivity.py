@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 import streamlit as st
-from inshrink_app import grouping, state
+from inshrink_app import grouping, services, state
 from inshrink_app.components import cells, measurement, snippets, subject
 from inshrink_app.components.two_runs import two_runs
 from inshrink_app.components.two_steps import two_steps
@@ -17,6 +17,7 @@ _GROUPINGS = {"tensor": "Tensor", "block": "Block", "layer_type": "Layer type"}
 _STATISTICS = {"mean": "Mean", "p50": "Median", "p99": "99th percentile"}
 
 _VIEW = "view"
+_METRIC_OF = "sensitivity.run"
 
 
 def render() -> None:
@@ -49,7 +50,7 @@ def _choices(shown: Subject) -> tuple[str, str, str, str]:
     default_by = "tensor" if n_weights <= grouping.MOST_ROWS else "block"
     view = _control("View", _VIEW, _VIEWS, "steps", named=False)
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
-        metric = _control("Metric", state.METRIC, {key: m.label for key, m in METRICS.items()}, "magnitude")
+        metric = _metric(shown)
         by = state.choice(state.BY, list(_GROUPINGS), default_by)
         if view == "steps":
             by = _control("Rows", state.BY, _GROUPINGS, default_by)
@@ -57,6 +58,17 @@ def _choices(shown: Subject) -> tuple[str, str, str, str]:
         if not METRICS[metric].pooled:
             statistic = _control("Statistic", state.STATISTIC, _STATISTICS, "mean")
     return view, metric, by, statistic
+
+
+def _metric(shown: Subject) -> str:
+    """Draw the choice of a metric; a run is opened on one that it tells, whatever was looked at before."""
+    if st.session_state.get(_METRIC_OF) != str(shown.path):
+        st.session_state[_METRIC_OF] = str(shown.path)
+        told = services.told_metrics(shown)
+        wanted = state.choice(state.METRIC, list(METRICS), told[0])
+        never_told = set(METRICS) & {"fisher", "taylor", "update"} - set(told)
+        st.session_state[f"control.{state.METRIC}"] = told[0] if wanted in never_told else wanted
+    return _control("Metric", state.METRIC, {key: m.label for key, m in METRICS.items()}, "magnitude")
 
 
 def _control(label: str, key: str, options: dict[str, str], default: str, *, named: bool = True) -> str:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,7 +17,17 @@ from urllib.parse import urlencode
 
 import pytest
 
-__all__ = ["ARGUMENTS", "CHROMIUM", "FAINT", "IDLE", "MILLISECONDS", "Server", "browser_marks", "new_page"]
+__all__ = [
+    "ARGUMENTS",
+    "CHROMIUM",
+    "FAINT",
+    "IDLE",
+    "MILLISECONDS",
+    "Server",
+    "browser_marks",
+    "new_page",
+    "wait_for",
+]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
@@ -76,6 +87,17 @@ browser_marks = [
         CHROMIUM is None, reason="no Chromium here; install it, for example with: apt-get install chromium"
     ),
 ]
+
+
+def wait_for(page: Any, condition: str, arg: Any = None) -> None:
+    """Wait until an expression or a function is true in a page.
+
+    Playwright's own waiting evaluates text within the page, which the page's policy forbids.
+    """
+    deadline = time.monotonic() + MILLISECONDS / 1000
+    while not page.evaluate(condition, arg):
+        assert time.monotonic() < deadline, f"this did not become true: {condition}"
+        page.wait_for_timeout(50)
 
 
 def new_page(browser: Any, width: int = 1280, height: int = 900, **more: Any) -> Any:

@@ -16,8 +16,17 @@ MAIN = Path(__file__).parents[2] / "app" / "main.py"
 SAMPLE = Path(__file__).parents[2] / "sample_checkpoints" / "digits-cnn"
 
 
+def linked(page: str, **query: str) -> AppTest:
+    """Run the explorer's script as a session that begins at one page, as a link from anywhere makes it."""
+    app = AppTest.from_file(str(MAIN), default_timeout=60)
+    for key, value in query.items():
+        app.query_params[key] = value
+    app.switch_page(f"views/{page}.py")
+    return app.run()
+
+
 def explorer(page: str | None = None, **query: str) -> AppTest:
-    """Run the explorer's script at one page, as a link with these query parameters would."""
+    """Run the explorer's script at its first page, and then at one that was clicked on, with a query."""
     app = AppTest.from_file(str(MAIN), default_timeout=60)
     for key, value in query.items():
         app.query_params[key] = value
@@ -149,6 +158,9 @@ class FakeJobs:
         self.job = Job(state=self.state, done=3, total=10, item="step 30")
         self.job.result, self.job.problem = self.tables, self.problem
         return self.job
+
+    def place(self, job: Job) -> int | None:
+        return 2 if job.state == "queued" else None
 
     def cancel(self, key: Any) -> None:
         if self.job is not None:

@@ -6,7 +6,7 @@ import re
 import socket
 from typing import Any
 
-from tests.app.browser import FAINT, IDLE, browser_marks, new_page
+from tests.app.browser import FAINT, IDLE, browser_marks, new_page, wait_for
 from tests.app.builders import SAMPLE
 
 pytestmark = browser_marks
@@ -29,10 +29,10 @@ def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
     page.get_by_role("heading", name="digits-cnn").wait_for()
     page.get_by_text("Size by role").wait_for()
     page.get_by_role("link", name="Sensitivity").click()
-    page.wait_for_function(DRAWN)
+    wait_for(page, DRAWN)
     page.get_by_text("Fisher", exact=True).click()
     page.get_by_text("Adam's second moment, bias-corrected").wait_for()
-    page.wait_for_function(DRAWN)
+    wait_for(page, DRAWN)
     assert "metric=fisher" in page.url
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert page.evaluate(FAINT) == []
@@ -44,7 +44,7 @@ def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
     page.goto("about:blank")
     page.goto(link)
     page.get_by_text("Adam's second moment, bias-corrected").wait_for()
-    page.wait_for_function(DRAWN)
+    wait_for(page, DRAWN)
     assert [complaint for complaint in page.complaints if "404" not in complaint] == []
     assert len(page.complaints) <= 2
 
@@ -73,9 +73,7 @@ def click(page: Any, place: tuple[float, float]) -> tuple[str, int]:
     before = page.url
     box = page.locator(f"{HEATMAP} .nsewdrag").first.bounding_box()
     page.mouse.click(box["x"] + box["width"] * place[0], box["y"] + box["height"] * place[1])
-    page.wait_for_function(
-        "before => location.href !== before && /layer=.*step=/.test(location.search)", arg=before
-    )
+    wait_for(page, "before => location.href !== before && /layer=.*step=/.test(location.search)", arg=before)
     return selected(page)
 
 
@@ -90,21 +88,21 @@ def wait_for_inside(page: Any, layer: str) -> None:
     page.get_by_role("heading", name=layer, exact=True).wait_for()
     page.get_by_text("Over the steps").wait_for()
     page.get_by_test_id("stMetricValue").nth(4).wait_for()
-    page.wait_for_function(f"() => {IDLE}")
+    wait_for(page, f"() => {IDLE}")
 
 
 def test_three_clicks_look_inside_and_keep_mark_and_zoom_and_their_link_shows_the_same_to_others(
     address: str, browser: Any, page: Any
 ) -> None:
     page.goto(f"{address}/sensitivity?run={SAMPLE}&metric=fisher")
-    page.wait_for_function(DRAWN)
+    wait_for(page, DRAWN)
     box = page.locator(f"{HEATMAP} .nsewdrag").first.bounding_box()
     x, y = box["x"], box["y"] + box["height"] / 2
     page.mouse.move(x + 0.2 * box["width"], y)
     page.mouse.down()
     page.mouse.move(x + 0.9 * box["width"], y, steps=5)
     page.mouse.up()
-    page.wait_for_function(f"() => String(({RANGE})()) !== '-5,235'")
+    wait_for(page, f"() => String(({RANGE})()) !== '-5,235'")
     page.wait_for_timeout(500)  # A click sooner after the drag would make a double click of the two.
     zoomed = page.evaluate(RANGE)
     seen = []
@@ -120,7 +118,7 @@ def test_three_clicks_look_inside_and_keep_mark_and_zoom_and_their_link_shows_th
     # A link in a new context shows the same inside, and all views agree.
     other = new_page(browser, width=900, color_scheme="dark")
     other.goto(page.url)
-    other.wait_for_function(DRAWN)
+    wait_for(other, DRAWN)
     wait_for_inside(other, layer)
     assert selected(other) == (layer, step)
     assert other.get_by_test_id("stMetricValue").all_inner_texts() == facts
@@ -133,7 +131,7 @@ def test_three_clicks_look_inside_and_keep_mark_and_zoom_and_their_link_shows_th
     other.get_by_role("combobox").first.click()
     other.get_by_role("option", name=target).click()
     wait_for_inside(other, target)
-    other.wait_for_function("target => location.search.includes('layer=' + target)", arg=target)
+    wait_for(other, "target => location.search.includes('layer=' + target)", arg=target)
     assert selected(other) == (target, step)
     assert target in other.evaluate(MARKED_ROW)
     other.context.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.browser import FAINT, IDLE, Server, browser_marks
+from tests.app.browser import FAINT, IDLE, Server, browser_marks, wait_for
 from tests.app.job_stubs import write_slow_run
 
 pytestmark = browser_marks
@@ -78,14 +78,14 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
     # A click on a point loads it; an estimate says that it is one.
     page.locator(".js-plotly-plot .scatterlayer .points path").first.wait_for(state="attached")
     page.get_by_text("Click a point to load it into the editor").wait_for()
-    page.wait_for_function(f"() => {IDLE}")  # The chart is drawn anew once the search has ended.
+    wait_for(page, f"() => {IDLE}")  # The chart is drawn anew once the search has ended.
     page.wait_for_timeout(500)  # It fades in.
     place = page.evaluate(POINT)
     page.mouse.click(place["x"], place["y"])
     page.get_by_role("button", name="Estimate", exact=True).click()
     page.get_by_text("Estimated, as it stands").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    page.wait_for_function(f"() => {IDLE}")
+    wait_for(page, f"() => {IDLE}")
     assert page.evaluate(FAINT) == []
 
     page.get_by_role("button", name="Apply to compress").click()

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.app.browser import Server, browser_marks, new_page
+from tests.app.browser import Server, browser_marks, new_page, wait_for
 from tests.app.job_stubs import archived_template
 
 __all__ = ["archived_template"]
@@ -128,7 +128,7 @@ def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server: Serv
     page.goto(server.link("export", codec="lossless"))
     page.get_by_text("As one packed file").click()
     box = page.get_by_label("Write to")
-    page.wait_for_function("document.querySelector('[aria-label=\"Write to\"]') !== null")
+    wait_for(page, "document.querySelector('[aria-label=\"Write to\"]') !== null")
     box.fill(str(server.folder / "out.inshrink"))
     box.press("Enter")
     page.get_by_role("button", name="Export", exact=True).click()

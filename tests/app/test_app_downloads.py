@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from inshrink_app import downloads as downloads_module
-from inshrink_app import services
+from inshrink_app import gate, services
 from inshrink_app.downloads import Downloads, routes
 
 
@@ -16,7 +16,8 @@ def fetch(path: str, host: str) -> tuple[int, dict[str, str], bytes]:
     """Ask the route as a browser would."""
     from starlette.applications import Starlette
 
-    app, sent = Starlette(routes=routes(("127.0.0.1", "localhost"))), []
+    sent: list[Any] = []
+    app = gate.guarded(Starlette(routes=routes()), ("127.0.0.1", "localhost"), gate.HEADERS)
 
     async def ask() -> None:
         async def receive() -> dict[str, object]:

@@ -10,6 +10,7 @@ import pytest
 from inshrink_app import services
 from inshrink_app.job import Job
 from inshrink_app.services import measuring, running
+from streamlit.testing.v1 import AppTest
 
 from tests.app.builders import (
     PROBLEM,
@@ -18,6 +19,7 @@ from tests.app.builders import (
     button,
     charts,
     explorer,
+    linked,
     sensitivity_table,
     subject,
     tables,
@@ -35,7 +37,9 @@ def test_update_of_one_checkpoint_says_that_movement_needs_two(
         for values in table.values.values():
             values[:] = np.nan
     answer(monkeypatch, FakeJobs(nothing))
-    app = explorer("sensitivity", run=str(root / "one"), metric="update")
+    app = explorer("sensitivity", run=str(root / "one"))
+    app.session_state["control.metric"] = "update"
+    app.run()
     assert not app.exception
     assert "Movement needs two checkpoints" in texts(app)
     assert charts(app) == 0
@@ -43,12 +47,12 @@ def test_update_of_one_checkpoint_says_that_movement_needs_two(
 
 def test_sensitivity_of_a_run_is_measured_in_its_own_process_and_drawn(root: Path) -> None:
     write_run(root / "run")
-    app = explorer("sensitivity", run=str(root / "run"))
+    app = explorer("sensitivity", run=str(root / "run"), metric="magnitude")
     assert not app.exception
     key = measuring._job_key(str(root / "run"), "magnitude")
     job = running.jobs().get(key)
     deadline = time.monotonic() + 100
-    while job.state == "running" and time.monotonic() < deadline:
+    while job.is_running and time.monotonic() < deadline:
         time.sleep(0.05)
     app.run()
     assert not app.exception
@@ -67,15 +71,15 @@ def test_sensitivity_shows_its_choices_in_the_link_and_takes_them_from_it(
 ) -> None:
     write_run(root / "run")
     answer(monkeypatch, FakeJobs(tables()))
-    app = explorer("sensitivity", run=str(root / "run"), metric="fisher", by="block", stat="p99")
+    app = explorer("sensitivity", run=str(root / "run"), metric="magnitude", by="block", stat="p99")
     assert not app.exception
     assert dict(app.query_params) == {
         "run": str(root / "run"),
-        "metric": "fisher",
+        "metric": "magnitude",
         "by": "block",
         "stat": "p99",
     }
-    assert app.session_state["control.metric"] == "fisher"
+    assert app.session_state["control.metric"] == "magnitude"
 
 
 def test_a_link_with_unknown_choices_falls_back_to_the_defaults(
@@ -85,7 +89,7 @@ def test_a_link_with_unknown_choices_falls_back_to_the_defaults(
     answer(monkeypatch, FakeJobs(tables()))
     app = explorer("sensitivity", run=str(root / "run"), metric="<script>", by="nope", stat="")
     assert not app.exception
-    assert app.query_params["metric"] == "magnitude"
+    assert app.query_params["metric"] == "update"
     assert charts(app) == 1
 
 
@@ -109,7 +113,7 @@ def test_a_measurement_under_way_shows_progress_and_can_be_cancelled(
     jobs = answer(monkeypatch, FakeJobs(state="running"))
     app = explorer("sensitivity", run=str(root / "run"))
     assert not app.exception
-    assert "Measuring magnitude" in texts(app)
+    assert "Measuring update" in texts(app)
     button(app, "Cancel").click().run()
     assert jobs.job is not None
     assert jobs.job.state == "cancelled"
@@ -137,8 +141,132 @@ def test_a_cheap_measurement_that_an_ended_explorer_left_goes_on_by_itself(
     jobs.job = Job(state="interrupted")
     app = explorer("sensitivity", run=str(root / "run"))
     assert not app.exception
-    assert jobs.started == ["magnitude"]
+    assert jobs.started == ["update"]
     assert charts(app) == 1
+
+
+def test_a_link_starts_no_measurement_until_its_reader_asks(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(root / "run")
+    jobs = answer(monkeypatch, FakeJobs(tables()))
+    monkeypatch.setattr(services, "warm_up", refuse)
+    monkeypatch.setattr(services, "drill_down", refuse)
+    link = {"run": str(root / "run"), "metric": "magnitude", "layer": "layers.0.weight", "step": "20"}
+    app = linked("sensitivity", **link)
+    assert not app.exception
+    assert "a link alone starts nothing" in texts(app)
+    app.run()
+    assert jobs.started == []
+    jobs.job = Job(state="interrupted")
+    app.run()
+    assert jobs.started == []
+    assert button(app, "Measure again")
+    # What was measured before is shown; the tensor that the link names is not looked into.
+    jobs.job = Job(state="finished", result=tables())
+    app.run()
+    assert not app.exception
+    assert button(app, "Look inside")
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("a link alone did this")
+
+
+def test_a_link_to_two_steps_reads_no_weights_until_its_reader_asks(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(root / "run")
+    jobs = answer(monkeypatch, FakeJobs(tables()))
+    jobs.job = Job(state="finished", result=tables())
+    monkeypatch.setattr(services, "moved_between", refuse)
+    app = linked("sensitivity", run=str(root / "run"), metric="magnitude", view="diff")
+    assert not app.exception
+    assert any(found.label.startswith("Measure movement") for found in app.button)
+
+
+def test_once_the_reader_has_asked_for_one_measurement_the_next_comes_by_itself(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(root / "run")
+    jobs = answer(monkeypatch, FakeJobs(tables()))
+    app = linked("sensitivity", run=str(root / "run"), metric="magnitude")
+    button(app, "Measure magnitude").click().run()
+    assert jobs.started == ["magnitude"]
+    jobs.job = None
+    app.session_state["control.metric"] = "update"
+    app.run()
+    assert jobs.started == ["magnitude", "update"]
+
+
+def test_a_queued_measurement_says_what_goes_before_it_and_can_be_cancelled(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(root / "run")
+    jobs = answer(monkeypatch, FakeJobs(state="queued"))
+    app = explorer("sensitivity", run=str(root / "run"))
+    assert not app.exception
+    assert "Queued: 1 job before it" in progress_texts(app)
+    button(app, "Cancel").click().run()
+    assert jobs.job is not None
+    assert jobs.job.state == "cancelled"
+
+
+def progress_texts(app: AppTest) -> str:
+    return "\n".join(str(found.proto.text) for found in app.get("progress"))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "steps", "metric"),
+    [
+        ({"exp_avg": 1, "exp_avg_sq": 1}, (10, 20), "fisher"),
+        ({"exp_avg": 1}, (10, 20), "taylor"),
+        ({}, (10, 20), "update"),
+        ({}, (10,), "magnitude"),
+    ],
+)
+def test_the_heatmap_opens_on_the_most_telling_metric_that_the_run_tells(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    optimizer: dict[str, int],
+    steps: tuple[int, ...],
+    metric: str,
+) -> None:
+    write_trained_run(root / "run", steps, tuple(optimizer))
+    answer(monkeypatch, FakeJobs(tables()))
+    app = explorer("sensitivity", run=str(root / "run"))
+    assert not app.exception
+    assert app.session_state["control.metric"] == metric
+    assert app.query_params["metric"] == metric
+
+
+def test_a_metric_carried_from_another_run_gives_way_where_this_one_does_not_tell_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(root / "plain", (10,))
+    write_trained_run(root / "trained", (10, 20), ("exp_avg", "exp_avg_sq"))
+    answer(monkeypatch, FakeJobs(tables()))
+    app = explorer("sensitivity", run=str(root / "trained"))
+    assert app.query_params["metric"] == "fisher"
+    app.query_params["run"] = str(root / "plain")
+    app.run()
+    assert app.query_params["metric"] == "magnitude"
+    assert explorer("sensitivity", run=str(root / "plain"), metric="fisher").query_params["metric"] == (
+        "magnitude"
+    )
+
+
+def write_trained_run(folder: Path, steps: tuple[int, ...], moments: tuple[str, ...]) -> None:
+    import torch
+
+    folder.mkdir()
+    for step in steps:
+        weight = torch.randn(4, 3)
+        state = {0: {name: torch.rand(4, 3) for name in moments}}
+        groups = [{"params": [0], "lr": 0.1}]
+        document = {"model": {"fc.weight": weight}, "step": step}
+        document |= {"optimizer": {"state": state, "param_groups": groups}} if moments else {}
+        torch.save(document, folder / f"step_{step:06}.pt")
 
 
 def test_a_large_run_is_measured_only_when_asked_and_says_what_it_costs(
@@ -151,8 +279,8 @@ def test_a_large_run_is_measured_only_when_asked_and_says_what_it_costs(
     assert not app.exception
     assert "3.21 GB" in texts(app)
     assert jobs.started == []
-    button(app, "Measure magnitude").click().run()
-    assert jobs.started == ["magnitude"]
+    button(app, "Measure update").click().run()
+    assert jobs.started == ["update"]
     assert charts(app) == 1
 
 

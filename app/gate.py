@@ -1,0 +1,146 @@
+"""Who is answered, and what every answer says to the browser: around everything, Streamlit's own included.
+
+A page of another site must not put the explorer into a frame, read from it, or speak with it: neither under
+its own name (which it can let point to this computer), nor from its own pages.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+__all__ = ["HEADERS", "guarded", "headers"]
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    # Streamlit's components write their styles into the page.
+    "style-src": "'self' 'unsafe-inline'",
+    "img-src": "'self' data: blob:",
+    "font-src": "'self' data:",
+    "media-src": "'self'",
+    "connect-src": "'self'",
+    "worker-src": "'self' blob:",
+    "manifest-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+}
+"""What a page may load, from where. Nothing may come from another server, and nothing may frame it."""
+
+HEADERS = {
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
+
+_INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+_REFUSED = b"This server is not called so, or is not spoken to from there.\n"
+
+
+def headers(index: Path) -> dict[str, str]:
+    """Return what every answer says.
+
+    Parameters
+    ----------
+    index
+        Streamlit's page: what is written into it as scripts may run, by digest, and no other inline script.
+    """
+    digests = [
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        for script in _INLINE_SCRIPT.findall(index.read_text(encoding="utf-8"))
+    ]
+    scripts = " ".join([_POLICY["script-src"], *(f"'sha256-{digest}'" for digest in digests)])
+    policy = {**_POLICY, "script-src": scripts}
+    return {"Content-Security-Policy": "; ".join(f"{key} {value}" for key, value in policy.items())} | HEADERS
+
+
+def guarded(application: Application, hosts: Iterable[str], said: dict[str, str]) -> Application:
+    """Return an ASGI application that refuses strangers and says the headers on every answer.
+
+    Parameters
+    ----------
+    application
+        Everything that is served.
+    hosts
+        Names that this server may be called by; any other is a page that rebinds its own name to us.
+    said
+        The headers.
+    """
+    allowed = {_bare(host) for host in hosts}
+    lines = [(name.lower().encode(), value.encode()) for name, value in said.items()]
+    names = {name for name, _ in lines}
+
+    async def answer(scope: Message, receive: Receive, send: Send) -> None:
+        async def speak(message: Message) -> None:
+            if message["type"] in (
+                "http.response.start",
+                "websocket.accept",
+                "websocket.http.response.start",
+            ):
+                own = [
+                    (name, value) for name, value in message.get("headers", ()) if name.lower() not in names
+                ]
+                message = {**message, "headers": [*own, *lines]}
+            await send(message)
+
+        if scope["type"] in ("http", "websocket") and not _is_welcome(scope, allowed):
+            await _refuse(scope, speak)
+        else:
+            await application(scope, receive, speak)
+
+    return answer
+
+
+def _is_welcome(scope: Message, allowed: set[str]) -> bool:
+    """Tell whether we are called by a name of ours, and by no page but our own."""
+    told: dict[bytes, list[str]] = {}
+    for name, value in scope["headers"]:
+        told.setdefault(name.lower(), []).append(value.decode("latin-1"))
+    hosts, origins = told.get(b"host", []), told.get(b"origin", [])
+    if len(hosts) != 1 or len(origins) > 1 or _bare(_without_port(hosts[0])) not in allowed:
+        return False
+    # The port counts: another server on this computer is another site. "null" is a page in a sandbox.
+    return not origins or urlsplit(origins[0]).netloc.casefold() == hosts[0].casefold()
+
+
+async def _refuse(scope: Message, send: Send) -> None:
+    """Answer 403, to a handshake too."""
+    kind = "http.response"
+    if scope["type"] == "websocket":
+        if "websocket.http.response" not in (scope.get("extensions") or {}):
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        kind = "websocket.http.response"
+    plain = [
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", str(len(_REFUSED)).encode()),
+    ]
+    await send({"type": f"{kind}.start", "status": 403, "headers": plain})
+    body = b"" if scope.get("method") == "HEAD" else _REFUSED
+    await send({"type": f"{kind}.body", "body": body})
+
+
+def _without_port(host: str) -> str:
+    """Return the name in a Host header: what stands before the port, brackets of IPv6 kept."""
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]
+
+
+def _bare(host: str) -> str:
+    """Compare names as the DNS does."""
+    return host.strip("[]").rstrip(".").casefold()
