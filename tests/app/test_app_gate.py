@@ -1,0 +1,175 @@
+"""Who is answered, and what every answer says: asked of the running server, byte by byte."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import streamlit
+from inshrink_app import gate
+
+from tests.app.browser import Server, browser_marks, new_page
+
+STATIC = Path(streamlit.__file__).parent / "static"
+SCRIPT = next((STATIC / "static" / "js").glob("index.*.js")).name
+
+PATHS = [
+    "/",
+    "/sensitivity",
+    "/no/such/page",
+    "/favicon.png",
+    f"/static/js/{SCRIPT}",
+    "/static/missing.js",
+    "/_stcore/health",
+    "/_stcore/host-config",
+    "/_stcore/metrics",
+    "/_stcore/agent/openapi.json",
+    "/media/missing.png",
+    "/component/missing/index.html",
+    "/inshrink/download/none",
+    "/..%2f..%2fetc/passwd",
+]
+HANDSHAKE = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
+
+
+def ask(address: str, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str]]:
+    """Ask the server, by whatever name; return status and headers."""
+    place = address.removeprefix("http://")
+    connection = http.client.HTTPConnection(place, timeout=60)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.putrequest(method, path, skip_host=True)
+    for name, value in ({"Host": place} | named).items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    found = answer.status, {name.lower(): value for name, value in answer.getheaders()}
+    connection.close()
+    return found
+
+
+def assert_says_everything(headers: dict[str, str]) -> None:
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cross-origin-opener-policy"] == "same-origin"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert "unsafe" not in policy["script-src"]
+    assert not re.search(r"https?:|\*", headers["content-security-policy"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_answer_says_what_browsers_must_not_do_with_it(address: str, path: str) -> None:
+    for method in ("GET", "HEAD", "OPTIONS", "PUT"):
+        assert_says_everything(ask(address, path, method)[1])
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8501", "", "127.0.0.2"])
+def test_nothing_is_answered_under_a_foreign_name(address: str, path: str, host: str) -> None:
+    status, headers = ask(address, path, Host=host)
+    assert status == 403
+    assert_says_everything(headers)
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://localhost:1", "https://127.0.0.1", "file://", "x:"]
+)
+def test_pages_of_other_origins_get_neither_a_session_nor_an_answer(address: str, origin: str) -> None:
+    assert ask(address, "/_stcore/health", Origin=origin)[0] == 403
+    status, headers = ask(address, "/_stcore/stream", Origin=origin, **HANDSHAKE)
+    assert status == 403
+    assert_says_everything(headers)
+
+
+def test_our_own_page_gets_a_session_and_so_do_programs(address: str) -> None:
+    for more in ({"Origin": address}, {}):
+        status, headers = ask(address, "/_stcore/stream", **HANDSHAKE, **more)
+        assert status == 101
+        assert_says_everything(headers)
+
+
+def test_a_websocket_under_a_foreign_name_is_refused(address: str) -> None:
+    port = address.rpartition(":")[2]
+    more = {"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"}
+    assert ask(address, "/_stcore/stream", **HANDSHAKE, **more)[0] == 403
+
+
+def test_two_names_at_once_are_none(address: str) -> None:
+    host, _, port = address.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nHost: evil.example\r\n\r\n".encode())
+        assert connection.recv(64).split(b" ")[1] in (b"400", b"403")
+
+
+def test_the_policy_names_every_script_that_streamlit_writes_into_its_page() -> None:
+    scripts = re.findall(r"<script>", (STATIC / "index.html").read_text())
+    said = gate.headers(STATIC / "index.html")["Content-Security-Policy"]
+    assert said.count("'sha256-") == len(scripts) > 0
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(browser_marks[1].args[0], reason="no Chromium here")
+def test_a_page_of_another_origin_cannot_frame_the_explorer_and_a_link_from_it_starts_nothing(
+    browser: Any, tmp_path: Path
+) -> None:
+    from tests.app.builders import write_run
+
+    folder = tmp_path / "served" / "root"
+    folder.mkdir(parents=True)
+    write_run(folder / "run")
+    explorer, other = Server(folder), tmp_path / "other"
+    explorer.start()
+    other.mkdir()
+    link = explorer.link("sensitivity", metric="magnitude")
+    (other / "index.html").write_text(
+        f"<iframe src='{link}' width=800 height=600></iframe><a href='{link}' target=_blank>go</a>"
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    elsewhere = subprocess.Popen(
+        [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"],
+        cwd=other,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        page = new_page(browser)
+        for _ in range(100):
+            try:
+                page.goto(f"http://localhost:{port}/")
+                break
+            except Exception:
+                page.wait_for_timeout(100)
+        page.wait_for_timeout(1500)
+        assert any("frame-ancestors" in complaint for complaint in page.complaints)
+        assert all("stApp" not in frame.content() for frame in page.frames[1:])
+        with page.context.expect_page() as opened:
+            page.get_by_text("go").click()
+        landed = opened.value
+        landed.set_default_timeout(120_000)
+        landed.get_by_text("a link alone starts nothing").wait_for()
+        assert landed.evaluate("window.opener === null")
+        landed.wait_for_timeout(1000)
+        assert not list((folder.parent / "state").rglob("job.json"))
+        landed.get_by_role("button", name="Measure magnitude").click()
+        landed.locator(".heatmaplayer image").first.wait_for(state="attached")
+        assert list((folder.parent / "state").rglob("job.json"))
+        page.context.close()
+    finally:
+        elsewhere.kill()
+        elsewhere.wait(30)
+        explorer.end()
