@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +87,7 @@ class JobFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
+        self._releasing = threading.Lock()
 
     @property
     def output(self) -> Path:
@@ -145,9 +147,10 @@ class JobFolder:
 
     def release_lock(self) -> None:
         """Say that nobody works on it any more."""
-        if self._lock is not None and self._lock >= 0:
-            os.close(self._lock)
-        self._lock = None
+        with self._releasing:  # A second close could close what another thread has opened meanwhile.
+            if self._lock is not None and self._lock >= 0:
+                os.close(self._lock)
+            self._lock = None
 
     @property
     def is_ours(self) -> bool:

@@ -146,3 +146,72 @@ def test_results_of_older_jobs_leave_memory_and_are_read_again(monkeypatch: pyte
     again = jobs.get(json.loads(first.key), Path.read_text)
     assert again is first
     assert again.result == "result"
+
+
+def test_jobs_beyond_the_bound_wait_their_turn_in_the_order_they_were_asked_for(tmp_path: Path) -> None:
+    jobs = JobRegistry(scripted(STUCK), tmp_path, most=2)
+    first, second, third, fourth = (start(jobs, key) for key in "abcd")
+    assert [job.state for job in (first, second, third, fourth)] == ["running", "running", "queued", "queued"]
+    assert [jobs.place(job) for job in (first, second, third, fourth)] == [None, None, 1, 2]
+    assert third.process is None
+    assert third.is_running
+    assert not third.is_elsewhere
+    assert start(jobs, "c") is third
+    jobs.stop(first)
+    wait_until(lambda: third.state == "running")
+    assert jobs.place(fourth) == 1
+    jobs.stop(second)
+    wait_until(lambda: fourth.state == "running")
+    for job in (third, fourth):
+        jobs.stop(job)
+
+
+def test_a_queued_job_can_be_cancelled_before_it_begins_and_asked_for_again(tmp_path: Path) -> None:
+    jobs = JobRegistry(scripted(STUCK), tmp_path, most=1)
+    first, second, third = (start(jobs, key) for key in "abc")
+    jobs.cancel("b")
+    assert (second.state, second.process, jobs.place(second)) == ("cancelled", None, None)
+    assert json.loads((tmp_path / second.job_id / "job.json").read_text())["state"] == "cancelled"
+    assert jobs.place(third) == 1
+    assert jobs.resume(second.job_id, Path.read_text) is second
+    assert (second.state, jobs.place(second)) == ("queued", 2)
+    for job in (second, third, first):
+        jobs.stop(job)
+
+
+def test_a_queued_job_is_interrupted_by_the_end_of_its_explorer(tmp_path: Path) -> None:
+    jobs = JobRegistry(scripted(STUCK), tmp_path, most=1)
+    first, second = start(jobs, "a", task="verify"), start(jobs, "b", task="verify")
+    other = JobRegistry(scripted(STUCK), tmp_path, most=1)
+    seen = other.find(second.job_id)
+    assert seen is not None
+    assert (seen.state, seen.is_elsewhere, other.place(seen)) == ("queued", True, None)
+    # Nothing goes on in an explorer that has ended, and its locks go with its process.
+    jobs._waiting.clear()
+    assert second.folder is not None
+    second.folder.release_lock()
+    assert other.find(second.job_id) is seen
+    assert seen.state == "interrupted"
+    assert other.resume(second.job_id, Path.read_text) is seen
+    assert seen.state == "running"
+    other.stop(seen)
+    jobs.stop(first)
+
+
+def test_a_job_that_the_system_does_not_start_fails_in_words_and_lets_the_next_one_in(tmp_path: Path) -> None:
+    def refuse(request: object, errors: object) -> Any:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    jobs = JobRegistry(refuse, tmp_path, most=1)
+    for key in "ab":
+        job = start(jobs, key)
+        assert job.state == "failed"
+        assert job.problem is not None
+        assert "no process could be started" in job.problem.what
+
+
+def wait_until(condition: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -28,6 +28,7 @@ def test_without_jobs_the_page_says_what_will_stand_there(root: Path, jobs: Stub
 @pytest.mark.parametrize(
     ("state", "offered"),
     [
+        ("queued", "Cancel"),
         ("running", "Cancel"),
         ("finished", "Show the result"),
         ("failed", "Try again"),
@@ -45,7 +46,7 @@ def test_every_state_is_named_and_offers_what_can_be_done(
     assert not app.exception
     assert state.capitalize() in texts(app)
     assert offered in labels(app)
-    assert ("Cancel" in labels(app)) == (state == "running")
+    assert ("Cancel" in labels(app)) == (state in ("queued", "running"))
     assert sum(b.proto.type == "primary" for b in app.button) <= 1
     if state == "failed":
         assert "A frame is damaged" in texts(app)
