@@ -23,7 +23,7 @@ from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.pack_layout import PackedFile, align_file, pack_directory, pack_header
 from inshrink_core.archive.reader import ArchiveReader
 from inshrink_core.archive.storage import Storage, storage_error
-from inshrink_core.errors import DamagedError, ExistsError, MissingFrameError
+from inshrink_core.errors import DamagedError, ExistsError
 from inshrink_core.execution import make_folders, sync_folder
 from inshrink_core.frame import FrameInfo
 
@@ -77,12 +77,7 @@ def pack_archive(
     """
     path = Path(target)
     require_free(path, force)
-    for lost in reader.missing:
-        raise MissingFrameError(
-            f"the frame of step {lost.step} is missing",
-            where=f"{reader.path}, {lost.path}",
-            remedy="fetch the file from where the archive came from, then pack it",
-        )
+    reader.require_whole()
     with _storage_errors("the archive cannot be packed", path):
         make_folders(path.parent)
     with _storage_errors("the archive cannot be packed", path), replacing(path) as file:
@@ -158,14 +153,15 @@ def unpack_archive(
     ------
     ExistsError
         The target exists.
-    DamagedError
-        A frame is not the one that was packed.
+    MissingFrameError, DamagedError
+        A frame is gone, or not the one that was packed.
     StorageError
         The system refused; nothing is left behind.
     """
     root = Path(target)
     if os.path.lexists(root):
         raise ExistsError("it exists already", where=str(root), remedy="choose another name")
+    reader.require_whole()
     with _storage_errors("the archive cannot be unpacked", root):
         building = temporary_path(root)
         shutil.rmtree(building, ignore_errors=True)  # what an unpacking left that was cut off

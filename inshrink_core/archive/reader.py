@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Final
 
 from inshrink_core.archive.catalog import Catalog, load_catalog
@@ -22,12 +23,20 @@ _N_CACHED_INDICES: Final = 64
 """Two chains of the usual 32 frames, so that walking one while writing another resolves each index once."""
 
 
-def _lost(archive: str, frame: FrameInfo) -> MissingFrameError:
+_FETCH: Final = "fetch the file from where the archive came from"
+
+
+def _lost(archive: str, frame: FrameInfo, remedy: str = _FETCH) -> MissingFrameError:
     return MissingFrameError(
-        f"the frame of step {frame.step} (id {frame.frame_id.hex()}) is missing",
+        f"the frame of step {frame.step} is missing (id {frame.frame_id.hex()})",
         where=f"{archive}, {frame.path}",
-        remedy="fetch the file from where the archive came from",
+        remedy=remedy,
     )
+
+
+def _last(frames: Iterable[FrameInfo]) -> FrameInfo | None:
+    """Return the last frame of the newest branch of some frames."""
+    return max(frames, key=lambda frame: (frame.branch, frame.generation), default=None)
 
 
 class ArchiveReader:
@@ -106,9 +115,44 @@ class ArchiveReader:
         return self._catalog.missing
 
     @property
+    def listed(self) -> tuple[FrameInfo, ...]:
+        """Every frame that was committed and not removed, those whose files are missing included."""
+        return (*self._catalog.frames, *self._catalog.missing)
+
+    @property
+    def listed_head(self) -> FrameInfo | None:
+        """The last frame of the newest branch, be its file there or not; None without frames."""
+        return _last(self.listed)
+
+    @property
     def head(self) -> FrameInfo | None:
-        """The last frame of the newest branch; None in an archive without frames."""
-        return max(self.frames, key=lambda frame: (frame.branch, frame.generation), default=None)
+        """The last frame of the newest branch; None in an archive without frames.
+
+        Raises
+        ------
+        MissingFrameError
+            Its file is not there. Another frame must not silently take its place: on it, training would
+            go on from a state that it left long ago.
+        """
+        head = self.listed_head
+        if head is not None and any(lost.frame_id == head.frame_id for lost in self.missing):
+            raise _lost(
+                self.path,
+                head,
+                f"it is the last one; {_FETCH}, or name the step that is wanted instead, "
+                "or give the missing frames up with `inshrink prune --forget-missing`",
+            )
+        return head
+
+    @property
+    def next_branch(self) -> int:
+        """The branch that a continuation from an earlier frame opens."""
+        return 1 + max((frame.branch for frame in self.listed), default=-1)
+
+    def require_whole(self) -> None:
+        """Raise MissingFrameError if a frame is missing: for what needs them all."""
+        for lost in self.missing:
+            raise _lost(self.path, lost)
 
     @property
     def manifest_nbytes(self) -> int:
@@ -156,17 +200,23 @@ class ArchiveReader:
     def history(self, frame_id: bytes | None = None) -> tuple[FrameInfo, ...]:
         """Return the frames from the first to one frame (by default the head), parent by parent.
 
-        Frames whose files are missing are left out; the walk goes on past them where the manifest
-        knows their parent.
+        Frames whose files are missing, the head too, are left out; the walk goes on past them where the
+        manifest knows their parent. `listed_history` has them.
         """
+        frames = self._catalog.by_id
+        start = None if frame_id is None else self.info(frame_id)
+        return tuple(frame for frame in self.listed_history(start) if frame.frame_id in frames)
+
+    def listed_history(self, frame: FrameInfo | None = None) -> tuple[FrameInfo, ...]:
+        """Return the frames from the first to one (by default the head), be their files there or not."""
         frames, lost = self._catalog.by_id, {frame.frame_id: frame for frame in self.missing}
-        frame = self.head if frame_id is None else self.info(frame_id)
+        frame = frame or self.listed_head
         line: dict[bytes, FrameInfo] = {}
         while frame is not None and frame.frame_id not in line:
             line[frame.frame_id] = frame
             parent_id = frame.parent_id or b""
             frame = frames.get(parent_id) or lost.get(parent_id)
-        return tuple(frame for key, frame in reversed(line.items()) if key not in lost)
+        return tuple(reversed(line.values()))
 
     def chain(self, frame_id: bytes) -> tuple[FrameInfo, ...]:
         """Return the frames to decode for one frame: from its nearest keyframe to itself.
@@ -213,24 +263,21 @@ class ArchiveReader:
             It was committed, its file is not there.
         """
         if branch is None:
-            newest_last = sorted(self.frames, key=lambda frame: (frame.branch, frame.generation))
-            candidates = (*newest_last, *self.history())
+            newest_last = sorted(self.listed, key=lambda frame: (frame.branch, frame.generation))
+            candidates = (*newest_last, *self.listed_history())
         else:
-            tip = max(
-                (frame for frame in self.frames if frame.branch == branch),
-                key=lambda frame: frame.generation,
-                default=None,
-            )
-            candidates = self.history(tip.frame_id) if tip else ()
+            tip = _last(frame for frame in self.listed if frame.branch == branch)
+            candidates = self.listed_history(tip) if tip else ()
         for frame in reversed(candidates):
             if frame.step == step:
+                if frame in self.missing:
+                    others = sorted({f.branch for f in self.frames if f.step == step})
+                    also = f"; branch {others[-1]} has another step {step}" if others else ""
+                    raise _lost(self.path, frame, _FETCH + also)
                 return frame
         raise self._no_step(step, branch, sorted({frame.step for frame in candidates}))
 
     def _no_step(self, step: int, branch: int | None, steps: list[int]) -> InshrinkError:
-        for lost in self.missing:
-            if lost.step == step and branch in (None, lost.branch):
-                return _lost(self.path, lost)
         on_branch = "" if branch is None else f" on branch {branch}"
         below = [known for known in steps if known < step][-1:]
         nearest = below + [known for known in steps if known > step][:1]

@@ -134,13 +134,37 @@ class Archive(Mapping[int, Checkpoint]):
 
     @property
     def frames(self) -> tuple[FrameInfo, ...]:
-        """Frames of the head's history, from the first keyframe to the newest step."""
-        return self.reader.history() if self.reader.head else ()
+        """Frames of the head's history that are there, from the first keyframe to the newest step."""
+        return self.reader.history()
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Steps of the head's history, ascending."""
+        """Steps of the head's history whose frames are there, ascending."""
         return tuple(sorted({frame.step for frame in self.frames}))
+
+    @property
+    def listed_steps(self) -> tuple[int, ...]:
+        """Steps of the head's history, those included whose frames are missing, ascending.
+
+        What is to cover all of a history goes by these: asking for a missing one is an error.
+        """
+        return tuple(sorted({frame.step for frame in self.reader.listed_history()}))
+
+    @property
+    def last(self) -> FrameInfo:
+        """The last frame of the newest branch.
+
+        Raises
+        ------
+        NotFoundError
+            The archive has no frames.
+        MissingFrameError
+            The frame's file is missing.
+        """
+        head = self.reader.head
+        if head is None:
+            raise NotFoundError("the archive holds no steps yet", where=self.reader.path)
+        return head
 
     @property
     def bytes_read(self) -> int:

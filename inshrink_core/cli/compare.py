@@ -88,7 +88,7 @@ def compare(
             direction=direction,
             trust_run=trust_run,
             timeout=timeout,
-            steps=choose_steps(steps or [], opened.steps, archive),
+            steps=choose_steps(steps or [], opened.listed_steps, archive),
             gain=gain,
             progress=progress,
         )

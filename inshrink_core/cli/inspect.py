@@ -14,7 +14,7 @@ from inshrink_core.cli.opening import open_run_or_archive
 from inshrink_core.cli.optimizer import optimizer_text
 from inshrink_core.cli.options import FollowLinks, Json, Quiet, StepPattern
 from inshrink_core.cli.output import make_table, present, show_facts
-from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, NotFoundError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +62,8 @@ def inspect(
     """Show steps, tensors, roles and sizes; without --gain reads headers only."""
     if not gain and (against is not None or codec is not None):
         raise InputError("--against and --codec go with --gain", remedy="add --gain, or leave them out")
-    failure, measured = None, None
+    failure: InshrinkError | None = None
+    measured = None
     try:
         opened = open_run_or_archive(path, step_pattern, follow_links=follow_links)
         document = make_document(opened)
@@ -76,12 +77,27 @@ def inspect(
         if not skipped:
             raise
         document, failure = empty_document(skipped), error
+    else:
+        failure = _judge(document, path)
     present(
         document,
         as_json=as_json,
         quiet=quiet,
         text=lambda console: _show(console, path, document, tensors, measured),
         failure=failure,
+    )
+
+
+def _judge(document: Mapping[str, Any], path: str) -> CheckFailedError | None:
+    """Return what is wrong with an archive that can be shown all the same."""
+    n_missing = len(document.get("missing_frames", ()))
+    if not n_missing:
+        return None
+    return CheckFailedError(
+        "a frame is missing" if n_missing == 1 else f"{n_missing} frames are missing",
+        where=path,
+        remedy="fetch the files from where the archive came from, or give the frames up with "
+        "`inshrink prune --forget-missing`",
     )
 
 

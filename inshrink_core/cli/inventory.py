@@ -11,6 +11,7 @@ from inshrink_core.checkpoint import TensorRole, TensorSpec
 if TYPE_CHECKING:
     from inshrink_core.chain import Archive
     from inshrink_core.formats import Run
+    from inshrink_core.frame import FrameInfo
 
 __all__ = ["empty_document", "make_document"]
 
@@ -146,11 +147,13 @@ def _archive_document(archive: Archive) -> dict[str, Any]:
     from inshrink_core.chain import archive_size, original_checks
 
     inventory = _Inventory()
-    sizes = archive_size(archive)
+    whole, broken = _readable(archive)
+    sizes = archive_size(archive, whole)
     for frame in sizes.frames:
         inventory.add_step((tensor.spec, tensor.nbytes, tensor.codec) for tensor in frame.tensors)
-    head = archive.reader.head
-    meta = archive.frame(head).meta if head else {}
+    meta = archive.frame(whole[-1]).meta if whole else {}
+    head = archive.reader.listed_head
+    originals = original_checks(archive, whole)
     return {
         "kind": "archive",
         "format": ARCHIVE_FORMAT,
@@ -176,14 +179,52 @@ def _archive_document(archive: Archive) -> dict[str, Any]:
             }
             for frame in sizes.frames
         ],
+        "missing_frames": [
+            {"step": lost.step, "branch": lost.branch, "path": lost.path, "last": lost == head}
+            for lost in archive.reader.missing
+        ],
         "tensors": inventory.tensors(archived=True),
         "roles": inventory.roles(archived=True),
         "bytes_read": archive.bytes_read,
         "skipped": [],
-        "notes": [],
-        "originals": original_checks(archive).to_json(),
-        "originals_text": original_checks(archive).text,
+        "originals": originals.to_json(),
+        "originals_text": originals.text,
+        "notes": _archive_notes(archive, broken),
     }
+
+
+def _readable(archive: Archive) -> tuple[list[FrameInfo], list[FrameInfo]]:
+    """Return the frames of the head's history that can be read, and those that need a missing one."""
+    from inshrink_core.errors import MissingFrameError
+
+    whole: list[FrameInfo] = []
+    broken: list[FrameInfo] = []
+    for info in archive.frames:
+        try:
+            archive.frame(info)
+        except MissingFrameError:
+            broken.append(info)
+        else:
+            whole.append(info)
+    return whole, broken
+
+
+def _archive_notes(archive: Archive, broken: Iterable[FrameInfo]) -> list[str]:
+    """Say what of an archive is not as it was committed."""
+    catalog = archive.reader.catalog
+    head = archive.reader.listed_head
+    notes = []
+    for lost in catalog.missing:
+        last = ": the last one, from which training would go on" if lost == head else ""
+        branch = f" on branch {lost.branch}" if lost.branch else ""
+        notes.append(f"the frame of step {lost.step}{branch} is missing ({lost.path}){last}")
+    steps = ", ".join(str(info.step) for info in broken)
+    if steps:
+        notes.append(f"without a missing frame these steps cannot be decoded: {steps}")
+    if catalog.manifest_problem is not None:
+        notes.append(f"{catalog.manifest_problem.what}: frames that are gone cannot be told")
+        notes += [f"this frame cannot be read: {path}" for path, _ in catalog.unreadable]
+    return notes
 
 
 def _skipped(rows: Iterable[Any]) -> list[dict[str, str]]:

@@ -58,6 +58,8 @@ def _json_value(value: Any) -> Any:
         return [_json_value(item) for item in value]
     if value is None or isinstance(value, (bool, int, str)):
         return value
+    if isinstance(value, bytes):
+        return value.hex()
     item = getattr(value, "item", None)
     return _json_value(item()) if callable(item) else str(value)
 

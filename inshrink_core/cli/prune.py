@@ -13,6 +13,7 @@ from inshrink_core.cli.options import Json, Quiet
 from inshrink_core.cli.output import present, show_facts
 from inshrink_core.cli.progress import progress_bar
 from inshrink_core.cli.steps import STEPS_HELP, choose_steps
+from inshrink_core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +50,14 @@ def prune(
             "--smallest", help="Keep further steps where re-keying those that need them would take more."
         ),
     ] = False,
+    forget: Annotated[
+        bool,
+        typer.Option(
+            "--forget-missing",
+            help="Give up frames whose files are lost, and steps that cannot be decoded without them; "
+            "goes alone.",
+        ),
+    ] = False,
     apply: Annotated[
         bool, typer.Option("--apply", help="Do it. Without this nothing is changed, and the plan is shown.")
     ] = False,
@@ -59,6 +68,11 @@ def prune(
     from inshrink_core import session
     from inshrink_core.chain import Archive
 
+    if forget:
+        if keep_every or keep_last or keep or drop_branches or smallest:
+            raise InputError("--forget-missing goes alone", remedy="prune by rules afterwards")
+        _forget(archive, apply, as_json, quiet)
+        return
     steps = None
     if keep:
         every = sorted({frame.step for frame in Archive.open(str(archive)).reader.frames})
@@ -80,6 +94,30 @@ def prune(
             progress=progress,
         )
     present(report.to_json(), as_json=as_json, quiet=quiet, text=lambda console: _show(console, report))
+
+
+def _forget(archive: Path, apply: bool, as_json: bool, quiet: bool) -> None:
+    """Give up what is lost, or show what that would be."""
+    from inshrink_core.session.forget import forget_missing
+
+    report = forget_missing(archive, apply=apply)
+
+    def show(console: Console) -> None:
+        if not report.missing:
+            console.print("no frame is missing")
+            return
+        verb = "given up" if report.applied else "would give up"
+        last = "none is left" if report.head is None else _steps([report.head])
+        facts = [
+            (f"{verb}, missing", _steps(report.missing)),
+            (f"{verb}, useless without", _steps(report.useless)),
+            ("the last step then", last),
+        ]
+        show_facts(console, [fact for fact in facts if fact[1]])
+        if not report.applied:
+            console.print("nothing was changed: add --apply to do it; it cannot be undone")
+
+    present(report.to_json(), as_json=as_json, quiet=quiet, text=show)
 
 
 def _show(console: Console, report: PruneReport) -> None:

@@ -66,7 +66,7 @@ def restore(
     if every and step:
         raise InputError("--step and --all exclude each other", remedy="give one of them")
     opened = Archive.open(archive)
-    chosen = opened.steps if every else choose_steps(step or [], opened.steps, str(opened.path))
+    chosen = opened.listed_steps if every else choose_steps(step or [], opened.listed_steps, str(opened.path))
     with progress_bar("restore", hidden=as_json or quiet) as advance:
 
         def progress(now: Progress) -> None:

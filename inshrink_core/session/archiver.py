@@ -172,8 +172,8 @@ class Archiver:
         """Return a writer that continues from a frame, on a new branch where frames follow it already."""
         reader = self._writer.reader
         branch = None
-        if parent is not None and parent != reader.head:
-            branch = 1 + max(frame.branch for frame in reader.frames)
+        if parent is not None and parent != reader.listed_head:
+            branch = reader.next_branch
         restored = None if save.restored is None else reader.info(save.restored)
         return ChainWriter(self._writer, self._config, parent=parent, branch=branch, restored=restored)
 

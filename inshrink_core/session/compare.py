@@ -77,7 +77,9 @@ def compare(
 
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
     run = against if isinstance(against, Run) else open_run(against)
-    common = tuple(step for step in (steps if steps is not None else opened.steps) if step in run.steps)
+    common = tuple(
+        step for step in (steps if steps is not None else opened.listed_steps) if step in run.steps
+    )
     if not common:
         raise InputError(
             "the archive and the run have no step in common", where=f"{opened.path} and {run.path}"

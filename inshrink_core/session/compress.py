@@ -190,12 +190,16 @@ class _Session:
         """
         archived = self._archived()
         known = dict(archived)
+        missing = self._missing_steps()
         restored: FrameInfo | None = None
         for step in self._steps:
             checkpoint, info = self._run[step], archived.get(step)
             if self._resumed_from is not None and step <= self._resumed_from:
                 self._pass(step, checkpoint)
                 continue
+            if info is None and step in missing:
+                # Behind later frames it would be another history; the error names its file.
+                self._writer.reader.find(step)
             if info is None and restored is None and self._was_pruned(step, archived):
                 self._pass(step, checkpoint)
                 continue
@@ -237,6 +241,15 @@ class _Session:
             return {}
         return {frame.step: frame for frame in self._writer.reader.history(parent.frame_id)}
 
+    def _missing_steps(self) -> frozenset[int]:
+        """Return the steps of the same line whose files are missing."""
+        if self._chain.parent is None or self._resumed_from is not None:
+            return frozenset()
+        reader = self._writer.reader
+        there = {frame.frame_id for frame in reader.frames}
+        line = reader.listed_history(self._chain.parent)
+        return frozenset(frame.step for frame in line if frame.frame_id not in there)
+
     def _is_equal(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
         """Whether a frame was made from this checkpoint."""
         meta = self._writer.reader.frame(info.frame_id).meta
@@ -257,7 +270,7 @@ class _Session:
         """Write what follows as the continuation of a restored step; a branch, if others follow it."""
         parent = self._chain.parent
         is_last = parent is not None and parent.frame_id == info.frame_id
-        branch = info.branch if is_last else max(frame.branch for frame in self._writer.reader.frames) + 1
+        branch = info.branch if is_last else self._writer.reader.next_branch
         self._chain = ChainWriter(self._writer, self._chain.config, parent=info, branch=branch, restored=info)
 
     def _pass(self, step: int, checkpoint: Checkpoint) -> None:
@@ -302,4 +315,4 @@ def _branch_point(writer: ArchiveWriter, resumed_from: int | None) -> tuple[Fram
     if resumed_from is None:
         return None, None
     parent = writer.reader.find(resumed_from)
-    return parent, max(frame.branch for frame in writer.reader.frames) + 1
+    return parent, writer.reader.next_branch

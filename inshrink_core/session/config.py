@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from inshrink_core.archive import is_archive
 from inshrink_core.chain import OPTIMIZER_CHOICES, Archive, ChainConfig, Override, parse_overrides
 from inshrink_core.codec import CodecConfig, get_codec, require_weight_codec
-from inshrink_core.errors import ConfigError, InputError
+from inshrink_core.errors import ConfigError, InputError, MissingFrameError
 from inshrink_core.execution import default_threads
 
 if TYPE_CHECKING:
@@ -125,12 +125,16 @@ def _newest_meta(archive: str | os.PathLike[str]) -> dict[str, Any]:
     Steps stored exactly because nothing coarser kept a bound are passed over, unless all are exact.
     """
     opened = Archive.open(archive)
+    newest: dict[str, Any] = {}
     for info in reversed(opened.frames):
-        meta = opened.frame(info).meta
+        try:
+            meta = opened.frame(info).meta
+        except MissingFrameError:  # whether it is needed, whoever appends decides
+            continue
         if meta.get("codec") != "lossless" and not meta.get("config", {}).get("exact"):
             return meta
-    head = opened.reader.head
-    return opened.frame(head).meta if head else {}
+        newest = newest or meta
+    return newest
 
 
 def factors_of(chain: ChainConfig) -> tuple[dict[str, float], ChainConfig]:

@@ -152,9 +152,10 @@ def diff(
     opened = run if isinstance(run, Run | Archive) else open_any(run)
     where = opened.reader.path if isinstance(opened, Archive) else str(opened.path)
     if steps is None:
-        if len(opened.steps) < 2:
+        known = opened.listed_steps if isinstance(opened, Archive) else opened.steps
+        if len(known) < 2:
             raise InputError("it takes two steps to tell what moved", where=where)
-        steps = (opened.steps[-2], opened.steps[-1])
+        steps = (known[-2], known[-1])
     if steps[0] == steps[1]:
         raise InputError(
             f"step {steps[0]} against itself moves nothing", where=where, remedy="name two steps"

@@ -23,7 +23,7 @@ from inshrink_core.chain.originals import ORIGINALS
 from inshrink_core.chain.parts import encode_part
 from inshrink_core.chain.rekey import rekey_frame
 from inshrink_core.checkpoint import Checkpoint
-from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.errors import InputError
 from inshrink_core.execution import make_folders, working_folder
 from inshrink_core.frame import FrameKind
 from inshrink_core.session.coarsen import FLOAT32_NBYTES, coarsen
@@ -179,9 +179,7 @@ def export(
     source = archive if isinstance(archive, Archive) else Archive.open(archive)
     target = Path(output)
     require_free(target, force)
-    info = source.reader.head if step is None else source.reader.find(step)
-    if info is None:
-        raise NotFoundError("the archive holds no steps yet", where=str(source.reader.path))
+    info = source.last if step is None else source.reader.find(step)
     job = _Export(source, info, weights_only, progress)
     with _beside(target) as folder:
         chosen = folder / "exact"

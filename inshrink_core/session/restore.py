@@ -157,9 +157,9 @@ def restore(
     """
     begun = time.perf_counter()
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
-    if not opened.steps:
+    if not opened.listed_steps:
         raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
-    chosen = tuple(steps) if steps is not None else (opened.steps[-1],)
+    chosen = tuple(steps) if steps is not None else (opened.last.step,)
     view = opened.sequential() if len(chosen) > 1 else opened
     counter = _Counter(opened, chosen, tensors, progress)
     paths: list[Path] = []
@@ -267,6 +267,5 @@ def load_state_dict(archive: Archive | str | os.PathLike[str], step: int | None 
     ['bn1.bias', 'bn1.num_batches_tracked']
     """
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
-    if not opened.steps:
-        raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
-    return opened[opened.steps[-1] if step is None else step].state_dict()
+    info = opened.last if step is None else opened.reader.find(step)
+    return opened.checkpoint(info).state_dict()

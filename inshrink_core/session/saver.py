@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.archive.storage import storage_error
 from inshrink_core.chain import Archive
-from inshrink_core.errors import InputError, NotFoundError, StepConflictError
+from inshrink_core.errors import InputError, StepConflictError
 from inshrink_core.execution import working_folder
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.session.archiver import Archiver
@@ -151,7 +151,8 @@ class Saver:
         except BaseException:
             writer.close()
             raise
-        head = writer.reader.head
+        head = writer.reader.listed_head
+        self._lost = None if recovered or head in writer.reader.frames else head
         self.last_step = recovered[-1].step if recovered else head.step if head else None
         self._restored = recovered[-1].restored if recovered else None
         self._first = False
@@ -186,6 +187,8 @@ class Saver:
         ------
         StepConflictError
             The step is not after the last one.
+        MissingFrameError
+            The file of the archive's last frame is missing, and no other step was restored.
         InputError
             `extra` holds what is no plain value, or a key that has a meaning of its own.
         StorageError
@@ -199,6 +202,8 @@ class Saver:
         saves are pending.
         """
         self._require_open()
+        if self._lost is not None:
+            self._require_head()
         if type(step) is not int or step < 0:
             raise InputError("a step is a whole number from 0", found=repr(step), expected="an int ≥ 0")
         if self.last_step is not None and step <= self.last_step:
@@ -241,17 +246,17 @@ class Saver:
         ------
         NotFoundError
             The archive has no such step.
+        MissingFrameError
+            The step, or the last one, is listed and its file is missing.
         InputError
             Model or optimizer are not those that were saved; nothing was changed.
         """
         self._require_open()
         self._archiver.flush()
         reader = self._archiver.reader
-        if step is None and reader.head is None:
-            return None
         info = reader.head if step is None else reader.find(step)
         if info is None:
-            raise NotFoundError(f"there is no step {step}", where=str(self.path))
+            return None
         content = self._read(info)
         where = f"{self.path}, step {info.step}"
         _require_same_model(self._model, content, where)
@@ -262,7 +267,13 @@ class Saver:
         }
         self._gradients.forget()
         self._restored, self._first, self.last_step = info.frame_id, True, info.step
+        self._lost = None
         return info.step
+
+    def _require_head(self) -> None:
+        """Refuse to go on from the last frame where that is missing."""
+        self._archiver.flush()
+        _ = self._archiver.reader.head
 
     def _read(self, info: FrameInfo) -> dict[str, Any]:
         """Return the content of the file that a frame holds."""

@@ -1,0 +1,182 @@
+"""A frame that is listed and missing is never passed over in silence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.chain import Archive
+from inshrink_core.errors import MissingFrameError
+from inshrink_core.session.forget import forget_missing
+from tests.training import model, write_run
+
+
+@pytest.fixture(scope="module")
+def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture(scope="module")
+def branched(run_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps 5 to 20 on branch 0, and step 15 on branch 1, which goes on from 10 and has other values."""
+    folder = tmp_path_factory.mktemp("archives")
+    inshrink_core.compress(run_path, folder / "a.inshrink", keyframe_every=2)
+    (folder / "again").mkdir()
+    state = torch.load(run_path / "step_15.pt", weights_only=True)
+    state["model"]["0.weight"] += 0.5
+    torch.save(state, folder / "again" / "step_15.pt")
+    inshrink_core.compress(folder / "again", folder / "a.inshrink", resumed_from=10)
+    return folder / "a.inshrink"
+
+
+@pytest.fixture
+def beheaded(branched: Path, tmp_path: Path) -> Path:
+    """Without the only frame of branch 1."""
+    shutil.copytree(branched, tmp_path / "a.inshrink")
+    archive = Archive.open(tmp_path / "a.inshrink")
+    (tmp_path / "a.inshrink" / archive.last.path).unlink()
+    return tmp_path / "a.inshrink"
+
+
+def test_a_restore_does_not_give_the_abandoned_branch_where_the_head_is_missing(
+    beheaded: Path, tmp_path: Path
+) -> None:
+    for ask in (
+        lambda: inshrink_core.restore(beheaded, tmp_path / "out"),
+        lambda: inshrink_core.restore(beheaded, tmp_path / "out", steps=[15]),
+        lambda: inshrink_core.load_state_dict(beheaded),
+        lambda: inshrink_core.export(beheaded, tmp_path / "one.inshrink"),
+        lambda: inshrink_core.pack(beheaded, tmp_path / "packed.inshrink"),
+        lambda: inshrink_core.unpack(beheaded, tmp_path / "unpacked.inshrink"),
+        lambda: inshrink_core.prune(beheaded, keep_last=1),
+        lambda: inshrink_core.diff(beheaded),
+        lambda: Archive.open(beheaded)[15],
+    ):
+        with pytest.raises(MissingFrameError, match="step 15"):
+            ask()
+    assert not list(tmp_path.glob("out/*")) + list(tmp_path.glob("*packed.inshrink"))
+
+
+def test_the_message_of_a_missing_head_says_what_can_be_done(beheaded: Path) -> None:
+    with pytest.raises(MissingFrameError, match=r"fetch the file.*name the step.*--forget-missing"):
+        _ = Archive.open(beheaded).reader.head
+
+
+def test_steps_that_are_named_restore_without_the_head(
+    beheaded: Path, branched: Path, tmp_path: Path
+) -> None:
+    """Step 20 stands on the abandoned branch alone, and step 10 before both."""
+    assert Archive.open(beheaded).steps == (5, 10)
+    assert Archive.open(beheaded).listed_steps == (5, 10, 15)
+    for step in (10, 20):
+        inshrink_core.restore(beheaded, tmp_path / "found", steps=[step])
+        inshrink_core.restore(branched, tmp_path / "wanted", steps=[step])
+        name = f"step_{step}.pt"
+        assert (tmp_path / "found" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes()
+
+
+def test_nothing_is_appended_behind_a_missing_head_but_a_new_branch(
+    beheaded: Path, run_path: Path, tmp_path: Path
+) -> None:
+    before = sorted(path.name for path in (beheaded / "frames").iterdir())
+    with pytest.raises(MissingFrameError, match="step 15"):
+        inshrink_core.compress(run_path, beheaded)
+    with pytest.raises(MissingFrameError, match="step 15"):
+        inshrink_core.watch(run_path, beheaded, interval=0.01, idle=5)
+    assert sorted(path.name for path in (beheaded / "frames").iterdir()) == before
+    again = tmp_path / "again"
+    again.mkdir()
+    shutil.copy(run_path / "step_20.pt", again / "step_20.pt")
+    inshrink_core.compress(again, beheaded, resumed_from=10)
+    head = Archive.open(beheaded).last
+    assert (head.step, head.branch) == (20, 2)
+
+
+def test_a_saver_neither_restores_nor_saves_behind_a_missing_head(tmp_path: Path) -> None:
+    network = model()
+    with inshrink_core.Saver(tmp_path / "a.inshrink", network) as saver:
+        saver.save(1)
+        saver.save(2)
+    (tmp_path / "a.inshrink" / Archive.open(tmp_path / "a.inshrink").last.path).unlink()
+    with inshrink_core.Saver(tmp_path / "a.inshrink", network) as saver:
+        assert saver.last_step == 2
+        with pytest.raises(MissingFrameError, match="step 2"):
+            saver.restore()
+        with pytest.raises(MissingFrameError, match="step 2"):
+            saver.save(3)
+        assert saver.restore(1) == 1
+        saver.save(3)
+    head = Archive.open(tmp_path / "a.inshrink").last
+    assert (head.step, head.branch) == (3, 1)
+
+
+def test_a_frame_missing_in_the_middle_is_not_written_again_behind_the_last(
+    run_path: Path, tmp_path: Path
+) -> None:
+    """With `keyframe_every=1` the frames after it are whole."""
+    path = tmp_path / "a.inshrink"
+    inshrink_core.compress(run_path, path, keyframe_every=1)
+    (path / Archive.open(path).reader.frames[1].path).unlink()
+    assert Archive.open(path).steps == (5, 15, 20)
+    inshrink_core.restore(path, tmp_path / "out")
+    with pytest.raises(MissingFrameError, match="step 10"):
+        inshrink_core.compress(run_path, path, keyframe_every=1)
+    with pytest.raises(MissingFrameError, match="step 10"):
+        inshrink_core.restore(path, tmp_path / "all", steps=Archive.open(path).listed_steps)
+
+
+def test_inspect_shows_what_is_there_and_ends_with_1(beheaded: Path, cli) -> None:
+    outcome = cli("inspect", str(beheaded))
+    assert outcome.code == 1
+    assert "the frame of step 15 on branch 1 is missing" in outcome.out
+    assert "a frame is missing" in outcome.err
+    document = json.loads(cli("inspect", str(beheaded), "--json").out)
+    assert document["steps"] == [5, 10]
+    (row,) = document["missing_frames"]
+    assert (row["step"], row["branch"], row["last"]) == (15, 1, True)
+    assert document["error"]["exit_code"] == 1
+
+
+def test_inspect_shows_the_frames_before_one_that_is_missing_in_the_middle(
+    branched: Path, tmp_path, cli
+) -> None:
+    path = tmp_path / "b.inshrink"
+    shutil.copytree(branched, path)
+    (path / Archive.open(path).reader.frames[0].path).unlink()  # the keyframe of step 5
+    outcome = cli("inspect", str(path))
+    assert outcome.code == 1
+    assert "cannot be decoded: 10" in outcome.out
+
+
+@pytest.mark.parametrize("words", [("restore", "--all"), ("restore", "--step", "5:20"), ("restore",)])
+def test_restore_of_a_missing_step_ends_with_3(beheaded: Path, tmp_path: Path, cli, words) -> None:
+    outcome = cli(words[0], str(beheaded), *words[1:], "-o", str(tmp_path / "out"))
+    assert outcome.code == 3
+    assert "step 15" in outcome.err
+
+
+def test_forgetting_shows_a_plan_then_gives_up_what_is_lost(beheaded: Path, cli) -> None:
+    plan = cli("prune", str(beheaded), "--forget-missing")
+    assert plan.code == 0
+    assert "would give up" in plan.out
+    assert Archive.open(beheaded).reader.missing
+    assert cli("prune", str(beheaded), "--forget-missing", "--apply").code == 0
+    assert Archive.open(beheaded).last.step == 20
+    assert cli("inspect", str(beheaded)).code == 0
+    assert inshrink_core.verify(beheaded, deep=True).ok
+
+
+def test_forgetting_takes_the_frames_along_that_need_what_is_lost(branched: Path, tmp_path: Path) -> None:
+    path = tmp_path / "b.inshrink"
+    shutil.copytree(branched, path)
+    (path / Archive.open(path).reader.frames[2].path).unlink()  # the keyframe of step 15, branch 0
+    planned = forget_missing(path)
+    assert [frame.step for frame in planned.useless] == [20]
+    done = forget_missing(path, apply=True)
+    assert (done.missing, done.useless, done.head) == (planned.missing, planned.useless, planned.head)
+    assert inshrink_core.verify(path, deep=True).ok
