@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
-from inshrink_core.errors import ConfigError, IncompatibleError
+from inshrink_core.errors import ConfigError, IncompatibleError, TooLargeError
 from inshrink_core.frame import Block
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ __all__ = [
     "codec_names",
     "get_codec",
     "require_weight_codec",
+    "within_memory",
 ]
 
 
@@ -232,8 +233,14 @@ class Codec(ABC):
         Raises
         ------
         DamagedError
-            The payload is not a valid block for this spec and reference. Never crashes, hangs or
-            allocates more than the spec implies, whatever the bytes.
+            The payload is not a valid block for this spec and reference.
+        TooLargeError
+            There is not the memory for a tensor of this spec (`within_memory`).
+
+        Notes
+        -----
+        Never crashes or hangs, whatever the bytes; memory is a few times `TensorSpec.nbytes` and the payload,
+        and some megabytes. A reference that hostile bytes decoded to is as good as any other.
         """
 
     @abstractmethod
@@ -243,6 +250,43 @@ class Codec(ABC):
     @abstractmethod
     def worst_case_bytes(self, spec: TensorSpec) -> int:
         """Return the largest payload `encode` may produce for a tensor of this spec."""
+
+
+_MOST_NBYTES = 1 << 62
+"""Of a tensor: beyond it, sizes of what is made of it do not fit 64 bits."""
+
+_Coder = TypeVar("_Coder", bound=Codec)
+
+
+def within_memory(decode: Callable[[_Coder, TensorSpec, Block, TensorReference | None], Decoded]) -> Any:
+    """Return `Codec.decode` such that a tensor too large for the memory raises our own error.
+
+    A few bytes may claim any shape. PyTorch and numpy say in five ways that they cannot allocate it, some of
+    them before, some after the system was asked.
+    """
+
+    @functools.wraps(decode)
+    def checked(self: _Coder, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
+        needed = spec.nbytes
+        if needed > _MOST_NBYTES:
+            raise TooLargeError(
+                "a tensor is larger than any memory", where=spec.key, needed=needed, limit=_MOST_NBYTES
+            )
+        try:
+            return decode(self, spec, block, reference)
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+                raise
+            raise TooLargeError(
+                "there is not the memory to decode a tensor",
+                where=spec.key,
+                needed=needed,
+                limit=0,
+                expected=f"room for {needed} bytes and what they are decoded from",
+                remedy="close other programs, or use a machine with more memory",
+            ) from error
+
+    return checked
 
 
 _BUILT_IN: Mapping[str, str] = {

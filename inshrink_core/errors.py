@@ -31,6 +31,7 @@ __all__ = [
     "RottenError",
     "StepConflictError",
     "StorageError",
+    "TooLargeError",
     "UnsafePathError",
     "UnsafePickleError",
     "UntrustedCodeError",
@@ -198,6 +199,22 @@ class IncompatibleError(InputError):
 
 class StorageError(InputError):
     """The disk is full, the target read-only, or the file system refused."""
+
+
+class TooLargeError(InputError):
+    """More memory or disk than there is, or than was allowed; raised before any of it is taken.
+
+    Parameters
+    ----------
+    needed, limit
+        Bytes that it would take, and that it may take.
+    """
+
+    def __init__(
+        self, what: str, *, where: str = "", needed: int, limit: int, expected: str = "", remedy: str = ""
+    ) -> None:
+        self.needed, self.limit = needed, limit
+        super().__init__(what, where=where, expected=expected, remedy=remedy)
 
 
 class CheckFailedError(InshrinkError):

@@ -203,6 +203,8 @@ def decode_exact(spec: TensorSpec, payload: bytes | memoryview, reference: Tenso
         )
     out = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
     _decode_words(mode, body, _words(out), None if before is None else _words(before), spec)
+    if not _are_bools(out):
+        raise DamagedError("a bool is neither false nor true", where=spec.key, expected="bytes 0 and 1")
     if mode is _Mode.UNCHANGED and isinstance(reference, LosslessReference):
         return Decoded(out, reference)
     return Decoded(out, LosslessReference(out.clone()))
@@ -222,7 +224,13 @@ def _host(spec: TensorSpec, tensor: Tensor) -> Tensor:
             expected=f"{spec.dtype} {spec.shape}",
             found=f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}",
         )
-    return tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+    plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+    return plain if _are_bools(plain) else plain.view(torch.uint8).ne(0)
+
+
+def _are_bools(tensor: Tensor) -> bool:
+    """Whether every byte of a bool tensor is 0 or 1: what PyTorch does with others is undefined."""
+    return tensor.dtype != torch.bool or tensor.numel() == 0 or int(tensor.view(torch.uint8).max()) <= 1
 
 
 def _usable(spec: TensorSpec, reference: TensorReference | None) -> Tensor | None:

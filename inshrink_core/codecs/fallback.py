@@ -22,6 +22,7 @@ from inshrink_core.codec import (
     FrameContext,
     TensorInput,
     TensorReference,
+    within_memory,
 )
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
 from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
@@ -104,6 +105,7 @@ class FallbackCodec(Codec):
                 return exact
         return encoded
 
+    @within_memory
     def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
         """Decode one block of the bitstreams in `reads`."""
         payload = memoryview(block.payload)

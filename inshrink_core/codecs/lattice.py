@@ -24,6 +24,7 @@ from inshrink_core.codec import (
     FrameContext,
     TensorInput,
     TensorReference,
+    within_memory,
 )
 from inshrink_core.codecs.exact import BITSTREAM as EXACT_BITSTREAM
 from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
@@ -121,6 +122,7 @@ class LatticeCodec(Codec):
                 return min(encoded, exact, key=lambda one: len(one.block.payload))
         return encode_exact(spec, item.tensor, reference)
 
+    @within_memory
     def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
         """Decode one block of the bitstreams in `reads`."""
         payload = memoryview(block.payload)

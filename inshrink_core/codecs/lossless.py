@@ -15,6 +15,7 @@ from inshrink_core.codec import (
     FrameContext,
     TensorInput,
     TensorReference,
+    within_memory,
 )
 from inshrink_core.codecs.exact import (
     BITSTREAM,
@@ -92,6 +93,7 @@ class LosslessCodec(Codec):
         level = plan.level if isinstance(plan, LosslessConfig) else DEFAULT_LEVEL
         return encode_exact(item.spec, item.tensor, reference, level, owned=item.owned)
 
+    @within_memory
     def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
         """Decode one block; see `decode_exact`."""
         if block.codec not in self.reads:

@@ -94,6 +94,8 @@ def parse(payload: memoryview, spec: TensorSpec, before: MomentsReference | None
     if marks and before is not None and not _comparable(before, form, base):
         raise DamagedError("a block of a moment refers to a state of another form", where=spec.key)
     if marks == _SAME and before is not None and before.base == base and not len(body):
+        if before.dtype != spec.dtype:
+            raise DamagedError("a block of a moment repeats a state of another dtype", where=spec.key)
         return before
     if marks & _SAME or (marks and form not in _DIFFERENCED):
         raise DamagedError("a block of a moment has an unknown form", where=spec.key, found=str(kind))

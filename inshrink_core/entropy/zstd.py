@@ -14,6 +14,9 @@ __all__ = ["ZstdCoder", "zstd_compress", "zstd_decompress", "zstd_worst_case_byt
 
 _MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
 
+_MOST_WINDOW_NBYTES = 1 << 23
+"""What levels up to 19 ask for at most. A decoder allocates what the frame asks for, before it sees a block."""
+
 _FRAME_OVERHEAD_BYTES = 512
 """Above the bound that the zstd manual gives for small inputs (128 kB less size, divided by 2048)."""
 
@@ -36,7 +39,7 @@ def _decompressor() -> zstandard.ZstdDecompressor:
     """Keep one decompressor a thread, for the reason of `_compressor`."""
     decompressor: zstandard.ZstdDecompressor | None = _context.__dict__.get("decompressor")
     if decompressor is None:
-        decompressor = zstandard.ZstdDecompressor(format=_MAGICLESS)
+        decompressor = zstandard.ZstdDecompressor(format=_MAGICLESS, max_window_size=_MOST_WINDOW_NBYTES)
         _context.decompressor = decompressor
     return decompressor
 
@@ -58,7 +61,7 @@ def zstd_compress(data: bytes | memoryview | NDArray[np.uint8], level: int) -> b
 def zstd_decompress(frame: bytes | memoryview, nbytes: int) -> bytes:
     """Return the bytes of a frame that must hold exactly `nbytes`.
 
-    Never allocates more than `nbytes`, whatever the frame claims.
+    Never allocates more than `nbytes` and a window of 8 MB, whatever the frame claims.
 
     Raises
     ------

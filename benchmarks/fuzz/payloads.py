@@ -1,0 +1,278 @@
+"""Hostile payloads straight into every codec: what checksums of an archive would keep from it.
+
+A case is the place of a situation (`benchmarks.fuzz.payload_seeds`) in two bytes, and the payload. A decoder
+returns a tensor of the spec and a state that is as good as any, or it raises `DamagedError` (of a spec that
+no memory holds, `TooLargeError`): nothing else, whatever the bytes.
+
+    python -m benchmarks.fuzz.payloads SECONDS [SEED]
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import random
+import resource
+import time
+import traceback
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from benchmarks.fuzz.payload_seeds import Situation, frames_of, seeds, situations
+from inshrink_core.checkpoint import TensorSpec
+from inshrink_core.codec import Codec, Decoded, TensorInput, TensorReference, codec_for_block
+from inshrink_core.errors import DamagedError, IncompatibleError, InshrinkError, TooLargeError
+from inshrink_core.frame import Block
+
+__all__ = ["PayloadTarget", "pack_case"]
+
+_PLACE_BYTES: Final = 2
+
+_SMALL_NBYTES: Final = 1 << 24
+"""No decoder may find too little memory for a tensor up to this size."""
+
+_EXTREMES: Final = tuple(
+    number.to_bytes(width, "little")
+    for width in (1, 2, 4, 8)
+    for number in (0, 1, (1 << 8 * width - 1) - 1, 1 << 8 * width - 1, (1 << 8 * width) - 1)
+)
+_VARINTS: Final = (b"\x80" * 8 + b"\x01", b"\xff" * 9, b"\xff" * 8 + b"\x7f", b"\x80\x80\x00", b"\x80" * 20, b"\xff\x7f")
+
+_ADDRESS_NBYTES: Final = 1 << 30
+"""Beside what the process has, when this module is run: beyond it, an allocation fails."""
+
+
+def pack_case(place: int, payload: bytes) -> bytes:
+    """Return the bytes of a case: a payload for the situation at a place."""
+    return place.to_bytes(_PLACE_BYTES, "little") + payload
+
+
+class PayloadTarget:
+    """Every codec's decoder.
+
+    Examples
+    --------
+    >>> target = PayloadTarget()
+    >>> target.execute(target.seeds()[0])
+    """
+
+    name: str = "payloads"
+
+    def seeds(self) -> list[bytes]:
+        """Return sound cases, each of which decodes or belongs to another reference."""
+        return list(_cases())
+
+    def mutate(self, rng: random.Random) -> bytes:
+        """Return one hostile case: the same for the same state of `rng`."""
+        found = _cases()
+        case = found[rng.randrange(len(found))]
+        place, payload = case[:_PLACE_BYTES], bytearray(case[_PLACE_BYTES:])
+        if rng.random() < 0.1:
+            place = rng.randrange(len(situations())).to_bytes(_PLACE_BYTES, "little")
+        for _ in range(rng.choice((1, 1, 1, 2, 3, 5))):
+            payload = _changed(rng, payload, found)
+        return place + bytes(payload)
+
+    def execute(self, data: bytes) -> None:
+        """Decode a case, and go on from what it decodes to.
+
+        Raises
+        ------
+        DamagedError, IncompatibleError, TooLargeError
+            The payload was refused.
+        AssertionError
+            A result is not what the spec says, or an error is not the decoder's to raise.
+        """
+        all_of_them = situations()
+        situation = all_of_them[int.from_bytes(data[:_PLACE_BYTES], "little") % len(all_of_them)]
+        payload = data[_PLACE_BYTES:]
+        decoded = _decoded(situation, payload, situation.reference)
+        spec, state = situation.spec, decoded.reference
+        bits = _bits(decoded.tensor)
+        assert _bits(_of_spec(state.decoded(), spec)) == bits, "the state decodes to another tensor"
+        assert state.nbytes >= 0
+        chance = zlib.crc32(data)
+        _check_rekeyed((situation.codec, _codecs()[chance % len(_codecs())]), spec, state, bits)
+        following = [payload, *situation.sound[chance % 3 :: 3]]
+        for one in following[:3]:
+            try:
+                _decoded(situation, one, state)
+            except (DamagedError, IncompatibleError):
+                continue
+        if chance % 8 == 0:
+            _check_continued(situation, state)
+        assert _bits(_of_spec(state.decoded(), spec)) == bits, "a state changed while others were decoded"
+
+
+@functools.cache
+def _cases() -> tuple[bytes, ...]:
+    return tuple(pack_case(place, payload) for place, payload in seeds())
+
+
+def _changed(rng: random.Random, payload: bytearray, donors: tuple[bytes, ...]) -> bytearray:
+    """Return a payload with one change; most of them near its start, where the fields are."""
+    n = len(payload)
+    kind = rng.randrange(12)
+    at = rng.randrange(n + 1) if rng.random() < 0.5 else min(n, int(rng.expovariate(1 / 6)))
+    if kind == 0:
+        donor = donors[rng.randrange(len(donors))][_PLACE_BYTES:]
+        return payload[:at] + donor[rng.randrange(len(donor) + 1) :]
+    if kind == 1:
+        return payload[:at]
+    if kind == 2:
+        return payload[:at] + bytearray(rng.randbytes(rng.choice((1, 2, 5, 40)))) + payload[at:]
+    if kind == 3:
+        return payload[:at] + payload[at + rng.choice((1, 2, 4, 9)) :]
+    if kind == 4:
+        extreme = rng.choice(_EXTREMES)
+        return payload[:at] + extreme + payload[at + len(extreme) :]
+    if kind == 5:
+        varint = rng.choice(_VARINTS)
+        return payload[:at] + varint + payload[at + rng.choice((0, 1, len(varint))) :]
+    if kind == 6:
+        return payload[: rng.randrange(5)] + bytearray(rng.randbytes(rng.choice((0, 1, 3, 12, 60, 300))))
+    if kind == 7 and n:
+        start = rng.randrange(n)
+        return payload[:at] + payload[start : start + rng.choice((1, 4, 30))] + payload[at:]
+    if kind == 8 and n:
+        payload[at % n] = rng.choice((0, 1, 0x7F, 0x80, 0xFE, 0xFF, rng.randrange(256)))
+        return payload
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        if n:
+            payload[at % n] ^= 1 << rng.randrange(8)
+            at = rng.randrange(n)
+    return payload
+
+
+def _bits(tensor: Tensor) -> bytes:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def _of_spec(tensor: Tensor, spec: TensorSpec) -> Tensor:
+    found = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    assert found == (spec.dtype, spec.shape), f"decoded to {found} instead of {(spec.dtype, spec.shape)}"
+    return tensor
+
+
+def _decoded(situation: Situation, payload: bytes, reference: TensorReference | None) -> Decoded:
+    """Decode, and let pass what a decoder may raise; anything else of ours is a wrong answer."""
+    spec = situation.spec
+    try:
+        decoded = situation.codec.decode(spec, Block(situation.bitstream, payload), reference)
+    except (DamagedError, IncompatibleError):
+        raise
+    except TooLargeError as error:
+        if spec.nbytes > _SMALL_NBYTES:
+            raise
+        raise AssertionError(f"a small tensor took too much memory: {error}") from error
+    except InshrinkError as error:
+        raise AssertionError(f"a payload was taken for a mistake of the caller: {error}") from error
+    _of_spec(decoded.tensor, spec)
+    return decoded
+
+
+def _check_rekeyed(codecs: tuple[Codec, ...], spec: TensorSpec, state: TensorReference, bits: bytes) -> None:
+    """A hostile state is stored again as any other, by its own codec and by one that takes over from it."""
+    for codec in codecs:
+        block = codec.rekey(spec, state)
+        again = codec_for_block(block.codec).decode(spec, block, None)
+        assert _bits(_of_spec(again.tensor, spec)) == bits, f"{codec.name} re-keyed other bits"
+
+
+@functools.cache
+def _codecs() -> tuple[Codec, ...]:
+    return tuple({one.codec.name: one.codec for one in situations()}.values())
+
+
+def _check_continued(situation: Situation, state: TensorReference) -> None:
+    """A chain goes on from a hostile state, and decodes to what its encoder said."""
+    codec, spec = situation.codec, situation.spec
+    item, config = TensorInput(spec=spec, tensor=frames_of(spec, 0)[1]), codec.config_type()
+    plan = codec.plan([spec], [codec.observe(item, state, config)], config)
+    block, after = codec.encode(item, plan, state)
+    again = codec_for_block(block.codec).decode(spec, block, state)
+    assert _bits(again.tensor) == _bits(after.decoded()), "a chain does not go on from a hostile state"
+
+
+def _confine() -> None:
+    """Bound the address space, so that what is allocated and never touched is found too."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + _ADDRESS_NBYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _mutants(target: PayloadTarget, seed: int) -> Iterator[bytes]:
+    yield from target.seeds()
+    number = 0
+    while True:
+        yield target.mutate(random.Random(f"{target.name}/{seed}/{number}"))
+        number += 1
+
+
+def main() -> None:
+    """Run mutants for a while and print what they came to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", message="ComplexHalf")
+    target = PayloadTarget()
+    for case in target.seeds():  # compiles the kernels
+        _attempt(target, case)
+    _confine()
+    found: collections.Counter[str] = collections.Counter()
+    example: dict[str, bytes] = {}
+    slowest, outcomes, n = (0.0, b""), collections.Counter[str](), 0
+    begun, worked = time.monotonic(), time.process_time()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for case in _mutants(target, asked.seed):
+        if time.monotonic() - begun > asked.seconds:
+            break
+        start = time.process_time()
+        outcome = _attempt(target, case)
+        slowest = max(slowest, (time.process_time() - start, case))
+        n += 1
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if peak > before + 65536:
+            outcome, before = f"BAD memory {(peak - before) >> 10} MiB", peak
+        before = max(before, peak)
+        outcomes[outcome if not outcome.startswith("BAD") else "BAD"] += 1
+        if outcome.startswith("BAD"):
+            found[outcome] += 1
+            example.setdefault(outcome, case)
+            if len(case) < len(example[outcome]):
+                example[outcome] = case
+    seconds = time.process_time() - worked
+    print(f"{n} cases, {n / seconds:.0f} a second of processor time; {dict(outcomes)}")
+    print(f"peak {peak >> 10} MiB; slowest {slowest[0]:.2f} s: {slowest[1][:40].hex()}")
+    for what, count in found.most_common():
+        print(f"{count} x {what}\n    {example[what].hex()}")
+
+
+def _attempt(target: PayloadTarget, case: bytes) -> str:
+    try:
+        target.execute(case)
+    except InshrinkError as error:
+        return "refused: too large" if isinstance(error, TooLargeError) else "refused"
+    except Exception as error:
+        frames = [
+            f"{Path(frame.filename).name}:{frame.lineno}"
+            for frame in traceback.extract_tb(error.__traceback__)
+            if "inshrink_core" in frame.filename or "payloads" in frame.filename
+        ]
+        return f"BAD {type(error).__name__}: {str(error)[:120]} at {' '.join(frames[-4:])}"
+    return "decoded"
+
+
+if __name__ == "__main__":
+    main()
