@@ -207,5 +207,4 @@ def _add_giants(found: list[Situation], payloads: list[tuple[int, bytes]], codec
         spec = TensorSpec(name="giant.weight", role=TensorRole.WEIGHT, dtype="float16", shape=shape)
         for bitstream in sorted(codec.reads):
             found.append(Situation(codec, bitstream, spec, None))
-            for head in sorted(heads)[:: max(1, len(heads) // 2)]:
-                payloads.append((len(found) - 1, head))
+            payloads += [(len(found) - 1, head) for head in sorted(heads)[:: max(1, len(heads) // 2)]]

@@ -43,7 +43,14 @@ _EXTREMES: Final = tuple(
     for width in (1, 2, 4, 8)
     for number in (0, 1, (1 << 8 * width - 1) - 1, 1 << 8 * width - 1, (1 << 8 * width) - 1)
 )
-_VARINTS: Final = (b"\x80" * 8 + b"\x01", b"\xff" * 9, b"\xff" * 8 + b"\x7f", b"\x80\x80\x00", b"\x80" * 20, b"\xff\x7f")
+_VARINTS: Final = (
+    b"\x80" * 8 + b"\x01",
+    b"\xff" * 9,
+    b"\xff" * 8 + b"\x7f",
+    b"\x80\x80\x00",
+    b"\x80" * 20,
+    b"\xff\x7f",
+)
 
 _ADDRESS_NBYTES: Final = 1 << 30
 """Beside what the process has, when this module is run: beyond it, an allocation fails."""

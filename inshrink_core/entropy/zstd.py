@@ -15,7 +15,7 @@ __all__ = ["ZstdCoder", "zstd_compress", "zstd_decompress", "zstd_worst_case_byt
 _MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
 
 _MOST_WINDOW_NBYTES = 1 << 23
-"""What levels up to 19 ask for at most. A decoder allocates what the frame asks for, before it sees a block."""
+"""What levels up to 19 ask for at most. A decoder allocates what a frame asks for, before it sees a block."""
 
 _FRAME_OVERHEAD_BYTES = 512
 """Above the bound that the zstd manual gives for small inputs (128 kB less size, divided by 2048)."""
