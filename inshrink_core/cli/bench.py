@@ -165,12 +165,13 @@ def _show(console: Console, report: BenchReport) -> None:
 
 
 def _show_ratios(console: Console, report: BenchReport) -> None:
-    """Print the ratio of the weights of each codec under each bound."""
+    """Print the ratio of everything stored of each codec under each bound, and that of the weights."""
     table = make_table("codec", *(_limit(bound.kind, bound.limit) for bound in report.bounds))
     for label in report.points:
         rows = [row for row in report.rows if row.codec == label]
-        table.add_row(printable(label), *map(_ratio, rows))
+        table.add_row(printable(label), *map(_ratios, rows))
     console.print(table)
+    console.print("ratio of everything that is stored / of the weights")
     if report.stale_bounds:
         console.print("≈ the stale copy, which stores nothing, keeps this bound: keeping it proves little")
     console.print()
@@ -196,8 +197,8 @@ def _show_costs(console: Console, points: Mapping[str, Sequence[Point]]) -> None
 
 def _show_rows(console: Console, rows: Sequence[Row]) -> None:
     """Print what stands behind each ratio."""
-    headings = ("codec", "bound", "ratio", "drop", "divergence", "of all", "gain", "noise", "knob")
-    shown = len(headings) if console.width >= _WIDE else 5
+    headings = ("codec", "bound", "of all", "of weights", "drop", "divergence", "gain", "noise", "knob")
+    shown = len(headings) if console.width >= _WIDE else 6
     table = make_table(*headings[:shown], left=(0, 8))
     for position, row in enumerate(rows):
         if row.codec == REPEAT and position:
@@ -206,10 +207,10 @@ def _show_rows(console: Console, rows: Sequence[Row]) -> None:
         cells = (
             printable(row.codec),
             "" if row.codec == REPEAT else _limit(row.bound.kind, row.bound.limit),
-            UNKNOWN if row.codec == REPEAT else _ratio(row),
+            ratio(values["ratio_total"]),
+            ratio(values["ratio_weights"]),
             percent(values["max_drop"]),
             nats(values["mean_divergence"]),
-            ratio(values["ratio_total"]),
             plain(values["restore_gain"], 3),
             plain(values["restore_noise"], 3),
             _knob(row),
@@ -218,11 +219,13 @@ def _show_rows(console: Console, rows: Sequence[Row]) -> None:
     console.print(table)
 
 
-def _ratio(row: Row) -> str:
-    """Return the ratio of a row: a dash out of reach, a sign where nothing was stored."""
+def _ratios(row: Row) -> str:
+    """Return the ratios of a row: a dash out of reach, a sign where nothing was stored."""
     if not row.kept or row.point is None:
         return UNKNOWN
-    return "≈" if row.codec == REPEAT else ratio(row.point.ratio_weights)
+    if row.codec == REPEAT:
+        return "≈"
+    return f"{ratio(row.point.ratio_total)} / {ratio(row.point.ratio_weights)}"
 
 
 def _knob(row: Row) -> str:

@@ -81,7 +81,8 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
     how = "" if known else ", uncalibrated"
     correlation = plain(document["rank_correlation"], 2)
     facts = [
-        ("estimated ratio", f"{ratio(document['ratio_weights'])}  (of the weights)"),
+        ("estimated ratio", f"{ratio(document['ratio_total'])}  (of everything)"),
+        ("of the weights", f"{ratio(document['ratio_weights'])}"),
         ("estimated drop", f"{drop}  (of the worst step{how})"),
         ("estimated divergence", f"{divergence} nats  (of the worst step{how})"),
         (

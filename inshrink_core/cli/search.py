@@ -172,7 +172,7 @@ def _table(seen: list[SearchProgress]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    table = make_table("trial", "step", "config", "ratio", "drop", "divergence", left=(2,))
+    table = make_table("trial", "step", "config", "ratio of weights", "drop", "divergence", left=(2,))
     for now in seen[-_ROWS:]:
         trial = now.trial
         table.add_row(
@@ -185,7 +185,7 @@ def _table(seen: list[SearchProgress]) -> RenderableType:
         )
     last = seen[-1]
     line = (
-        f"best so far {ratio(last.best_ratio)} · about {count(last.left)} evaluations left"
+        f"best so far {ratio(last.best_ratio)} of the weights · about {count(last.left)} evaluations left"
         f" · {duration(last.seconds_left)}"
     )
     return Group(table, Text(line))
@@ -224,6 +224,7 @@ def _show(console: Console, document: Mapping[str, Any], output: Path | None) ->
     facts = [
         ("asked", ", ".join(word for word in asked if word)),
         ("best", printable(describe(best["config"])) if best else "none"),
+        ("ratio of everything", f"{ratio(best['ratio_total'])}  (estimated)" if best else ""),
         ("ratio of the weights", ratio(best["ratio_weights"]) if best else ""),
         ("largest drop", percent(best["drop"]) if best else ""),
         ("largest divergence", f"{nats(best['divergence'])} nats" if best else ""),

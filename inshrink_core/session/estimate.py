@@ -16,6 +16,7 @@ from inshrink_core.formats import Run, open_run
 from inshrink_core.search.measure import encode_chain
 from inshrink_core.search.prior import prior_of
 from inshrink_core.search.quadratic import Calibration, calibrate, sensitivities
+from inshrink_core.search.rest import estimate_rest, middle_of
 from inshrink_core.search.sampling import sample_keys, scaled_damage, scaled_nbytes
 from inshrink_core.search.trials import TrialLog, checkpoint_digest
 from inshrink_core.session.config import make_chain_config
@@ -49,8 +50,8 @@ class EstimateReport:
     ----------
     codec, config, overrides
         The configuration.
-    ratio_weights
-        Of the whole chain.
+    ratio_total, ratio_weights
+        Of the whole chain: of everything that is stored, and of the weights.
     drop, divergence
         Of the worst step; None where the trials at hand do not tell it.
     basis
@@ -71,6 +72,7 @@ class EstimateReport:
     codec: str
     config: Mapping[str, Any]
     overrides: tuple[Mapping[str, Any], ...]
+    ratio_total: float | None
     ratio_weights: float
     drop: float | None
     divergence: float | None
@@ -89,6 +91,7 @@ class EstimateReport:
             "codec": self.codec,
             "config": dict(self.config),
             "overrides": [dict(one) for one in self.overrides],
+            "ratio_total": self.ratio_total,
             "ratio_weights": self.ratio_weights,
             "drop": self.drop,
             "divergence": self.divergence,
@@ -145,7 +148,7 @@ def estimate(
     >>> import inshrink_core
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
     >>> report = inshrink_core.estimate(run, config={"coarseness": 4}, steps=run.steps[-3:])
-    >>> report.ratio_weights > 5
+    >>> report.ratio_total > 5
     True
     """
     begun = time.perf_counter()
@@ -159,11 +162,14 @@ def estimate(
     calibration = _calibration(opened, None if trials is None else Path(trials))
     drop, divergence = _figures(calibration, chain, rows)
     specs = [spec for spec in opened[chosen[0]].specs if spec.role in MODEL_ROLES]
+    raw, nbytes = _sizes(rows, len(chosen), chain.keyframe_every)
+    rest = estimate_rest(chain, [opened[step] for step in middle_of(chosen)], len(chosen), keys)
     return EstimateReport(
         codec=chain.codec,
         config=chain.record()["config"],
         overrides=tuple(one.to_json() for one in chain.overrides),
-        ratio_weights=_ratio(rows, len(chosen), chain.keyframe_every),
+        ratio_total=rest.ratio_total(raw, nbytes),
+        ratio_weights=raw / nbytes if nbytes else 0.0,
         drop=drop,
         divergence=divergence,
         basis="trials" if calibration.n_trials else "rule of thumb",
@@ -220,14 +226,17 @@ def _encode(run: Run, chain: ChainConfig, steps: Sequence[int], keys: frozenset[
         before = checkpoint
 
 
-def _ratio(rows: Sequence[_Row], n_steps: int, keyframe_every: int) -> float:
-    """Put keyframes and deltas together in the proportion that the whole chain has them."""
+def _sizes(rows: Sequence[_Row], n_steps: int, keyframe_every: int) -> tuple[float, float]:
+    """Return raw bytes of a chain's weights, and the bytes that hold them.
+
+    Keyframes and deltas are put together in the proportion that the whole chain has them.
+    """
     n_keyframes = math.ceil(n_steps / keyframe_every)
     keyframes = [row.nbytes for row in rows if row.keyframe]
     deltas = [row.nbytes for row in rows if not row.keyframe] or keyframes
     nbytes = n_keyframes * math.fsum(keyframes) / len(keyframes)
     nbytes += (n_steps - n_keyframes) * math.fsum(deltas) / len(deltas)
-    return n_steps * (sum(row.raw for row in rows) / len(rows)) / nbytes if nbytes else 0.0
+    return n_steps * sum(row.raw for row in rows) / len(rows), nbytes
 
 
 def _figures(

@@ -14,9 +14,11 @@ from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import write_whole
 from inshrink_core.formats import Run, open_run
 from inshrink_core.search.bounds import Bounds
-from inshrink_core.search.chains import ChainBench
+from inshrink_core.search.chains import Chain, ChainBench
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.quadratic import calibrate
+from inshrink_core.search.rest import estimate_rest, middle_of
+from inshrink_core.search.sampling import sample_keys
 from inshrink_core.search.space import Cube, LatticeLine, space_of
 from inshrink_core.search.trials import TrialLog, checkpoint_digest
 from inshrink_core.search.walk import TrialRunner
@@ -192,6 +194,7 @@ def _search(
     calibration = calibrate(trials)
     return SearchReport(
         best=best,
+        ratio_total=None if best is None else _ratio_total(bench, best),
         bounds=bench.bounds,
         target_ratio=target_ratio,
         strategy=name,
@@ -207,6 +210,16 @@ def _search(
         log=bench.runner.log.path,
         notes=notes,
     )
+
+
+def _ratio_total(bench: ChainBench, best: Chain) -> float | None:
+    """Estimate the ratio of everything: trials measure the weights alone."""
+    runner = bench.runner
+    checkpoints = [runner.checkpoints(step) for step in middle_of(runner.steps)]
+    chain = best.candidate.chain_config(runner.base)
+    rest = estimate_rest(chain, checkpoints, len(runner.steps), sample_keys(checkpoints[0]))
+    raw = sum(trial.raw_weights for trial in best.trials)
+    return rest.ratio_total(raw, sum(trial.weights_nbytes for trial in best.trials))
 
 
 def _is_stale_enough(bench: ChainBench, step: int) -> bool:

@@ -22,6 +22,9 @@ class SearchReport:
     ----------
     best
         The chain of the configuration that was found; None where none keeps the bounds.
+    ratio_total
+        Of everything, with the best configuration; what is not weights is estimated from a sample. None
+        without one.
     bounds
         What was promised, a divergence bound that was added included.
     target_ratio
@@ -50,6 +53,7 @@ class SearchReport:
     """
 
     best: Chain | None
+    ratio_total: float | None
     bounds: Bounds
     target_ratio: float | None
     strategy: str
@@ -85,7 +89,7 @@ class SearchReport:
         """Return the document of ``inshrink search --json``."""
         rows = [trial.to_json() for trial in self.trials]
         return {
-            "best": None if self.best is None else self.best.to_json(),
+            "best": None if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()},
             "bounds": self.bounds.to_json(),
             "target_ratio": self.target_ratio,
             "strategy": self.strategy,
