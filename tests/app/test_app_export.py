@@ -115,6 +115,22 @@ def test_a_huge_run_is_planned_with_a_bounded_chart(
     assert len(app.dataframe[0].value) == 1000
 
 
+def test_an_export_is_written_as_compress_writes_by_default(root: Path, jobs: StubJobs) -> None:
+    from inshrink_core.chain import default_optimizer
+    from inshrink_core.codecs.lattice_config import LatticeConfig
+    from tests.training import write_run as write_training
+
+    run = str(write_training(root / "run"))
+    for codec in ("lattice", "lossless"):
+        app = explorer("export", run=run, codec=codec)
+        button(app, "Export").click().run()
+        assert not app.exception
+    lattice, lossless = jobs.started
+    assert lattice["config"] == {"coarseness": LatticeConfig().coarseness}
+    assert lattice["optimizer"] == default_optimizer("lattice", {}) == "lattice"
+    assert lossless["optimizer"] == "lossless"
+
+
 def test_an_export_begins_with_what_is_on_screen(archived: Path, jobs: StubJobs) -> None:
     jobs.state = "running"
     app = explorer("export", run=str(archived))

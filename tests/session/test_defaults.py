@@ -1,0 +1,211 @@
+"""What is stored how where nobody says: one answer, whoever asks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.chain import Archive, ChainConfig, default_optimizer
+from inshrink_core.cli import main
+from inshrink_core.codec import codec_names, get_codec
+from inshrink_core.codecs.lattice_config import LatticeConfig
+from inshrink_core.session.config import make_chain_config
+from tests.training import load, write_run
+
+STATE = {"exp_avg", "exp_avg_sq"}
+
+
+@pytest.fixture(scope="module")
+def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("defaults") / "run")
+
+
+def metas(path: Path) -> list[dict[str, Any]]:
+    archive = Archive.open(path)
+    return [archive.frame(info).meta for info in archive.frames]
+
+
+def bitstreams(path: Path, step: int) -> dict[str, set[str]]:
+    """Return the bitstreams of a step's blocks by role of their tensors."""
+    archive = Archive.open(path)
+    found: dict[str, set[str]] = {}
+    for info in archive.frames:
+        if info.step == step:
+            for spec in archive.checkpoint(info).specs:
+                found.setdefault(spec.role.value, set()).add(archive.frame(info).entry(spec.key).codec)
+    return found
+
+
+def is_exact(found: dict[str, set[str]], role: str) -> bool:
+    return found[role] <= get_codec("lossless").reads
+
+
+def test_the_defaults_are_a_coarseness_of_one_and_compressed_optimizer_state():
+    assert LatticeConfig().coarseness == 1.0
+    assert {name: default_optimizer(name, {}) for name in codec_names() if get_codec(name).lossy} == {
+        name: "lattice" for name in codec_names() if get_codec(name).lossy
+    }
+
+
+def test_what_stays_exact_has_exact_optimizer_state_beside_it():
+    assert default_optimizer("lossless", {}) == "lossless"
+    assert default_optimizer("lattice", asdict(LatticeConfig(exact=True))) == "lossless"
+    chain = make_chain_config("", "lattice", {"exact": True}, None, 32, "cpu", 1)
+    assert chain.optimizer == "lossless"
+
+
+def test_compress_stores_optimizer_state_compressed_and_all_else_but_weights_exactly(run_path, tmp_path):
+    report = inshrink_core.compress(run_path, tmp_path / "a.inshrink")
+    assert (report.optimizer, report.config["coarseness"]) == ("lattice", 1.0)
+    found = bitstreams(tmp_path / "a.inshrink", 20)
+    assert not any(is_exact(found, role) for role in STATE)
+    assert is_exact(found, "step")
+    restored = inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[20])
+    assert set(restored.stored.lossy) == STATE | {"weight"}
+    assert "step" in restored.stored.exact
+
+
+@pytest.mark.parametrize("way", ["codec", "setting"])
+def test_what_is_asked_to_be_exact_is_exact_in_everything(run_path, tmp_path, way):
+    options: dict[str, Any] = {"codec": "lossless"} if way == "codec" else {"config": {"exact": True}}
+    inshrink_core.compress(run_path, tmp_path / "a.inshrink", **options)
+    restored = inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[20])
+    assert restored.stored.lossy == ()
+    assert (tmp_path / "out" / "step_20.pt").read_bytes() == (run_path / "step_20.pt").read_bytes()
+
+
+def test_what_is_asked_for_by_name_is_done_beside_exact_weights_too(run_path, tmp_path):
+    report = inshrink_core.compress(run_path, tmp_path / "a.inshrink", codec="lossless", optimizer="lattice")
+    assert report.optimizer == "lattice"
+    restored = inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[20])
+    assert set(restored.stored.lossy) == STATE
+
+
+@pytest.mark.parametrize("optimizer", ["lossless", "lattice-ratio", "drop"])
+def test_appending_keeps_what_the_archive_was_written_with(run_path, tmp_path, optimizer):
+    target = tmp_path / "a.inshrink"
+    run = inshrink_core.open(run_path)
+    inshrink_core.compress(run, target, steps=run.steps[:2], config={"coarseness": 2.5}, optimizer=optimizer)
+    report = inshrink_core.compress(run, target)
+    assert report.appended == run.steps[2:]
+    assert {(meta["optimizer"], meta["config"]["coarseness"]) for meta in metas(target)} == {(optimizer, 2.5)}
+
+
+def test_a_step_that_bounds_make_exact_is_exact_in_everything_unless_another_state_was_asked_for():
+    config = get_codec("inshrinkerator").config_type()
+    lossless = get_codec("lossless")
+    for asked, expected in (("", "lossless"), ("lattice-ratio", "lattice-ratio"), ("drop", "drop")):
+        chain = ChainConfig(codec="inshrinkerator", config=config, optimizer=asked)
+        assert chain.made_exact(lossless.name, lossless.config_type()).optimizer == expected
+
+
+def test_steps_stored_exactly_and_steps_that_are_not_follow_each_other_in_a_chain(run_path, tmp_path):
+    target = tmp_path / "a.inshrink"
+    run = inshrink_core.open(run_path)
+    for number, step in enumerate(run.steps):
+        config, optimizer = ({"exact": True}, "lossless") if number % 2 else ({"exact": False}, "lattice")
+        inshrink_core.compress(run, target, steps=[step], config=config, optimizer=optimizer)
+    assert inshrink_core.verify(target, deep=True, against=run).ok
+    for step in run.steps[1::2]:
+        inshrink_core.restore(target, tmp_path / "out", steps=[step], force=True)
+        assert (tmp_path / "out" / f"step_{step}.pt").read_bytes() == (
+            run_path / f"step_{step}.pt"
+        ).read_bytes()
+
+
+def test_a_run_without_optimizer_state_is_stored_as_it_would_be_with_exact_state(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    torch.manual_seed(0)
+    for step in (1, 2):
+        torch.save({"model": {"w": torch.randn(64, 64)}, "step": step}, run / f"step_{step}.pt")
+    sizes = []
+    for optimizer in (None, "lossless"):
+        inshrink_core.compress(run, tmp_path / f"{optimizer}.inshrink", optimizer=optimizer)
+        archive = Archive.open(tmp_path / f"{optimizer}.inshrink")
+        sizes.append([entry.nbytes for info in archive.frames for entry in archive.frame(info).entries])
+    assert sizes[0] == sizes[1]
+
+
+def test_optimizer_state_that_the_moments_codec_has_no_rule_for_stays_exact(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    weight = torch.randn(32, 32)
+    for step in (1, 2):
+        state = {"step": torch.tensor(float(step)), "my_own": torch.randn(32, 32)}
+        state |= {"exp_avg": torch.randn(32, 32), "exp_avg_sq": torch.full((32, 32), float("nan"))}
+        optimizer = {"state": {0: state}, "param_groups": [{"lr": 1e-3, "params": [0]}]}
+        content = {"model": {"w": weight + step}, "optimizer": optimizer, "step": step}
+        torch.save(content, run / f"step_{step}.pt")
+    inshrink_core.compress(run, tmp_path / "a.inshrink")
+    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[2])
+    original = torch.load(run / "step_2.pt", weights_only=True)["optimizer"]["state"][0]
+    restored = torch.load(tmp_path / "out" / "step_2.pt", weights_only=True)["optimizer"]["state"][0]
+    for name in ("step", "exp_avg_sq", "my_own"):
+        assert torch.equal(original[name].nan_to_num(-1), restored[name].nan_to_num(-1)), name
+    assert not torch.equal(original["exp_avg"], restored["exp_avg"])
+
+
+LINE = """
+import torch
+class Line:
+    name, version, metric, direction = "line", 1, "loss", "lower"
+    n_steps, n_saves, n_restores, max_gradient_norm = 12, 4, 2, None
+    def build(self): return torch.nn.Linear(4, 1)
+    def optimizer(self, model): return torch.optim.AdamW(model.parameters(), lr=0.1)
+    def learning_rate_factor(self, step, n_steps): return 1.0
+    def batch(self, step, generator): return torch.randn(8, 4, generator=generator)
+    def loss(self, model, batch): return (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+    def evaluate(self, model): return float(self.loss(model, torch.eye(4)).detach())
+"""
+
+
+def test_a_rehearsal_restores_from_what_compress_would_write(tmp_path):
+    (tmp_path / "line.py").write_text(LINE)
+    for codec, expected in ((None, "lattice"), ("lossless", "lossless")):
+        found = inshrink_core.rehearse(f"{tmp_path}/line.py:Line", tmp_path / "out", codec=codec, seeds=1)
+        assert found.optimizer == expected
+    assert found.excess == 0
+
+
+def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path):
+    from inshrink_app.actions import action
+    from inshrink_app.export_tables import ExportRequest
+    from inshrink_app.report import Report
+
+    from inshrink_core.session import watch
+
+    written = {}
+    inshrink_core.compress(run_path, tmp_path / "compressed.inshrink")
+    written["compress"] = metas(tmp_path / "compressed.inshrink")[0]
+    watch(run_path, tmp_path / "watched.inshrink", until=20, interval=0.01)
+    written["watch"] = metas(tmp_path / "watched.inshrink")[0]
+    model, optimizer = load(run_path / "step_10.pt")
+    with inshrink_core.Saver(tmp_path / "saved.inshrink", model, optimizer) as saver:
+        saver.save(10)
+    written["saver"] = metas(tmp_path / "saved.inshrink")[0]
+    request = asdict(ExportRequest(kind="chain", steps=(10, 20)))
+    output = tmp_path / "result"
+    request |= {"path": str(run_path), "output": str(output), "target": str(tmp_path / "exported.inshrink")}
+    action("export")(request, Report())
+    written["explorer"] = metas(tmp_path / "exported.inshrink")[0]
+    how = [(meta["codec"], meta["config"], meta["optimizer"]) for meta in written.values()]
+    assert all(one == how[0] for one in how), json.dumps(how)
+    assert how[0][1] == dataclasses.asdict(LatticeConfig())
+
+
+def test_help_and_documentation_tell_the_coarseness_that_the_codec_has(capsys):
+    main(["compress", "--help"])
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    told = f"(default: {LatticeConfig().coarseness:g})"
+    assert told in words[words.index("--coarseness") : words.index("--bins")]
+    page = Path(inshrink_core.__file__).parents[1] / "docs" / "cli.md"
+    (row,) = [line for line in page.read_text().splitlines() if line.startswith("| `--coarseness C`")]
+    assert f"(default {LatticeConfig().coarseness:g})" in row
