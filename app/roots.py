@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Entry", "Listing", "OutsideRootsError", "Settings", "configure", "list_folder", "settings"]
+__all__ = [
+    "Entry",
+    "Listing",
+    "OutsideRootsError",
+    "Settings",
+    "configure",
+    "links_below",
+    "list_folder",
+    "settings",
+]
 
 MAX_ENTRIES = 200
 """Entries of a folder that are shown; more make a list nobody reads. A filter finds the rest."""
@@ -18,6 +29,15 @@ _MAX_SCANNED = 20_000
 
 _PEEKED = 64
 """Entries of a subfolder that are looked at to guess whether it is a run."""
+
+_MAX_LOOKED_AT = 200_000
+"""Entries below a folder that are looked at for links before it is opened."""
+
+_LONGEST = 4096
+"""Signs of a path; no file system of today takes more."""
+
+_SIDE_FILES = ("inshrink.toml", "metrics.csv", "metrics.jsonl", "trainer_state.json")
+"""Files that are read with a checkpoint file beside which they lie."""
 
 _CHECKPOINT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
@@ -56,10 +76,12 @@ class Settings:
             The text is empty, holds a NUL or names a network share; or the path, links followed, lies
             outside of every root.
         """
-        if not text.strip() or "\0" in text or text.startswith(("\\\\", "//")):
+        if not text.strip() or "\0" in text or text.startswith(("\\\\", "//")) or len(text) > _LONGEST:
             raise OutsideRootsError("this is not a path on this computer")
         try:
             real = Path(os.path.realpath(self.roots[0] / Path(text.strip()).expanduser()))
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                real.lstat()  # Too long a name is no name.
         except (OSError, ValueError, RuntimeError) as error:
             raise OutsideRootsError("this is not a path on this computer") from error
         if not self.allows(real):
@@ -93,6 +115,30 @@ def configure(roots: Sequence[str | os.PathLike[str]], opened: str | None = None
 def settings() -> Settings:
     """Return the settings of this process; unless told otherwise, the folder it was started in."""
     return _Current.value or configure([Path.cwd()])
+
+
+def links_below(path: Path) -> Iterator[Path]:
+    """Yield the links of a run or an archive; those of a single file are its side files.
+
+    Raises
+    ------
+    OSError
+        There are too many entries to look at, or the file system fails.
+    """
+    if not path.is_dir():
+        yield from (side for name in _SIDE_FILES if (side := path.with_name(name)).is_symlink())
+        return
+    folders, n_seen = [path], 0
+    while folders:
+        with contextlib.suppress(PermissionError), os.scandir(folders.pop()) as entries:
+            for entry in entries:  # What we may not list, the engine cannot read either.
+                n_seen += 1
+                if n_seen > _MAX_LOOKED_AT:
+                    raise OSError(errno.EFBIG, f"more than {_MAX_LOOKED_AT} files", str(path))
+                if entry.is_symlink():
+                    yield Path(entry.path)
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
 
 
 class Entry(NamedTuple):

@@ -14,6 +14,7 @@ from inshrink_app.archive_tables import ArchiveChoice, Chain, ChainFrame
 from inshrink_app.recent import load_recent
 from inshrink_app.roots import settings
 from inshrink_app.services.failures import reported
+from inshrink_app.services.inside import require_inside
 from inshrink_app.services.opening import load_subject, resolve, samples
 from inshrink_app.tables import ServiceError, Subject
 
@@ -137,6 +138,7 @@ def _chain_at(path: str, stamp: tuple[tuple[int, int], ...]) -> Chain:
     """Read the chain; one that cannot be read is not cached."""
     from inshrink_core.chain import Archive
 
+    require_inside(Path(path))
     with reported():
         return _read_chain(Archive.open(path))
 

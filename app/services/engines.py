@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import streamlit as st
 from inshrink_app.services.failures import reported
+from inshrink_app.services.inside import require_inside
 
 if TYPE_CHECKING:
     from inshrink_core import Archive, Run
@@ -45,6 +47,7 @@ class Engines:
                 if known is not None:
                     self._open.move_to_end(key)
                     return known
+            require_inside(Path(path))
             with reported():
                 made = inshrink_core.open(path)
             self.put(path, token, made)

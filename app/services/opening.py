@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import streamlit as st
+from inshrink_app.formatting import elide
 from inshrink_app.recent import remember_recent
 from inshrink_app.roots import OutsideRootsError, settings
 from inshrink_app.services.engines import engines
 from inshrink_app.services.failures import reported
 from inshrink_app.services.headers import files_stamp, forget_headers, keep_headers, kept_headers
+from inshrink_app.services.inside import is_sample, require_inside
 from inshrink_app.services.subjects import archive_of_run, archive_subject, run_subject
 from inshrink_app.tables import Problem, ServiceError, Subject
 
@@ -31,6 +34,10 @@ __all__ = [
     "resolve",
     "samples",
 ]
+
+
+_LONGEST_SHOWN = 400
+"""Signs of a refused path that are repeated to its reader."""
 
 
 class Sample(NamedTuple):
@@ -68,26 +75,19 @@ def resolve(text: str) -> Path:
     try:
         return current.resolve(text)
     except OutsideRootsError as error:
-        real = Path(os.path.realpath(text)) if "\0" not in text else Path()
-        if any(real.is_relative_to(sample.path) for sample in _samples_or_none()):
-            return real
+        with contextlib.suppress(OSError, ValueError):
+            real = Path(os.path.realpath(text))
+            if is_sample(real) and os.path.lexists(real):
+                return real
         roots = ", ".join(map(str, current.roots))
         raise ServiceError(
             Problem(
                 str(error),
-                text.replace("\0", "\N{SYMBOL FOR NULL}"),
+                elide(text.replace("\0", "\N{SYMBOL FOR NULL}"), _LONGEST_SHOWN),
                 "start the explorer with the folder that holds it: inshrink ui --root FOLDER",
                 f"The explorer may see: {roots}",
             )
         ) from error
-
-
-def _samples_or_none() -> tuple[Sample, ...]:
-    """Return the samples where there are any; their absence is told where they are offered."""
-    try:
-        return samples()
-    except ServiceError:
-        return ()
 
 
 def load_subject(text: str) -> Subject:
@@ -137,6 +137,7 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     import inshrink_core
     from inshrink_core.chain import Archive
 
+    require_inside(Path(path))
     stamp = files_stamp(Path(path)) if Path(path).is_dir() else None
     kept = kept_headers(Path(path), stamp) if stamp is not None else None
     if kept is not None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inshrink_app.roots import settings
-from inshrink_app.tables import ArchiveFacts, FrameRow, Subject, TensorRow
+from inshrink_app.services.inside import is_inside, require_inside
+from inshrink_app.tables import ArchiveFacts, FrameRow, ServiceError, Subject, TensorRow
 
 if TYPE_CHECKING:
     from inshrink_core import Archive, Run
@@ -19,6 +20,8 @@ __all__ = ["archive_facts", "archive_of_run", "archive_subject", "run_subject"]
 def run_subject(run: Run) -> Subject:
     """Gather what the headers of a run tell."""
     path = Path(os.path.realpath(run.path))
+    # The log of a folder called "checkpoints" may lie beside it, out of the roots.
+    logged = run.log if not run.log or is_inside(Path(os.path.realpath(run.log.origin))) else {}
     return Subject(
         path=path,
         name=run.name,
@@ -30,7 +33,7 @@ def run_subject(run: Run) -> Subject:
         bytes_read=run.bytes_read,
         skipped=tuple(_skipped(path, skipped.path, skipped.reason) for skipped in run.skipped),
         notes=tuple(run.notes),
-        log={name: tuple(series) for name, series in run.log.items()},
+        log={name: tuple(series) for name, series in logged.items()},
         archive=archive_of_run(path, run.steps),
     )
 
@@ -106,9 +109,10 @@ def archive_of_run(run: Path, steps: Sequence[int]) -> ArchiveFacts | None:
         if not current.allows(real) or not real.exists():
             continue
         try:
+            require_inside(real)
             archive = Archive.open(real)
             if archive.steps and set(archive.steps) <= set(steps):
                 return archive_facts(archive)
-        except (InshrinkError, OSError):
+        except (InshrinkError, ServiceError, OSError):
             continue
     return None

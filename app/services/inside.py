@@ -1,0 +1,70 @@
+"""What is opened lies inside of the roots, and so does everything it leads to."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+from inshrink_app.roots import links_below, settings
+from inshrink_app.tables import Problem, ServiceError
+
+__all__ = ["is_inside", "is_sample", "require_inside"]
+
+
+@functools.cache
+def _sample_folders() -> tuple[Path, ...]:
+    """Return the folders of the bundled runs; none where the package came without them."""
+    from inshrink_core.errors import InshrinkError
+    from inshrink_core.samples import sample, sample_names
+
+    try:
+        return tuple(Path(os.path.realpath(sample(name))) for name in sample_names())
+    except (InshrinkError, OSError):
+        return ()
+
+
+def is_sample(real: Path) -> bool:
+    """Return whether a resolved path lies in a bundled run."""
+    return any(real.is_relative_to(folder) for folder in _sample_folders())
+
+
+def is_inside(real: Path) -> bool:
+    """Return whether a resolved path may be read: it lies inside of a root, or of a bundled run."""
+    return settings().allows(real) or is_sample(real)
+
+
+def require_inside(path: Path) -> None:
+    """Refuse a run or an archive that leads out of the roots.
+
+    Parameters
+    ----------
+    path
+        Its real path. Below it every link is followed to its end, whether the engine would read it or not.
+
+    Raises
+    ------
+    ServiceError
+        A link leads out of the roots, or there are too many files to tell.
+    """
+    try:
+        for link in links_below(path):
+            target = Path(os.path.realpath(link))
+            if not is_inside(target):
+                raise ServiceError(
+                    Problem(
+                        "a link in it leads out of the folders that the explorer may see",
+                        str(link),
+                        "remove the link, or start the explorer with --root also for where it leads",
+                        f"It leads to {target}",
+                    )
+                )
+    except OSError as error:
+        raise ServiceError(
+            Problem(
+                "it cannot be told whether its links stay inside of the folders that the explorer may see",
+                str(error.filename or path),
+                "open a smaller folder, or one that you may read",
+                str(error.strerror or error),
+            )
+        ) from error
