@@ -126,9 +126,11 @@ class Server:
         self.log = folder.parent / "server.log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        command = [sys.executable, "-c", f"from inshrink_app.launch import run; run(port={self.port})"]
-        environment = os.environ | {"XDG_STATE_HOME": str(self.folder.parent / "state")}
+    def start(self, *command: str, **more: str) -> None:
+        """Start it in the folder, by a command of its own where one is given, and wait until it is up."""
+        program = f"from inshrink_app.launch import run; run(port={self.port})"
+        command = command or (sys.executable, "-c", program)
+        environment = os.environ | {"XDG_STATE_HOME": str(self.folder.parent / "state")} | more
         with self.log.open("a") as output:
             self.process = subprocess.Popen(
                 command, cwd=self.folder, env=environment, stdout=output, stderr=output
@@ -158,7 +160,7 @@ class Server:
 
     def _wait_until_healthy(self) -> None:
         assert self.process is not None
-        for _ in range(600):
+        for _ in range(10 * MILLISECONDS // 1000):
             assert self.process.poll() is None, "the explorer ended before it was up"
             try:
                 with urllib.request.urlopen(f"{self.address}/_stcore/health", timeout=5) as answer:
@@ -170,4 +172,5 @@ class Server:
                     continue
             else:
                 return
+        self.kill()
         pytest.fail("the explorer did not come up")

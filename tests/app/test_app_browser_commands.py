@@ -1,0 +1,104 @@
+"""The commands that open the explorer, as they are typed, in a real browser."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.browser import FAINT, IDLE, MILLISECONDS, Server, browser_marks, wait_for
+from tests.app.builders import SAMPLE, write_run
+from tests.hostile import executed, lay_traps
+
+pytestmark = browser_marks
+
+REPOSITORY = Path(__file__).parents[2]
+INSHRINK = str(Path(sys.executable).with_name("inshrink"))
+RECORD = "#!{python}\nimport sys\nopen({file!r}, 'w').write(sys.argv[1])\n"
+
+
+def recorder(folder: Path) -> tuple[str, Path]:
+    """Return a browser that only takes note of the address it is given, and where."""
+    said, program = folder / "opened.txt", folder / "browser"
+    program.write_text(RECORD.format(python=sys.executable, file=str(said)))
+    program.chmod(0o755)
+    return str(program), said
+
+
+def opened_address(page: Any, said: Path) -> str:
+    for _ in range(MILLISECONDS // 100):
+        if said.exists() and said.read_text():
+            return said.read_text()
+        page.wait_for_timeout(100)
+    pytest.fail("no browser was opened")
+
+
+def assert_lands_on_overview(page: Any, server: Server, said: Path, name: str) -> None:
+    """Follow the address that the browser was given, and then the bare one."""
+    for address in (opened_address(page, said), f"{server.address}/", f"http://localhost:{server.port}"):
+        page.goto("about:blank")
+        page.goto(address)
+        page.get_by_role("heading", name=name, exact=True).wait_for()
+        page.get_by_text("Size by role").wait_for()
+        assert "/overview?run=" in page.url
+        assert page.get_by_role("heading", name="Open a run").count() == 0
+    wait_for(page, IDLE)
+    assert page.evaluate(FAINT) == []
+    # Whoever asks for another run gets the page to choose it, and stays there.
+    page.get_by_role("link", name="Open").click()
+    page.get_by_role("heading", name="Open a run").wait_for()
+
+
+def test_inshrink_ui_run_lands_on_the_overview_of_the_run(page: Any, tmp_path: Path) -> None:
+    server = Server(tmp_path / "work")
+    server.folder.mkdir()
+    write_run(server.folder / "mine" / "training")
+    browser, said = recorder(tmp_path)
+    server.start(INSHRINK, "ui", "mine/training", "--port", str(server.port), BROWSER=browser)
+    try:
+        assert_lands_on_overview(page, server, said, "training")
+    finally:
+        server.end()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+def test_make_run_lands_on_the_overview_of_the_sample(page: Any, tmp_path: Path) -> None:
+    server = Server(tmp_path / "work")
+    server.folder.mkdir()
+    browser, said = recorder(tmp_path)
+    # The environment is the one that runs this: nothing is made anew.
+    words = ("-C", str(REPOSITORY), f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.installed")
+    server.start("make", *words, "run", f"PORT={server.port}", BROWSER=browser)
+    try:
+        assert_lands_on_overview(page, server, said, "digits-cnn")
+    finally:
+        server.end()
+
+
+def test_the_explorer_of_the_folder_one_stands_in_executes_and_obeys_nothing_of_it(
+    page: Any, tmp_path: Path
+) -> None:
+    run = tmp_path / "served" / "downloaded"
+    shutil.copytree(SAMPLE, run)
+    lay_traps(run, tmp_path / "traces", spare=frozenset({"evaluator"}))
+    server = Server(run)
+    server.start(INSHRINK, "ui", ".", "--no-browser", "--port", str(server.port), PYTHONSAFEPATH="")
+    try:
+        page.goto(server.address)
+        page.get_by_role("heading", name="downloaded", exact=True).wait_for()
+        page.get_by_role("link", name="Sensitivity").click()
+        page.locator(".heatmaplayer image").first.wait_for(state="attached")
+        page.get_by_role("link", name="Search").click()
+        page.get_by_role("button", name="Estimate without measuring").click()
+        page.get_by_text("Configurations (").wait_for()
+        page.get_by_role("link", name="Export").click()
+        page.get_by_role("button", name="Try two steps").click()
+        page.get_by_text("Sizes are estimated from").wait_for()
+        assert executed(tmp_path / "traces") == []
+        assert page.hosts == {server.address.removeprefix("http://")}
+    finally:
+        server.end()
+    assert executed(tmp_path / "traces") == []
