@@ -24,6 +24,17 @@ _STRONG_LIMIT_NBYTES: Final = 1 << 20
 _MAX_WINDOW_NBYTES: Final = 128 << 20
 """zstd's own default limit for decoders (ZSTD_WINDOWLOG_LIMIT_DEFAULT = 27)."""
 
+_MAX_OBJECTS_NBYTES: Final = 512 << 20
+"""Most memory that the objects of a document may take (docs/format.md, Documents). The index of half a
+million tensors with names of 40 letters takes a third of it; a document that is nothing but empty maps
+would take 4 GB, and compress to a few kB."""
+
+_CONTAINER_NBYTES: Final = 64
+"""Of an empty map, or of a sequence of one and its place in another: the most that a byte can become."""
+
+_TEXT_NBYTES, _BINARY_NBYTES, _INTEGER_NBYTES, _FLOAT_NBYTES, _PLAIN_NBYTES = 57, 41, 36, 32, 8
+"""Of an object in CPython on 64 bits, and of its place in a sequence; plain is what exists already."""
+
 _MAX_DEPTH: Final = 64
 """Deepest nesting written; msgpack itself stops at 511 when reading."""
 
@@ -69,8 +80,15 @@ def unpack_value(data: bytes, where: str, *, lists: bool) -> Any:
     Raises
     ------
     DamagedError
-        Not one msgpack value, or one with extension types or with keys that are not text.
+        Not one msgpack value, one with extension types or with keys that are not text, or one whose objects
+        would take more than 512 MiB.
     """
+    if is_dense(data):
+        raise DamagedError(
+            "the document is too large: its objects would take over 512 MiB",
+            where=where,
+            remedy=RESTORE_REMEDY,
+        )
     try:
         walk = msgpack.Unpacker(max_buffer_size=max(len(data), 1), strict_map_key=True)
         walk.feed(data)
@@ -87,6 +105,35 @@ def unpack_value(data: bytes, where: str, *, lists: bool) -> Any:
         ) from error
 
 
+def objects_nbytes(data: bytes) -> int:
+    """Return a bound of the memory that the objects of some msgpack bytes take.
+
+    Notes
+    -----
+    Takes every byte for the begin of an object, though most of it may be text or numbers: no structure is
+    followed, which would take longer than to make the objects. Documents of up to 8 MiB are within
+    `_MAX_OBJECTS_NBYTES` whatever they hold.
+    """
+    import numpy as np
+
+    costs = np.full(256, _PLAIN_NBYTES, np.int64)
+    costs[0x80:0xA0] = costs[0xDC:0xE0] = _CONTAINER_NBYTES
+    costs[0xA0:0xC0] = costs[0xD9:0xDC] = _TEXT_NBYTES
+    costs[0xC4:0xC7] = _BINARY_NBYTES
+    costs[0xCA:0xCC] = _FLOAT_NBYTES
+    costs[0xCC:0xD4] = _INTEGER_NBYTES
+    total = 0
+    for start in range(0, len(data), 1 << 20):
+        chunk = np.frombuffer(data[start : start + (1 << 20)], np.uint8)
+        total += int(np.bincount(chunk, minlength=256) @ costs)
+    return total
+
+
+def is_dense(data: bytes) -> bool:
+    """Tell whether msgpack bytes would become more memory than a document may take."""
+    return len(data) * _CONTAINER_NBYTES > _MAX_OBJECTS_NBYTES and objects_nbytes(data) > _MAX_OBJECTS_NBYTES
+
+
 def _refuse_extension(code: int, data: bytes) -> Any:
     raise ValueError(f"extension type {code} is not part of the format")
 
@@ -99,7 +146,7 @@ def compress_document(raw: bytes) -> bytes:
     InputError
         Larger than a reader would accept.
     """
-    if len(raw) > MAX_DOCUMENT_NBYTES:
+    if len(raw) > MAX_DOCUMENT_NBYTES or is_dense(raw):
         raise InputError(
             "the index is too large",
             expected=f"at most {MAX_DOCUMENT_NBYTES} bytes",

@@ -22,6 +22,8 @@ __all__ = ["ArchiveReader"]
 _N_CACHED_INDICES: Final = 64
 """Two chains of the usual 32 frames, so that walking one while writing another resolves each index once."""
 
+_MAX_CACHED_BLOCKS: Final = 1 << 20
+"""Of all cached indices: what the largest index alone may have."""
 
 _FETCH: Final = "fetch the file from where the archive came from"
 
@@ -315,7 +317,10 @@ class ArchiveReader:
             index = self._read_index(frame, None if frame.kind is FrameKind.KEYFRAME else index)
             with self._caching:
                 self._indices[frame.frame_id, frame.generation] = index
-                if len(self._indices) > _N_CACHED_INDICES:
+                while len(self._indices) > 1 and (
+                    len(self._indices) > _N_CACHED_INDICES
+                    or sum(len(known.nbytes) for known in self._indices.values()) > _MAX_CACHED_BLOCKS
+                ):
                     self._indices.popitem(last=False)
         if index is None:
             raise NotFoundError(f"there is no frame {frame_id.hex()}", where=self.path)

@@ -6,6 +6,7 @@ from inshrink_core.chain.config import OPTIMIZER_CHOICES, ChainConfig, default_o
 from inshrink_core.chain.content import content_digest, stored_view, tensor_digest
 from inshrink_core.chain.encode import Standing
 from inshrink_core.chain.exactness import Exactness, exactness_of
+from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
 from inshrink_core.chain.originals import DamagedOriginal, OriginalChecks, original_checks
 from inshrink_core.chain.override import Override, parse_overrides
 from inshrink_core.chain.sizes import ArchiveSize, FrameSize, TensorSize, archive_size, frame_size
@@ -25,6 +26,7 @@ __all__ = [
     "Override",
     "Standing",
     "StepError",
+    "StepNeeds",
     "TensorSize",
     "Verification",
     "archive_size",
@@ -35,6 +37,8 @@ __all__ = [
     "is_exact",
     "original_checks",
     "parse_overrides",
+    "sequential_within",
+    "step_needs",
     "stored_view",
     "tensor_digest",
     "verify_archive",

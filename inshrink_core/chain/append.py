@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_core.archive import ArchiveWriter
-from inshrink_core.chain.archive import Archive, pack_attributes
+from inshrink_core.chain.archive import Archive
+from inshrink_core.chain.attributes import pack_attributes
 from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.content import content_digest, parts_of, stored_view
 from inshrink_core.chain.encode import Standing, TensorResult, encode_tensors

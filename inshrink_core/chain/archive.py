@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from inshrink_core.archive import ArchiveReader, FrameReader
-from inshrink_core.chain.parts import LAYOUT_KEY, decode_part, unpack_layout
+from inshrink_core.chain.attributes import decoding_nbytes, spec_of
+from inshrink_core.chain.meta import check_meta
+from inshrink_core.chain.parts import (
+    LAYOUT_KEY,
+    LAYOUT_MEMORY,
+    MAX_LAYOUT_NBYTES,
+    decode_part,
+    part_nbytes,
+    unpack_layout,
+)
 from inshrink_core.checkpoint import (
-    DTYPE_SIZES,
-    MODEL_ROLES,
     Checkpoint,
     FileLayout,
-    LayerType,
-    TensorRole,
     TensorSpec,
 )
 from inshrink_core.codec import codec_for_block
-from inshrink_core.errors import DamagedError, NotFoundError
+from inshrink_core.errors import DamagedError, MissingFrameError, NotFoundError
+from inshrink_core.execution import Limits
 from inshrink_core.frame import Block, BlockEntry, FrameInfo
 
 if TYPE_CHECKING:
@@ -30,47 +37,20 @@ if TYPE_CHECKING:
 
     from inshrink_core.codec import TensorReference
 
-__all__ = ["Archive", "pack_attributes", "spec_of"]
+__all__ = ["Archive"]
 
-_MAX_DIMENSIONS = 64
+_Read = TypeVar("_Read")
+
+_MAX_HELD_ENTRIES = 1 << 18
+"""Blocks whose entries are kept: some 100 MB of small objects, thousands of frames of a small model."""
+
+_GRANT_NBYTES = 32 << 20
+"""Memory that may be taken before it is looked again how much there is."""
 
 
-def pack_attributes(spec: TensorSpec) -> tuple[Any, ...]:
-    """Return what a tensor's block entry carries of its spec: role, dtype, shape, exact, layer type."""
-    layer = spec.layer.value if spec.layer else None
-    return (spec.role.value, spec.dtype, list(spec.shape), spec.exact, layer)
-
-
-def spec_of(entry: BlockEntry, where: str = "") -> TensorSpec:
-    """Return the spec of a tensor's block.
-
-    Raises
-    ------
-    DamagedError
-        The attributes are not those of a tensor.
-    """
-    try:
-        role_value, dtype, shape, exact, layer = entry.attributes
-        role = TensorRole(role_value)
-        spec = TensorSpec(
-            name=entry.key if role in MODEL_ROLES else entry.key.removesuffix(f"@{role.value}"),
-            role=role,
-            dtype=dtype,
-            shape=tuple(shape),
-            exact=bool(exact),
-            layer=LayerType(layer) if layer else None,
-        )
-        valid = (
-            dtype in DTYPE_SIZES
-            and spec.key == entry.key
-            and len(shape) <= _MAX_DIMENSIONS
-            and all(isinstance(n, int) and n >= 0 for n in shape)
-        )
-    except (ValueError, TypeError) as error:
-        raise DamagedError(f"the entry of tensor '{entry.key}' is damaged ({error})", where=where) from error
-    if not valid:
-        raise DamagedError(f"the entry of tensor '{entry.key}' is damaged", where=where)
-    return spec
+def _state_nbytes(tensor: Tensor) -> int:
+    """Return about what is kept of a tensor: its values, and a state that is no larger."""
+    return 2 * tensor.numel() * tensor.element_size()
 
 
 @dataclass(frozen=True)
@@ -92,6 +72,9 @@ class Archive(Mapping[int, Checkpoint]):
     keep_state
         Remember each tensor's state at the last step read, so that walking the steps in order
         decodes every frame once. Costs the memory of one decoded checkpoint.
+    limits
+        What decoding may take; by default the memory that is available. Checked before anything is
+        allocated, for every tensor and part, whoever asks.
 
     Examples
     --------
@@ -104,13 +87,17 @@ class Archive(Mapping[int, Checkpoint]):
     torch.Size([16, 1, 3, 3])
     """
 
-    def __init__(self, reader: ArchiveReader, *, keep_state: bool = False) -> None:
+    def __init__(
+        self, reader: ArchiveReader, *, keep_state: bool = False, limits: Limits | None = None
+    ) -> None:
         self.reader = reader
+        self.limits = Limits() if limits is None else limits
         self.path = Path(reader.path)
         self._states: dict[str, _State] | None = {} if keep_state else None
         self._parts: dict[tuple[bytes, str], bytes] = {}
-        self._frames: dict[bytes, FrameReader] = {}
+        self._frames: OrderedDict[tuple[bytes, int], FrameReader] = OrderedDict()
         self._lock = threading.Lock()
+        self._held = self._granted = 0
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Archive:
@@ -125,7 +112,11 @@ class Archive(Mapping[int, Checkpoint]):
 
     def sequential(self) -> Archive:
         """Return a view for reading the steps in order: each frame is decoded once."""
-        return Archive(self.reader, keep_state=True)
+        return Archive(self.reader, keep_state=True, limits=self.limits)
+
+    def limited(self, limits: Limits) -> Archive:
+        """Return a view with other limits."""
+        return Archive(self.reader, keep_state=self.keeps_state, limits=limits)
 
     @property
     def keeps_state(self) -> bool:
@@ -185,13 +176,31 @@ class Archive(Mapping[int, Checkpoint]):
 
     def frame(self, info: FrameInfo) -> FrameReader:
         """Return the reader of a frame; its index is read once."""
+        return self._steadily(self._frame, info)
+
+    def _frame(self, info: FrameInfo) -> FrameReader:
         with self._lock:
-            if info.frame_id not in self._frames:
-                self._frames[info.frame_id] = self.reader.frame(info.frame_id)
-            return self._frames[info.frame_id]
+            current = self.reader.info(info.frame_id)
+            known = (current.frame_id, current.generation)
+            if known not in self._frames:
+                self._frames[known] = self._opened(current)
+                while len(self._frames) > 1 and (
+                    sum(len(frame.entries) for frame in self._frames.values()) > _MAX_HELD_ENTRIES
+                ):
+                    self._frames.popitem(last=False)
+            return self._frames[known]
+
+    def _opened(self, info: FrameInfo) -> FrameReader:
+        """Open a frame and check what it says of itself, so that nobody else need to."""
+        frame = self.reader.frame(info.frame_id)
+        check_meta(frame.meta, self.where(info))
+        return frame
 
     def checkpoint(self, info: FrameInfo) -> Checkpoint:
         """Return the checkpoint of one frame; values are decoded when asked for."""
+        return self._steadily(self._checkpoint, info)
+
+    def _checkpoint(self, info: FrameInfo) -> Checkpoint:
         frame = self.frame(info)
         specs = tuple(spec_of(entry, self.where(info)) for entry in frame.entries if not entry.part)
         files, aliases = self._layout(info, tuple(spec.key for spec in specs))
@@ -203,6 +212,17 @@ class Archive(Mapping[int, Checkpoint]):
             aliases=aliases,
             origin=self.where(info),
         )
+
+    def _steadily(self, read: Callable[[FrameInfo], _Read], info: FrameInfo) -> _Read:
+        """Read a frame; once more where a file of its chain is gone.
+
+        Pruning replaces frames under readers: the manifest, read again, says by what.
+        """
+        try:
+            return read(info)
+        except MissingFrameError:
+            self.reader.refresh()
+            return read(self.reader.info(info.frame_id))
 
     def where(self, info: FrameInfo) -> str:
         """Name a frame in messages."""
@@ -221,6 +241,9 @@ class Archive(Mapping[int, Checkpoint]):
         DamagedError, MissingFrameError, IncompatibleError
             The tensor cannot be decoded.
         """
+        return self._steadily(lambda now: self._decode(now, key), info)
+
+    def _decode(self, info: FrameInfo, key: str) -> tuple[Tensor, TensorReference]:
         chain = self.reader.chain(info.frame_id)
         state = self._states.get(key) if self._states is not None else None
         start, tensor, reference = 0, None, None
@@ -239,8 +262,21 @@ class Archive(Mapping[int, Checkpoint]):
         if tensor is None or reference is None:
             raise NotFoundError(f"no tensor '{key}'", where=self.where(info))
         if self._states is not None:
-            self._states[key] = _State(info.frame_id, tensor, reference)
+            with self._lock:
+                before = self._states.get(key)
+                self._states[key] = _State(info.frame_id, tensor, reference)
+                self._held += _state_nbytes(tensor) - (0 if before is None else _state_nbytes(before.tensor))
         return tensor, reference
+
+    def _require(self, nbytes: int, what: str, where: str) -> None:
+        """Refuse what would take more memory than there is, beside what is held already.
+
+        What was granted once is not asked for again, for asking takes longer than decoding a small tensor.
+        """
+        total = nbytes + self._held
+        if total > self._granted:
+            self.limits.require_memory(total, what, where, held=self._held)
+            self._granted = total if self.limits.max_memory is not None else total + _GRANT_NBYTES
 
     def _decode_entry(
         self, info: FrameInfo, frame: FrameReader, entry: BlockEntry, reference: TensorReference | None
@@ -249,6 +285,7 @@ class Archive(Mapping[int, Checkpoint]):
         where = f"{self.where(info)}, tensor '{entry.key}'"
         spec = spec_of(entry, where)
         codec = codec_for_block(entry.codec, where)
+        self._require(decoding_nbytes(spec, entry), "decoding it", where)
         payload = frame.read(entry)
         try:
             return codec.decode(spec, Block(entry.codec, payload), reference)
@@ -267,6 +304,9 @@ class Archive(Mapping[int, Checkpoint]):
         DamagedError
             The part is missing or does not decode.
         """
+        return self._steadily(lambda now: self._part(now, key), info)
+
+    def _part(self, info: FrameInfo, key: str) -> bytes:
         content: bytes | None = None
         for link in self.reader.chain(info.frame_id):
             cached = self._parts.get((link.frame_id, key))
@@ -279,10 +319,16 @@ class Archive(Mapping[int, Checkpoint]):
             except NotFoundError:
                 content = None
                 continue
-            content = decode_part(entry.codec, frame.read(entry), content, f"{self.where(link)}, '{key}'")
+            where = f"{self.where(link)}, '{key}'"
+            self._require(entry.nbytes, "reading it", where)
+            payload = frame.read(entry)
+            nbytes = part_nbytes(entry.codec, payload, content)
+            self._require(nbytes + len(payload) + len(content or b""), "decoding it", where)
+            content = decode_part(entry.codec, payload, content, where)
         if content is None:
             raise DamagedError(f"the frame holds no part '{key}'", where=self.where(info))
         with self._lock:
+            self._held += len(content) - sum(len(v) for k, v in self._parts.items() if k[1] == key)
             self._parts = {k: v for k, v in self._parts.items() if k[1] != key}
             self._parts[info.frame_id, key] = content
         return content
@@ -291,7 +337,10 @@ class Archive(Mapping[int, Checkpoint]):
         self, info: FrameInfo, keys: tuple[str, ...]
     ) -> tuple[tuple[FileLayout, ...], dict[str, str]]:
         """Read how the files of a step are put together."""
-        return unpack_layout(self.part(info, LAYOUT_KEY), keys, self.where(info))
+        content, where = self.part(info, LAYOUT_KEY), self.where(info)
+        if len(content) <= MAX_LAYOUT_NBYTES:
+            self._require(LAYOUT_MEMORY * len(content), "reading the layout of its files", where)
+        return unpack_layout(content, keys, where)
 
 
 @dataclass(frozen=True)

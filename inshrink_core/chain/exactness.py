@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from inshrink_core.chain.archive import Archive, spec_of
+from inshrink_core.chain.archive import Archive
+from inshrink_core.chain.attributes import spec_of
 from inshrink_core.chain.config import is_exact
 from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec
 from inshrink_core.codec import get_codec

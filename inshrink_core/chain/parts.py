@@ -16,7 +16,16 @@ import zstandard
 from inshrink_core.checkpoint import FileLayout, Member, Region, ZipEntry
 from inshrink_core.errors import DamagedError, IncompatibleError
 
-__all__ = ["LAYOUT_KEY", "decode_part", "encode_part", "pack_layout", "unpack_layout"]
+__all__ = [
+    "LAYOUT_KEY",
+    "LAYOUT_MEMORY",
+    "MAX_LAYOUT_NBYTES",
+    "decode_part",
+    "encode_part",
+    "pack_layout",
+    "part_nbytes",
+    "unpack_layout",
+]
 
 LAYOUT_KEY = ""
 """Key of the part that holds the layout; no file has an empty path."""
@@ -25,6 +34,10 @@ _STORED, _ZSTD, _SAME = "stored/1", "zstd/1", "same/1"
 _LEVEL = 12
 """Parts are a few kB; above this level their size no longer falls measurably."""
 _MAX_PART_BYTES = 1 << 31
+MAX_LAYOUT_NBYTES = 64 << 20
+"""Largest layout: a million tensors, as the index of a frame has at most."""
+LAYOUT_MEMORY = 64
+"""Bytes of Python objects that a byte of a layout becomes at most (an empty map, or a region of three)."""
 _LENGTH_BYTES = 5
 """A zstd part begins with its uncompressed length, little-endian."""
 
@@ -54,13 +67,28 @@ def encode_part(content: bytes, previous: bytes | None) -> tuple[str, bytes]:
     return (_ZSTD, payload) if len(payload) < len(content) else (_STORED, content)
 
 
+def part_nbytes(codec: str, payload: bytes, previous: bytes | None) -> int:
+    """Return how many bytes a part says it has; whether it has them, `decode_part` tells.
+
+    Parameters
+    ----------
+    codec, payload
+        The part, or the beginning of it.
+    previous
+        The same part in the reference frame.
+    """
+    if codec == _SAME:
+        return len(previous or b"")
+    return int.from_bytes(payload[:_LENGTH_BYTES], "little") if codec == _ZSTD else len(payload)
+
+
 def decode_part(codec: str, payload: bytes, previous: bytes | None, where: str) -> bytes:
     """Return the bytes of a part; the inverse of `encode_part`.
 
     Raises
     ------
     DamagedError
-        The payload does not decode.
+        The payload does not decode to as many bytes as it says; no more than those are allocated.
     IncompatibleError
         The part was written by a newer version.
     """
@@ -78,8 +106,18 @@ def decode_part(codec: str, payload: bytes, previous: bytes | None, where: str) 
     decompressor = zstandard.ZstdDecompressor(
         dict_data=_dictionary(previous), max_window_size=1 << zstandard.WINDOWLOG_MAX
     )
+    frame = payload[_LENGTH_BYTES:]
     try:
-        content = decompressor.decompress(payload[_LENGTH_BYTES:], max_output_size=n_bytes)
+        claimed = zstandard.get_frame_parameters(frame).content_size
+        if claimed not in (zstandard.CONTENTSIZE_UNKNOWN, n_bytes):
+            # zstd would allocate what its frame claims, whatever limit it is given.
+            raise DamagedError(
+                "a part's zstd frame claims another size",
+                where=where,
+                expected=f"{n_bytes} bytes",
+                found=str(claimed),
+            )
+        content = decompressor.decompress(frame, max_output_size=n_bytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise DamagedError(f"a part does not decompress ({error})", where=where) from error
     if len(content) != n_bytes:
@@ -143,11 +181,20 @@ def unpack_layout(
     DamagedError
         The bytes are not a layout of these tensors.
     """
+    if len(content) > MAX_LAYOUT_NBYTES:
+        raise DamagedError("the layout of the files is too large", where=where)
     try:
         document = msgpack.unpackb(content)
         files = tuple(_unpack_file(row, keys) for row in document["files"])
         aliases = {str(alias): keys[_index(i)] for alias, i in document["aliases"]}
-    except (ValueError, TypeError, KeyError, IndexError, msgpack.exceptions.UnpackException) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        RecursionError,
+        msgpack.exceptions.UnpackException,
+    ) as error:
         raise DamagedError(f"the layout of the files is damaged ({error})", where=where) from error
     return files, aliases
 

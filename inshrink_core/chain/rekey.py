@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from inshrink_core.archive import FrameWriter
-from inshrink_core.chain.archive import Archive, pack_attributes, spec_of
+from inshrink_core.chain.archive import Archive
+from inshrink_core.chain.attributes import pack_attributes, spec_of
 from inshrink_core.chain.content import parts_of, tensor_digest
 from inshrink_core.chain.parts import encode_part
 from inshrink_core.checkpoint import Checkpoint, TensorSpec

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inshrink_core.chain.archive import Archive, spec_of
+from inshrink_core.chain.archive import Archive
+from inshrink_core.chain.attributes import spec_of
 from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec
 from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import bits_per_parameter, ratio

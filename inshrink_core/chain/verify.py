@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,15 +12,21 @@ from inshrink_core.archive import ArchiveReader, Problem, check_archive
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.content import content_digest, stored_view
 from inshrink_core.chain.exactness import Exactness, exactness_of, is_rekeyed
+from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
 from inshrink_core.chain.originals import OriginalChecks, original_checks
-from inshrink_core.checkpoint import Checkpoint
-from inshrink_core.errors import DamagedError, InshrinkError
+from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
+from inshrink_core.errors import DamagedError, InshrinkError, TooLargeError
+from inshrink_core.execution import Limits
 from inshrink_core.formats import Run
+from inshrink_core.formats.fill import tensor_bytes
+from inshrink_core.formats.write import rehearse_writing, restorable_layout
 from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import TensorError, tensor_error
 
 if TYPE_CHECKING:
     import os
+
+    from torch import Tensor
 
 __all__ = ["StepError", "Verification", "verify_archive"]
 
@@ -26,6 +34,32 @@ StepDone = Callable[[int, int, int], None]
 """Called with (steps done, steps in all, step)."""
 
 _EXACT_CODEC = "lossless"
+
+
+class _Recording:
+    """A `TensorSource` that goes on after a tensor that cannot be decoded, with zeros in its place."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self.errors: list[InshrinkError] = []
+        self._source = source
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        """Return a tensor."""
+        import torch
+
+        try:
+            tensor = self._source.read(spec)
+            tensor_bytes(tensor, spec)
+        except TooLargeError:
+            raise
+        except InshrinkError as error:
+            self.errors.append(error)
+            return torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
+        return tensor
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        """Return the bytes of a file outside its tensors."""
+        return self._source.skeleton(layout)
 
 
 class Originals(Protocol):
@@ -121,6 +155,8 @@ def verify_archive(
     deep: bool = False,
     against: Originals | None = None,
     done: StepDone | None = None,
+    max_memory: int | None = None,
+    max_disk: int | None = None,
 ) -> Verification:
     """Check an archive.
 
@@ -129,12 +165,21 @@ def verify_archive(
     path
         The archive.
     deep
-        Decode every tensor of every frame, those of older branches included.
+        Restore every frame, those of older branches included, but store nothing: what passes, restores.
     against
         The original run: every step in both is decoded and compared; tensors stored losslessly must
         be bit-exact, and the originals must be those that were archived.
     done
         Called after each step.
+    max_memory
+        Bytes that decoding may take; by default what is available.
+    max_disk
+        Bytes that a restored step may take; by default any number, for nothing is written.
+
+    Raises
+    ------
+    TooLargeError
+        Decoding would take more than that.
 
     Examples
     --------
@@ -149,13 +194,15 @@ def verify_archive(
     notes = tuple(problem for problem in found if problem.leftover)
     problems = [problem for problem in found if not problem.leftover]
     try:
-        archive = Archive(ArchiveReader.open(path)).sequential()
+        archive = Archive(ArchiveReader.open(path), limits=Limits(max_memory=max_memory, max_disk=max_disk))
     except DamagedError:
         return Verification(problems=tuple(problems), notes=notes, n_frames=0, deep=deep)
     frames = archive.reader.frames
+    if deep or against is not None:
+        archive = sequential_within(archive, _needs(archive, frames))
     if deep:
         for position, info in enumerate(frames):
-            problems += _decode_all(archive, info)
+            problems += _rehearse(archive, info)
             if done is not None:
                 done(position + 1, len(frames), info.step)
     errors: list[StepError] = []
@@ -189,25 +236,28 @@ def _stored(archive: Archive) -> Exactness | None:
         return None
 
 
-def _decode_all(archive: Archive, info: FrameInfo) -> list[Problem]:
-    """Decode every tensor and part of a frame; what fails becomes a problem."""
-    problems = []
+def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> Iterator[StepNeeds]:
+    """Yield what each frame takes; one that cannot be read is a problem of its own."""
+    for info in frames:
+        with contextlib.suppress(DamagedError):
+            yield step_needs(archive, info)
+
+
+def _rehearse(archive: Archive, info: FrameInfo) -> list[Problem]:
+    """Restore a frame and store nothing; what fails becomes a problem."""
+    problems: list[Problem] = []
     try:
         checkpoint = archive.checkpoint(info)
+        source = _Recording(checkpoint.source)
+        recorded = dataclasses.replace(checkpoint, source=source)
+        try:
+            rehearse_writing(recorded, restorable_layout(checkpoint), archive.limits)
+        finally:
+            problems += [_problem(archive, info, error) for error in source.errors]
+    except TooLargeError:
+        raise
     except InshrinkError as error:
-        return [_problem(archive, info, error)]
-    for spec in checkpoint.specs:
-        try:
-            tensor, _ = archive.decode(info, spec.key)
-            if tuple(tensor.shape) != spec.shape:
-                raise DamagedError(f"tensor '{spec.key}' decodes to another shape")
-        except InshrinkError as error:
-            problems.append(_problem(archive, info, error))
-    for file in checkpoint.files:
-        try:
-            checkpoint.source.skeleton(file)
-        except InshrinkError as error:
-            problems.append(_problem(archive, info, error))
+        problems.append(_problem(archive, info, error))
     return problems
 
 

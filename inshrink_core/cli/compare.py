@@ -16,6 +16,7 @@ from inshrink_core.cli.options import (
     EvaluatorFile,
     FollowLinks,
     Json,
+    MaxMemory,
     Quiet,
     StepPattern,
     Steps,
@@ -26,6 +27,7 @@ from inshrink_core.cli.output import make_table, present, show_facts
 from inshrink_core.cli.progress import progress_bar
 from inshrink_core.cli.steps import choose_steps
 from inshrink_core.errors import CheckFailedError, InputError
+from inshrink_core.execution import Limits, parse_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,6 +64,7 @@ def compare(
     ] = False,
     step_pattern: StepPattern = None,
     follow_links: FollowLinks = False,
+    max_memory: MaxMemory = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -74,6 +77,7 @@ def compare(
         if bound is not None and math.isnan(bound):
             raise InputError(f"--max-{name} nan bounds nothing", remedy="give a number")
     run, opened = open_run(against, step_pattern, follow_links=follow_links), Archive.open(archive)
+    opened = opened.limited(Limits(max_memory=None if max_memory is None else parse_size(max_memory)))
     with progress_bar("compare", hidden=as_json or quiet, in_bytes=False) as advance:
 
         def progress(now: Progress) -> None:

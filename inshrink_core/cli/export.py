@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inshrink_core.cli.formatting import count, counted, duration, error_size, ratio, size, steps_in_short
-from inshrink_core.cli.options import Json, Quiet
+from inshrink_core.cli.options import Json, MaxDisk, MaxMemory, Quiet
 from inshrink_core.cli.output import present, show_facts
 from inshrink_core.cli.progress import progress_bar
 from inshrink_core.errors import InputError
+from inshrink_core.execution import parse_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,6 +66,8 @@ def export(
         Path | None, typer.Option(metavar="DIR", help="Write the whole archive into a folder instead.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    max_memory: MaxMemory = None,
+    max_disk: MaxDisk = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -85,6 +88,8 @@ def export(
                 ratio=_DEFAULT_RATIO if least_ratio is None else least_ratio,
                 exact=exact,
                 force=force,
+                max_memory=None if max_memory is None else parse_size(max_memory),
+                max_disk=None if max_disk is None else parse_size(max_disk),
                 progress=_progress(advance),
             )
         document = made.to_json()

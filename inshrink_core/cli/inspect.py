@@ -148,6 +148,15 @@ def _facts(path: str, document: Mapping[str, Any], archived: bool) -> list[tuple
             ("bits per weight", plain(document["bits_per_weight"])),
             ("checksums of the originals", printable(document["originals_text"])),
         ]
+        if needs := document["needs"]:
+            facts += [
+                (
+                    "memory needed",
+                    f"about {size(needs['memory_restore'])} to restore a step, "
+                    f"{size(needs['memory_verify'])} to verify",
+                ),
+                ("disk needed", f"{size(needs['disk_step'])} for a step, {size(needs['disk_all'])} for all"),
+            ]
     else:
         facts.append(("raw", size(document["raw_bytes"])))
     facts = [fact for fact in facts if fact[1]]

@@ -154,6 +154,7 @@ def _archive_document(archive: Archive) -> dict[str, Any]:
     meta = archive.frame(whole[-1]).meta if whole else {}
     head = archive.reader.listed_head
     originals = original_checks(archive, whole)
+    notes = _archive_notes(archive, broken)
     return {
         "kind": "archive",
         "format": ARCHIVE_FORMAT,
@@ -167,6 +168,7 @@ def _archive_document(archive: Archive) -> dict[str, Any]:
         "bits_per_weight": sizes.bits_per_weight,
         "raw_bytes": sizes.raw_total,
         "archive_bytes": sizes.nbytes,
+        "needs": _needs(archive, whole, notes),
         "n_branches": len({frame.branch for frame in archive.reader.frames}),
         "frames": [
             {
@@ -189,7 +191,28 @@ def _archive_document(archive: Archive) -> dict[str, Any]:
         "skipped": [],
         "originals": originals.to_json(),
         "originals_text": originals.text,
-        "notes": _archive_notes(archive, broken),
+        "notes": notes,
+    }
+
+
+def _needs(archive: Archive, frames: Iterable[FrameInfo], notes: list[str]) -> dict[str, int] | None:
+    """Return what restoring takes: the most of any step, and the disk of all; None where nothing tells."""
+    from inshrink_core.chain import step_needs
+    from inshrink_core.errors import InshrinkError
+
+    rows = []
+    for info in frames:
+        try:
+            rows.append(step_needs(archive, info))
+        except InshrinkError as error:
+            notes.append(f"step {info.step} cannot be restored: {error}")
+    if not rows:
+        return None
+    return {
+        "memory_restore": max(row.memory() for row in rows),
+        "memory_verify": max(row.memory_in_turn for row in rows),
+        "disk_step": max(row.disk for row in rows),
+        "disk_all": sum(row.disk for row in rows),
     }
 
 

@@ -19,8 +19,10 @@ __all__ = [
     "FollowLinks",
     "Json",
     "KeyframeEvery",
+    "MaxDisk",
     "MaxDivergence",
     "MaxDrop",
+    "MaxMemory",
     "Optimizer",
     "Quiet",
     "Settings",
@@ -110,6 +112,16 @@ MaxDivergence = Annotated[
         help="Most that a restored step's predictions may diverge; inf: any."
         " (default with --max-drop: 0.003, where the evaluator returns log_probs)",
     ),
+]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="Most memory that decoding may take, as 4GB. (default: what is available)"
+    ),
+]
+MaxDisk = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Most disk that may be written, as 4GB. (default: what is free)"),
 ]
 TrustRun = Annotated[
     bool, typer.Option("--trust-run", help="Execute the evaluator that lies in the run's directory.")

@@ -9,11 +9,12 @@ import typer
 
 from inshrink_core.cli.formatting import count, duration, printable, size, steps_in_short
 from inshrink_core.cli.optimizer import stored_text
-from inshrink_core.cli.options import Json, Quiet, Threads
+from inshrink_core.cli.options import Json, MaxDisk, MaxMemory, Quiet, Threads
 from inshrink_core.cli.output import present
 from inshrink_core.cli.progress import progress_bar
 from inshrink_core.cli.steps import STEPS_HELP, choose_steps
 from inshrink_core.errors import InputError
+from inshrink_core.execution import parse_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +54,13 @@ def restore(
         typer.Option(metavar="GLOB", help="Only these tensors, by key; nothing else is read or written."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    branch: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Look for the steps in the history of this branch's last frame."),
+    ] = None,
     threads: Threads = None,
+    max_memory: MaxMemory = None,
+    max_disk: MaxDisk = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -66,7 +73,12 @@ def restore(
     if every and step:
         raise InputError("--step and --all exclude each other", remedy="give one of them")
     opened = Archive.open(archive)
-    chosen = opened.listed_steps if every else choose_steps(step or [], opened.listed_steps, str(opened.path))
+    known = opened.listed_steps
+    if branch is not None:
+        tips = [frame for frame in opened.reader.listed if frame.branch == branch]
+        line = opened.reader.listed_history(tips[-1]) if tips else ()
+        known = tuple(sorted({frame.step for frame in line}))
+    chosen = known if every else choose_steps(step or [], known, str(opened.path))
     with progress_bar("restore", hidden=as_json or quiet) as advance:
 
         def progress(now: Progress) -> None:
@@ -81,6 +93,9 @@ def restore(
             tensors=tensors,
             force=force,
             threads=threads,
+            branch=branch,
+            max_memory=None if max_memory is None else parse_size(max_memory),
+            max_disk=None if max_disk is None else parse_size(max_disk),
             progress=None if advance is None else progress,
         )
     present(report.to_json(), as_json=as_json, quiet=quiet, text=lambda console: _show(console, report))

@@ -10,10 +10,11 @@ import typer
 from inshrink_core.cli.formatting import count, counted, error_size, printable, steps_in_short
 from inshrink_core.cli.opening import open_run
 from inshrink_core.cli.optimizer import stored_text
-from inshrink_core.cli.options import FollowLinks, Json, Quiet, StepPattern
+from inshrink_core.cli.options import FollowLinks, Json, MaxDisk, MaxMemory, Quiet, StepPattern
 from inshrink_core.cli.output import make_table, present
 from inshrink_core.cli.progress import progress_bar
 from inshrink_core.errors import CheckFailedError
+from inshrink_core.execution import parse_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,13 +31,17 @@ _MOST_PROBLEMS = 50
 
 def verify(
     archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive to check.")],
-    deep: Annotated[bool, typer.Option("--deep", help="Decode every tensor of every frame too.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Restore every frame too, without writing a file.")
+    ] = False,
     against: Annotated[
         str | None,
         typer.Option(metavar="RUN", help="The original run: measure the error of every tensor against it."),
     ] = None,
     step_pattern: StepPattern = None,
     follow_links: FollowLinks = False,
+    max_memory: MaxMemory = None,
+    max_disk: MaxDisk = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -45,7 +50,14 @@ def verify(
 
     run = open_run(against, step_pattern, follow_links=follow_links) if against is not None else None
     with progress_bar("verify", hidden=as_json or quiet, in_bytes=False) as advance:
-        verification = verify_archive(archive, deep=deep, against=run, done=advance)
+        verification = verify_archive(
+            archive,
+            deep=deep,
+            against=run,
+            done=advance,
+            max_memory=None if max_memory is None else parse_size(max_memory),
+            max_disk=None if max_disk is None else parse_size(max_disk),
+        )
     failure = None
     if not verification.ok:
         n_problems = len(verification.problems)
@@ -78,7 +90,7 @@ def _show(console: Console, verification: Verification) -> None:
     if verification.originals.text != "checked":
         console.print(printable(f"checksums of the originals: {verification.originals.text}"), soft_wrap=True)
     if verification.ok:
-        looked = "checked and decoded" if verification.deep else "checked"
+        looked = "checked and restored" if verification.deep else "checked"
         console.print(f"sound: {counted(verification.n_frames, 'frame')} {looked}")
 
 

@@ -3,17 +3,23 @@
 from inshrink_core.execution.buffers import new_array, new_buffer, recycling
 from inshrink_core.execution.folders import make_folders, remove_empty, sync_folder, working_folder
 from inshrink_core.execution.kept import keep_result, key_digest, load_result, write_whole
+from inshrink_core.execution.resources import Limits, format_size, free_disk, memory_available, parse_size
 from inshrink_core.execution.threads import default_threads, ordered_map
 
 __all__ = [
+    "Limits",
     "default_threads",
+    "format_size",
+    "free_disk",
     "keep_result",
     "key_digest",
     "load_result",
     "make_folders",
+    "memory_available",
     "new_array",
     "new_buffer",
     "ordered_map",
+    "parse_size",
     "recycling",
     "remove_empty",
     "sync_folder",

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import zlib
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from inshrink_core.checkpoint import Checkpoint, FileLayout, Region, TensorSpec
 from inshrink_core.errors import DamagedError
+from inshrink_core.execution import Limits
 from inshrink_core.formats.source import bytes_between, hole_mask
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["tensor_bytes", "write_layout"]
+__all__ = ["DEFAULT_LIMITS", "tensor_bytes", "write_layout"]
+
+DEFAULT_LIMITS: Final = Limits()
+"""What is available."""
+
+_MAX_STRIDES: Final = 63
+"""Of 64 dimensions that numpy knows, one counts the bytes of an element."""
 
 
 def tensor_bytes(tensor: Tensor, spec: TensorSpec) -> memoryview:
@@ -69,17 +78,39 @@ class _Writer:
                 self.file.write(crc.to_bytes(4, "little"))
 
 
-def _check_layout(layout: FileLayout, checkpoint: Checkpoint) -> None:
-    """Refuse a layout, which may come from an archive, that contradicts itself."""
+def _check_layout(layout: FileLayout, checkpoint: Checkpoint, n_skeleton: int) -> None:
+    """Refuse a layout, which may come from an archive, that contradicts itself.
+
+    A region can hold no more bytes than its tensors and the holes of which the skeleton has the bytes: what
+    is allocated for it is bounded by what is really there.
+    """
     end = 0
+    n_holes = n_skeleton - sum(nbytes for _, nbytes in bytes_between(layout))
+    if n_holes < 0:
+        raise DamagedError(
+            f"the skeleton of '{layout.path}' is too short",
+            where=checkpoint.origin,
+            expected=f"{n_skeleton - n_holes} bytes",
+            found=f"{n_skeleton}",
+        )
     for region in layout.regions:
         if region.offset < end or region.nbytes < 0:
             raise DamagedError(f"the layout of '{layout.path}' has overlapping regions")
         end = region.offset + region.nbytes
+        held = sum(checkpoint.spec(member.key).nbytes for member in region.members)
+        if region.nbytes > held + n_holes:
+            raise DamagedError(
+                f"a region of '{layout.path}' is larger than what lies in it",
+                where=checkpoint.origin,
+                expected=f"at most {held + n_holes} bytes",
+                found=f"{region.nbytes}",
+            )
         for member in region.members:
             spec = checkpoint.spec(member.key)
             stride = member.stride
-            if stride is not None and (len(stride) != len(spec.shape) or any(s < 0 for s in stride)):
+            if stride is not None and (
+                not len(stride) == len(spec.shape) <= _MAX_STRIDES or any(s < 0 for s in stride)
+            ):
                 raise DamagedError(f"the layout of '{layout.path}' gives '{member.key}' wrong strides")
             span = spec.nbytes
             if stride is not None and spec.numel:
@@ -91,12 +122,31 @@ def _check_layout(layout: FileLayout, checkpoint: Checkpoint) -> None:
     entry_ends = [entry.data_offset + entry.data_nbytes for entry in layout.zip_entries]
     if max([end, *crc_ends, *entry_ends]) > layout.nbytes:
         raise DamagedError(f"the layout of '{layout.path}' reaches past the file's end")
+    _check_entries(layout)
+
+
+def _check_entries(layout: FileLayout) -> None:
+    """Refuse checksums of spans that overlap, and checksums that would be written over tensors."""
+    entries = sorted(layout.zip_entries)
+    for entry, following in itertools.pairwise(entries):
+        if entry.data_offset + entry.data_nbytes > following.data_offset:
+            raise DamagedError(f"the layout of '{layout.path}' has overlapping zip entries")
+    starts = [region.offset for region in layout.regions]
+    for at in (at for entry in entries for at in entry.crc_offsets):
+        place = bisect.bisect_left(starts, at + 4) - 1
+        if place >= 0 and layout.regions[place].offset + layout.regions[place].nbytes > at:
+            raise DamagedError(f"the layout of '{layout.path}' has a checksum within a tensor")
+
+
+def _is_one_tensor(region: Region) -> bool:
+    """Whether a region is one contiguous tensor, which is written as it is decoded."""
+    return len(region.members) == 1 and region.members[0].stride is None
 
 
 def _region_bytes(checkpoint: Checkpoint, region: Region, holes: memoryview) -> tuple[memoryview, int]:
     """Return the bytes of a region, and how many of `holes` went into it."""
     specs = {member.key: checkpoint.spec(member.key) for member in region.members}
-    if len(region.members) == 1 and region.members[0].stride is None:
+    if _is_one_tensor(region):
         spec = specs[region.members[0].key]
         data = tensor_bytes(checkpoint.source.read(spec), spec)
         if len(data) == region.nbytes:
@@ -126,7 +176,11 @@ def _region_bytes(checkpoint: Checkpoint, region: Region, holes: memoryview) -> 
 
 
 def write_layout(
-    file: IO[bytes], checkpoint: Checkpoint, layout: FileLayout, progress: Callable[[str], None]
+    file: IO[bytes],
+    checkpoint: Checkpoint,
+    layout: FileLayout,
+    progress: Callable[[str], None],
+    limits: Limits = DEFAULT_LIMITS,
 ) -> None:
     """Write one file of a checkpoint as its layout says.
 
@@ -140,23 +194,25 @@ def write_layout(
         One of its files.
     progress
         Told the key of every tensor written.
+    limits
+        What a region whose tensors do not lie one after the other may take to put together.
 
     Raises
     ------
     DamagedError
         Layout, skeleton and tensors contradict each other.
+    TooLargeError
+        A region is larger than the limits allow.
     """
-    _check_layout(layout, checkpoint)
     skeleton = memoryview(checkpoint.source.skeleton(layout))
+    _check_layout(layout, checkpoint, len(skeleton))
+    for region in layout.regions:
+        if not _is_one_tensor(region):
+            what = f"filling a region of '{layout.path}'"
+            largest = max((checkpoint.spec(member.key).nbytes for member in region.members), default=0)
+            limits.require_memory(2 * region.nbytes + largest, what, checkpoint.origin)
     spans = bytes_between(layout)
     n_between = sum(nbytes for _, nbytes in spans)
-    if len(skeleton) < n_between:
-        raise DamagedError(
-            f"the skeleton of '{layout.path}' is too short",
-            where=checkpoint.origin,
-            expected=f"{n_between} bytes",
-            found=f"{len(skeleton)}",
-        )
     holes, used, at = skeleton[n_between:], 0, 0
     writer = _Writer(file, layout)
     gaps = dict(spans)
@@ -171,4 +227,11 @@ def write_layout(
         writer.write(data)
         for member in regions[offset].members if offset in regions else ():
             progress(member.key)
+    if used != len(holes) or writer.at != layout.nbytes:
+        raise DamagedError(
+            f"skeleton and tensors of '{layout.path}' do not make up the file",
+            where=checkpoint.origin,
+            expected=f"{layout.nbytes} bytes",
+            found=f"{writer.at + len(holes) - used}",
+        )
     writer.patch_checksums()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from inshrink_core.checkpoint import (
     DTYPE_SIZES,
@@ -18,14 +19,16 @@ from inshrink_core.checkpoint import (
     TensorSpec,
 )
 from inshrink_core.errors import InputError, NotFoundError, UnsafePathError
-from inshrink_core.formats.fill import tensor_bytes, write_layout
+from inshrink_core.execution import Limits
+from inshrink_core.formats.fill import DEFAULT_LIMITS, tensor_bytes, write_layout
+from inshrink_core.formats.safe_path import check_names
 from inshrink_core.formats.safetensors_file import SAFETENSORS_DTYPES
 from inshrink_core.formats.transaction import write_files
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["write_checkpoint"]
+__all__ = ["rehearse_writing", "restorable_layout", "write_checkpoint", "written_nbytes"]
 
 Progress = Callable[[str], None]
 Writer = Callable[[IO[bytes]], None]
@@ -156,7 +159,7 @@ def _side_files(checkpoint: Checkpoint, taken: Iterable[str]) -> dict[str, Write
     }
 
 
-def _same_writers(checkpoint: Checkpoint, progress: Progress) -> dict[str, Writer]:
+def _same_writers(checkpoint: Checkpoint, progress: Progress, limits: Limits) -> dict[str, Writer]:
     if not checkpoint.files:
         raise InputError(
             "the checkpoint does not know its own file layout",
@@ -170,7 +173,9 @@ def _same_writers(checkpoint: Checkpoint, progress: Progress) -> dict[str, Write
             raise UnsafePathError(
                 f"the file name {layout.path[:200]!r} stands twice", where=checkpoint.origin
             )
-        writers[layout.path] = partial(write_layout, checkpoint=checkpoint, layout=layout, progress=progress)
+        writers[layout.path] = partial(
+            write_layout, checkpoint=checkpoint, layout=layout, progress=progress, limits=limits
+        )
     return writers
 
 
@@ -205,6 +210,7 @@ def write_checkpoint(
     force: bool = False,
     keys: Callable[[str], bool] | None = None,
     progress: Progress | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> tuple[Path, ...]:
     """Write a checkpoint's files into a directory.
 
@@ -226,6 +232,8 @@ def write_checkpoint(
         Which tensors to write, by key; given, they alone are written as ``model.safetensors``.
     progress
         Called with the key of each tensor when it is written.
+    limits
+        What writing may take of memory and disk; by default what is available.
 
     Returns
     -------
@@ -242,6 +250,8 @@ def write_checkpoint(
         A file name of the checkpoint would leave the directory; nothing is written.
     ExistsError
         A file exists and `force` is not set; nothing is written.
+    TooLargeError
+        It would take more than the limits allow; nothing is written.
     StorageError
         The disk is full or the target read-only; partial files are removed.
 
@@ -259,15 +269,94 @@ def write_checkpoint(
     """
     if layout not in _LAYOUTS:
         raise InputError("an unknown layout", expected=", ".join(_LAYOUTS), found=layout[:40])
-    report = progress or _ignore
+    writers = _writers(checkpoint, layout, keys, progress or _ignore, limits)
+    nbytes = written_nbytes(checkpoint, layout, keys)
+    limits.require_disk(nbytes, Path(directory), f"writing step {checkpoint.step}", checkpoint.origin)
+    return write_files(Path(directory), writers, force=force, origin=checkpoint.origin)
+
+
+def restorable_layout(checkpoint: Checkpoint) -> str:
+    """Return ``same``, or a plain format where files were left out with the optimizer's tensors."""
+    covered = {
+        member.key for file in checkpoint.files for region in file.regions for member in region.members
+    }
+    return "same" if all(spec.key in covered for spec in checkpoint.specs) else "torch"
+
+
+def written_nbytes(checkpoint: Checkpoint, layout: str, keys: Callable[[str], bool] | None = None) -> int:
+    """Return about how many bytes `write_checkpoint` writes; headers of plain formats are not counted."""
+    if layout == "same" and keys is None:
+        return sum(file.nbytes for file in checkpoint.files)
+    side = sum(file.nbytes for file in checkpoint.files if file.kind == "opaque" and keys is None)
+    return side + sum(spec.nbytes for spec in checkpoint.specs if keys is None or keys(spec.key))
+
+
+def rehearse_writing(checkpoint: Checkpoint, layout: str, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Do all that `write_checkpoint` does but store nothing: what passes can be written.
+
+    Parameters
+    ----------
+    checkpoint
+        What would be written.
+    layout, limits
+        As for `write_checkpoint`; the disk is not looked at, unless the limits say how much of it.
+
+    Raises
+    ------
+    InshrinkError
+        As `write_checkpoint`, but for what only a real directory refuses.
+    """
+    writers = _writers(checkpoint, layout, None, _ignore, limits)
+    check_names(writers, checkpoint.origin)
+    if limits.max_disk is not None:
+        nbytes = written_nbytes(checkpoint, layout)
+        limits.require_disk(nbytes, Path(), f"writing step {checkpoint.step}", checkpoint.origin)
+    for write in writers.values():
+        write(cast("IO[bytes]", _NullFile()))
+
+
+class _NullFile(io.RawIOBase):
+    """A file that forgets what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._at = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        nbytes = memoryview(data).nbytes
+        self._at += nbytes
+        return nbytes
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset if whence == io.SEEK_SET else self._at + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+
+def _writers(
+    checkpoint: Checkpoint,
+    layout: str,
+    keys: Callable[[str], bool] | None,
+    report: Progress,
+    limits: Limits,
+) -> dict[str, Writer]:
+    """Return what writes each file, by path."""
     if keys is not None:
         writers = _selected_writers(checkpoint, keys, report)
     elif layout == "same":
-        writers = _same_writers(checkpoint, report)
+        writers = _same_writers(checkpoint, report, limits)
     elif layout == "safetensors":
         writers = _safetensors_writers(checkpoint, report)
         writers |= _side_files(checkpoint, writers)
     else:
         writers = {"checkpoint.pt": partial(_write_torch, checkpoint=checkpoint, progress=report)}
         writers |= _side_files(checkpoint, writers)
-    return write_files(Path(directory), writers, force=force, origin=checkpoint.origin)
+    return writers

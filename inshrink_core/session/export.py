@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, pack_archive
 from inshrink_core.archive.durable import require_free
 from inshrink_core.archive.storage import storage_error
-from inshrink_core.chain import Archive, ArchiveSize, archive_size, stored_view
-from inshrink_core.chain.archive import pack_attributes
+from inshrink_core.chain import Archive, ArchiveSize, archive_size, step_needs, stored_view
+from inshrink_core.chain.attributes import pack_attributes
 from inshrink_core.chain.content import parts_of
 from inshrink_core.chain.originals import ORIGINALS
 from inshrink_core.chain.parts import encode_part
 from inshrink_core.chain.rekey import rekey_frame
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import InputError
-from inshrink_core.execution import make_folders, working_folder
+from inshrink_core.execution import Limits, make_folders, working_folder
 from inshrink_core.frame import FrameKind
 from inshrink_core.session.coarsen import FLOAT32_NBYTES, coarsen
 from inshrink_core.session.progress import OnProgress, Progress
@@ -119,6 +119,8 @@ def export(
     exact: bool = False,
     force: bool = False,
     progress: OnProgress | None = None,
+    max_memory: int | None = None,
+    max_disk: int | None = None,
 ) -> ExportReport:
     """Write one step as a packed archive of one keyframe, which needs nothing else.
 
@@ -142,6 +144,8 @@ def export(
         Replace the file if it exists.
     progress
         Called after each tensor; raising cancels and leaves nothing behind.
+    max_memory, max_disk
+        Bytes that may be taken; by default what is available. The file takes no more disk than the step.
 
     Raises
     ------
@@ -151,6 +155,8 @@ def export(
         The file exists and `force` is not set.
     InputError
         `ratio` is not a number of at least 1.
+    TooLargeError
+        It would take more memory or disk than that.
     DamagedError, MissingFrameError
         The step cannot be decoded.
 
@@ -180,6 +186,11 @@ def export(
     target = Path(output)
     require_free(target, force)
     info = source.last if step is None else source.reader.find(step)
+    source = source.limited(Limits(max_memory=max_memory, max_disk=max_disk))
+    needs = step_needs(source, info)
+    where = source.where(info)
+    source.limits.require_memory(needs.memory_in_turn, "exporting the step", where)
+    source.limits.require_disk(needs.disk, target.parent, "exporting the step", where)
     job = _Export(source, info, weights_only, progress)
     with _beside(target) as folder:
         chosen = folder / "exact"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from inshrink_core.chain import Archive, frame_size
-from inshrink_core.chain.archive import spec_of
+from inshrink_core.chain.attributes import spec_of
 from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import codec_for_block
 from inshrink_core.frame import FrameInfo

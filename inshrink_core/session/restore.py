@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.archive import is_archive
 from inshrink_core.chain import (
@@ -17,10 +17,13 @@ from inshrink_core.chain import (
     exactness_of,
     frame_size,
     original_checks,
+    sequential_within,
+    step_needs,
 )
-from inshrink_core.errors import NotFoundError
-from inshrink_core.execution import default_threads
+from inshrink_core.errors import NotFoundError, TooLargeError
+from inshrink_core.execution import Limits, default_threads
 from inshrink_core.formats import Run, open_run, write_checkpoint
+from inshrink_core.formats.write import restorable_layout, written_nbytes
 from inshrink_core.session.progress import OnProgress, Progress
 from inshrink_core.session.read_ahead import reading_ahead
 
@@ -30,8 +33,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.checkpoint import Checkpoint
+    from inshrink_core.frame import FrameInfo
 
 __all__ = ["RestoreReport", "load_state_dict", "open_any", "restore"]
+
+
+_SHARE_OF_A_RUN: Final = 0.5
+"""Of the memory and the disk there is, what several steps may take unless it is said how much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +121,9 @@ def restore(
     force: bool = False,
     progress: OnProgress | None = None,
     threads: int | None = None,
+    branch: int | None = None,
+    max_memory: int | None = None,
+    max_disk: int | None = None,
 ) -> RestoreReport:
     """Write archived steps back as files.
 
@@ -136,6 +147,10 @@ def restore(
     threads
         How many tensors are decoded at a time; by default as many as there are processors. The files are
         the same.
+    branch
+        Look for the steps in the history of this branch's last frame alone.
+    max_memory, max_disk
+        Bytes that may be taken; by default what is available, and half of it for several steps.
 
     Raises
     ------
@@ -143,6 +158,10 @@ def restore(
         A step is not in the archive, or no tensor matches.
     ExistsError
         A file exists and `force` is not set.
+    MissingFrameError
+        A frame that is needed is listed and missing.
+    TooLargeError
+        It would take more memory or disk than that; nothing is written.
     UnsafePathError
         The archive names a path outside of `directory`.
 
@@ -159,21 +178,24 @@ def restore(
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
     if not opened.listed_steps:
         raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
-    chosen = tuple(steps) if steps is not None else (opened.last.step,)
-    view = opened.sequential() if len(chosen) > 1 else opened
-    counter = _Counter(opened, chosen, tensors, progress)
+    infos = _frames_of(opened, steps, branch)
+    chosen = tuple(info.step for info in infos)
+    share = 1.0 if len(chosen) < 2 else _SHARE_OF_A_RUN
+    opened = opened.limited(Limits(max_memory=max_memory, max_disk=max_disk, share=share))
+    view, threads = _fitting(opened, infos, Path(directory), layout, tensors, threads or default_threads())
+    counter = _Counter(opened, infos, tensors, progress)
     paths: list[Path] = []
     written = layout
-    for step in chosen:
-        checkpoint = view[step]
+    for info in infos:
+        step, checkpoint = info.step, view.checkpoint(info)
         whole = tensors is None
-        step_layout = _restorable_layout(opened, checkpoint) if layout == "same" and whole else layout
+        step_layout = restorable_layout(checkpoint) if layout == "same" and whole else layout
         written = step_layout
         nested = len(chosen) > 1 and (len(checkpoint.files) != 1 or step_layout != "same" or not whole)
         target = Path(directory) / f"checkpoint-{step}" if nested else Path(directory)
         keys = _selector(checkpoint, tensors)
         order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
-        with reading_ahead(checkpoint, order, threads or default_threads()) as ahead:
+        with reading_ahead(checkpoint, order, threads) as ahead:
             paths += write_checkpoint(
                 ahead,
                 target,
@@ -181,6 +203,7 @@ def restore(
                 force=force,
                 keys=keys,
                 progress=counter.of(checkpoint),
+                limits=opened.limits,
             )
     return RestoreReport(
         steps=chosen,
@@ -197,14 +220,52 @@ def restore(
     )
 
 
-def _restorable_layout(archive: Archive, checkpoint: Checkpoint) -> str:
-    """Return ``same``, or a plain format where files were left out with the optimizer's tensors."""
-    covered = {
-        member.key for file in checkpoint.files for region in file.regions for member in region.members
-    }
-    if all(spec.key in covered for spec in checkpoint.specs):
-        return "same"
-    return "torch"
+def _frames_of(archive: Archive, steps: Iterable[int] | None, branch: int | None) -> tuple[FrameInfo, ...]:
+    """Return the frames to restore: of the steps asked for, or the last."""
+    if steps is not None:
+        return tuple(archive.reader.find(step, branch) for step in steps)
+    if branch is None:
+        return (archive.last,)
+    tips = [frame for frame in archive.reader.listed if frame.branch == branch]
+    if not tips:
+        raise NotFoundError(f"there is no branch {branch}", where=archive.reader.path)
+    last = max(tips, key=lambda frame: frame.generation)
+    return (archive.reader.find(last.step, branch),)
+
+
+def _fitting(
+    archive: Archive,
+    infos: Sequence[FrameInfo],
+    directory: Path,
+    layout: str,
+    tensors: str | None,
+    threads: int,
+) -> tuple[Archive, int]:
+    """Return a view and a number of threads that fit the memory; refuse what does not fit the disk."""
+    disk, needs = 0, []
+    for info in infos:
+        checkpoint = archive.checkpoint(info)
+        keys = _selector(checkpoint, tensors)
+        as_written = restorable_layout(checkpoint) if layout == "same" and keys is None else layout
+        needs.append(step_needs(archive, info, checkpoint, as_written))
+        disk += written_nbytes(checkpoint, as_written, keys)
+    what = f"restoring {len(infos)} steps" if len(infos) > 1 else f"restoring step {infos[0].step}"
+    archive.limits.require_disk(disk, directory, what, archive.reader.path)
+    if tensors is not None:  # some of them only: each is checked as it is decoded
+        return (archive.sequential() if len(infos) > 1 else archive), threads
+    view = sequential_within(archive, needs) if len(infos) > 1 else archive
+    held = max((row.state for row in needs), default=0) if view.keeps_state else 0
+    while threads > 1:
+        try:
+            most = max(row.memory(threads) for row in needs)
+            archive.limits.require_memory(most + held, what, archive.reader.path)
+            break
+        except TooLargeError:
+            threads -= 1
+    if threads == 1:
+        most = max(row.memory() for row in needs)
+        archive.limits.require_memory(most + held, what, archive.reader.path)
+    return view, threads
 
 
 def _selector(checkpoint: Checkpoint, pattern: str | None) -> Callable[[str], bool] | None:
@@ -224,13 +285,13 @@ class _Counter:
     """Counts the bytes of tensors that writers say they have written, over all steps."""
 
     def __init__(
-        self, archive: Archive, steps: Sequence[int], pattern: str | None, progress: OnProgress | None
+        self, archive: Archive, infos: Sequence[FrameInfo], pattern: str | None, progress: OnProgress | None
     ) -> None:
         self._progress = progress
         self._done = self._total = 0
         if progress is not None:
-            for step in steps:
-                size = frame_size(archive, archive.reader.find(step))
+            for info in infos:
+                size = frame_size(archive, info)
                 keys = (tensor.spec for tensor in size.tensors)
                 self._total += sum(s.nbytes for s in keys if pattern is None or fnmatchcase(s.key, pattern))
 

@@ -1,0 +1,235 @@
+"""How much memory and disk there is, and refusing what would take more, before any of it is allocated."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from inshrink_core.errors import InputError, TooLargeError
+
+__all__ = ["Limits", "format_size", "free_disk", "memory_available", "parse_size"]
+
+_UNCHECKED_NBYTES: Final = 64 << 20
+"""What any machine that runs PyTorch has: to measure memory would take longer than to use so little."""
+
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_PROC: Final = Path("/proc")
+
+_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
+    f"{letter}i": 1 << 10 * (i + 1) for i, letter in enumerate("kmgt")
+}
+_SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?)b?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that a size names: ``4GB``, ``1.5 GiB``, ``800M`` or plain bytes.
+
+    Raises
+    ------
+    InputError
+        It is no size.
+
+    Examples
+    --------
+    >>> parse_size("4GB"), parse_size("1.5 GiB")
+    (4000000000, 1610612736)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _UNITS:
+        raise InputError(f"'{text[:40]}' is not a size", remedy="write 4GB, 1.5GiB or a number of bytes")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def format_size(nbytes: int) -> str:
+    """Return a size for a message.
+
+    Examples
+    --------
+    >>> format_size(999), format_size(1 << 40)
+    ('999 bytes', '1.1 TB')
+    """
+    for power, unit in ((18, "EB"), (15, "PB"), (12, "TB"), (9, "GB"), (6, "MB")):
+        if nbytes >= 10**power:
+            if nbytes >= 10**24:  # 64 dimensions of an archive may say anything
+                return f"over 10^{len(str(nbytes)) - 1} bytes"
+            return f"{nbytes / 10**power:.1f} {unit}"
+    return f"{nbytes} bytes"
+
+
+def memory_available() -> int | None:
+    """Return how many bytes this process may take besides those it has; None where nothing tells.
+
+    Notes
+    -----
+    The least of what the system could give without swapping, what the control groups of the process
+    (version 1 or 2, and those around them) have left, and what its limit of address space leaves.
+    """
+    found = [_system_memory(), _address_space(), *_group_memory()]
+    known = [max(0, nbytes) for nbytes in found if nbytes is not None]
+    return min(known, default=None)
+
+
+def free_disk(folder: Path) -> int:
+    """Return the free bytes of the file system in which a folder lies, or would lie."""
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def _number(path: Path) -> int | None:
+    """Read a file that holds one number; None where it does not, as ``max`` of a group without a limit."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Read lines of a name and a number."""
+    fields = {}
+    with contextlib.suppress(OSError):
+        for line in path.read_text().splitlines():
+            words = line.replace(":", " ").split()
+            if len(words) > 1 and words[1].isdigit():
+                fields[words[0]] = int(words[1])
+    return fields
+
+
+def _system_memory() -> int | None:
+    """Return what the kernel says is available, or on other systems all there is."""
+    fields = _fields(_PROC / "meminfo")
+    if "MemAvailable" in fields:
+        return fields["MemAvailable"] << 10
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _address_space() -> int | None:
+    """Return what RLIMIT_AS leaves."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    used = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        used = int((_PROC / "self" / "statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    return limit - used
+
+
+def _group_memory() -> Iterator[int | None]:
+    """Yield what each control group of the process leaves; page cache it could drop counts as free."""
+    for folder, version in _groups():
+        names = ("memory.max", "memory.current", "inactive_file")
+        if version == 1:
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        limit, used = _number(folder / names[0]), _number(folder / names[1])
+        if limit is not None and used is not None:
+            yield limit - used + _fields(folder / "memory.stat").get(names[2], 0)
+
+
+def _groups() -> Iterator[tuple[Path, int]]:
+    """Yield the folders of the process's memory groups and of those around them, with the version."""
+    try:
+        lines = (_PROC / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        unified = number == "0" and not controllers
+        if not unified and "memory" not in controllers.split(","):
+            continue
+        root = _CGROUPS if unified else _CGROUPS / "memory"
+        # In a container the path may be the host's, of which only the root is to be seen.
+        place = root / path.lstrip("/")
+        for folder in dict.fromkeys((place, *place.parents)):
+            if folder == root or root in folder.parents:
+                yield folder, 2 if unified else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What decoding and writing may take.
+
+    Parameters
+    ----------
+    max_memory, max_disk
+        Bytes; by default what is available when it is asked for.
+    share
+        Of what is available, where it is not said in bytes: half where a whole run is asked for, so that
+        other programs, and the system's cache, are left some.
+    """
+
+    max_memory: int | None = None
+    max_disk: int | None = None
+    share: float = 1.0
+
+    def require_memory(self, nbytes: int, what: str, where: str, *, held: int = 0) -> None:
+        """Refuse what would take more memory than there is.
+
+        Parameters
+        ----------
+        nbytes
+            All that it takes.
+        what, where
+            For the message.
+        held
+            Of `nbytes`, what the process holds already.
+
+        Raises
+        ------
+        TooLargeError
+            It is above the limit.
+        """
+        if self.max_memory is not None:
+            limit = self.max_memory
+        elif nbytes - held <= _UNCHECKED_NBYTES:
+            return
+        else:
+            available = memory_available()
+            if available is None:
+                return
+            limit = int(available * self.share) + held
+        if nbytes > limit:
+            raise _too_large(what, where, nbytes, limit, "memory", self.max_memory is not None)
+
+    def require_disk(self, nbytes: int, folder: Path, what: str, where: str) -> None:
+        """Refuse what would take more disk than is free where `folder` lies.
+
+        Raises
+        ------
+        TooLargeError
+            It is above the limit.
+        """
+        if self.max_disk is not None:
+            limit = self.max_disk
+        else:
+            try:
+                limit = int(free_disk(folder) * self.share)
+            except OSError:  # a place that cannot be asked is refused, or not, by writing there
+                return
+        if nbytes > limit:
+            raise _too_large(what, where, nbytes, limit, "disk", self.max_disk is not None)
+
+
+def _too_large(what: str, where: str, nbytes: int, limit: int, kind: str, asked: bool) -> TooLargeError:
+    """Return the error: how much it would be, how much it may be, and what allows it."""
+    more = "a larger" if asked else "if there is that much,"
+    return TooLargeError(
+        f"{what} would take about {format_size(nbytes)} of {kind}",
+        where=where,
+        needed=nbytes,
+        limit=limit,
+        expected=f"at most {format_size(limit)}",
+        remedy=f"{more} --max-{kind} SIZE (in Python max_{kind}) allows it",
+    )
