@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from inshrink_core.archive.catalog import Catalog
-from inshrink_core.archive.durable import LOCK_NAME, is_locked, is_temporary
+from inshrink_core.archive.durable import LOCK_NAME, is_locked, is_temporary, temporary_path
 from inshrink_core.archive.frame_reader import FrameReader
 from inshrink_core.archive.layout import (
     FRAME_FOLDER,
@@ -81,6 +82,7 @@ def check_archive(path: str | os.PathLike[str]) -> tuple[Problem, ...]:
             Problem(storage.name, f"the padding before {path} is not zero", _RESTORE)
             for path in storage.stray_padding()
         ]
+        problems += _check_beside(Path(path))
     else:
         problems += _check_strays(storage)
     return tuple(problems)
@@ -148,6 +150,14 @@ def _digest(storage: Storage, frame: FrameInfo) -> bytes:
     for offset in range(0, storage.size(frame.path), _CHUNK_NBYTES):
         digest.update(storage.read(frame.path, offset, _CHUNK_NBYTES))
     return digest.digest()
+
+
+def _check_beside(path: Path) -> Iterator[Problem]:
+    """Report a packing of the same name that was cut off; one at work looks the same."""
+    leftover = temporary_path(path)
+    if leftover.is_file():
+        what = "a packing was cut off and left this file, unless one is at work"
+        yield Problem(str(leftover), what, "the next packing of that name replaces it", True)
 
 
 def _check_strays(storage: Storage) -> Iterator[Problem]:

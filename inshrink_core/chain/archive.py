@@ -222,7 +222,15 @@ class Archive(Mapping[int, Checkpoint]):
             return read(info)
         except MissingFrameError:
             self.reader.refresh()
-            return read(self.reader.info(info.frame_id))
+            try:
+                now = self.reader.info(info.frame_id)
+            except NotFoundError:
+                raise MissingFrameError(
+                    f"the frame of step {info.step} was removed since it was listed",
+                    where=self.reader.path,
+                    remedy="open the archive again: `inshrink inspect` lists what it holds",
+                ) from None
+            return read(now)
 
     def where(self, info: FrameInfo) -> str:
         """Name a frame in messages."""

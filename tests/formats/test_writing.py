@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,6 +23,7 @@ from inshrink_core.errors import (
 )
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.safe_path import check_names
+from inshrink_core.formats.transaction import write_files
 from tests.formats.run_builders import same_bits, save_huggingface, save_run
 
 
@@ -226,3 +228,24 @@ def test_layouts_that_cannot_be_are_told(tmp_path, checkpoint):
     with pytest.raises(InputError, match="complex128"):
         write_checkpoint(odd, tmp_path / "out", layout="safetensors")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_names_of_written_files_are_synced_after_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the folder's fsync a power loss may leave none of them, though `restore` had ended with 0."""
+    synced: list[tuple[bool, tuple[str, ...]]] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        present = tuple(sorted(path.name for path in (tmp_path / "new").rglob("*") if path.is_file()))
+        synced.append((is_folder, present))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    files = {"a.bin": lambda file: file.write(b"1"), "in/b.bin": lambda file: file.write(b"2")}
+    write_files(tmp_path / "new", files, force=False)
+    folders = [present for is_folder, present in synced if is_folder]
+    assert [is_folder for is_folder, _ in synced[:2]] == [False, False]
+    assert folders == [("a.bin", "b.bin")] * 3  # `new`, `new/in`, and the folder in which `new` is

@@ -1,0 +1,66 @@
+"""Readers that are open while frames are replaced find the new ones, or say what is gone."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.chain import Archive
+from inshrink_core.errors import MissingFrameError
+from tests.training import write_run
+
+
+@pytest.fixture
+def archive_path(tmp_path: Path) -> Path:
+    inshrink_core.compress(write_run(tmp_path / "run"), tmp_path / "a.inshrink")
+    return tmp_path / "a.inshrink"
+
+
+def test_a_reader_goes_on_with_the_frames_that_a_prune_put_in_place(archive_path: Path) -> None:
+    fresh, used = Archive.open(archive_path), Archive.open(archive_path)
+    info = fresh.last
+    wanted = {key: tensor.clone() for key, tensor in used.checkpoint(info).items()}
+    checkpoint = used.checkpoint(info)
+    inshrink_core.prune(archive_path, keep_last=1, apply=True)
+    assert not (archive_path / info.path).exists()
+    for archive in (fresh, used):
+        for key, tensor in archive.checkpoint(info).items():
+            assert torch.equal(tensor, wanted[key])
+    assert torch.equal(checkpoint["0.weight"], wanted["0.weight"])
+    assert checkpoint.source.skeleton(checkpoint.files[0])
+
+
+def test_a_step_that_a_prune_removed_is_reported_as_gone(archive_path: Path) -> None:
+    archive = Archive.open(archive_path)
+    checkpoint = archive[10]
+    inshrink_core.prune(archive_path, keep_last=1, apply=True)
+    with pytest.raises(MissingFrameError, match=r"step 10.*removed"):
+        _ = checkpoint["0.weight"]
+
+
+def test_readers_that_open_while_prunes_run_find_every_step_that_stays(archive_path: Path) -> None:
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                archive = Archive.open(archive_path)
+                _ = archive.checkpoint(archive.last)["0.weight"]
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for keep in (3, 2, 1):
+        inshrink_core.prune(archive_path, keep_last=keep, apply=True)
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert errors == []
