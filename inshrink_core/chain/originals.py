@@ -82,10 +82,10 @@ class OriginalChecks:
     def to_json(self) -> dict[str, Any]:
         """Return the ``originals`` of a document."""
         return {
+            "text": self.text,
             "checked": list(self.checked),
             "unchecked": list(self.unchecked),
             "unknown": list(self.unknown),
-            "unchecked_kinds": list(self.kinds),
             "damaged": [one._asdict() for one in self.damaged],
         }
 

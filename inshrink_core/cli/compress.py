@@ -195,7 +195,7 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
         ("archive", str(document["archive"])),
         ("appended", done),
         *(("left out", row) for row in document["left_out"]),
-        ("originals", str(document["originals"])),
+        ("checksums of the originals", str(document["originals"]["text"])),
         ("skipped", f"{steps_in_short(skipped)}, there already" if skipped else ""),
         ("time", speed),
         ("codec", str(document["codec"])),

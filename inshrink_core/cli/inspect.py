@@ -146,7 +146,7 @@ def _facts(path: str, document: Mapping[str, Any], archived: bool) -> list[tuple
             ("ratio of everything", ratio(document["ratio_total"])),
             ("ratio of the weights", ratio(document["ratio_weights"])),
             ("bits per weight", plain(document["bits_per_weight"])),
-            ("checksums of the originals", printable(document["originals_text"])),
+            ("checksums of the originals", printable(document["originals"]["text"])),
         ]
         if needs := document["needs"]:
             facts += [

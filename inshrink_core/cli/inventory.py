@@ -190,7 +190,6 @@ def _archive_document(archive: Archive) -> dict[str, Any]:
         "bytes_read": archive.bytes_read,
         "skipped": [],
         "originals": originals.to_json(),
-        "originals_text": originals.text,
         "notes": notes,
     }
 

@@ -91,7 +91,7 @@ class CompressReport:
             "appended": list(self.appended),
             "skipped": list(self.skipped),
             "left_out": [f"{row.path}: {row.reason}" for row in self.left_out],
-            "originals": self.originals.text,
+            "originals": self.originals.to_json(),
             "frames": [
                 {
                     "step": frame.info.step,
