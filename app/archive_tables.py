@@ -76,6 +76,8 @@ class Chain:
         Over the head's line.
     optimizer
         How optimizer state is stored.
+    originals
+        What vouched for the original files, in one line.
     settings
         What the newest frame was written with, ``name=value`` each.
     """
@@ -91,6 +93,7 @@ class Chain:
     codec: str
     optimizer: str
     settings: tuple[str, ...]
+    originals: str = ""
 
     @property
     def n_branches(self) -> int:

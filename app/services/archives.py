@@ -197,11 +197,23 @@ def _summary(
         ratio_weights=total.ratio_weights,
         ratio_total=total.ratio_total,
         codec=str(meta.get("codec", "")),
+        originals=_originals(archive),
         optimizer=str(meta.get("optimizer", "")),
         settings=tuple(f"{name}={value}" for name, value in config.items())
         if isinstance(config, dict)
         else (),
     )
+
+
+def _originals(archive: Archive) -> str:
+    """Say what vouched for the original files; nothing where a frame cannot be read."""
+    from inshrink_core.chain import original_checks
+    from inshrink_core.errors import InshrinkError
+
+    try:
+        return original_checks(archive).text
+    except InshrinkError:
+        return ""
 
 
 def _frame(archive: Archive, info: FrameInfo) -> tuple[FrameSize | None, Mapping[str, Any], str]:

@@ -57,8 +57,16 @@ def archive_subject(archive: Archive) -> Subject:
         tensors=_tensor_rows(archive[archive.steps[-1]].specs) if archive.steps else (),
         total_bytes=facts.nbytes,
         bytes_read=archive.bytes_read,
+        notes=("steps come from the archive", _originals(archive)) if archive.steps else (),
         archive=facts,
     )
+
+
+def _originals(archive: Archive) -> str:
+    """Say what vouched for the files when they were archived."""
+    from inshrink_core.chain import original_checks
+
+    return f"checksums of the originals: {original_checks(archive, archive.frames).text}"
 
 
 def _tensor_rows(specs: Sequence[Any]) -> tuple[TensorRow, ...]:

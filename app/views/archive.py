@@ -139,7 +139,11 @@ def _facts(chain: Chain) -> None:
 
 
 def _warnings(chain: Chain) -> None:
-    """Say which frames are gone or cannot be read."""
+    """Say which frames are gone or cannot be read, and what vouched for the original files."""
+    if "DAMAGED" in chain.originals:
+        st.warning(markdown_text(f"Originals: {chain.originals}"), icon=":material/warning:")
+    elif chain.originals:
+        st.caption(markdown_text(f"Checksums of the originals: {chain.originals}."))
     if chain.missing:
         st.error(
             f"{counted(len(chain.missing), 'frame')} missing, of {steps_text(chain.missing)}. Fetch the "

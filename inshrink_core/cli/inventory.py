@@ -251,4 +251,4 @@ def _archive_notes(archive: Archive, broken: Iterable[FrameInfo]) -> list[str]:
 
 def _skipped(rows: Iterable[Any]) -> list[dict[str, str]]:
     """Return what was left out, and why."""
-    return [{"path": str(path), "reason": str(reason)} for path, reason in rows]
+    return [{"path": str(row[0]), "reason": str(row[1])} for row in rows]

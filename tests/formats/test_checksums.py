@@ -16,6 +16,7 @@ from inshrink_core.errors import DamagedError, InshrinkError, RottenError
 from inshrink_core.formats import open_run
 from inshrink_core.formats.disk import ByteCounter, ReadableFile
 from inshrink_core.formats.torch_zip import read_checked_entries
+from inshrink_core.session.spool import Spool
 
 N_FLIPS = int(os.environ.get("INSHRINK_ROT_FLIPS", "300"))
 
@@ -224,3 +225,16 @@ def test_a_watch_tells_a_rotten_checkpoint_and_goes_on(tmp_path: Path):
     assert report.steps("archived") == (3,)
     assert sorted(event.step or 0 for event in report.damaged) == [0, 2]
     assert report.failure is not None
+
+
+def test_a_spooled_save_has_checksums_whatever_the_training_told_torch(tmp_path: Path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        save = Spool(tmp_path / "a.spool").put(
+            3, {"checkpoint": {"model": {"w": torch.ones(9)}, "step": 3}}, restored=None, first=False
+        )
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert entries(save.folder / save.checkpoint_name)
+    assert [found.step for found in Spool(tmp_path / "a.spool").recover()] == [3]

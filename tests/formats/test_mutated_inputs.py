@@ -135,7 +135,8 @@ def look_at(folder: Path) -> None:
     except InshrinkError as error:
         said = str(error)
     else:
-        return read_all(run)
+        said = ""
+        read_all(run)
     assert len(said) < 20_000
 
 
