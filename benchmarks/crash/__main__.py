@@ -16,7 +16,6 @@ import os
 import shutil
 import sys
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 
 from benchmarks.crash.shim import NoShimError, build
@@ -36,7 +35,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--verb", action="append", help="these alone; may be repeated")
     parser.add_argument("--mode", action="append", choices=("kill", "fault", "power"), help="the same")
     parser.add_argument("--cases", type=int, help="of each verb and mode, whatever the time")
-    parser.add_argument("--plant", help="a defect to be found (benchmarks.crash.plants): proves the harness")
+    parser.add_argument(
+        "--prove", action="store_true", help="plant defects; exit code 1 where one is not found"
+    )
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/crash.csv")
     return parser.parse_args()
 
@@ -78,15 +79,16 @@ def _work(folder: Path, arguments: argparse.Namespace) -> int:
     os.environ.pop("LD_PRELOAD", None)  # children that are other programs do without
     import torch
 
-    from benchmarks.crash.plants import PLANTS
+    from benchmarks.crash.prove import prove
     from benchmarks.crash.report import Work
     from benchmarks.crash.shim import Shim
     from benchmarks.crash.verbs import observed
 
     torch.set_num_threads(1)
     shim = Shim()
-    plant = PLANTS[arguments.plant]() if arguments.plant else nullcontext()
-    with observed(shim.note), plant:
+    with observed(shim.note):
+        if arguments.prove:
+            return 0 if prove(shim, folder, arguments.seed) else EXIT_FOUND
         work = Work(shim, folder, arguments.seed, arguments.verb, arguments.mode)
         work.run(arguments.seconds, arguments.cases)
     work.show()

@@ -1,4 +1,4 @@
-"""One case: a verb struck in a child, what it left judged, the verb once more, and that judged."""
+"""One case: a verb struck in a child, what it left judged, the verb run again, and its end judged."""
 
 from __future__ import annotations
 
@@ -104,9 +104,15 @@ class Stage:
         return Outcome(problems, self.shim.fired, notes, found.get("ended", ""))
 
     def failed(self, plan: Plan) -> Outcome:
-        """Run the verb while the system refuses something, and judge and run it again in that process."""
+        """Run the verb while the system refuses something, and judge what it left."""
         self._fresh(self.before)
         self.shim.clear()
+        if not self.verb.again_within:
+            found = in_child(lambda: self._act(plan))
+            notes, fired = self.shim.notes(), self.shim.fired
+            problems = _problems(found, "refused")
+            problems += _problems(self._judge_once(notes), "refused")
+            return Outcome(problems, fired, notes, found.get("ended", ""))
 
         def act() -> dict[str, Any]:
             acted = self._act(plan)

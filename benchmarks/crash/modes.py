@@ -61,13 +61,15 @@ def faults(stage: Stage, random: Random) -> Iterator[Case]:
     plans = fault_plans(stage)
     random.shuffle(plans)
     plans.sort(key=lambda plan: [one[:2] for one in FAULTS].index((plan.strike, plan.error)))
-    seen: set[tuple[Strike, int, int]] = set()
+    done: set[tuple[Strike, int, int]] = set()
     for plan in plans:
+        if (plan.strike, plan.error, plan.at) in done:
+            continue
         outcome = stage.failed(plan)
-        struck = (plan.strike, plan.error, outcome.fired)
-        # An operation that cannot fail so passes the blow on to the next: that one has its own case.
-        if outcome.fired and struck not in seen:
-            seen.add(struck)
+        # An operation that cannot fail so passes the blow on to the next: those between are done, too.
+        last = outcome.fired or stage.n_operations
+        done |= {(plan.strike, plan.error, at) for at in range(plan.at, last + 1)}
+        if outcome.fired:
             yield Case(plan.name, outcome)
 
 

@@ -7,9 +7,10 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from inshrink_core.archive import ArchiveWriter, FrameWriter, durable, frame_writer, rewrite, writer
+from inshrink_core.archive import ArchiveWriter, FrameWriter, durable, frame_writer, pack, rewrite, writer
+from inshrink_core.execution import sync_folder
 from inshrink_core.frame import FrameInfo
 
 
@@ -52,7 +53,7 @@ def manifest_first() -> AbstractContextManager[None]:
         manifest = self._manifest.with_frame(info)
         self._write_manifest(manifest)
         temporary.replace(self._root / info.path)
-        durable.sync_folder((self._root / info.path).parent)
+        sync_folder((self._root / info.path).parent)
         self._manifest = manifest
         self.reader.refresh()
 
@@ -74,14 +75,11 @@ def early_report() -> AbstractContextManager[None]:
 
 
 def unlink_first() -> AbstractContextManager[None]:
-    """A writer that deletes the old manifest before the new one has its name."""
+    """A writer that deletes the manifest before the new one has its name."""
     write_durably = durable.write_durably
 
     def write(path: Path, content: bytes) -> None:
-        if path.exists():
-            for frame in sorted(path.parent.glob("frames/*.frame"))[:1]:
-                frame.unlink()
-            path.unlink()
+        path.unlink(missing_ok=True)
         write_durably(path, content)
 
     return _replaced((writer, "write_durably", write))
@@ -99,17 +97,31 @@ def deleted_first() -> AbstractContextManager[None]:
     return _replaced((rewrite.Rewrite, "switch", switch_late))
 
 
-def torn_frames() -> AbstractContextManager[None]:
-    """A writer that writes a frame under its own name."""
-    return _replaced((frame_writer, "temporary_path", lambda path: path))
+def parents_unsynced() -> AbstractContextManager[None]:
+    """A pack that syncs no parent it makes."""
+    return _replaced((pack, "make_folders", lambda folder: folder.mkdir(parents=True, exist_ok=True)))
 
 
-PLANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "file-unsynced": file_unsynced,
-    "folder-unsynced": folder_unsynced,
-    "manifest-first": manifest_first,
-    "early-report": early_report,
-    "unlink-first": unlink_first,
-    "deleted-first": deleted_first,
-    "torn-frames": torn_frames,
+def raw_errors() -> AbstractContextManager[None]:
+    """A writer that lets the system's errors through."""
+    return _replaced((frame_writer, "storage_error", lambda error, *_: error))
+
+
+class Plant(NamedTuple):
+    """A defect, and the verb and the mode that must find it."""
+
+    plant: Callable[[], AbstractContextManager[None]]
+    verb: str
+    mode: str
+
+
+PLANTS = {
+    "file-unsynced": Plant(file_unsynced, "append", "power"),
+    "folder-unsynced": Plant(folder_unsynced, "append", "power"),
+    "parents-unsynced": Plant(parents_unsynced, "pack", "power"),
+    "manifest-first": Plant(manifest_first, "append", "kill"),
+    "early-report": Plant(early_report, "append", "kill"),
+    "unlink-first": Plant(unlink_first, "append", "kill"),
+    "deleted-first": Plant(deleted_first, "prune", "kill"),
+    "raw-errors": Plant(raw_errors, "append", "fault"),
 }

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import inshrink_core
 from benchmarks.crash.disk import Tree, read_tree
 from inshrink_core.archive import FrameWriter, is_archive
+from inshrink_core.errors import InshrinkError
 from inshrink_core.evaluate import Evaluation, EvaluatorRequest
 from inshrink_core.metrics import Direction
 
@@ -90,6 +91,8 @@ class Verb:
     archive: ClassVar[str | None] = None
     originals: ClassVar[tuple[str, ...]] = (RUN,)
     exact_again: ClassVar[bool] = True
+    again_within: ClassVar[bool] = False
+    """Whether a process that was refused something goes on, and runs it again itself."""
     kept: ClassVar[tuple[int, ...]] = ()
     """Steps of `archive` from the beginning that must be there always."""
 
@@ -129,6 +132,7 @@ class Append(Compress):
     """A compress that goes on."""
 
     name = "append"
+    again_within = True
     kept = (1, 2)
 
     def prepare(self, root: Path) -> None:
@@ -212,6 +216,7 @@ class Saving(Verb):
     """A saver in a training of four saves, beside which it archives."""
 
     name = "saver"
+    again_within = True
     archive = ARCHIVE
     originals = ()
 
@@ -382,7 +387,7 @@ def judge_archive(
     try:
         found = digests(archive)
         checked = inshrink_core.verify(archive, deep=deep)
-    except (inshrink_core.InshrinkError, OSError) as error:
+    except (InshrinkError, OSError) as error:
         yield f"{'lost' if must else 'refused'}: {type(error).__name__}: {error}"
         return
     yield from (f"lost: step {step}" for step in must if step not in found)
