@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PORT ?= 8501
 WORKERS ?= 3
+SECONDS ?= 60
 
-.PHONY: run test lint types kernels bench bench-quick sample screenshots wheel clean help
+.PHONY: crash run test lint types kernels bench bench-quick sample screenshots wheel clean help
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -40,6 +41,9 @@ bench: $(STAMP)  ## Run every benchmark and write benchmarks/results/*.csv
 
 bench-quick: $(STAMP)  ## The benchmarks that end within ten minutes
 	$(BIN)/python -m benchmarks.run --quick
+
+crash: $(STAMP)  ## Kill every verb at random system calls, fail its writes, cut its power
+	$(BIN)/python -m benchmarks.crash $(SECONDS)
 
 sample: $(STAMP)  ## Train the bundled sample run anew (changes its files)
 	$(BIN)/python sample_checkpoints/make_digits_cnn.py

@@ -12,6 +12,7 @@ is written where ``--write`` asks for it.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import sys
@@ -19,6 +20,9 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.crash.shim import NoShimError, build
+
+WHOLE = {"kill": 100, "fault": None, "power": 300}
+"""Cases of each verb by mode; None is all there are: every call, failed in every way."""
 
 EXIT_FOUND, EXIT_SKIPPED = 1, 77
 """77 is what automake's tests say where they cannot run."""
@@ -35,6 +39,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--verb", action="append", help="these alone; may be repeated")
     parser.add_argument("--mode", action="append", choices=("kill", "fault", "power"), help="the same")
     parser.add_argument("--cases", type=int, help="of each verb and mode, whatever the time")
+    parser.add_argument("--whole", action="store_true", help=f"whatever the time: {WHOLE} of each verb")
     parser.add_argument(
         "--prove", action="store_true", help="plant defects; exit code 1 where one is not found"
     )
@@ -90,7 +95,8 @@ def _work(folder: Path, arguments: argparse.Namespace) -> int:
         if arguments.prove:
             return 0 if prove(shim, folder, arguments.seed) else EXIT_FOUND
         work = Work(shim, folder, arguments.seed, arguments.verb, arguments.mode)
-        work.run(arguments.seconds, arguments.cases)
+        cases = WHOLE if arguments.whole else dict.fromkeys(WHOLE, arguments.cases)
+        work.run(math.inf if arguments.whole else 3600.0 if arguments.cases else arguments.seconds, cases)
     work.show()
     if arguments.write:
         from benchmarks.results import write

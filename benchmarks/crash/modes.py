@@ -29,7 +29,7 @@ FAULTS = (
 a disk full for a moment; a write that does less than was asked for; a signal."""
 
 KILLS = (Strike.KILL_BEFORE, Strike.KILL_AMID, Strike.KILL_AFTER)
-N_RANDOM = 3
+N_RANDOM = 8
 """Random states of the disk after each operation, beside the extreme ones."""
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -37,7 +38,6 @@ class Work:
         self._problems: Counter[tuple[str, str, str]] = Counter()
         self._examples: dict[tuple[str, str, str], list[str]] = {}
         self._operations: dict[str, int] = {}
-        self._whole: set[tuple[str, str]] = set()
         self._shown_at = 0.0
 
     @property
@@ -45,8 +45,8 @@ class Work:
         """Number of cases' problems."""
         return self._problems.total()
 
-    def run(self, seconds: float, n_cases: int | None) -> None:
-        """Run the cases of each verb and mode for a fair share of the time, or so many."""
+    def run(self, seconds: float, n_cases: Mapping[str, int | None]) -> None:
+        """Run the cases of each verb and mode for a fair share of the time, or at most so many."""
         deadline = time.monotonic() + seconds
         turns = [(verb, mode) for verb in self._verbs for mode in self._modes]
         for number, (verb, stages) in enumerate(itertools.groupby(turns, key=lambda turn: turn[0])):
@@ -57,7 +57,10 @@ class Work:
             for place, mode in enumerate(modes):
                 remaining = (len(self._verbs) - number) * len(modes) - place
                 share = (deadline - time.monotonic()) / remaining
-                self._run_mode(stage, mode, share, n_cases)
+                self._run_mode(stage, mode, share, n_cases[mode])
+                if seconds == math.inf:
+                    told = f"{verb} {mode}: {self._cases[verb, mode]} cases, {self.found} bad so far"
+                    print(told, file=sys.stderr, flush=True)
 
     def _run_mode(self, stage: Stage, mode: str, seconds: float, n_cases: int | None) -> None:
         until, verb = time.monotonic() + seconds, stage.verb.name
@@ -70,15 +73,12 @@ class Work:
                 if len(shown) < _SHOWN:
                     shown.append(f"{case.name}: {problem} [{case.outcome.ended or 'killed'}]")
             self._tell(verb, mode)
-        else:
-            self._whole.add((verb, mode))
 
     def _limited(self, cases: Iterator[Case], until: float, n_cases: int | None) -> Iterator[Case]:
-        """Take cases while there is time, one at least; or exactly so many."""
+        """Take cases while there is time, one at least, and at most so many."""
         for number, case in enumerate(cases, 1):
             yield case
-            if number >= n_cases if n_cases is not None else time.monotonic() >= until:
-                self._cut = True
+            if time.monotonic() >= until or number == n_cases:
                 return
 
     def _tell(self, verb: str, mode: str) -> None:

@@ -1,0 +1,76 @@
+"""Verbs that are killed, refused and cut off lose nothing, and the harness that says so can say otherwise."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.results import RESULTS
+
+ROOT = Path(__file__).parents[2]
+compiled = pytest.mark.skipif(
+    not any(shutil.which(name) for name in ("cc", "gcc", "clang")), reason="the shim needs a C compiler"
+)
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.crash", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@compiled
+def test_some_cases_of_every_verb_and_mode_find_nothing():
+    done = run("--cases", "2", "--seed", "7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    rows = [line.split() for line in done.stdout.splitlines()[1:-1]]
+    assert len({row[0] for row in rows}) == 11
+    assert all(row[3] == "2" and set(row[4:]) == {"0"} for row in rows), done.stdout
+
+
+@compiled
+def test_every_planted_defect_is_found():
+    done = run("--prove")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == 8
+    assert "NOT FOUND" not in done.stdout
+
+
+def test_without_a_compiler_it_is_skipped_and_says_why(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.crash", "1"],
+        cwd=ROOT,
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 77
+    assert "C compiler" in done.stderr
+
+
+def test_the_pass_that_is_kept_is_whole_and_found_nothing():
+    with (RESULTS / "crash.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    cases = {
+        mode: sum(int(row["cases"]) for row in rows if row["mode"] == mode) for mode in ("kill", "power")
+    }
+    assert cases["kill"] >= 1000
+    assert cases["power"] >= 2000
+    assert all(
+        row[kind] == "0" for row in rows for kind in ("lost", "wrong", "untyped", "refused", "leftover")
+    )
+    assert all(re.fullmatch(r"[1-9][0-9]*", row["cases"]) for row in rows)
