@@ -1,9 +1,10 @@
 """``python -m benchmarks.crash [SECONDS]``: end every verb where it hurts, and judge what is left.
 
-Three modes. *kill*: SIGKILL at a random system call on a file, before, amid and after it. *fault*: every such
+Four modes. *kill*: SIGKILL at a random system call on a file, before, amid and after it. *fault*: every such
 call fails, one after the other, as on a full disk, a broken one and one that turns read-only. *power*: what a
-power loss may leave after every call, where only what was synced is certain. After each case the archive and
-the outputs are judged by what an undisturbed run gives, the verb is run again, and its end is judged.
+power loss may leave after every call, where only what was synced is certain. *both*: a kill, and a power loss
+in the next run. After each case the archive and the outputs are judged by what an undisturbed run gives, the
+verb is run again, and its end is judged.
 
 Exit code 1 where anything was lost, wrong, untyped, refused or left over. ``benchmarks/results/crash.csv``
 is written where ``--write`` asks for it.
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.crash.shim import NoShimError, build
 
-WHOLE = {"kill": 100, "fault": None, "power": 300}
+WHOLE = {"kill": 100, "fault": None, "power": 300, "both": 80}
 """Cases of each verb by mode; None is all there are: every call, failed in every way."""
 
 EXIT_FOUND, EXIT_SKIPPED = 1, 77
@@ -37,7 +38,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="decides the order and the places")
     parser.add_argument("--verb", action="append", help="these alone; may be repeated")
-    parser.add_argument("--mode", action="append", choices=("kill", "fault", "power"), help="the same")
+    parser.add_argument("--mode", action="append", choices=tuple(WHOLE), help="the same")
     parser.add_argument("--cases", type=int, help="of each verb and mode, whatever the time")
     parser.add_argument("--whole", action="store_true", help=f"whatever the time: {WHOLE} of each verb")
     parser.add_argument(

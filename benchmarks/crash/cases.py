@@ -125,6 +125,16 @@ class Stage:
             _problems(found, "refused"), self.shim.fired, self.shim.notes(), found.get("ended", "")
         )
 
+    def killed_and_continued(self, plan: Plan) -> tuple[list[Operation], list[Operation]]:
+        """Kill the verb, run it again undisturbed, and return the operations of both."""
+        self._fresh(self.before)
+        self.shim.clear()
+        in_child(lambda: self._act(plan))
+        first = list(self.shim.log())
+        self.shim.clear()
+        in_child(lambda: self._act(Plan(), again=True))
+        return first, list(self.shim.log())
+
     def without_power(self, tree: Tree, notes: tuple[str, ...]) -> Outcome:
         """Judge what a power loss left."""
         self._fresh(tree)
@@ -137,13 +147,17 @@ class Stage:
             self.judged[key] = in_child(lambda: self._judged(notes))
         return self.judged[key]
 
-    def _act(self, plan: Plan) -> dict[str, Any]:
+    def _act(self, plan: Plan, *, again: bool = False) -> dict[str, Any]:
         """Run the verb, struck as planned; an error must be one of ours."""
         raw = _Raw()
         with raw.listening():
             self.shim.arm(self.root, plan)
             try:
-                self.verb.act(self.root, self.shim.note)
+                # What makes no archive is run again in another way, over what is there.
+                if again and not self.verb.archive:
+                    self.verb.again(self.root)
+                else:
+                    self.verb.act(self.root, self.shim.note)
                 self.shim.note("done")
                 ended = "done"
             except StorageError as error:

@@ -218,6 +218,10 @@ class Disk:
         new.change({new_name: node})
         old.change(gone)
 
+    def end_process(self) -> None:
+        """Close what is open; what was not synced is no more certain by that."""
+        self._open = {}
+
     def after(self, style: Style, random: Random) -> Tree:
         """Return what a power loss leaves now."""
         tree: Tree = {}

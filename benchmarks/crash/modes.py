@@ -1,17 +1,17 @@
-"""The three modes: which cases of a verb there are, in an order that a seed decides."""
+"""The modes: which cases of a verb there are, in an order that a seed decides."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
 from benchmarks.crash.cases import Outcome, Stage
 from benchmarks.crash.disk import Disk, Style, Tree
-from benchmarks.crash.shim import Kind, Plan, Strike
+from benchmarks.crash.shim import Kind, Operation, Plan, Strike
 
-MODES = ("kill", "fault", "power")
+MODES = ("kill", "fault", "power", "both")
 
 GROWING = frozenset({Kind.CREATE, Kind.WRITE, Kind.FSYNC, Kind.RENAME, Kind.LINK, Kind.MKDIR, Kind.TRUNCATE})
 """What a full disk refuses."""
@@ -31,6 +31,9 @@ a disk full for a moment; a write that does less than was asked for; a signal.""
 KILLS = (Strike.KILL_BEFORE, Strike.KILL_AMID, Strike.KILL_AFTER)
 N_RANDOM = 8
 """Random states of the disk after each operation, beside the extreme ones."""
+
+
+N_OF_ONE_KILL = 8
 
 
 class Case(NamedTuple):
@@ -73,12 +76,20 @@ def faults(stage: Stage, random: Random) -> Iterator[Case]:
             yield Case(plan.name, outcome)
 
 
-def power_states(stage: Stage, random: Random) -> list[tuple[str, Tree, tuple[str, ...]]]:
-    """Return what power losses leave after each operation, each state once, in random order."""
+def power_states(
+    stage: Stage, log: Sequence[Operation], random: Random, killed: Sequence[Operation] = ()
+) -> list[tuple[str, Tree, tuple[str, ...]]]:
+    """Return what power losses leave after each operation of a log, each state once, in random order.
+
+    Where a process was killed before, what it did is on the disk as far as it was synced then or is now.
+    """
     disk = Disk(stage.root, stage.before)
-    notes: tuple[str, ...] = ()
+    for operation in killed:
+        disk.apply(operation)
+    disk.end_process()
+    notes = tuple(operation.path for operation in killed if operation.kind is Kind.NOTE)
     found: dict[object, tuple[str, Tree, tuple[str, ...]]] = {}
-    for number, operation in enumerate((None, *stage.log)):
+    for number, operation in enumerate((None, *log)):
         if operation is not None:
             disk.apply(operation)
             if operation.kind is Kind.NOTE:
@@ -94,8 +105,18 @@ def power_states(stage: Stage, random: Random) -> list[tuple[str, Tree, tuple[st
 
 def powers(stage: Stage, random: Random) -> Iterator[Case]:
     """Cut the power at every operation."""
-    for name, tree, notes in power_states(stage, random):
+    for name, tree, notes in power_states(stage, stage.log, random):
         yield Case(f"power loss: {name}", stage.without_power(tree, notes))
+
+
+def boths(stage: Stage, random: Random) -> Iterator[Case]:
+    """Kill the verb, run it again, and cut the power of that, for ever; a few states of each kill."""
+    while True:
+        plan = Plan(random.choice(KILLS), random.randint(1, stage.n_operations))
+        killed, log = stage.killed_and_continued(plan)
+        for name, tree, notes in power_states(stage, log, random, killed)[:N_OF_ONE_KILL]:
+            outcome = stage.without_power(tree, notes)
+            yield Case(f"{plan.name}, then power loss of the next run: {name}", outcome)
 
 
 def replays(stage: Stage) -> bool:
@@ -106,4 +127,4 @@ def replays(stage: Stage) -> bool:
     return disk.after(Style.MOST, Random(0)) == stage.logged
 
 
-CASES = {"kill": kills, "fault": faults, "power": powers}
+CASES = {"kill": kills, "fault": faults, "power": powers, "both": boths}

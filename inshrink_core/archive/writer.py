@@ -138,6 +138,8 @@ class ArchiveWriter:
             raise InputError("the archive has another id than the one asked for", where=str(self._root))
         self._manifest = self._repaired(catalog)
         if catalog.manifest_problem or catalog.unlisted:
+            # Its writer may have died between the rename and this.
+            sync_folder(self._root / FRAME_FOLDER)
             self._write_manifest(self._manifest)
         for path in catalog.buried:
             (self._root / path).unlink(missing_ok=True)
@@ -291,6 +293,7 @@ class ArchiveWriter:
             for frame in sorted(catalog.by_id.values(), key=lambda frame: frame.generation):
                 info, _ = scan_frame(LocalStorage(self._root), frame.path)
                 manifest = manifest.with_frame(replace(info, digest=_file_digest(self._root / frame.path)))
+            sync_folder(self._root / FRAME_FOLDER)
             self._write_manifest(manifest)
             self._manifest = manifest
         self.reader.refresh()

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from inshrink_core.archive import ArchiveWriter
+from inshrink_core.archive.layout import FRAME_FOLDER
+from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.execution import make_folders, working_folder
 from inshrink_core.session.spool import Spool
 
@@ -56,6 +58,19 @@ def test_a_new_archive_syncs_the_parents_it_makes_before_its_first_frame(tmp_pat
     ArchiveWriter(tmp_path / "new" / "deep" / "a.inshrink", create=True).close()
     for parent in (tmp_path, tmp_path / "new", tmp_path / "new" / "deep"):
         assert syncs.index(str(parent)) < syncs.index(str(tmp_path / "new" / "deep" / "a.inshrink"))
+
+
+def test_a_frame_of_a_writer_that_died_is_synced_by_name_before_it_is_listed(tmp_path, syncs):
+    root = tmp_path / "a.inshrink"
+    with ArchiveWriter(root, create=True) as writer:
+        before = (root / MANIFEST_NAME).read_bytes()
+        with writer.begin(step=1, kind="keyframe", parent_id=None) as frame:
+            frame.commit({})
+    (root / MANIFEST_NAME).write_bytes(before)
+    syncs.clear()
+    with ArchiveWriter(root) as writer:
+        assert [info.step for info in writer.manifest.frames] == [1]
+    assert syncs.index(str(root / FRAME_FOLDER)) < syncs.index(str(root))
 
 
 def test_a_spooled_save_is_synced_before_put_returns_and_before_it_has_its_name(tmp_path, syncs):
