@@ -6,8 +6,9 @@ STAMP := $(VENV)/.installed
 PORT ?= 8501
 WORKERS ?= 3
 SECONDS ?= 60
+SEED ?= 1
 
-.PHONY: crash run test lint types kernels bench bench-quick sample screenshots wheel clean help
+.PHONY: run test lint types kernels fuzz crash bench bench-quick sample screenshots wheel clean help
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -36,14 +37,17 @@ kernels: $(STAMP)  ## Compile the kernels, so that not every test worker does
 test: lint types kernels  ## Run lint, types and the whole test suite
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
+fuzz: $(STAMP)  ## Attack archives, inputs and decoders for a minute
+	$(BIN)/python -m benchmarks.fuzz $(SECONDS) --seed $(SEED)
+
+crash: $(STAMP)  ## Kill every verb at random system calls, fail its writes, cut its power
+	$(BIN)/python -m benchmarks.crash $(SECONDS)
+
 bench: $(STAMP)  ## Run every benchmark and write benchmarks/results/*.csv
 	$(BIN)/python -m benchmarks.run
 
 bench-quick: $(STAMP)  ## The benchmarks that end within ten minutes
 	$(BIN)/python -m benchmarks.run --quick
-
-crash: $(STAMP)  ## Kill every verb at random system calls, fail its writes, cut its power
-	$(BIN)/python -m benchmarks.crash $(SECONDS)
 
 sample: $(STAMP)  ## Train the bundled sample run anew (changes its files)
 	$(BIN)/python sample_checkpoints/make_digits_cnn.py

@@ -1,0 +1,288 @@
+"""Mutants of archives: whole sets of files, with what a sound reading of them would give."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import zlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgpack
+import zstandard
+
+from benchmarks.fuzz.bytewise import EXTREMES, mutate_bytes
+from benchmarks.fuzz.runs import Files
+from benchmarks.fuzz.sealing import (
+    OpenFrame,
+    bounded,
+    is_packed_name,
+    open_manifest,
+    packed,
+    refit_manifest,
+    repacked,
+    seal_manifest,
+    unpacked,
+)
+from benchmarks.fuzz.values import TEXTS, hostile_value, mutate_value
+from inshrink_core.archive.manifest import MANIFEST_NAME
+from inshrink_core.frame import FrameKind
+
+Truth = dict[str, Any]
+"""What the untouched archive gives: ``steps``, ``head``, and digests of what each step restores."""
+
+_TENSORS: Final = 0
+_PARTS: Final = 1
+_META: Final = 5
+"""Where these stand in an index."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """The files of an archive, and what the archive it was made from gives.
+
+    Parameters
+    ----------
+    base
+        Name of the archive it was made from.
+    sealed
+        Whether its checksums were repaired: it may then say something else, and say so consistently.
+    """
+
+    base: str
+    sealed: bool
+    files: Files
+    truth: Truth
+
+    def pack(self) -> bytes:
+        """Return the mutant as one input."""
+        return zlib.compress(packed([self.base, self.sealed, self.files, self.truth]))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Mutant:
+        """Return the mutant that an input holds."""
+        base, sealed, files, truth = msgpack.unpackb(zlib.decompress(data), raw=False, strict_map_key=False)
+        return cls(base, sealed, files, truth)
+
+    def smaller(self, sound: Files) -> Iterator[Mutant]:
+        """Yield mutants that differ less from the sound archive, or have fewer files."""
+        for name in self.files:
+            rest = {path: data for path, data in self.files.items() if path != name}
+            if rest:
+                yield dataclasses.replace(self, files=rest)
+        for name, data in sound.items():
+            if self.files.get(name, b"") != data and not self.sealed:
+                yield dataclasses.replace(self, files=self.files | {name: data})
+        if self.sealed:
+            return
+        for name, data in self.files.items():
+            right = sound.get(name, b"")
+            spans = _differences(data, right)
+            for start, end in spans if len(spans) > 1 else ():
+                restored = data[:start] + right[start:end] + data[end:]
+                yield dataclasses.replace(self, files=self.files | {name: restored})
+
+
+def _differences(data: bytes, right: bytes) -> list[tuple[int, int]]:
+    """Return spans in which two files of one length differ."""
+    if len(data) != len(right):
+        return []
+    spans: list[tuple[int, int]] = []
+    for at in (i for i, (one, other) in enumerate(zip(data, right, strict=True)) if one != other):
+        if spans and at == spans[-1][1]:
+            spans[-1] = (spans[-1][0], at + 1)
+        else:
+            spans.append((at, at + 1))
+    return spans
+
+
+def blind(rng: random.Random, files: Files, donors: tuple[Files, ...]) -> Files:
+    """Return the files after one or two accidents: to bytes, or to whole files."""
+    changed = dict(files)
+    for _ in range(rng.choice((1, 1, 1, 2))):
+        name = rng.choice(sorted(changed))
+        other = rng.choice(donors)
+        kind = rng.randrange(20)
+        if kind >= 6 or len(changed) == 1:
+            lent = tuple(data for _, data in sorted(other.items()))
+            changed[name] = mutate_bytes(rng, changed[name], lent)
+        elif kind == 0:
+            del changed[name]
+        elif kind == 1:
+            changed[_other_name(rng, name)] = changed.pop(name)
+        elif kind == 2:
+            second = rng.choice(sorted(changed))
+            changed[name], changed[second] = changed[second], changed[name]
+        elif kind == 3:
+            changed[_other_name(rng, name)] = changed[name]
+        elif kind == 4:
+            changed[rng.choice(sorted(other))] = other[rng.choice(sorted(other))]
+        else:
+            changed[name] = b""
+    return changed
+
+
+def _other_name(rng: random.Random, name: str) -> str:
+    generation, step = rng.choice((1, 2, 3, 4, 9)), rng.choice((10, 20, 30, 40))
+    return rng.choice(
+        (f"frames/{generation:08d}-{step}.frame", f"{name}.bak", f"frames/.{name[-8:]}.tmp", "lock")
+    )
+
+
+def repaired(rng: random.Random, files: Files) -> Files:
+    """Return the files with something hostile behind checksums that are all right."""
+    if is_packed_name(files):
+        return _repaired_pack(rng, files)
+    changed = dict(files)
+    frames = sorted(name for name in files if name != MANIFEST_NAME)
+    kind = rng.randrange(20)
+    name = rng.choice(frames)
+    if kind == 0:
+        archive_id, columns = open_manifest(files[MANIFEST_NAME])
+        changed[MANIFEST_NAME] = seal_manifest(archive_id, bounded(mutate_value(rng, columns)))
+        return changed
+    frame = OpenFrame.parse(files[name])
+    if kind <= 8:
+        _hostile_block(rng, frame)
+        frame.fit_index()
+    elif kind <= 13:
+        _hostile_spec(rng, frame)
+    elif kind == 14:
+        frame.index = bounded(mutate_value(rng, frame.index))
+    elif kind == 15:
+        frame.index[_META] = _hostile_meta(rng, frame.index[_META])
+    elif kind == 16:
+        frame.header = _hostile_header(rng, frame)
+    else:
+        _hostile_part(rng, frame)
+        frame.fit_index()
+    changed[name] = frame.seal()
+    changed[MANIFEST_NAME] = refit_manifest(files[MANIFEST_NAME], changed)
+    return changed
+
+
+def _repaired_pack(rng: random.Random, files: Files) -> Files:
+    (name,) = files
+    inside = unpacked(files[name])
+    if rng.random() < 0.8:
+        return {name: repacked(repaired(rng, inside))}
+    directory = [list(inside), [len(data) for data in inside.values()]]
+    return {name: repacked(inside, bounded(mutate_value(rng, directory)))}
+
+
+def _hostile_block(rng: random.Random, frame: OpenFrame) -> None:
+    """Change the bytes of a block, or let two change places."""
+    full = [i for i, block in enumerate(frame.blocks) if block] or [0]
+    at = rng.choice(full)
+    if rng.random() < 0.1:
+        other = rng.choice(full)
+        frame.blocks[at], frame.blocks[other] = frame.blocks[other], frame.blocks[at]
+    else:
+        frame.blocks[at] = mutate_bytes(rng, frame.blocks[at], tuple(frame.blocks))
+
+
+def _hostile_spec(rng: random.Random, frame: OpenFrame) -> None:
+    """Change what the index says of blocks: keys, codecs, roles, dtypes, shapes."""
+    columns = frame.index[rng.choice((_TENSORS, _TENSORS, _TENSORS, _PARTS))]
+    present = [i for i, column in enumerate(columns) if column]
+    if not present:
+        frame.index = bounded(mutate_value(rng, frame.index))
+        return
+    column = rng.choice(present)
+    if column == 2 and rng.random() < 0.7 and len(columns[2][1]) > 2:
+        _widths, attributes = columns[2]
+        shapes = attributes[2]
+        row = rng.randrange(len(shapes))
+        shapes[row] = rng.choice(
+            (
+                [rng.choice(EXTREMES)],
+                [*shapes[row], rng.choice((0, 1, 2, 1 << 20, 1 << 36))],
+                shapes[row][::-1],
+                [1] * rng.choice((9, 33, 64, 65)),
+                [max(n + rng.choice((-1, 1)), 0) for n in shapes[row]],
+                [1 << 31, 1 << 31, 0],
+                hostile_value(rng),
+            )
+        )
+        frame.index = bounded(frame.index)
+        return
+    columns[column] = bounded(mutate_value(rng, columns[column]))
+
+
+def _hostile_meta(rng: random.Random, meta: dict[str, bytes]) -> Any:
+    if not meta or rng.random() < 0.2:
+        return {rng.choice(TEXTS): packed(bounded(hostile_value(rng)))}
+    key = rng.choice(sorted(meta))
+    value = msgpack.unpackb(meta[key], raw=False, strict_map_key=False)
+    changed = bounded(mutate_value(rng, [value]))
+    return meta | {key: packed(changed[0] if isinstance(changed, list) and changed else changed)}
+
+
+def _hostile_header(rng: random.Random, frame: OpenFrame) -> Any:
+    header = frame.header
+    return rng.choice(
+        (
+            header._replace(parent_id=header.frame_id[::-1]),
+            header._replace(parent_id=None, kind=FrameKind.KEYFRAME),
+            header._replace(kind=FrameKind.KEYFRAME),
+            header._replace(branch=rng.choice((1, 2, (1 << 32) - 1))),
+            header._replace(frame_id=header.parent_id or header.frame_id[::-1]),
+            header._replace(archive_id=header.frame_id),
+            header._replace(generation=rng.choice((1, 2, 3, (1 << 63) - 1))),
+        )
+    )
+
+
+def _hostile_part(rng: random.Random, frame: OpenFrame) -> None:
+    """Change a part behind its compression: the layout of the files, or a file's bytes."""
+    columns = frame.index[_PARTS]
+    if not columns[0] or not columns[1]:
+        _hostile_block(rng, frame)
+        return
+    keys, (names, numbers) = columns[0], columns[1]
+    first = len(frame.blocks) - len(keys)
+    at = rng.randrange(len(keys)) if rng.random() < 0.2 else keys.index("") if "" in keys else 0
+    content = _part_content(names[numbers[at]], frame.blocks[first + at])
+    if content is None:
+        _hostile_block(rng, frame)
+        return
+    if keys[at] == "":
+        document = msgpack.unpackb(content, raw=False, strict_map_key=False)
+        content = packed(bounded(mutate_value(rng, document)))
+    else:
+        content = mutate_bytes(rng, content)
+    # As it was packed, or a frame that says what it will, or nothing at all, about its size.
+    kind = rng.randrange(4)
+    squeezed = zstandard.ZstdCompressor(write_content_size=kind == 1).compress(content)
+    claimed = rng.choice(EXTREMES) & ((1 << 40) - 1) if kind == 2 else len(content)
+    if kind == 3:
+        squeezed = _bomb(rng)
+        claimed = rng.choice((len(content), 1 << 20, 1 << 31))
+    names.append("zstd/1")
+    numbers[at] = len(names) - 1
+    frame.blocks[first + at] = claimed.to_bytes(5, "little") + squeezed
+
+
+def _bomb(rng: random.Random) -> bytes:
+    """Return a zstd frame that gives far more than it is: honestly, or claiming even more."""
+    zeros = zstandard.ZstdCompressor(level=3, write_content_size=True).compress(
+        bytes(rng.choice((1, 8)) << 20)
+    )
+    if rng.random() < 0.5:
+        return zeros
+    # A single segment frame whose 8-byte content size is a terabyte, over one block of zeros.
+    return (
+        b"\x28\xb5\x2f\xfd\xe0" + (1 << rng.choice((31, 36, 40))).to_bytes(8, "little") + b"\x03\x00\x10\x00"
+    )
+
+
+def _part_content(codec: str, payload: bytes) -> bytes | None:
+    """Return what a keyframe's part holds; None for what refers to the frame before."""
+    if codec == "stored/1":
+        return payload
+    try:
+        return (
+            zstandard.ZstdDecompressor().decompress(payload[5:], max_output_size=1 << 20) if payload else None
+        )
+    except zstandard.ZstdError:
+        return None

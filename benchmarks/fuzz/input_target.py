@@ -1,0 +1,278 @@
+"""Attacks on runs: files of strangers are read, compressed and restored, or refused."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any, Final
+
+import msgpack
+
+import inshrink_core
+from benchmarks.fuzz import runs, scratch
+from benchmarks.fuzz.archive_target import command_line, state_digest
+from benchmarks.fuzz.bytewise import mutate_bytes
+from benchmarks.fuzz.input_mutants import (
+    mutate_json,
+    mutate_pickle,
+    mutate_safetensors,
+    mutate_text,
+    resealed_torch,
+    zip_entries,
+)
+from benchmarks.fuzz.judging import MOST_MESSAGE_CHARS
+from benchmarks.fuzz.sealing import packed
+from benchmarks.fuzz.target import BrokenPromiseError
+from inshrink_core.errors import InshrinkError
+from inshrink_core.formats import Run, open_run
+from inshrink_core.formats.pickle_machine import read_pickle
+
+_MOST_ELEMENTS: Final = 1 << 20
+_STEP: Final = 10
+_RARE: Final = 8
+
+Change = Callable[[random.Random, runs.Files], runs.Files]
+
+
+@cache
+def run_files(layout: str) -> runs.Files:
+    """Return the files of a tiny run of one step."""
+    save = {
+        "torch": runs.save_torch_run,
+        "safetensors": runs.save_safetensors_run,
+        "folders": runs.save_directories,
+    }[layout]
+    return runs.files_of(save(scratch.absent(f"run-{layout}"), (_STEP,)))
+
+
+@cache
+def _true_state(layout: str) -> bytes:
+    path = scratch.fresh("truth-run")
+    runs.write_files(path, run_files(layout))
+    run = open_run(path)
+    return state_digest({key: run[_STEP][key] for key in run[_STEP]})
+
+
+class RunTarget:
+    """Mutants of a run's files: opened, read, shown, compressed and restored.
+
+    Parameters
+    ----------
+    name, layout
+        Of the target, and of the run (`run_files`).
+    change
+        Makes the mutant.
+    checksummed
+        Whether the files have checksums that the mutation leaves wrong: then nothing but the values
+        that were written may ever be accepted.
+    """
+
+    def __init__(self, name: str, layout: str, change: Change, *, checksummed: bool = False) -> None:
+        self.name = name
+        self._layout, self._change, self._checksummed = layout, change, checksummed
+
+    def seeds(self) -> Sequence[bytes]:
+        """Return the run as it was written."""
+        if self._checksummed:
+            _true_state(self._layout)
+        return [zlib.compress(packed(run_files(self._layout)))]
+
+    def mutate(self, rng: random.Random) -> bytes:
+        """Return the run with one file changed, or more."""
+        return zlib.compress(packed(self._change(rng, run_files(self._layout))))
+
+    def execute(self, data: bytes) -> str:
+        """Open the run, read all of it, archive it, and expect the same bytes back."""
+        files = msgpack.unpackb(zlib.decompress(data), raw=False)
+        path = scratch.fresh("run")
+        runs.write_files(path, files)
+        dice = random.Random(zlib.crc32(data))
+        if dice.randrange(_RARE) == 0:
+            command_line("inspect", str(path), "--tensors")
+        run = open_run(path)
+        refused = bool(run.skipped)
+        for reason in run.skipped:
+            _require_short(str(reason[1]))
+        for read in (lambda: run.settings, lambda: run.log):
+            try:
+                read()
+            except InshrinkError as error:
+                _require_short(str(error))
+                refused = True
+        if not self._checksummed and any(_n_elements(run, step) > _MOST_ELEMENTS for step in run.steps):
+            return "different"
+        state = _read_all(run)
+        if state is None:
+            refused = True
+        if self._checksummed or dice.randrange(4) == 0:
+            _round_trip(run, files)
+        if state is not None and self._checksummed and run.steps:
+            if state_digest(state) != _true_state(self._layout) and not refused:
+                raise BrokenPromiseError("rotten values are refused", f"{sorted(state)[:9]}")
+            return "refused" if refused else "same"
+        return "refused" if refused else "different"
+
+    def shrink(self, data: bytes) -> Iterator[bytes]:
+        """Yield runs with fewer files, or with the sound bytes in place of some that were changed."""
+        files, sound = msgpack.unpackb(zlib.decompress(data), raw=False), run_files(self._layout)
+        for name, content in files.items():
+            rest = {path: kept for path, kept in files.items() if path != name}
+            tried = [rest] if rest else []
+            tried += [files | {name: less} for less in _less_changed(content, sound.get(name, b""))]
+            for one in tried:
+                yield zlib.compress(packed(one))
+
+
+def _less_changed(content: bytes, right: bytes) -> Iterator[bytes]:
+    """Yield bytes nearer to the right ones, or fewer of those that were made up."""
+    if len(right) == len(content):
+        yield right
+        wrong = [i for i, (a, b) in enumerate(zip(content, right, strict=True)) if a != b]
+        for i in wrong if 1 < len(wrong) < 64 else ():
+            yield content[:i] + right[i : i + 1] + content[i + 1 :]
+    size = len(content) // 2
+    while size >= 16:
+        for at in range(0, len(content), size):
+            yield content[:at] + content[at + size :]
+        size //= 2
+
+
+def _require_short(message: str) -> None:
+    if len(message) > MOST_MESSAGE_CHARS:
+        raise BrokenPromiseError("a message fits a screen", f"{len(message)} characters")
+
+
+def _n_elements(run: Run, step: int) -> int:
+    return sum(spec.numel for spec in run[step].specs)
+
+
+def _read_all(run: Run) -> dict[str, Any] | None:
+    """Return every tensor of the run's steps; None where one is refused."""
+    state = {}
+    try:
+        for checkpoint in run:
+            for key in checkpoint:
+                state[key] = checkpoint[key]
+            for layout in checkpoint.files:
+                checkpoint.source.skeleton(layout)
+    except InshrinkError as error:
+        _require_short(str(error))
+        return None
+    return state
+
+
+def _round_trip(run: Run, files: runs.Files) -> None:
+    """What is archived without loss comes back byte for byte; a refusal is raised."""
+    target, out = scratch.absent("archived"), scratch.absent("restored")
+    inshrink_core.compress(run, target, codec="lossless", optimizer="lossless", threads=1)
+    steps = list(run.steps)
+    for step in steps:
+        inshrink_core.restore(target, out, steps=[step], threads=1)
+        for name, content in runs.files_of(out).items():
+            given = run.path_of(step)
+            original = (given / name if given.is_dir() else given).read_bytes()
+            if content != original:
+                raise BrokenPromiseError("what was archived comes back", f"step {step}, {name!r}"[:500])
+
+
+class PickleTarget:
+    """Hostile pickles, straight into the machine that reads them."""
+
+    name = "pickle"
+    cpu_seconds = 2.0
+    memory_nbytes = 100 << 20
+    """Any pickle of a mebibyte is read or refused within a second and 100 MB; a busy machine takes twice."""
+
+    def seeds(self) -> Sequence[bytes]:
+        """Return the pickle of a torch file."""
+        return [self._sound()]
+
+    def _sound(self) -> bytes:
+        (data,) = run_files("torch").values()
+        return next(content for name, content in zip_entries(data) if name.endswith("data.pkl"))
+
+    def mutate(self, rng: random.Random) -> bytes:
+        """Return another program for the machine."""
+        return mutate_pickle(rng, self._sound())
+
+    def execute(self, data: bytes) -> str:
+        """Read it; whatever it says is as good as anything."""
+        read_pickle(data, "data.pkl")
+        return "same" if data == self._sound() else "different"
+
+
+class ConfigTarget:
+    """Settings that ``--config`` names, and the names that they give to a compression."""
+
+    name = "config"
+    _CONFIGS: Final = (
+        ("config.toml", b'codec = "lattice"\noptimizer = "lossless"\n[settings]\ncoarseness = 1.5\n'
+                        b'[[override]]\nmatch = "*.bias"\ncoarseness = 0.5\n'),
+        ("config.json", b'{"codec": "uniform", "settings": {}, "keyframe_every": 4, "override": []}'),
+    )  # fmt: skip
+
+    def seeds(self) -> Sequence[bytes]:
+        """Return a config of either format."""
+        return [packed([name, text]) for name, text in self._CONFIGS]
+
+    def mutate(self, rng: random.Random) -> bytes:
+        """Return a config that someone else wrote."""
+        name, text = rng.choice(self._CONFIGS)
+        return packed([name, (mutate_json if name.endswith("json") else mutate_text)(rng, text)])
+
+    def execute(self, data: bytes) -> str:
+        """Read it, and make of it what a compression would."""
+        name, text = msgpack.unpackb(data, raw=False)
+        path = scratch.fresh("config") / name
+        path.write_bytes(text)
+        run = scratch.fresh("run")
+        runs.write_files(run, run_files("safetensors"))
+        target = scratch.absent("configured")
+        code = command_line("compress", str(run), "-o", str(target), "--config", str(path), "--quiet")
+        return "refused" if code else "different"
+
+
+def _one(name: str, mutate: Callable[[random.Random, bytes], bytes]) -> Change:
+    """Change the file whose name ends so."""
+
+    def change(rng: random.Random, files: runs.Files) -> runs.Files:
+        chosen = rng.choice([path for path in files if path.endswith(name)])
+        return dict(files) | {chosen: mutate(rng, files[chosen])}
+
+    return change
+
+
+def _any_document(rng: random.Random, files: runs.Files) -> runs.Files:
+    """Change one of the small files around the tensors, add one, or take one away."""
+    found = dict(files)
+    if rng.random() < 0.1:
+        found["metrics.jsonl"] = mutate_text(rng, b'{"step": 10, "loss": 0.5}\n{"step": 20, "loss": 1}\n')
+    if rng.random() < 0.1:
+        found["metrics.csv"] = mutate_text(rng, b"step,loss,lr\n10,0.5,1e-3\n20,0.25,1e-3\n")
+    name = rng.choice(sorted(found))
+    content = found[name]
+    if rng.random() < 0.05:
+        del found[name]
+    elif name.endswith(".json"):
+        found[name] = mutate_json(rng, content)
+    elif name.endswith(".safetensors"):
+        found[name] = mutate_safetensors(rng, content)
+    elif name.endswith(".pt"):
+        found[name] = resealed_torch(rng, content)
+    else:
+        found[name] = mutate_text(rng, content)
+    return found
+
+
+def targets() -> list[Any]:
+    """Return the attacks on what people give us."""
+    return [
+        RunTarget("torch-blind", "torch", _one(".pt", mutate_bytes), checksummed=True),
+        RunTarget("torch-sealed", "torch", _one(".pt", resealed_torch)),
+        RunTarget("safetensors", "safetensors", _one(".safetensors", mutate_safetensors)),
+        RunTarget("folders", "folders", _any_document),
+        PickleTarget(),
+        ConfigTarget(),
+    ]

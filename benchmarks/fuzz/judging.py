@@ -1,0 +1,305 @@
+"""One input judged: in this process, or in one of its own that may crash, hang or eat memory."""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import mmap
+import os
+import re
+import resource
+import signal
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from benchmarks.fuzz import scratch
+from benchmarks.fuzz.target import KINDS, BrokenPromiseError, RawError, Target, Verdict
+from inshrink_core.errors import InshrinkError
+
+MEBIBYTE: Final = 1 << 20
+MOST_MESSAGE_CHARS: Final = 4096
+_N_FRAMES: Final = 4
+_ALLOCATION = re.compile(r"allocat|not enough memory|out of memory", re.IGNORECASE)
+_CASE = struct.Struct("<qdd")
+_COUNTS = struct.Struct(f"<{len(KINDS)}Q")
+_NO_CASE = -(1 << 63)
+_TICK = os.sysconf("SC_CLK_TCK")
+_MOST_FINDING_CHARS = 2000
+_ROOT = f"{Path(__file__).parents[2]}/"
+
+
+class Limits(NamedTuple):
+    """What an input may cost. Processor time, not wall time: the machine may be busy.
+
+    The address space is the backstop for what is allocated and never touched; a file is never larger
+    than `file_nbytes`, whatever an archive claims.
+    """
+
+    cpu_seconds: float = 10.0
+    wall_seconds: float = 240.0
+    memory_nbytes: int = 192 * MEBIBYTE
+    address_nbytes: int = 1536 * MEBIBYTE
+    file_nbytes: int = 64 * MEBIBYTE
+
+
+def confine(limits: Limits) -> None:
+    """Bound this process's address space and files; what is beyond becomes an error, not a swap storm."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * mmap.PAGESIZE + limits.address_nbytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_nbytes, limits.file_nbytes))
+    # Scratch files need not survive a crash.
+    os.fsync = lambda descriptor: None  # type: ignore[assignment]
+
+
+def judge(target: Target, data: bytes, limits: Limits) -> Verdict:
+    """Execute one input in this process and say what it came to."""
+    before_nbytes, before_peak, begun = _resident_nbytes(), _peak_nbytes(), time.process_time()
+    verdict = _executed(target, data)
+    verdict = verdict._replace(cpu_seconds=time.process_time() - begun)
+    peak = _peak_nbytes()
+    if not verdict.bad and peak > before_peak and peak - before_nbytes > limits.memory_nbytes:
+        grown = f"{(peak - before_nbytes) // MEBIBYTE} MiB for {len(data)} bytes"
+        return verdict._replace(kind="memory", key=f"memory:{target.name}", message=grown)
+    return verdict
+
+
+def _executed(target: Target, data: bytes) -> Verdict:
+    try:
+        kind = target.execute(data) or "same"
+    except BrokenPromiseError as error:
+        return Verdict("silent", f"silent:{target.name}:{error.promise}", str(error), _frames(error))
+    except AssertionError as error:
+        return _raw(error, "silent")
+    except InshrinkError as error:
+        return _refused(error)
+    except RawError as error:
+        return Verdict(
+            "raw", _key("raw", str(error).partition(":")[0], error.frames), str(error), error.frames
+        )
+    except Exception as error:
+        return _raw(error)
+    if kind not in KINDS:
+        raise ValueError(f"{target.name} says '{kind}'")
+    return Verdict(kind)
+
+
+def _refused(error: InshrinkError) -> Verdict:
+    text, frames = str(error), _frames(error)
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno == errno.EFBIG:
+            return Verdict("memory", _key("memory", "disk", frames), f"disk above the bound: {text}", frames)
+        cause = cause.__cause__ or cause.__context__
+    if len(text) > MOST_MESSAGE_CHARS:
+        return Verdict("long", _key("long", type(error).__name__, frames), text[:200], frames)
+    return Verdict("refused", message=text)
+
+
+def _raw(error: Exception, kind: str = "raw") -> Verdict:
+    frames, text = _frames(error), f"{type(error).__name__}: {error}"[:_MOST_FINDING_CHARS]
+    starved = isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _ALLOCATION.search(text) is not None
+    )
+    big = isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EFBIG)
+    kind = "memory" if starved or big else kind
+    return Verdict(kind, _key(kind, type(error).__name__, frames), text, frames)
+
+
+def _key(kind: str, what: str, frames: tuple[str, ...]) -> str:
+    """Equal stacks are one finding, whatever their line numbers and callers."""
+    return f"{kind}:{what}:{re.sub(r':[0-9]+', '', frames[0]) if frames else ''}"
+
+
+def _frames(error: BaseException) -> tuple[str, ...]:
+    found = traceback.extract_tb(error.__traceback__)
+    return project_frames((frame.filename, frame.lineno or 0, frame.name) for frame in reversed(found))
+
+
+def project_frames(stack: Iterable[tuple[str, int, str]]) -> tuple[str, ...]:
+    """Return the innermost frames that are the engine's, else those of what attacks it."""
+    engine, attack = [], []
+    for name, line, function in stack:
+        if "inshrink_core/" in name:
+            engine.append(f"{name.rpartition('inshrink_core/')[2]}:{line} {function}")
+        elif name.startswith(_ROOT) and "site-packages" not in name:
+            attack.append(f"{name.removeprefix(_ROOT)}:{line} {function}")
+    return tuple((engine or attack)[:_N_FRAMES])
+
+
+def _resident_nbytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def _peak_nbytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Record:
+    """Which case a worker is at and since when, and what came of the others; it outlives the worker."""
+
+    def __init__(self) -> None:
+        self._shared = mmap.mmap(-1, mmap.PAGESIZE)
+        self.stack = scratch.root() / f"stack-{os.getpid()}-{id(self)}"
+        self.end()
+
+    def begin(self, case: int) -> None:
+        """Note, in the worker, that a case begins."""
+        _CASE.pack_into(self._shared, 0, case, time.process_time(), time.monotonic())
+
+    def end(self) -> None:
+        """Note, in the worker, that no case is under way."""
+        _CASE.pack_into(self._shared, 0, _NO_CASE, 0.0, 0.0)
+
+    def case(self) -> int | None:
+        """Return the case under way, None between cases."""
+        case: int = _CASE.unpack_from(self._shared)[0]
+        return None if case == _NO_CASE else case
+
+    def count(self, kinds: Mapping[str, int]) -> None:
+        """Note, in the worker, what the cases of its batch came to so far."""
+        _COUNTS.pack_into(self._shared, _CASE.size, *(kinds.get(kind, 0) for kind in KINDS))
+
+    def counts(self) -> dict[str, int]:
+        """Return what the cases of the batch came to."""
+        return dict(zip(KINDS, _COUNTS.unpack_from(self._shared, _CASE.size), strict=True))
+
+    def overrun(self, pid: int, limits: Limits) -> bool:
+        """Tell whether the case under way has had more time than it may have."""
+        case, cpu, wall = _CASE.unpack_from(self._shared)
+        if case == _NO_CASE:
+            return False
+        if time.monotonic() - wall > limits.wall_seconds:
+            return True
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return False
+        return (int(fields[11]) + int(fields[12])) / _TICK - cpu > limits.cpu_seconds
+
+    def watch_stack(self) -> None:
+        """Have, in the worker, its stack written where it crashes, or where it is asked for."""
+        file = self.stack.open("w")
+        faulthandler.enable(file, all_threads=False)
+        faulthandler.register(signal.SIGUSR1, file, all_threads=False)
+
+    def frames(self) -> tuple[str, ...]:
+        """Return the frames of the stack that was written; empty if none was."""
+        try:
+            text = self.stack.read_text()
+        except OSError:
+            return ()
+        found = re.findall(r'File "([^"]+)", line ([0-9]+) in (\S+)', text)
+        return project_frames((name, int(line), function) for name, line, function in found) if found else ()
+
+    def close(self) -> None:
+        """Remove the file of the stack."""
+        self.stack.unlink(missing_ok=True)
+        self._shared.close()
+
+
+def spawn(work: Callable[[], None], record: Record) -> int:
+    """Fork a process that does the work and ends, come what may; return its id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        record.watch_stack()
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def stop(pid: int, record: Record) -> tuple[str, ...]:
+    """End a process that overran, and return where it was."""
+    os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.2)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return record.frames()
+
+
+def hang_verdict(target: str, frames: tuple[str, ...], limits: Limits) -> Verdict:
+    """Return the verdict on an input that did not end."""
+    return Verdict(
+        "hang", _key("hang", target if not frames else "", frames), "no end", frames, limits.cpu_seconds
+    )
+
+
+def crash_verdict(target: str, status: int, frames: tuple[str, ...]) -> Verdict:
+    """Return the verdict on an input that ended its process."""
+    code = os.waitstatus_to_exitcode(status)
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return Verdict("crash", _key("crash", f"{how}:{'' if frames else target}", frames), how, frames)
+
+
+def judge_alone(target: Target, data: bytes, limits: Limits) -> Verdict:
+    """Judge one input in a process of its own."""
+    record = Record()
+    ours, theirs = pipe()
+
+    def work() -> None:
+        ours.close()
+        confine(limits)
+        record.begin(0)
+        verdict = judge(target, data, limits)
+        theirs.send(verdict)
+        theirs.close()
+
+    pid = spawn(work, record)
+    theirs.close()
+    try:
+        verdict = _awaited(target.name, pid, record, ours, limits)
+        if verdict.kind == "memory" and not verdict.frames:
+            return _with_frames(target, data, limits, verdict)
+        return verdict
+    finally:
+        ours.close()
+        record.close()
+        scratch.forget(pid)
+
+
+def _awaited(target: str, pid: int, record: Record, ours: Connection, limits: Limits) -> Verdict:
+    while True:
+        if ours.poll(0.05):
+            try:
+                verdict: Verdict = ours.recv()
+            except EOFError:
+                return crash_verdict(target, os.waitpid(pid, 0)[1], record.frames())
+            os.waitpid(pid, 0)
+            return verdict
+        if record.overrun(pid, limits):
+            return hang_verdict(target, stop(pid, record), limits)
+
+
+def _with_frames(target: Target, data: bytes, limits: Limits, verdict: Verdict) -> Verdict:
+    """Say where the memory went: with less of it to be had, the allocation fails and has a stack."""
+    tight = limits._replace(address_nbytes=limits.memory_nbytes)
+    if tight.address_nbytes >= limits.address_nbytes:
+        return verdict
+    again = judge_alone(target, data, tight)
+    if again.kind != "memory" or not again.frames:
+        return verdict
+    return verdict._replace(key=again.key, frames=again.frames)
+
+
+def pipe() -> tuple[Connection, Connection]:
+    """Return (reading, writing) ends."""
+    import multiprocessing
+
+    return multiprocessing.Pipe(duplex=False)

@@ -1,0 +1,174 @@
+"""Tiny training runs, and archives of them in every shape that archives have."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import torch
+from safetensors.torch import save_file
+
+import inshrink_core
+from benchmarks.fuzz import scratch
+from inshrink_core.codec import codec_names, get_codec
+from inshrink_core.session import pack
+
+STEPS: Final = (10, 20, 30)
+Files = dict[str, bytes]
+
+
+def state_at(step: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """Return the state of a training of a few dozen numbers; steps move it a little."""
+    noise = torch.Generator().manual_seed(step)
+    start = torch.Generator().manual_seed(0)
+
+    def moving(*shape: int) -> torch.Tensor:
+        return (torch.randn(shape, generator=start) + 0.01 * torch.randn(shape, generator=noise)).to(dtype)
+
+    model = {"fc.weight": moving(4, 6), "fc.bias": moving(4), "norm.num_batches_tracked": torch.tensor(step)}
+    first, second = moving(4, 6), moving(4, 6).square()
+    moments = {0: {"step": torch.tensor(float(step)), "exp_avg": first, "exp_avg_sq": second}}
+    group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "params": [0, 1]}
+    return {"model": model, "optimizer": {"state": moments, "param_groups": [group]}, "step": step}
+
+
+def save_torch_run(folder: Path, steps: tuple[int, ...] = STEPS, dtype: torch.dtype = torch.float32) -> Path:
+    """Write a run of torch files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for step in steps:
+        torch.save(state_at(step, dtype), folder / f"step_{step}.pt")
+    return folder
+
+
+def save_safetensors_run(folder: Path, steps: tuple[int, ...] = STEPS) -> Path:
+    """Write a run of safetensors files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for step in steps:
+        save_file(state_at(step)["model"], folder / f"step_{step}.safetensors", metadata={"step": str(step)})
+    return folder
+
+
+def save_directories(root: Path, steps: tuple[int, ...] = STEPS) -> Path:
+    """Write a run of folders: shards with their index, optimizer, trainer state, config."""
+    for step in steps:
+        folder = root / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        state = state_at(step)
+        names = sorted(state["model"])
+        places: dict[str, str] = {}
+        for number, part in enumerate((names[:2], names[2:]), 1):
+            shard = f"model-{number:05d}-of-00002.safetensors"
+            save_file(
+                {name: state["model"][name] for name in part}, folder / shard, metadata={"format": "pt"}
+            )
+            places |= dict.fromkeys(part, shard)
+        index = {"metadata": {"total_size": 300}, "weight_map": places}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        torch.save(state["optimizer"], folder / "optimizer.pt")
+        history = [{"step": at, "loss": 1.0 / at, "epoch": at / 10} for at in range(10, step + 1, 10)]
+        trainer = {"global_step": step, "log_history": history}
+        (folder / "trainer_state.json").write_text(json.dumps(trainer))
+        (folder / "config.json").write_text('{"model_type": "tiny", "hidden_size": 4}')
+    (root / "inshrink.toml").write_text('[evaluator]\nfile = "evaluator.py"\nmetric = "loss"\n')
+    return root
+
+
+def files_of(path: Path) -> Files:
+    """Return every file of a folder, by its path in it; of a file, itself under its own name."""
+    if path.is_file():
+        return {path.name: path.read_bytes()}
+    found = sorted(p for p in path.rglob("*") if p.is_file() and p.name != "lock")
+    return {p.relative_to(path).as_posix(): p.read_bytes() for p in found}
+
+
+def write_files(folder: Path, files: Files) -> None:
+    """Write files where they belong."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+@contextlib.contextmanager
+def _same_ids() -> Iterator[None]:
+    """Archive ids that are the same whenever asked, so that a case can be replayed by its number."""
+    with mock.patch("os.urandom", random.Random(0).randbytes):
+        yield
+
+
+def _branched(folder: Path, run: Path) -> Path:
+    path = folder / "branched.inshrink"
+    inshrink_core.compress(run, path, steps=STEPS[:2], codec="lossless")
+    other = save_torch_run(folder / "branched", (STEPS[2],))
+    inshrink_core.compress(other, path, steps=(STEPS[2],), resumed_from=STEPS[0])
+    return path
+
+
+def _pruned(folder: Path, run: Path) -> Path:
+    path = folder / "pruned.inshrink"
+    inshrink_core.compress(run, path, codec="lattice", optimizer="lattice")
+    inshrink_core.prune(path, keep=STEPS[1:], apply=True)
+    return path
+
+
+def _rekeyed(folder: Path, run: Path) -> Path:
+    path = folder / "rekeyed.inshrink"
+    inshrink_core.compress(run, path, codec="inshrinkerator", keyframe_every=2)
+    inshrink_core.prune(path, keep_last=1, apply=True)
+    return path
+
+
+def _exported(folder: Path, run: Path) -> Path:
+    inshrink_core.compress(run, folder / "whole.inshrink")
+    inshrink_core.export(folder / "whole.inshrink", folder / "weights.inshrink", weights_only=True)
+    return folder / "weights.inshrink"
+
+
+def _packed(folder: Path, run: Path) -> Path:
+    inshrink_core.compress(run, folder / "unpacked.inshrink", codec="lattice")
+    pack(folder / "unpacked.inshrink", folder / "packed.inshrink")
+    return folder / "packed.inshrink"
+
+
+def _compressed(codec: str, **options: Any) -> Callable[[Path, Path], Path]:
+    def make(folder: Path, run: Path) -> Path:
+        path = folder / f"{codec}-{options.get('optimizer', '')}.inshrink"
+        inshrink_core.compress(run, path, codec=codec, **options)
+        return path
+
+    return make
+
+
+@cache
+def archives() -> dict[str, Files]:
+    """Return the files of every archive, by a name that says what is special about it."""
+    folder = scratch.fresh("seeds")
+    torch_run = save_torch_run(folder / "torch")
+    half_run = save_torch_run(folder / "half", dtype=torch.bfloat16)
+    shards = save_directories(folder / "shards")
+    makers: dict[str, tuple[Callable[[Path, Path], Path], Path]] = {
+        codec: (_compressed(codec), torch_run) for codec in codec_names() if get_codec(codec).stores_weights
+    }
+    makers |= {
+        "moments": (_compressed("lattice", optimizer="lattice"), torch_run),
+        "half": (_compressed("lattice", optimizer="lattice-ratio"), half_run),
+        "keyframes": (_compressed("lattice", keyframe_every=1), torch_run),
+        "shards": (_compressed("lattice", optimizer="drop"), shards),
+        "whole-shards": (_compressed("lossless"), shards),
+        "branched": (_branched, torch_run),
+        "pruned": (_pruned, torch_run),
+        "rekeyed": (_rekeyed, torch_run),
+        "exported": (_exported, torch_run),
+        "packed": (_packed, torch_run),
+    }
+    found = {}
+    with _same_ids():
+        for name, (make, run) in makers.items():
+            found[name] = files_of(make(scratch.fresh(f"seeds-{name}"), run))
+    return found

@@ -1,0 +1,162 @@
+"""Archives taken apart and put together again with every checksum right, whatever is in them.
+
+A frame or a manifest is read with the engine's own structs from a sound archive; what is written is
+not checked by anything, so that a hostile value reaches the code behind the checksums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+import zstandard
+
+from benchmarks.fuzz.runs import Files
+from inshrink_core.archive.layout import (
+    FRAME_HEADER_NBYTES,
+    FRAME_TRAILER_NBYTES,
+    MANIFEST_HEADER_NBYTES,
+    FrameHeader,
+    FrameTrailer,
+    ManifestHeader,
+    align,
+    crc32c,
+    frame_path,
+)
+from inshrink_core.archive.manifest import MANIFEST_NAME
+from inshrink_core.archive.pack_layout import (
+    PACK_TRAILER_NBYTES,
+    PackTrailer,
+    align_file,
+    pack_header,
+    parse_directory,
+)
+
+_LENGTHS: Final = 3
+_CRCS: Final = 4
+"""Where lengths and checksums stand in an index."""
+
+_GENERATIONS: Final = 5
+_SIZES: Final = 6
+_DIGESTS: Final = 7
+"""Columns of a manifest that a changed frame changes."""
+
+_DIGEST_NBYTES: Final = 32
+
+
+@dataclass
+class OpenFrame:
+    """A frame whose parts may be changed before it is sealed again."""
+
+    header: FrameHeader
+    index: list[Any]
+    blocks: list[bytes]
+
+    @classmethod
+    def parse(cls, data: bytes) -> OpenFrame:
+        """Take a sound frame apart."""
+        header = FrameHeader.parse(data[:FRAME_HEADER_NBYTES], "")
+        trailer = FrameTrailer.parse(data[-FRAME_TRAILER_NBYTES:], len(data), "")
+        raw = zstandard.decompress(data[trailer.index_offset : -FRAME_TRAILER_NBYTES])
+        index = msgpack.unpackb(raw, raw=False, strict_map_key=False)
+        blocks, offset = [], FRAME_HEADER_NBYTES
+        for nbytes in index[_LENGTHS]:
+            offset = align(offset, nbytes)
+            blocks.append(data[offset : offset + nbytes])
+            offset += nbytes
+        return cls(header, index, blocks)
+
+    def fit_index(self) -> None:
+        """Write lengths and checksums of the blocks into the index."""
+        self.index[_LENGTHS] = [len(block) for block in self.blocks]
+        self.index[_CRCS] = struct.pack(f"<{len(self.blocks)}I", *map(crc32c, self.blocks))
+
+    def seal(self) -> bytes:
+        """Return the file; the index is taken as it is, fitting or not."""
+        content = bytearray(self.header.pack())
+        for block in self.blocks:
+            content += bytes(align(len(content), len(block)) - len(content)) + block
+        content += bytes(align(len(content), 0) - len(content))
+        raw = packed(self.index)
+        document = zstandard.compress(raw)
+        size = len(content) + len(document) + FRAME_TRAILER_NBYTES
+        trailer = FrameTrailer(len(content), size, len(document), len(raw))
+        head = bytes(content[:FRAME_HEADER_NBYTES])
+        return bytes(content) + document + trailer.pack(head, document)
+
+
+def packed(value: Any) -> bytes:
+    """Return msgpack bytes of any value; what msgpack cannot hold becomes text."""
+    found: bytes = msgpack.packb(value, use_bin_type=True, default=str)
+    return found
+
+
+def bounded(value: Any) -> Any:
+    """Return a value whose integers msgpack can hold."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return min(max(value, -(1 << 63)), (1 << 64) - 1)
+    if isinstance(value, list | tuple):
+        return [bounded(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): bounded(item) for key, item in value.items()}
+    return value
+
+
+def open_manifest(data: bytes) -> tuple[bytes, list[Any]]:
+    """Return the archive's id and the columns of a sound manifest."""
+    header = ManifestHeader.parse(data, "")
+    return header.archive_id, msgpack.unpackb(zstandard.decompress(data[MANIFEST_HEADER_NBYTES:]), raw=False)
+
+
+def seal_manifest(archive_id: bytes, columns: Any) -> bytes:
+    """Return the file of a manifest."""
+    raw = packed(columns)
+    payload = zstandard.compress(raw)
+    return ManifestHeader(archive_id, len(payload), len(raw)).pack(payload) + payload
+
+
+def refit_manifest(manifest: bytes, frames: Files) -> bytes:
+    """Return the manifest with the size and digest of every frame as it now is, by path."""
+    archive_id, columns = open_manifest(manifest)
+    digests = bytearray(columns[_DIGESTS])
+    for row, generation in enumerate(columns[_GENERATIONS]):
+        content = frames.get(frame_path(generation, columns[2][row]))
+        if content is not None:
+            columns[_SIZES][row] = len(content)
+            at = row * _DIGEST_NBYTES
+            digests[at : at + _DIGEST_NBYTES] = hashlib.sha256(content).digest()
+    columns[_DIGESTS] = bytes(digests)
+    return seal_manifest(archive_id, columns)
+
+
+def is_packed_name(files: Files) -> bool:
+    """Tell whether these are the one file of a packed archive."""
+    return MANIFEST_NAME not in files
+
+
+def unpacked(data: bytes) -> Files:
+    """Return the files of a sound packed archive."""
+    trailer = PackTrailer.parse(data[-PACK_TRAILER_NBYTES:], len(data), "")
+    directory = data[trailer.directory_offset : trailer.directory_offset + trailer.directory_nbytes]
+    return {
+        found.path: data[found.offset : found.offset + found.nbytes]
+        for found in parse_directory(directory, trailer, "")
+    }
+
+
+def repacked(files: Files, directory: Any = None) -> bytes:
+    """Return a packed archive of these files; `directory` takes the place of what it should say."""
+    content = bytearray(pack_header())
+    for data in files.values():
+        content += bytes(align_file(len(content)) - len(content)) + data
+    document = [list(files), [len(data) for data in files.values()]] if directory is None else directory
+    raw = packed(document)
+    squeezed = zstandard.compress(raw)
+    size = len(content) + len(squeezed) + PACK_TRAILER_NBYTES
+    trailer = PackTrailer(len(content), size, len(squeezed), len(raw))
+    return bytes(content) + squeezed + trailer.pack(squeezed)

@@ -1,0 +1,33 @@
+"""Everything that is attacked."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from benchmarks.fuzz import archive_target, input_target
+from benchmarks.fuzz.target import Target
+
+
+def all_targets() -> list[Target]:
+    """Return every target: archives, what people give us, and each codec's payloads."""
+    found: list[Target] = [*archive_target.targets(), *input_target.targets()]
+    if find_spec("benchmarks.fuzz.payloads") is not None:
+        from benchmarks.fuzz.payloads import PayloadTarget
+
+        found.append(PayloadTarget())
+    return found
+
+
+def named(names: tuple[str, ...]) -> list[Target]:
+    """Return the targets of these names; all of them where none is named.
+
+    Raises
+    ------
+    ValueError
+        There is no such target.
+    """
+    found = {target.name: target for target in all_targets()}
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        raise ValueError(f"no target is called {', '.join(unknown)}; there are {', '.join(found)}")
+    return [found[name] for name in names] if names else list(found.values())

@@ -1,0 +1,94 @@
+"""Mutations of structured values (msgpack, JSON, TOML): types, extremes, nesting, names."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any, Final
+
+from benchmarks.fuzz.bytewise import EXTREMES, mutate_bytes
+
+TEXTS: Final = (
+    "", "a", "../x", "../../../../tmp/x", "/etc/passwd", "C:\\x", "a/../../b", "x\0y", "\x1b[2J", "con",
+    "é" * 300, "n" * 5000, "a/" * 300 + "a", ".", "..", "float32", "float64", "bool", "complex64", "weight",
+    "exp_avg", "same/1", "stored/1", "zstd/1", "lossless/9", "lattice/1", "torch",
+    "\N{RIGHT-TO-LEFT OVERRIDE}x", "__proto__", "nan", "1e999", "-1", "%s%n{0}", "[red]x[/red]", "[/x]",
+)  # fmt: skip
+
+_MOST_TIMES: Final = 300
+
+
+def hostile_value(rng: random.Random) -> Any:
+    """Return a value that stands where another is expected."""
+    kind = rng.randrange(12)
+    if kind <= 3:
+        return rng.choice(EXTREMES) * rng.choice((1, 1, 1, -1))
+    if kind == 4:
+        return rng.choice((float("nan"), float("inf"), -float("inf"), 1e308, -0.0, 5e-324, 0.5))
+    if kind <= 6:
+        return rng.choice(TEXTS)
+    if kind == 7:
+        return rng.choice((None, True, False, [], {}))
+    if kind == 8:
+        return rng.randbytes(rng.choice((0, 1, 16, 32, 64)))
+    if kind == 9:
+        return [rng.choice(EXTREMES) for _ in range(rng.choice((1, 2, 4, 70)))]
+    if kind == 10:
+        return {rng.choice(TEXTS): rng.choice(EXTREMES) for _ in range(rng.choice((1, 2, 5)))}
+    value: Any = rng.choice((1, "x", [], None))
+    for _ in range(rng.choice((2, 20, 70, 400))):
+        value = [value] if rng.random() < 0.7 else {"x": value}
+    return value
+
+
+def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """List every (container, key) of a value; an index or a key of a map."""
+    items = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
+    for key, item in items:
+        found.append((value, key))
+        _places(item, found)
+    return found
+
+
+def mutate_value(rng: random.Random, value: Any) -> Any:
+    """Return a copy with one to a few nodes changed."""
+    root = [copy.deepcopy(value)]
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        places = _places(root, [])
+        container, key = rng.choice(places)
+        _change(rng, container, key)
+        if not root:
+            root = [None]
+    return root[0]
+
+
+def _change(rng: random.Random, container: Any, key: Any) -> None:
+    """Change one node in place."""
+    item, kind = container[key], rng.randrange(10)
+    if kind <= 1:
+        container[key] = hostile_value(rng)
+    elif kind == 2 and len(container) > 1:
+        del container[key]
+    elif kind == 3 and isinstance(container, list):
+        container[key:key] = [copy.deepcopy(item)] * rng.choice((1, 1, 2, _MOST_TIMES))
+    elif kind == 3:
+        container[rng.choice(TEXTS)] = copy.deepcopy(item)
+    elif kind == 4 and isinstance(container, list):
+        other = rng.randrange(len(container))
+        container[key], container[other] = container[other], container[key]
+    elif kind == 4:
+        container[rng.choice(TEXTS)] = container.pop(key)
+    elif isinstance(item, bool) or item is None:
+        container[key] = rng.choice((True, False, None, 0, 1, "x"))
+    elif isinstance(item, int):
+        container[key] = rng.choice(
+            (item + 1, item - 1, item * 2, -item, item ^ (1 << rng.randrange(40)), rng.choice(EXTREMES))
+        )
+    elif isinstance(item, float):
+        container[key] = rng.choice((-item, item * 1e300, float("nan"), float("inf"), 0, str(item)))
+    elif isinstance(item, str):
+        container[key] = rng.choice((rng.choice(TEXTS), item + "x", item[:-1], item * 2, item.upper()))
+    elif isinstance(item, bytes):
+        container[key] = mutate_bytes(rng, item)
+    else:
+        container[key] = hostile_value(rng)

@@ -1,0 +1,208 @@
+"""A fuzzer that does not find planted defects is worth nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from benchmarks.fuzz import __main__ as program
+from benchmarks.fuzz import runs, scratch
+from benchmarks.fuzz.archive_target import ArchiveTarget
+from benchmarks.fuzz.bytewise import mutate_bytes
+from benchmarks.fuzz.campaign import Campaign, Fuzzer, limits_of, minimised
+from benchmarks.fuzz.judging import Limits, judge_alone
+from benchmarks.fuzz.target import BAD, case_rng
+from benchmarks.fuzz.targets import all_targets
+from inshrink_core.formats.source import FileSource
+from tests.fuzz.planted import SOUND, Planted
+
+N_CASES = 150
+N_HANGING = 40
+
+LIMITS = Limits(cpu_seconds=1.0, wall_seconds=2.0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _scratch() -> Iterator[None]:
+    yield
+    scratch.remove()
+
+
+def _attacked(target: object, cases: int, limits: Limits = LIMITS) -> Campaign:
+    return Fuzzer([target], seed=1, limits=limits, workers=1).run(None, cases)
+
+
+@pytest.mark.parametrize(
+    ("defect", "kind", "frame"),
+    [
+        ("key_error", "raw", "_key_error"),
+        ("wrong_value", "silent", "_wrong_value"),
+        ("allocation", "memory", "_allocation"),
+        ("memory", "memory", "_memory"),
+        ("loop", "hang", "_loop"),
+        ("sleep", "hang", "_sleep"),
+        ("segfault", "crash", "_segfault"),
+        ("exit", "crash", ""),
+        ("long", "long", "_long"),
+        ("disk", "memory", "_disk"),
+    ],
+)
+def test_a_planted_defect_is_found_named_and_attributed_to_its_case(defect, kind, frame):
+    target = Planted(defect)
+    n_cases = N_HANGING if kind == "hang" else N_CASES
+    campaign = _attacked(target, n_cases)
+    (finding,) = campaign.findings.values()
+    assert finding.verdict.kind == kind
+    assert frame in "".join(finding.verdict.frames)
+    assert finding.data == target.mutate(case_rng(target.name, 1, finding.case))
+    # The other cases were run too, each once, whatever the bad ones did to their process.
+    assert campaign.tallies[target.name].n_cases == 1 + n_cases
+    assert finding.n_cases == campaign.n_bad
+
+
+def test_a_sound_reader_gives_no_finding():
+    campaign = _attacked(Planted(None), 300)
+    assert not campaign.findings
+    assert set(campaign.tallies["planted-None"].counts) <= {"refused", "same"}
+
+
+def test_two_campaigns_of_one_seed_are_the_same_however_many_workers():
+    targets = [Planted("key_error"), Planted(None)]
+    one = Fuzzer(targets, seed=5, limits=LIMITS, workers=1).run(None, 200)
+    two = Fuzzer(targets, seed=5, limits=LIMITS, workers=2).run(None, 200)
+    assert {name: tally.counts for name, tally in one.tallies.items()} == {
+        name: tally.counts for name, tally in two.tallies.items()
+    }
+    other = Fuzzer(targets, seed=6, limits=LIMITS, workers=1).run(None, 200)
+    assert one.tallies != other.tallies
+
+
+def test_a_finding_is_made_smaller_and_stays_the_same_finding():
+    target = Planted("key_error")
+    (finding,) = _attacked(target, 60).findings.values()
+    padded = finding.data[:9] + bytes(400)
+    finding.data = padded
+    small = minimised(target, finding, LIMITS, seconds=20)
+    assert len(small) == 9
+    assert judge_alone(target, small, LIMITS).key == finding.verdict.key
+
+
+def test_a_defect_of_a_sound_input_is_a_finding():
+    target = Planted("key_error")
+    with mock.patch.object(target, "seeds", return_value=[SOUND[:8] + b"\2" + SOUND[9:]]):
+        (finding,) = _attacked(target, 0).findings.values()
+    assert finding.case == -1
+
+
+def test_a_reader_that_ignores_checksums_is_found_by_blind_mutations():
+    target = ArchiveTarget("archive-blind", sealed=False, is_chosen=lambda name: name == "lossless")
+    target.seeds()
+    with mock.patch("inshrink_core.archive.frame_reader.crc32c", _IgnoredChecksum()):
+        campaign = _attacked(target, 60, Limits())
+    assert any("verify gives" in key or "restore gives" in key for key in campaign.findings), (
+        campaign.findings
+    )
+
+
+def test_a_decoder_that_returns_another_value_is_found_by_its_promise():
+    target = ArchiveTarget("archive-blind", sealed=False, is_chosen=lambda name: name == "lossless")
+    target.seeds()
+    from inshrink_core.codecs import lossless
+
+    decode = lossless.LosslessCodec.decode
+
+    def wrong(self, spec, block, reference):
+        decoded = decode(self, spec, block, reference)
+        return decoded._replace(tensor=decoded.tensor + 1)
+
+    with mock.patch.object(lossless.LosslessCodec, "decode", wrong):
+        campaign = _attacked(target, 5, Limits())
+    assert any(
+        finding.case == -1 and finding.verdict.kind == "silent" for finding in campaign.findings.values()
+    )
+
+
+def test_a_reader_of_runs_that_returns_another_value_is_found_by_the_round_trip():
+    target = next(target for target in all_targets() if target.name == "torch-blind")
+    (sound,) = target.seeds()
+    assert judge_alone(target, sound, Limits()).kind == "same"
+    read = FileSource.read
+    with mock.patch.object(FileSource, "read", lambda self, spec: read(self, spec) + 1):
+        verdict = judge_alone(target, sound, Limits())
+    assert verdict.kind == "silent"
+
+
+class _IgnoredChecksum(int):
+    """A checksum that equals every other."""
+
+    def __call__(self, *chunks):
+        return self
+
+    def __eq__(self, other):
+        return True
+
+    def __ne__(self, other):
+        return False
+
+    def __hash__(self):
+        return 0
+
+
+def test_every_target_makes_the_same_case_whenever_asked_and_accepts_what_is_sound():
+    for target in all_targets():
+        for data in target.seeds()[:3]:
+            verdict = judge_alone(target, data, limits_of(target, Limits()))
+            assert verdict.kind in ("same", "different"), (target.name, verdict)
+        first = [target.mutate(case_rng(target.name, 1, case)) for case in range(3)]
+        assert first == [target.mutate(case_rng(target.name, 1, case)) for case in range(3)]
+        assert len(set(first)) == len(first)
+
+
+def test_archives_of_every_shape_are_attacked():
+    names = set(runs.archives())
+    assert {
+        "lossless",
+        "lattice",
+        "moments",
+        "keyframes",
+        "branched",
+        "pruned",
+        "packed",
+        "exported",
+    } <= names
+
+
+def test_mutated_bytes_differ_in_most_cases():
+    rng = random.Random(1)
+    changed = [mutate_bytes(rng, SOUND) for _ in range(500)]
+    assert sum(data != SOUND for data in changed) > 450
+    assert len(set(changed)) > 300
+
+
+def test_the_command_counts_replays_and_saves_what_it_finds(tmp_path: Path, capsys):
+    with mock.patch.object(program, "named", return_value=[Planted("key_error")]):
+        code = program.main(
+            ["--cases", "40", "--workers", "1", "--json", "--minimise", "2", "--save", str(tmp_path)]
+        )
+        document = json.loads(capsys.readouterr().out)
+        (finding,) = document["findings"]
+        replayed = program.main(["--replay", "planted-key_error", "1", str(finding["case"])])
+    assert code == replayed == 1
+    assert document["targets"][0]["raw"] == finding["cases"] > 0
+    assert document["targets"][0]["cases"] == 41
+    (saved,) = (tmp_path / "planted-key_error").iterdir()
+    assert judge_alone(Planted("key_error"), saved.read_bytes(), LIMITS).kind == "raw"
+    with mock.patch.object(program, "named", return_value=[Planted(None)]):
+        assert program.main(["--cases", "40", "--workers", "1"]) == 0
+    assert "0 bad" in capsys.readouterr().out
+
+
+def test_every_bad_kind_is_a_column_of_the_result():
+    campaign = _attacked(Planted(None), 1)
+    (row,) = program.rows(campaign)
+    assert set(BAD) <= set(row)
