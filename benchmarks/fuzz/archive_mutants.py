@@ -145,11 +145,11 @@ def repaired(rng: random.Random, files: Files) -> Files:
     if kind <= 8:
         _hostile_block(rng, frame)
         frame.fit_index()
-    elif kind <= 13:
+    elif kind <= 12:
         _hostile_spec(rng, frame)
-    elif kind == 14:
+    elif kind == 13:
         frame.index = bounded(mutate_value(rng, frame.index))
-    elif kind == 15:
+    elif kind <= 15:
         frame.index[_META] = _hostile_meta(rng, frame.index[_META])
     elif kind == 16:
         frame.header = _hostile_header(rng, frame)
@@ -214,6 +214,10 @@ def _hostile_meta(rng: random.Random, meta: dict[str, bytes]) -> Any:
         return {rng.choice(TEXTS): packed(bounded(hostile_value(rng)))}
     key = rng.choice(sorted(meta))
     value = msgpack.unpackb(meta[key], raw=False, strict_map_key=False)
+    if rng.random() < 0.3:
+        return meta | {
+            key: packed(rng.choice((b"\xff", [b"bytes"], {"x": b""}, 1 << 63, -1, None, "x", 0.5)))
+        }
     changed = bounded(mutate_value(rng, [value]))
     return meta | {key: packed(changed[0] if isinstance(changed, list) and changed else changed)}
 
@@ -248,7 +252,11 @@ def _hostile_part(rng: random.Random, frame: OpenFrame) -> None:
         return
     if keys[at] == "":
         document = msgpack.unpackb(content, raw=False, strict_map_key=False)
-        content = packed(bounded(mutate_value(rng, document)))
+        if rng.random() < 0.3 and document["files"]:
+            _stretch(rng, rng.choice(document["files"]))
+        else:
+            document = mutate_value(rng, document)
+        content = packed(bounded(document))
     else:
         content = mutate_bytes(rng, content)
     # As it was packed, or a frame that says what it will, or nothing at all, about its size.
@@ -261,6 +269,17 @@ def _hostile_part(rng: random.Random, frame: OpenFrame) -> None:
     names.append("zstd/1")
     numbers[at] = len(names) - 1
     frame.blocks[first + at] = claimed.to_bytes(5, "little") + squeezed
+
+
+def _stretch(rng: random.Random, file: list[Any]) -> None:
+    """Have a file claim to be large, and a region of it too: consistently, from a few bytes."""
+    more = rng.choice((1, 1 << 20, 3 << 30, 1 << 40, 1 << 62))
+    file[1] += more
+    regions = file[3]
+    if regions and rng.random() < 0.8:
+        regions[-1][1] += more
+    elif rng.random() < 0.5:
+        regions.append([file[1] - more, more, []])
 
 
 def _bomb(rng: random.Random) -> bytes:

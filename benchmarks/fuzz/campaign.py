@@ -365,7 +365,7 @@ class Fuzzer:
         """Note a defect; what depends on the state of a process is looked at again in a fresh one."""
         data = input_of(target, self.campaign.seed, case)
         known = self.campaign.findings.get(verdict.key)
-        often = known is not None and known.n_cases >= _MOST_ALONE
+        often = known is not None and (verdict.kind == "hang" or known.n_cases >= _MOST_ALONE)
         if verdict.kind in ("memory", "hang", "crash") and not (often and verdict.frames):
             verdict = judge_alone(target, data, limits_of(target, self._limits))
         self.campaign.add(target.name, case, verdict, data)

@@ -59,7 +59,8 @@ def mutate_pickle(rng: random.Random, program: bytes) -> bytes:
         elif kind == 5:
             ops[at] = rng.choice(_ATOMS)
         elif kind == 6:
-            ops[at] = _number(rng)
+            numbers = [i for i, op in enumerate(ops) if op[:1] in b"KMJG"]
+            ops[rng.choice(numbers) if numbers else at] = _number(rng)
         else:
             ops[at] = mutate_bytes(rng, ops[at])
     return b"".join(ops)
@@ -141,7 +142,13 @@ def mutate_safetensors(rng: random.Random, data: bytes) -> bytes:
         return mutate_bytes(rng, data)
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
-    text = mutate_json(rng, json.dumps(header).encode(), whole=header)
+    if rng.random() < 0.1:
+        shape = [rng.choice(EXTREMES), 0] if rng.random() < 0.7 else [0] * rng.choice((9, 65, 2000))
+        end = max(entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__")
+        header["empty"] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end]}
+        text = json.dumps(header).encode()
+    else:
+        text = mutate_json(rng, json.dumps(header).encode(), whole=header)
     claimed = len(text) if rng.random() < 0.9 else rng.choice(EXTREMES)
     return struct.pack("<Q", claimed) + text + data[8 + size :]
 

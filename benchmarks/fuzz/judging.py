@@ -41,7 +41,7 @@ class Limits(NamedTuple):
     than `file_nbytes`, whatever an archive claims.
     """
 
-    cpu_seconds: float = 10.0
+    cpu_seconds: float = 5.0
     wall_seconds: float = 240.0
     memory_nbytes: int = 192 * MEBIBYTE
     address_nbytes: int = 1536 * MEBIBYTE

@@ -31,7 +31,11 @@ def state_at(step: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     def moving(*shape: int) -> torch.Tensor:
         return (torch.randn(shape, generator=start) + 0.01 * torch.randn(shape, generator=noise)).to(dtype)
 
-    model = {"fc.weight": moving(4, 6), "fc.bias": moving(4), "norm.num_batches_tracked": torch.tensor(step)}
+    model = {
+        "fc.weight": moving(4, 6),
+        "fc.bias": torch.zeros(4, dtype=dtype),
+        "norm.num_batches_tracked": torch.tensor(step),
+    }
     first, second = moving(4, 6), moving(4, 6).square()
     moments = {0: {"step": torch.tensor(float(step)), "exp_avg": first, "exp_avg_sq": second}}
     group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "params": [0, 1]}
@@ -96,9 +100,9 @@ def write_files(folder: Path, files: Files) -> None:
 
 
 @contextlib.contextmanager
-def _same_ids() -> Iterator[None]:
-    """Archive ids that are the same whenever asked, so that a case can be replayed by its number."""
-    with mock.patch("os.urandom", random.Random(0).randbytes):
+def _same_ids(name: str) -> Iterator[None]:
+    """Have an archive's id the same in every process, so that a case can be replayed by its number."""
+    with mock.patch("os.urandom", random.Random(name).randbytes):
         yield
 
 
@@ -168,7 +172,7 @@ def archives() -> dict[str, Files]:
         "packed": (_packed, torch_run),
     }
     found = {}
-    with _same_ids():
-        for name, (make, run) in makers.items():
+    for name, (make, run) in makers.items():
+        with _same_ids(name):
             found[name] = files_of(make(scratch.fresh(f"seeds-{name}"), run))
     return found
