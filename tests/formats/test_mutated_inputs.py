@@ -1,5 +1,6 @@
 """Whatever stands in the files of a run, the answer is a run or an error of ours."""
 
+import copy
 import io
 import json
 import os
@@ -44,13 +45,14 @@ def mutated_json(value, chance: random.Random, n: int = 2):
             path.append((at, key))
             at = at[key]
         if not path:
-            return chance.choice(ODD_VALUES)
+            return copy.deepcopy(chance.choice(ODD_VALUES))
         holder, key = path[-1]
         if isinstance(holder, dict) and chance.random() < 0.3:
             other = chance.choice([v for v in ODD_VALUES if isinstance(v, str)])
             holder[other] = holder.pop(key)
         else:
-            holder[key] = chance.choice(ODD_VALUES)
+            # A copy: what is inserted may be changed next.
+            holder[key] = copy.deepcopy(chance.choice(ODD_VALUES))
     return document
 
 
