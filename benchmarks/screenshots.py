@@ -48,8 +48,15 @@ class Shot(NamedTuple):
 
 SHOTS = (
     Shot("overview.png", "overview", {}, height=1052),
-    Shot("sensitivity.png", "sensitivity", {"metric": "fisher"}, height=828),
-    Shot("sensitivity-dark.png", "sensitivity", {"metric": "update"}, scheme="dark", height=828),
+    Shot("sensitivity.png", "sensitivity", {"metric": "fisher"}, height=828, clicks=("Measure fisher",)),
+    Shot(
+        "sensitivity-dark.png",
+        "sensitivity",
+        {"metric": "update"},
+        scheme="dark",
+        height=828,
+        clicks=("Measure update",),
+    ),
     Shot(
         "search.png",
         "search",
