@@ -40,7 +40,7 @@ class LatticeConfig(CodecConfig):
     coarseness
         The step between representable values, in units of how far weights move (root mean square) from
         one checkpoint to the next at the run's first learning rate; .0001..10000. Larger makes smaller
-        frames and larger errors: on a GPT of 5 M parameters 1.5 gave 21×, 2.5 gave 28× and 4 gave 38×.
+        frames and larger errors: on a GPT of 5 M parameters 1 gave 17×, 2.5 gave 28× and 4 gave 38×.
     gamma
         Power of the learning rate that the step follows, 0..2: 0 keeps the step while learning slows
         down, 1 keeps it in proportion to the movement, which spends most bytes on the last frames.
