@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.attributes import spec_of
 from inshrink_core.chain.config import is_exact
-from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec
+from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
 from inshrink_core.codec import get_codec
 from inshrink_core.frame import FrameInfo
 
@@ -67,7 +67,7 @@ def _is_exact(meta: Mapping[str, Any], info: FrameInfo, spec: TensorSpec, bitstr
         return True
     # A block made anew holds what was decoded before: exact where the codec has no rule for the role.
     own: Any = get_codec(codec)
-    return spec.role not in own.takes(own.config_type(**settings))
+    return spec.role not in own.takes(own.config_type(**settings)) - {TensorRole.BUFFER}
 
 
 def is_rekeyed(meta: Mapping[str, Any], info: FrameInfo) -> bool:

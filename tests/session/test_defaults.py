@@ -209,3 +209,34 @@ def test_help_and_documentation_tell_the_coarseness_that_the_codec_has(capsys):
     page = Path(inshrink_core.__file__).parents[1] / "docs" / "cli.md"
     (row,) = [line for line in page.read_text().splitlines() if line.startswith("| `--coarseness C`")]
     assert f"(default {LatticeConfig().coarseness:g})" in row
+
+
+@pytest.mark.parametrize(("options", "lossy"), [({}, STATE | {"weight"}), ({"codec": "lossless"}, set())])
+def test_what_was_exact_is_exact_in_a_frame_that_was_made_anew(run_path, tmp_path, options, lossy):
+    inshrink_core.compress(run_path, tmp_path / "a.inshrink", **options)
+    inshrink_core.export(tmp_path / "a.inshrink", tmp_path / "one.inshrink", step=15)
+    inshrink_core.prune(tmp_path / "a.inshrink", keep_last=2, apply=True)
+    for path in ("one.inshrink", "a.inshrink"):
+        stored = inshrink_core.verify(tmp_path / path).stored
+        assert set(stored.lossy) == lossy
+        assert not set(stored.exact) & lossy
+
+
+def test_inspect_and_compress_say_how_optimizer_state_is_stored(run_path, tmp_path, capsys):
+    for options, told in (([], "compressed (lattice)"), (["--optimizer", "lossless"], "bit-exact")):
+        target = tmp_path / f"{len(options)}.inshrink"
+        assert main(["compress", str(run_path), "-o", str(target), *options]) == 0
+        assert main(["inspect", str(target)]) == 0
+        rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("optimizer state")]
+        assert len(rows) == 2
+        assert all(told in row for row in rows)
+        assert all(("--optimizer lossless" in row) == (not options) for row in rows)
+
+
+@pytest.mark.parametrize("verb", ["compress", "inspect"])
+def test_reports_lead_with_the_ratio_of_everything(run_path, tmp_path, capsys, verb):
+    target = tmp_path / "a.inshrink"
+    inshrink_core.compress(run_path, target)
+    main(["compress", str(run_path), "-o", str(target)] if verb == "compress" else ["inspect", str(target)])
+    text = capsys.readouterr().out
+    assert 0 < text.index("ratio of everything") < text.index("ratio of the weights")
