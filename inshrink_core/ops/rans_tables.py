@@ -215,10 +215,11 @@ def read_tables(
     n_contexts, n_tables, n_symbols = shape
     width = (n_tables - 1).bit_length()
     frequencies = np.empty((n_tables, n_symbols), np.int64)
-    bits = np.unpackbits(packed, count=8 * packed.size + READ_AHEAD, bitorder="little")
     at = n_contexts * width
-    if at > n_bits:
+    # A table has a bit at least. Of no bytes at all, numpy would make bits that are neither 0 nor 1.
+    if at >= n_bits:
         return np.zeros(n_contexts, np.int64), frequencies, -1
+    bits = np.unpackbits(packed, count=8 * packed.size + READ_AHEAD, bitorder="little")
     rows: NDArray[np.int64] = bits[:at].reshape(n_contexts, width) @ (1 << np.arange(width))
     if int(rows.max()) >= n_tables:
         return rows, frequencies, -1

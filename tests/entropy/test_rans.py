@@ -17,6 +17,8 @@ from inshrink_core.entropy.rans import (
 )
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops.rans_tables import read_tables
+from inshrink_core.ops.reference_rans_tables import READ_AHEAD
 
 RNG = np.random.default_rng
 
@@ -260,3 +262,12 @@ def test_a_payload_without_symbols_is_empty():
         decode_rans(b"", 1, 4)
     with pytest.raises(DamagedError):
         decode_rans(b"\x03\x00", 1, 4)
+
+
+def test_tables_of_no_bytes_are_refused_whatever_memory_held_before():
+    # numpy unpacks no bytes to whatever lies in memory: no bits, but places beyond a kernel's tables.
+    with force_backend(Backend.REFERENCE):
+        for value in range(2, 200):
+            held = np.full(READ_AHEAD, value, np.uint8)
+            del held
+            assert read_tables(np.zeros(0, np.uint8), 0, (1, 1, 4), 12)[2] == -1
