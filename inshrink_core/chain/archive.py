@@ -304,17 +304,37 @@ class Archive(Mapping[int, Checkpoint]):
                 error.what, where=where, expected=error.expected, found=error.found, remedy=error.remedy
             ) from error
 
-    def part(self, info: FrameInfo, key: str) -> bytes:
+    def part(self, info: FrameInfo, key: str, sizes: range | None = None) -> bytes:
         """Return one part of a frame (`inshrink_core.chain.parts`).
+
+        Parameters
+        ----------
+        info, key
+            The frame, and the part's key.
+        sizes
+            The lengths it may have; checked before it is decoded.
 
         Raises
         ------
         DamagedError
             The part is missing or does not decode.
         """
-        return self._steadily(lambda now: self._part(now, key), info)
+        content = self._steadily(lambda now: self._part(now, key, sizes), info)
+        if sizes is not None:
+            self._check_size(len(content), sizes, f"{self.where(info)}, '{key}'")
+        return content
 
-    def _part(self, info: FrameInfo, key: str) -> bytes:
+    def _check_size(self, nbytes: int, sizes: range, where: str) -> None:
+        """Refuse a part whose length does not fit the layout."""
+        if nbytes not in sizes:
+            raise DamagedError(
+                "a part has the wrong length",
+                where=where,
+                expected=f"at least {sizes.start} bytes",
+                found=f"{nbytes}",
+            )
+
+    def _part(self, info: FrameInfo, key: str, sizes: range | None) -> bytes:
         content: bytes | None = None
         for link in self.reader.chain(info.frame_id):
             cached = self._parts.get((link.frame_id, key))
@@ -331,6 +351,8 @@ class Archive(Mapping[int, Checkpoint]):
             self._require(entry.nbytes, "reading it", where)
             payload = frame.read(entry)
             nbytes = part_nbytes(entry.codec, payload, content)
+            if sizes is not None and link.frame_id == info.frame_id:
+                self._check_size(nbytes, sizes, where)
             self._require(nbytes + len(payload) + len(content or b""), "decoding it", where)
             content = decode_part(entry.codec, payload, content, where)
         if content is None:
@@ -365,13 +387,5 @@ class _FrameSource:
 
     def skeleton(self, layout: FileLayout) -> bytes:
         """Return the bytes of a file outside its tensors, as `TensorSource` orders them."""
-        content = self.archive.part(self.info, layout.path)
         between = layout.nbytes - sum(region.nbytes for region in layout.regions)
-        if not between <= len(content) <= layout.nbytes:
-            raise DamagedError(
-                f"the skeleton of '{layout.path}' has the wrong length",
-                where=self.archive.where(self.info),
-                expected=f"at least {between} bytes",
-                found=f"{len(content)}",
-            )
-        return content
+        return self.archive.part(self.info, layout.path, range(between, layout.nbytes + 1))

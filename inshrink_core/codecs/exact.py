@@ -79,7 +79,7 @@ class LosslessReference(TensorReference):
     Parameters
     ----------
     tensor
-        Contiguous, in the stored dtype and shape; read-only by agreement.
+        In the stored dtype and shape, contiguous or one element expanded; read-only by agreement.
     """
 
     tensor: Tensor
@@ -207,6 +207,10 @@ def decode_exact(spec: TensorSpec, payload: bytes | memoryview, reference: Tenso
         raise DamagedError("a bool is neither false nor true", where=spec.key, expected="bytes 0 and 1")
     if mode is _Mode.UNCHANGED and isinstance(reference, LosslessReference):
         return Decoded(out, reference)
+    if mode is _Mode.CONSTANT and out.numel():
+        # One element stands for all: a constant need not be held twice.
+        one = out.reshape(-1)[:1].clone().reshape((1,) * out.dim())
+        return Decoded(out, LosslessReference(one.expand(spec.shape)))
     return Decoded(out, LosslessReference(out.clone()))
 
 

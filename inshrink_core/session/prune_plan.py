@@ -141,7 +141,7 @@ def _require_whole(reader: ArchiveReader) -> None:
         raise MissingFrameError(
             f"the frame of step {lost.step} is missing: what it leaves cannot be pruned safely",
             where=f"{reader.path}, {lost.path}",
-            remedy="fetch the file from where the archive came from",
+            remedy="fetch the file from where the archive came from, or give it up with --forget-missing",
         )
     if not reader.frames:
         raise NotFoundError("the archive holds no steps yet", where=reader.path)
