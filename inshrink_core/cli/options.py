@@ -70,7 +70,7 @@ Optimizer = Annotated[
     typer.Option(
         metavar="lossless|lattice|lattice-ratio|drop",
         help="Keep the optimizer's state bit-exact, to an octave, as rank-one factors, or leave it out."
-        " (default: lossless)",
+        " (default: lattice, to an octave; lossless beside weights that stay exact)",
     ),
 ]
 KeyframeEvery = Annotated[
