@@ -72,6 +72,7 @@ class Work:
                 shown = self._examples.setdefault((verb, mode, problem.partition(":")[0]), [])
                 if len(shown) < _SHOWN:
                     shown.append(f"{case.name}: {problem} [{case.outcome.ended or 'killed'}]")
+                    sys.stderr.write(f"{verb}, {mode}: {shown[-1]}\n")
             self._tell(verb, mode)
 
     def _limited(self, cases: Iterator[Case], until: float, n_cases: int | None) -> Iterator[Case]:
@@ -103,7 +104,7 @@ class Work:
         ]
 
     def show(self) -> None:
-        """Print a table of all, and examples of what was found."""
+        """Print a table of all."""
         columns = ("verb", "mode", "operations", "cases", *CLASSES)
         if sys.stderr.isatty():
             sys.stderr.write("\r\033[K")
@@ -111,6 +112,3 @@ class Work:
         for row in self.rows():
             print(" ".join(f"{row[column]!s:>10}" for column in columns))
         print(f"{self._cases.total()} cases, {self.found} bad")
-        for (verb, mode, _), examples in self._examples.items():
-            for example in examples:
-                print(f"{verb}, {mode}: {example}")

@@ -124,11 +124,12 @@ class WriterLock:
 
     def release(self) -> None:
         """Let the next writer in; harmless when repeated."""
-        if self._descriptor >= 0:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
             with contextlib.suppress(OSError):  # the pid is information only
-                os.ftruncate(self._descriptor, 0)
-            os.close(self._descriptor)
-            self._descriptor = -1
+                os.ftruncate(descriptor, 0)
+            with contextlib.suppress(OSError):  # the lock ends also where the system complains
+                os.close(descriptor)
 
 
 def is_locked(root: Path) -> bool:

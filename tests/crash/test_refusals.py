@@ -37,6 +37,19 @@ def test_a_saver_whose_spool_cannot_be_cleared_releases_the_archive(tmp_path, mo
     ArchiveWriter(tmp_path / "a.inshrink").close()
 
 
+def test_an_archive_whose_lock_file_cannot_be_closed_well_is_released_all_the_same(tmp_path, monkeypatch):
+    writer, close = ArchiveWriter(tmp_path / "a.inshrink", create=True), os.close
+
+    def complaining(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", complaining)
+        writer.close()
+    ArchiveWriter(tmp_path / "a.inshrink").close()
+
+
 def test_a_save_that_was_archived_and_could_not_be_marked_is_not_archived_twice(tmp_path, monkeypatch):
     saver = inshrink_core.Saver(tmp_path / "a.inshrink", nn.Linear(2, 2), codec="lossless")
     with monkeypatch.context() as patched:
