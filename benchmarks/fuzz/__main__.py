@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import results
 from benchmarks.fuzz import scratch
-from benchmarks.fuzz.campaign import Campaign, Finding, Fuzzer, input_of, limits_of, minimised
+from benchmarks.fuzz.campaign import Campaign, Finding, Fuzzer, input_of, limits_of, minimised, warm_up
 from benchmarks.fuzz.judging import Limits, judge_alone
 from benchmarks.fuzz.target import BAD, KINDS, Target
 from benchmarks.fuzz.targets import named
@@ -114,7 +114,7 @@ def _to_json(campaign: Campaign) -> dict[str, object]:
 
 def _replay(name: str, seed: int, case: int) -> int:
     (target,) = named((name,))
-    target.seeds()
+    warm_up(target)
     data = input_of(target, seed, case)
     verdict = judge_alone(target, data, limits_of(target, Limits()))
     print(f"{verdict.kind} ({verdict.cpu_seconds:.2f} s): {verdict.message}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from benchmarks.fuzz import scratch
 from benchmarks.fuzz.judging import (
     Limits,
     Record,
+    bound_memory,
     confine,
     crash_verdict,
     hang_verdict,
@@ -24,7 +26,7 @@ from benchmarks.fuzz.judging import (
     spawn,
     stop,
 )
-from benchmarks.fuzz.target import BAD, KINDS, Target, Verdict, case_rng, pieces
+from benchmarks.fuzz.target import BAD, Target, Verdict, case_rng, pieces
 
 _BATCH_SECONDS: Final = 0.5
 _MOST_BATCH: Final = 2000
@@ -122,12 +124,11 @@ class _Bad(NamedTuple):
 
 
 class _Done(NamedTuple):
-    """A worker's report of a batch: where it stopped, and whether it is too swollen to go on."""
+    """A worker's report of a batch: where it stopped."""
 
     end: int
     cpu_seconds: float
     slowest_seconds: float
-    swollen: bool
 
 
 def limits_of(target: Target, limits: Limits) -> Limits:
@@ -178,7 +179,7 @@ def _serve(
     reports: Connection,
     record: Record,
 ) -> None:
-    """Run batches until there are no more; a process whose peak has grown too high ends itself."""
+    """Run batches until there are no more."""
     while True:
         try:
             batch: _Batch = orders.recv()
@@ -187,8 +188,6 @@ def _serve(
         target = targets[batch.target]
         done = _run_batch(target, seed, batch, limits_of(target, limits), record, reports.send)
         reports.send(done)
-        if done.swollen:
-            return
 
 
 def _run_batch(
@@ -200,20 +199,20 @@ def _run_batch(
     report: Callable[[_Bad], None],
 ) -> _Done:
     counts: Counter[str] = Counter()
-    begun, cpu, slowest, case, swollen = time.monotonic(), time.process_time(), 0.0, batch.first, False
+    begun, cpu, slowest, case = time.monotonic(), time.process_time(), 0.0, batch.first
     record.count(counts)
-    while case < batch.end and not swollen and time.monotonic() - begun < _BATCH_SECONDS:
+    bound_memory(limits)
+    while case < batch.end and time.monotonic() - begun < _BATCH_SECONDS:
         record.begin(case)
-        verdict = judge(target, input_of(target, seed, case), limits)
+        verdict = judge(target, input_of(target, seed, case))
         slowest = max(slowest, verdict.cpu_seconds)
         if verdict.bad:
             report(_Bad(case, verdict))
-            swollen = verdict.kind == "memory"
         counts[verdict.kind] += 1
         record.count(counts)
         case += 1
     record.end()
-    return _Done(case, time.process_time() - cpu, slowest, swollen)
+    return _Done(case, time.process_time() - cpu, slowest)
 
 
 def input_of(target: Target, seed: int, case: int) -> bytes:
@@ -227,7 +226,7 @@ class Fuzzer:
     Parameters
     ----------
     targets
-        What is attacked; their seeds are made here, before the workers are forked.
+        What is attacked; sound inputs are made and read here, before the workers are forked.
     seed
         Makes the cases.
     limits
@@ -240,6 +239,8 @@ class Fuzzer:
         self, targets: Sequence[Target], seed: int, limits: Limits | None = None, workers: int = 1
     ) -> None:
         self._targets = list(targets)
+        for target in targets:
+            warm_up(target)
         self._limits = limits or Limits()
         self._n_workers = workers
         self.campaign = Campaign(seed, {target.name: Tally() for target in targets})
@@ -325,9 +326,6 @@ class Fuzzer:
                     self._take_bad(worker, report)
                     continue
                 self._take(worker, report)
-                if report.swollen:
-                    _reap(worker.pid)
-                    workers[position] = self._replaced(worker)
             elif worker.batch is not None:
                 target = self._targets[worker.batch.target]
                 if worker.record.overrun(worker.pid, limits_of(target, self._limits)):
@@ -404,6 +402,13 @@ class Fuzzer:
         return _Worker(self._targets, self.campaign.seed, self._limits)
 
 
+def warm_up(target: Target) -> None:
+    """Read what is sound once: compiling kernels and importing modules is no part of any case."""
+    for data in target.seeds():
+        with contextlib.suppress(Exception):  # a defect that a sound input shows is found as a case
+            target.execute(data)
+
+
 def _reap(pid: int) -> None:
     try:
         os.waitpid(pid, 0)
@@ -426,6 +431,3 @@ def minimised(target: Target, finding: Finding, limits: Limits, seconds: float) 
                 data, found = smaller, True
                 break
     return data
-
-
-__all__ = ["KINDS", "Campaign", "Finding", "Fuzzer", "Tally", "limits_of", "minimised"]

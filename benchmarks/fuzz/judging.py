@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import faulthandler
 import mmap
 import os
 import re
 import resource
+import shutil
 import signal
 import struct
 import sys
@@ -31,45 +33,54 @@ _COUNTS = struct.Struct(f"<{len(KINDS)}Q")
 _NO_CASE = -(1 << 63)
 _TICK = os.sysconf("SC_CLK_TCK")
 _MOST_FINDING_CHARS = 2000
+_M_ARENA_MAX = -8
+"""``malloc.h`` of glibc."""
 _ROOT = f"{Path(__file__).parents[2]}/"
 
 
 class Limits(NamedTuple):
     """What an input may cost. Processor time, not wall time: the machine may be busy.
 
-    The address space is the backstop for what is allocated and never touched; a file is never larger
-    than `file_nbytes`, whatever an archive claims.
+    A process is told that it has so much memory and disk: an archive may claim that much and no more, and
+    whatever the engine then allocates beyond, touched or not, fails.
     """
 
     cpu_seconds: float = 5.0
     wall_seconds: float = 240.0
-    memory_nbytes: int = 192 * MEBIBYTE
-    address_nbytes: int = 1536 * MEBIBYTE
-    file_nbytes: int = 64 * MEBIBYTE
+    memory_nbytes: int = 256 * MEBIBYTE
+    disk_nbytes: int = 64 * MEBIBYTE
 
 
 def confine(limits: Limits) -> None:
-    """Bound this process's address space and files; what is beyond becomes an error, not a swap storm."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * mmap.PAGESIZE + limits.address_nbytes
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    """Bound this process's memory and disk; what is beyond becomes an error, not a swap storm."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # An arena for each thread takes 64 MiB of addresses, which say nothing of the input.
+    ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+    bound_memory(limits)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_nbytes, limits.file_nbytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.disk_nbytes, limits.disk_nbytes))
+    usage = shutil.disk_usage
+
+    def small(path: str) -> object:
+        found = usage(path)
+        return found._replace(free=min(found.free, limits.disk_nbytes))
+
+    shutil.disk_usage = small  # type: ignore[assignment]
     # Scratch files need not survive a crash.
     os.fsync = lambda descriptor: None  # type: ignore[assignment]
 
 
-def judge(target: Target, data: bytes, limits: Limits) -> Verdict:
-    """Execute one input in this process and say what it came to."""
-    before_nbytes, before_peak, begun = _resident_nbytes(), _peak_nbytes(), time.process_time()
-    verdict = _executed(target, data)
-    verdict = verdict._replace(cpu_seconds=time.process_time() - begun)
-    peak = _peak_nbytes()
-    if not verdict.bad and peak > before_peak and peak - before_nbytes > limits.memory_nbytes:
-        grown = f"{(peak - before_nbytes) // MEBIBYTE} MiB for {len(data)} bytes"
-        return verdict._replace(kind="memory", key=f"memory:{target.name}", message=grown)
-    return verdict
+def bound_memory(limits: Limits) -> None:
+    """Bound what this process may take beside what it has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * mmap.PAGESIZE + limits.memory_nbytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def judge(target: Target, data: bytes) -> Verdict:
+    """Execute one input in this process, which is confined, and say what it came to."""
+    begun = time.process_time()
+    return _executed(target, data)._replace(cpu_seconds=time.process_time() - begun)
 
 
 def _executed(target: Target, data: bytes) -> Verdict:
@@ -133,14 +144,6 @@ def project_frames(stack: Iterable[tuple[str, int, str]]) -> tuple[str, ...]:
         elif name.startswith(_ROOT) and "site-packages" not in name:
             attack.append(f"{name.removeprefix(_ROOT)}:{line} {function}")
     return tuple((engine or attack)[:_N_FRAMES])
-
-
-def _resident_nbytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-
-def _peak_nbytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Record:
@@ -257,17 +260,14 @@ def judge_alone(target: Target, data: bytes, limits: Limits) -> Verdict:
         ours.close()
         confine(limits)
         record.begin(0)
-        verdict = judge(target, data, limits)
+        verdict = judge(target, data)
         theirs.send(verdict)
         theirs.close()
 
     pid = spawn(work, record)
     theirs.close()
     try:
-        verdict = _awaited(target.name, pid, record, ours, limits)
-        if verdict.kind == "memory" and not verdict.frames:
-            return _with_frames(target, data, limits, verdict)
-        return verdict
+        return _awaited(target.name, pid, record, ours, limits)
     finally:
         ours.close()
         record.close()
@@ -285,17 +285,6 @@ def _awaited(target: str, pid: int, record: Record, ours: Connection, limits: Li
             return verdict
         if record.overrun(pid, limits):
             return hang_verdict(target, stop(pid, record), limits)
-
-
-def _with_frames(target: Target, data: bytes, limits: Limits, verdict: Verdict) -> Verdict:
-    """Say where the memory went: with less of it to be had, the allocation fails and has a stack."""
-    tight = limits._replace(address_nbytes=limits.memory_nbytes)
-    if tight.address_nbytes >= limits.address_nbytes:
-        return verdict
-    again = judge_alone(target, data, tight)
-    if again.kind != "memory" or not again.frames:
-        return verdict
-    return verdict._replace(key=again.key, frames=again.frames)
 
 
 def pipe() -> tuple[Connection, Connection]:

@@ -59,7 +59,7 @@ class Planted:
         _ = np.empty(1 << 32, dtype=np.uint8)
 
     def _memory(self, data: bytes) -> None:
-        _ = np.ones(1 << 28, dtype=np.uint8)
+        _ = np.ones(1 << 29, dtype=np.uint8)
 
     def _loop(self, data: bytes) -> None:
         while True:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fuzz import scratch
-from benchmarks.fuzz.campaign import limits_of
+from benchmarks.fuzz.campaign import limits_of, warm_up
 from benchmarks.fuzz.judging import Limits, judge_alone
 from benchmarks.fuzz.targets import named
 
@@ -29,6 +29,7 @@ def _scratch() -> Iterator[None]:
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.relative_to(CORPUS).as_posix())
 def test_what_was_once_found_stays_mended(path):
     (target,) = named((path.parent.name,))
+    warm_up(target)
     verdict = judge_alone(target, path.read_bytes(), limits_of(target, Limits()))
     assert not verdict.bad, verdict
 
