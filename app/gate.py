@@ -23,7 +23,8 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _POLICY = {
     "default-src": "'none'",
-    "script-src": "'self'",
+    # Plotly compiles its WebGL drawing; without that the heatmap stays grey. Nothing else needs it.
+    "script-src": "'self' 'unsafe-eval'",
     # Streamlit's components write their styles into the page.
     "style-src": "'self' 'unsafe-inline'",
     "img-src": "'self' data: blob:",

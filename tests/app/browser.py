@@ -92,7 +92,7 @@ browser_marks = [
 def wait_for(page: Any, condition: str, arg: Any = None) -> None:
     """Wait until an expression or a function is true in a page.
 
-    Playwright's own waiting evaluates text within the page, which the page's policy forbids.
+    Playwright's own waiting evaluates text within the page, which a page's policy may forbid.
     """
     deadline = time.monotonic() + MILLISECONDS / 1000
     while not page.evaluate(condition, arg):
