@@ -59,30 +59,18 @@ def frame_overhead(
     """
     keys = [spec.key for spec in checkpoint.specs]
     paths = [LAYOUT_KEY, *(file.path for file in checkpoint.files)]
-    exact, *_ = reversed(parties := chain.parties())
-    codec_of = {
-        spec.key: next(party.codec for party in parties if spec.role in party.roles)
-        for spec in checkpoint.specs
-        if spec.key not in blocks
-    }
-    sizes = [
-        len(blocks[spec.key].payload)
-        if spec.key in blocks
-        else _unknown_size(spec, lossy=codec_of[spec.key] is not exact.codec)
-        for spec in checkpoint.specs
-    ]
+    parties = chain.parties()
+    bitstreams, sizes = [], []
+    for spec in checkpoint.specs:
+        block = blocks.get(spec.key)
+        codec = next(party.codec for party in parties if spec.role in party.roles)
+        bitstreams.append(block.codec if block else codec.bitstream if codec.lossy else _EXACT)
+        sizes.append(len(block.payload) if block else _unknown_size(spec, lossy=codec.lossy))
     sizes += [_PART_NBYTES for _ in paths]
     index = FrameIndex(
         BlockColumns(
             tuple(keys),
-            tuple(
-                blocks[key].codec
-                if key in blocks
-                else _EXACT
-                if codec_of[key] is exact.codec
-                else codec_of[key].bitstream
-                for key in keys
-            ),
+            tuple(bitstreams),
             tuple(_as_tuple(pack_attributes(spec)) for spec in checkpoint.specs),
         ),
         BlockColumns(tuple(paths), tuple("raw" for _ in paths), tuple(() for _ in paths)),
