@@ -162,7 +162,7 @@ def _show_export(console: Console, made: ExportReport) -> None:
             ("file", f"{made.output}  ({size(made.nbytes)})"),
             ("ratio of everything", ratio(made.size.ratio_total)),
             ("ratio of the weights", ratio(made.size.ratio_weights)),
-            ("weights, to float32", ratio(made.ratio_float32)),
+            ("ratio to float32", ratio(made.ratio_float32)),
             ("error of the weights", lost),
             *([("left out", ", ".join(made.left_out))] if made.left_out else []),
             ("time", duration(made.seconds)),
