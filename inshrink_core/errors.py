@@ -40,8 +40,8 @@ __all__ = [
 ]
 
 
-_MOST_SIGNS: Final = 4200
-"""Of each part of a message: the longest path that Linux takes, and some."""
+_MOST_SIGNS: Final = {"what": 1600, "where": 1200, "expected": 300, "found": 300, "remedy": 600}
+"""Of each part of a message; of all together below 4,096, a screen."""
 
 _MOST_NAMES: Final = 12
 _MOST_SIGNS_OF_A_NAME: Final = 100
@@ -94,8 +94,9 @@ class InshrinkError(Exception):
         self, what: str, *, where: str = "", expected: str = "", found: str = "", remedy: str = ""
     ) -> None:
         # Whatever a hostile file puts into a message, it stays one that can be read.
+        parts = {"what": what, "where": where, "expected": expected, "found": found, "remedy": remedy}
         what, where, expected, found, remedy = (
-            clipped(text, _MOST_SIGNS) for text in (what, where, expected, found, remedy)
+            clipped(text, _MOST_SIGNS[part]) for part, text in parts.items()
         )
         self.what, self.where, self.expected, self.found, self.remedy = (
             what,

@@ -207,12 +207,12 @@ def _placed(document: Any) -> tuple[PackedFile, ...]:
     paths, sizes = document
     if type(paths) is not tuple or type(sizes) is not tuple or len(paths) != len(sizes):
         raise ValueError("columns of unequal length")
+    if not all(map(_is_known, paths)):
+        raise ValueError("a name that is not one of an archive")
     if len(set(paths)) != len(paths) or MANIFEST_NAME not in paths:
         raise ValueError("a name stands twice, or there is no manifest")
     files, offset = [], PACK_HEADER_NBYTES
     for path, nbytes in zip(paths, sizes, strict=True):
-        if not _is_known(path):
-            raise ValueError("a name that is not one of an archive")
         if type(nbytes) is not int or not 0 <= nbytes <= MAX_STEP:
             raise ValueError("lengths")
         offset = align_file(offset)
