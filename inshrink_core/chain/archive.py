@@ -41,6 +41,9 @@ __all__ = ["Archive"]
 
 _Read = TypeVar("_Read")
 
+_Layout = tuple[tuple[FileLayout, ...], dict[str, str]]
+"""Files, and further keys of tied tensors."""
+
 _MAX_HELD_ENTRIES = 1 << 18
 """Blocks whose entries are kept: some 100 MB of small objects, thousands of frames of a small model."""
 
@@ -98,6 +101,7 @@ class Archive(Mapping[int, Checkpoint]):
         self._frames: OrderedDict[tuple[bytes, int], FrameReader] = OrderedDict()
         self._lock = threading.Lock()
         self._held = self._granted = 0
+        self._layout_read: tuple[tuple[bytes, tuple[str, ...]], _Layout] | None = None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Archive:
@@ -112,11 +116,17 @@ class Archive(Mapping[int, Checkpoint]):
 
     def sequential(self) -> Archive:
         """Return a view for reading the steps in order: each frame is decoded once."""
-        return Archive(self.reader, keep_state=True, limits=self.limits)
+        return self._view(True, self.limits)
 
     def limited(self, limits: Limits) -> Archive:
         """Return a view with other limits."""
-        return Archive(self.reader, keep_state=self.keeps_state, limits=limits)
+        return self._view(self.keeps_state, limits)
+
+    def _view(self, keep_state: bool, limits: Limits) -> Archive:
+        """Return another view, for which the frames that are open need not be opened again."""
+        view = Archive(self.reader, keep_state=keep_state, limits=limits)
+        view._frames, view._lock = self._frames, self._lock
+        return view
 
     @property
     def keeps_state(self) -> bool:
@@ -363,14 +373,16 @@ class Archive(Mapping[int, Checkpoint]):
             self._parts[info.frame_id, key] = content
         return content
 
-    def _layout(
-        self, info: FrameInfo, keys: tuple[str, ...]
-    ) -> tuple[tuple[FileLayout, ...], dict[str, str]]:
-        """Read how the files of a step are put together."""
+    def _layout(self, info: FrameInfo, keys: tuple[str, ...]) -> _Layout:
+        """Read how the files of a step are put together: most often as those of the step before."""
         content, where = self.part(info, LAYOUT_KEY), self.where(info)
         if len(content) <= MAX_LAYOUT_NBYTES:
             self._require(LAYOUT_MEMORY * len(content), "reading the layout of its files", where)
-        return unpack_layout(content, keys, where)
+        known = self._layout_read
+        if known is None or known[0] != (content, keys):
+            known = (content, keys), unpack_layout(content, keys, where)
+            self._layout_read = known
+        return known[1]
 
 
 @dataclass(frozen=True)

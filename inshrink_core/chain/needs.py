@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from inshrink_core.chain.archive import Archive
-from inshrink_core.chain.attributes import decoding_nbytes, spec_of
+from inshrink_core.chain.attributes import decoding_nbytes
 from inshrink_core.chain.parts import LAYOUT_KEY, LAYOUT_MEMORY
 from inshrink_core.checkpoint import Checkpoint, FileLayout
 from inshrink_core.formats.write import restorable_layout, written_nbytes
@@ -58,7 +58,6 @@ def step_needs(
     """
     if checkpoint is None:
         checkpoint = archive.checkpoint(info)
-    where = archive.where(info)
     entries = [entry for entry in archive.frame(info).entries if not entry.part]
     skeletons = sum(_skeleton_nbytes(checkpoint, file) for file in checkpoint.files)
     regions = (region for file in checkpoint.files for region in file.regions)
@@ -68,7 +67,7 @@ def step_needs(
     # PyTorch's writer wants all tensors at once.
     whole = checkpoint.raw_bytes() if written_as == "torch" else 0
     return StepNeeds(
-        decoding=max((decoding_nbytes(spec_of(entry, where), entry) for entry in entries), default=0),
+        decoding=max(map(decoding_nbytes, checkpoint.specs, entries), default=0),
         held=skeletons + described + whole + max(mixed, default=0),
         state=2 * checkpoint.raw_bytes(),
         disk=written_nbytes(checkpoint, written_as),
