@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
 import sys
@@ -15,6 +16,7 @@ from benchmarks.crash.cases import CLASSES, Stage
 from benchmarks.crash.modes import CASES, MODES, Case
 from benchmarks.crash.shim import Shim
 from benchmarks.crash.verbs import VERBS
+from benchmarks.results import RESULTS, stamp, write
 
 _SHOWN = 3
 """Examples of a problem that are shown of each verb and mode: the first ones tell the cause."""
@@ -102,6 +104,17 @@ class Work:
             for verb in self._verbs
             for mode in self._modes
         ]
+
+    def write(self) -> Path:
+        """Write the rows to ``results/crash.csv``; rows of verbs and modes that did not run are kept."""
+        rows: dict[tuple[str, str], dict[str, object]] = {}
+        kept = RESULTS / "crash.csv"
+        if kept.exists():
+            with kept.open(newline="") as file:
+                rows = {(row["verb"], row["mode"]): dict(row) for row in csv.DictReader(file)}
+        rows |= {(str(row["verb"]), str(row["mode"])): stamp() | row for row in self.rows()}
+        order = [(verb, mode) for verb in VERBS for mode in MODES]
+        return write("crash", [rows[turn] for turn in order if turn in rows])
 
     def show(self) -> None:
         """Print a table of all."""

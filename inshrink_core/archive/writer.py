@@ -133,13 +133,15 @@ class ArchiveWriter:
             if len(new_id) != ID_NBYTES or not any(new_id):
                 raise InputError(f"an archive id is {ID_NBYTES} bytes, not all zero")
             self._write_manifest(Manifest(archive_id=new_id))
+        # A writer that died may have renamed manifest or frames and not synced that. Frames are listed and
+        # deleted by what is read here: it must be what a power loss leaves.
+        for folder in (self._root / FRAME_FOLDER, self._root):
+            sync_folder(folder)
         catalog = load_catalog(LocalStorage(self._root))
         if archive_id not in (None, catalog.manifest.archive_id):
             raise InputError("the archive has another id than the one asked for", where=str(self._root))
         self._manifest = self._repaired(catalog)
         if catalog.manifest_problem or catalog.unlisted:
-            # Its writer may have died between the rename and this.
-            sync_folder(self._root / FRAME_FOLDER)
             self._write_manifest(self._manifest)
         for path in catalog.buried:
             (self._root / path).unlink(missing_ok=True)
@@ -293,7 +295,6 @@ class ArchiveWriter:
             for frame in sorted(catalog.by_id.values(), key=lambda frame: frame.generation):
                 info, _ = scan_frame(LocalStorage(self._root), frame.path)
                 manifest = manifest.with_frame(replace(info, digest=_file_digest(self._root / frame.path)))
-            sync_folder(self._root / FRAME_FOLDER)
             self._write_manifest(manifest)
             self._manifest = manifest
         self.reader.refresh()
