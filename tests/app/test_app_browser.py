@@ -132,7 +132,10 @@ def test_three_clicks_look_inside_and_keep_mark_and_zoom_and_their_link_shows_th
     assert layer in other.get_by_role("combobox").first.input_value()
     # The search box moves heatmap, address and inside together.
     target = "fc2.weight" if layer != "fc2.weight" else "fc1.weight"
-    other.get_by_role("combobox").first.click()
+    box = other.get_by_role("combobox").first
+    box.scroll_into_view_if_needed()
+    other.wait_for_timeout(500)  # A list that is open while the page scrolls closes.
+    box.click()
     other.get_by_role("option", name=target).click()
     wait_for_inside(other, target)
     wait_for(other, "target => location.search.includes('layer=' + target)", arg=target)
