@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,11 +41,11 @@ __all__ = ["Archive"]
 
 _Read = TypeVar("_Read")
 
-_Layout = tuple[tuple[FileLayout, ...], dict[str, str]]
-"""Files, and further keys of tied tensors."""
-
 _MAX_HELD_ENTRIES = 1 << 18
 """Blocks whose entries are kept: some 100 MB of small objects, thousands of frames of a small model."""
+
+_MAX_HELD_SPECS = 1 << 15
+"""Tensors of steps whose description is kept, so that looking ahead does not read it twice: some 30 MB."""
 
 _GRANT_NBYTES = 32 << 20
 """Memory that may be taken before it is looked again how much there is."""
@@ -101,7 +101,7 @@ class Archive(Mapping[int, Checkpoint]):
         self._frames: OrderedDict[tuple[bytes, int], FrameReader] = OrderedDict()
         self._lock = threading.Lock()
         self._held = self._granted = 0
-        self._layout_read: tuple[tuple[bytes, tuple[str, ...]], _Layout] | None = None
+        self._described: dict[FrameInfo, Checkpoint] = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Archive:
@@ -125,7 +125,7 @@ class Archive(Mapping[int, Checkpoint]):
     def _view(self, keep_state: bool, limits: Limits) -> Archive:
         """Return another view, for which the frames that are open need not be opened again."""
         view = Archive(self.reader, keep_state=keep_state, limits=limits)
-        view._frames, view._lock = self._frames, self._lock
+        view._frames, view._described, view._lock = self._frames, self._described, self._lock
         return view
 
     @property
@@ -212,9 +212,12 @@ class Archive(Mapping[int, Checkpoint]):
 
     def _checkpoint(self, info: FrameInfo) -> Checkpoint:
         frame = self.frame(info)
+        known = self._described.get(frame.info)
+        if known is not None:
+            return replace(known, source=_FrameSource(self, info))
         specs = tuple(spec_of(entry, self.where(info)) for entry in frame.entries if not entry.part)
         files, aliases = self._layout(info, tuple(spec.key for spec in specs))
-        return Checkpoint(
+        described = Checkpoint(
             step=info.step,
             specs=specs,
             source=_FrameSource(self, info),
@@ -222,6 +225,10 @@ class Archive(Mapping[int, Checkpoint]):
             aliases=aliases,
             origin=self.where(info),
         )
+        if sum(len(kept.specs) for kept in self._described.values()) + len(specs) <= _MAX_HELD_SPECS:
+            # Without the archive: a view must not keep another's states alive.
+            self._described[frame.info] = replace(described, source=_Unread())
+        return described
 
     def _steadily(self, read: Callable[[FrameInfo], _Read], info: FrameInfo) -> _Read:
         """Read a frame; once more where a file of its chain is gone.
@@ -373,16 +380,26 @@ class Archive(Mapping[int, Checkpoint]):
             self._parts[info.frame_id, key] = content
         return content
 
-    def _layout(self, info: FrameInfo, keys: tuple[str, ...]) -> _Layout:
-        """Read how the files of a step are put together: most often as those of the step before."""
+    def _layout(
+        self, info: FrameInfo, keys: tuple[str, ...]
+    ) -> tuple[tuple[FileLayout, ...], dict[str, str]]:
+        """Read how the files of a step are put together."""
         content, where = self.part(info, LAYOUT_KEY), self.where(info)
         if len(content) <= MAX_LAYOUT_NBYTES:
             self._require(LAYOUT_MEMORY * len(content), "reading the layout of its files", where)
-        known = self._layout_read
-        if known is None or known[0] != (content, keys):
-            known = (content, keys), unpack_layout(content, keys, where)
-            self._layout_read = known
-        return known[1]
+        return unpack_layout(content, keys, where)
+
+
+class _Unread:
+    """The source of a checkpoint that is only described."""
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        """Refuse: whoever reads has an archive."""
+        raise NotFoundError(f"no tensor '{spec.key}' in a description")
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        """Refuse, as `read`."""
+        raise NotFoundError(f"no file '{layout.path}' in a description")
 
 
 @dataclass(frozen=True)
