@@ -12,13 +12,15 @@ import json
 import re
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import results
 from benchmarks.fuzz import scratch
-from benchmarks.fuzz.campaign import Campaign, Finding, Fuzzer, input_of, limits_of, minimised, warm_up
+from benchmarks.fuzz.campaign import Fuzzer, input_of, limits_of, minimised, warm_up
 from benchmarks.fuzz.judging import Limits, judge_alone
+from benchmarks.fuzz.outcome import Campaign, Finding
 from benchmarks.fuzz.target import BAD, KINDS, Target
 from benchmarks.fuzz.targets import named
 
@@ -156,6 +158,7 @@ def main(words: Sequence[str] | None = None) -> int:
     import torch
 
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
     options = _arguments(words)
     try:
         if options.list:

@@ -75,7 +75,7 @@ class Planted:
         os._exit(7)
 
     def _long(self, data: bytes) -> None:
-        raise DamagedError("x" * 5000)
+        raise _VerboseError("too much")
 
     def _disk(self, data: bytes) -> None:
         from benchmarks.fuzz import scratch
@@ -85,3 +85,10 @@ class Planted:
                 file.truncate(1 << 40)
             except OSError as error:
                 raise DamagedError("the disk is full") from error
+
+
+class _VerboseError(DamagedError):
+    """An error of ours that says more than a screen holds, past the bounds of its parts."""
+
+    def __str__(self) -> str:
+        return "x" * 5000

@@ -14,8 +14,9 @@ from benchmarks.fuzz import __main__ as program
 from benchmarks.fuzz import runs, scratch
 from benchmarks.fuzz.archive_target import ArchiveTarget
 from benchmarks.fuzz.bytewise import mutate_bytes
-from benchmarks.fuzz.campaign import Campaign, Fuzzer, limits_of, minimised
+from benchmarks.fuzz.campaign import Fuzzer, limits_of, minimised
 from benchmarks.fuzz.judging import Limits, judge_alone
+from benchmarks.fuzz.outcome import Campaign
 from benchmarks.fuzz.target import BAD, case_rng
 from benchmarks.fuzz.targets import all_targets
 from inshrink_core.formats.source import FileSource
@@ -153,6 +154,7 @@ class _IgnoredChecksum(int):
         return 0
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_every_target_makes_the_same_case_whenever_asked_and_accepts_what_is_sound():
     for target in all_targets():
         for data in target.seeds()[:3]:
