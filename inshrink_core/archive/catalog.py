@@ -66,6 +66,14 @@ class Catalog:
     unreadable: tuple[tuple[str, InshrinkError], ...] = ()
 
     @property
+    def unknown(self) -> dict[str, int]:
+        """Frame files that cannot be read where no manifest says what they were, with their generations."""
+        if self.manifest_problem is None:
+            return {}
+        names = {path: parse_frame_name(path.rpartition("/")[2]) for path, _ in self.unreadable}
+        return {path: parsed[0] for path, parsed in names.items() if parsed}
+
+    @property
     def next_generation(self) -> int:
         """Above every generation in the manifest, in a frame and in a frame file's name."""
         paths = (*self.buried, *self.foreign, *(path for path, _ in self.unreadable))

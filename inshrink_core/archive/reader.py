@@ -135,8 +135,17 @@ class ArchiveReader:
         MissingFrameError
             Its file is not there. Another frame must not silently take its place: on it, training would
             go on from a state that it left long ago.
+        DamagedError
+            A newer frame cannot be read, and the manifest, which would say what it was, cannot either.
         """
         head = self.listed_head
+        for path, generation in self._catalog.unknown.items():
+            if head is None or generation > head.generation:
+                raise DamagedError(
+                    "this frame cannot be read, and may be the last one: the manifest cannot be used either",
+                    where=f"{self.path}, {path}",
+                    remedy="restore the frame or the manifest from a backup, or name the step that is wanted",
+                )
         if head is not None and any(lost.frame_id == head.frame_id for lost in self.missing):
             raise _lost(
                 self.path,

@@ -10,6 +10,7 @@ from inshrink_core.chain.attributes import spec_of
 from inshrink_core.chain.config import is_exact
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
 from inshrink_core.codec import get_codec
+from inshrink_core.errors import ConfigError
 from inshrink_core.frame import FrameInfo
 
 __all__ = ["Exactness", "exactness_of", "is_rekeyed"]
@@ -60,14 +61,19 @@ def exactness_of(
 def _is_exact(meta: Mapping[str, Any], info: FrameInfo, spec: TensorSpec, bitstream: str) -> bool:
     """Whether a tensor's block holds the original's bits."""
     codec, settings = str(meta.get("codec", "lossless")), meta.get("config", {})
+    try:
+        own: Any = get_codec(codec)
+        roles = own.takes(own.config_type(**settings))
+    except (ConfigError, TypeError):
+        # A codec or a setting that is not known here: then nothing tells which bits are the original's.
+        return False
     whole = is_exact(codec, settings)
     if bitstream not in get_codec("lossless").reads:
         return spec.role in MODEL_ROLES and whole
     if spec.exact or whole or not is_rekeyed(meta, info):
         return True
     # A block made anew holds what was decoded before: exact where the codec has no rule for the role.
-    own: Any = get_codec(codec)
-    return spec.role not in own.takes(own.config_type(**settings)) - {TensorRole.BUFFER}
+    return spec.role not in roles - {TensorRole.BUFFER}
 
 
 def is_rekeyed(meta: Mapping[str, Any], info: FrameInfo) -> bool:

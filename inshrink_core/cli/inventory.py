@@ -185,6 +185,8 @@ def _archive_document(archive: Archive) -> dict[str, Any]:
             {"step": lost.step, "branch": lost.branch, "path": lost.path, "last": lost == head}
             for lost in archive.reader.missing
         ],
+        "unreadable_frames": list(archive.reader.catalog.unknown),
+        "undecodable_steps": [info.step for info in broken],
         "tensors": inventory.tensors(archived=True),
         "roles": inventory.roles(archived=True),
         "bytes_read": archive.bytes_read,
@@ -245,7 +247,7 @@ def _archive_notes(archive: Archive, broken: Iterable[FrameInfo]) -> list[str]:
         notes.append(f"without a missing frame these steps cannot be decoded: {steps}")
     if catalog.manifest_problem is not None:
         notes.append(f"{catalog.manifest_problem.what}: frames that are gone cannot be told")
-        notes += [f"this frame cannot be read: {path}" for path, _ in catalog.unreadable]
+        notes += [f"this frame cannot be read: {path}" for path in catalog.unknown]
     return notes
 
 

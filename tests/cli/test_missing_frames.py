@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import inshrink_core
+from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.chain import Archive
-from inshrink_core.errors import MissingFrameError
+from inshrink_core.cli import main
+from inshrink_core.errors import DamagedError, MissingFrameError
 from inshrink_core.session.forget import forget_missing
 from tests.training import model, write_run
 
@@ -180,3 +182,28 @@ def test_forgetting_takes_the_frames_along_that_need_what_is_lost(branched: Path
     done = forget_missing(path, apply=True)
     assert (done.missing, done.useless, done.head) == (planned.missing, planned.useless, planned.head)
     assert inshrink_core.verify(path, deep=True).ok
+
+
+def test_without_a_manifest_an_unreadable_newest_frame_is_not_passed_over(
+    branched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = Path(shutil.copytree(branched, tmp_path / "a.inshrink"))
+    last = archive / Archive.open(archive).last.path
+    last.write_bytes(last.read_bytes()[:-1])
+    (archive / MANIFEST_NAME).write_bytes(b"torn")
+    with pytest.raises(DamagedError, match="may be the last one"):
+        inshrink_core.restore(archive, tmp_path / "out")
+    assert main(["inspect", str(archive), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["unreadable_frames"] == [f"frames/{last.name}"]
+
+
+def test_without_a_manifest_steps_that_cannot_be_decoded_are_told(
+    branched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = Path(shutil.copytree(branched, tmp_path / "a.inshrink"))
+    first = archive / Archive.open(archive).frames[0].path
+    first.unlink()
+    (archive / MANIFEST_NAME).write_bytes(b"torn")
+    assert main(["inspect", str(archive), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["undecodable_steps"]
