@@ -123,6 +123,8 @@ def _load_ahead() -> None:
     """
     if not _server_is_up():
         return
+    # First, and whole: Plotly looks at the half of it that a page's own import has loaded by then.
+    import pandas as _pandas  # noqa: F401
     import plotly.graph_objects as graph_objects
     from inshrink_app import components
 
