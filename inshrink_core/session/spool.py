@@ -42,6 +42,8 @@ _MARK_NAME: Final = "archived"
 _MAX_RECORD_NBYTES: Final = 1 << 12
 """A record is four short values."""
 _N_DIGITS: Final = 8
+_TORCH_WRITER: Final = ("PytorchStreamWriter", "iostream", "inline_container")
+"""Signs of PyTorch's writer of files in the text of a RuntimeError."""
 _ID_NBYTES: Final = 16
 
 
@@ -207,9 +209,13 @@ class Spool:
         )
 
     def mark(self, save: SpooledSave) -> None:
-        """Note that the archive holds a save. Its files stay until `drop`."""
+        """Note that the archive holds a save, durably. Its files stay until `drop`.
+
+        Were the mark lost and that of a later save not, what follows would continue from the wrong frame.
+        """
         with _storage_errors(save.folder):
             (save.folder / _MARK_NAME).touch()
+            sync_folder(save.folder)
 
     def drop(self, folder: Path) -> None:
         """Remove a save."""
@@ -249,7 +255,7 @@ def _storage_errors(where: Path) -> Iterator[None]:
             f"the spool cannot be used: {error.strerror}", where=str(where), remedy="free some space"
         ) from error
     except RuntimeError as error:
-        if "PytorchStreamWriter" not in str(error) and "iostream" not in str(error):
+        if not any(name in str(error) for name in _TORCH_WRITER):
             raise
         raise StorageError(
             "the checkpoint cannot be written to the spool", where=str(where), remedy="free some space"

@@ -79,6 +79,29 @@ def test_a_save_that_was_refused_leaves_no_save(tmp_path, monkeypatch):
     assert spool.put(3, saved(3), restored=None, first=False).step == 3
 
 
+def test_a_spool_in_which_no_file_can_be_opened_is_told_as_such(tmp_path, monkeypatch):
+    spool, make = Spool(tmp_path / "a.spool"), Path.mkdir
+
+    def making(self: Path, *args: object, **options: object) -> None:
+        make(self, *args, **options)
+        if self.name.endswith(".tmp"):
+            (self / "step_000001.pt").mkdir()  # PyTorch's writer cannot open this
+
+    monkeypatch.setattr(Path, "mkdir", making)
+    with pytest.raises(StorageError, match="cannot be written to the spool"):
+        spool.put(1, saved(1), restored=None, first=False)
+
+
+def test_the_mark_of_an_archived_save_is_certain_before_the_next_save_is_archived(tmp_path, monkeypatch):
+    spool, synced = Spool(tmp_path / "a.spool"), []
+    save = spool.put(1, saved(1), restored=None, first=False)
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+    )
+    spool.mark(save)
+    assert synced == [save.folder]
+
+
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("refusals")
