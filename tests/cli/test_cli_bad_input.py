@@ -319,7 +319,7 @@ def test_a_missing_extra_is_named(cli, monkeypatch):
 
 @pytest.mark.parametrize("option", ["--json", "--tensors"])
 def test_a_reader_that_goes_away_is_no_error(made_archive, option):
-    command = f"{sys.executable} -m inshrink_core.cli inspect {made_archive} {option}"
+    command = f"{sys.executable} -P -m inshrink_core.cli inspect {made_archive} {option}"
     done = subprocess.run(
         ["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"],
         capture_output=True,
@@ -334,7 +334,7 @@ def test_a_full_disk_is_named(cli, small_run):
     outcome = cli("sensitivity", small_run, "--csv", "/dev/full")
     assert outcome.code == 2
     assert "No space left" in one_line(outcome)
-    command = f"{sys.executable} -m inshrink_core.cli inspect {small_run} > /dev/full"
+    command = f"{sys.executable} -P -m inshrink_core.cli inspect {small_run} > /dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "No space left" in done.stderr
@@ -359,7 +359,7 @@ def test_ctrl_c_keeps_committed_steps_and_the_same_command_continues(longer_run,
     target = tmp_path / "a.inshrink"
     words = ["compress", str(longer_run), "-o", str(target)]
     started = subprocess.Popen(
-        [sys.executable, "-m", "inshrink_core.cli", *words],
+        [sys.executable, "-P", "-m", "inshrink_core.cli", *words],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

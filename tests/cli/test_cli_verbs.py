@@ -280,14 +280,17 @@ def test_ui_hands_its_options_to_the_explorer(cli, small_run, tmp_path, monkeypa
 
 def test_a_console_script_and_a_module_are_the_same_command():
     by_module = subprocess.run(
-        [sys.executable, "-m", "inshrink_core.cli", "--version"], capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-m", "inshrink_core.cli", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert by_module.stdout.startswith("inshrink ")
 
 
 def test_json_is_one_document_also_in_a_subprocess(small_run):
     done = subprocess.run(
-        [sys.executable, "-m", "inshrink_core.cli", "inspect", str(small_run), "--json"],
+        [sys.executable, "-P", "-m", "inshrink_core.cli", "inspect", str(small_run), "--json"],
         capture_output=True,
         text=True,
         check=True,
