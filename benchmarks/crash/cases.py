@@ -154,11 +154,13 @@ class Stage:
             self.shim.arm(self.root, plan)
             try:
                 # What makes no archive is run again in another way, over what is there.
+                finished = True
                 if again and not self.verb.archive:
-                    self.verb.again(self.root)
+                    finished = self.verb.again(self.root)
                 else:
                     self.verb.act(self.root, self.shim.note)
-                self.shim.note("done")
+                if finished:
+                    self.shim.note("done")
                 ended = "done"
             except StorageError as error:
                 ended = f"{type(error).__name__}: {error}"

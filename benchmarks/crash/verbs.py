@@ -104,9 +104,10 @@ class Verb:
         """Run the verb; notes what it has promised."""
         raise NotImplementedError
 
-    def again(self, root: Path) -> None:
-        """Run it again, as its user would."""
+    def again(self, root: Path) -> bool:
+        """Run it again, as its user would; False where it is refused, for its output is there."""
         self.act(root, lambda _: None)
+        return True
 
     def outputs(self, root: Path, expected: Expected, notes: tuple[str, ...]) -> Iterator[str]:
         """Yield what is wrong with outputs that are no archive that `archive` names."""
@@ -254,8 +255,9 @@ class _OneFile(Verb):
         elif "done" in notes:
             yield f"lost: {self.target} is not there"
 
-    def again(self, root: Path) -> None:
+    def again(self, root: Path) -> bool:
         self.act(root, lambda _: None, force=True)
+        return True
 
 
 class Pack(_OneFile):
@@ -280,9 +282,12 @@ class Unpack(_OneFile):
         inshrink_core.pack(root / ARCHIVE, root / PACKED)
 
     def act(self, root: Path, note: Note, *, force: bool = False) -> None:
+        inshrink_core.unpack(root / PACKED, root / self.target)
+
+    def again(self, root: Path) -> bool:
         # What is there is whole, as was judged before, and refusing to replace it is right.
-        if not (force and os.path.lexists(root / self.target)):
-            inshrink_core.unpack(root / PACKED, root / self.target)
+        missing = not os.path.lexists(root / self.target)
+        return missing and super().again(root)
 
 
 class Export(_OneFile):
@@ -309,8 +314,9 @@ class Restore(Verb):
     def act(self, root: Path, note: Note) -> None:
         inshrink_core.restore(root / ARCHIVE, root / OUT, steps=[3], threads=1, force=self.force)
 
-    def again(self, root: Path) -> None:
+    def again(self, root: Path) -> bool:
         inshrink_core.restore(root / ARCHIVE, root / OUT, steps=[3], threads=1, force=True)
+        return True
 
     def outputs(self, root: Path, expected: Expected, notes: tuple[str, ...]) -> Iterator[str]:
         new, old = self._files(expected.tree), self._old()
