@@ -120,20 +120,19 @@ def read_log(directory: Path, checkpoints: Iterable[Path] = (), access: Access |
     """
     access = access or Access.of(directory, ByteCounter())
 
-    def allowed(folder: Path) -> Access:
-        # The log of ``run/checkpoints`` lies beside it: no link leads there, so it may be read.
-        return access if folder is not directory.parent else replace(access, root=os.path.realpath(folder))
-
+    names = [("metrics.csv", _from_csv), ("metrics.jsonl", _from_jsonl)]
     folders = [path for path in reversed(list(checkpoints)) if is_dir(path)][:1]
-    for folder in [*folders, directory, directory.parent]:
-        candidates = [(folder / "trainer_state.json", _from_trainer_state)]
-        if folder is not directory.parent:
-            candidates += [(folder / "metrics.csv", _from_csv), (folder / "metrics.jsonl", _from_jsonl)]
-        elif directory.name not in ("checkpoints", "checkpoint"):
-            break
-        else:
-            candidates = [(folder / "metrics.csv", _from_csv), (folder / "metrics.jsonl", _from_jsonl)]
-        for path, read in candidates:
-            if is_file(path) and allowed(folder).admits(path):
-                return TrainingLog(read(path, allowed(folder)), str(path))
+    places = [
+        (folder, access, [("trainer_state.json", _from_trainer_state), *names])
+        for folder in (*folders, directory)
+    ]
+    if directory.name in ("checkpoints", "checkpoint"):
+        # The log of ``run/checkpoints`` lies beside it: no link leads there, so it may be read.
+        beside = directory.parent
+        places.append((beside, replace(access, root=os.path.realpath(beside)), names))
+    for folder, allowed, candidates in places:
+        for name, read in candidates:
+            path = folder / name
+            if is_file(path) and allowed.admits(path):
+                return TrainingLog(read(path, allowed), str(path))
     return TrainingLog({})

@@ -112,6 +112,7 @@ def test_three_clicks_look_inside_and_keep_mark_and_zoom_and_their_link_shows_th
     for place in PLACES:
         layer, step = click(page, place)
         wait_for_inside(page, layer)
+        wait_for(page, f"() => /[?&]step={step}(&|$)/.test(location.search)")  # of one layer, another step
         seen.append((layer, step))
         assert len(page.evaluate(MARKED)) == 1
         assert page.evaluate(RANGE) == zoomed

@@ -50,9 +50,10 @@ def test_no_error_builds_up_along_a_chain(dtype):
     assert reference.decoded().dtype == dtype
 
 
-def test_a_delta_at_default_settings_takes_about_a_bit_a_weight():
-    blocks, _, _ = chain(moving(6, (300, 300)), second_moment=torch.rand(300, 300))
-    assert len(blocks[-1].payload) * 8 < 1.4 * 90_000
+@pytest.mark.parametrize(("config", "bits"), [(LatticeConfig(), 2.4), (LatticeConfig(coarseness=2.5), 1.4)])
+def test_a_delta_takes_two_bits_a_weight_by_default_and_one_where_it_is_coarser(config, bits):
+    blocks, _, _ = chain(moving(6, (300, 300)), config, second_moment=torch.rand(300, 300))
+    assert len(blocks[-1].payload) * 8 < bits * 90_000
 
 
 def test_history_makes_frames_smaller():

@@ -234,18 +234,23 @@ def test_the_names_of_written_files_are_synced_after_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the folder's fsync a power loss may leave none of them, though `restore` had ended with 0."""
-    synced: list[tuple[bool, tuple[str, ...]]] = []
+    files: list[tuple[str, ...]] = []
+    folders: dict[int, tuple[str, ...]] = {}
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
-        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        present = tuple(sorted(path.name for path in (tmp_path / "new").rglob("*") if path.is_file()))
-        synced.append((is_folder, present))
+        named = tuple(sorted(path.name for path in (tmp_path / "new").rglob("*.bin")))
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            folders[status.st_ino] = named
+        else:
+            files.append(named)
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    files = {"a.bin": lambda file: file.write(b"1"), "in/b.bin": lambda file: file.write(b"2")}
-    write_files(tmp_path / "new", files, force=False)
-    folders = [present for is_folder, present in synced if is_folder]
-    assert [is_folder for is_folder, _ in synced[:2]] == [False, False]
-    assert folders == [("a.bin", "b.bin")] * 3  # `new`, `new/in`, and the folder in which `new` is
+    written = {"a.bin": lambda file: file.write(b"1"), "in/b.bin": lambda file: file.write(b"2")}
+    write_files(tmp_path / "new", written, force=False)
+    assert files == [(), ()]  # each before it has its name
+    for folder in (tmp_path / "new", tmp_path / "new" / "in"):
+        assert folders[folder.stat().st_ino] == ("a.bin", "b.bin")
+    assert tmp_path.stat().st_ino in folders  # the name of `new` itself
