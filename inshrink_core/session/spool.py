@@ -178,6 +178,8 @@ class Spool:
         if not self.folder.is_dir():
             return found
         with _storage_errors(self.folder):
+            # A process that died may have renamed and not synced: what goes must not come back half.
+            sync_folder(self.folder)
             for path in self.folder.iterdir():
                 if path.name.startswith(".") and path.name.endswith(".tmp"):
                     shutil.rmtree(path)

@@ -94,6 +94,17 @@ def test_a_dropped_save_is_renamed_for_good_before_its_files_go(tmp_path, monkey
     assert list(spool.folder.iterdir()) == []
 
 
+def test_what_a_saver_that_died_was_dropping_is_renamed_for_good_before_it_goes(tmp_path, monkeypatch):
+    spool = Spool(tmp_path / "a.spool")
+    save = spool.put(1, {"checkpoint": {"step": 1}}, restored=None, first=False)
+    doomed = save.folder.rename(save.folder.with_name(".00000001.tmp"))
+    there: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: there.append((doomed / "save.json").exists()))
+    assert spool.recover() == []
+    assert there == [True]
+    assert not doomed.exists()
+
+
 def test_a_working_folder_removes_those_of_dead_processes_and_no_one_elses(tmp_path):
     script = (
         "import sys, os, pathlib\n"
