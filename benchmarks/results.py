@@ -57,6 +57,25 @@ def write(name: str, rows: Sequence[Mapping[str, object]]) -> Path:
     return path
 
 
+def renew(name: str, rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> Path:
+    """Write rows to ``results/NAME.csv``, and keep those that are there of what was not measured anew.
+
+    Parameters
+    ----------
+    name, rows
+        As for `write`.
+    columns
+        What a row is about: of rows that agree in these the new one stays.
+    """
+    path = RESULTS / f"{name}.csv"
+    found: dict[tuple[str, ...], Mapping[str, object]] = {}
+    if path.exists():
+        with path.open(newline="") as file:
+            found = {tuple(row[column] for column in columns): row for row in csv.DictReader(file)}
+    found |= {tuple(str(row[column]) for column in columns): row for row in rows}
+    return write(name, list(found.values()))
+
+
 def kept(
     folder: str, name: str, key: Mapping[str, Any], measure: Callable[[], list[dict[str, object]]]
 ) -> list[dict[str, object]]:

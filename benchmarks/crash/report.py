@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 import sys
@@ -16,7 +15,7 @@ from benchmarks.crash.cases import CLASSES, Stage
 from benchmarks.crash.modes import CASES, MODES, Case
 from benchmarks.crash.shim import Shim
 from benchmarks.crash.verbs import VERBS
-from benchmarks.results import RESULTS, stamp, write
+from benchmarks.results import renew
 
 _SHOWN = 3
 """Examples of a problem that are shown of each verb and mode: the first ones tell the cause."""
@@ -107,14 +106,7 @@ class Work:
 
     def write(self) -> Path:
         """Write the rows to ``results/crash.csv``; rows of verbs and modes that did not run are kept."""
-        rows: dict[tuple[str, str], dict[str, object]] = {}
-        kept = RESULTS / "crash.csv"
-        if kept.exists():
-            with kept.open(newline="") as file:
-                rows = {(row["verb"], row["mode"]): dict(row) for row in csv.DictReader(file)}
-        rows |= {(str(row["verb"]), str(row["mode"])): stamp() | row for row in self.rows()}
-        order = [(verb, mode) for verb in VERBS for mode in MODES]
-        return write("crash", [rows[turn] for turn in order if turn in rows])
+        return renew("crash", self.rows(), ("verb", "mode"))
 
     def show(self) -> None:
         """Print a table of all."""

@@ -149,7 +149,7 @@ def _attack(options: argparse.Namespace, targets: list[Target]) -> int:
         total = sum(tally.n_cases for tally in campaign.tallies.values())
         print(f"\n{total:,} cases, {campaign.n_bad:,} bad, {len(campaign.findings)} findings")
     if options.csv:
-        results.write("fuzz", rows(campaign))
+        results.renew("fuzz", rows(campaign), ("target",))
     return int(any(tally.counts[kind] for tally in campaign.tallies.values() for kind in BAD))
 
 

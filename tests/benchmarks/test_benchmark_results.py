@@ -58,3 +58,13 @@ def test_a_benchmark_is_finished_until_its_code_changes(tmp_path):
 def test_a_benchmark_whose_results_are_gone_is_not_finished(tmp_path):
     run.finish("speed", "digest", tmp_path)
     assert not run.is_finished("speed", "digest", tmp_path, tmp_path)
+
+
+def test_rows_of_what_was_not_measured_anew_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    results.write("made", [{"verb": "a", "cases": 1}, {"verb": "b", "cases": 2}])
+    path = results.renew("made", [{"verb": "b", "cases": 3}, {"verb": "c", "cases": 4}], ("verb",))
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["verb"], row["cases"]) for row in rows] == [("a", "1"), ("b", "3"), ("c", "4")]
+    assert all(row["machine"] for row in rows)
