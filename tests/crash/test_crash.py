@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,12 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @compiled
 def test_some_cases_of_every_verb_and_mode_find_nothing():
-    done = run("--cases", "2", "--seed", "7")
+    done = run("--cases", "1", "--seed", "7")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     rows = [line.split() for line in done.stdout.splitlines()[1:-1]]
     assert len({row[0] for row in rows}) == 11
-    assert all(row[3] == "2" and set(row[4:]) == {"0"} for row in rows), done.stdout
+    assert all(row[3] == "1" and set(row[4:]) == {"0"} for row in rows), done.stdout
 
 
 @compiled
@@ -65,11 +66,12 @@ def test_without_a_compiler_it_is_skipped_and_says_why(tmp_path):
 def test_the_pass_that_is_kept_is_whole_and_found_nothing():
     with (RESULTS / "crash.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    cases = {
-        mode: sum(int(row["cases"]) for row in rows if row["mode"] == mode) for mode in ("kill", "power")
-    }
+    cases: Counter[str] = Counter()
+    for row in rows:
+        cases[row["mode"]] += int(row["cases"])
+    assert len(rows) == 11 * 4
     assert cases["kill"] >= 1000
-    assert cases["power"] >= 2000
+    assert cases["power"] + cases["both"] >= 2000
     assert all(
         row[kind] == "0" for row in rows for kind in ("lost", "wrong", "untyped", "refused", "leftover")
     )
