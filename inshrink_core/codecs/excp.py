@@ -88,7 +88,8 @@ def kept_residuals(
     middle = (residual.size - 1) // 2  # the lower of two middles, as torch.median takes
     median = float(np.partition(magnitudes, middle)[middle])
     if second_moment is None:
-        return magnitudes > np.float32(_FACTOR_CAP * median)
+        # Residuals are finite: a bound that float32 does not hold is one that none exceeds.
+        return magnitudes > np.float32(min(_FACTOR_CAP * median, float(np.finfo(np.float32).max)))
     if config.indicator == "element":
         with np.errstate(divide="ignore", invalid="ignore"):
             factors = config.alpha / np.sqrt(second_moment.astype(np.float64))

@@ -267,3 +267,8 @@ def test_published_defaults():
 def test_the_codec_is_found_by_name_and_by_bitstream():
     assert type(get_codec("excp")) is ExcpCodec
     assert type(codec_for_block("excp/1")) is ExcpCodec
+
+
+def test_residuals_near_the_largest_float_are_left_out_without_a_word():
+    residual = np.array([3e38, -3.2e38, 3.3e38, 1.0], np.float32)
+    assert not kept_residuals(residual, None, ExcpConfig()).any()
