@@ -12,11 +12,12 @@ import hashlib
 import os
 import re
 import threading
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from isal.isal_zlib import crc32
 
 from inshrink_core.errors import DamagedError, RottenError, clipped
 from inshrink_core.execution import new_buffer
@@ -176,7 +177,7 @@ class FileChecks:
                 continue
             part = buffer[first - offset : last - offset]
             if last - first == entry.nbytes:
-                self._compare(file, entry, zlib.crc32(part))
+                self._compare(file, entry, crc32(part))
             elif self._read_pages(file, _span(entry), first, last - first) != part:
                 raise _changed(file)
         return buffer
@@ -237,7 +238,7 @@ class FileChecks:
         buffer = new_buffer(end - start)
         file.read_into(start, buffer)
         for i in range(0, end - start, _PAGE):
-            if zlib.crc32(buffer[i : i + _PAGE]) != pages[first + i // _PAGE]:
+            if crc32(buffer[i : i + _PAGE]) != pages[first + i // _PAGE]:
                 raise _changed(file)
         return buffer[offset - start : offset - start + nbytes]
 
@@ -283,8 +284,8 @@ def _pass_over(file: ReadableFile, span: _Span, digest: Digest | None, pages: li
     for at in range(0, span.nbytes, _CHUNK):
         chunk = new_buffer(min(_CHUNK, span.nbytes - at))
         file.read_into(span.offset + at, chunk)
-        crc = zlib.crc32(chunk, crc)
-        pages += [zlib.crc32(chunk[i : i + _PAGE]) for i in range(0, len(chunk), _PAGE)]
+        crc = crc32(chunk, crc)
+        pages += [crc32(chunk[i : i + _PAGE]) for i in range(0, len(chunk), _PAGE)]
         if hasher is not None:
             hasher.update(chunk)
     return crc, "" if hasher is None else hasher.hexdigest()

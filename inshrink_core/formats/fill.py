@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import zlib
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, Final
+
+from isal.isal_zlib import crc32
 
 from inshrink_core.checkpoint import Checkpoint, FileLayout, Region, TensorSpec
 from inshrink_core.errors import DamagedError
@@ -64,7 +65,7 @@ class _Writer:
             entry = self.entries[self.next_entry]
             first, last = max(entry.data_offset, start), min(entry.data_offset + entry.data_nbytes, end)
             if first < last:
-                self.crcs[self.next_entry] = zlib.crc32(
+                self.crcs[self.next_entry] = crc32(
                     view[first - start : last - start], self.crcs[self.next_entry]
                 )
             if entry.data_offset + entry.data_nbytes > end:

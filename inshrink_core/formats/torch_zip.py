@@ -8,8 +8,9 @@ itself would read differently. Layout of the records: PKWARE APPNOTE 6.3.10, sec
 from __future__ import annotations
 
 import struct
-import zlib
 from typing import Final, NamedTuple
+
+from isal.isal_zlib import crc32
 
 from inshrink_core.checkpoint import ZipEntry
 from inshrink_core.errors import DamagedError, RottenError, clipped
@@ -305,7 +306,7 @@ def read_torch_zip(file: ReadableFile, *, allow_damaged: bool = False) -> TorchZ
                 raise _fail(file, f"its data.pkl of {record.nbytes} bytes is too large to be a checkpoint's")
             offset = _locate(file, record, limit).data_offset
             pickle_bytes = file.read(offset, record.nbytes)
-            crc = zlib.crc32(pickle_bytes)
+            crc = crc32(pickle_bytes)
             if have_checksums and crc != record.crc and not allow_damaged:
                 raise RottenError(
                     f"entry '{clipped(_text(record.name))}' of the zip does not match its CRC-32",
