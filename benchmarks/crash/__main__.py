@@ -87,14 +87,15 @@ def _work(folder: Path, arguments: argparse.Namespace) -> int:
     os.environ.pop("LD_PRELOAD", None)  # children that are other programs do without
     import torch
 
+    from benchmarks.crash.judging import observed
     from benchmarks.crash.prove import prove
     from benchmarks.crash.report import Work
     from benchmarks.crash.shim import Shim
-    from benchmarks.crash.verbs import observed
+    from benchmarks.crash.verbs import LinearEvaluator
 
     torch.set_num_threads(1)
     shim = Shim()
-    with observed(shim.note):
+    with observed(shim.note, LinearEvaluator):
         if arguments.prove:
             return 0 if prove(shim, folder, arguments.seed) else EXIT_FOUND
         work = Work(shim, folder, arguments.seed, arguments.verb, arguments.mode)

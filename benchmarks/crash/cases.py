@@ -20,8 +20,9 @@ from typing import Any
 
 import inshrink_core
 from benchmarks.crash.disk import Tree, read_tree, write_tree
+from benchmarks.crash.judging import Expected, digests, judge_archive, promised, told
 from benchmarks.crash.shim import Operation, Plan, Shim
-from benchmarks.crash.verbs import VERBS, Expected, Verb, digests, judge_archive, promised, told
+from benchmarks.crash.verbs import VERBS, Verb
 from inshrink_core.archive.durable import is_locked
 from inshrink_core.errors import StorageError
 
@@ -191,7 +192,7 @@ class Stage:
 
     def _as_left(self, notes: tuple[str, ...]) -> Iterator[str]:
         if self.verb.archive:
-            must = promised(self.verb, notes, self.expected)
+            must = promised(self.verb.archive, self.verb.kept, notes, self.expected)
             yield from judge_archive(self.root / self.verb.archive, self.expected, must)
         yield from self.verb.outputs(self.root, self.expected, notes)
         yield from self._changed_originals()

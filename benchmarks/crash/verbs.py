@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,14 +15,10 @@ from torch import Tensor, nn
 
 import inshrink_core
 from benchmarks.crash.disk import Tree, read_tree
-from inshrink_core.archive import FrameWriter, is_archive
-from inshrink_core.errors import InshrinkError
-from inshrink_core.evaluate import Evaluation, EvaluatorRequest
+from benchmarks.crash.judging import Expected, Note, judge_archive
+from inshrink_core.evaluate import Evaluation
 from inshrink_core.metrics import Direction
 
-SCRATCH = "INSHRINK_CRASH_SCRATCH"
-"""Where the environment tells a folder for what is restored to be judged."""
-Note = Callable[[str], None]
 RUN, ARCHIVE, PACKED, OUT = "run", "archives/a.inshrink", "packed.inshrink", "new/parents/out"
 STEPS = (1, 2, 3, 4)
 SHAPES = {"a.weight": (6, 8), "b.weight": (3, 6)}
@@ -69,15 +62,6 @@ def write_run_of_folders(folder: Path, steps: tuple[int, ...] = STEPS) -> None:
         save_file(state(step), inside / "model.safetensors")
         torch.save(moments(step), inside / "optimizer.pt")
         (inside / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
-
-
-@dataclass
-class Expected:
-    """What an undisturbed run of a verb gives: what steps restore to, the steps at its end, and the tree."""
-
-    steps: dict[int, str] = field(default_factory=dict)
-    final: tuple[int, ...] = ()
-    tree: Tree = field(default_factory=dict)
 
 
 class Verb:
@@ -141,7 +125,7 @@ class Append(Compress):
         _compress(root, steps=self.kept)
 
 
-class _Linear:
+class LinearEvaluator:
     """An evaluator of this process: the weights on fixed inputs."""
 
     spec = f"{__file__}:evaluate"
@@ -367,72 +351,3 @@ VERBS: dict[str, type[Verb]] = {
     verb.name: verb
     for verb in (Compress, Append, Bounded, Watch, Prune, Saving, Pack, Unpack, Export, Restore, Replace)
 }
-
-
-def digests(archive: Path) -> dict[int, str]:
-    """Return a digest of the files that each step is restored to."""
-    scratch = Path(os.environ[SCRATCH]) / "restored"
-    shutil.rmtree(scratch, ignore_errors=True)
-    view, found = inshrink_core.Archive.open(archive).sequential(), {}
-    for step in view.steps:
-        paths = inshrink_core.write_checkpoint(view[step], scratch / str(step))
-        contents = [(path.relative_to(scratch).as_posix(), path.read_bytes()) for path in paths]
-        found[step] = "|".join(f"{path}:{zlib.crc32(data):08x}:{len(data)}" for path, data in contents)
-    shutil.rmtree(scratch, ignore_errors=True)
-    return found
-
-
-def judge_archive(
-    archive: Path, expected: Expected, must: tuple[int, ...], *, deep: bool = True
-) -> Iterator[str]:
-    """Yield what is wrong with an archive: steps that are lost, others that are readable, and damage."""
-    if not is_archive(archive):
-        if must:
-            yield f"lost: steps {must}, there is no archive"
-        return
-    try:
-        found = digests(archive)
-        checked = inshrink_core.verify(archive, deep=deep)
-    except (InshrinkError, OSError) as error:
-        yield f"{'lost' if must else 'refused'}: {type(error).__name__}: {error}"
-        return
-    yield from (f"lost: step {step}" for step in must if step not in found)
-    for step, digest in found.items():
-        if step not in expected.steps:
-            yield f"wrong: step {step} was never written"
-        elif digest != expected.steps[step]:
-            yield f"wrong: step {step} restores to something else"
-    yield from (f"wrong: verify: {problem}" for problem in checked.problems)
-
-
-@contextmanager
-def observed(note: Note) -> Iterator[None]:
-    """Note every frame as promised when its commit has returned; judge bounds here; give ids that repeat."""
-    commit, resolve, urandom = FrameWriter.commit, EvaluatorRequest.resolve, os.urandom
-
-    def committed(self: FrameWriter, meta: Any) -> Any:
-        info = commit(self, meta)
-        note(f"committed {info.step}")
-        return info
-
-    FrameWriter.commit = committed  # type: ignore[method-assign]
-    EvaluatorRequest.resolve = lambda *_: _Linear()  # type: ignore[assignment,method-assign,return-value]
-    # The same ids every time: equal states are then judged once.
-    os.urandom = lambda nbytes: bytes(range(1, 1 + nbytes))
-    try:
-        yield
-    finally:
-        os.urandom = urandom
-        FrameWriter.commit, EvaluatorRequest.resolve = commit, resolve  # type: ignore[method-assign]
-
-
-def promised(verb: Verb, notes: tuple[str, ...], expected: Expected) -> tuple[int, ...]:
-    """Return the steps that must be in the verb's archive after these notes, spooled saves not counted."""
-    if "done" in notes:
-        return expected.final
-    return tuple(sorted({*verb.kept, *told(notes, "committed")} if verb.archive else ()))
-
-
-def told(notes: tuple[str, ...], word: str) -> set[int]:
-    """Return the steps of which something was noted."""
-    return {int(note.split()[1]) for note in notes if note.split()[0] == word}

@@ -1,0 +1,102 @@
+"""What was promised, and whether an archive keeps it: the judgement that does not trust the verbs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import inshrink_core
+from benchmarks.crash.disk import Tree
+from inshrink_core.archive import FrameWriter, is_archive
+from inshrink_core.errors import InshrinkError
+from inshrink_core.evaluate import EvaluatorRequest
+
+Note = Callable[[str], None]
+SCRATCH = "INSHRINK_CRASH_SCRATCH"
+"""Where the environment tells a folder for what is restored to be judged."""
+
+
+@dataclass
+class Expected:
+    """What an undisturbed run of a verb gives: what steps restore to, the steps at its end, and the tree."""
+
+    steps: dict[int, str] = field(default_factory=dict)
+    final: tuple[int, ...] = ()
+    tree: Tree = field(default_factory=dict)
+
+
+def digests(archive: Path) -> dict[int, str]:
+    """Return a digest of the files that each step is restored to."""
+    scratch = Path(os.environ[SCRATCH]) / "restored"
+    shutil.rmtree(scratch, ignore_errors=True)
+    view, found = inshrink_core.Archive.open(archive).sequential(), {}
+    for step in view.steps:
+        paths = inshrink_core.write_checkpoint(view[step], scratch / str(step))
+        contents = [(path.relative_to(scratch).as_posix(), path.read_bytes()) for path in paths]
+        found[step] = "|".join(f"{path}:{zlib.crc32(data):08x}:{len(data)}" for path, data in contents)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return found
+
+
+def judge_archive(
+    archive: Path, expected: Expected, must: tuple[int, ...], *, deep: bool = True
+) -> Iterator[str]:
+    """Yield what is wrong with an archive: steps that are lost, others that are readable, and damage."""
+    if not is_archive(archive):
+        if must:
+            yield f"lost: steps {must}, there is no archive"
+        return
+    try:
+        found = digests(archive)
+        checked = inshrink_core.verify(archive, deep=deep)
+    except (InshrinkError, OSError) as error:
+        yield f"{'lost' if must else 'refused'}: {type(error).__name__}: {error}"
+        return
+    yield from (f"lost: step {step}" for step in must if step not in found)
+    for step, digest in found.items():
+        if step not in expected.steps:
+            yield f"wrong: step {step} was never written"
+        elif digest != expected.steps[step]:
+            yield f"wrong: step {step} restores to something else"
+    yield from (f"wrong: verify: {problem}" for problem in checked.problems)
+
+
+@contextmanager
+def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
+    """Note every frame as promised when its commit has returned; judge bounds here; give ids that repeat."""
+    commit, resolve, urandom = FrameWriter.commit, EvaluatorRequest.resolve, os.urandom
+
+    def committed(self: FrameWriter, meta: Any) -> Any:
+        info = commit(self, meta)
+        note(f"committed {info.step}")
+        return info
+
+    FrameWriter.commit = committed  # type: ignore[method-assign]
+    EvaluatorRequest.resolve = lambda *_: evaluator()  # type: ignore[assignment,method-assign,return-value]
+    # The same ids every time: equal states are then judged once.
+    os.urandom = lambda nbytes: bytes(range(1, 1 + nbytes))
+    try:
+        yield
+    finally:
+        os.urandom = urandom
+        FrameWriter.commit, EvaluatorRequest.resolve = commit, resolve  # type: ignore[method-assign]
+
+
+def promised(
+    archive: str | None, kept: tuple[int, ...], notes: tuple[str, ...], expected: Expected
+) -> tuple[int, ...]:
+    """Return the steps that must be in the verb's archive after these notes, spooled saves not counted."""
+    if "done" in notes:
+        return expected.final
+    return tuple(sorted({*kept, *told(notes, "committed")} if archive else ()))
+
+
+def told(notes: tuple[str, ...], word: str) -> set[int]:
+    """Return the steps of which something was noted."""
+    return {int(note.split()[1]) for note in notes if note.split()[0] == word}
