@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from inshrink_core.archive import ArchiveWriter, FrameWriter, durable, frame_writer, pack, rewrite, writer
-from inshrink_core.execution import sync_folder
+from inshrink_core.execution import sync_path
 from inshrink_core.frame import FrameInfo
 
 
@@ -53,7 +53,7 @@ def manifest_first() -> AbstractContextManager[None]:
         manifest = self._manifest.with_frame(info)
         self._write_manifest(manifest)
         temporary.replace(self._root / info.path)
-        sync_folder((self._root / info.path).parent)
+        sync_path((self._root / info.path).parent)
         self._manifest = manifest
         self.reader.refresh()
 

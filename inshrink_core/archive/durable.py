@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from inshrink_core.errors import ExistsError, LockedError, StorageError
-from inshrink_core.execution import sync_folder
+from inshrink_core.execution import sync_path
 
 __all__ = [
     "LOCK_NAME",
@@ -57,7 +57,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.absolute().parent)
+    sync_path(path.absolute().parent)
 
 
 def require_free(path: Path, force: bool) -> None:

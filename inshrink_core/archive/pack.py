@@ -24,7 +24,7 @@ from inshrink_core.archive.pack_layout import PackedFile, align_file, pack_direc
 from inshrink_core.archive.reader import ArchiveReader
 from inshrink_core.archive.storage import Storage, storage_error
 from inshrink_core.errors import DamagedError, ExistsError
-from inshrink_core.execution import make_folders, sync_folder
+from inshrink_core.execution import make_folders, sync_path
 from inshrink_core.frame import FrameInfo
 
 __all__ = ["pack_archive", "unpack_archive"]
@@ -171,7 +171,7 @@ def unpack_archive(
             _write_folder(reader, building, done)
             building.rename(root)
             try:
-                sync_folder(root.absolute().parent)
+                sync_path(root.absolute().parent)
             except BaseException:
                 root.rename(building)
                 raise
@@ -197,7 +197,7 @@ def _write_folder(reader: ArchiveReader, root: Path, done: FrameDone | None) -> 
             os.fsync(file.fileno())
         _compare_digest(reader, frame, digest.digest())
         frames.append(replace(frame, digest=digest.digest()))
-    sync_folder(root / FRAME_FOLDER)
+    sync_path(root / FRAME_FOLDER)
     (root / LOCK_NAME).touch()
     manifest = replace(
         reader.catalog.manifest, frames=tuple(frames), next_generation=reader.catalog.next_generation

@@ -15,7 +15,7 @@ from inshrink_core.archive.layout import FRAME_FOLDER, FrameHeader
 from inshrink_core.archive.storage import storage_error
 from inshrink_core.archive.writer import ArchiveWriter
 from inshrink_core.errors import InputError, InshrinkError
-from inshrink_core.execution import sync_folder
+from inshrink_core.execution import sync_path
 from inshrink_core.frame import FrameInfo, FrameKind
 
 __all__ = ["Rewrite"]
@@ -144,7 +144,7 @@ class Rewrite:
     def _sync(self) -> None:
         """Make the names of the new frames durable, before a manifest may list them."""
         try:
-            sync_folder(self._root / FRAME_FOLDER)
+            sync_path(self._root / FRAME_FOLDER)
         except OSError as error:
             raise storage_error(error, _FAILED, str(self._root)) from error
 
@@ -163,7 +163,7 @@ class Rewrite:
             for frame in sorted(frames, key=lambda frame: -frame.generation):
                 if frame.generation not in listed:
                     (self._root / frame.path).unlink(missing_ok=True)
-            sync_folder(self._root / FRAME_FOLDER)
+            sync_path(self._root / FRAME_FOLDER)
             self._writer.reader.refresh()
 
     def __enter__(self) -> Self:

@@ -32,7 +32,7 @@ from inshrink_core.archive.reader import ArchiveReader
 from inshrink_core.archive.remote import was_url
 from inshrink_core.archive.storage import LocalStorage, storage_error
 from inshrink_core.errors import InputError, InshrinkError, StepConflictError
-from inshrink_core.execution import make_folders, remove_empty, sync_folder
+from inshrink_core.execution import make_folders, remove_empty, sync_path
 from inshrink_core.frame import FrameInfo, FrameKind
 
 __all__ = ["ArchiveWriter"]
@@ -136,7 +136,7 @@ class ArchiveWriter:
         # A writer that died may have renamed manifest or frames and not synced that. Frames are listed and
         # deleted by what is read here: it must be what a power loss leaves.
         for folder in (self._root / FRAME_FOLDER, self._root):
-            sync_folder(folder)
+            sync_path(folder)
         catalog = load_catalog(LocalStorage(self._root))
         if archive_id not in (None, catalog.manifest.archive_id):
             raise InputError("the archive has another id than the one asked for", where=str(self._root))
@@ -218,7 +218,7 @@ class ArchiveWriter:
         path = self._root / info.path
         try:
             temporary.replace(path)
-            sync_folder(path.parent)
+            sync_path(path.parent)
             self._write_manifest(manifest)
         except BaseException:
             if self._stands(manifest):
@@ -228,7 +228,7 @@ class ArchiveWriter:
             else:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-                    sync_folder(path.parent)
+                    sync_path(path.parent)
             raise
         self._manifest = manifest
         self.reader.refresh()
@@ -284,7 +284,7 @@ class ArchiveWriter:
             self._manifest = manifest
             for frame in gone:
                 (self._root / frame.path).unlink(missing_ok=True)
-            sync_folder(self._root / FRAME_FOLDER)
+            sync_path(self._root / FRAME_FOLDER)
         self.reader.refresh()
 
     def relist(self) -> None:

@@ -119,19 +119,7 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code.
-
-    Parameters
-    ----------
-    arguments
-        Words after the program's name; by default those of this process.
-
-    Returns
-    -------
-    int
-        0 done, 1 a check failed, 2 the user's input, 3 damaged data, 70 a bug, 130 interrupted,
-        141 the reader of the output went away.
-    """
+    """Run the command line (`inshrink_core.cli.main`); the working directory has left the import path."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a sign gets its code point, not a UnicodeEncodeError.

@@ -1,7 +1,7 @@
 """Running independent jobs, on threads whose kernels release the GIL; their memory, and results kept."""
 
 from inshrink_core.execution.buffers import new_array, new_buffer, recycling
-from inshrink_core.execution.folders import make_folders, remove_empty, sync_folder, working_folder
+from inshrink_core.execution.folders import make_folders, remove_empty, sync_path, working_folder
 from inshrink_core.execution.kept import keep_result, key_digest, load_result, write_whole
 from inshrink_core.execution.resources import Limits, format_size, free_disk, memory_available, parse_size
 from inshrink_core.execution.threads import default_threads, ordered_map
@@ -22,7 +22,7 @@ __all__ = [
     "parse_size",
     "recycling",
     "remove_empty",
-    "sync_folder",
+    "sync_path",
     "working_folder",
     "write_whole",
 ]

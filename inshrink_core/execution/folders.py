@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["make_folders", "remove_empty", "sync_folder", "working_folder"]
+__all__ = ["make_folders", "remove_empty", "sync_path", "working_folder"]
 
 _PREFIX: Final = ".inshrink-"
 _SUFFIX: Final = ".work"
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames and deletions in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Make durable what names a folder holds, or the content of a file that a library wrote."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -50,14 +50,14 @@ def make_folders(folder: Path) -> list[Path]:
         path = path.parent
     # It is not ours, and its parent may be closed to us.
     with contextlib.suppress(OSError):
-        sync_folder(path.parent)
+        sync_path(path.parent)
     made: list[Path] = []
     try:
         for path in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 path.mkdir()
                 made.append(path)
-            sync_folder(path.parent)
+            sync_path(path.parent)
     except BaseException:
         remove_empty(made)
         raise

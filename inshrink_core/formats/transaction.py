@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from inshrink_core.errors import ExistsError, StorageError
-from inshrink_core.execution import make_folders, remove_empty, sync_folder, working_folder
+from inshrink_core.execution import make_folders, remove_empty, sync_path, working_folder
 from inshrink_core.formats.safe_path import check_names, check_target
 
 __all__ = ["write_files"]
@@ -132,7 +132,7 @@ def _switch(fresh: Sequence[Path], targets: Sequence[Path], folder: Path) -> Non
 
 def _sync(folders: Iterable[Path]) -> None:
     for folder in folders:
-        sync_folder(folder)
+        sync_path(folder)
 
 
 def _refuse_existing(targets: Mapping[str, Path]) -> None:

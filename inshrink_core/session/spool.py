@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -29,7 +28,7 @@ from typing import Any, Final, NamedTuple
 
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.errors import DamagedError, InshrinkError, StorageError
-from inshrink_core.execution import make_folders, sync_folder
+from inshrink_core.execution import make_folders, sync_path
 from inshrink_core.formats.directory import read_directory
 from inshrink_core.formats.disk import ByteCounter
 
@@ -146,10 +145,10 @@ class Spool:
                     torch.save(content, path)
                 (temporary / _RECORD_NAME).write_text(json.dumps(record), encoding="ascii")
                 for path in temporary.iterdir():
-                    _sync_file(path)
-                sync_folder(temporary)
+                    sync_path(path)
+                sync_path(temporary)
                 temporary.rename(save.folder)
-                sync_folder(self.folder)
+                sync_path(self.folder)
         except BaseException:
             self._take_back(save.folder, temporary)
             raise
@@ -161,7 +160,7 @@ class Spool:
         with contextlib.suppress(OSError):
             # Never deleted under a name that means a whole one.
             folder.rename(temporary)
-            sync_folder(self.folder)
+            sync_path(self.folder)
         shutil.rmtree(temporary, ignore_errors=True)
         if folder.exists():
             self._next += 1
@@ -179,7 +178,7 @@ class Spool:
             return found
         with _storage_errors(self.folder):
             # A process that died may have renamed and not synced: what goes must not come back half.
-            sync_folder(self.folder)
+            sync_path(self.folder)
             for path in self.folder.iterdir():
                 if path.name.startswith(".") and path.name.endswith(".tmp"):
                     shutil.rmtree(path)
@@ -217,7 +216,7 @@ class Spool:
         """
         with _storage_errors(save.folder):
             (save.folder / _MARK_NAME).touch()
-            sync_folder(save.folder)
+            sync_path(save.folder)
 
     def drop(self, folder: Path) -> None:
         """Remove a save."""
@@ -225,7 +224,7 @@ class Spool:
             # Renamed first: half a folder must not stand under a name that means a whole one.
             doomed = folder.with_name(f".{folder.name}.tmp")
             folder.rename(doomed)
-            sync_folder(self.folder)
+            sync_path(self.folder)
             shutil.rmtree(doomed)
 
     def close(self) -> None:
@@ -262,15 +261,6 @@ def _storage_errors(where: Path) -> Iterator[None]:
         raise StorageError(
             "the checkpoint cannot be written to the spool", where=str(where), remedy="free some space"
         ) from error
-
-
-def _sync_file(path: Path) -> None:
-    """Wait until the disk has a file that a library wrote."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _damaged(folder: Path, what: str) -> DamagedError:
