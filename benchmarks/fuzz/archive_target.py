@@ -261,7 +261,11 @@ class Examination:
             self._same(list(steps), self._truth["steps"], "verify", f"steps {list(steps)[:9]}")
         if self._rng.randrange(4) == 0 and (out := self._restored(None, verified)):
             expected = self._truth["files"].get(self._truth["head"])
-            self._same(folder_digest(out), expected, "restore of the newest step", f"of {list(steps)[:9]}")
+            newest = folder_digest(out)
+            if archive.reader.catalog.manifest_problem and newest in self._truth["files"].values():
+                self._refused = True  # it said that it cannot tell which step is the newest
+            else:
+                self._same(newest, expected, "restore of the newest step", f"of {list(steps)[:9]}")
         if list(steps) == self._truth["steps"] and self._rng.random() < _TOGETHER:
             if steps and (out := self._restored(list(steps), verified)):
                 self._same(folder_digest(out), self._truth["all"], "restore", f"steps {list(steps)[:9]}")

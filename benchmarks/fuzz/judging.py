@@ -20,6 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import torch
+
 from benchmarks.fuzz import scratch
 from benchmarks.fuzz.target import KINDS, BrokenPromiseError, RawError, Target, Verdict
 from inshrink_core.errors import InshrinkError
@@ -219,6 +221,8 @@ def spawn(work: Callable[[], None], record: Record) -> int:
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # PyTorch makes its pool anew after a fork, and fails where two threads are the first to ask for it.
+        torch.set_num_threads(1)
         record.watch_stack()
         work()
         code = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -18,6 +19,8 @@ from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError,
 from inshrink_core.frame import FrameInfo, FrameKind
 
 __all__ = ["ArchiveReader"]
+
+_log = logging.getLogger(__name__)
 
 _N_CACHED_INDICES: Final = 64
 """Two chains of the usual 32 frames, so that walking one while writing another resolves each index once."""
@@ -71,6 +74,7 @@ class ArchiveReader:
         self._indices: OrderedDict[tuple[bytes, int], FrameIndex] = OrderedDict()
         self._caching = threading.Lock()
         self._catalog: Catalog = load_catalog(storage)
+        self._warned = False
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> ArchiveReader:
@@ -137,6 +141,10 @@ class ArchiveReader:
             go on from a state that it left long ago.
         DamagedError
             A newer frame cannot be read, and the manifest, which would say what it was, cannot either.
+
+        Notes
+        -----
+        Where the manifest cannot be used, a warning is logged: of a frame that left no trace nothing tells.
         """
         head = self.listed_head
         for path, generation in self._catalog.unknown.items():
@@ -153,6 +161,11 @@ class ArchiveReader:
                 f"it is the last one; {_FETCH}, or name the step that is wanted instead, "
                 "or give the missing frames up with `inshrink prune --forget-missing`",
             )
+        problem = self._catalog.manifest_problem
+        if head is not None and problem is not None and not self._warned:
+            self._warned = True
+            what = "%s: %s; frames that are gone cannot be told, and the last that is there is of step %d"
+            _log.warning(what, self.path, problem.what, head.step)
         return head
 
     @property

@@ -91,14 +91,14 @@ def inspect(
 def _judge(document: Mapping[str, Any], path: str) -> CheckFailedError | None:
     """Return what is wrong with an archive that can be shown all the same."""
     n_missing = len(document.get("missing_frames", ()))
-    if not n_missing and not document.get("unreadable_frames") and not document.get("undecodable_steps"):
-        return None
-    if not n_missing:
+    if document.get("manifest_problem"):
         return CheckFailedError(
-            "frames are missing or cannot be read, and the manifest, which would name them, cannot be used",
+            f"{document['manifest_problem']}, which alone tells whether frames are gone",
             where=path,
-            remedy="`inshrink verify` lists what is wrong; restore the archive from a backup",
+            remedy="`inshrink verify` lists what else is wrong; the next append writes it anew",
         )
+    if not n_missing:
+        return None
     return CheckFailedError(
         "a frame is missing" if n_missing == 1 else f"{n_missing} frames are missing",
         where=path,

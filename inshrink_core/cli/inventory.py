@@ -185,6 +185,7 @@ def _archive_document(archive: Archive) -> dict[str, Any]:
             {"step": lost.step, "branch": lost.branch, "path": lost.path, "last": lost == head}
             for lost in archive.reader.missing
         ],
+        "manifest_problem": problem.what if (problem := archive.reader.catalog.manifest_problem) else None,
         "unreadable_frames": list(archive.reader.catalog.unknown),
         "undecodable_steps": [info.step for info in broken],
         "tensors": inventory.tensors(archived=True),

@@ -207,3 +207,13 @@ def test_without_a_manifest_steps_that_cannot_be_decoded_are_told(
     (archive / MANIFEST_NAME).write_bytes(b"torn")
     assert main(["inspect", str(archive), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["undecodable_steps"]
+
+
+def test_without_a_manifest_whoever_asks_for_the_newest_step_is_told_that_it_cannot_be_known(
+    branched: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    archive = Path(shutil.copytree(branched, tmp_path / "a.inshrink"))
+    (archive / MANIFEST_NAME).unlink()
+    inshrink_core.restore(archive, tmp_path / "out")
+    assert "frames that are gone cannot be told" in caplog.text
+    assert main(["inspect", str(archive), "--quiet"]) == 1
