@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,14 @@ def test_only_a_worker_that_starts_trusted_code_gets_the_users_environment(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     with (tmp_path / "errors").open("wb") as errors:
         worker = running.start_worker({"task": "compare", "trusted": trusted}, errors)
-    given = Path(f"/proc/{worker.pid}/environ").read_bytes()
+    process, until = Path(f"/proc/{worker.pid}"), time.monotonic() + 60
+    # Until it has become another program, it has nothing, or what its parent has.
+    while b"inshrink_app.worker" not in (process / "cmdline").read_bytes() and time.monotonic() < until:
+        time.sleep(0.01)
+    given = (process / "environ").read_bytes()
     directory = Path(f"/proc/{worker.pid}/cwd").readlink()
     worker.kill()
     worker.communicate()
+    assert b"HOME=" in given
     assert (b"AWS_SECRET_ACCESS_KEY" in given) == is_given
     assert list(directory.iterdir()) == []

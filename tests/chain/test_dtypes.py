@@ -15,8 +15,6 @@ from inshrink_core.cli import main
 from inshrink_core.codec import codec_names, get_codec
 from tests.strategies import bits, random_bits
 
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-
 STEPS = (1, 2)
 
 ROUNDED = {"float32", "bfloat16", "float16"}

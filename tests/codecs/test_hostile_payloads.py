@@ -34,7 +34,6 @@ def attempt(target: PayloadTarget, case: bytes) -> None:
         raise AssertionError(f"a payload was neither decoded nor refused: {case.hex()}") from error
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_mutated_payloads_of_every_codec_are_refused_or_decode_to_their_spec():
     target = PayloadTarget()
     for case in target.seeds()[::5]:

@@ -42,7 +42,6 @@ class _OtherReference(TensorReference):
         return 0
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", DTYPE_SIZES)
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (5, 13), (1000,), (2**18 + 1,)])
 def test_random_bits_of_every_dtype_survive(dtype, shape):

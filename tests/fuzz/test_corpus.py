@@ -26,7 +26,6 @@ def _scratch() -> Iterator[None]:
     scratch.remove()
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.relative_to(CORPUS).as_posix())
 def test_what_was_once_found_stays_mended(path):
     (target,) = named((path.parent.name,))

@@ -154,7 +154,6 @@ class _IgnoredChecksum(int):
         return 0
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_every_target_makes_the_same_case_whenever_asked_and_accepts_what_is_sound():
     for target in all_targets():
         for data in target.seeds()[:3]:
