@@ -9,7 +9,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse
 import json
-import logging
 import re
 import sys
 import time
@@ -159,7 +158,6 @@ def main(words: Sequence[str] | None = None) -> int:
     import torch
 
     torch.set_num_threads(1)
-    logging.getLogger("inshrink_core").setLevel(logging.ERROR)  # millions of warnings tell nothing
     warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
     options = _arguments(words)
     try:

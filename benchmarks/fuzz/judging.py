@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import faulthandler
+import logging
 import mmap
 import os
 import re
@@ -223,6 +224,7 @@ def spawn(work: Callable[[], None], record: Record) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # PyTorch makes its pool anew after a fork, and fails where two threads are the first to ask for it.
         torch.set_num_threads(1)
+        logging.getLogger("inshrink_core").setLevel(logging.ERROR)  # millions of warnings tell nothing
         record.watch_stack()
         work()
         code = 0
