@@ -47,33 +47,39 @@ def exactness_of(
     exact: dict[str, bool] = {}
     for info in frames:
         frame, where = archive.frame(info), archive.where(info)
+        is_kept = _rule_of(frame.meta, info)
         for entry in frame.entries:
             if not entry.part and keys(entry.key):
                 spec = spec_of(entry, where)
                 role = spec.role.value
-                exact[role] = exact.get(role, True) and _is_exact(frame.meta, info, spec, entry.codec)
+                exact[role] = exact.get(role, True) and is_kept(spec, entry.codec)
     return Exactness(
         tuple(role for role, kept in exact.items() if kept),
         tuple(role for role, kept in exact.items() if not kept),
     )
 
 
-def _is_exact(meta: Mapping[str, Any], info: FrameInfo, spec: TensorSpec, bitstream: str) -> bool:
-    """Whether a tensor's block holds the original's bits."""
+def _rule_of(meta: Mapping[str, Any], info: FrameInfo) -> Callable[[TensorSpec, str], bool]:
+    """Return what tells, by spec and bitstream, whether a block of a frame holds the original's bits."""
     codec, settings = str(meta.get("codec", "lossless")), meta.get("config", {})
     try:
         own: Any = get_codec(codec)
         roles = own.takes(own.config_type(**settings))
     except (ConfigError, TypeError):
         # A codec or a setting that is not known here: then nothing tells which bits are the original's.
-        return False
-    whole = is_exact(codec, settings)
-    if bitstream not in get_codec("lossless").reads:
-        return spec.role in MODEL_ROLES and whole
-    if spec.exact or whole or not is_rekeyed(meta, info):
-        return True
-    # A block made anew holds what was decoded before: exact where the codec has no rule for the role.
-    return spec.role not in roles - {TensorRole.BUFFER}
+        return lambda spec, bitstream: False
+    whole, rekeyed = is_exact(codec, settings), is_rekeyed(meta, info)
+    lossless = get_codec("lossless").reads
+
+    def is_kept(spec: TensorSpec, bitstream: str) -> bool:
+        if bitstream not in lossless:
+            return spec.role in MODEL_ROLES and whole
+        if spec.exact or whole or not rekeyed:
+            return True
+        # A block made anew holds what was decoded before: exact where the codec has no rule for the role.
+        return spec.role not in roles - {TensorRole.BUFFER}
+
+    return is_kept
 
 
 def is_rekeyed(meta: Mapping[str, Any], info: FrameInfo) -> bool:
