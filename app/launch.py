@@ -129,7 +129,7 @@ def _load_ahead() -> None:
     from inshrink_app import components
 
     import inshrink_core.chain as _chain  # noqa: F401
-    import inshrink_core.session as _session  # noqa: F401
+    import inshrink_core.verbs.compress as _compress  # noqa: F401
 
     # Plotly reads its schema and its template when the first figure is made and written.
     graph_objects.Figure(graph_objects.Heatmap(z=[[0.0]])).to_json()

@@ -24,16 +24,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.results import write
+from inshrink_core.chain.defaults import make_config
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference, get_codec
-from inshrink_core.codecs.inshrinkerator_state import FIRST_BIN
-from inshrink_core.delta import modular_delta
-from inshrink_core.entropy.rans import decode_rans, encode_rans
+from inshrink_core.codecs.inshrinkerator.block import FIRST_BIN
+from inshrink_core.codecs.lattice.spacing import grid_of, new_spacing
+from inshrink_core.coding.delta import modular_delta
+from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.ops.lattice import N_CONTEXTS, advance, round_to_grid
 from inshrink_core.ops.quantize import MAGNITUDE_KEYS, assign, dequantize, histogram16
 from inshrink_core.quantization import assignment_table, fit_exact, round_centroids, value_histogram
-from inshrink_core.quantization.lattice import grid_of, new_spacing
-from inshrink_core.session import make_config
 
 MEGABYTES = (16, 64, 256, 1024)
 QUICK_MEGABYTES = (16, 64)

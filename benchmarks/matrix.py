@@ -28,7 +28,7 @@ from inshrink_core.bench import BenchReport, bench
 from inshrink_core.bench.rows import REPEAT, Row
 from inshrink_core.bench.variants import Variant
 from inshrink_core.codec import get_codec
-from inshrink_core.session import Progress
+from inshrink_core.execution.progress import Progress
 
 INSHRINKERATOR = (
     "inshrinkerator",

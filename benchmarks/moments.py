@@ -22,9 +22,8 @@ from benchmarks.optimizer import FULL
 from benchmarks.results import DATA, write
 from benchmarks.resumed import one_thread, train
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codecs.moments_block import pack
-from inshrink_core.codecs.moments_rounding import factored, octaves, scaled
-from inshrink_core.codecs.moments_state import MomentsReference, sides
+from inshrink_core.codecs.moments.block import MomentsReference, pack, sides
+from inshrink_core.codecs.moments.rounding import factored, octaves, scaled
 from inshrink_core.execution.kept import key_digest
 
 UNITS = (2.0, 3.0, 4.0, 4.65)

@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.results import DATA, RESULTS, write
 from benchmarks.resumed import FIRST, LATER, Experiment, Setting, measure, one_thread, train
 from inshrink_core.execution.kept import key_digest
-from inshrink_core.tasks.char_gpt import CharGPTTask
-from inshrink_core.tasks.digits_cnn import DigitsCNNTask, DigitsCNNWithSGDTask
+from inshrink_core.training.tasks.char_gpt import CharGPTTask
+from inshrink_core.training.tasks.digits_cnn import DigitsCNNTask, DigitsCNNWithSGDTask
 
 
 class SmallCharGPTTask(CharGPTTask):

@@ -25,8 +25,8 @@ import inshrink_core
 from benchmarks.results import write
 from benchmarks.runs import open_run
 from inshrink_core.chain.sizes import archive_size
-from inshrink_core.codecs import lattice_block
-from inshrink_core.entropy import rans
+from inshrink_core.codecs.lattice import block as lattice_block
+from inshrink_core.coding import rans
 
 RUNS = ("digits-cnn", "cnn-adamw", "cnn-sgd", "fine-tune", "char-gpt")
 COARSENESS = (2.5, 4.0)

@@ -26,12 +26,11 @@ from typing import Any, NamedTuple
 import inshrink_core
 from benchmarks.interpolation import ratio_at_excess
 from benchmarks.results import DATA, write
+from inshrink_core.chain.defaults import make_config
 from inshrink_core.codec import codec_names, get_codec
-from inshrink_core.rehearse import Rehearsal, TrainingResult
-from inshrink_core.rehearse.results import parse_training
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
-from inshrink_core.session import make_config
-from inshrink_core.tasks import find_task
+from inshrink_core.training.rehearsal import Rehearsal, TrainingResult, parse_training
+from inshrink_core.training.tasks import find_task
 
 FOLDER = DATA / "rehearsal"
 TASKS = ("char-conv", "char-conv-adamw", "char-gpt")

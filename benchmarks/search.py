@@ -21,6 +21,7 @@ from typing import Any
 
 import inshrink_core
 from benchmarks import results, runs, train_char_gpt
+from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.guided import GuidedExhaustive
@@ -33,7 +34,6 @@ from inshrink_core.search.space import CubePoint, space_of
 from inshrink_core.search.strategies import Outcome, explore
 from inshrink_core.search.trials import TrialLog
 from inshrink_core.search.walk import Position, TrialRunner
-from inshrink_core.session.config import make_chain_config
 
 MAX_DROP = 0.01
 GRID_STEPS = 6

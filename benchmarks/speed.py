@@ -30,9 +30,9 @@ import zstandard
 
 from benchmarks.results import write
 from benchmarks.two_threads import measure_all
+from inshrink_core.chain.defaults import make_config
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput, TensorReference, get_codec
-from inshrink_core.session import make_config
 
 N_TENSORS, ROWS, COLUMNS = 4, 1024, 2048
 N_STATES = 4

@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 import inshrink_core
+from inshrink_core.chain.defaults import make_config
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput, TensorReference, get_codec
 from inshrink_core.execution import ordered_map, recycling
-from inshrink_core.session import make_config
 
 Model = dict[str, torch.Tensor]
 

@@ -20,65 +20,61 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inshrink_core import errors
+    from inshrink_core.analysis.anatomy import anatomy as anatomy
+    from inshrink_core.analysis.gain import restore_gain
+    from inshrink_core.analysis.profile import sensitivity
+    from inshrink_core.analysis.trajectory import trajectory as trajectory
     from inshrink_core.bench import bench
     from inshrink_core.chain import Archive
     from inshrink_core.chain import verify_archive as verify
     from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
     from inshrink_core.evaluate import Evaluator
     from inshrink_core.formats import Run, write_checkpoint
-    from inshrink_core.profile import sensitivity
-    from inshrink_core.rehearse import rehearse
     from inshrink_core.samples import sample
-    from inshrink_core.session import (
-        Saver,
-        compare,
-        compress,
-        diff,
-        export,
-        load_state_dict,
-        pack,
-        prune,
-        restore,
-        restore_gain,
-        unpack,
-        watch,
-    )
-    from inshrink_core.session import anatomy as anatomy
-    from inshrink_core.session import estimate as estimate
-    from inshrink_core.session import open_any as open
-    from inshrink_core.session import search as search
-    from inshrink_core.session import trajectory as trajectory
+    from inshrink_core.search.search import search
+    from inshrink_core.training.rehearsal import rehearse
+    from inshrink_core.training.saver import Saver
+    from inshrink_core.verbs.compare import compare
+    from inshrink_core.verbs.compress import compress
+    from inshrink_core.verbs.diff import diff
+    from inshrink_core.verbs.estimate import estimate
+    from inshrink_core.verbs.export import export
+    from inshrink_core.verbs.pack import pack, unpack
+    from inshrink_core.verbs.prune import prune
+    from inshrink_core.verbs.restore import load_state_dict, restore
+    from inshrink_core.verbs.restore import open_any as open
+    from inshrink_core.verbs.watch import watch
 
 _WHERE = {
     "Archive": ("inshrink_core.chain", "Archive"),
     "Checkpoint": ("inshrink_core.checkpoint", "Checkpoint"),
     "Evaluator": ("inshrink_core.evaluate", "Evaluator"),
     "Run": ("inshrink_core.formats", "Run"),
-    "Saver": ("inshrink_core.session", "Saver"),
+    "Saver": ("inshrink_core.training.saver", "Saver"),
     "TensorRole": ("inshrink_core.checkpoint", "TensorRole"),
     "TensorSpec": ("inshrink_core.checkpoint", "TensorSpec"),
-    "anatomy": ("inshrink_core.session", "anatomy"),
+    "anatomy": ("inshrink_core.analysis.anatomy", "anatomy"),
     "bench": ("inshrink_core.bench", "bench"),
-    "compare": ("inshrink_core.session", "compare"),
-    "compress": ("inshrink_core.session", "compress"),
-    "diff": ("inshrink_core.session", "diff"),
-    "estimate": ("inshrink_core.session", "estimate"),
+    "compare": ("inshrink_core.verbs.compare", "compare"),
+    "compress": ("inshrink_core.verbs.compress", "compress"),
+    "diff": ("inshrink_core.verbs.diff", "diff"),
+    "estimate": ("inshrink_core.verbs.estimate", "estimate"),
     "errors": ("inshrink_core.errors", None),
-    "export": ("inshrink_core.session", "export"),
-    "load_state_dict": ("inshrink_core.session", "load_state_dict"),
-    "open": ("inshrink_core.session", "open_any"),
-    "pack": ("inshrink_core.session", "pack"),
-    "prune": ("inshrink_core.session", "prune"),
-    "rehearse": ("inshrink_core.rehearse", "rehearse"),
-    "restore": ("inshrink_core.session", "restore"),
-    "restore_gain": ("inshrink_core.session", "restore_gain"),
+    "export": ("inshrink_core.verbs.export", "export"),
+    "load_state_dict": ("inshrink_core.verbs.restore", "load_state_dict"),
+    "open": ("inshrink_core.verbs.restore", "open_any"),
+    "pack": ("inshrink_core.verbs.pack", "pack"),
+    "prune": ("inshrink_core.verbs.prune", "prune"),
+    "rehearse": ("inshrink_core.training.rehearsal", "rehearse"),
+    "restore": ("inshrink_core.verbs.restore", "restore"),
+    "restore_gain": ("inshrink_core.analysis.gain", "restore_gain"),
     "sample": ("inshrink_core.samples", "sample"),
-    "search": ("inshrink_core.session", "search"),
-    "sensitivity": ("inshrink_core.profile", "sensitivity"),
-    "trajectory": ("inshrink_core.session", "trajectory"),
-    "unpack": ("inshrink_core.session", "unpack"),
+    "search": ("inshrink_core.search.search", "search"),
+    "sensitivity": ("inshrink_core.analysis.profile", "sensitivity"),
+    "trajectory": ("inshrink_core.analysis.trajectory", "trajectory"),
+    "unpack": ("inshrink_core.verbs.pack", "unpack"),
     "verify": ("inshrink_core.chain", "verify_archive"),
-    "watch": ("inshrink_core.session", "watch"),
+    "watch": ("inshrink_core.verbs.watch", "watch"),
     "write_checkpoint": ("inshrink_core.formats", "write_checkpoint"),
 }
 

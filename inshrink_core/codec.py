@@ -290,15 +290,15 @@ def within_memory(decode: Callable[[_Coder, TensorSpec, Block, TensorReference |
 
 
 _BUILT_IN: Mapping[str, str] = {
-    "inshrinkerator": "inshrink_core.codecs.inshrinkerator:InshrinkeratorCodec",
-    "lattice": "inshrink_core.codecs.lattice:LatticeCodec",
+    "inshrinkerator": "inshrink_core.codecs.inshrinkerator.codec:InshrinkeratorCodec",
+    "lattice": "inshrink_core.codecs.lattice.codec:LatticeCodec",
     "lossless": "inshrink_core.codecs.lossless:LosslessCodec",
-    "moments": "inshrink_core.codecs.moments:MomentsCodec",
-    "lc-checkpoint": "inshrink_core.codecs.lc_checkpoint:LcCheckpointCodec",
-    "excp": "inshrink_core.codecs.excp:ExcpCodec",
-    "qd": "inshrink_core.codecs.qd:QdCodec",
-    "uniform": "inshrink_core.codecs.uniform:UniformCodec",
-    "context": "inshrink_core.codecs.context:ContextCodec",
+    "moments": "inshrink_core.codecs.moments.codec:MomentsCodec",
+    "lc-checkpoint": "inshrink_core.codecs.published.lc_checkpoint:LcCheckpointCodec",
+    "excp": "inshrink_core.codecs.published.excp:ExcpCodec",
+    "qd": "inshrink_core.codecs.published.qd:QdCodec",
+    "uniform": "inshrink_core.codecs.published.uniform:UniformCodec",
+    "context": "inshrink_core.codecs.published.context:ContextCodec",
 }
 """Codecs that come with Inshrink, by name; others register under the entry point group."""
 

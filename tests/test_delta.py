@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from inshrink_core.delta import (
+from inshrink_core.coding.delta import (
     NO_EXPECTATION,
     alphabet_size,
     expected_symbols,

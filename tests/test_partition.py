@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from inshrink_core.ops.quantize import magnitude_histogram, sensitivity_histogram
-from inshrink_core.partition import NO_UPPER, KeyCounts, merge, thresholds
+from inshrink_core.quantization.partition import NO_UPPER, KeyCounts, merge, thresholds
 
 
 def normal_counts(seed: int, n: int = 100_000) -> KeyCounts:

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
+from inshrink_core.analysis.profile import profile, sensitivity
 from inshrink_core.errors import InputError, NotFoundError
-from inshrink_core.profile import profile, sensitivity
 from tests.builders import memory_run, seeded
 
 BETA2 = 0.9

@@ -34,7 +34,7 @@ def estimate_all(series: Run, request: Mapping[str, Any], report: Report) -> dic
     dict
         ``rows``: ``config``, ``ratio``, ``drop``, ``divergence``, ``n_steps`` and ``n_trials``.
     """
-    from inshrink_core.session.estimate import estimate
+    from inshrink_core.verbs.estimate import estimate
 
     rows: list[dict[str, Any]] = []
     chosen = ladder(series, str(request["codec"]))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from inshrink_app.report import Report
 
 if TYPE_CHECKING:
-    from inshrink_core.session import Progress
+    from inshrink_core.execution.progress import Progress
 
 __all__ = ["building_path", "run"]
 
@@ -119,7 +119,7 @@ def _step(request: Mapping[str, Any], teller: _Teller) -> dict[str, Any]:
     """Write one step as one file; from a run, its bits go through a lossless archive."""
     import inshrink_core
     from inshrink_core.chain import Archive
-    from inshrink_core.session.export import export
+    from inshrink_core.verbs.export import export
 
     target, step = Path(request["target"]), int(request["steps"][0])
     weights_only = bool(request["weights_only"])
@@ -156,7 +156,7 @@ def _pack(request: Mapping[str, Any], teller: _Teller) -> dict[str, Any]:
 
 
 def _pack_into(source: Path, target: Path, replace: bool, teller: _Teller) -> None:
-    from inshrink_core.session.pack import pack
+    from inshrink_core.verbs.pack import pack
 
     teller.log(f"packing into {target.name}")
     pack(source, target, force=replace, progress=teller)

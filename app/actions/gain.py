@@ -15,8 +15,8 @@ from inshrink_app.report import Report
 from inshrink_app.tables import STATISTICS
 
 if TYPE_CHECKING:
+    from inshrink_core.analysis.gain import RestoreGain
     from inshrink_core.checkpoint import TensorSpec
-    from inshrink_core.session import RestoreGain
 
 __all__ = ["run"]
 
@@ -33,10 +33,10 @@ def run(request: Mapping[str, Any], report: Report) -> None:
         Told after each step, and after each tensor that is compressed first.
     """
     import inshrink_core
+    from inshrink_core.analysis.gain import restore_gain, restore_gain_of_run
     from inshrink_core.chain import Archive
     from inshrink_core.errors import NotFoundError
-    from inshrink_core.session import Progress, restore_gain
-    from inshrink_core.session.gain import restore_gain_of_run
+    from inshrink_core.execution.progress import Progress
 
     def progress(now: Progress) -> None:
         report.progress(now.done, now.total, f"{now.stage}, step {now.step:,}")

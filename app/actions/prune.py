@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from inshrink_app.report import Report
 
 if TYPE_CHECKING:
-    from inshrink_core.session import Progress
+    from inshrink_core.execution.progress import Progress
 
 __all__ = ["run"]
 
@@ -26,7 +26,7 @@ def run(request: Mapping[str, Any], report: Report) -> None:
     report
         Told after each tensor.
     """
-    from inshrink_core.session.prune import prune
+    from inshrink_core.verbs.prune import prune
 
     def progress(now: Progress) -> None:
         report.progress(now.done, now.total, f"step {now.step:,}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from inshrink_app.report import Report
 
 if TYPE_CHECKING:
-    from inshrink_core.session import Progress
+    from inshrink_core.execution.progress import Progress
 
 __all__ = ["run"]
 
@@ -34,7 +34,7 @@ def run(request: Mapping[str, Any], report: Report) -> None:
     """
     import inshrink_core
     from inshrink_core.errors import NotFoundError
-    from inshrink_core.tasks import task_names
+    from inshrink_core.training.tasks import task_names
 
     if request["training"] not in task_names():
         # A file of code would be executed; only the command line does that.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from inshrink_app.report import Report
 
 if TYPE_CHECKING:
-    from inshrink_core.session import Progress
+    from inshrink_core.execution.progress import Progress
 
 __all__ = ["run"]
 

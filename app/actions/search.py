@@ -18,8 +18,8 @@ from inshrink_app.report import Report
 
 if TYPE_CHECKING:
     from inshrink_core import Run
+    from inshrink_core.search.search import SearchProgress
     from inshrink_core.search.trials import Trial
-    from inshrink_core.session import SearchProgress
 
 __all__ = ["BASELINES", "run"]
 
@@ -99,7 +99,7 @@ def _search(
     series: Run, request: Mapping[str, Any], evaluator: str | None, trust: bool, teller: _Teller
 ) -> dict[str, Any]:
     """Search as ``inshrink search`` does."""
-    from inshrink_core.session.search import search, trial_log_of
+    from inshrink_core.search.search import search, trial_log_of
 
     kept_in_run = trial_log_of(series, None) is not None
     found = search(
@@ -128,14 +128,14 @@ def _baselines(
     series: Run, request: Mapping[str, Any], evaluator: str | None, trust: bool, teller: _Teller
 ) -> dict[str, Any]:
     """Write the chain of every baseline in memory, and judge each of its steps."""
+    from inshrink_core.chain.defaults import make_chain_config
     from inshrink_core.evaluate import resolve_evaluator
     from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.judge import Judge
+    from inshrink_core.search.search import trial_log_of
     from inshrink_core.search.space import Candidate
     from inshrink_core.search.trials import TrialLog, checkpoint_digest
     from inshrink_core.search.walk import TrialRunner
-    from inshrink_core.session.config import make_chain_config
-    from inshrink_core.session.search import trial_log_of
 
     steps = tuple(int(step) for step in request["steps"])
     output = Path(request["output"]).with_name(_OWN_NAME)

@@ -17,7 +17,7 @@ from inshrink_app.report import Report
 from inshrink_app.tables import GROUPINGS, METRICS, STATISTICS
 
 if TYPE_CHECKING:
-    from inshrink_core.profile import Row, SensitivityTable
+    from inshrink_core.analysis.profile import Row, SensitivityTable
 
 __all__ = ["run"]
 
@@ -34,8 +34,8 @@ def run(request: Mapping[str, Any], report: Report) -> None:
         Told after each checkpoint.
     """
     import inshrink_core
+    from inshrink_core.analysis.profile import sensitivity
     from inshrink_core.chain import Archive
-    from inshrink_core.profile import sensitivity
 
     if METRICS[request["metric"]].pooled:
         gain.run(request, report)

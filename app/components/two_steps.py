@@ -55,7 +55,7 @@ def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str)
     path = str(shown.path)
     snippets.show(
         f"inshrink diff {shlex.quote(path)} --steps {first} {second}",
-        f"import inshrink_core\nfrom inshrink_core.session.diff import diff\n\n"
+        f"import inshrink_core\nfrom inshrink_core.verbs.diff import diff\n\n"
         f"moved = diff({path!r}, steps=({first}, {second}))\n"
         "for row in moved.rows()[:10]:\n    print(row['key'], row['relative'], row['cosine'])",
     )

@@ -58,7 +58,7 @@ def _load_ahead(subject: Subject) -> None:
 def _try_codecs(path: str) -> None:
     """Look into the smallest matrix of a run with those codecs that take long to load."""
     import inshrink_core
-    from inshrink_core.session import anatomy
+    from inshrink_core.analysis.anatomy import anatomy
 
     run = inshrink_core.open(path)
     step = run.steps[-1]

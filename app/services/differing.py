@@ -40,7 +40,7 @@ def moved_between(subject: Subject, first: int, second: int) -> Moved:
 
 @st.cache_resource(show_spinner=False, max_entries=50)
 def _moved(path: str, token: str, first: int, second: int, _subject: Subject) -> Moved:
-    from inshrink_core.session.diff import diff
+    from inshrink_core.verbs.diff import diff
 
     with reported():
         found = diff(engine_of(_subject)[0], steps=(first, second))

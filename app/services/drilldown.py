@@ -89,7 +89,7 @@ def drill_down(subject: Subject, step: int, tensor: str, way: str, metric: str |
 def _drill_down(
     path: str, stamp: str, step: int, tensor: str, way: str, metric: str | None, _subject: Subject
 ) -> DrillDown:
-    from inshrink_core.session import anatomy
+    from inshrink_core.analysis.anatomy import anatomy
 
     with reported():
         engine, _ = engine_of(_subject)
@@ -179,7 +179,7 @@ def course(subject: Subject, tensor: str, *, every: bool = False) -> Course:
 
 @st.cache_resource(show_spinner=False, max_entries=200)
 def _course(path: str, stamp: str, tensor: str, steps: tuple[int, ...], _subject: Subject) -> Course:
-    from inshrink_core.session import trajectory
+    from inshrink_core.analysis.trajectory import trajectory
 
     with reported():
         engine, _ = engine_of(_subject)

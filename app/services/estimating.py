@@ -44,7 +44,7 @@ def check_config(config: Mapping[str, Any]) -> None:
     ServiceError
         A setting that the codec does not have, or a value out of its range.
     """
-    from inshrink_core.session.config import make_configs
+    from inshrink_core.chain.defaults import make_configs
 
     with reported():
         make_configs(str(config["codec"]), engine_settings(config))
@@ -83,7 +83,7 @@ def estimated(subject: Subject, steps: Sequence[int], config: Mapping[str, Any],
 @st.cache_data(show_spinner=False, max_entries=256)
 def _estimated(path: str, token: str, steps: tuple[int, ...], config: str, known: int) -> Estimate:
     from inshrink_core.formats import open_run
-    from inshrink_core.session.estimate import estimate
+    from inshrink_core.verbs.estimate import estimate
 
     document = json.loads(config)
     with reported():

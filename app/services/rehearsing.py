@@ -40,7 +40,7 @@ class Training(NamedTuple):
 def training_of(subject: Subject) -> Training | None:
     """Return the shipped training of a run: of a bundled sample, known by its digest; None of others."""
     from inshrink_core.samples import is_trusted_sample
-    from inshrink_core.tasks import task_names
+    from inshrink_core.training.tasks import task_names
 
     if subject.kind != "run" or subject.name not in task_names():
         return None
@@ -54,7 +54,7 @@ def training_of(subject: Subject) -> Training | None:
 
 def trainings() -> tuple[str, ...]:
     """Return the names of the shipped trainings."""
-    from inshrink_core.tasks import task_names
+    from inshrink_core.training.tasks import task_names
 
     return tuple(task_names())
 
@@ -62,7 +62,7 @@ def trainings() -> tuple[str, ...]:
 @st.cache_data(show_spinner=False, max_entries=32)
 def training_named(name: str) -> Training | None:
     """Return a shipped training; None where it cannot be made here, as without an extra package."""
-    from inshrink_core.tasks import find_task, task_names
+    from inshrink_core.training.tasks import find_task, task_names
 
     if name not in task_names():
         return None

@@ -109,9 +109,8 @@ def _text(key: Mapping[str, Any]) -> str:
 
 def _together(pairs: list[tuple[Mapping[str, Any], Any, Any]]) -> RehearsalResult | None:
     """Return the rehearsal of some pairs; None of a task that is not shipped: its metric is not kept."""
-    from inshrink_core.rehearse.report import Rehearsal
-    from inshrink_core.rehearse.results import parse_training
-    from inshrink_core.tasks import find_task, task_names
+    from inshrink_core.training.rehearsal import Rehearsal, parse_training
+    from inshrink_core.training.tasks import find_task, task_names
 
     if not pairs:
         return None

@@ -108,7 +108,7 @@ def _gain_snippets(shown: Subject, metric: str) -> None:
     if shown.kind == "run" and shown.archive is None:
         snippets.show(
             f"inshrink inspect {shlex.quote(path)} --gain",
-            "import inshrink_core\nfrom inshrink_core.session.gain import restore_gain_of_run\n\n"
+            "import inshrink_core\nfrom inshrink_core.analysis.gain import restore_gain_of_run\n\n"
             f"measured = restore_gain_of_run(inshrink_core.open({path!r}))\n{lines}",
         )
         return

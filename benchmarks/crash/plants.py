@@ -9,7 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inshrink_core.archive import ArchiveWriter, FrameWriter, durable, frame_writer, pack, rewrite, writer
+from inshrink_core.archive import ArchiveWriter, FrameWriter, durable, frame_writer, writer
+from inshrink_core.archive import maintenance as pack
+from inshrink_core.archive import maintenance as rewrite
 from inshrink_core.execution import sync_path
 from inshrink_core.frame import FrameInfo
 

@@ -26,7 +26,7 @@ from benchmarks.fuzz.sealing import is_packed_name
 from benchmarks.fuzz.target import BrokenPromiseError, RawError
 from inshrink_core.chain import Archive
 from inshrink_core.cli import main
-from inshrink_core.cli.inventory import make_document
+from inshrink_core.cli.inspect import make_document
 from inshrink_core.errors import InshrinkError, NotFoundError
 
 _EXIT_BUG: Final = 70

@@ -27,7 +27,7 @@ from inshrink_core.archive.layout import (
     frame_path,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME
-from inshrink_core.archive.pack_layout import (
+from inshrink_core.archive.packed import (
     PACK_TRAILER_NBYTES,
     PackTrailer,
     align_file,

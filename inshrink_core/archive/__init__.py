@@ -7,11 +7,14 @@ from inshrink_core.archive.check import Problem, check_archive
 from inshrink_core.archive.frame_reader import FrameReader
 from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.layout import FORMAT_VERSION
-from inshrink_core.archive.maintenance import rebuild_manifest, remove_frames
-from inshrink_core.archive.opening import is_archive, open_storage
-from inshrink_core.archive.pack import pack_archive, unpack_archive
-from inshrink_core.archive.reader import ArchiveReader
-from inshrink_core.archive.rewrite import Rewrite
+from inshrink_core.archive.maintenance import (
+    Rewrite,
+    pack_archive,
+    rebuild_manifest,
+    remove_frames,
+    unpack_archive,
+)
+from inshrink_core.archive.reader import ArchiveReader, is_archive, open_storage
 from inshrink_core.archive.storage import LocalStorage, Storage
 from inshrink_core.archive.writer import ArchiveWriter
 

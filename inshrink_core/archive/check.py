@@ -18,9 +18,8 @@ from inshrink_core.archive.layout import (
     parse_frame_name,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME
-from inshrink_core.archive.opening import open_storage
 from inshrink_core.archive.packed import PackedStorage
-from inshrink_core.archive.reader import ArchiveReader
+from inshrink_core.archive.reader import ArchiveReader, open_storage
 from inshrink_core.archive.storage import LocalStorage, Storage
 from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.frame import FrameInfo

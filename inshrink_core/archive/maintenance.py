@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
-from collections.abc import Iterable
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
 
+from inshrink_core.archive.durable import LOCK_NAME, replacing, require_free, temporary_path, write_durably
+from inshrink_core.archive.frame_writer import FrameWriter
+from inshrink_core.archive.index import BlockColumns, FrameIndex
+from inshrink_core.archive.layout import FRAME_FOLDER, FrameHeader
+from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
+from inshrink_core.archive.packed import PackedFile, align_file, pack_directory, pack_header
+from inshrink_core.archive.reader import ArchiveReader
+from inshrink_core.archive.storage import Storage, storage_error
 from inshrink_core.archive.writer import ArchiveWriter
-from inshrink_core.errors import InputError, NotFoundError
-from inshrink_core.frame import FrameKind
+from inshrink_core.errors import DamagedError, ExistsError, InputError, InshrinkError, NotFoundError
+from inshrink_core.execution import make_folders, sync_path
+from inshrink_core.frame import FrameInfo, FrameKind
 
-__all__ = ["rebuild_manifest", "remove_frames"]
+__all__ = ["Rewrite", "pack_archive", "rebuild_manifest", "remove_frames", "unpack_archive"]
 
 
 def rebuild_manifest(path: str | os.PathLike[str]) -> None:
@@ -52,3 +68,364 @@ def remove_frames(writer: ArchiveWriter, ids: Iterable[bytes]) -> None:
                 remedy="remove both, or re-key the one that stays",
             )
     writer.bury(known[frame_id] for frame_id in sorted(wanted))
+
+
+_FAILED: Final = "the archive cannot be rewritten"
+
+_NEVER: Final = "\0"
+"""No key, codec or attribute of a block: inheriting nothing is differing from this everywhere."""
+
+
+class Rewrite:
+    """Rewrites some frames of an archive and removes others; use it as a context manager.
+
+    New frames get generations that stand among the tombstones, so that they are not live whatever
+    happens. `switch` writes the one manifest that lists them in the place of the old ones; then the
+    old files are deleted. Without `switch` everything stays as it was.
+
+    Parameters
+    ----------
+    writer
+        The archive, open for writing.
+    frames
+        The frames to be rewritten. Their order stays: generations are given out in it.
+
+    Raises
+    ------
+    StorageError
+        The system refused.
+
+    Notes
+    -----
+    A rewritten frame keeps its id, step and branch, so that whatever refers to it still does. Write
+    children before their parents: as they inherit nothing, they are readable beside either version.
+    """
+
+    def __init__(self, writer: ArchiveWriter, frames: Iterable[FrameInfo]) -> None:
+        self._writer = writer
+        self._root = Path(writer.reader.path)
+        self._old = {frame.frame_id: frame for frame in sorted(frames, key=lambda frame: frame.generation)}
+        self._new: dict[bytes, FrameInfo] = {}
+        self._open: FrameWriter | None = None
+        self._switched = False
+        first = writer.manifest.next_generation
+        self._generations = {frame_id: first + i for i, frame_id in enumerate(self._old)}
+        reserved = self._generations.values()
+        manifest = replace(
+            writer.manifest,
+            tombstones=tuple(sorted({*writer.manifest.tombstones, *reserved})),
+            next_generation=first + len(self._old),
+        )
+        if self._old:
+            writer.write_manifest(manifest, _FAILED)
+
+    def begin(self, frame_id: bytes, *, kind: FrameKind, parent_id: bytes | None) -> FrameWriter:
+        """Start the new version of a frame.
+
+        Parameters
+        ----------
+        frame_id
+            One of the frames given.
+        kind
+            Keyframe or delta.
+        parent_id
+            The frame it continues from: its parent, or a nearer ancestor that stays.
+
+        Raises
+        ------
+        InputError
+            It is not one of them, or is written already.
+        StorageError
+            The system refused.
+        """
+        if frame_id not in self._old or frame_id in self._new:
+            raise InputError(f"frame {frame_id.hex()} is not to be rewritten", where=str(self._root))
+        old, archive_id = self._old[frame_id], self._writer.manifest.archive_id
+        generation = self._generations[frame_id]
+        header = FrameHeader(archive_id, frame_id, parent_id, old.step, kind, old.branch, generation)
+        parent = None
+        if kind is FrameKind.DELTA and parent_id is not None:
+            parent = _inheriting_nothing(self._writer.reader.resolved_index(parent_id).meta)
+        self._open = FrameWriter(self._root, header, parent, self._publish, self._release)
+        return self._open
+
+    def _release(self) -> None:
+        self._open = None
+
+    def _publish(self, temporary: Path, info: FrameInfo) -> None:
+        """Give a frame its name: it is not live, as its generation is buried."""
+        temporary.replace(self._root / info.path)
+        self._new[info.frame_id] = info
+
+    def switch(self, gone: Iterable[FrameInfo] = ()) -> None:
+        """Put the new frames in the place of the old, and remove others, all at once.
+
+        Parameters
+        ----------
+        gone
+            Frames to remove for good. No delta frame that stays may have one as its parent.
+
+        Raises
+        ------
+        InputError
+            A frame was not rewritten, or a frame that stays needs one that goes; nothing is changed.
+        StorageError
+            The system refused.
+        """
+        if self._new.keys() != self._old.keys():
+            raise InputError("not every frame was rewritten", where=str(self._root))
+        removed = {frame.generation: frame for frame in (*gone, *self._old.values())}
+        stay = [f for f in self._writer.manifest.frames if f.generation not in removed]
+        frames = tuple(sorted((*stay, *self._new.values()), key=lambda frame: frame.generation))
+        _require_references(frames, str(self._root))
+        fresh = set(self._generations.values())
+        manifest = replace(
+            self._writer.manifest,
+            frames=frames,
+            tombstones=tuple(sorted({*self._writer.manifest.tombstones, *removed} - fresh)),
+        )
+        try:
+            self._sync()
+            self._writer.write_manifest(manifest, _FAILED)
+        finally:
+            self._switched = self._writer.manifest == manifest
+        self._delete(removed.values())
+
+    def _sync(self) -> None:
+        """Make the names of the new frames durable, before a manifest may list them."""
+        try:
+            sync_path(self._root / FRAME_FOLDER)
+        except OSError as error:
+            raise storage_error(error, _FAILED, str(self._root)) from error
+
+    def _delete(self, frames: Iterable[FrameInfo]) -> None:
+        """Delete files that the manifest on the disk does not list; after an interruption only it knows.
+
+        What cannot be deleted now, the next writer deletes.
+        """
+        with contextlib.suppress(OSError, InshrinkError):
+            self._writer.reader.refresh()
+            catalog = self._writer.reader.catalog
+            if catalog.manifest_problem is not None:
+                return
+            listed = {frame.generation for frame in catalog.manifest.frames}
+            # Children first: a file that is left by a crash still has its reference.
+            for frame in sorted(frames, key=lambda frame: -frame.generation):
+                if frame.generation not in listed:
+                    (self._root / frame.path).unlink(missing_ok=True)
+            sync_path(self._root / FRAME_FOLDER)
+            self._writer.reader.refresh()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._open is not None:
+            self._open.abort()
+        if not self._switched:
+            self._delete(self._new.values())
+
+
+def _inheriting_nothing(meta: Mapping[str, bytes]) -> FrameIndex:
+    """Return an index that no frame shares a column with; the parent's meta is told by difference."""
+    columns = BlockColumns((_NEVER,), (_NEVER,), ((_NEVER,),))
+    return FrameIndex(columns, columns, (), (), (), meta)
+
+
+def _require_references(frames: Iterable[FrameInfo], where: str) -> None:
+    """Refuse to leave a delta frame without its parent."""
+    rows = tuple(frames)
+    known = {frame.frame_id for frame in rows}
+    for frame in rows:
+        if frame.kind is FrameKind.DELTA and frame.parent_id not in known:
+            raise InputError(
+                f"the frame of step {frame.step} would lose its reference",
+                where=where,
+                remedy="rewrite it as a keyframe, or keep its parent",
+            )
+
+
+_CHUNK_NBYTES: Final = 4 << 20
+"""Copied at a time: one request of a remote archive, and little memory."""
+
+FrameDone = Callable[[int, int, int], None]
+"""Called with (bytes done, bytes in all, step); may raise to cancel, which leaves nothing behind."""
+
+
+def pack_archive(
+    reader: ArchiveReader,
+    target: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    done: FrameDone | None = None,
+) -> int:
+    """Write the live frames and a manifest of them into one file.
+
+    Parameters
+    ----------
+    reader
+        The archive, a folder or packed itself.
+    target
+        The file to make.
+    force
+        Replace the file if it exists.
+    done
+        Called after each piece copied.
+
+    Returns
+    -------
+    int
+        Size of the file in bytes.
+
+    Raises
+    ------
+    ExistsError
+        The target exists and `force` is not set, or is a folder.
+    MissingFrameError, DamagedError
+        A frame is gone, or not the one that was committed: nothing is written.
+    StorageError
+        The system refused; nothing is left behind.
+
+    Notes
+    -----
+    Memory is bounded by 4 MiB. Every frame's SHA-256 is compared as it is copied. Frames that a writer
+    commits meanwhile are not in it.
+    """
+    path = Path(target)
+    require_free(path, force)
+    reader.require_whole()
+    with _storage_errors("the archive cannot be packed", path):
+        make_folders(path.parent)
+    with _storage_errors("the archive cannot be packed", path), replacing(path) as file:
+        return _write(reader, file, done)
+
+
+def _write(reader: ArchiveReader, file: IO[bytes], done: FrameDone | None) -> int:
+    """Write header, frames, manifest, directory and trailer."""
+    files: list[PackedFile] = []
+    frames: list[FrameInfo] = []
+    total, copied = sum(frame.nbytes for frame in reader.frames), 0
+    file.write(pack_header())
+    for frame in reader.frames:
+        file.write(bytes(align_file(file.tell()) - file.tell()))
+        files.append(PackedFile(frame.path, file.tell(), frame.nbytes))
+        digest = hashlib.sha256()
+        for chunk in _chunks(reader.storage, frame):
+            file.write(chunk)
+            digest.update(chunk)
+            copied += len(chunk)
+            if done is not None:
+                done(copied, total, frame.step)
+        _compare_digest(reader, frame, digest.digest())
+        frames.append(replace(frame, digest=digest.digest()))
+    old = reader.catalog.manifest
+    manifest = Manifest(
+        archive_id=old.archive_id, frames=tuple(frames), next_generation=reader.catalog.next_generation
+    ).pack()
+    file.write(bytes(align_file(file.tell()) - file.tell()))
+    files.append(PackedFile(MANIFEST_NAME, file.tell(), len(manifest)))
+    file.write(manifest)
+    file.write(pack_directory(tuple(files), file.tell()))
+    return file.tell()
+
+
+def _chunks(storage: Storage, frame: FrameInfo) -> Iterator[bytes]:
+    """Yield the bytes of a frame file."""
+    for offset in range(0, frame.nbytes, _CHUNK_NBYTES):
+        wanted = min(_CHUNK_NBYTES, frame.nbytes - offset)
+        chunk = storage.read(frame.path, offset, wanted)
+        if len(chunk) != wanted:
+            raise DamagedError(
+                f"the frame of step {frame.step} ends early", where=f"{storage.name}, {frame.path}"
+            )
+        yield chunk
+
+
+def _compare_digest(reader: ArchiveReader, frame: FrameInfo, digest: bytes) -> None:
+    """Refuse a frame that is not the one committed; of an unlisted one no digest is known."""
+    if frame.digest not in (b"", digest):
+        raise DamagedError(
+            f"the frame of step {frame.step} is damaged: its SHA-256 is not the one in the manifest",
+            where=f"{reader.path}, {frame.path}",
+            remedy="`inshrink verify` says what is wrong; restore the frame from a backup",
+        )
+
+
+def unpack_archive(
+    reader: ArchiveReader, target: str | os.PathLike[str], *, done: FrameDone | None = None
+) -> None:
+    """Write an archive as a folder, to which frames can be appended.
+
+    Parameters
+    ----------
+    reader
+        The archive, packed or a folder.
+    target
+        The folder to make; it must not exist.
+    done
+        Called after each piece copied.
+
+    Raises
+    ------
+    ExistsError
+        The target exists.
+    MissingFrameError, DamagedError
+        A frame is gone, or not the one that was packed.
+    StorageError
+        The system refused; nothing is left behind.
+    """
+    root = Path(target)
+    if os.path.lexists(root):
+        raise ExistsError("it exists already", where=str(root), remedy="choose another name")
+    reader.require_whole()
+    with _storage_errors("the archive cannot be unpacked", root):
+        building = temporary_path(root)
+        shutil.rmtree(building, ignore_errors=True)  # what an unpacking left that was cut off
+        make_folders(root.parent)
+        try:
+            (building / FRAME_FOLDER).mkdir(parents=True)
+            _write_folder(reader, building, done)
+            building.rename(root)
+            try:
+                sync_path(root.absolute().parent)
+            except BaseException:
+                root.rename(building)
+                raise
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+
+
+def _write_folder(reader: ArchiveReader, root: Path, done: FrameDone | None) -> None:
+    """Write the frames, then the manifest."""
+    total, copied = sum(frame.nbytes for frame in reader.frames), 0
+    frames = []
+    for frame in reader.frames:
+        digest = hashlib.sha256()
+        with (root / frame.path).open("xb") as file:
+            for chunk in _chunks(reader.storage, frame):
+                file.write(chunk)
+                digest.update(chunk)
+                copied += len(chunk)
+                if done is not None:
+                    done(copied, total, frame.step)
+            file.flush()
+            os.fsync(file.fileno())
+        _compare_digest(reader, frame, digest.digest())
+        frames.append(replace(frame, digest=digest.digest()))
+    sync_path(root / FRAME_FOLDER)
+    (root / LOCK_NAME).touch()
+    manifest = replace(
+        reader.catalog.manifest, frames=tuple(frames), next_generation=reader.catalog.next_generation
+    )
+    write_durably(root / MANIFEST_NAME, manifest.pack())
+
+
+@contextlib.contextmanager
+def _storage_errors(what: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, what, str(path)) from error

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Final, Protocol
 
-from inshrink_core.errors import InshrinkError, NotFoundError, StorageError
+from inshrink_core.errors import InshrinkError, MissingExtraError, NotFoundError, StorageError
 
-__all__ = ["LocalStorage", "Storage", "storage_error"]
+__all__ = [
+    "LocalStorage",
+    "RemoteFile",
+    "RemoteStorage",
+    "Storage",
+    "is_url",
+    "open_remote",
+    "storage_error",
+    "was_url",
+]
 
 
 class Storage(Protocol):
@@ -100,3 +112,160 @@ def storage_error(error: OSError, what: str, where: str) -> InshrinkError:
         return NotFoundError(f"{what}: no such file or directory", where=where)
     reason = error.strerror or type(error).__name__
     return StorageError(f"{what}: {reason}", where=where, remedy=_REMEDIES.get(error.errno or 0, _REMEDY))
+
+
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_JOINED_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def is_url(path: object) -> bool:
+    """Tell whether a path names something on object storage.
+
+    Examples
+    --------
+    >>> is_url("s3://bucket/run.inshrink"), is_url("runs/run.inshrink"), is_url("C:/run.inshrink")
+    (True, False, False)
+    """
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+def was_url(path: os.PathLike[str]) -> bool:
+    """Tell whether a path was a URL before it became a path, which joins its slashes.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> was_url(Path("s3://bucket/run.inshrink")), was_url(Path("C:/run.inshrink"))
+    (True, False)
+    """
+    return _JOINED_URL.match(os.fspath(path)) is not None
+
+
+@contextlib.contextmanager
+def _storage_errors(url: str) -> Iterator[None]:
+    """Turn what a store refuses into our own errors: each library behind fsspec has its own classes."""
+    try:
+        yield
+    except (FileNotFoundError, InshrinkError):
+        raise
+    except Exception as error:
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise StorageError(
+            f"the object store refused: {reason}", where=url, remedy="check address, access and network"
+        ) from error
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the path within it."""
+    try:
+        import fsspec  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingExtraError("fsspec", "remote") from error
+    protocol = url.partition("://")[0]
+    if protocol not in fsspec.available_protocols():
+        raise StorageError(f"there is no object storage of the name '{protocol}'", where=url)
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        # The message is fsspec's: it names the package that speaks this protocol.
+        raise StorageError(f"'{protocol}' cannot be read here: {error}", where=url) from error
+    except Exception as error:
+        raise StorageError(f"the address cannot be used: {error}", where=url) from error
+    return system, path
+
+
+def open_remote(url: str) -> RemoteFile | RemoteStorage:
+    """Return what lies at a URL: a file, or else a folder.
+
+    Raises
+    ------
+    MissingExtraError
+        fsspec is not installed.
+    FileNotFoundError
+        Nothing is there.
+    StorageError
+        The protocol is not known or lacks its package, or the store refused.
+    """
+    system, path = _file_system(url)
+    with _storage_errors(url):
+        found = system.info(path)
+    if found["type"] == "directory":
+        return RemoteStorage(url, system, path)
+    return RemoteFile(url, system, path, int(found["size"] or 0))
+
+
+class RemoteFile:
+    """A file on object storage (`inshrink_core.archive.packed.RangeFile`).
+
+    Parameters
+    ----------
+    url
+        For messages.
+    system
+        fsspec's file system.
+    path
+        The file within it.
+    nbytes
+        Its size.
+    """
+
+    def __init__(self, url: str, system: Any, path: str, nbytes: int) -> None:
+        self.name, self.nbytes = url, nbytes
+        self._system, self._path = system, path
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return `nbytes` bytes from `offset`, fewer only where the file ends; one request."""
+        nbytes = min(nbytes, self.nbytes - offset)
+        if nbytes <= 0:
+            return b""
+        with _storage_errors(self.name):
+            return bytes(self._system.cat_file(self._path, start=offset, end=offset + nbytes))
+
+
+class RemoteStorage:
+    """A folder on object storage (`inshrink_core.archive.storage.Storage`).
+
+    Parameters
+    ----------
+    url
+        For messages.
+    system
+        fsspec's file system.
+    root
+        The folder within it.
+    """
+
+    def __init__(self, url: str, system: Any, root: str) -> None:
+        self.name = url
+        self.bytes_read = 0
+        self._system, self._root = system, root.rstrip("/")
+        self._counting = threading.Lock()
+
+    def _place(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def read(self, path: str, offset: int, nbytes: int) -> bytes:
+        """Return `nbytes` bytes from `offset`, fewer only where the file ends; one request."""
+        if nbytes <= 0:
+            return b""
+        with _storage_errors(self.name):
+            content = bytes(self._system.cat_file(self._place(path), start=offset, end=offset + nbytes))
+        with self._counting:
+            self.bytes_read += len(content)
+        return content
+
+    def size(self, path: str) -> int:
+        """Return the size of a file in bytes."""
+        with _storage_errors(self.name):
+            return int(self._system.info(self._place(path))["size"])
+
+    def list(self, folder: str) -> tuple[str, ...]:
+        """Return the names in a folder, sorted; empty if there is no such folder."""
+        with _storage_errors(self.name):
+            try:
+                # Listings are cached by fsspec, and a writer may have added frames since.
+                self._system.invalidate_cache()
+                paths = self._system.ls(self._place(folder), detail=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return ()
+        return tuple(sorted(str(path).rstrip("/").rpartition("/")[2] for path in paths))

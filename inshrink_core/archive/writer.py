@@ -13,8 +13,13 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, scan_frame
-from inshrink_core.archive.durable import WriterLock, write_durably
-from inshrink_core.archive.folder import remove_remains, remove_temporaries, require_place
+from inshrink_core.archive.durable import (
+    WriterLock,
+    remove_remains,
+    remove_temporaries,
+    require_place,
+    write_durably,
+)
 from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.layout import (
     FRAME_FOLDER,
@@ -26,11 +31,9 @@ from inshrink_core.archive.layout import (
     derive_frame_id,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
-from inshrink_core.archive.opening import is_archive
 from inshrink_core.archive.packed import is_packed
-from inshrink_core.archive.reader import ArchiveReader
-from inshrink_core.archive.remote import was_url
-from inshrink_core.archive.storage import LocalStorage, storage_error
+from inshrink_core.archive.reader import ArchiveReader, is_archive
+from inshrink_core.archive.storage import LocalStorage, storage_error, was_url
 from inshrink_core.errors import InputError, InshrinkError, StepConflictError
 from inshrink_core.execution import make_folders, remove_empty, sync_path
 from inshrink_core.frame import FrameInfo, FrameKind

@@ -17,11 +17,11 @@ from inshrink_core.bench.rows import DEFAULT_BOUNDS, REPEAT, Bound, parse_bounds
 from inshrink_core.bench.sweep import sweep
 from inshrink_core.bench.variants import Variant, choose_variants
 from inshrink_core.chain import OPTIMIZER_CHOICES
+from inshrink_core.chain.defaults import resolve_device
 from inshrink_core.errors import InputError, NotFoundError
 from inshrink_core.evaluate import EvaluatorRequest, OriginalEvaluations
+from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
-from inshrink_core.session import OnProgress, Progress
-from inshrink_core.session.config import resolve_device
 
 if TYPE_CHECKING:
     import os

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inshrink_core.analysis.gain import restore_gain
 from inshrink_core.bench.memory import PeakMemory
 from inshrink_core.bench.points import Point
 from inshrink_core.bench.rows import REPEAT
@@ -19,8 +20,7 @@ from inshrink_core.chain import Archive
 from inshrink_core.errors import EvaluatorError
 from inshrink_core.evaluate import Comparison, Evaluator, OriginalEvaluations, compare_steps
 from inshrink_core.metrics import drop
-from inshrink_core.session import compress
-from inshrink_core.session.gain import restore_gain
+from inshrink_core.verbs.compress import compress
 
 if TYPE_CHECKING:
     from inshrink_core.formats import Run
@@ -44,7 +44,7 @@ class Bench:
     evaluator, originals
         What judges it, and what that says of the originals.
     optimizer, keyframe_every, device, threads
-        As `inshrink_core.session.compress` takes them.
+        As `inshrink_core.verbs.compress` takes them.
     folder
         Where archives stand while they are measured.
     """

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from inshrink_core.chain.defaults import make_config
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.codec import CodecConfig, codec_names, get_codec, require_weight_codec
 from inshrink_core.errors import ConfigError
-from inshrink_core.session import make_config
 
 __all__ = ["Knob", "Variant", "default_variants", "parse_variants"]
 

@@ -2,14 +2,27 @@
 
 from inshrink_core.chain.append import Appended, ChainWriter
 from inshrink_core.chain.archive import Archive
-from inshrink_core.chain.config import OPTIMIZER_CHOICES, ChainConfig, default_optimizer, is_exact
-from inshrink_core.chain.content import content_digest, stored_view, tensor_digest
+from inshrink_core.chain.config import (
+    OPTIMIZER_CHOICES,
+    ChainConfig,
+    Override,
+    default_optimizer,
+    is_exact,
+    parse_overrides,
+)
 from inshrink_core.chain.encode import Standing
-from inshrink_core.chain.exactness import Exactness, exactness_of
+from inshrink_core.chain.meta import DamagedOriginal, OriginalChecks, original_checks
 from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
-from inshrink_core.chain.originals import DamagedOriginal, OriginalChecks, original_checks
-from inshrink_core.chain.override import Override, parse_overrides
-from inshrink_core.chain.sizes import ArchiveSize, FrameSize, TensorSize, archive_size, frame_size
+from inshrink_core.chain.parts import content_digest, stored_view, tensor_digest
+from inshrink_core.chain.sizes import (
+    ArchiveSize,
+    Exactness,
+    FrameSize,
+    TensorSize,
+    archive_size,
+    exactness_of,
+    frame_size,
+)
 from inshrink_core.chain.verify import StepError, Verification, verify_archive
 
 __all__ = [

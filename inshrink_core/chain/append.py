@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain.archive import Archive
-from inshrink_core.chain.attributes import pack_attributes
 from inshrink_core.chain.config import ChainConfig
-from inshrink_core.chain.content import content_digest, parts_of, stored_view
 from inshrink_core.chain.encode import Standing, TensorResult, encode_tensors
-from inshrink_core.chain.originals import ORIGINALS
-from inshrink_core.chain.parts import LAYOUT_KEY, encode_part
+from inshrink_core.chain.meta import ORIGINALS
+from inshrink_core.chain.needs import pack_attributes
+from inshrink_core.chain.parts import (
+    LAYOUT_KEY,
+    content_digest,
+    encode_part,
+    parts_of,
+    stored_view,
+)
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorSpec

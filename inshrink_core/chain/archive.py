@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from inshrink_core.archive import ArchiveReader, FrameReader
-from inshrink_core.chain.attributes import decoding_nbytes, spec_of
 from inshrink_core.chain.meta import check_meta
+from inshrink_core.chain.needs import decoding_nbytes, spec_of
 from inshrink_core.chain.parts import (
     LAYOUT_KEY,
     LAYOUT_MEMORY,

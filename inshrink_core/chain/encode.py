@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_core.chain.config import ChainConfig
-from inshrink_core.chain.content import tensor_digest
+from inshrink_core.chain.parts import tensor_digest
 from inshrink_core.chain.recall import HELD_NBYTES, Origin
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
 from inshrink_core.codec import CodecConfig, FrameContext, TensorInput, TensorReference

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from inshrink_core.archive import FrameWriter
 from inshrink_core.chain.archive import Archive
-from inshrink_core.chain.attributes import pack_attributes, spec_of
-from inshrink_core.chain.content import parts_of, tensor_digest
-from inshrink_core.chain.parts import encode_part
+from inshrink_core.chain.needs import pack_attributes, spec_of
+from inshrink_core.chain.parts import encode_part, parts_of, tensor_digest
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.codec import TensorReference, codec_for_block
 from inshrink_core.errors import IncompatibleError

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from inshrink_core.archive import ArchiveReader, Problem, check_archive
 from inshrink_core.chain.archive import Archive
-from inshrink_core.chain.content import content_digest, stored_view
-from inshrink_core.chain.exactness import Exactness, exactness_of, is_rekeyed
+from inshrink_core.chain.meta import OriginalChecks, original_checks
 from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
-from inshrink_core.chain.originals import OriginalChecks, original_checks
+from inshrink_core.chain.parts import content_digest, stored_view
+from inshrink_core.chain.sizes import Exactness, exactness_of, is_rekeyed
 from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
 from inshrink_core.errors import DamagedError, InshrinkError, TooLargeError
 from inshrink_core.execution import Limits

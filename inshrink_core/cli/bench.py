@@ -22,7 +22,6 @@ from inshrink_core.cli.formatting import (
     size,
     steps_in_short,
 )
-from inshrink_core.cli.opening import open_run
 from inshrink_core.cli.options import (
     Device,
     Direction,
@@ -36,16 +35,16 @@ from inshrink_core.cli.options import (
     Threads,
     Timeout,
     TrustRun,
+    choose_steps,
+    open_run,
 )
-from inshrink_core.cli.output import make_table, present, show_facts
-from inshrink_core.cli.progress import progress_bar
-from inshrink_core.cli.steps import choose_steps
+from inshrink_core.cli.output import make_table, present, progress_bar, show_facts
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from inshrink_core.bench import BenchReport, Point, Row
-    from inshrink_core.session import Progress
+    from inshrink_core.execution.progress import Progress
 
 __all__ = ["EXAMPLE", "bench"]
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inshrink_core.cli.formatting import nats, percent, plain, printable
-from inshrink_core.cli.opening import open_run
 from inshrink_core.cli.options import (
     Direction,
     EvalMetric,
@@ -22,17 +21,17 @@ from inshrink_core.cli.options import (
     Steps,
     Timeout,
     TrustRun,
+    choose_steps,
+    open_run,
 )
-from inshrink_core.cli.output import make_table, present, show_facts
-from inshrink_core.cli.progress import progress_bar
-from inshrink_core.cli.steps import choose_steps
+from inshrink_core.cli.output import make_table, present, progress_bar, show_facts
 from inshrink_core.errors import CheckFailedError, InputError
 from inshrink_core.execution import Limits, parse_size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.session import Progress
+    from inshrink_core.execution.progress import Progress
 
 __all__ = ["EXAMPLE", "compare"]
 
@@ -69,7 +68,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Evaluate every step as trained, as restored, and a step stale."""
-    from inshrink_core import session
+    import inshrink_core
     from inshrink_core.chain import Archive
 
     bounds = {"drop": max_drop, "divergence": max_divergence}
@@ -84,7 +83,7 @@ def compare(
             if advance is not None:
                 advance(now.done, now.total, now.step)
 
-        comparison = session.compare(
+        comparison = inshrink_core.compare(
             opened,
             run,
             evaluator=evaluator,

@@ -20,8 +20,6 @@ from inshrink_core.cli.formatting import (
     size,
     steps_in_short,
 )
-from inshrink_core.cli.opening import open_run
-from inshrink_core.cli.optimizer import optimizer_text
 from inshrink_core.cli.options import (
     AllowDamaged,
     ConfigFile,
@@ -42,18 +40,18 @@ from inshrink_core.cli.options import (
     Threads,
     Timeout,
     TrustRun,
+    choose_steps,
+    open_run,
+    written_as,
 )
-from inshrink_core.cli.output import present, show_facts
-from inshrink_core.cli.progress import progress_bar
-from inshrink_core.cli.promised import promised_facts
-from inshrink_core.cli.settings import written_as
-from inshrink_core.cli.steps import choose_steps
+from inshrink_core.cli.output import present, progress_bar, show_facts
+from inshrink_core.cli.promised import optimizer_text, promised_facts
 from inshrink_core.cli.watch import Idle, Poll, Until, Watch, require_watch, watch_run
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.session import Progress
+    from inshrink_core.execution.progress import Progress
 
 __all__ = ["EXAMPLE", "compress"]
 
@@ -122,7 +120,7 @@ def compress(
     quiet: Quiet = False,
 ) -> None:
     """Write a run into an archive: the steps it does not hold yet."""
-    from inshrink_core import session
+    import inshrink_core
 
     own = {"coarseness": coarseness, "bins": bins, "prune": prune, "protect": protect}
     written = written_as(
@@ -167,7 +165,7 @@ def compress(
             if advance is not None:
                 advance(now.done, now.total, now.step)
 
-        report = session.compress(
+        report = inshrink_core.compress(
             opened,
             output,
             steps=choose_steps(steps or [], opened.steps, str(opened.path)),

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inshrink_core.cli.formatting import count, error_size, plain, printable
-from inshrink_core.cli.opening import open_run_or_archive
-from inshrink_core.cli.options import FollowLinks, Json, Quiet, StepPattern
-from inshrink_core.cli.output import make_table, present
-from inshrink_core.cli.progress import progress_bar
+from inshrink_core.cli.options import FollowLinks, Json, Quiet, StepPattern, open_run_or_archive
+from inshrink_core.cli.output import make_table, present, progress_bar
 from inshrink_core.errors import StorageError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from inshrink_core.session import Progress, StepDiff
+    from inshrink_core.execution.progress import Progress
+    from inshrink_core.verbs.diff import StepDiff
 
 __all__ = ["EXAMPLE", "diff"]
 
@@ -50,7 +49,7 @@ def diff(
     quiet: Quiet = False,
 ) -> None:
     """Show what moved between two steps, tensor by tensor, the most first."""
-    from inshrink_core import session
+    import inshrink_core
 
     opened = open_run_or_archive(path, step_pattern, follow_links=follow_links)
     with progress_bar("diff", hidden=as_json or quiet) as advance:
@@ -59,7 +58,7 @@ def diff(
             if advance is not None:
                 advance(now.done, now.total, now.step)
 
-        moved = session.diff(opened, steps=steps, everything=everything, progress=progress)
+        moved = inshrink_core.diff(opened, steps=steps, everything=everything, progress=progress)
     if csv_file is not None:
         _write_csv(csv_file, moved)
     present(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inshrink_core.cli.formatting import count, duration, nats, percent, plain, printable, ratio
-from inshrink_core.cli.opening import open_run
 from inshrink_core.cli.options import (
     ConfigFile,
     FollowLinks,
@@ -21,10 +20,11 @@ from inshrink_core.cli.options import (
     StepPattern,
     Steps,
     Threads,
+    choose_steps,
+    open_run,
+    written_as,
 )
 from inshrink_core.cli.output import present, show_facts
-from inshrink_core.cli.settings import written_as
-from inshrink_core.cli.steps import choose_steps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,11 +59,11 @@ def estimate(
     quiet: Quiet = False,
 ) -> None:
     """Estimate the ratio and the drop of a configuration; nothing is measured."""
-    from inshrink_core import session
+    import inshrink_core
 
     written = written_as(config, settings, codec=codec, optimizer=optimizer, keyframe_every=keyframe_every)
     opened = open_run(run, step_pattern, follow_links=follow_links)
-    report = session.estimate(
+    report = inshrink_core.estimate(
         opened,
         **written._asdict(),
         steps=choose_steps(steps or [], opened.steps, str(opened.path)),

@@ -10,15 +10,16 @@ import typer
 
 from inshrink_core.cli.formatting import count, counted, duration, error_size, ratio, size, steps_in_short
 from inshrink_core.cli.options import Json, MaxDisk, MaxMemory, Quiet
-from inshrink_core.cli.output import present, show_facts
-from inshrink_core.cli.progress import progress_bar
+from inshrink_core.cli.output import present, progress_bar, show_facts
 from inshrink_core.errors import InputError
 from inshrink_core.execution import parse_size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.session import ExportReport, OnProgress, PackReport, Progress
+    from inshrink_core.execution.progress import OnProgress, Progress
+    from inshrink_core.verbs.export import ExportReport
+    from inshrink_core.verbs.pack import PackReport
 
 __all__ = ["EXAMPLE", "export"]
 
@@ -72,7 +73,7 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """Write one step, or a whole archive, as one file that stands alone."""
-    from inshrink_core import session
+    import inshrink_core
 
     _check(output, pack, unpack, weights_only, least_ratio, exact, step)
     hidden = as_json or quiet
@@ -80,7 +81,7 @@ def export(
     show: Callable[[Console], None]
     if output is not None:
         with progress_bar("export", hidden=hidden) as advance:
-            made = session.export(
+            made = inshrink_core.export(
                 archive,
                 output,
                 step=step,
@@ -100,9 +101,9 @@ def export(
     else:
         with progress_bar("pack" if pack else "unpack", hidden=hidden) as advance:
             if pack is not None:
-                copied = session.pack(archive, pack, force=force, progress=_progress(advance))
+                copied = inshrink_core.pack(archive, pack, force=force, progress=_progress(advance))
             else:
-                copied = session.unpack(archive, unpack or "", progress=_progress(advance))
+                copied = inshrink_core.unpack(archive, unpack or "", progress=_progress(advance))
         document = copied.to_json()
 
         def show(console: Console) -> None:

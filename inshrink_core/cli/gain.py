@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inshrink_core.cli.formatting import UNKNOWN, counted, plain, printable
-from inshrink_core.cli.opening import open_run
-from inshrink_core.cli.output import make_table
-from inshrink_core.cli.progress import progress_bar
+from inshrink_core.cli.options import open_run
+from inshrink_core.cli.output import make_table, progress_bar
 from inshrink_core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from inshrink_core.analysis.gain import RestoreGain
     from inshrink_core.chain import Archive
+    from inshrink_core.execution.progress import Progress
     from inshrink_core.formats import Run
-    from inshrink_core.session import Progress, RestoreGain
 
 __all__ = ["measure_gain", "show_gain"]
 
@@ -70,8 +70,7 @@ def measure_gain(
             if advance is not None and now.stage == "gain":
                 advance(now.done, now.total, now.step)
 
-        from inshrink_core.session import restore_gain
-        from inshrink_core.session.gain import restore_gain_of_run
+        from inshrink_core.analysis.gain import restore_gain, restore_gain_of_run
 
         if isinstance(subject, Archive):
             return restore_gain(

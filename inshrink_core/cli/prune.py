@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inshrink_core.cli.formatting import duration, size, steps_in_short
-from inshrink_core.cli.options import Json, Quiet
-from inshrink_core.cli.output import present, show_facts
-from inshrink_core.cli.progress import progress_bar
-from inshrink_core.cli.steps import STEPS_HELP, choose_steps
+from inshrink_core.cli.options import STEPS_HELP, Json, Quiet, choose_steps
+from inshrink_core.cli.output import present, progress_bar, show_facts
 from inshrink_core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from inshrink_core.execution.progress import Progress
     from inshrink_core.frame import FrameInfo
-    from inshrink_core.session import Progress, PruneReport
+    from inshrink_core.verbs.prune import PruneReport
 
 __all__ = ["EXAMPLE", "prune"]
 
@@ -65,7 +64,7 @@ def prune(
     quiet: Quiet = False,
 ) -> None:
     """Remove archived steps; what stays keeps every bit. Shows a plan unless told to apply it."""
-    from inshrink_core import session
+    import inshrink_core
     from inshrink_core.chain import Archive
 
     if forget:
@@ -83,7 +82,7 @@ def prune(
             if advance is not None and now.stage == "prune":
                 advance(now.done, now.total, now.step)
 
-        report = session.prune(
+        report = inshrink_core.prune(
             archive,
             keep_every=keep_every,
             keep_last=keep_last,
@@ -98,7 +97,7 @@ def prune(
 
 def _forget(archive: Path, apply: bool, as_json: bool, quiet: bool) -> None:
     """Give up what is lost, or show what that would be."""
-    from inshrink_core.session.forget import forget_missing
+    from inshrink_core.verbs.prune import forget_missing
 
     report = forget_missing(archive, apply=apply)
 

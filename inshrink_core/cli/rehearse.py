@@ -18,16 +18,15 @@ from inshrink_core.cli.options import (
     Optimizer,
     Quiet,
     Settings,
+    written_as,
 )
-from inshrink_core.cli.output import make_table, present, show_facts
-from inshrink_core.cli.progress import progress_bar
+from inshrink_core.cli.output import make_table, present, progress_bar, show_facts
 from inshrink_core.cli.promised import promised_facts
-from inshrink_core.cli.settings import written_as
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.session import Progress
+    from inshrink_core.execution.progress import Progress
 
 __all__ = ["EXAMPLE", "rehearse"]
 
@@ -84,7 +83,7 @@ def rehearse(
     quiet: Quiet = False,
 ) -> None:
     """Train with failures restored from the archive, against uninterrupted training."""
-    from inshrink_core.rehearse import rehearse as run_rehearsal
+    from inshrink_core.training.rehearsal import rehearse as run_rehearsal
 
     written = written_as(config, settings, codec=codec, optimizer=optimizer, keyframe_every=keyframe_every)
     with progress_bar("rehearse", hidden=as_json or quiet, in_bytes=False) as advance:

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inshrink_core.cli.formatting import count, duration, printable, size, steps_in_short
-from inshrink_core.cli.optimizer import stored_text
-from inshrink_core.cli.options import Json, MaxDisk, MaxMemory, Quiet, Threads
-from inshrink_core.cli.output import present
-from inshrink_core.cli.progress import progress_bar
-from inshrink_core.cli.steps import STEPS_HELP, choose_steps
+from inshrink_core.cli.options import STEPS_HELP, Json, MaxDisk, MaxMemory, Quiet, Threads, choose_steps
+from inshrink_core.cli.output import present, progress_bar
+from inshrink_core.cli.promised import stored_text
 from inshrink_core.errors import InputError
 from inshrink_core.execution import parse_size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.session import Progress, RestoreReport
+    from inshrink_core.execution.progress import Progress
+    from inshrink_core.verbs.restore import RestoreReport
 
 __all__ = ["EXAMPLE", "restore"]
 
@@ -65,7 +64,7 @@ def restore(
     quiet: Quiet = False,
 ) -> None:
     """Write archived steps back as files, in the run's own format."""
-    from inshrink_core import session
+    import inshrink_core
     from inshrink_core.chain import Archive
 
     if layout not in _FORMATS:
@@ -85,7 +84,7 @@ def restore(
             if advance is not None:
                 advance(now.done, now.total, now.step)
 
-        report = session.restore(
+        report = inshrink_core.restore(
             opened,
             output,
             steps=chosen,

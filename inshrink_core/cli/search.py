@@ -21,7 +21,6 @@ from inshrink_core.cli.formatting import (
     ratio,
     steps_in_short,
 )
-from inshrink_core.cli.opening import open_run
 from inshrink_core.cli.options import (
     ConfigFile,
     Device,
@@ -41,15 +40,16 @@ from inshrink_core.cli.options import (
     Threads,
     Timeout,
     TrustRun,
+    choose_steps,
+    open_run,
+    written_as,
 )
 from inshrink_core.cli.output import make_table, present, show_facts
-from inshrink_core.cli.settings import written_as
-from inshrink_core.cli.steps import choose_steps
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from inshrink_core.session import OnSearch, SearchProgress
+    from inshrink_core.search.search import OnSearch, SearchProgress
 
 __all__ = ["EXAMPLE", "describe", "search"]
 
@@ -111,12 +111,12 @@ def search(
     quiet: Quiet = False,
 ) -> None:
     """Find the configuration of largest ratio whose restored steps keep a bound."""
-    from inshrink_core import session
+    import inshrink_core
 
     written = written_as(config, settings, codec=codec, optimizer=optimizer, keyframe_every=keyframe_every)
     opened = open_run(run, step_pattern, follow_links=follow_links)
     with _live_table(hidden=as_json or quiet) as progress:
-        report = session.search(
+        report = inshrink_core.search(
             opened,
             max_drop=max_drop,
             max_divergence=max_divergence,

@@ -12,17 +12,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inshrink_core.cli.formatting import UNKNOWN, printable, steps_in_short
-from inshrink_core.cli.opening import open_run_or_archive
-from inshrink_core.cli.options import FollowLinks, Json, Quiet, StepPattern
-from inshrink_core.cli.output import make_table, present, show_facts
-from inshrink_core.cli.progress import progress_bar
-from inshrink_core.cli.steps import STEPS_HELP, choose_steps
+from inshrink_core.cli.options import (
+    STEPS_HELP,
+    FollowLinks,
+    Json,
+    Quiet,
+    StepPattern,
+    choose_steps,
+    open_run_or_archive,
+)
+from inshrink_core.cli.output import make_table, present, progress_bar, show_facts
 from inshrink_core.errors import ExistsError, InputError, StorageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.profile import SensitivityTable
+    from inshrink_core.analysis.profile import SensitivityTable
 
 __all__ = ["EXAMPLE", "sensitivity"]
 
@@ -79,7 +84,7 @@ def sensitivity(
         raise InputError("--csv - and --json both want stdout", remedy="give --csv a file")
     if csv_file not in (None, "-") and Path(str(csv_file)).is_file() and not force:
         raise ExistsError("the file exists", where=str(csv_file), remedy="give --force to overwrite it")
-    from inshrink_core import profile
+    from inshrink_core.analysis import profile
 
     opened = open_run_or_archive(run, step_pattern, follow_links=follow_links)
     with progress_bar("profile", hidden=as_json or quiet, in_bytes=False) as advance:

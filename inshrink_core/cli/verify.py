@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inshrink_core.cli.formatting import count, counted, error_size, printable, steps_in_short
-from inshrink_core.cli.opening import open_run
-from inshrink_core.cli.optimizer import stored_text
-from inshrink_core.cli.options import FollowLinks, Json, MaxDisk, MaxMemory, Quiet, StepPattern
-from inshrink_core.cli.output import make_table, present
-from inshrink_core.cli.progress import progress_bar
+from inshrink_core.cli.options import FollowLinks, Json, MaxDisk, MaxMemory, Quiet, StepPattern, open_run
+from inshrink_core.cli.output import make_table, present, progress_bar
+from inshrink_core.cli.promised import stored_text
 from inshrink_core.errors import CheckFailedError
 from inshrink_core.execution import parse_size
 

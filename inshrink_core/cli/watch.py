@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inshrink_core.cli.formatting import counted, duration, printable, ratio, size, steps_in_short
-from inshrink_core.cli.optimizer import optimizer_text
-from inshrink_core.cli.output import present, show_facts
-from inshrink_core.cli.progress import progress_bar
+from inshrink_core.cli.output import present, progress_bar, show_facts
+from inshrink_core.cli.promised import optimizer_text
 from inshrink_core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.session import Progress, WatchEvent, WatchReport
+    from inshrink_core.execution.progress import Progress
+    from inshrink_core.verbs.watch import WatchEvent, WatchReport
 
 __all__ = ["Idle", "Poll", "Until", "Watch", "require_watch", "watch_run"]
 
@@ -62,7 +62,7 @@ def watch_run(
     options: Mapping[str, Any],
 ) -> None:
     """Watch a run until it ends or Ctrl-C is pressed, then show what was archived."""
-    from inshrink_core import session
+    import inshrink_core
 
     if steps:
         raise InputError("--watch and --steps exclude each other", remedy="--until STEP ends a watch")
@@ -79,7 +79,7 @@ def watch_run(
                 step = "" if event.step is None else f" step {event.step}"
                 typer.echo(printable(f"{event.kind}{step}{detail}"), err=True)
 
-        report = session.watch(
+        report = inshrink_core.watch(
             run,
             output,
             interval=_DEFAULT_POLL if poll is None else poll,

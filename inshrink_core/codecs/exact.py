@@ -17,8 +17,8 @@ from torch import Tensor
 
 from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import Decoded, Encoded, TensorReference
-from inshrink_core.codecs.varint import read_varint, write_varint
-from inshrink_core.entropy.zstd import zstd_compress, zstd_decompress
+from inshrink_core.coding.events import read_varint, write_varint
+from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.execution import new_buffer
 from inshrink_core.frame import Block

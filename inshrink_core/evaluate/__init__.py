@@ -9,16 +9,15 @@ stays there.
 from __future__ import annotations
 
 from inshrink_core.evaluate.choice import EvaluatorRequest, EvaluatorSettings, resolve_evaluator
-from inshrink_core.evaluate.comparison import Comparison, EvaluatedStep, compare_steps
-from inshrink_core.evaluate.evaluation import (
+from inshrink_core.evaluate.comparison import Comparison, EvaluatedStep, OriginalEvaluations, compare_steps
+from inshrink_core.evaluate.evaluator import (
     Evaluation,
+    Evaluator,
     PartialEvaluation,
     StateEvaluator,
     StreamingEvaluator,
 )
-from inshrink_core.evaluate.evaluator import Evaluator
 from inshrink_core.evaluate.gain import StepGain, TensorGain, step_gain
-from inshrink_core.evaluate.originals import OriginalEvaluations
 
 __all__ = [
     "Comparison",

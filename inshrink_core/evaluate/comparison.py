@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from inshrink_core.checkpoint import Checkpoint
-from inshrink_core.errors import EvaluatorError, InputError
-from inshrink_core.evaluate.evaluation import Evaluation
-from inshrink_core.evaluate.evaluator import Evaluator
+from inshrink_core.errors import EvaluatorError, InputError, StorageError
+from inshrink_core.evaluate.evaluator import Evaluation, Evaluator
 from inshrink_core.metrics import Direction, drop
 
-__all__ = ["Comparison", "EvaluatedStep", "compare_steps"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Comparison", "EvaluatedStep", "OriginalEvaluations", "compare_steps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,3 +184,64 @@ def _compare_one(
         )
     except InputError as error:
         raise EvaluatorError(f"step {step} cannot be compared: {error}", where=evaluator.spec) from error
+
+
+class OriginalEvaluations:
+    """What the evaluator says of each original step, asked once; predictions are kept in files.
+
+    Parameters
+    ----------
+    ask
+        Evaluates the original of a step.
+    folder
+        Where predictions are kept; the caller removes it.
+    """
+
+    def __init__(self, ask: Callable[[int], Evaluation], folder: Path) -> None:
+        self._ask, self._folder = ask, folder
+        self._known: dict[int, Evaluation] = {}
+
+    def __contains__(self, step: object) -> bool:
+        return step in self._known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __call__(self, step: int) -> Evaluation:
+        """Return the evaluation of a step.
+
+        Raises
+        ------
+        StorageError
+            There is no room for its predictions.
+        EvaluatorError, InputError
+            As `Evaluator.evaluate`.
+        """
+        if step not in self._known:
+            found = self._ask(step)
+            self._known[step] = replace(
+                found,
+                log_probs=self._mapped(f"{step}-log_probs.npy", found.log_probs),
+                predictions=self._mapped(f"{step}-predictions.npy", found.predictions),
+            )
+        return self._known[step]
+
+    def clear(self) -> None:
+        """Forget everything, so that the files can be removed."""
+        self._known.clear()
+
+    def _mapped(self, name: str, values: NDArray[Any] | None) -> NDArray[Any] | None:
+        """Move an array to a file: of a language model's predictions, a run's worth fills a memory."""
+        if values is None:
+            return None
+        import numpy as np
+
+        path = self._folder / name
+        try:
+            np.save(path, values)
+            mapped: NDArray[Any] = np.load(path, mmap_mode="r")
+        except OSError as error:
+            raise StorageError(
+                f"predictions cannot be kept: {error}", where=str(path.parent), remedy="free space there"
+            ) from error
+        return mapped

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, Self, cast, runtime_checkable
 
 from inshrink_core.checkpoint import Checkpoint
-from inshrink_core.errors import EvaluatorError, InputError, StorageError
-from inshrink_core.evaluate.evaluation import Evaluation, PartialEvaluation
-from inshrink_core.evaluate.process import ChildProcess
-from inshrink_core.evaluate.reply import UnusableReplyError, read_partial_reply, read_reply
-from inshrink_core.metrics import Direction
+from inshrink_core.errors import EvaluatorError, InputError, NotFiniteError, StorageError
+from inshrink_core.execution.process import minimal_environment, start_python, user_environment
+from inshrink_core.metrics import Direction, divergence, known_direction, output_error
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Evaluator"]
+    from inshrink_core.checkpoint import Checkpoint
+
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "ChildProcess",
+    "Evaluation",
+    "Evaluator",
+    "PartialEvaluation",
+    "StateEvaluator",
+    "StreamingEvaluator",
+    "UnusableReplyError",
+    "choose_direction",
+    "read_partial_reply",
+    "read_reply",
+]
 
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -253,3 +277,355 @@ def _write_state(state_dict: Mapping[str, Tensor], path: Path) -> None:
             where=str(path.parent),
             remedy="free space there, or point TMPDIR elsewhere",
         ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What an evaluator said of one state.
+
+    Parameters
+    ----------
+    metric, direction, value
+        The chosen metric, which way it is better, and its value (finite).
+    metrics
+        Every scalar it returned.
+    log_probs
+        Shape (n, classes), nats; None if not returned.
+    predictions
+        Regression outputs, any shape; None if not returned.
+    standard_errors
+        Standard error of a metric, by name, where the evaluator knows it.
+    seconds
+        Time within the evaluator.
+    """
+
+    metric: str
+    direction: Direction
+    value: float
+    metrics: Mapping[str, float]
+    log_probs: NDArray[Any] | None = field(default=None, repr=False)
+    predictions: NDArray[Any] | None = field(default=None, repr=False)
+    standard_errors: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def divergence(self, restored: Evaluation) -> float | None:
+        """Return how far the predictions of a restored state are from these; None without predictions.
+
+        Mean KL(original ‖ restored), nats, from `log_probs`; else the mean squared difference of
+        `predictions` over their variance.
+        """
+        if self.log_probs is not None and restored.log_probs is not None:
+            return divergence(self.log_probs, restored.log_probs)
+        if self.predictions is not None and restored.predictions is not None:
+            return output_error(self.predictions, restored.predictions)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialEvaluation:
+    """What an evaluator says of one state before it has seen all samples.
+
+    Parameters
+    ----------
+    metric, direction, value
+        The chosen metric, which way it is better, and its mean over the samples so far; `value` is None
+        where the evaluator has not said it.
+    n, of
+        Samples so far, and in all.
+    limits
+        The least and the largest that one sample can score, None for one that is not known.
+    standard_error
+        Of `value` as an estimate of the mean over all samples, were they drawn at random; None where the
+        evaluator does not know it.
+    log_probs
+        Rows that came since the last partial result, (rows, classes), nats; None if none did.
+    """
+
+    metric: str
+    direction: Direction
+    value: float | None
+    n: int
+    of: int
+    limits: tuple[float | None, float | None] = (None, None)
+    standard_error: float | None = None
+    log_probs: NDArray[Any] | None = field(default=None, repr=False)
+
+
+class StateEvaluator(Protocol):
+    """Whatever says how good a state is."""
+
+    @property
+    def spec(self) -> str:
+        """What it is, for messages."""
+        ...
+
+    @property
+    def metric(self) -> str | None:
+        """The scalar that was asked for; None leaves it to the rules."""
+        ...
+
+    @property
+    def direction(self) -> Direction | None:
+        """Which way it is better, where that was said."""
+        ...
+
+    def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint, /) -> Evaluation:
+        """Return what there is to say of a state, measured in full."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds."""
+        ...
+
+
+@runtime_checkable
+class StreamingEvaluator(Protocol):
+    """An evaluator that may be stopped."""
+
+    def evaluate_until(
+        self, state_dict: Mapping[str, Tensor] | Checkpoint, stop: Callable[[PartialEvaluation], bool], /
+    ) -> Evaluation | PartialEvaluation:
+        """Return the full result, or the partial one at which `stop` said yes."""
+        ...
+
+
+_POLL_S = 0.1
+"""How often a silent child is checked for being dead; its answer itself wakes the parent at once."""
+
+_CLOSE_S = 2.0
+"""How long a child may take to end by itself once its input has ended."""
+
+_OUTPUT_TAIL_BYTES = 2000
+"""What of the evaluator's prints an error shows: the end, where the cause usually stands."""
+
+_CHILD = Path(__file__).with_name("child.py")
+
+
+class ChildProcess:
+    """One child process and the directory it exchanges files through; dead after any failure of its own."""
+
+    def __init__(self, path: Path, function: str, *, isolated: bool) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="inshrink-evaluate-"))
+        self._output_path = self.directory / "output.txt"
+        self._log: IO[bytes] = self._output_path.open("wb")
+        self._printed_before = 0
+        path = path.absolute()
+        # An evaluator of ours needs nothing of the user's. Any other has the user's word, and works where its
+        # file lies: what else lies there is what the word was given for, the working directory is not.
+        self._process = start_python(
+            [str(_CHILD), str(path), function, "isolated" if isolated else "beside"],
+            errors=self._log,
+            environment=minimal_environment() if isolated else user_environment(),
+            directory=None if isolated else path.parent,
+            own_session=True,  # so that its own children die with it
+        )
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self._reader = threading.Thread(target=self._receive, daemon=True)
+        self._reader.start()
+
+    def _receive(self) -> None:
+        """Read in a thread: a pipe cannot be waited for with a timeout on every platform."""
+        if self._process.stdout is not None:
+            for line in self._process.stdout:
+                self._lines.put(line)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Write one command; a child that has died is noticed by `receive`."""
+        if "state" in message:  # a word within an evaluation is no new one
+            self._printed_before = self._output_path.stat().st_size
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(json.dumps(message) + "\n")
+                self._process.stdin.flush()
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """Return the next reply; None if the process has ended without one.
+
+        Raises
+        ------
+        TimeoutError
+            Nothing came in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                reply: dict[str, Any] = json.loads(self._lines.get(timeout=_POLL_S))
+            except Empty:
+                if self._process.poll() is not None and not self._reader.is_alive() and self._lines.empty():
+                    return None
+                if time.monotonic() > deadline:
+                    raise TimeoutError from None
+            else:
+                return reply
+
+    def died(self) -> str:
+        """Say how the process ended."""
+        code = self._process.wait()
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def output(self) -> str:
+        """Return the end of what the evaluator printed since the last command, in one line."""
+        with self._output_path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._printed_before, size - _OUTPUT_TAIL_BYTES))
+            lines = log.read().decode("utf-8", "replace").splitlines()
+        return " | ".join(line.strip() for line in lines if line.strip())
+
+    def close(self, *, kill: bool) -> None:
+        """End the process, let it finish by itself unless killed, and remove the directory."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        if not kill:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_CLOSE_S)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.name == "posix":
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
+        self._process.wait()
+        self._reader.join(_CLOSE_S)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class UnusableReplyError(Exception):
+    """The evaluator answered something that cannot be used.
+
+    Parameters
+    ----------
+    what
+        What is wrong with it.
+    remedy
+        What to do about it.
+    kind
+        The error that the user sees.
+    """
+
+    def __init__(self, what: str, *, remedy: str = "", kind: type[EvaluatorError] = EvaluatorError) -> None:
+        super().__init__(what)
+        self.what, self.remedy, self.kind = what, remedy, kind
+
+
+def read_reply(
+    reply: Mapping[str, Any], spec: str, metric: str | None, direction: Direction | None
+) -> Evaluation:
+    """Return a full result.
+
+    Parameters
+    ----------
+    reply
+        The child's, an `error` none.
+    spec
+        Name of the evaluator, for messages.
+    metric, direction
+        What was asked for; None leaves it to the rules.
+
+    Raises
+    ------
+    UnusableReplyError
+        The metric is not there or not finite, or predictions have the wrong shape.
+    InputError
+        The direction of the metric is not known.
+    """
+    arrays = _arrays(reply)
+    metrics: dict[str, float] = reply["metrics"]
+    chosen = _choose_metric(metrics, metric)
+    if not math.isfinite(metrics[chosen]):
+        raise UnusableReplyError(f"its '{chosen}' is {metrics[chosen]}", kind=NotFiniteError)
+    return Evaluation(
+        metric=chosen,
+        direction=choose_direction(chosen, direction, spec),
+        value=metrics[chosen],
+        metrics=metrics,
+        log_probs=arrays.get("log_probs"),
+        predictions=arrays.get("predictions"),
+        standard_errors=reply["standard_errors"],
+        seconds=reply["seconds"],
+    )
+
+
+def read_partial_reply(
+    reply: Mapping[str, Any], spec: str, metric: str | None, direction: Direction | None
+) -> PartialEvaluation:
+    """Return a partial result; one without the metric has no value.
+
+    Raises
+    ------
+    UnusableReplyError
+        A mean outside of what one sample can score, or predictions of the wrong shape.
+    InputError
+        The direction of the metric is not known.
+    """
+    metrics: dict[str, float] = reply["metrics"]
+    chosen = _choose_metric(metrics, metric) if metrics and (metric is None or metric in metrics) else None
+    far = reply["partial"]
+    least, most = far["range"].get(chosen, (None, None))
+    value = metrics[chosen] if chosen is not None else None
+    if value is not None and ((least is not None and value < least) or (most is not None and value > most)):
+        raise UnusableReplyError(f"its '{chosen}' is {value:g} so far, outside of the range that it gives")
+    return PartialEvaluation(
+        metric=chosen or "",
+        direction=Direction.LOWER if chosen is None else choose_direction(chosen, direction, spec),
+        value=value,
+        n=far["n"],
+        of=far["of"],
+        limits=(least, most),
+        standard_error=None if chosen is None else reply["standard_errors"].get(chosen),
+        log_probs=_arrays(reply).get("log_probs"),
+    )
+
+
+def _arrays(reply: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Read arrays from their files; predictions of classes have two axes."""
+    import numpy as np
+
+    arrays = {name: np.load(path, allow_pickle=False) for name, path in reply["arrays"].items()}
+    log_probs = arrays.get("log_probs")
+    if log_probs is not None and (log_probs.ndim != 2 or log_probs.size == 0):
+        raise UnusableReplyError(
+            f"its 'log_probs' has the shape {tuple(log_probs.shape)}",
+            remedy="return (n, classes), for a sequence model log_probs.flatten(0, -2)",
+        )
+    return arrays
+
+
+def _choose_metric(metrics: Mapping[str, float], asked: str | None) -> str:
+    """Apply the order: what was asked for, else ``loss``, else the only scalar."""
+    there = ", ".join(metrics) or "none"
+    if asked is not None:
+        if asked not in metrics:
+            raise UnusableReplyError(
+                f"it returned no '{asked}' (its scalars: {there})", remedy="name one with --eval-metric"
+            )
+        return asked
+    if "loss" in metrics:
+        return "loss"
+    if len(metrics) != 1:
+        raise UnusableReplyError(
+            f"it is not clear which scalar to compare by (its scalars: {there})",
+            remedy="name one with --eval-metric" if metrics else "return at least one number by name",
+        )
+    return next(iter(metrics))
+
+
+def choose_direction(metric: str, said: Direction | None, spec: str) -> Direction:
+    """Prefer what was said over what the name tells; guess nothing.
+
+    Raises
+    ------
+    InputError
+        Neither says it.
+    """
+    direction = said or known_direction(metric)
+    if direction is None:
+        raise InputError(
+            f"it is not known whether '{metric}' is better higher or lower",
+            where=spec,
+            remedy=f'give it with --direction, or as direction = "higher" with metric = "{metric}"'
+            " under [evaluator] in inshrink.toml",
+        )
+    return direction

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 from inshrink_core.checkpoint import FileLayout, Region, TensorRole, ZipEntry
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile, stamp_of
-from inshrink_core.formats.links import Access
-from inshrink_core.formats.pickle_names import TensorRef
-from inshrink_core.formats.pickle_recall import PickleRecall
+from inshrink_core.formats.paths import Access
+from inshrink_core.formats.pickles.names import TensorRef
+from inshrink_core.formats.pickles.recall import PickleRecall
 from inshrink_core.formats.placement import Named, Placed, place
 from inshrink_core.formats.roles import PlacedOptimizer
 from inshrink_core.formats.safetensors_file import looks_like_safetensors, read_header

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from inshrink_core.errors import DamagedError
-from inshrink_core.formats.directory import MAX_JSON_BYTES, read_json
+from inshrink_core.formats.assembly import MAX_JSON_BYTES, read_json
 from inshrink_core.formats.disk import ByteCounter
-from inshrink_core.formats.links import Access, is_dir, is_file
+from inshrink_core.formats.paths import Access, is_dir, is_file
 
 __all__ = ["TrainingLog", "read_log"]
 

@@ -23,7 +23,7 @@ from inshrink_core.checkpoint import (
     classify_layer,
 )
 from inshrink_core.errors import DamagedError, clipped
-from inshrink_core.formats.pickle_names import TensorRef
+from inshrink_core.formats.pickles.names import TensorRef
 
 __all__ = ["Named", "Placed", "PlacedFile", "contiguous_stride", "place", "place_in_regions"]
 

@@ -12,15 +12,21 @@ from typing import NamedTuple
 
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import InputError, InshrinkError, NotFoundError, RefusedLinkError, RottenError
-from inshrink_core.formats.assembly import ParsedCheckpoint
-from inshrink_core.formats.directory import Recall, read_directory, read_single_file
-from inshrink_core.formats.discovery import Candidate, Discovery, discover, fixed_part
+from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, read_directory, read_single_file
+from inshrink_core.formats.discovery import (
+    Candidate,
+    Discovery,
+    compile_step_pattern,
+    discover,
+    fixed_part,
+    number_steps,
+    step_in_name,
+)
 from inshrink_core.formats.disk import ByteCounter, FileStamp, stamp_of
-from inshrink_core.formats.links import Access, Skipped, is_blob, is_file, lies_in
 from inshrink_core.formats.log import TrainingLog, read_log
+from inshrink_core.formats.paths import Access, Skipped, is_blob, is_file, lies_in
 from inshrink_core.formats.settings import RunSettings, read_settings
 from inshrink_core.formats.source import accepting_damage
-from inshrink_core.formats.steps import compile_step_pattern, number_steps, step_in_name
 
 __all__ = ["NoCheckpointError", "Run", "open_run"]
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.formats.disk import ByteCounter
-from inshrink_core.formats.links import Access, is_file
+from inshrink_core.formats.paths import Access, is_file
 
 __all__ = ["SETTINGS_NAME", "RunSettings", "read_settings"]
 

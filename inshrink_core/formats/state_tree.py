@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import DamagedError
-from inshrink_core.formats.pickle_names import TensorRef
+from inshrink_core.formats.pickles.names import TensorRef
 
 __all__ = [
     "OPTIMIZER_STATE_ROLES",

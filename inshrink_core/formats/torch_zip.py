@@ -15,7 +15,7 @@ from isal.isal_zlib import crc32
 from inshrink_core.checkpoint import ZipEntry
 from inshrink_core.errors import DamagedError, RottenError, clipped
 from inshrink_core.formats.disk import ReadableFile
-from inshrink_core.formats.pickle_machine import MAX_PICKLE_BYTES
+from inshrink_core.formats.pickles.machine import MAX_PICKLE_BYTES
 
 __all__ = ["CheckedEntry", "TorchZip", "is_zip", "read_checked_entries", "read_torch_zip"]
 

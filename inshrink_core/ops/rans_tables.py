@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from inshrink_core.ops.rans import PRECISION
-from inshrink_core.ops.reference_rans_tables import LENGTHS, MAX_JUMP, READ_AHEAD
+from inshrink_core.ops.reference.rans_tables import LENGTHS, MAX_JUMP, READ_AHEAD
 from inshrink_core.ops.registry import dispatch
 
 __all__ = [

@@ -3,12 +3,12 @@
 To add an op:
 
 1. Declare it in `inshrink_core.ops.schema`: name, family, back ends beside the reference.
-2. Write the reference in ``ops/reference_<family>.py``, in plain torch::
+2. Write the reference in ``ops/reference/<family>.py``, in plain torch::
 
        @register("histogram", Backend.REFERENCE)
        def histogram(values: Tensor) -> Tensor: ...
 
-3. Write the kernel in ``ops/cpu_<family>.py`` under the same name with ``Backend.CPU``. Kernels are
+3. Write the kernel in ``ops/cpu/<family>.py`` under the same name with ``Backend.CPU``. Kernels are
    ``@njit(nogil=True, cache=True)``: threads scale, nothing is parallel inside, and never `fastmath`.
 4. Give it a typed front in ``ops/<family>.py``, documented there, and export it from `inshrink_core.ops`::
 
@@ -42,6 +42,8 @@ _found: dict[tuple[str, str], Callable[..., Any]] = {}
 for ten ops, after kernels that left nothing of this module in a cache."""
 
 _forced: ContextVar[Backend | None] = ContextVar("_forced", default=None)
+
+_FOLDER = {Backend.REFERENCE: "reference", Backend.CPU: "cpu", Backend.CUDA: "triton"}
 
 _BACKEND_OF_DEVICE = {"cpu": Backend.CPU, "cuda": Backend.CUDA}
 
@@ -89,7 +91,7 @@ def _implementation(op: str, backend: Backend) -> Callable[..., Any]:
     if backend not in declared.backends:
         backend = Backend.REFERENCE
     if (op, backend) not in _implementations:
-        import_module(f"inshrink_core.ops.{backend.value}_{declared.family}")
+        import_module(f"inshrink_core.ops.{_FOLDER[backend]}.{declared.family}")
     return _implementations[op, backend]
 
 

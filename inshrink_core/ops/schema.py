@@ -1,8 +1,8 @@
 """Every numeric primitive, declared once: its name, its family, its back ends and what it computes.
 
 A family is a set of ops that live in the same files: ``ops/<family>.py`` holds the typed functions
-that callers import, ``ops/reference_<family>.py`` the norm in plain torch, which runs on any device,
-``ops/cpu_<family>.py`` the numba kernels and ``ops/cuda_<family>.py`` the Triton kernels, if any.
+that callers import, ``ops/reference/<family>.py`` the norm in plain torch, which runs on any device,
+``ops/cpu/<family>.py`` the numba kernels and ``ops/triton/<family>.py`` the Triton kernels, if any.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from inshrink_core.quantization.histogram import ValueHistogram, ordered_sum
+from inshrink_core.quantization.codebook import ValueHistogram, ordered_sum
 
 __all__ = ["fit_published", "log_sketch"]
 

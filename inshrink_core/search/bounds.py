@@ -32,7 +32,7 @@ class Partial:
     ----------
     rule
         Why that was clear: ``certain``, whatever the other samples would have said, or ``confident``, at
-        the confidence of `inshrink_core.search.early`.
+        the confidence of `inshrink_core.search.judge`.
     n, of
         Samples judged, and samples in all.
     least_drop, least_divergence

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from inshrink_core.chain import ChainConfig, Standing, stored_view
-from inshrink_core.chain.content import parts_of
 from inshrink_core.chain.encode import encode_tensors
-from inshrink_core.chain.parts import encode_part
+from inshrink_core.chain.parts import encode_part, parts_of
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
 from inshrink_core.codec import TensorReference
 from inshrink_core.metrics import ratio

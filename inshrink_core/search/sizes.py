@@ -10,7 +10,7 @@ from inshrink_core.archive.document import compress_document, pack_value
 from inshrink_core.archive.index import BlockColumns, FrameIndex, pack_index
 from inshrink_core.archive.layout import FRAME_HEADER_NBYTES, FRAME_TRAILER_NBYTES, align, crc32c
 from inshrink_core.chain import ChainConfig
-from inshrink_core.chain.attributes import pack_attributes
+from inshrink_core.chain.needs import pack_attributes
 from inshrink_core.chain.parts import LAYOUT_KEY
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.frame import Block

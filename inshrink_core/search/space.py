@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.chain import ChainConfig, parse_overrides
-from inshrink_core.chain.override import apply_settings
+from inshrink_core.chain.config import apply_settings
 from inshrink_core.checkpoint import LayerType
 from inshrink_core.errors import ConfigError
 

@@ -15,8 +15,8 @@ from inshrink_app.components import search_snippets
 from inshrink_app.report import Report
 from inshrink_app.search_tables import CODECS, Searched, SearchPoint, SearchRequest, front
 
+from inshrink_core.chain.defaults import make_configs
 from inshrink_core.formats import open_run
-from inshrink_core.session.config import make_configs
 from tests.app.builders import SAMPLE, button, charts, explorer, open_panel, subject, texts
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
 

@@ -16,7 +16,7 @@ from inshrink_core.archive import (
     unpack_archive,
 )
 from inshrink_core.archive.layout import FORMAT_VERSION, crc32c
-from inshrink_core.archive.pack_layout import (
+from inshrink_core.archive.packed import (
     PACK_HEADER_NBYTES,
     PACK_TRAILER_NBYTES,
     PackedFile,

@@ -4,7 +4,7 @@ import torch
 import inshrink_core
 from benchmarks.overhead import listening, overhead_share
 from benchmarks.scaling import N_STEPS, write_run
-from inshrink_core.entropy import rans
+from inshrink_core.coding import rans
 
 
 def test_all_of_a_stream_but_its_words_is_overhead():

@@ -172,7 +172,7 @@ def test_the_index_of_half_a_million_tensors_is_no_bomb() -> None:
 
 
 def test_inspect_says_what_an_archive_will_need(tmp_path: Path) -> None:
-    from inshrink_core.cli.inventory import make_document
+    from inshrink_core.cli.inspect import make_document
 
     path = hostile.build(
         tmp_path / "a.inshrink",

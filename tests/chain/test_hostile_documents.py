@@ -27,10 +27,10 @@ from inshrink_core.archive.layout import (
 )
 from inshrink_core.chain import Archive
 from inshrink_core.chain.parts import LAYOUT_KEY
-from inshrink_core.cli.inventory import make_document
+from inshrink_core.cli.inspect import make_document
 from inshrink_core.cli.output import _json_value
 from inshrink_core.errors import InshrinkError
-from inshrink_core.session.forget import forget_missing
+from inshrink_core.verbs.prune import forget_missing
 
 CASES = int(os.environ.get("INSHRINK_FUZZ_CASES", "120"))
 FIRST = int(os.environ.get("INSHRINK_FUZZ_FIRST", "0"))

@@ -5,10 +5,10 @@ import torch
 
 import inshrink_core
 from inshrink_core.chain import Archive, Override, parse_overrides
-from inshrink_core.chain.override import overridden
+from inshrink_core.chain.config import overridden
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codecs.inshrinkerator import InshrinkeratorConfig
-from inshrink_core.codecs.lattice import LatticeConfig
+from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorConfig
+from inshrink_core.codecs.lattice.config import LatticeConfig
 from inshrink_core.errors import ConfigError
 
 SAMPLE = inshrink_core.sample("digits-cnn")

@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from inshrink_core.cli import formatting, output
-from inshrink_core.cli.settings import parse_settings, read_config_file
-from inshrink_core.cli.steps import choose_steps
+from inshrink_core.cli.options import choose_steps, parse_settings, read_config_file
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
 
 

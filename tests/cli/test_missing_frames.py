@@ -14,7 +14,7 @@ from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.chain import Archive
 from inshrink_core.cli import main
 from inshrink_core.errors import DamagedError, MissingFrameError
-from inshrink_core.session.forget import forget_missing
+from inshrink_core.verbs.prune import forget_missing
 from tests.training import model, write_run
 
 

@@ -1,7 +1,8 @@
 """Frames and chains of one tensor under the lattice codec."""
 
 from inshrink_core.codec import FrameContext, TensorInput
-from inshrink_core.codecs.lattice import LatticeCodec, LatticeConfig
+from inshrink_core.codecs.lattice.codec import LatticeCodec
+from inshrink_core.codecs.lattice.config import LatticeConfig
 from tests.strategies import normal, spec_of
 
 CODEC = LatticeCodec()

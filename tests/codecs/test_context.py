@@ -5,8 +5,8 @@ import torch
 
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
-from inshrink_core.codecs.context import ContextCodec, ContextConfig, ContextReference
-from inshrink_core.codecs.excp import ExcpCodec, ExcpConfig
+from inshrink_core.codecs.published.context import ContextCodec, ContextConfig, ContextReference
+from inshrink_core.codecs.published.excp import ExcpCodec, ExcpConfig
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
 from tests.codec_suite import CodecSuite, state_bits

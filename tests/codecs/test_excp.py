@@ -8,8 +8,8 @@ import torch
 
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
-from inshrink_core.codecs.excp import ExcpCodec, ExcpConfig, kept_moments, kept_residuals
-from inshrink_core.codecs.residual import fit_nearest, narrowed
+from inshrink_core.codecs.published.excp import ExcpCodec, ExcpConfig, kept_moments, kept_residuals
+from inshrink_core.codecs.published.residual import fit_nearest, narrowed
 from inshrink_core.errors import ConfigError
 from tests.codec_suite import CodecSuite, state_bits
 from tests.strategies import bits, normal, spec_of

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inshrink_core.codecs.flat_symbols import FLAT_CODERS, decode_flat, encode_flat, worst_case_flat_bytes
+from inshrink_core.codecs.published.fallback import (
+    FLAT_CODERS,
+    decode_flat,
+    encode_flat,
+    worst_case_flat_bytes,
+)
 from inshrink_core.errors import DamagedError
 
 

@@ -14,8 +14,8 @@ from benchmarks.fuzz.payloads import PayloadTarget
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import TensorInput, codec_names, get_codec
 from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact
-from inshrink_core.codecs.moments_state import MomentsReference
-from inshrink_core.entropy.zstd import zstd_compress, zstd_decompress
+from inshrink_core.codecs.moments.block import MomentsReference
+from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError, InshrinkError, TooLargeError
 from inshrink_core.frame import Block
 from tests.strategies import bits, normal, spec_of

@@ -10,14 +10,14 @@ import torch
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
-from inshrink_core.codecs.inshrinkerator import (
+from inshrink_core.codecs.inshrinkerator.block import RoundedReference, round_to_bfloat16
+from inshrink_core.codecs.inshrinkerator.codec import (
     InshrinkeratorCodec,
     InshrinkeratorConfig,
     InshrinkeratorReference,
 )
-from inshrink_core.codecs.inshrinkerator_state import RoundedReference, round_to_bfloat16
 from inshrink_core.codecs.lossless import LosslessConfig
-from inshrink_core.codecs.symbol_stream import encode_symbols
+from inshrink_core.codecs.symbols import encode_symbols
 from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError, InputError
 from inshrink_core.frame import Block
 from tests.codec_suite import CodecSuite, state_bits

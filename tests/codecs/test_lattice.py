@@ -8,7 +8,9 @@ import torch
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput, codec_for_block, get_codec
-from inshrink_core.codecs.lattice import LatticeCodec, LatticeConfig, LatticeReference
+from inshrink_core.codecs.lattice.block import LatticeReference
+from inshrink_core.codecs.lattice.codec import LatticeCodec
+from inshrink_core.codecs.lattice.config import LatticeConfig
 from inshrink_core.codecs.lossless import LosslessConfig
 from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError, InputError
 from inshrink_core.frame import Block

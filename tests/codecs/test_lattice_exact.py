@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from inshrink_core.codec import FrameContext, TensorInput
-from inshrink_core.codecs.lattice import LatticeCodec, LatticeConfig
+from inshrink_core.codecs.lattice.codec import LatticeCodec
+from inshrink_core.codecs.lattice.config import LatticeConfig
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
 from tests.codec_suite import CodecSuite

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from inshrink_core.codec import FrameContext, TensorInput
-from inshrink_core.codecs.lattice import LatticeConfig
+from inshrink_core.codecs.lattice.config import LatticeConfig
 from tests.codec_suite import state_bits
 from tests.codecs.lattice_chains import CODEC, chain, frame, moving
 from tests.strategies import bits, normal, spec_of

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
-from inshrink_core.codecs.lc_checkpoint import LcCheckpointCodec, LcCheckpointConfig, promote_buckets
+from inshrink_core.codecs.published.lc_checkpoint import (
+    LcCheckpointCodec,
+    LcCheckpointConfig,
+    promote_buckets,
+)
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
 from tests.codec_suite import CodecSuite

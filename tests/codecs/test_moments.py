@@ -7,7 +7,7 @@ import torch
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import TensorInput
-from inshrink_core.codecs.moments import MomentsCodec, MomentsConfig
+from inshrink_core.codecs.moments.codec import MomentsCodec, MomentsConfig
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
 from tests.codec_suite import CodecSuite

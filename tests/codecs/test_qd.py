@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
-from inshrink_core.codecs.qd import QdCodec, QdConfig, weighted_entropy
+from inshrink_core.codecs.published.qd import QdCodec, QdConfig, weighted_entropy
 from inshrink_core.errors import ConfigError
 from tests.codec_suite import CodecSuite, state_bits
 from tests.strategies import normal, spec_of

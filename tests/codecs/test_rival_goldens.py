@@ -9,11 +9,11 @@ import torch
 
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import TensorInput, get_codec
-from inshrink_core.codecs.context import ContextConfig
-from inshrink_core.codecs.excp import ExcpConfig
-from inshrink_core.codecs.lc_checkpoint import LcCheckpointConfig
-from inshrink_core.codecs.qd import QdConfig
-from inshrink_core.codecs.uniform import UniformConfig
+from inshrink_core.codecs.published.context import ContextConfig
+from inshrink_core.codecs.published.excp import ExcpConfig
+from inshrink_core.codecs.published.lc_checkpoint import LcCheckpointConfig
+from inshrink_core.codecs.published.qd import QdConfig
+from inshrink_core.codecs.published.uniform import UniformConfig
 from inshrink_core.frame import Block
 from tests.strategies import bits, spec_of
 

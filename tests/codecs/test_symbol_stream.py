@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from inshrink_core.codecs import event_coding, symbol_stream
-from inshrink_core.codecs.symbol_stream import decode_symbols, encode_symbols, worst_case_symbols_bytes
-from inshrink_core.entropy.raw import packed_bytes
+from inshrink_core.codecs import symbols as symbol_stream
+from inshrink_core.codecs.symbols import decode_symbols, encode_symbols, worst_case_symbols_bytes
+from inshrink_core.coding import events as event_coding
+from inshrink_core.coding.raw import packed_bytes
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.ops import Backend, force_backend
 from tests.strategies import symbol_pairs
@@ -234,7 +235,7 @@ def test_both_back_ends_refuse_the_same_streams():
 
 
 def test_an_event_never_needs_more_bits_than_a_window_holds():
-    from inshrink_core.entropy.run_length import RUN_EXTRA_BITS, RUN_STARTS
+    from inshrink_core.coding.run_length import RUN_EXTRA_BITS, RUN_STARTS
     from inshrink_core.ops.symbols import MAX_CHUNK, MAX_CODE_BITS, N_RUN_TOKENS
 
     assert 2 * MAX_CODE_BITS + int(RUN_EXTRA_BITS.max()) <= 64

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
-from inshrink_core.codecs.grid import Grid, GridReference
-from inshrink_core.codecs.uniform import UniformCodec, UniformConfig
+from inshrink_core.codecs.published.grid import Grid, GridReference
+from inshrink_core.codecs.published.uniform import UniformCodec, UniformConfig
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
 from tests.codec_suite import CodecSuite, state_bits

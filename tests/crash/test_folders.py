@@ -13,7 +13,7 @@ from inshrink_core.archive import ArchiveWriter
 from inshrink_core.archive.layout import FRAME_FOLDER
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.execution import make_folders, working_folder
-from inshrink_core.session.spool import Spool
+from inshrink_core.training.spool import Spool
 
 
 def place(descriptor: int) -> str:

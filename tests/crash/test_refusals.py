@@ -14,8 +14,8 @@ import inshrink_core
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.archive.layout import FRAME_FOLDER
 from inshrink_core.errors import StorageError
-from inshrink_core.formats.transaction import write_files
-from inshrink_core.session.spool import Spool
+from inshrink_core.formats.write import write_files
+from inshrink_core.training.spool import Spool
 from tests.training import write_run
 
 

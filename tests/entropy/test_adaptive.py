@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inshrink_core.entropy.adaptive import decode_adaptive, encode_adaptive, worst_case_adaptive_bytes
+from inshrink_core.coding.adaptive import decode_adaptive, encode_adaptive, worst_case_adaptive_bytes
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.adaptive import adaptive_decode, adaptive_encode

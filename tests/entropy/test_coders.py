@@ -6,16 +6,16 @@ import random
 import numpy as np
 import pytest
 
-from inshrink_core.entropy import HuffmanCoder, RawCoder, RunLengthCoder, ZstdCoder
-from inshrink_core.entropy.huffman import (
+from inshrink_core.coding import HuffmanCoder, RawCoder, RunLengthCoder, ZstdCoder
+from inshrink_core.coding.huffman import (
     code_entries,
     parse_lengths,
     serialize_lengths,
     symbol_windows,
     window_bits,
 )
-from inshrink_core.entropy.raw import pack_bits, packed_bytes, unpack_bits
-from inshrink_core.entropy.zstd import zstd_compress, zstd_decompress
+from inshrink_core.coding.raw import pack_bits, packed_bytes, unpack_bits
+from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.symbols import code_lengths

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from inshrink_core.entropy.lzma2 import lzma_compress, lzma_decompress
+from inshrink_core.coding.lzma2 import lzma_compress, lzma_decompress
 from inshrink_core.errors import DamagedError
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from inshrink_core.entropy.rans import (
+from inshrink_core.coding.rans import (
     decode_rans,
     encode_rans,
     estimate_bits,
@@ -18,7 +18,7 @@ from inshrink_core.entropy.rans import (
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.rans_tables import read_tables
-from inshrink_core.ops.reference_rans_tables import READ_AHEAD
+from inshrink_core.ops.reference.rans_tables import READ_AHEAD
 
 RNG = np.random.default_rng
 

@@ -16,7 +16,7 @@ from inshrink_core.errors import DamagedError, InshrinkError, RottenError
 from inshrink_core.formats import open_run
 from inshrink_core.formats.disk import ByteCounter, ReadableFile
 from inshrink_core.formats.torch_zip import read_checked_entries
-from inshrink_core.session.spool import Spool
+from inshrink_core.training.spool import Spool
 
 N_FLIPS = int(os.environ.get("INSHRINK_ROT_FLIPS", "300"))
 

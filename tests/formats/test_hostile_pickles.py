@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
-from inshrink_core.formats.pickle_machine import read_pickle
+from inshrink_core.formats.pickles.machine import read_pickle
 from inshrink_core.formats.state_tree import read_state_tree
 from tests.formats.hostile_pickles import CASES
 

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
-from inshrink_core.formats import open_run, pickle_recall
-from inshrink_core.formats.directory import read_directory, read_single_file
+from inshrink_core.formats import open_run
+from inshrink_core.formats.assembly import read_directory, read_single_file
 from inshrink_core.formats.disk import ByteCounter
-from inshrink_core.formats.pickle_machine import read_pickle
-from inshrink_core.formats.pickle_recall import PickleRecall
-from inshrink_core.formats.pickle_stack import Machine
+from inshrink_core.formats.pickles import recall as pickle_recall
+from inshrink_core.formats.pickles.machine import read_pickle
+from inshrink_core.formats.pickles.recall import PickleRecall
+from inshrink_core.formats.pickles.stack import Machine
 
 
 def _names(n=900):

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from inshrink_core.entropy.rans import decode_rans, encode_rans
+from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops.cpu.wide_rans import is_wide
 from inshrink_core.ops.rans import (
     INITIAL_STATE,
     RansBlocks,
@@ -29,7 +30,6 @@ from inshrink_core.ops.rans_tables import (
     read_tables,
     write_tables,
 )
-from inshrink_core.ops.wide_rans import is_wide
 
 SHAPES = [
     (1, 1, 1, 2),

@@ -18,8 +18,8 @@ def test_every_declared_op_has_a_reference_and_the_kernels_it_names():
 
 def test_an_unknown_device_gets_the_reference():
     reference = dispatch("split_planes", torch.device("meta"))
-    assert reference.__module__ == "inshrink_core.ops.reference_planes"
-    assert dispatch("split_planes", torch.device("cpu")).__module__ == "inshrink_core.ops.cpu_planes"
+    assert reference.__module__ == "inshrink_core.ops.reference.planes"
+    assert dispatch("split_planes", torch.device("cpu")).__module__ == "inshrink_core.ops.cpu.planes"
 
 
 def test_a_forced_back_end_lasts_as_long_as_its_context():

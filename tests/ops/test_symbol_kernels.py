@@ -4,11 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from inshrink_core.entropy.bitstream import stream_bytes, stream_words
-from inshrink_core.entropy.huffman import code_entries, literal_entries, symbol_windows, window_bits
-from inshrink_core.entropy.run_length import run_windows
+from inshrink_core.coding.huffman import (
+    code_entries,
+    literal_entries,
+    stream_bytes,
+    stream_words,
+    symbol_windows,
+    window_bits,
+)
+from inshrink_core.coding.run_length import run_windows
 from inshrink_core.ops import Backend, dispatch, force_backend
-from inshrink_core.ops.cpu_symbol_windows import _FAST_FROM, _LONGEST_RUN
+from inshrink_core.ops.cpu.symbol_windows import _FAST_FROM, _LONGEST_RUN
 from inshrink_core.ops.symbols import MAX_CODE_BITS, N_RUN_TOKENS, code_lengths
 
 _HOST = torch.device("cpu")

@@ -6,6 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from inshrink_core.codecs.lattice.spacing import Spacing, grid_of
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.lattice import (
     EXACT,
@@ -20,7 +21,6 @@ from inshrink_core.ops.lattice import (
     large_changes,
     round_to_grid,
 )
-from inshrink_core.quantization.lattice import Spacing, grid_of
 from tests.ops.interpreted import NEEDS_GPU, NEEDS_TRITON, outcomes
 from tests.strategies import normal
 
@@ -173,7 +173,7 @@ def check_thresholds_of_matched_gain(device):
 
 
 def check_rows_are_counted_in_groups(device):
-    from inshrink_core.ops import triton_gain
+    from inshrink_core.ops.triton import gain_kernels as triton_gain
 
     grid = Grid(1.0, 1, 1.0, 2**24 - 1)
     integers, base = torch.zeros(60, dtype=torch.int32), torch.zeros(60)

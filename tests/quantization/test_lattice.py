@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from inshrink_core.ops.sample import sample_sums
-from inshrink_core.quantization.lattice import (
+from inshrink_core.codecs.lattice.spacing import (
     MAX_STEP,
     Spacing,
     exact_mean,
@@ -18,6 +17,7 @@ from inshrink_core.quantization.lattice import (
     sensitivity_factor,
     spacing_of,
 )
+from inshrink_core.ops.sample import sample_sums
 from tests.strategies import normal
 
 

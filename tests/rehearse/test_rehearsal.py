@@ -10,9 +10,9 @@ import torch
 
 import inshrink_core
 from inshrink_core.errors import InputError
-from inshrink_core.rehearse import training
-from inshrink_core.rehearse.training import Schedule
-from inshrink_core.session import Saver
+from inshrink_core.training import failing as training
+from inshrink_core.training.failing import Schedule
+from inshrink_core.training.saver import Saver
 
 TASK = '''
 import torch

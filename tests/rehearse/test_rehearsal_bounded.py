@@ -15,12 +15,12 @@ from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import ConfigError, EvaluatorError, InputError, NotFiniteError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.formats import open_run
-from inshrink_core.rehearse import TrainingResult, training
-from inshrink_core.rehearse.judging import TaskEvaluator
-from inshrink_core.rehearse.results import ResultStore
-from inshrink_core.session import compress
-from inshrink_core.session.spool import Spool
-from inshrink_core.tasks import find_task
+from inshrink_core.training import failing as training
+from inshrink_core.training.failing import TaskEvaluator
+from inshrink_core.training.rehearsal import ResultStore, TrainingResult
+from inshrink_core.training.spool import Spool
+from inshrink_core.training.tasks import find_task
+from inshrink_core.verbs import compress
 
 TASK = '''
 import torch

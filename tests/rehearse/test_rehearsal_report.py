@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from inshrink_core.rehearse.report import Rehearsal, TrainingResult, half_width
+from inshrink_core.training.rehearsal import Rehearsal, TrainingResult, half_width
 
 
 def result(final, **sizes):

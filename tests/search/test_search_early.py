@@ -18,13 +18,12 @@ from inshrink_core.evaluate import Evaluation, EvaluatorRequest, PartialEvaluati
 from inshrink_core.formats import open_run
 from inshrink_core.metrics import Direction
 from inshrink_core.search.bounds import Bounds, Partial
-from inshrink_core.search.early import CONFIDENT_ERRORS, EarlyExit
-from inshrink_core.search.judge import Judge
+from inshrink_core.search.judge import CONFIDENT_ERRORS, EarlyExit, Judge
 from inshrink_core.search.quadratic import calibrate
+from inshrink_core.search.search import search
 from inshrink_core.search.space import LatticeLine
 from inshrink_core.search.trials import Trial, TrialLog
 from inshrink_core.search.walk import TrialRunner
-from inshrink_core.session import search
 from tests.search.evaluators import InProcess
 from tests.training import batch, model, write_run
 

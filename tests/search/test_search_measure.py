@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from inshrink_core.analysis.gain import restore_gain
 from inshrink_core.chain import Archive, ChainConfig, Standing, archive_size
 from inshrink_core.checkpoint import MODEL_ROLES, LayerType
 from inshrink_core.codec import get_codec
@@ -20,7 +21,7 @@ from inshrink_core.search.sampling import RatioEstimate, sample_keys
 from inshrink_core.search.space import Candidate, LatticeLine, space_of
 from inshrink_core.search.trials import TrialLog
 from inshrink_core.search.walk import Position, TrialRunner
-from inshrink_core.session import compress, restore_gain
+from inshrink_core.verbs import compress
 from tests.builders import memory_checkpoint, seeded
 from tests.search.evaluators import InProcess
 from tests.training import write_run

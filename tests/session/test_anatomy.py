@@ -7,15 +7,13 @@ import pytest
 import torch
 
 import inshrink_core
+from inshrink_core.analysis.anatomy import N_BINS, anatomy, map_sensitivity, value_histogram
+from inshrink_core.analysis.levels import PROTECTED, PRUNED, QUANTIZED, entropy_of_symbols, levels_of
+from inshrink_core.analysis.trajectory import trajectory
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codecs.grid import Grid, GridReference
+from inshrink_core.codecs.published.grid import Grid, GridReference
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
 from inshrink_core.formats import open_run
-from inshrink_core.session.anatomy import anatomy
-from inshrink_core.session.anatomy_map import map_sensitivity
-from inshrink_core.session.anatomy_values import N_BINS, value_histogram
-from inshrink_core.session.levels import PROTECTED, PRUNED, QUANTIZED, entropy_of_symbols, levels_of
-from inshrink_core.session.trajectory import trajectory
 from tests.builders import memory_checkpoint, memory_run
 
 KEY = "fc1.weight"
@@ -174,7 +172,7 @@ def test_one_tensor_and_its_companions_are_read_and_nothing_else():
         for name in ("a.weight", "b.weight", "a.weight@exp_avg", "a.weight@exp_avg_sq", "b.weight@exp_avg")
     }
     series = memory_run({1: tensors, 2: tensors, 3: tensors})
-    from inshrink_core.session.anatomy import _of_run
+    from inshrink_core.analysis.anatomy import _of_run
 
     seen = _of_run(series, 3, "a.weight", "lattice", None, None)
     read = {key for checkpoint in series.checkpoints.values() for key in checkpoint.source.reads}
@@ -276,7 +274,7 @@ def test_a_trajectory_tells_size_and_movement():
     series = memory_run(
         {1: {"w": torch.tensor([3.0, 4.0])}, 2: {"w": torch.tensor([3.0, 5.0])}, 3: {"v": torch.ones(1)}}
     )
-    from inshrink_core.session import trajectory as module_function
+    from inshrink_core.analysis import trajectory as module_function
 
     assert module_function is trajectory
     found = _follow(series, "w")
@@ -292,7 +290,7 @@ def _follow(series, key):
     """Let a run in memory pass for one on disk."""
     from unittest import mock
 
-    with mock.patch("inshrink_core.session.trajectory.open_any", return_value=series):
+    with mock.patch("inshrink_core.analysis.trajectory.open_any", return_value=series):
         return trajectory("anything", key)
 
 

@@ -13,10 +13,10 @@ import torch
 
 import inshrink_core
 from inshrink_core.chain import Archive, ChainConfig, default_optimizer
+from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.cli import main
 from inshrink_core.codec import codec_names, get_codec
-from inshrink_core.codecs.lattice_config import LatticeConfig
-from inshrink_core.session.config import make_chain_config
+from inshrink_core.codecs.lattice.config import LatticeConfig
 from tests.training import load, write_run
 
 STATE = {"exp_avg", "exp_avg_sq"}
@@ -180,7 +180,7 @@ def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path)
     from inshrink_app.export_tables import ExportRequest
     from inshrink_app.report import Report
 
-    from inshrink_core.session import watch
+    from inshrink_core.verbs import watch
 
     written = {}
     inshrink_core.compress(run_path, tmp_path / "compressed.inshrink")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import inshrink_core
+from inshrink_core.analysis.movement import Movement
 from inshrink_core.errors import InputError, NotFoundError
-from inshrink_core.session.movement import Movement
 from tests.training import write_run
 
 
@@ -114,7 +114,7 @@ def test_slices_change_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for step in (1, 2):
         save(tmp_path / "r", step, w=torch.randn(50, 7, generator=generator))
     whole = inshrink_core.diff(tmp_path / "r").total.to_json()
-    monkeypatch.setattr(sys.modules["inshrink_core.session.movement"], "_CHUNK", 11)
+    monkeypatch.setattr(sys.modules["inshrink_core.analysis.movement"], "_CHUNK", 11)
     assert inshrink_core.diff(tmp_path / "r").total.to_json() == pytest.approx(whole)
 
 
@@ -140,7 +140,7 @@ def test_steps_that_are_not_there_or_not_two_are_told(run: Path, tmp_path: Path)
 
 
 def test_progress_is_told_and_may_cancel(run: Path) -> None:
-    def cancel(_now: inshrink_core.session.Progress) -> None:
+    def cancel(_now: inshrink_core.execution.progress.Progress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

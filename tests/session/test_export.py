@@ -193,7 +193,7 @@ def test_export_refuses_what_makes_no_sense(archive_path: Path, tmp_path: Path) 
 
 
 def test_cancelled_export_leaves_nothing_behind(archive_path: Path, tmp_path: Path) -> None:
-    def cancel(_now: inshrink_core.session.Progress) -> None:
+    def cancel(_now: inshrink_core.execution.progress.Progress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

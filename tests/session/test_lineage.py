@@ -11,10 +11,10 @@ import torch
 import inshrink_core
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain import Archive, ChainWriter
+from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.codec import Codec, FrameContext, get_codec
-from inshrink_core.codecs.inshrinkerator import InshrinkeratorCodec
+from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
 from inshrink_core.errors import StepConflictError
-from inshrink_core.session.config import make_chain_config
 from tests.training import write_run
 
 

@@ -237,7 +237,7 @@ def test_cancelled_pruning_leaves_the_archive_as_it_was(path: Path) -> None:
     before = ArchiveReader.open(path).frames
     seen = []
 
-    def cancel(now: inshrink_core.session.Progress) -> None:
+    def cancel(now: inshrink_core.execution.progress.Progress) -> None:
         seen.append(now)
         if now.stage == "prune" and len(seen) > 4:
             raise KeyboardInterrupt

@@ -2,10 +2,10 @@
 
 import pytest
 
+from inshrink_core.analysis.gain import restore_gain, restore_gain_of_run
 from inshrink_core.errors import InputError
 from inshrink_core.formats import open_run
-from inshrink_core.session import compress, restore_gain
-from inshrink_core.session.gain import restore_gain_of_run
+from inshrink_core.verbs import compress
 from tests.training import write_run
 
 STEPS = (5, 10, 15, 20)

@@ -18,11 +18,11 @@ import inshrink_core
 from inshrink_core.archive import ArchiveReader
 from inshrink_core.chain import Archive, ChainWriter
 from inshrink_core.checkpoint import TensorRole
-from inshrink_core.codecs.inshrinkerator import InshrinkeratorCodec
+from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
 from inshrink_core.errors import DamagedError, InputError, LockedError, StepConflictError, StorageError
-from inshrink_core.session import Saver
-from inshrink_core.session.gradients import GradientAverage
-from inshrink_core.session.spool import Spool, spool_folder
+from inshrink_core.training.gradients import GradientAverage
+from inshrink_core.training.saver import Saver
+from inshrink_core.training.spool import Spool, spool_folder
 from tests.training import model, train
 
 
@@ -350,7 +350,7 @@ KILLED = """
 import sys, time
 import torch
 from inshrink_core.chain import ChainWriter
-from inshrink_core.session import Saver
+from inshrink_core.training.saver import Saver
 from tests.training import model, train
 
 append, n_appended = ChainWriter.append, 0

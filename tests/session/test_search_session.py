@@ -7,18 +7,19 @@ import pytest
 import torch
 
 from inshrink_core.chain import Archive, Standing
+from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES
-from inshrink_core.codecs.lattice_config import LatticeConfig
+from inshrink_core.codecs.lattice.config import LatticeConfig
 from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.formats import open_run
+from inshrink_core.search.bounded import StepTrials
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.prior import DROP_PER_NAT
+from inshrink_core.search.search import search
 from inshrink_core.search.space import Candidate
-from inshrink_core.session import compress, estimate, restore, search
-from inshrink_core.session.config import make_chain_config
-from inshrink_core.session.step_trials import StepTrials
+from inshrink_core.verbs import compress, estimate, restore
 from tests.search.evaluators import InProcess
 from tests.training import write_run
 

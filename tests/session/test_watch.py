@@ -17,7 +17,7 @@ import inshrink_core
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InputError, LockedError, NotFoundError, StepConflictError
-from inshrink_core.session import WatchEvent
+from inshrink_core.verbs.watch import WatchEvent
 from tests.signals import hear_ctrl_c
 from tests.training import write_run
 
@@ -145,7 +145,7 @@ def test_checkpoint_that_vanishes_while_it_is_read_is_told_and_left_out(
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
-    module = sys.modules["inshrink_core.session.watch"]
+    module = sys.modules["inshrink_core.verbs.watch"]
     real = module.compress
 
     def deleted_meanwhile(run, archive, **options):

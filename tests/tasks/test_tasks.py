@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
 from inshrink_core.metrics import Direction
-from inshrink_core.tasks import Task, digits_cnn, find_task, task_names
-from inshrink_core.tasks.char_conv import GatedBlock
-from inshrink_core.tasks.schedule import warmup_cosine
+from inshrink_core.training.tasks import Task, digits_cnn, find_task, task_names
+from inshrink_core.training.tasks.char_conv import GatedBlock
+from inshrink_core.training.tasks.task import warmup_cosine
 
 
 def first(batch):
@@ -57,7 +57,7 @@ def test_evaluation_leaves_the_model_as_it_was_and_repeats_itself():
 
 
 def test_the_char_gpt_is_judged_on_text_it_never_trains_on():
-    from inshrink_core.tasks.characters import corpus, encode_corpus
+    from inshrink_core.training.tasks.characters import corpus, encode_corpus
 
     training, validation, n_characters = encode_corpus()
     assert len(training) + len(validation) == len(corpus())

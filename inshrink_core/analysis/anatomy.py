@@ -1,0 +1,600 @@
+"""One tensor of one step, looked into: its values, its partition, its levels, and what it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inshrink_core.analysis.alone import Coded, encode_alone, read_if_there, step_before
+from inshrink_core.chain import Archive
+from inshrink_core.chain.config import overridden
+from inshrink_core.chain.defaults import DEFAULT_CODEC, make_configs
+from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
+from inshrink_core.codec import CodecConfig, get_codec
+from inshrink_core.errors import InputError
+from inshrink_core.formats import Run, open_run
+from inshrink_core.frame import FrameKind
+from inshrink_core.sensitivity import Scores, scores
+from inshrink_core.values import magnitudes
+from inshrink_core.verbs.restore import open_any
+
+if TYPE_CHECKING:
+    import os
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+__all__ = [
+    "MAP_METRICS",
+    "PARTS",
+    "PROTECTED",
+    "PRUNED",
+    "QUANTIZED",
+    "Anatomy",
+    "Part",
+    "SensitivityMap",
+    "ValueHistogram",
+    "anatomy",
+    "bins_of",
+    "chunks_of",
+    "edges_of",
+    "map_sensitivity",
+    "value_histogram",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Anatomy:
+    """One tensor of one step, and what a codec makes or made of it.
+
+    Parameters
+    ----------
+    step, spec
+        Which tensor.
+    codec, config
+        What it was encoded with, or would be.
+    estimated
+        True for a run: the tensor was encoded by itself, although a frame pools thresholds and steps over
+        all its tensors. False for an archive: this is what stands in it.
+    kind
+        ``keyframe``, or ``delta`` against the step before.
+    histogram
+        Of the original values where they are known, else of the restored ones.
+    restored
+        True where the values are those an archive restores.
+    level_kind
+        ``codebook``, ``lattice``, ``grid``, ``rounded``, ``exact`` or ``other`` (`Levels.kind`).
+    points : Float[ndarray, "c"]
+        Levels that occur, ascending, where they are at most 256; else empty.
+    spacing
+        From one lattice point to the next; None where levels are not even.
+    entropy
+        Of the symbols, in bits a value (`entropy_of_symbols`); None where there are none.
+    nbytes
+        Bytes of the tensor's block.
+    keyframe_nbytes
+        Bytes of a block that stands alone; None for an archive's delta.
+    sensitivity
+        Sensitivity against magnitude; None where the checkpoint does not tell a sensitivity.
+    """
+
+    step: int
+    spec: TensorSpec
+    codec: str
+    config: Mapping[str, Any]
+    estimated: bool
+    kind: str
+    histogram: ValueHistogram
+    restored: bool
+    level_kind: str
+    points: NDArray[np.float64]
+    spacing: float | None
+    entropy: float | None
+    nbytes: int
+    keyframe_nbytes: int | None
+    sensitivity: SensitivityMap | None
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Bits of the block for each value; None for an empty tensor."""
+        return 8 * self.nbytes / self.spec.numel if self.spec.numel else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "step": self.step,
+            "tensor": self.spec.key,
+            "dtype": self.spec.dtype,
+            "shape": list(self.spec.shape),
+            "codec": self.codec,
+            "config": dict(self.config),
+            "estimated": self.estimated,
+            "kind": self.kind,
+            "restored": self.restored,
+            "histogram": self.histogram.to_json(),
+            "levels": {"kind": self.level_kind, "points": self.points.tolist(), "spacing": self.spacing},
+            "entropy_bits": self.entropy,
+            "nbytes": self.nbytes,
+            "keyframe_nbytes": self.keyframe_nbytes,
+            "bits_per_weight": self.bits_per_weight,
+            "sensitivity": self.sensitivity.to_json() if self.sensitivity is not None else None,
+        }
+
+
+def anatomy(
+    source: Run | Archive | str | os.PathLike[str],
+    step: int,
+    tensor: str,
+    codec: str | None = None,
+    config: Mapping[str, Any] | CodecConfig | None = None,
+    *,
+    against: Run | str | os.PathLike[str] | None = None,
+    metric: str | None = None,
+) -> Anatomy:
+    """Look into one tensor of one step; reads it, its companions and its predecessors, and nothing else.
+
+    Parameters
+    ----------
+    source
+        A run, an archive, or the path of one.
+    step, tensor
+        The step, and the tensor's key.
+    codec, config
+        For a run: what it would be encoded with; by default the default codec. Not for an archive.
+    against
+        The original run of an archive: its values are shown instead of the restored ones.
+    metric
+        Sensitivity to set against the magnitude: ``taylor``, ``fisher`` or ``update``; by default the
+        first of them that the checkpoint tells.
+
+    Returns
+    -------
+    Anatomy
+        Bounded in size, whatever the tensor.
+
+    Raises
+    ------
+    NotFoundError
+        No such step or tensor.
+    InputError
+        A codec for an archive, originals for a run, or no such metric.
+    ConfigError
+        The config is not one of the codec.
+
+    Notes
+    -----
+    A run: two steps of the tensor are read and encoded. An archive: its chain is decoded from the last
+    keyframe on. O(n); memory of a few copies of the tensor.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> seen = inshrink_core.anatomy(run, 400, "fc1.weight", "inshrinkerator", {"bins": 8, "prune": 0.25})
+    >>> seen.level_kind, [part.name for part in seen.histogram.parts]
+    ('codebook', ['pruned', 'quantized', 'protected'])
+    """
+    opened = source if isinstance(source, Run | Archive) else open_any(source)
+    if isinstance(opened, Archive):
+        if codec is not None or config is not None:
+            raise InputError("an archive has its codec already", remedy="leave out codec and config")
+        run = against if isinstance(against, Run) or against is None else open_run(against)
+        return _of_archive(opened, run, step, tensor, metric)
+    if against is not None:
+        raise InputError("originals go with an archive, and this is a run", remedy="leave out 'against'")
+    return _of_run(opened, step, tensor, codec or DEFAULT_CODEC, config, metric)
+
+
+def _of_run(
+    run: Run,
+    step: int,
+    key: str,
+    name: str,
+    settings: Mapping[str, Any] | CodecConfig | None,
+    metric: str | None,
+) -> Anatomy:
+    """Encode the tensor by itself, against the step before where there is one."""
+    checkpoint = run[step]
+    spec = checkpoint.spec(key)
+    base, overrides = make_configs(name, settings)
+    codec, config = get_codec(name), overridden(base, overrides, spec)
+    if spec.role not in codec.takes(config):
+        name = "lossless"
+        codec = get_codec(name)
+        config = codec.config_type()
+    before = step_before(run, step, spec)
+    coded, values = encode_alone(codec, config, checkpoint, before, spec)
+    return _put_together(
+        checkpoint=checkpoint,
+        before=before,
+        spec=spec,
+        values=values,
+        coded=coded,
+        metric=metric,
+        codec=name,
+        config=dataclasses.asdict(config),  # type: ignore[call-overload]
+        estimated=True,
+        kind=FrameKind.KEYFRAME if coded.reference is None else FrameKind.DELTA,
+        restored=False,
+    )
+
+
+def _of_archive(archive: Archive, run: Run | None, step: int, key: str, metric: str | None) -> Anatomy:
+    """Decode the tensor's chain, and say what stands in it."""
+    info = archive.reader.find(step)
+    view = archive.sequential()
+    frame = archive.frame(info)
+    checkpoint = view.checkpoint(info)
+    spec = checkpoint.spec(key)
+    chain = archive.reader.chain(info.frame_id)
+    reference = None
+    if len(chain) > 1 and spec.key in archive.checkpoint(chain[-2]):
+        reference = view.decode(chain[-2], spec.key)[1]
+    decoded, state = view.decode(info, spec.key)
+    entry = frame.entry(spec.key)
+    original = run[step] if run is not None and step in run and spec.key in run[step] else None
+    told = checkpoint if original is None else original
+    return _put_together(
+        checkpoint=told,
+        before=step_before(view if original is None or run is None else run, step, spec),
+        spec=spec,
+        values=decoded if original is None else original[spec.key],
+        coded=Coded(state, reference, entry.codec, entry.nbytes, entry.nbytes if reference is None else None),
+        metric=metric,
+        codec=entry.codec.partition("/")[0],
+        config=dict(frame.meta.get("config", {})),
+        estimated=False,
+        kind=info.kind,
+        restored=original is None,
+    )
+
+
+def _put_together(
+    *,
+    checkpoint: Checkpoint,
+    before: Checkpoint | None,
+    spec: TensorSpec,
+    values: Tensor,
+    coded: Coded,
+    metric: str | None,
+    codec: str,
+    config: Mapping[str, Any],
+    estimated: bool,
+    kind: FrameKind,
+    restored: bool,
+) -> Anatomy:
+    """Count values by part, and set sensitivity against magnitude."""
+    # Here, because it imports torch, which opening a run must not wait for.
+    from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
+
+    levels = levels_of(coded.state, coded.bitstream)
+    return Anatomy(
+        step=checkpoint.step,
+        spec=spec,
+        codec=codec,
+        config=config,
+        estimated=estimated,
+        kind=kind.value,
+        histogram=value_histogram(values, levels.parts),
+        restored=restored,
+        level_kind=levels.kind,
+        points=levels.points,
+        spacing=levels.spacing,
+        entropy=entropy_of_symbols(coded.state, coded.reference),
+        nbytes=coded.nbytes,
+        keyframe_nbytes=coded.keyframe_nbytes,
+        sensitivity=map_sensitivity(checkpoint, before, spec, values, metric),
+    )
+
+
+MAP_METRICS = ("taylor", "fisher", "update")
+"""Sensitivities that say something the magnitude does not, in the order in which they are tried."""
+
+N_MAP_BINS = 48
+
+
+class SensitivityMap(NamedTuple):
+    """How many values have which magnitude and which sensitivity.
+
+    Parameters
+    ----------
+    metric
+        ``taylor``, ``fisher`` or ``update``.
+    source
+        What it came from, where there is a choice (`inshrink_core.sensitivity.Scores`).
+    log_magnitude, log_sensitivity : Float[ndarray, "bins + 1"]
+        Edges, in decimal logarithms.
+    counts : Int[ndarray, "bins bins"]
+        Magnitude by sensitivity.
+    n_zero
+        Values or sensitivities that are zero, which have no logarithm and are in no bin.
+    correlation
+        Of the two logarithms; None where one of them does not vary.
+    """
+
+    metric: str
+    source: str | None
+    log_magnitude: NDArray[np.float64]
+    log_sensitivity: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    n_zero: int
+    correlation: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "metric": self.metric,
+            "source": self.source,
+            "log10_magnitude": self.log_magnitude.tolist(),
+            "log10_sensitivity": self.log_sensitivity.tolist(),
+            "counts": self.counts.tolist(),
+            "n_zero": self.n_zero,
+            "correlation": self.correlation,
+        }
+
+
+def map_sensitivity(
+    checkpoint: Checkpoint, before: Checkpoint | None, spec: TensorSpec, values: Tensor, metric: str | None
+) -> SensitivityMap | None:
+    """Set a sensitivity against the magnitude; None where the checkpoint does not tell it.
+
+    Parameters
+    ----------
+    checkpoint, before
+        Where companions are read; the step before tells movement.
+    spec, values
+        A weight.
+    metric
+        One of `MAP_METRICS`; None takes the first that is known.
+
+    Raises
+    ------
+    InputError
+        No such metric.
+    """
+    if metric is not None and metric not in MAP_METRICS:
+        raise InputError(
+            f"'{metric}' cannot be set against the magnitude",
+            remedy=f"choose one of {', '.join(MAP_METRICS)}",
+        )
+    if spec.role is not TensorRole.WEIGHT or not values.is_floating_point():
+        return None
+    for name in MAP_METRICS if metric is None else (metric,):
+        found = _scores(name, checkpoint, before, spec, values)
+        if found is not None:
+            return _map(name, found, values)
+    return None
+
+
+def _scores(
+    metric: str, checkpoint: Checkpoint, before: Checkpoint | None, spec: TensorSpec, values: Tensor
+) -> Scores | None:
+    """Read what a metric needs, and nothing more."""
+    if metric == "taylor":
+        gradient = checkpoint.companion(spec, TensorRole.GRADIENT)
+        first = checkpoint.companion(spec, TensorRole.EXP_AVG) if gradient is None else None
+        return scores(metric, values, gradient=gradient, exp_avg=first)
+    if metric == "fisher":
+        beta2 = checkpoint.hyperparameters.get(spec.name, {}).get("beta2")
+        second = checkpoint.companion(spec, TensorRole.EXP_AVG_SQ)
+        return scores(metric, exp_avg_sq=second, beta2=beta2, step=_updates_of(checkpoint, spec))
+    previous = before[spec.key] if before is not None and spec.key in before else None
+    return scores(metric, values, previous=previous)
+
+
+def _updates_of(checkpoint: Checkpoint, spec: TensorSpec) -> float:
+    """Return how often the optimizer has moved a tensor: its own count, else the checkpoint's step."""
+    count = read_if_there(checkpoint, f"{spec.name}@{TensorRole.STEP.value}")
+    return float(count.item()) if count is not None and count.numel() == 1 else checkpoint.step
+
+
+def _map(metric: str, found: Scores, values: Tensor) -> SensitivityMap:
+    """Count pairs of logarithms chunk by chunk."""
+    ends = np.array([[np.inf, -np.inf], [np.inf, -np.inf]])
+    sums, n = np.zeros((2, 2)), 0
+    n_zero = 0
+    for logs, zeros in _logs(values, found.values):
+        n_zero += zeros
+        if logs.shape[1]:
+            ends[:, 0] = np.minimum(ends[:, 0], logs.min(axis=1))
+            ends[:, 1] = np.maximum(ends[:, 1], logs.max(axis=1))
+            sums[:, 0] += logs.sum(axis=1)
+            n += logs.shape[1]
+    means = sums[:, 0] / max(n, 1)
+    edges = [edges_of(float(low), float(high), N_MAP_BINS) for low, high in ends]
+    counts = np.zeros((N_MAP_BINS, N_MAP_BINS), np.int64)
+    moments = np.zeros(3)
+    for logs, _ in _logs(values, found.values):
+        if logs.shape[1]:
+            x, y = (bins_of(row, edge) for row, edge in zip(logs, edges, strict=True))
+            counts += np.bincount(x * N_MAP_BINS + y, minlength=counts.size).reshape(counts.shape)
+            away = logs - means[:, None]
+            moments += (np.square(away[0]).sum(), np.square(away[1]).sum(), (away[0] * away[1]).sum())
+    norm = float(np.sqrt(moments[0] * moments[1]))
+    correlation = float(moments[2]) / norm if norm > 0 else None
+    return SensitivityMap(metric, found.source, edges[0], edges[1], counts, n_zero, correlation)
+
+
+def _logs(values: Tensor, score: Tensor) -> Iterator[tuple[NDArray[np.float64], int]]:
+    """Yield log10 of magnitudes and scores where both are positive and finite, and how many are zero."""
+    for (_, weights), (_, marks) in zip(chunks_of(values), chunks_of(score), strict=True):
+        pair = np.abs(np.stack([weights, marks]))
+        finite = np.isfinite(pair).all(axis=0)
+        positive = finite & (pair > 0).all(axis=0)
+        logs: NDArray[np.float64] = np.log10(pair[:, positive])
+        yield logs, int((finite & ~positive).sum())
+
+
+PARTS = ("pruned", "quantized", "protected")
+PRUNED, QUANTIZED, PROTECTED = range(3)
+"""What can become of a value: zero, a level, or (nearly) itself."""
+
+N_BINS = 120
+"""Bins of a histogram: about one for every six pixels of a chart."""
+
+_CHUNK = 1 << 20
+"""Values turned to float64 at a time, 8 MB."""
+
+
+class Part(NamedTuple):
+    """The values of one tensor that became zero, a level, or themselves.
+
+    Parameters
+    ----------
+    name
+        ``pruned``, ``quantized`` or ``protected``.
+    n, share
+        How many they are, and of all values.
+    smallest, largest
+        Their magnitudes' range; None where there are none that are finite.
+    """
+
+    name: str
+    n: int
+    share: float
+    smallest: float | None
+    largest: float | None
+
+
+class ValueHistogram(NamedTuple):
+    """Values of one tensor in even bins, by part.
+
+    Parameters
+    ----------
+    edges : Float[ndarray, "bins + 1"]
+        Ascending; the last bin contains its upper edge. Empty where no value is finite.
+    counts : Int[ndarray, "3 bins"]
+        In the order of `PARTS`.
+    parts
+        Totals, in the same order.
+    n_nonfinite
+        NaN and infinite values, which are in no bin.
+    rms
+        Root mean square of the finite values; NaN where there are none.
+    """
+
+    edges: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    parts: tuple[Part, ...]
+    n_nonfinite: int
+    rms: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "edges": self.edges.tolist(),
+            "counts": {name: row.tolist() for name, row in zip(PARTS, self.counts, strict=True)},
+            "parts": [part._asdict() for part in self.parts],
+            "n_nonfinite": self.n_nonfinite,
+            "rms": None if np.isnan(self.rms) else self.rms,
+        }
+
+
+def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int, n_bins: int = N_BINS) -> ValueHistogram:
+    """Count the values of a tensor in even bins from the smallest to the largest, by part.
+
+    Parameters
+    ----------
+    values
+        Any shape and dtype; a complex number counts by its absolute value.
+    parts : UInt8[ndarray, "n"] or int
+        Index into `PARTS` for each element, or one for all.
+    n_bins
+        At least 1.
+
+    Notes
+    -----
+    Two passes over chunks of float64; O(n).
+    """
+    low, high, square, n_finite = np.inf, -np.inf, 0.0, 0
+    for _, chunk in chunks_of(values):
+        finite = chunk[np.isfinite(chunk)]
+        if finite.size:
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+            with np.errstate(over="ignore"):  # an infinite sum of squares says what it has to
+                square += float(np.square(finite).sum())
+            n_finite += finite.size
+    totals = np.zeros(len(PARTS), np.int64)
+    ranges = [[np.inf, -np.inf] for _ in PARTS]
+    edges = edges_of(low, high, n_bins)
+    counts = np.zeros((len(PARTS), max(edges.size - 1, 0)), np.int64)
+    for start, chunk in chunks_of(values):
+        for part in range(len(PARTS)):
+            mine = _of_part(chunk, parts, part, start)
+            totals[part] += mine.size
+            finite = mine[np.isfinite(mine)]
+            if finite.size == 0:
+                continue
+            counts[part] += _count(finite, edges)
+            magnitudes = np.abs(finite)
+            ranges[part][0] = min(ranges[part][0], float(magnitudes.min()))
+            ranges[part][1] = max(ranges[part][1], float(magnitudes.max()))
+    n = max(int(totals.sum()), 1)
+    return ValueHistogram(
+        edges=edges,
+        counts=counts,
+        parts=tuple(
+            Part(
+                name,
+                int(total),
+                int(total) / n,
+                *_range(smallest, largest),
+            )
+            for name, total, (smallest, largest) in zip(PARTS, totals, ranges, strict=True)
+        ),
+        n_nonfinite=int(totals.sum()) - n_finite,
+        rms=float(np.sqrt(square / n_finite)) if n_finite else float("nan"),
+    )
+
+
+def _range(smallest: float, largest: float) -> tuple[float | None, float | None]:
+    """Return a range, or nothing where no value is finite."""
+    return (None, None) if smallest > largest else (smallest, largest)
+
+
+def chunks_of(values: Tensor) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """Yield the flat values in float64, some at a time, each with its first index."""
+    import torch
+
+    flat = values.detach().cpu().reshape(-1)
+    for start in range(0, flat.numel(), _CHUNK):
+        chunk: NDArray[np.float64] = magnitudes(flat[start : start + _CHUNK], torch.float64).numpy()
+        yield start, chunk
+
+
+def _of_part(
+    chunk: NDArray[np.float64], parts: NDArray[np.uint8] | int, part: int, start: int
+) -> NDArray[np.float64]:
+    if isinstance(parts, int):
+        return chunk if parts == part else chunk[:0]
+    mine: NDArray[np.float64] = chunk[parts[start : start + chunk.size] == part]
+    return mine
+
+
+def edges_of(low: float, high: float, n_bins: int) -> NDArray[np.float64]:
+    """Return even edges; a single value gets a bin with room around it."""
+    if not low <= high:
+        return np.linspace(-1.0, 1.0, n_bins + 1)
+    if high - low <= 1e-12 * max(abs(low), abs(high)):
+        half = abs(low) / 2 or 0.5
+        low, high = low - half, high + half
+    edges: NDArray[np.float64] = np.linspace(low, high, n_bins + 1)
+    return edges
+
+
+def bins_of(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the bin of each value; even edges make it one multiplication."""
+    n_bins = edges.size - 1
+    scaled = (values - edges[0]) * (n_bins / (edges[-1] - edges[0]))
+    bins: NDArray[np.int64] = np.clip(scaled.astype(np.int64), 0, n_bins - 1)
+    return bins
+
+
+def _count(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.bincount(bins_of(values, edges), minlength=edges.size - 1)

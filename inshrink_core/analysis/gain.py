@@ -1,0 +1,206 @@
+"""Restore gain and noise of an archive: every step as if training had been restored at the one before."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inshrink_core.chain import Archive, stored_view
+from inshrink_core.chain.defaults import make_config
+from inshrink_core.codec import FrameContext, get_codec
+from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.evaluate.gain import StepGain, TensorGain, pool, step_gain
+from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.formats import Run, open_run
+from inshrink_core.verbs.compress import compress
+
+if TYPE_CHECKING:
+    import os
+
+    from torch import Tensor
+
+    from inshrink_core.checkpoint import Checkpoint, TensorSpec
+    from inshrink_core.codec import CodecConfig, TensorReference
+    from inshrink_core.frame import FrameInfo
+
+__all__ = ["RestoreGain", "restore_gain", "restore_gain_of_run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreGain:
+    """Restore gain and noise of an archive, step by step and tensor by tensor.
+
+    Parameters
+    ----------
+    codec, config
+        What the newest of the steps was encoded with.
+    steps
+        Every step whose previous step is archived too.
+    """
+
+    codec: str
+    config: Mapping[str, Any]
+    steps: tuple[StepGain, ...]
+
+    @property
+    def pooled(self) -> TensorGain:
+        """The sums over all steps and tensors."""
+        return pool(row for step in self.steps for row in step.tensors)
+
+    @property
+    def by_tensor(self) -> dict[str, TensorGain]:
+        """The sums over all steps, by tensor."""
+        rows = [row for step in self.steps for row in step.tensors]
+        keys = dict.fromkeys(row.key for row in rows)
+        return {key: pool(row for row in rows if row.key == key) for key in keys}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value of ``restore_gain`` in ``inshrink inspect --gain --json``."""
+        keys = dict.fromkeys(row.key for step in self.steps for row in step.tensors)
+        found = [{row.key: row for row in step.tensors} for step in self.steps]
+        return {
+            "codec": self.codec,
+            "config": dict(self.config),
+            "steps": [step.step for step in self.steps],
+            "gain": [step.gain for step in self.steps],
+            "noise": [step.noise for step in self.steps],
+            "tensors": [
+                {
+                    "key": key,
+                    "gain": [rows[key].gain if key in rows else None for rows in found],
+                    "noise": [rows[key].noise if key in rows else None for rows in found],
+                }
+                for key in keys
+            ],
+        }
+
+
+def restore_gain(
+    archive: Archive | str | os.PathLike[str],
+    against: Run | str | os.PathLike[str],
+    *,
+    steps: Iterable[int] | None = None,
+    progress: OnProgress | None = None,
+) -> RestoreGain:
+    """Measure what each step would keep of the run's movement, had training been restored before it.
+
+    Parameters
+    ----------
+    archive
+        The archive, or its path: each step with the codec and the config it was encoded with.
+    against
+        The original run, or its path.
+    steps
+        Steps to measure; by default every one that has a previous step.
+    progress
+        Called after each step.
+
+    Returns
+    -------
+    RestoreGain
+        A gain of 0 says that a restore rolls training back to the step before, 1 that it keeps the
+        movement; the noise is the squared error of what it keeps, relative to the movement.
+
+    Raises
+    ------
+    InputError
+        Archive and run have no two consecutive steps in common.
+
+    Notes
+    -----
+    Necessary, not sufficient, for training to survive restores: only a rehearsal judges that. Costs
+    about as much as encoding every step once more.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
+    >>> report = inshrink_core.compress(run, target, codec="lossless", steps=run.steps[:2])
+    >>> round(restore_gain(target, run).pooled.gain, 3)
+    1.0
+    """
+    opened = archive if isinstance(archive, Archive) else Archive.open(archive)
+    run = against if isinstance(against, Run) else open_run(against)
+    pairs = _pairs(opened, run, steps)
+    if not pairs:
+        raise InputError(
+            "the archive and the run have no two consecutive steps in common",
+            where=f"{opened.path} and {run.path}",
+            remedy="a gain needs the movement from one archived step to the next",
+        )
+    walk = opened.sequential()
+    results: list[StepGain] = []
+    for before, info in pairs:
+        results.append(_one(walk, run, before, info))
+        if progress is not None:
+            progress(Progress("gain", len(results), len(pairs), info.step))
+    meta = opened.frame(pairs[-1][1]).meta
+    return RestoreGain(codec=str(meta["codec"]), config=dict(meta["config"]), steps=tuple(results))
+
+
+def restore_gain_of_run(
+    run: Run,
+    *,
+    codec: str | None = None,
+    config: Mapping[str, Any] | CodecConfig | None = None,
+    progress: OnProgress | None = None,
+) -> RestoreGain:
+    """Measure a run that is not archived, through an archive that is made for it and removed.
+
+    Parameters
+    ----------
+    run
+        The run.
+    codec, config
+        As `inshrink_core.compress` takes them.
+    progress
+        Called after each tensor that is compressed and each step that is measured.
+    """
+    with tempfile.TemporaryDirectory(prefix="inshrink-gain-") as scratch:
+        archive = Path(scratch) / "gain.inshrink"
+        compress(run, archive, codec=codec, config=config, progress=progress)
+        return restore_gain(archive, run, progress=progress)
+
+
+def _pairs(archive: Archive, run: Run, steps: Iterable[int] | None) -> list[tuple[FrameInfo, FrameInfo]]:
+    """Return each frame with the one before it, where the run has the originals of both."""
+    chosen = None if steps is None else set(steps)
+    known = {frame.frame_id: frame for frame in archive.frames}
+    pairs = []
+    for frame in archive.frames:
+        before = known.get(frame.parent_id) if frame.parent_id is not None else None
+        if before is None or (chosen is not None and frame.step not in chosen):
+            continue
+        if frame.step in run.steps and before.step in run.steps:
+            pairs.append((before, frame))
+    return pairs
+
+
+def _one(archive: Archive, run: Run, before: FrameInfo, info: FrameInfo) -> StepGain:
+    """Encode one step again, from the decoded state of the step before."""
+    meta, old_meta = archive.frame(info).meta, archive.frame(before).meta
+    name = str(meta.get("codec", "lossless"))
+    codec = get_codec(name)
+    config = make_config(name, meta.get("config", {}))
+    after = stored_view(run[info.step], str(meta.get("optimizer", "lossless")))
+    context = FrameContext(
+        learning_rates={key: group["lr"] for key, group in after.hyperparameters.items() if "lr" in group},
+        memory=old_meta.get("memory") if old_meta.get("codec") == name else None,
+    )
+    decoded = archive.checkpoint(before)
+
+    def decode(spec: TensorSpec) -> tuple[Tensor, TensorReference]:
+        if spec.key not in decoded:
+            raise NotFoundError(f"no tensor '{spec.key}'", where=archive.where(before))
+        return archive.decode(before, spec.key)
+
+    return step_gain(codec, config, _archived(run[before.step], decoded), after, decode, context)
+
+
+def _archived(original: Checkpoint, decoded: Checkpoint) -> Checkpoint:
+    """Return the original without tensors that the archive does not hold."""
+    return replace(original, specs=tuple(spec for spec in original.specs if spec.key in decoded))

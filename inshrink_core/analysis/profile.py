@@ -1,0 +1,588 @@
+"""Measuring: one tensor at a time, each read once for all metrics, steps that are cached not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
+from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.sensitivity import ScoreHistogram, Scores, SensitivityMetric, Summary, scores
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+__all__ = [
+    "CheckpointSeries",
+    "Grouping",
+    "Measured",
+    "Profile",
+    "ProfileCache",
+    "Row",
+    "SensitivityTable",
+    "StepRecord",
+    "build_table",
+    "profile",
+    "sensitivity",
+]
+
+OnStep = Callable[[int, int, int], None]
+
+
+class CheckpointSeries(Protocol):
+    """A run or an archive. With ``identity(step)`` and ``directory`` its profile is cached."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Ascending."""
+        ...
+
+    def __getitem__(self, step: int, /) -> Checkpoint:
+        """Return the checkpoint of a step."""
+        ...
+
+
+def profile(
+    run: CheckpointSeries,
+    metrics: Iterable[SensitivityMetric | str] = tuple(SensitivityMetric),
+    *,
+    steps: Iterable[int] | None = None,
+    progress: OnStep | None = None,
+) -> Profile:
+    """Measure the sensitivity of every weight at every step, by tensor, block and layer type.
+
+    Parameters
+    ----------
+    run
+        The checkpoints.
+    metrics
+        Any of ``magnitude``, ``taylor``, ``fisher``, ``update``; default all.
+    steps
+        Measure these only. An update is the movement since the previous step of the run, measured or not.
+    progress
+        Called after each step with (steps done, steps in all, step).
+
+    Raises
+    ------
+    InputError
+        No such metric, or none at all.
+    NotFoundError
+        A step that the run does not have.
+
+    Notes
+    -----
+    O(bytes read) time; memory of one tensor with its companions and a histogram per layer type. Every
+    measured step is cached at once, so that an interrupted profile goes on where it was.
+    """
+    wanted = tuple(dict.fromkeys(SensitivityMetric.parse(metric) for metric in metrics))
+    if not wanted:
+        raise InputError("no sensitivity metric was asked for")
+    every = tuple(run.steps)
+    chosen = every if steps is None else tuple(sorted(set(steps)))
+    if missing := set(chosen) - set(every):
+        raise NotFoundError(
+            f"the run has no step {min(missing)}", remedy="`inshrink inspect` lists its steps"
+        )
+    identity: Callable[[int], str] | None = getattr(run, "identity", None)
+    directory = getattr(run, "directory", None)
+    cache = ProfileCache(Path(directory) if directory is not None and identity is not None else None)
+    records: dict[SensitivityMetric, list[StepRecord]] = {metric: [] for metric in wanted}
+    bytes_read = 0
+    for done, step in enumerate(chosen, 1):
+        before = max((other for other in every if other < step), default=None)
+        keys = {metric: _cache_key(metric, step, before, identity) for metric in wanted}
+        found = {metric: cache.load(key) for metric, key in keys.items()}
+        lacking = [metric for metric, record in found.items() if record is None]
+        if lacking:
+            reader = _StepReader(run, step, before if SensitivityMetric.UPDATE in lacking else None)
+            for metric, record in _measure(reader, lacking).items():
+                found[metric] = record
+                cache.store(keys[metric], record)
+            bytes_read += reader.bytes_read
+        for metric, known in found.items():
+            if known is not None:
+                records[metric].append(known)
+        if progress is not None:
+            progress(done, len(chosen), step)
+    return Profile(
+        metrics=wanted,
+        steps=chosen,
+        bytes_read=bytes_read,
+        records={metric: tuple(column) for metric, column in records.items()},
+    )
+
+
+def sensitivity(
+    run: CheckpointSeries,
+    metric: SensitivityMetric | str = "magnitude",
+    *,
+    steps: Iterable[int] | None = None,
+    progress: OnStep | None = None,
+) -> Profile:
+    """Measure one sensitivity of a run; `Profile.by` gives it as a table.
+
+    Parameters
+    ----------
+    run, metric, steps, progress
+        As of `profile`, for one metric.
+
+    Raises
+    ------
+    InputError
+        No such metric.
+    NotFoundError
+        A step that the run does not have.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> table = inshrink_core.sensitivity(run, "fisher", steps=(400, 800)).by("layer_type")
+    >>> table.rows, table.mean.shape
+    (('convolution', 'vector', 'linear'), (3, 2))
+    """
+    return profile(run, (metric,), steps=steps, progress=progress)
+
+
+def _cache_key(
+    metric: SensitivityMetric, step: int, before: int | None, identity: Callable[[int], str] | None
+) -> tuple[str, ...]:
+    """Name what a record depends on: the files of the step, and of the step before for an update."""
+    if identity is None:
+        return ()
+    previous = identity(before) if metric is SensitivityMetric.UPDATE and before is not None else ""
+    return (metric.value, identity(step), previous)
+
+
+class _StepReader:
+    """Reads the tensors of a step and, for updates, of the one before, and counts their bytes."""
+
+    def __init__(self, run: CheckpointSeries, step: int, before: int | None) -> None:
+        self.checkpoint = run[step]
+        self._previous = run[before] if before is not None else None
+        self.bytes_read = 0
+
+    def _read(self, checkpoint: Checkpoint | None, key: str) -> Tensor | None:
+        if checkpoint is None or key not in checkpoint:
+            return None
+        self.bytes_read += checkpoint.spec(key).nbytes
+        return checkpoint[key]
+
+    def _companion(self, spec: TensorSpec, role: TensorRole) -> Tensor | None:
+        return self._read(self.checkpoint, f"{spec.name}@{role.value}")
+
+    def _updates_of(self, spec: TensorSpec) -> float:
+        """Return how often the optimizer has moved a tensor: its own count, else the checkpoint's step."""
+        count = self._companion(spec, TensorRole.STEP)
+        return float(count.item()) if count is not None and count.numel() == 1 else self.checkpoint.step
+
+    def score(self, spec: TensorSpec, metrics: Sequence[SensitivityMetric]) -> list[Scores | None]:
+        """Return the scores of one tensor by several metrics, reading what they need once."""
+        needs_weight = any(metric is not SensitivityMetric.FISHER for metric in metrics)
+        weight = self._read(self.checkpoint, spec.key) if needs_weight else None
+        return [self._score(spec, metric, weight) for metric in metrics]
+
+    def _score(self, spec: TensorSpec, metric: SensitivityMetric, weight: Tensor | None) -> Scores | None:
+        if metric is SensitivityMetric.TAYLOR:
+            gradient = self._companion(spec, TensorRole.GRADIENT)
+            first = self._companion(spec, TensorRole.EXP_AVG) if gradient is None else None
+            return scores(metric, weight, gradient=gradient, exp_avg=first)
+        if metric is SensitivityMetric.FISHER:
+            second = self._companion(spec, TensorRole.EXP_AVG_SQ)
+            beta2 = self.checkpoint.hyperparameters.get(spec.name, {}).get("beta2")
+            return scores(metric, exp_avg_sq=second, beta2=beta2, step=self._updates_of(spec))
+        if metric is SensitivityMetric.UPDATE:
+            return scores(metric, weight, previous=self._read(self._previous, spec.key))
+        return scores(metric, weight)
+
+
+class _Record:
+    """Builds the step record of one metric from tensors that come block by block."""
+
+    def __init__(self) -> None:
+        self._sources: set[str | None] = set()
+        self._tensors: list[Measured] = []
+        self._groups: dict[tuple[Grouping, str], tuple[ScoreHistogram, list[TensorSpec]]] = {}
+        self._blocks: list[Measured] = []
+
+    def add(self, spec: TensorSpec, found: Scores | None) -> None:
+        """Count one tensor by itself, in its block and in its layer type."""
+        histogram = ScoreHistogram()
+        if found is not None:
+            histogram.add(found.values)
+            self._sources.add(found.source)
+        self._tensors.append(Measured(_row(spec.name, (spec,), spec.shape), histogram.summary()))
+        for group in ((Grouping.BLOCK, _block(spec)), (Grouping.LAYER_TYPE, str(spec.layer))):
+            pooled, members = self._groups.setdefault(group, (ScoreHistogram(), []))
+            pooled.merge(histogram)
+            members.append(spec)
+
+    def close_block(self, block: str) -> None:
+        """Summarise a block whose tensors have all come, so that one histogram of blocks is held at most."""
+        pooled, members = self._groups.pop((Grouping.BLOCK, block))
+        self._blocks.append(Measured(_row(block, members), pooled.summary()))
+
+    def finish(self, order: Sequence[str]) -> StepRecord:
+        """Return the record, tensors and blocks in model order."""
+        position = {name: index for index, name in enumerate(order)}
+        self._tensors.sort(key=lambda measured: position[measured.row.name])
+        types = [
+            Measured(_row(name, members)._replace(block=""), pooled.summary())
+            for (_, name), (pooled, members) in self._groups.items()
+        ]
+        sources = self._sources or {None}
+        source = next(iter(sources)) if len(sources) == 1 else "mixed"
+        rows = {
+            Grouping.TENSOR: tuple(self._tensors),
+            Grouping.BLOCK: tuple(self._blocks),
+            Grouping.LAYER_TYPE: tuple(types),
+        }
+        return StepRecord(source, rows)
+
+
+def _block(spec: TensorSpec) -> str:
+    """Return the module path that holds a tensor; a tensor of the root stands for itself."""
+    return spec.name.rpartition(".")[0] or spec.name
+
+
+def _row(name: str, members: Sequence[TensorSpec], shape: tuple[int, ...] | None = None) -> Row:
+    """Describe a tensor or a group of them."""
+    largest = max(members, key=lambda spec: spec.numel)
+    return Row(
+        name=name,
+        block=_block(members[0]),
+        layer_type=str(largest.layer),
+        role=members[0].role.value,
+        n_tensors=len(members),
+        numel=sum(spec.numel for spec in members),
+        shape=shape,
+    )
+
+
+def _measure(
+    reader: _StepReader, metrics: Sequence[SensitivityMetric]
+) -> dict[SensitivityMetric, StepRecord]:
+    """Measure every weight of one step; buffers are no parameters and have no sensitivity."""
+    weights = [spec for spec in reader.checkpoint.specs if spec.role is TensorRole.WEIGHT]
+    blocks: dict[str, list[TensorSpec]] = {}
+    for spec in weights:
+        blocks.setdefault(_block(spec), []).append(spec)
+    records = {metric: _Record() for metric in metrics}
+    for block, members in blocks.items():
+        for spec in members:
+            for metric, found in zip(metrics, reader.score(spec, metrics), strict=True):
+                records[metric].add(spec, found)
+        for record in records.values():
+            record.close_block(block)
+    order = [spec.name for spec in weights]
+    return {metric: record.finish(order) for metric, record in records.items()}
+
+
+class Grouping(StrEnum):
+    """What a row stands for."""
+
+    TENSOR = "tensor"
+    BLOCK = "block"
+    LAYER_TYPE = "layer_type"
+
+    @classmethod
+    def parse(cls, name: str) -> Grouping:
+        """Return the grouping of a name.
+
+        Raises
+        ------
+        InputError
+            There is no such grouping.
+        """
+        try:
+            return cls(name)
+        except ValueError:
+            raise InputError(
+                f"there is no grouping '{name}'", remedy=f"choose one of {', '.join(cls)}"
+            ) from None
+
+
+class Row(NamedTuple):
+    """One tensor, block or layer type.
+
+    Parameters
+    ----------
+    name
+        Of the tensor, of the block, or of the layer type.
+    block
+        Path of the module that holds it: the name without its last component; empty for a layer type.
+    layer_type
+        Layer type; of a block, the one most of its parameters have.
+    role
+        Role of its tensors in the training.
+    n_tensors, numel
+        How many tensors it holds, and how many parameters.
+    shape
+        Of a tensor; None for a group.
+    """
+
+    name: str
+    block: str
+    layer_type: str
+    role: str
+    n_tensors: int
+    numel: int
+    shape: tuple[int, ...] | None
+
+
+class Measured(NamedTuple):
+    """A row and what was measured of it at one step."""
+
+    row: Row
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One metric of one checkpoint: what the cache keeps.
+
+    Parameters
+    ----------
+    source
+        What the scores came from, where there is a choice (`Scores.source`); None if there is none,
+        ``mixed`` if tensors differ.
+    rows
+        Per grouping, in model order.
+    """
+
+    source: str | None
+    rows: Mapping[Grouping, tuple[Measured, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SensitivityTable:
+    """One metric of a run by one grouping.
+
+    Parameters
+    ----------
+    metric, grouping
+        What the values are, and what a row is.
+    rows
+        Names, in model order.
+    details
+        The rows with all that is known of them, as at the last step that has them.
+    steps
+        Ascending.
+    mean, p50, p99
+        float32 ``[rows, steps]``; NaN where a row is absent or the metric is not defined.
+    n, n_nonfinite
+        int64 ``[rows, steps]``: finite scores, and those that are NaN or infinite and left out.
+    sources
+        Per step, what the scores came from, where there is a choice (`Scores.source`).
+    """
+
+    metric: SensitivityMetric
+    grouping: Grouping
+    rows: tuple[str, ...]
+    details: tuple[Row, ...]
+    steps: tuple[int, ...]
+    mean: NDArray[np.float32]
+    p50: NDArray[np.float32]
+    p99: NDArray[np.float32]
+    n: NDArray[np.int64]
+    n_nonfinite: NDArray[np.int64]
+    sources: tuple[str | None, ...]
+
+
+def build_table(
+    metric: SensitivityMetric, grouping: Grouping, steps: tuple[int, ...], records: Sequence[StepRecord]
+) -> SensitivityTable:
+    """Lay the records of the steps side by side; rows that come later stand after those before."""
+    import numpy as np
+
+    details: dict[str, Row] = {}
+    for record in records:
+        details.update({measured.row.name: measured.row for measured in record.rows[grouping]})
+    position = {name: index for index, name in enumerate(details)}
+    values = np.full((3, len(details), len(steps)), np.nan, np.float32)
+    counts = np.zeros((2, len(details), len(steps)), np.int64)
+    # A mean beyond float32 becomes infinite, as the scores themselves would.
+    with np.errstate(over="ignore"):
+        for column, record in enumerate(records):
+            for measured in record.rows[grouping]:
+                row = position[measured.row.name]
+                values[:, row, column] = measured.summary[:3]
+                counts[:, row, column] = measured.summary[3:]
+    return SensitivityTable(
+        metric=metric,
+        grouping=grouping,
+        rows=tuple(details),
+        details=tuple(details.values()),
+        steps=steps,
+        mean=values[0],
+        p50=values[1],
+        p99=values[2],
+        n=counts[0],
+        n_nonfinite=counts[1],
+        sources=tuple(record.source for record in records),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Profile:
+    """Sensitivities of a run.
+
+    Parameters
+    ----------
+    metrics
+        What was measured.
+    steps
+        Ascending.
+    bytes_read
+        Bytes of tensors read to measure; 0 when everything came from the cache.
+    """
+
+    metrics: tuple[SensitivityMetric, ...]
+    steps: tuple[int, ...]
+    bytes_read: int
+    records: Mapping[SensitivityMetric, tuple[StepRecord, ...]] = field(repr=False)
+
+    def by(self, grouping: Grouping | str = "tensor", metric: str | None = None) -> SensitivityTable:
+        """Return one metric as a table, rows by tensor, block or layer type.
+
+        Parameters
+        ----------
+        grouping
+            ``tensor``, ``block`` or ``layer_type``.
+        metric
+            One of `metrics`; by default the first.
+
+        Raises
+        ------
+        InputError
+            No such grouping, or the metric was not measured.
+        """
+        chosen = self.metrics[0] if metric is None else SensitivityMetric.parse(metric)
+        if chosen not in self.metrics:
+            raise InputError(
+                f"the profile does not hold '{chosen}'", remedy=f"it holds {', '.join(self.metrics)}"
+            )
+        return build_table(chosen, Grouping.parse(grouping), self.steps, self.records[chosen])
+
+
+_logger = logging.getLogger(__name__)
+
+_VERSION = 1
+"""Part of every file's name: raise it when a record or what is measured changes."""
+
+_LARGEST_BYTES = 64 << 20
+"""A record of 100,000 tensors takes about 20 MB; a larger file is not ours."""
+
+
+def _run_cache(directory: Path) -> Path | None:
+    """Return the cache inside of a run; None where it may not be written or leads elsewhere."""
+    own = directory / ".inshrink"
+    cache = own / "cache"
+    if own.is_symlink() or cache.is_symlink() or not directory.is_dir():
+        return None
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return cache if os.access(cache, os.W_OK) else None
+
+
+def _user_cache() -> Path | None:
+    """Return the cache of the user, for runs that are read-only."""
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        cache = Path(base) / "inshrink"
+        cache.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    return cache
+
+
+class ProfileCache:
+    """The cache of one run: in ``.inshrink/cache`` inside of it, else in the user's cache directory.
+
+    Parameters
+    ----------
+    directory
+        The run; None for no cache at all.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = None if directory is None else _run_cache(directory) or _user_cache()
+
+    def _path(self, key: tuple[str, ...]) -> Path | None:
+        if self._directory is None:
+            return None
+        name = hashlib.sha256("\0".join((str(_VERSION), *key)).encode()).hexdigest()[:32]
+        return self._directory / f"{name}.json"
+
+    def load(self, key: tuple[str, ...]) -> StepRecord | None:
+        """Return the record of a key; None if there is no sound one."""
+        path = self._path(key)
+        if path is None:
+            return None
+        try:
+            if path.stat().st_size > _LARGEST_BYTES:
+                return None
+            digest, _, line = path.read_bytes().partition(b"\n")
+            if hashlib.sha256(line).hexdigest().encode() != digest:
+                _logger.info("ignoring the damaged cache file %s", path)
+                return None
+            return _unpack(json.loads(line))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            _logger.info("ignoring the cache file %s: %s", path, error)
+            return None
+
+    def store(self, key: tuple[str, ...], record: StepRecord) -> None:
+        """Write a record so that a reader sees all of it or none."""
+        path = self._path(key)
+        if path is None:
+            return
+        line = json.dumps(_pack(record)).encode()
+        content = hashlib.sha256(line).hexdigest().encode() + b"\n" + line
+        temporary = ""
+        try:
+            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            Path(temporary).replace(path)
+        except OSError as error:
+            _logger.info("the cache file %s was not written: %s", path, error)
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+
+
+def _pack(record: StepRecord) -> dict[str, Any]:
+    rows = {
+        grouping.value: [[*measured.row, *measured.summary] for measured in measurements]
+        for grouping, measurements in record.rows.items()
+    }
+    return {"source": record.source, "rows": rows}
+
+
+def _unpack(document: Any) -> StepRecord:
+    """Rebuild a record; whatever does not fit raises, and the record is measured anew."""
+    return StepRecord(
+        document["source"],
+        {grouping: tuple(map(_unpack_row, document["rows"][grouping.value])) for grouping in Grouping},
+    )
+
+
+def _unpack_row(values: list[Any]) -> Measured:
+    name, block, layer_type, role, n_tensors, numel, shape, mean, p50, p99, n, n_nonfinite = values
+    extent = None if shape is None else tuple(map(int, shape))
+    row = Row(str(name), str(block), str(layer_type), str(role), int(n_tensors), int(numel), extent)
+    return Measured(row, Summary(float(mean), float(p50), float(p99), int(n), int(n_nonfinite)))

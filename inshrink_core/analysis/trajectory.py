@@ -1,0 +1,193 @@
+"""One tensor through a run: how large it is, how far it moves, and what each step of it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inshrink_core.analysis.alone import read_if_there
+from inshrink_core.chain import Archive
+from inshrink_core.errors import NotFoundError
+from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.formats import Run
+from inshrink_core.values import magnitudes
+from inshrink_core.verbs.restore import open_any
+
+if TYPE_CHECKING:
+    import os
+
+    from torch import Tensor
+
+__all__ = ["Trajectory", "trajectory"]
+
+_CHUNK = 1 << 20
+"""Values turned to float64 at a time, 8 MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trajectory:
+    """One tensor over steps. All arrays are float64 of one element a step, NaN where there is no value.
+
+    Parameters
+    ----------
+    tensor
+        Its key.
+    steps
+        Ascending.
+    rms
+        Root mean square of its finite values.
+    movement
+        Root mean square of the change since the step before in `steps`.
+    relative_movement
+        `movement` over the `rms` of the step before.
+    bits_per_weight
+        Of its block in the archive.
+    """
+
+    tensor: str
+    steps: tuple[int, ...]
+    rms: NDArray[np.float64]
+    movement: NDArray[np.float64]
+    relative_movement: NDArray[np.float64]
+    bits_per_weight: NDArray[np.float64]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON values, null where there is no value."""
+        names = ("rms", "movement", "relative_movement", "bits_per_weight")
+        return {"tensor": self.tensor, "steps": list(self.steps)} | {
+            name: [None if np.isnan(value) else value for value in getattr(self, name).tolist()]
+            for name in names
+        }
+
+
+def trajectory(
+    source: Run | Archive | str | os.PathLike[str],
+    tensor: str,
+    *,
+    steps: Iterable[int] | None = None,
+    archive: Archive | str | os.PathLike[str] | None = None,
+    progress: OnProgress | None = None,
+) -> Trajectory:
+    """Follow one tensor through a run or an archive; reads this tensor of every step, and nothing else.
+
+    Parameters
+    ----------
+    source
+        A run, an archive, or the path of one.
+    tensor
+        Its key.
+    steps
+        These only; by default all.
+    archive
+        An archive of the run, for the bits; not needed where `source` is one.
+    progress
+        Called after each step.
+
+    Raises
+    ------
+    NotFoundError
+        No step has such a tensor, or a step is not there.
+
+    Notes
+    -----
+    O(values read) time; memory of two copies of the tensor.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> found = inshrink_core.trajectory(run, "fc1.weight", steps=run.steps[:3])
+    >>> found.rms.shape, bool(found.movement[1] > 0)
+    ((3,), True)
+    """
+    opened = source if isinstance(source, Run | Archive) else open_any(source)
+    series = opened.sequential() if isinstance(opened, Archive) else opened
+    chosen = tuple(opened.steps) if steps is None else tuple(sorted(set(steps)))
+    sizes = _archive_of(opened, archive)
+    columns = np.full((4, len(chosen)), np.nan)
+    previous: Tensor | None = None
+    found = False
+    for place, step in enumerate(chosen):
+        checkpoint = series[step]
+        values = read_if_there(checkpoint, tensor)
+        if values is not None:
+            found = True
+            columns[:3, place] = _measure(values, previous)
+            columns[3, place] = _bits(sizes, step, tensor, values.numel())
+        previous = values
+        if progress is not None:
+            progress(Progress("trajectory", place + 1, len(chosen), step, tensor))
+    if not found:
+        raise NotFoundError(
+            f"no step has a tensor '{tensor}'",
+            where=str(opened.path),
+            remedy="`inshrink inspect --tensors` lists them",
+        )
+    return Trajectory(
+        tensor=tensor,
+        steps=chosen,
+        rms=columns[0],
+        movement=columns[1],
+        relative_movement=columns[2],
+        bits_per_weight=columns[3],
+    )
+
+
+def _archive_of(opened: Run | Archive, archive: Archive | str | os.PathLike[str] | None) -> Archive | None:
+    """Return the archive that tells sizes."""
+    if isinstance(opened, Archive):
+        return opened
+    return archive if isinstance(archive, Archive) or archive is None else Archive.open(archive)
+
+
+def _bits(archive: Archive | None, step: int, key: str, n_values: int) -> float:
+    """Return the bits a value of a step's block; NaN where the archive does not have it."""
+    if archive is None or step not in archive or n_values == 0:
+        return float("nan")
+    frame = archive.frame(archive.reader.find(step))
+    try:
+        return 8 * frame.entry(key).nbytes / n_values
+    except NotFoundError:
+        return float("nan")
+
+
+def _measure(values: Tensor, previous: Tensor | None) -> tuple[float, float, float]:
+    """Return rms, movement and relative movement; a tensor of another shape has not moved but changed."""
+    now = _square_sum(values, None)
+    rms = float(np.sqrt(now[0] / now[1])) if now[1] else float("nan")
+    if previous is None or previous.shape != values.shape:
+        return rms, float("nan"), float("nan")
+    moved, before = _square_sum(values, previous), _square_sum(previous, None)
+    if not moved[1] or not before[1]:
+        return rms, float("nan"), float("nan")
+    movement = float(np.sqrt(moved[0] / moved[1]))
+    scale = float(np.sqrt(before[0] / before[1]))
+    return rms, movement, movement / scale if scale > 0 else float("nan")
+
+
+def _square_sum(values: Tensor, subtract: Tensor | None) -> tuple[float, int]:
+    """Return the sum of squares of finite values (or differences), and how many they are."""
+    total, n = 0.0, 0
+    flat = values.detach().reshape(-1)
+    other = None if subtract is None else subtract.detach().reshape(-1)
+    for start in range(0, flat.numel(), _CHUNK):
+        part = _double(flat[start : start + _CHUNK])
+        if other is not None:
+            part = part - _double(other[start : start + _CHUNK])
+        finite = part[np.isfinite(part)]
+        # No matrix product: its threads wait for each other where cores are busy.
+        with np.errstate(over="ignore"):
+            total += float(np.square(finite).sum())
+        n += finite.size
+    return total, n
+
+
+def _double(values: Tensor) -> NDArray[np.float64]:
+    import torch
+
+    doubles: NDArray[np.float64] = magnitudes(values.cpu(), torch.float64).numpy()
+    return doubles

@@ -1,0 +1,325 @@
+"""The payload ``inshrinkerator/1``, from and to states; ``docs/format.md`` has the layout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from inshrink_core.codec import TensorReference
+from inshrink_core.codecs.exact import (
+    LosslessReference,
+    decode_exact,
+    encode_exact,
+    worst_case_exact_bytes,
+)
+from inshrink_core.codecs.symbols import (
+    decode_symbols,
+    decode_symbols_rans,
+    encode_symbols,
+    encode_symbols_rans,
+    worst_case_symbols_bytes,
+    worst_case_symbols_rans_bytes,
+)
+from inshrink_core.coding.events import read_varint, write_varint
+from inshrink_core.errors import DamagedError
+from inshrink_core.ops.quantize import PROTECTED, dequantize, gather_decoded, symbol_counts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inshrink_core.checkpoint import TensorSpec
+    from inshrink_core.codec import TensorReference
+
+__all__ = [
+    "FIRST_BIN",
+    "ROUNDED",
+    "InshrinkeratorReference",
+    "RoundedReference",
+    "fits",
+    "pack_quantized",
+    "pack_rounded",
+    "parse_quantized",
+    "parse_rounded",
+    "round_to_bfloat16",
+    "worst_case_payload_bytes",
+]
+
+ROUNDED = 0x01
+DELTA = 0x02
+HELD = 0x04
+WIDE = 0x08
+KEPT = 0x10
+RANS = 0x20
+"""Flags of a payload: values rounded to bfloat16 and no symbols; symbols against the reference; the
+reference's codebook; four bytes a centroid instead of two; protected values follow; symbols under rANS."""
+
+_KNOWN_FLAGS = ROUNDED | DELTA | HELD | WIDE | KEPT | RANS
+_MAX_CENTROIDS = 254
+_LENGTH_BYTES = 9
+_HEADER_BYTES = 1 + 1 + 4 * _MAX_CENTROIDS + _LENGTH_BYTES
+"""At most: flags, number of centroids, codebook, length of the symbols (a varint)."""
+
+
+def _kept_spec(spec: TensorSpec, n_protected: int) -> TensorSpec:
+    dtype = "float16" if spec.dtype == "float16" else "bfloat16"
+    return replace(spec, dtype=dtype, shape=(n_protected,), exact=True)
+
+
+def _kept_reference(symbols: Tensor, previous: InshrinkeratorReference | None) -> LosslessReference | None:
+    """Take what the reference decodes to where a value is protected now: most of them moved little."""
+    if previous is None:
+        return None
+    return LosslessReference(round_to_bfloat16(previous.decoded_where_protected(symbols)))
+
+
+def _bits(codebook: Tensor) -> Tensor:
+    return codebook.view(torch.int32)
+
+
+def _pack_codebook(spec: TensorSpec, codebook: Tensor) -> tuple[int, bytes]:
+    """Choose the narrowest entries that hold every centroid; return their width and bytes."""
+    if spec.dtype == "float16":
+        return 2, codebook.numpy().astype("<f2").tobytes()
+    bits = codebook.numpy().view(np.uint32)
+    if (bits & np.uint32(0xFFFF)).any():
+        return 4, bits.astype("<u4").tobytes()
+    return 2, (bits >> np.uint32(16)).astype("<u2").tobytes()
+
+
+def pack_quantized(
+    spec: TensorSpec,
+    state: InshrinkeratorReference,
+    previous: InshrinkeratorReference | None,
+    *,
+    rans: bool = False,
+) -> bytes:
+    """Return the payload that decodes to `state`, as a delta if there is a previous state."""
+    flags = (DELTA if previous is not None else 0) | (RANS if rans else 0)
+    if previous is not None and torch.equal(_bits(state.codebook), _bits(previous.codebook)):
+        flags |= HELD
+        entries = b""
+    else:
+        width, entries = _pack_codebook(spec, state.codebook)
+        flags |= WIDE if width == 4 else 0
+    encode = encode_symbols_rans if rans else encode_symbols
+    stream = encode(
+        state.symbols,
+        state.n_symbols,
+        None if previous is None else previous.symbols,
+        0 if previous is None else previous.n_symbols,
+    )
+    head = bytearray((flags, state.codebook.numel())) + entries
+    n_protected = state.protected.numel()
+    if n_protected == 0:
+        return bytes(head + stream)
+    kept = _kept_spec(spec, n_protected)
+    values = encode_exact(kept, state.protected, _kept_reference(state.symbols, previous)).block.payload
+    head[0] |= KEPT
+    write_varint(head, len(stream))
+    return b"".join((head, stream, values))
+
+
+def _split(
+    spec: TensorSpec, payload: memoryview, previous: InshrinkeratorReference | None
+) -> tuple[Tensor, memoryview, memoryview | None]:
+    """Check the header; return codebook, symbol stream and protected values."""
+    flags, n_centroids = payload[0], payload[1]
+    if n_centroids > _MAX_CENTROIDS:
+        raise DamagedError("too many centroids", expected=f"at most {_MAX_CENTROIDS}", found=str(n_centroids))
+    at = 2
+    if flags & HELD:
+        if previous is None or n_centroids != previous.codebook.numel() or flags & WIDE:
+            raise DamagedError("the block's codebook is that of another reference")
+        codebook = previous.codebook
+    else:
+        width = 4 if flags & WIDE else 2
+        at += width * n_centroids
+        if at > len(payload):
+            raise DamagedError("the codebook is cut short")
+        codebook = _parse_codebook(spec, payload[2:at], width)
+    if not flags & KEPT:
+        return codebook, payload[at:], None
+    length, at = read_varint(payload, at)
+    if length > len(payload) - at:
+        raise DamagedError("the symbols are cut short")
+    return codebook, payload[at : at + length], payload[at + length :]
+
+
+def _parse_codebook(spec: TensorSpec, entries: memoryview, width: int) -> Tensor:
+    if width == 2 and spec.dtype == "float16":
+        codebook = np.frombuffer(entries, "<f2").astype(np.float32)
+    else:
+        raw = np.frombuffer(entries, f"<u{width}").astype(np.uint32)
+        codebook = (raw if width == 4 else raw << np.uint32(16)).view(np.float32)
+    if not np.isfinite(codebook).all() or (codebook[1:] <= codebook[:-1]).any():
+        raise DamagedError("the codebook is not finite and ascending")
+    values = torch.from_numpy(codebook)
+    if not torch.equal(values.to(getattr(torch, spec.dtype)).to(torch.float32), values):
+        raise DamagedError(f"the codebook has numbers that no {spec.dtype} is")
+    return values
+
+
+def parse_quantized(
+    spec: TensorSpec, payload: memoryview, reference: TensorReference | None
+) -> InshrinkeratorReference:
+    """Return the state a payload decodes to.
+
+    Raises
+    ------
+    DamagedError
+        The payload is not one of this spec and reference.
+    """
+    flags = payload[0]
+    previous = fits(reference, spec) if flags & DELTA else None
+    if flags & ~_KNOWN_FLAGS or flags & ROUNDED:
+        raise DamagedError("the block has unknown flags", found=f"{flags:#x}", expected="known ones")
+    if flags & DELTA and previous is None:
+        raise DamagedError("the block is a delta against another reference")
+    codebook, stream, values = _split(spec, payload, previous)
+    n_symbols = FIRST_BIN + codebook.numel()
+    decode = decode_symbols_rans if flags & RANS else decode_symbols
+    symbols = decode(
+        stream,
+        spec.numel,
+        n_symbols,
+        None if previous is None else previous.symbols,
+        0 if previous is None else previous.n_symbols,
+    )
+    protected = _parse_protected(spec, values, symbols, previous)
+    return InshrinkeratorReference(
+        dtype=spec.dtype, shape=spec.shape, symbols=symbols, codebook=codebook, protected=protected
+    )
+
+
+def _parse_protected(
+    spec: TensorSpec,
+    values: memoryview | None,
+    symbols: Tensor,
+    previous: InshrinkeratorReference | None,
+) -> Tensor:
+    n_protected = int(symbol_counts(symbols)[PROTECTED])
+    if (values is None) != (n_protected == 0):
+        raise DamagedError("protected values and symbols disagree")
+    kept = _kept_spec(spec, n_protected)
+    if values is None:
+        return torch.empty(0, dtype=getattr(torch, kept.dtype))
+    return decode_exact(kept, values, _kept_reference(symbols, previous)).tensor
+
+
+def pack_rounded(
+    spec: TensorSpec, tensor: Tensor, reference: TensorReference | None
+) -> tuple[bytes, RoundedReference]:
+    """Return payload and state of a finite float32 tensor kept in bfloat16."""
+    inner = reference.inner if isinstance(reference, RoundedReference) else None
+    encoded = encode_exact(replace(spec, dtype="bfloat16"), round_to_bfloat16(tensor).cpu(), inner)
+    return bytes((ROUNDED,)) + bytes(encoded.block.payload), RoundedReference(inner=encoded.reference)
+
+
+def parse_rounded(
+    spec: TensorSpec, payload: memoryview, reference: TensorReference | None
+) -> RoundedReference:
+    """Return the state of a payload that `pack_rounded` wrote."""
+    if spec.dtype != "float32" or payload[0] != ROUNDED:
+        raise DamagedError("the block has unknown flags", found=f"{payload[0]:#x}", expected="0x1")
+    inner = reference.inner if isinstance(reference, RoundedReference) else None
+    return RoundedReference(inner=decode_exact(replace(spec, dtype="bfloat16"), payload[1:], inner).reference)
+
+
+def worst_case_payload_bytes(spec: TensorSpec) -> int:
+    """Return the largest payload of a spec, rounded or quantized."""
+    n = math.prod(spec.shape)
+    kept = worst_case_exact_bytes(_kept_spec(spec, n))
+    symbols = max(worst_case_symbols_bytes(n, FIRST_BIN + _MAX_CENTROIDS), worst_case_symbols_rans_bytes(n))
+    return _HEADER_BYTES + kept + symbols
+
+
+FIRST_BIN = 2
+"""Symbol of the lowest centroid, after pruned and protected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InshrinkeratorReference(TensorReference):
+    """State of a quantized tensor.
+
+    Parameters
+    ----------
+    dtype, shape
+        As stored.
+    symbols : UInt8[Tensor, "n"]
+        0 pruned, 1 protected, bins from 2 on, by centroid.
+    codebook : Float[Tensor, "c"]
+        float32, ascending, numbers of the stored dtype.
+    protected : Float[Tensor, "p"]
+        bfloat16, for float16 tensors float16; in tensor order.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    symbols: Tensor
+    codebook: Tensor
+    protected: Tensor
+
+    @property
+    def n_symbols(self) -> int:
+        """Size of the alphabet."""
+        return FIRST_BIN + self.codebook.numel()
+
+    def decoded(self) -> Tensor:
+        """Return the tensor: one table look-up a value."""
+        return dequantize(self.symbols, *self._tables()).view(self.shape)
+
+    def decoded_where_protected(self, symbols: Tensor) -> Tensor:
+        """Return what this state decodes to where other symbols say protected, in tensor order."""
+        return gather_decoded(symbols, self.symbols, *self._tables())
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
+        """Value of every symbol, and protected values, in the stored dtype."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        table = torch.zeros(256, dtype=dtype)
+        table[FIRST_BIN : self.n_symbols] = self.codebook.to(dtype)
+        return table, self.protected.to(dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of symbols, codebook and protected values."""
+        return self.symbols.nbytes + self.codebook.nbytes + self.protected.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundedReference(TensorReference):
+    """State of a float32 tensor kept in bfloat16: that of its bfloat16 twin."""
+
+    inner: TensorReference
+
+    def decoded(self) -> Tensor:
+        """Return the rounded values in float32."""
+        return self.inner.decoded().to(torch.float32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the bfloat16 twin."""
+        return self.inner.nbytes
+
+
+def fits(reference: TensorReference | None, spec: TensorSpec) -> InshrinkeratorReference | None:
+    """Return the reference if symbols of a tensor can be coded against it."""
+    if not isinstance(reference, InshrinkeratorReference):
+        return None
+    return reference if (reference.dtype, reference.shape) == (spec.dtype, spec.shape) else None
+
+
+def round_to_bfloat16(values: Tensor) -> Tensor:
+    """Round finite float32 values to the nearest bfloat16, ties to even, never to infinity.
+
+    Integer operations on the bits; float16 and bfloat16 values come back as they are.
+    """
+    if values.dtype != torch.float32:
+        return values
+    bits = values.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    upper -= ((upper & 0x7FFF) == 0x7F80).to(torch.int64)
+    return (upper - ((upper >> 15) << 16)).to(torch.int16).view(torch.bfloat16)

@@ -1,0 +1,1 @@
+"""The lattice codec: integers on a uniform lattice, their change, context rANS."""

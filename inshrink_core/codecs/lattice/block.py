@@ -1,0 +1,534 @@
+"""The payload ``lattice/1``, from and to states; ``docs/format-lattice.md`` has the layout."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from inshrink_core.codec import TensorReference
+from inshrink_core.codecs.lattice.spacing import MAX_EXPONENT, MAX_STEP, MIN_EXPONENT, Spacing, grid_of
+from inshrink_core.coding.events import read_varint, write_varint
+from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
+from inshrink_core.errors import DamagedError
+from inshrink_core.ops.lattice import (
+    CONTEXT_BITS,
+    EXACT,
+    N_CONTEXTS,
+    N_TOKENS,
+    NEGATIVE,
+    Grid,
+    advance,
+    large_changes,
+    pack_extra,
+    round_to_grid,
+    unpack_extra,
+)
+from inshrink_core.ops.rans import rans_counts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inshrink_core.checkpoint import TensorSpec
+    from inshrink_core.ops.lattice import Rounded
+
+__all__ = [
+    "UNCHANGED",
+    "Frame",
+    "Kind",
+    "LatticeReference",
+    "fits",
+    "no_exact",
+    "pack_delta",
+    "pack_scales",
+    "pack_snapshot",
+    "pack_standalone",
+    "parse",
+    "parse_scales",
+    "put_exact",
+]
+
+
+class Kind(IntEnum):
+    """Lowest four bits of a payload; `EXACT` is one of the others and a residual."""
+
+    UNCHANGED = 0
+    STANDALONE = 1
+    DELTA = 2
+    EXACT = 3
+    SNAPSHOT = 4
+
+
+TRACKED = 0x10
+CONTEXTS = 0x20
+EXTRA = 0x40
+KEPT = 0x80
+"""Flags: the state after has a history; tokens have contexts; extra bits follow; exact values follow."""
+
+UNCHANGED = bytes((Kind.UNCHANGED,))
+
+_MAX_SHIFT = 24
+_SNAP = 0x80
+"""Bit of a delta's shift: the integers are moved to multiples of the step."""
+
+_HISTORIES = N_CONTEXTS + NEGATIVE
+"""Alphabet of histories in a snapshot."""
+
+_UNIT_GRID = Grid(delta=1.0, step=1, rcp=1.0, bound=(1 << 24) - 1)
+"""Whole numbers as they are."""
+
+
+class Frame(NamedTuple):
+    """Tokens of one tensor and what belongs to them, before they are bytes.
+
+    Parameters
+    ----------
+    rounded
+        From `round_to_grid`.
+    before : Int32[Tensor, "n"]
+        The integers it was given.
+    history : UInt8[Tensor, "n"] or None
+        The history it was given.
+    state
+        The state after.
+    """
+
+    rounded: Rounded
+    before: Tensor
+    history: Tensor | None
+    state: LatticeReference
+
+
+def pack_standalone(frame: Frame) -> bytes:
+    """Return the payload of a tensor without reference."""
+    head = bytearray(struct.pack("<b", frame.state.spacing.exponent))
+    write_varint(head, frame.state.spacing.step)
+    scales, contexts = pack_scales(frame.rounded.tokens, frame.state.shape)
+    body = _body(frame, frame.state.spacing.step, contexts)
+    return _assemble(Kind.STANDALONE, frame.state, head, scales, contexts, body)
+
+
+def pack_delta(frame: Frame, shift: int, snap: bool = False) -> bytes:
+    """Return the payload of changes; the reference was `refined` by `shift` bits before, or `snapped`."""
+    head = bytearray((shift | (_SNAP if snap else 0),))
+    write_varint(head, frame.state.spacing.step)
+    contexts = frame.history
+    body = _body(frame, frame.state.spacing.step, contexts)
+    return _assemble(Kind.DELTA, frame.state, head, b"", contexts, body)
+
+
+def pack_snapshot(state: LatticeReference) -> bytes:
+    """Return the payload that alone decodes to a whole state, integers, history and step."""
+    divisor = int(np.gcd.reduce(state.integers.cpu().numpy())) or 1
+    zeros = torch.zeros_like(state.integers)
+    multiples = (state.integers // divisor).to(torch.float32)
+    rounded = round_to_grid(multiples, zeros, None, _UNIT_GRID)
+    rounded.tokens[state.exact_at] = EXACT
+    head = bytearray(struct.pack("<b", state.spacing.exponent))
+    write_varint(head, state.spacing.step)
+    write_varint(head, divisor)
+    if state.history is not None:
+        stream = encode_rans(state.history, None, _HISTORIES)
+        write_varint(head, len(stream))
+        head += stream
+    scales, contexts = pack_scales(rounded.tokens, state.shape)
+    n_exact = state.exact_at.numel()
+    rounded = rounded._replace(
+        n_exact=n_exact,
+        n_large=rounded.n_large + n_exact,
+        largest=EXACT if n_exact else rounded.largest,
+    )
+    body = _body(Frame(rounded, zeros, None, state), 1, contexts)
+    return _assemble(Kind.SNAPSHOT, state, head, scales, contexts, body)
+
+
+def _body(frame: Frame, step: int, contexts: Tensor | None) -> tuple[bytes | None, bytes, int, bytes]:
+    """Extra bits (None: no large tokens), exact values, and the token stream after its alphabet."""
+    rounded = frame.rounded
+    extra = None
+    if rounded.n_large > rounded.n_exact:
+        z = large_changes(rounded.tokens, frame.before, rounded.integers, frame.history, step)
+        extra = pack_extra(z)
+    n_tokens = rounded.largest + 1
+    n_contexts = 1 if contexts is None else N_CONTEXTS
+    stream = encode_rans(rounded.tokens, contexts, n_tokens, n_contexts)
+    exact = frame.state.exact_values
+    kept = _words(exact).cpu().numpy().tobytes() if exact.numel() else b""
+    return extra, kept, n_tokens, stream
+
+
+def _assemble(
+    kind: Kind,
+    state: LatticeReference,
+    head: bytearray,
+    scales: bytes,
+    contexts: Tensor | None,
+    body: tuple[bytes | None, bytes, int, bytes],
+) -> bytes:
+    extra, kept, n_tokens, stream = body
+    flags = (TRACKED if state.history is not None else 0) | (CONTEXTS if contexts is not None else 0)
+    parts = bytearray((kind | flags | (EXTRA if extra is not None else 0) | (KEPT if kept else 0),))
+    parts += head + scales
+    if extra is not None:
+        write_varint(parts, len(extra))
+        parts += extra
+    if kept:
+        write_varint(parts, len(kept))
+        parts += kept
+    parts.append(n_tokens - 1)
+    return b"".join((parts, stream))
+
+
+def _words(values: Tensor) -> Tensor:
+    return values.view(torch.int16 if values.element_size() == 2 else torch.int32)
+
+
+class _Cursor:
+    """Reads a payload front to back; every length is checked before its bytes are taken."""
+
+    def __init__(self, payload: memoryview, where: str) -> None:
+        self.payload, self.where, self.at = payload, where, 1
+
+    def byte(self) -> int:
+        """Return the next byte."""
+        if self.at >= len(self.payload):
+            raise DamagedError("a lattice block is cut short", where=self.where)
+        self.at += 1
+        return self.payload[self.at - 1]
+
+    def number(self, low: int, high: int, name: str) -> int:
+        """Return the next varint, checked."""
+        value, self.at = read_varint(self.payload, self.at)
+        if not low <= value <= high:
+            raise DamagedError(
+                f"a lattice block's {name} is out of range",
+                where=self.where,
+                expected=f"{low} to {high}",
+                found=str(value),
+            )
+        return value
+
+    def exponent(self) -> int:
+        """Return the next byte as an exponent, checked."""
+        value = (self.byte() ^ 0x80) - 0x80
+        if not MIN_EXPONENT <= value <= MAX_EXPONENT:
+            raise DamagedError(
+                "a lattice block's exponent is out of range",
+                where=self.where,
+                found=str(value),
+                expected=f"{MIN_EXPONENT} to {MAX_EXPONENT}",
+            )
+        return value
+
+    def section(self) -> memoryview:
+        """Return the next bytes that their length stands before."""
+        n = self.number(0, len(self.payload) - self.at, "length")
+        self.at += n
+        return self.payload[self.at - n : self.at]
+
+
+def parse(
+    spec: TensorSpec, payload: memoryview, reference: LatticeReference | None
+) -> tuple[Tensor, LatticeReference]:
+    """Return the tensor of a payload and the state after it.
+
+    Raises
+    ------
+    DamagedError
+        The payload is none of such a tensor, or of another reference.
+    """
+    if len(payload) == 0:
+        raise DamagedError("a lattice block is empty", where=spec.key)
+    kind, flags = payload[0] & 15, payload[0] & 0xF0
+    cursor = _Cursor(payload, spec.key)
+    if kind in (Kind.STANDALONE, Kind.SNAPSHOT):
+        return _parse_alone(spec, cursor, flags, kind == Kind.SNAPSHOT)
+    if kind not in (Kind.UNCHANGED, Kind.DELTA):
+        raise DamagedError(
+            "a lattice block is of no known kind", where=spec.key, found=str(kind), expected="0 to 4"
+        )
+    if reference is None:
+        raise DamagedError("a lattice delta has no reference of its dtype and shape", where=spec.key)
+    if kind == Kind.DELTA:
+        return _parse_delta(spec, cursor, flags, reference)
+    if len(payload) > 1 or flags:
+        raise DamagedError("bytes follow in a block without change", where=spec.key)
+    after = reference if reference.exact is None else replace(reference, exact=None)
+    return after.decoded(), after
+
+
+def _parse_alone(
+    spec: TensorSpec, cursor: _Cursor, flags: int, snapshot: bool
+) -> tuple[Tensor, LatticeReference]:
+    exponent = cursor.exponent()
+    step = cursor.number(1, MAX_STEP, "step")
+    divisor, history = step, None
+    if snapshot:
+        divisor = cursor.number(1, MAX_STEP, "divisor")
+        if flags & TRACKED:
+            history = decode_rans(cursor.section(), spec.numel, _HISTORIES)
+            if int((history & CONTEXT_BITS).max()) >= N_CONTEXTS:
+                raise DamagedError("a history is of no known kind", where=spec.key)
+    elif flags & TRACKED:
+        raise DamagedError("a lattice block without reference has a history", where=spec.key)
+    grid = grid_of(Spacing(exponent, divisor), spec.dtype)
+    contexts = parse_scales(cursor.section(), spec) if flags & CONTEXTS else None
+    values, state = _finish(spec, cursor, flags, contexts, None, grid, exponent)
+    return values, replace(state, spacing=Spacing(exponent, step), history=history)
+
+
+def _parse_delta(
+    spec: TensorSpec, cursor: _Cursor, flags: int, reference: LatticeReference
+) -> tuple[Tensor, LatticeReference]:
+    first = cursor.byte()
+    shift, snap = first & ~_SNAP, bool(first & _SNAP)
+    step = cursor.number(1, MAX_STEP, "step")
+    exponent = reference.spacing.exponent - shift
+    if shift > _MAX_SHIFT or exponent < MIN_EXPONENT:
+        raise DamagedError(
+            "a lattice block refines too far", where=spec.key, found=str(shift), expected="less"
+        )
+    contexts = None
+    if flags & CONTEXTS:
+        if reference.history is None:
+            raise DamagedError("a lattice block needs a history its reference lacks", where=spec.key)
+        contexts = reference.history
+    grid = grid_of(Spacing(exponent, step), spec.dtype)
+    before = refined(reference, shift, grid)
+    if before is not None and snap:
+        before = snapped(before, grid)
+    if before is None:
+        raise DamagedError(
+            "a lattice block moves integers out of their bound", where=spec.key, found=str(shift)
+        )
+    history = reference.history if flags & TRACKED else None
+    values, state = _finish(spec, cursor, flags, contexts, (before, history), grid, exponent)
+    return values, state if flags & TRACKED else replace(state, history=None)
+
+
+def refined(reference: LatticeReference, shift: int, grid: Grid) -> Tensor | None:
+    """Return a reference's integers in units smaller by 2**shift; None where they leave the bound."""
+    if shift == 0:
+        return reference.integers
+    if reference.integers.numel() and int(reference.integers.abs().max()) > grid.bound >> shift:
+        return None
+    return reference.integers << shift
+
+
+def snapped(integers: Tensor, grid: Grid) -> Tensor | None:
+    """Return integers moved to the nearest multiples of the step, halves upwards; None beyond the bound."""
+    moved = torch.div(integers + grid.step // 2, grid.step, rounding_mode="floor").mul_(grid.step)
+    return None if moved.numel() and int(moved.abs().max()) > grid.bound else moved
+
+
+def _finish(
+    spec: TensorSpec,
+    cursor: _Cursor,
+    flags: int,
+    contexts: Tensor | None,
+    before: tuple[Tensor, Tensor | None] | None,
+    grid: Grid,
+    exponent: int,
+) -> tuple[Tensor, LatticeReference]:
+    """Decode tokens and apply them."""
+    extra = cursor.section() if flags & EXTRA else None
+    kept = cursor.section() if flags & KEPT else b""
+    n_tokens = cursor.byte() + 1
+    if n_tokens > N_TOKENS:
+        raise DamagedError("a lattice block has too many tokens", where=spec.key)
+    stream = cursor.payload[cursor.at :]
+    n_contexts = 1 if contexts is None else N_CONTEXTS
+    # Where the state is: a chain's in host memory, a saver's perhaps beside the model.
+    device = torch.device("cpu") if before is None else before[0].device
+    tokens = decode_rans(stream, spec.numel, n_tokens, contexts, n_contexts, device=device)
+    large = np.zeros(0, np.int64) if extra is None else unpack_extra(tokens, extra)
+    at, exact = _exact_values(spec, tokens, kept) if n_tokens > EXACT else no_exact(spec.dtype, device)
+    if large is None or (extra is None) != (not _has_large(tokens, n_tokens, at.numel())):
+        raise DamagedError("extra bits do not fit the tokens", where=spec.key)
+    if n_tokens <= EXACT and kept:
+        raise DamagedError("exact values belong to no token", where=spec.key)
+    integers, history = before if before is not None else (None, None)
+    moved = advance(tokens, large, integers, history, grid)
+    if not moved.valid:
+        raise DamagedError("a lattice value leaves its range", where=spec.key)
+    state = LatticeReference(
+        dtype=spec.dtype,
+        shape=spec.shape,
+        spacing=Spacing(exponent, grid.step),
+        integers=moved.integers,
+        history=moved.history,
+        exact_at=at,
+        exact_values=exact,
+    )
+    return put_exact(state, moved.values), state
+
+
+def _has_large(tokens: Tensor, n_tokens: int, n_exact: int) -> bool:
+    """Whether a token has extra bits; most blocks' alphabet tells."""
+    return n_tokens > 128 and int((tokens >= 128).sum()) > n_exact
+
+
+def _exact_values(spec: TensorSpec, tokens: Tensor, kept: bytes | memoryview) -> tuple[Tensor, Tensor]:
+    """Places and values of exact tokens."""
+    at = (tokens == EXACT).nonzero().view(-1)
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if len(kept) != at.numel() * dtype.itemsize:
+        raise DamagedError(
+            "exact values do not fit their tokens",
+            where=spec.key,
+            expected=f"{at.numel() * dtype.itemsize} bytes",
+            found=str(len(kept)),
+        )
+    if at.numel() == 0:
+        return no_exact(spec.dtype, tokens.device)
+    return at, torch.from_numpy(np.frombuffer(kept, np.uint8).copy()).view(dtype).to(tokens.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LatticeReference(TensorReference):
+    """State of a tensor on its lattice.
+
+    Parameters
+    ----------
+    dtype, shape
+        As stored.
+    spacing
+        Unit, and step of the last frame.
+    integers : Int32[Tensor, "n"]
+        Value in units; 0 where it is stored exactly.
+    history : UInt8[Tensor, "n"] or None
+        When and how each element changed last (`inshrink_core.ops.lattice`); None: not tracked.
+    exact_at : Int64[Tensor, "k"]
+        Where values are stored exactly, ascending.
+    exact_values : Float[Tensor, "k"]
+        These values, in the stored dtype.
+    exact : Float[Tensor, "shape"] or None
+        The values of a step that is stored bit for bit; the next delta does not look at them.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    spacing: Spacing
+    integers: Tensor
+    history: Tensor | None
+    exact_at: Tensor
+    exact_values: Tensor
+    exact: Tensor | None = None
+
+    def decoded(self) -> Tensor:
+        """Return the tensor: integers times the unit, rounded once to the stored dtype, or `exact`."""
+        if self.exact is not None:
+            return self.exact
+        unit = torch.tensor(math.ldexp(1.0, self.spacing.exponent), dtype=torch.float32)
+        return put_exact(self, self.integers.to(torch.float32).mul_(unit))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of integers, history and exact values."""
+        held = (self.integers, self.history, self.exact_at, self.exact_values, self.exact)
+        return sum(part.nbytes for part in held if part is not None)
+
+
+def put_exact(state: LatticeReference, values: Tensor) -> Tensor:
+    """Return flat float32 lattice values in the stored dtype and shape, exact ones in their places."""
+    dtype = getattr(torch, state.dtype)
+    result = values if values.dtype == dtype else values.to(dtype)
+    if state.exact_at.numel():
+        result[state.exact_at] = state.exact_values
+    return result.view(state.shape)
+
+
+@lru_cache(maxsize=64)
+def no_exact(dtype: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return places and values where none is exact; the same tensors for all, which nobody changes."""
+    return (
+        torch.zeros(0, dtype=torch.int64, device=device),
+        torch.zeros(0, dtype=getattr(torch, dtype), device=device),
+    )
+
+
+def fits(reference: TensorReference | None, spec: TensorSpec) -> LatticeReference | None:
+    """Return the reference if changes of a tensor can be coded against it."""
+    if not isinstance(reference, LatticeReference):
+        return None
+    return reference if (reference.dtype, reference.shape) == (spec.dtype, spec.shape) else None
+
+
+_N_CLASSES = 64
+"""Half octaves of a mean in 64ths, up to the largest token."""
+
+_MIN_SIDE = 4
+"""Rows or columns below which a class says nothing that the table does not."""
+
+
+def pack_scales(tokens: Tensor, shape: tuple[int, ...]) -> tuple[bytes, Tensor | None]:
+    """Return the section that tells classes, and the contexts; none where they do not pay.
+
+    Parameters
+    ----------
+    tokens : UInt8[Tensor, "n"]
+        Of a tensor that stands alone.
+    shape
+        Its shape; dimensions from the second on are columns together.
+    """
+    rows, columns = _sides(shape)
+    if min(rows, columns) < _MIN_SIDE:
+        return b"", None
+    matrix = tokens.view(rows, columns)
+    by_row = _classes(matrix.sum(1, dtype=torch.int64), columns)
+    by_column = _classes(matrix.sum(0, dtype=torch.int64), rows)
+    contexts = _contexts(by_row, by_column).to(tokens.device)
+    stream = encode_rans(torch.from_numpy(np.concatenate((by_row, by_column))), None, _N_CLASSES)
+    counts = rans_counts(tokens, contexts, N_TOKENS, N_CONTEXTS).numpy()
+    gain = estimate_bits_of_counts(counts.sum(0, keepdims=True)) - estimate_bits_of_counts(counts)
+    if gain <= 8 * (len(stream) + 4):
+        return b"", None
+    section = bytearray()
+    write_varint(section, len(stream))
+    return bytes(section) + stream, contexts
+
+
+def parse_scales(section: memoryview, spec: TensorSpec) -> Tensor:
+    """Return the contexts that a section tells.
+
+    Raises
+    ------
+    DamagedError
+        It is none of this shape.
+    """
+    rows, columns = _sides(spec.shape)
+    if min(rows, columns) < _MIN_SIDE:
+        raise DamagedError("a tensor of this shape has no classes of rows and columns", where=spec.key)
+    classes = decode_rans(section, rows + columns, _N_CLASSES).numpy()
+    return _contexts(classes[:rows], classes[rows:])
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    return (shape[0], math.prod(shape[1:])) if len(shape) >= 2 else (1, math.prod(shape))
+
+
+def _classes(sums: Tensor, n: int) -> NDArray[np.uint8]:
+    """Half octaves of ``64 * sum / n``, 0 for less than one."""
+    means = (sums.cpu().numpy() * 64) // n
+    octaves = np.zeros(means.size, np.int64)
+    for k in range(1, 15):
+        octaves += (means >> k) > 0
+    # The square tells whether the mean is past the middle of its octave.
+    upper = means * means >= np.int64(2) << (2 * octaves)
+    return np.where(means > 0, 2 * octaves + upper, 0).astype(np.uint8)
+
+
+def _contexts(by_row: NDArray[np.uint8], by_column: NDArray[np.uint8]) -> Tensor:
+    """Add classes up around that of the mean row and column, which is the middle context."""
+    middle = N_CONTEXTS // 2
+    row = by_row.astype(np.int16) - np.int16(by_row.sum(dtype=np.int64) // by_row.size)
+    column = by_column.astype(np.int16) - np.int16(by_column.sum(dtype=np.int64) // by_column.size)
+    sums = torch.from_numpy(row)[:, None] + torch.from_numpy(column)[None, :] + middle
+    return sums.clamp_(0, N_CONTEXTS - 1).to(torch.uint8).view(-1)

@@ -1,0 +1,357 @@
+"""The steps of one frame: how coarse each tensor's lattice should be, and what later frames plan with."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inshrink_core.checkpoint import TensorSpec
+from inshrink_core.codec import FrameContext, TensorInput
+from inshrink_core.codecs.lattice.block import LatticeReference, refined, snapped
+from inshrink_core.codecs.lattice.config import LatticeConfig, is_matrix
+from inshrink_core.codecs.lattice.spacing import (
+    MIN_EXPONENT,
+    Spacing,
+    exact_mean,
+    geometric_mean,
+    grid_of,
+    held,
+    sensitivity_factor,
+    spacing_of,
+)
+from inshrink_core.ops.lattice import Gain, gain_grades
+from inshrink_core.ops.reference.quantize import settled
+from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_places, sample_sums
+
+__all__ = [
+    "Chosen",
+    "LatticePlan",
+    "Observation",
+    "choose_gain",
+    "choose_spacing",
+    "make_plan",
+    "observe_tensor",
+]
+
+_PROBES = 32
+"""Original values kept of each matrix: their movement until the next frame has no rounding error in it.
+The fourth root of a mean of 32 squares is within 6 %."""
+
+_VECTOR_STEP = 2.0**-11
+"""Step of vectors, per unit of max(1, rms); without measured harm, and norms have weights about 1."""
+
+_VECTOR_SHARE = 0.25
+"""A vector's step is at most this share of a matrix's, so that slow training still moves vectors."""
+
+_MOVEMENT_PER_LR = 4.0
+"""Adam moves a weight by about four learning rates between checkpoints (3.7 over 50 steps, 6.7 over 100):
+the guess for a keyframe, before any movement was seen."""
+
+_GUESS_RANGE = (2.0**-12, 0.17)
+"""Bounds of that guess, in root mean squares of all matrices; early in a training they move .17 of it."""
+
+_UNKNOWN_SHARE = 1 / 32
+"""Guess without learning rate or second moments, in root mean squares of the tensor itself."""
+
+_MIN_MOVED_SHARE = 0.05
+"""Least share of a squared distance from rounded values that tells movement from rounding error."""
+
+
+class Observation(NamedTuple):
+    """What is seen of one tensor.
+
+    Parameters
+    ----------
+    mean_square
+        Of its values; NaN if one is not finite.
+    second_moment
+        Mean of Adam's; None if unknown.
+    momentum_square
+        Mean square of SGD's momentum; None if unknown.
+    moved
+        Mean squared movement since the reference, its rounding error taken off; None if not known.
+    probe
+        A few of its values, in float32.
+    """
+
+    mean_square: float
+    second_moment: float | None
+    momentum_square: float | None
+    moved: float | None
+    probe: bytes
+
+
+def observe_tensor(item: TensorInput, reference: LatticeReference | None) -> Observation:
+    """Measure one tensor on a sample of its values; O(1) beyond 2**14 elements."""
+    n = item.tensor.numel()
+    n_seen = min(n, SAMPLE_RUN * SAMPLE_RUNS)
+    integers, unit = None, 1.0
+    if reference is not None:
+        integers, unit = reference.integers, math.ldexp(1.0, reference.spacing.exponent)
+    moments = None if item.second_moment is None else settled(item.second_moment)
+    sums, probe = sample_sums(settled(item.tensor), integers, moments, unit, _probe_places(n))
+    second = None if moments is None else exact_mean(sums[2], n_seen)
+    momentum = None
+    if item.momentum is not None:
+        squares, _ = sample_sums(settled(item.momentum), None, None, 1.0, np.zeros(0, np.int64))
+        momentum = exact_mean(squares[0], n_seen)
+    moved = None
+    if reference is not None:
+        distance = exact_mean(sums[1], n_seen)
+        # An error of rounding is spread evenly over the step: D^2 / 12.
+        movement = distance - reference.spacing.width**2 / 12
+        moved = movement if movement > _MIN_MOVED_SHARE * distance else None
+    return Observation(exact_mean(sums[0], n_seen), second, momentum, moved, probe.astype("<f4").tobytes())
+
+
+@functools.lru_cache(maxsize=1024)
+def _probe_places(n: int) -> NDArray[np.int64]:
+    """Return the indices of the probe: spread by the golden ratio, so that they do not share a column."""
+    n_seen = min(n, SAMPLE_RUN * SAMPLE_RUNS)
+    places = (np.arange(min(n_seen, _PROBES)) * 0.6180339887498949 % 1.0 * n_seen).astype(np.int64)
+    return sample_places(n, np.unique(places))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatticePlan:
+    """What one frame decides for all its tensors together.
+
+    Parameters
+    ----------
+    config
+        The request it was made from.
+    widths
+        Step of each tensor that has one, by key; the others are stored exactly.
+    rms
+        Root mean square of each of these tensors.
+    memory
+        What later frames plan with.
+    after_restore
+        Whether steps may take any value, for the weights start from lattice points.
+    """
+
+    config: LatticeConfig
+    widths: Mapping[str, float]
+    rms: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    after_restore: bool = False
+
+
+class _Pace(NamedTuple):
+    """How far weights move: at first, now, and the first learning rate; zero where not known."""
+
+    first: float
+    now: float
+    first_rate: float
+
+
+def make_plan(
+    specs: Sequence[TensorSpec],
+    seen: Sequence[Observation | None],
+    config: LatticeConfig,
+    context: FrameContext,
+) -> LatticePlan:
+    """Return the step of every tensor that was observed."""
+    known = {spec.key: (spec, o) for spec, o in zip(specs, seen, strict=True) if o is not None}
+    matrices = {key: o for key, (spec, o) in known.items() if is_matrix(spec)}
+    memory = context.memory if isinstance(context.memory, dict) else {}
+    moved = {key: _movement(o, _probe_of(memory, key)) for key, o in matrices.items()}
+    rates = {key: _positive(context.learning_rates.get(spec.name)) for key, (spec, _) in known.items()}
+    pace = _pace_of(memory, known, moved, rates)
+    squares = _squares(matrices)
+    overall = _rms((known[key][0].numel, o.mean_square) for key, o in matrices.items())
+    adaptive = any(o.second_moment is not None for o in matrices.values())
+    middle = geometric_mean(list(squares.values()))
+    widths: dict[str, float] = {}
+    for key, (spec, o) in known.items():
+        base = _base(pace, rates[key], config.gamma)
+        if base == 0 and adaptive and rates[key]:
+            low, high = (bound * overall for bound in _GUESS_RANGE)
+            base = min(max(_MOVEMENT_PER_LR * rates[key], low), high)
+        width = _width(spec, o, base, squares.get(key, 0.0), middle, config)
+        if width > 0 and math.isfinite(width):
+            widths[key] = width
+    exact_rates = bool(squares) and all(rates.values())
+    return LatticePlan(
+        config=config,
+        widths=widths,
+        rms={key: math.sqrt(known[key][1].mean_square) for key in widths},
+        memory=_memory_of(
+            pace, {} if exact_rates and pace.first else {k: o.probe for k, o in matrices.items()}
+        ),
+        after_restore=context.after_restore,
+    )
+
+
+def _width(
+    spec: TensorSpec, o: Observation, base: float, square: float, middle: float, config: LatticeConfig
+) -> float:
+    """Step of one tensor; 0 where it should be stored exactly."""
+    if not math.isfinite(o.mean_square):
+        return 0.0
+    rms = math.sqrt(o.mean_square)
+    if not is_matrix(spec):
+        fine = _VECTOR_STEP * max(1.0, rms)
+        return min(fine, _VECTOR_SHARE * config.coarseness * base) if base else fine
+    if o.second_moment == 0:
+        return 0.0
+    if base == 0:
+        base = _UNKNOWN_SHARE * rms
+    factor = sensitivity_factor(square, middle, config.sensitivity)
+    return config.coarseness * base * factor
+
+
+def _base(pace: _Pace, rate: float, gamma: float) -> float:
+    """Movement that the steps of this frame are in proportion to; 0 where none was seen yet."""
+    if pace.first == 0:
+        return 0.0
+    if rate and pace.first_rate:
+        return float(pace.first * (rate / pace.first_rate) ** gamma)
+    return float(pace.first * (pace.now / pace.first) ** gamma) if pace.now else pace.first
+
+
+def _squares(matrices: Mapping[str, Observation]) -> dict[str, float]:
+    """Squared gradients by tensor: Adam's second moments, or the squares of SGD's momentum.
+
+    Without either all tensors have one step.
+    """
+    known = {key: o.second_moment for key, o in matrices.items() if o.second_moment is not None}
+    if not known:
+        known = {key: o.momentum_square for key, o in matrices.items() if o.momentum_square is not None}
+    return {key: value for key, value in known.items() if math.isfinite(value)}
+
+
+def _pace_of(
+    memory: Mapping[str, Any],
+    known: Mapping[str, tuple[TensorSpec, Observation]],
+    moved: Mapping[str, float | None],
+    rates: Mapping[str, float],
+) -> _Pace:
+    """Take the first movement from the chain's memory, or this one as the first."""
+    now = _rms((known[key][0].numel, m) for key, m in moved.items() if m is not None)
+    first = _positive(memory.get("movement"))
+    if first:
+        return _Pace(first, now, _positive(memory.get("rate")))
+    given = [rates[key] for key in moved if rates[key]]
+    return _Pace(now, now, math.fsum(given) / len(given) if given and now else 0.0)
+
+
+def _memory_of(pace: _Pace, probes: Mapping[str, bytes]) -> dict[str, Any]:
+    """As msgpack values."""
+    memory: dict[str, Any] = {"movement": pace.first, "rate": pace.first_rate} if pace.first else {}
+    return memory | {"probes": dict(probes)} if probes else memory
+
+
+def _probe_of(memory: Mapping[str, Any], key: str) -> bytes | None:
+    """Probe of the previous frame; whatever a damaged memory holds, bytes or None."""
+    probes = memory.get("probes")
+    probe = probes.get(key) if isinstance(probes, dict) else None
+    return probe if isinstance(probe, bytes) else None
+
+
+def _movement(o: Observation, before: bytes | None) -> float | None:
+    """Mean squared movement, by the probe where there is one that moved."""
+    if before is not None and len(before) == len(o.probe):
+        with np.errstate(invalid="ignore"):
+            away = np.frombuffer(o.probe, "<f4").astype(np.float64) - np.frombuffer(before, "<f4")
+        mean: float = math.fsum(float(x) * float(x) for x in away.tolist()) / max(int(away.size), 1)
+        if mean > 0 and math.isfinite(mean):
+            return mean
+    return o.moved if o.moved is not None and math.isfinite(o.moved) else None
+
+
+def _rms(parts: Any) -> float:
+    """Root of the mean of mean squares, each with its number of elements."""
+    rows = [(n, m) for n, m in parts if math.isfinite(m)]
+    total = sum(n for n, _ in rows)
+    return math.sqrt(math.fsum(n * m for n, m in rows) / total) if total else 0.0
+
+
+def _positive(value: Any) -> float:
+    """Return a positive finite number, or 0 for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    return 0.0
+
+
+_MIN_STEP = 16
+"""Units in a step below which the unit is refined, where the integers leave room."""
+
+_MAX_HALVINGS = 12
+"""Steps of a movement 4096 times smaller than the rule's are not worth more tries."""
+
+
+class Chosen(NamedTuple):
+    """The step of a frame: the unit's refinement in bits, the spacing, and the integers in that unit.
+
+    Where `snap` is true, the integers were moved to multiples of a step that has grown.
+    """
+
+    shift: int
+    spacing: Spacing
+    integers: Tensor
+    snap: bool = False
+
+
+def choose_spacing(plan: LatticePlan, spec: TensorSpec, state: LatticeReference) -> Chosen:
+    """Return the step the plan asks for: held but for powers of two, or free after a restore.
+
+    Where it grows, the integers are snapped first. Left where they are, all values would sit near the
+    middle of their larger cells and stay there: the movement of that frame would be lost as a whole.
+    After a restore they are left, for matched gain shows the movement.
+    """
+    width = plan.widths.get(spec.key, state.spacing.width)
+    if plan.after_restore:
+        return _at_width(width, spec, state)
+    width = held(width, state.spacing)
+    chosen = _at_width(width, spec, state)
+    if width > state.spacing.width:
+        moved = snapped(chosen.integers, grid_of(chosen.spacing, spec.dtype))
+        if moved is not None:
+            return chosen._replace(integers=moved, snap=True)
+    return chosen
+
+
+def _at_width(width: float, spec: TensorSpec, state: LatticeReference) -> Chosen:
+    """Express a step in units of the state, refined where the step would have too few."""
+    exponent = state.spacing.exponent
+    shift = 0
+    while width < _MIN_STEP * 2.0 ** (exponent - shift) and exponent - shift > MIN_EXPONENT and shift < 24:
+        shift += 1
+    while True:
+        spacing = spacing_of(width, exponent - shift)
+        integers = refined(state, shift, grid_of(spacing, spec.dtype))
+        if integers is not None:
+            return Chosen(shift, spacing, integers)
+        shift -= 1
+
+
+def choose_gain(
+    values: Tensor, base: Tensor, chosen: Chosen, plan: LatticePlan, spec: TensorSpec, state: LatticeReference
+) -> tuple[Gain | None, Chosen]:
+    """Return the thresholds of matched gain, with a finer step where the movement needs one.
+
+    None where nothing moved: no step would be fine enough to show it.
+    """
+    if torch.equal(values, base):
+        return None, chosen
+    for _ in range(_MAX_HALVINGS):
+        grid = grid_of(chosen.spacing, spec.dtype)
+        grades = gain_grades(values, base, chosen.integers, grid, 1)
+        if int(grades[0]) >= 0:
+            break
+        finer = _at_width(chosen.spacing.width / 2, spec, state)
+        if finer.spacing.width >= chosen.spacing.width:
+            break
+        chosen = finer
+    grid = grid_of(chosen.spacing, spec.dtype)
+    rows = spec.shape[0] if plan.config.gain_per == "row" else 1
+    return Gain(base, gain_grades(values, base, chosen.integers, grid, rows).abs()), chosen

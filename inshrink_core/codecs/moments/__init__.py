@@ -1,0 +1,1 @@
+"""The moments codec: optimizer state by its scale and its direction."""

@@ -1,0 +1,344 @@
+"""What the moments codec stores of a tensor, as bytes and back: ``docs/format.md`` (moments/2)."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from inshrink_core.codec import TensorReference
+from inshrink_core.coding.events import read_varint, write_varint
+from inshrink_core.coding.rans import decode_rans, encode_rans
+from inshrink_core.errors import DamagedError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    _Bytes = NDArray[np.uint8]
+    from inshrink_core.checkpoint import TensorSpec
+
+__all__ = [
+    "NO_BYTES",
+    "ZERO_POINT",
+    "Form",
+    "MomentsReference",
+    "half_octave_values",
+    "pack",
+    "parse",
+    "sides",
+]
+
+ZERO_POINT = 128
+"""Integers, residuals and column exponents are stored with this added."""
+
+NO_BYTES: _Bytes = np.zeros(0, np.uint8)
+"""Of arrays that a form does not have."""
+
+_SQRT2 = np.float32(math.sqrt(2))
+_LOWEST, _HIGHEST = -252, 252
+"""Half octaves of the smallest and largest value: normal float32 numbers."""
+
+
+_LEAST_HALF = np.float32(2.0**-24)
+"""The smallest positive float16."""
+
+
+class Form(IntEnum):
+    """How a tensor is stored.
+
+    ``ZEROS``: nothing. ``OCTAVES``: each element a power of two. ``RANK_ONE``: row times column, in half
+    octaves. ``SCALED``: integers in units of row times column. ``FACTORED``: row times column, and for
+    each element a power of two beside.
+    """
+
+    ZEROS = 0
+    OCTAVES = 1
+    RANK_ONE = 2
+    SCALED = 3
+    FACTORED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MomentsReference(TensorReference):
+    """Integers of one tensor.
+
+    Parameters
+    ----------
+    dtype, shape
+        What it decodes to.
+    form
+        Which of the arrays count.
+    base
+        Half octaves (octaves, in form `Form.OCTAVES`) that code 1 stands for is ``base + 1``.
+    elements : uint8, (n,)
+        Codes, or integers or residuals plus 128; empty in forms without.
+    rows, columns : uint8
+        Exponents of rows, 0 for a row of zeros, and of columns plus 128; empty in forms without.
+
+    Notes
+    -----
+    A byte an element, and a byte for each row and column. Decoding is O(n): a table look-up, and in form
+    `Form.SCALED` a float32 product.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    form: Form
+    base: int
+    elements: _Bytes
+    rows: _Bytes
+    columns: _Bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Memory the integers take."""
+        return self.elements.nbytes + self.rows.nbytes + self.columns.nbytes
+
+    def decoded(self) -> Tensor:
+        """Return the values."""
+        flat = self._values()
+        if self.dtype == "float16" and self.form is not Form.SCALED:
+            # A second moment never becomes zero, not by its dtype either.
+            flat[flat > 0] = np.maximum(flat[flat > 0], _LEAST_HALF)
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return torch.from_numpy(flat).reshape(self.shape).to(dtype)
+
+    def _values(self) -> NDArray[np.float32]:
+        n = math.prod(self.shape)
+        if self.form is Form.ZEROS:
+            return np.zeros(n, np.float32)
+        if self.form is Form.OCTAVES:
+            table = half_octave_values(2 * (np.arange(256) + self.base))
+            table[0] = 0
+            values: NDArray[np.float32] = table[self.elements]
+            return values
+        exponents = self.rows.astype(np.int16)[:, None] + (self.columns.astype(np.int16) - ZERO_POINT)
+        if self.form is Form.FACTORED:
+            residuals = self.elements.astype(np.int16).reshape(exponents.shape) - ZERO_POINT
+            exponents = exponents + 2 * residuals
+        lowest, highest = -3 * ZERO_POINT, 768
+        table = half_octave_values(np.arange(lowest, highest) + self.base)
+        units = table[exponents - lowest]
+        units[self.rows == 0] = 0
+        flat: NDArray[np.float32] = units.reshape(-1)
+        if self.form is Form.FACTORED:
+            flat[self.elements == 0] = 0
+        if self.form is Form.SCALED:
+            # Only a block that no encoder wrote has units so large.
+            with np.errstate(over="ignore"):
+                flat *= self.elements.astype(np.float32) - np.float32(ZERO_POINT)
+        return flat
+
+
+def half_octave_values(exponents: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return ``2**(k / 2)`` in float32, the root of two rounded once; k is first clipped to +-252.
+
+    Examples
+    --------
+    >>> half_octave_values(np.array([0, 2, -2])).tolist()
+    [1.0, 2.0, 0.5]
+    """
+    k = np.clip(exponents, _LOWEST, _HIGHEST)
+    values: NDArray[np.float32] = np.ldexp(np.where(k & 1, _SQRT2, np.float32(1)), k >> 1).astype(np.float32)
+    return values
+
+
+def sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return rows and columns of a shape: all but the first dimension together; a vector is one row.
+
+    Examples
+    --------
+    >>> sides((8, 3, 3, 3)), sides((5,)), sides(())
+    ((8, 27), (1, 5), (1, 1))
+    """
+    return (shape[0], math.prod(shape[1:])) if len(shape) >= 2 else (1, math.prod(shape))
+
+
+_HEADER = struct.Struct("<BBh")
+_VERSION = 1
+_DELTA = 0x80
+_SAME = 0x40
+_MAX_BASE = 1024
+
+_DIFFERENCED = frozenset(Form) - {Form.ZEROS}
+"""Forms of which a delta says what changed. Of `Form.SCALED` that is rows and columns alone: a first moment
+is another one after a few steps."""
+
+_REACH = 6
+"""Residuals beyond this share a context with it; few are."""
+
+_N_CONTEXTS = 2 * _REACH + 2
+"""One for each residual of the reference, and one for its zeros."""
+
+
+class _Arrays(NamedTuple):
+    rows: _Bytes
+    columns: _Bytes
+    elements: _Bytes
+
+
+def pack(state: MomentsReference, before: MomentsReference | None) -> bytes:
+    """Return the payload of a state, as differences to an earlier one of the same form and base if given.
+
+    Notes
+    -----
+    O(n). Deterministic; contexts are the reference's own codes, which the decoder has.
+    """
+    if before is not None and not _comparable(before, state.form, state.base):
+        before = None
+    if before is not None and before.base == state.base and _equal(state, before):
+        return _HEADER.pack(_VERSION, state.form | _SAME, state.base)
+    against = before if state.form in _DIFFERENCED else None
+    out = bytearray(_HEADER.pack(_VERSION, state.form | (_DELTA if against else 0), state.base))
+    sections = _sections(state, against)
+    for section in sections[:-1]:
+        write_varint(out, len(section))
+        out += section
+    return bytes(out) + (sections[-1] if sections else b"")
+
+
+def parse(payload: memoryview, spec: TensorSpec, before: MomentsReference | None) -> MomentsReference:
+    """Return the state that `pack` stored.
+
+    Parameters
+    ----------
+    payload
+        Its bytes; nothing in them is trusted.
+    spec
+        What it is to decode to.
+    before
+        The state of the previous frame, if it is one of this codec and of this shape.
+
+    Raises
+    ------
+    DamagedError
+        The payload is none of this shape, or refers to a state that is not there.
+    """
+    if len(payload) < _HEADER.size:
+        raise DamagedError("a block of a moment has no header", where=spec.key)
+    version, kind, base = _HEADER.unpack_from(payload)
+    form_number, marks = kind & ~(_DELTA | _SAME), kind & (_DELTA | _SAME)
+    if version != _VERSION or form_number > max(Form) or abs(base) > _MAX_BASE:
+        raise DamagedError("a block of a moment has an unknown form", where=spec.key, found=str(kind))
+    form, body = Form(form_number), payload[_HEADER.size :]
+    if marks and before is None:
+        raise DamagedError("a block of a moment refers to a state that is not there", where=spec.key)
+    if marks and before is not None and not _comparable(before, form, base):
+        raise DamagedError("a block of a moment refers to a state of another form", where=spec.key)
+    if marks == _SAME and before is not None and before.base == base and not len(body):
+        if before.dtype != spec.dtype:
+            raise DamagedError("a block of a moment repeats a state of another dtype", where=spec.key)
+        return before
+    if marks & _SAME or (marks and form not in _DIFFERENCED):
+        raise DamagedError("a block of a moment has an unknown form", where=spec.key, found=str(kind))
+    rows, columns, elements = _arrays(body, spec, form, before if marks else None)
+    return MomentsReference(spec.dtype, spec.shape, form, base, elements, rows, columns)
+
+
+def _comparable(before: MomentsReference, form: Form, base: int) -> bool:
+    """Whether codes can differ from those of a state; a unit of a first moment may move as a whole."""
+    return before.form is form and (before.base == base or form is Form.SCALED)
+
+
+def _sections(state: MomentsReference, against: MomentsReference | None) -> list[bytes]:
+    """Code the arrays that a form has, as differences where there is something to differ from."""
+    form, rows, columns, elements = state.form, state.rows, state.columns, state.elements
+    if form is Form.ZEROS:
+        return []
+    if form is Form.OCTAVES and against:
+        return [_coded(elements, against.elements)]
+    if form is Form.OCTAVES:
+        rows, columns = _middles(elements, state.shape)
+    head = [
+        _coded(rows, against.rows if against else None),
+        _coded(columns, against.columns if against else None),
+    ]
+    if form is Form.RANK_ONE:
+        return head
+    if form is Form.OCTAVES:
+        return [*head, _coded(elements, _predicted(rows, columns))]
+    if form is Form.FACTORED and against:
+        return [*head, _coded(elements, against.elements, _contexts(against.elements))]
+    return [*head, _coded(elements, None)]
+
+
+def _arrays(body: memoryview, spec: TensorSpec, form: Form, against: MomentsReference | None) -> _Arrays:
+    """Inverse of `_sections`."""
+    if form is Form.ZEROS:
+        if len(body):
+            raise DamagedError("a block of zeros holds more", where=spec.key)
+        return _Arrays(NO_BYTES, NO_BYTES, NO_BYTES)
+    if form is Form.OCTAVES and against:
+        return _Arrays(NO_BYTES, NO_BYTES, _decoded(body, spec.numel, against.elements))
+    n_rows, n_columns = sides(spec.shape)
+    section, body = _section(body, spec)
+    rows = _decoded(section, n_rows, against.rows if against else None)
+    if form is Form.RANK_ONE:
+        return _Arrays(rows, _decoded(body, n_columns, against.columns if against else None), NO_BYTES)
+    section, body = _section(body, spec)
+    columns = _decoded(section, n_columns, against.columns if against else None)
+    if form is Form.OCTAVES:
+        return _Arrays(NO_BYTES, NO_BYTES, _decoded(body, spec.numel, _predicted(rows, columns)))
+    if form is Form.FACTORED and against:
+        contexts = _contexts(against.elements)
+        return _Arrays(rows, columns, _decoded(body, spec.numel, against.elements, contexts))
+    return _Arrays(rows, columns, _decoded(body, spec.numel, None))
+
+
+def _equal(state: MomentsReference, before: MomentsReference) -> bool:
+    pairs = (
+        (state.elements, before.elements),
+        (state.rows, before.rows),
+        (state.columns, before.columns),
+    )
+    return state.dtype == before.dtype and all(np.array_equal(one, other) for one, other in pairs)
+
+
+def _section(body: memoryview, spec: TensorSpec) -> tuple[memoryview, memoryview]:
+    """Split off a section that a length precedes."""
+    length, offset = read_varint(body, 0)
+    if offset + length > len(body):
+        raise DamagedError("a block of a moment is cut short", where=spec.key)
+    return body[offset : offset + length], body[offset + length :]
+
+
+def _contexts(elements: _Bytes) -> torch.Tensor:
+    """Return 0 for zeros, else 1 to 13 by residual: a far one tends back to the factors."""
+    near = np.clip(elements.astype(np.int16) - (ZERO_POINT - _REACH), 0, 2 * _REACH) + 1
+    near[elements == 0] = 0
+    return torch.from_numpy(near.astype(np.uint8))
+
+
+def _coded(values: _Bytes, predicted: _Bytes | None, contexts: torch.Tensor | None = None) -> bytes:
+    """Code bytes, or what they differ by from a prediction, modulo 256."""
+    rest = torch.from_numpy(np.ascontiguousarray(values if predicted is None else values - predicted))
+    return encode_rans(rest, contexts, 256, 1 if contexts is None else _N_CONTEXTS)
+
+
+def _decoded(
+    section: memoryview, n: int, predicted: _Bytes | None, contexts: torch.Tensor | None = None
+) -> _Bytes:
+    """Inverse of `_coded`; DamagedError where it is none."""
+    n_contexts = 1 if contexts is None else _N_CONTEXTS
+    rest: _Bytes = decode_rans(section, n, 256, contexts, n_contexts).numpy()
+    return rest if predicted is None else rest + predicted
+
+
+def _middles(codes: _Bytes, shape: tuple[int, ...]) -> tuple[_Bytes, _Bytes]:
+    """Return the mean code of each row, and of each column against the mean of all, plus 128."""
+    n_rows, n_columns = sides(shape)
+    matrix = codes.reshape(n_rows, n_columns)
+    rows = matrix.sum(1, dtype=np.int64) // n_columns
+    columns = matrix.sum(0, dtype=np.int64) // n_rows - int(matrix.sum(dtype=np.int64)) // matrix.size
+    return rows.astype(np.uint8), np.clip(columns + ZERO_POINT, 0, 255).astype(np.uint8)
+
+
+def _predicted(rows: _Bytes, columns: _Bytes) -> _Bytes:
+    """Return what rows and columns say of each element, modulo 256."""
+    return (rows[:, None] + columns[None, :] - np.uint8(ZERO_POINT)).reshape(-1)

@@ -1,0 +1,141 @@
+"""The moments codec: optimizer state by its scale and its direction, never a second moment of zero.
+
+What matters of optimizer state is the loss curve after a restore. Second moments set the size of each
+parameter's step: they are kept to an octave, against row and column factors (Adafactor: Shazeer & Stern,
+ICML 2018, section 3), or as these factors alone. First moments set the direction: they are kept in coarse
+units whose rounding preserves their projection on themselves, or left out. ``docs/optimizer.md`` has what
+each costs in bytes and in loss, ``docs/format.md`` the bytes.
+
+Notes
+-----
+A first moment does not refer to the decoded second moment, but carries row and column units of its own, some
+hundredths of its size: so one tensor decodes without another. Encoding and decoding are O(n).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from inshrink_core.checkpoint import TensorRole
+from inshrink_core.codec import CodecConfig, Encoded, TensorInput, TensorReference
+from inshrink_core.codecs.exact import BITSTREAM as EXACT
+from inshrink_core.codecs.moments.block import MomentsReference, pack, parse, sides
+from inshrink_core.codecs.moments.rounding import factored, octaves, rank_one, scaled, zeros
+from inshrink_core.codecs.published.fallback import FallbackCodec, check_word, host_values
+from inshrink_core.errors import ConfigError
+from inshrink_core.frame import Block
+
+if TYPE_CHECKING:
+    from inshrink_core.checkpoint import TensorSpec
+
+__all__ = ["MomentsCodec", "MomentsConfig"]
+
+_SECOND = frozenset({TensorRole.EXP_AVG_SQ, TensorRole.MAX_EXP_AVG_SQ})
+_FIRST = frozenset({TensorRole.EXP_AVG, TensorRole.MOMENTUM})
+
+_UNITS = {
+    (TensorRole.EXP_AVG, "fidelity"): 4.0,
+    (TensorRole.MOMENTUM, "fidelity"): 2.0,
+    (TensorRole.MOMENTUM, "ratio"): 4.0,
+}
+"""Unit of first moments in root mean squares; ``benchmarks/results/optimizer.csv``. SGD has no other state,
+so its buffer is never left out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MomentsConfig(CodecConfig):
+    """How optimizer state is stored.
+
+    Parameters
+    ----------
+    preset
+        ``fidelity``: second moments to an octave against row and column factors, first moments in coarse
+        units with their projection kept; about one bit a parameter for both. ``ratio``: second moments as
+        rank-one factors, Adam's first moment left out; a few hundredths of a bit. A momentum buffer is
+        never left out: about 1.2 and .7 bits a parameter.
+
+    Raises
+    ------
+    ConfigError
+        No such preset.
+    """
+
+    preset: str = "fidelity"
+
+    def __post_init__(self) -> None:
+        check_word("preset", self.preset, ("fidelity", "ratio"))
+
+
+class MomentsCodec(FallbackCodec):
+    """Codec of Adam's moments and of momentum buffers; every other tensor, and what is not finite, exact.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from inshrink_core.checkpoint import TensorSpec
+    >>> codec, config = MomentsCodec(), MomentsConfig()
+    >>> spec = TensorSpec(name="fc.weight", role=TensorRole.EXP_AVG_SQ, dtype="float32", shape=(2, 2))
+    >>> item = TensorInput(spec=spec, tensor=torch.tensor([[1.0, 0.6], [0.0, 9.0]]))
+    >>> codec.encode(item, codec.plan([spec], [None], config), None).reference.decoded().tolist()
+    [[1.0, 0.5], [0.0, 8.0]]
+    """
+
+    name = "moments"
+    bitstream = "moments/2"
+    reads = frozenset({"moments/2", "moments/1", EXACT})
+    config_type: ClassVar[type[CodecConfig]] = MomentsConfig
+    stores_weights = False
+    lossy_roles = _SECOND | _FIRST
+
+    def companions(self, config: CodecConfig) -> frozenset[TensorRole]:
+        """Return the second moment's role: it gives first moments their units."""
+        return frozenset({TensorRole.EXP_AVG_SQ})
+
+    def _config_of(self, plan: Any) -> MomentsConfig:
+        if not isinstance(plan, MomentsConfig):
+            raise ConfigError(
+                "the plan is another codec's", expected="MomentsConfig", found=type(plan).__name__
+            )
+        return plan
+
+    def _encode_lossy(
+        self, item: TensorInput, plan: Any, reference: TensorReference | None
+    ) -> Encoded | None:
+        before = reference if isinstance(reference, MomentsReference) else None
+        if before is not None and before.shape != item.spec.shape:
+            before = None
+        state = _rounded(item, plan.preset, before)
+        if state is None:
+            return None
+        return Encoded(Block(self.bitstream, pack(state, before)), state)
+
+    def _decode_lossy(
+        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None
+    ) -> TensorReference:
+        before = reference if isinstance(reference, MomentsReference) else None
+        return parse(payload, spec, before if before and before.shape == spec.shape else None)
+
+    def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
+        """Return a block that stands alone, of the same integers where there are any."""
+        if isinstance(reference, MomentsReference):
+            return Block(self.bitstream, pack(reference, None))
+        return super().rekey(spec, reference)
+
+    def _worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
+        n_rows, n_columns = sides(spec.shape)
+        return 64 + spec.numel + n_rows + n_columns
+
+
+def _rounded(item: TensorInput, preset: str, before: MomentsReference | None) -> MomentsReference | None:
+    """Return the state of a tensor; None for a second moment that is none."""
+    spec, values = item.spec, host_values(item.tensor)
+    if spec.role in _FIRST:
+        unit = _UNITS.get((spec.role, preset))
+        second = item.second_moment if spec.role is TensorRole.EXP_AVG else None
+        return zeros(spec) if unit is None else scaled(spec, values, second, unit)
+    if (values < 0).any():
+        return None
+    if len(spec.shape) < 2:
+        return octaves(spec, values, before)
+    return rank_one(spec, values, before) if preset == "ratio" else factored(spec, values, before)

@@ -1,0 +1,316 @@
+"""From values of optimizer state to the integers of the moments codec: decided by the encoder alone.
+
+Second moments say how large the steps of training are, so they keep their scale: powers of two, held where
+they are until a value has left its octave for good. First moments say where training is going, so they keep
+their sum: the largest are rounded up and the others left out, with the threshold at which the projection of
+the rounded values on the true ones equals the true ones' square. Plain rounding to so coarse a unit loses a
+part of the momentum of every parameter, which a restore would feel as a pause.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from inshrink_core.codecs.moments.block import (
+    NO_BYTES,
+    ZERO_POINT,
+    Form,
+    MomentsReference,
+    half_octave_values,
+    sides,
+)
+from inshrink_core.codecs.published.fallback import host_values
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from inshrink_core.checkpoint import TensorSpec
+
+__all__ = [
+    "HELD",
+    "NO_ROW",
+    "base_of",
+    "column_codes_of",
+    "factored",
+    "factors",
+    "held_factors",
+    "octaves",
+    "rank_one",
+    "row_codes_of",
+    "scaled",
+    "zeros",
+]
+
+HELD: Final = 1.0
+"""Octaves that a second moment may be off its code before that changes: at .5, plain rounding, values on an
+edge change again and again (``benchmarks/results/moments.csv``)."""
+
+_LARGEST_INTEGER: Final = 127
+
+_OCTAVE_CARRY: Final = 0x800000 - 0x3504F3
+"""What carries a mantissa from the root of two on into the exponent: rounding to octaves is one addition."""
+
+_FRACTION_BITS: Final = 8
+"""Of magnitudes in units, where the threshold is sought: all sums are of integers, so equal everywhere."""
+
+_PLAIN, _LOWEST_THRESHOLD = 128, 26
+"""Thresholds in 256ths of a unit: plain rounding, and a tenth, below which all that is kept is noise."""
+
+_MAX_HALVINGS: Final = 6
+"""Of the unit, where no threshold is low enough: values of very different size in one tensor."""
+
+
+def zeros(spec: TensorSpec) -> MomentsReference:
+    """Return the state of a tensor that is left out."""
+    return MomentsReference(spec.dtype, spec.shape, Form.ZEROS, 0, NO_BYTES, NO_BYTES, NO_BYTES)
+
+
+def octaves(
+    spec: TensorSpec, values: NDArray[np.float32], before: MomentsReference | None
+) -> MomentsReference:
+    """Round non-negative values to powers of two; zero stays zero, and nothing else becomes it.
+
+    Parameters
+    ----------
+    spec
+        What they belong to.
+    values : float32, (n,)
+        Finite, not negative.
+    before
+        The state of the previous frame, whose base is kept where it can be.
+    """
+    exponents = ((values.view(np.int32) + np.int32(_OCTAVE_CARRY)) >> 23) - 127
+    positive = values > 0
+    base = base_of(int(exponents[positive].max()) if positive.any() else 0, Form.OCTAVES, before)
+    codes = np.where(positive, np.clip(exponents - base, 1, 255), 0).astype(np.uint8)
+    return MomentsReference(spec.dtype, spec.shape, Form.OCTAVES, base, codes, NO_BYTES, NO_BYTES)
+
+
+def rank_one(
+    spec: TensorSpec, values: NDArray[np.float32], before: MomentsReference | None
+) -> MomentsReference:
+    """Keep the means of rows and columns, in half octaves (Adafactor: Shazeer & Stern, 2018, section 3)."""
+    base, rows, columns = held_factors(values, spec.shape, Form.RANK_ONE, before)
+    return MomentsReference(spec.dtype, spec.shape, Form.RANK_ONE, base, NO_BYTES, rows, columns)
+
+
+def factored(
+    spec: TensorSpec, values: NDArray[np.float32], before: MomentsReference | None, held: float = HELD
+) -> MomentsReference:
+    """Keep row and column factors, and the octave of each element against their product, held.
+
+    Parameters
+    ----------
+    spec
+        What they belong to.
+    values : float32, (n,)
+        Finite, not negative.
+    before
+        The state of the previous frame: its codes stay where they are near enough.
+    held
+        Octaves that are near enough, at least .5.
+
+    Notes
+    -----
+    The factors follow what all of a row do together, as gradients shrink, so that the octaves of elements
+    stay. O(n).
+    """
+    base, rows, columns = held_factors(values, spec.shape, Form.FACTORED, before)
+    exponents = rows.astype(np.int64)[:, None] + base + columns.astype(np.int64)[None, :] - ZERO_POINT
+    with np.errstate(divide="ignore"):
+        wanted = np.log2(values.astype(np.float64)) - 0.5 * exponents.reshape(-1)
+    codes = np.clip(np.rint(wanted), 1 - ZERO_POINT, ZERO_POINT - 1) + ZERO_POINT
+    if before is not None and before.form is Form.FACTORED:
+        old = before.elements.astype(np.float64)
+        codes = np.where((old > 0) & (np.abs(wanted + ZERO_POINT - old) <= held), old, codes)
+    elements = np.where(values > 0, codes, 0).astype(np.uint8)
+    return MomentsReference(spec.dtype, spec.shape, Form.FACTORED, base, elements, rows, columns)
+
+
+def scaled(
+    spec: TensorSpec, values: NDArray[np.float32], second: Tensor | None, unit: float
+) -> MomentsReference:
+    """Round to integers in units of a power of two times row and column, so that the projection is kept.
+
+    Parameters
+    ----------
+    spec
+        What they belong to.
+    values : float32, (n,)
+        Finite.
+    second
+        The second moment of the same parameter: its root gives rows and columns their units. Without
+        it, the root mean squares of the values' own rows do.
+    unit
+        In root mean squares of the values, where rows and columns are equal.
+
+    Notes
+    -----
+    With z the values in units, the integers are ``sign(z) * floor(abs(z) + 1 - t)`` with the largest t
+    between .1 and .5 for which their sum of products with z reaches that of the squares of z. O(n).
+    """
+    if not values.any():
+        return zeros(spec)
+    matrix = values.reshape(sides(spec.shape))
+    rows, columns = _shape_of_units(matrix, second)
+    column_codes = column_codes_of(columns)
+    shifts = column_codes.astype(np.int64) - ZERO_POINT
+    fitted, threshold = _chosen(_scaled_to(matrix, rows, shifts, unit), matrix, shifts)
+    base = base_of(int(fitted.max()), Form.SCALED, None)
+    row_codes = row_codes_of(fitted, base)
+    kept = np.where(row_codes == 0, NO_ROW, row_codes.astype(np.int64) + base)
+    whole = (_magnitudes(matrix, kept, shifts) + (1 << _FRACTION_BITS) - threshold) >> _FRACTION_BITS
+    integers = np.where(values < 0, -1, 1) * np.minimum(whole, _LARGEST_INTEGER)
+    elements = (integers + ZERO_POINT).astype(np.uint8)
+    return MomentsReference(spec.dtype, spec.shape, Form.SCALED, base, elements, row_codes, column_codes)
+
+
+def _scaled_to(
+    matrix: NDArray[np.float32], rows: NDArray[np.int64], shifts: NDArray[np.int64], unit: float
+) -> NDArray[np.int64]:
+    """Move the exponents of all rows so that a unit is so many root mean squares."""
+    present = (matrix != 0).any(1)
+    relative = matrix.astype(np.float64) / half_octave_values(rows[:, None] + shifts)
+    root = math.sqrt(float(np.cumsum(relative * relative)[-1]) / matrix.size)
+    moved: NDArray[np.int64] = np.where(present, rows + round(2 * math.log2(unit * root)), NO_ROW)
+    return moved
+
+
+def _chosen(
+    rows: NDArray[np.int64], matrix: NDArray[np.float32], shifts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], int]:
+    """Return exponents of rows and the threshold; where none keeps the projection, units are halved."""
+    for halvings in range(_MAX_HALVINGS + 1):
+        fitted = _fitted(np.where(rows == NO_ROW, rows, rows - 2 * halvings), matrix, shifts)
+        threshold = _threshold(_magnitudes(matrix, fitted, shifts))
+        if threshold is not None:
+            return fitted, threshold
+    return fitted, _LOWEST_THRESHOLD
+
+
+def _fitted(
+    rows: NDArray[np.int64], matrix: NDArray[np.float32], shifts: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Give a row whose integers would not fit a byte a coarser unit."""
+    reach = (np.abs(matrix.astype(np.float64)) / half_octave_values(shifts)[None, :]).max(1)
+    with np.errstate(divide="ignore"):
+        least = np.ceil(2 * np.log2(reach / (_LARGEST_INTEGER + 0.25)))
+    fitted: NDArray[np.int64] = np.where(reach > 0, np.maximum(rows, least), NO_ROW).astype(np.int64)
+    return fitted
+
+
+def _magnitudes(
+    matrix: NDArray[np.float32], rows: NDArray[np.int64], shifts: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return magnitudes in 256ths of a unit, rounded down, (n,)."""
+    units = half_octave_values(rows[:, None] + shifts[None, :])
+    with np.errstate(over="ignore"):
+        shares = np.abs(matrix) / units * np.float32(1 << _FRACTION_BITS)
+    largest = (_LARGEST_INTEGER + 1) << _FRACTION_BITS
+    magnitudes: NDArray[np.int64] = np.minimum(shares, np.float32(largest)).astype(np.int64).reshape(-1)
+    return magnitudes
+
+
+def _threshold(magnitudes: NDArray[np.int64]) -> int | None:
+    """Return the largest threshold at which the projection is kept; None where none is low enough."""
+    counts = np.bincount(magnitudes).astype(np.int64)
+    at = np.arange(counts.size, dtype=np.int64)
+    wanted = int((counts * at * at).sum())
+    one = 1 << _FRACTION_BITS
+
+    def reaches(threshold: int) -> bool:
+        return int((counts * at * ((at + one - threshold) >> _FRACTION_BITS)).sum()) * one >= wanted
+
+    if not reaches(_LOWEST_THRESHOLD):
+        return None
+    low, high = _LOWEST_THRESHOLD, _PLAIN
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if reaches(middle) else (low, middle - 1)
+    return low
+
+
+def _shape_of_units(
+    matrix: NDArray[np.float32], second: Tensor | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return exponents of rows and columns: the second moment's root, or the values' own, by row alone.
+
+    Own columns would give the largest value of a row and a column a unit beyond itself.
+    """
+    if second is not None:
+        squares = host_values(second).astype(np.float64).reshape(matrix.shape)
+        if np.isfinite(squares).all() and (squares >= 0).all() and (squares[matrix != 0] > 0).all():
+            return factors(squares, matrix.shape, 1.0)
+    rows, columns = factors(matrix.astype(np.float64) ** 2, matrix.shape, 1.0)
+    return rows, np.zeros_like(columns)
+
+
+NO_ROW: Final = -(1 << 20)
+"""Exponent of a row of zeros, below every other."""
+
+_HELD_FACTOR: Final = 0.75
+"""Half octaves that a row or column may be off its code before that changes."""
+
+_HEADROOM: Final = 54
+"""Half octaves that the largest value may grow by before the codes of a chain begin anew."""
+
+
+def _logarithms(
+    values: NDArray[Any], shape: tuple[int, ...], scale: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return ``scale * log2`` of row means, and of column means against the mean of all."""
+    matrix = values.astype(np.float64).reshape(sides(shape))
+    by_row, by_column = matrix.mean(1), matrix.mean(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return scale * np.log2(by_row), scale * np.log2(by_column / matrix.mean())
+
+
+def factors(
+    values: NDArray[Any], shape: tuple[int, ...], scale: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the same rounded; `NO_ROW` for a row of zeros."""
+    rows, columns = _logarithms(values, shape, scale)
+    whole = np.where(np.isfinite(rows), np.rint(rows), NO_ROW).astype(np.int64)
+    return whole, np.rint(np.nan_to_num(columns, nan=0.0, neginf=-128.0)).astype(np.int64)
+
+
+def held_factors(
+    values: NDArray[np.float32], shape: tuple[int, ...], form: Form, before: MomentsReference | None
+) -> tuple[int, NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return base, row codes and column codes, those of the reference where they are near enough."""
+    rows, columns = _logarithms(values, shape, 2.0)
+    finite = np.isfinite(rows)
+    base = base_of(int(np.rint(rows[finite].max())) if finite.any() else 0, form, before)
+    new_rows = row_codes_of(np.where(finite, np.rint(rows), NO_ROW).astype(np.int64), base)
+    columns = np.nan_to_num(columns, nan=0.0, neginf=-128.0)
+    new_columns = column_codes_of(np.rint(columns).astype(np.int64))
+    if before is None or before.form is not form or before.base != base:
+        return base, new_rows, new_columns
+    held = (np.abs(rows - base - before.rows) <= _HELD_FACTOR) & (before.rows > 0) & finite
+    held_columns = np.abs(columns + ZERO_POINT - before.columns) <= _HELD_FACTOR
+    return (
+        base,
+        np.where(held, before.rows, new_rows),
+        np.where(held_columns, before.columns, new_columns),
+    )
+
+
+def row_codes_of(rows: NDArray[np.int64], base: int) -> NDArray[np.uint8]:
+    """Return 1 to 255 from the base up, and 0 for a row of zeros."""
+    return np.where(rows == NO_ROW, 0, np.clip(rows - base, 1, 255)).astype(np.uint8)
+
+
+def column_codes_of(columns: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return exponents plus 128, clamped to a byte."""
+    return (np.clip(columns, -ZERO_POINT, ZERO_POINT - 1) + ZERO_POINT).astype(np.uint8)
+
+
+def base_of(largest: int, form: Form, before: MomentsReference | None) -> int:
+    """Return the base of the reference where the largest exponent still fits, else one with headroom."""
+    if before is not None and before.form is form and 1 <= largest - before.base <= 255:
+        return before.base
+    return max(largest, -600) - (255 - _HEADROOM)

@@ -1,0 +1,363 @@
+"""Symbols as bytes: the quantization-aware delta, run lengths and Huffman codes, chunk by chunk.
+
+``docs/format.md`` (symbol streams) defines the bytes. The source is Agrawal et al., Inshrinkerator,
+SoCC 2024; what the paper leaves open, decided here: run lengths and literals have a code table each
+(a literal always ends a run, so that a shared table would spend bits on what is known); runs are
+counted of the symbol that prevails in a group; the groups follow one another in one bit stream, and
+no group's length is stored, because the decoder counts the previous symbols.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inshrink_core.coding.delta import NO_EXPECTATION, alphabet_size, expected_symbols, modular_delta
+from inshrink_core.coding.events import decode_grouped, encode_grouped, read_varint, write_varint
+from inshrink_core.coding.huffman import (
+    code_entries,
+    decode_symbols_with,
+    parse_lengths,
+    serialize_lengths,
+    stream_bytes,
+)
+from inshrink_core.coding.rans import decode_rans, encode_rans, worst_case_rans_bytes
+from inshrink_core.coding.raw import pack_bits, packed_bytes, unpack_bits
+from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.ops.rans import MAX_CONTEXTS
+from inshrink_core.ops.symbols import (
+    MAX_CHUNK,
+    code_lengths,
+    count_groups,
+    count_pairs,
+    pack_symbols,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "decode_symbols",
+    "decode_symbols_rans",
+    "encode_symbols",
+    "encode_symbols_rans",
+    "worst_case_symbols_bytes",
+    "worst_case_symbols_rans_bytes",
+]
+
+_PACKED, _CONSTANT, _PLAIN, _GROUPED = range(4)
+
+_SAMPLE = 1 << 16
+"""Pairs looked at to decide what prevails in each group of a chunk."""
+
+_PREVALENCE = 0.6
+"""Below, a Huffman code of single symbols wastes no more than one of runs does, and is faster to decode."""
+
+_MIN_GROUP = 64
+"""Below this, saying what prevails in a group costs about what it saves."""
+
+_CHUNK_OVERHEAD_BYTES = 1 + 4
+"""Kind of a chunk, and its length (a varint below 2**28)."""
+
+_Bytes = bytes | memoryview
+_Symbols = NDArray[np.uint8]
+
+
+def worst_case_symbols_bytes(n: int, n_symbols: int) -> int:
+    """Return the largest payload `encode_symbols` produces: packed bits and the frame around each chunk.
+
+    Parameters
+    ----------
+    n
+        Number of symbols.
+    n_symbols
+        Size of the alphabet.
+    """
+    n_chunks = (n + MAX_CHUNK - 1) // MAX_CHUNK
+    return sum(
+        packed_bytes(min(MAX_CHUNK, n - i * MAX_CHUNK), n_symbols) + _CHUNK_OVERHEAD_BYTES
+        for i in range(n_chunks)
+    )
+
+
+def encode_symbols(symbols: Tensor, n_symbols: int, previous: Tensor | None, n_previous: int) -> bytes:
+    """Encode symbols, given those of the previous checkpoint if there are any.
+
+    Parameters
+    ----------
+    symbols
+        UInt8[n], values below `n_symbols`, any device.
+    n_symbols
+        Size of the alphabet, 1 to 256.
+    previous
+        UInt8[n], the previous checkpoint's symbols of the same parameters; None to stand alone.
+    n_previous
+        Size of the previous alphabet; ignored without `previous`.
+
+    Returns
+    -------
+    bytes
+        At most `worst_case_symbols_bytes`.
+
+    Raises
+    ------
+    InputError
+        A symbol is outside its alphabet, or both tensors differ in size.
+
+    Notes
+    -----
+    Time and memory are linear; beside the arguments, a chunk of `MAX_CHUNK` symbols takes up to
+    fourteen bytes a symbol, of which fewer than eight are touched as a rule. The result
+    depends on the arguments alone.
+
+    Examples
+    --------
+    >>> symbols = torch.tensor([2, 3, 3, 2], dtype=torch.uint8)
+    >>> payload = encode_symbols(symbols, 4, None, 0)
+    >>> decode_symbols(payload, 4, 4, None, 0).tolist()
+    [2, 3, 3, 2]
+    """
+    now, before = _host(symbols), None if previous is None else _host(previous)
+    _check(now, n_symbols, before, n_previous)
+    out = bytearray()
+    for start in range(0, now.size, MAX_CHUNK):
+        chunk = now[start : start + MAX_CHUNK]
+        groups = None if before is None else before[start : start + MAX_CHUNK]
+        kind, body = _encode_chunk(chunk, n_symbols, groups, n_previous)
+        out.append(kind)
+        if start + MAX_CHUNK < now.size:
+            write_varint(out, len(body))
+        out += body
+    return bytes(out)
+
+
+def decode_symbols(
+    payload: _Bytes, n: int, n_symbols: int, previous: Tensor | None, n_previous: int
+) -> Tensor:
+    """Decode what `encode_symbols` made, given the same previous symbols.
+
+    Parameters
+    ----------
+    payload
+        The bytes.
+    n
+        Number of symbols.
+    n_symbols, previous, n_previous
+        As given to `encode_symbols`.
+
+    Returns
+    -------
+    Tensor
+        UInt8[n] on the CPU, values below `n_symbols`.
+
+    Raises
+    ------
+    DamagedError
+        The payload is not one of `n` such symbols.
+    InputError
+        `previous` has another size or a symbol outside its alphabet.
+    """
+    before = None if previous is None else _host(previous)
+    if before is not None:
+        _check_alphabet(before, n_previous, "the previous checkpoint's symbols")
+        if before.size != n:
+            raise InputError("previous symbols have another size", expected=str(n), found=str(before.size))
+    out = np.empty(n, np.uint8)
+    view = memoryview(payload)
+    offset = 0
+    for start in range(0, n, MAX_CHUNK):
+        chunk = out[start : start + MAX_CHUNK]
+        groups = None if before is None else before[start : start + MAX_CHUNK]
+        if offset >= len(view):
+            raise DamagedError("a symbol stream ends early", expected=f"{n} symbols", found=str(start))
+        kind, offset = view[offset], offset + 1
+        length = len(view) - offset
+        if start + MAX_CHUNK < n:
+            length, offset = read_varint(view, offset)
+        if length > len(view) - offset:
+            raise DamagedError(
+                "a chunk of symbols ends early",
+                expected=f"{length} bytes",
+                found=str(len(view) - offset),
+            )
+        chunk[:] = _decode_chunk(
+            kind, view[offset : offset + length], chunk.size, n_symbols, groups, n_previous
+        )
+        offset += length
+    if offset != len(view):
+        raise DamagedError("bytes follow a symbol stream", found=str(len(view) - offset), expected="0")
+    if n and int(out.max()) >= n_symbols:
+        raise DamagedError(
+            "a symbol is outside the alphabet", expected=f"below {n_symbols}", found=str(int(out.max()))
+        )
+    return torch.from_numpy(out)
+
+
+def _host(symbols: Tensor) -> _Symbols:
+    """Entropy coding runs in host memory, as in the paper: its output is bytes."""
+    array: _Symbols = symbols.detach().reshape(-1).to("cpu").contiguous().numpy()
+    return array
+
+
+def _check_alphabet(symbols: _Symbols, n_symbols: int, what: str) -> None:
+    """Kernels compute modulo the alphabet, and would code a larger symbol as another one."""
+    if not 1 <= n_symbols <= 256:
+        raise InputError(f"{what}: alphabet size out of range", expected="1 to 256", found=str(n_symbols))
+    if symbols.size and int(symbols.max()) >= n_symbols:
+        raise InputError(
+            f"{what}: a symbol is outside the alphabet",
+            expected=f"below {n_symbols}",
+            found=str(int(symbols.max())),
+        )
+
+
+def _check(now: _Symbols, n_symbols: int, before: _Symbols | None, n_previous: int) -> None:
+    """All that can be wrong with the arguments of `encode_symbols`."""
+    _check_alphabet(now, n_symbols, "symbols")
+    if before is None:
+        return
+    _check_alphabet(before, n_previous, "the previous checkpoint's symbols")
+    if before.size != now.size:
+        raise InputError("previous symbols have another size", expected=str(now.size), found=str(before.size))
+
+
+def _grouping(
+    n: int, n_symbols: int, groups: _Symbols | None, n_previous: int
+) -> tuple[_Symbols, NDArray[np.int64], int]:
+    """Return groups, base symbol of each group, and modulus; alone, everything is one group of base 0."""
+    if groups is None:
+        return np.zeros(n, np.uint8), np.zeros(256, np.int64), n_symbols
+    return groups, np.arange(256, dtype=np.int64), alphabet_size(n_symbols, n_previous)
+
+
+def _encode_chunk(
+    chunk: _Symbols, n_symbols: int, previous: _Symbols | None, n_previous: int
+) -> tuple[int, bytes]:
+    """Kind and body of the smallest form, among those worth trying for a chunk."""
+    groups, bases, modulus = _grouping(chunk.size, n_symbols, previous, n_previous)
+    pairs = count_pairs(groups, chunk, max(1, chunk.size // _SAMPLE))
+    expected = expected_symbols(pairs, bases, prevalence=_PREVALENCE, min_count=_MIN_GROUP)
+    forms: list[tuple[int, bytes]] = []
+    if previous is not None or expected[0] != NO_EXPECTATION:
+        delta = _constant_delta(groups, chunk, bases, expected, modulus)
+        if delta is not None:
+            return _CONSTANT, bytes([delta])
+        forms.append((_GROUPED, encode_grouped(groups, chunk, bases, expected, modulus)))
+    # The previous symbols tell something, or else they cost no more than a table each, which only
+    # matters where a chunk is small.
+    if previous is None or chunk.size <= _SAMPLE:
+        forms.append((_PLAIN, _encode_plain(chunk, n_symbols)))
+    kind, body = min(forms, key=lambda form: len(form[1]))
+    if len(body) >= packed_bytes(chunk.size, n_symbols):
+        return _PACKED, pack_bits(chunk, n_symbols)
+    return kind, body
+
+
+def _constant_delta(
+    groups: _Symbols,
+    chunk: _Symbols,
+    bases: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    modulus: int,
+) -> int | None:
+    """Return D where it is the same everywhere; the first element tells what it would be."""
+    delta = (int(bases[groups[0]]) - int(chunk[0])) % modulus
+    table = ((bases - delta) % modulus).astype(np.uint8)
+    # Where nearly nothing moved, a sparse probe finds no difference and the whole chunk would be read
+    # for nothing: a dense one first, at the start, almost always finds it.
+    for probe in (slice(0, None, max(1, chunk.size // 64)), slice(0, _SAMPLE), slice(None)):
+        if not np.array_equal(table[groups[probe]], chunk[probe]):
+            return None
+    return delta
+
+
+def _encode_plain(chunk: _Symbols, n_symbols: int) -> bytes:
+    """Symbols under one code, without regard to the previous ones."""
+    lengths = code_lengths(count_groups(chunk)[:n_symbols])
+    return serialize_lengths(lengths) + stream_bytes(*pack_symbols(chunk, code_entries(lengths)))
+
+
+def _decode_chunk(
+    kind: int, body: memoryview, n: int, n_symbols: int, previous: _Symbols | None, n_previous: int
+) -> _Symbols:
+    """Inverse of `_encode_chunk`; symbols may still be outside the alphabet."""
+    if kind == _PACKED:
+        return unpack_bits(body, n, n_symbols)
+    if kind == _PLAIN:
+        lengths, offset = parse_lengths(body, 0, n_symbols)
+        return decode_symbols_with(lengths, body[offset:], n)
+    groups, bases, modulus = _grouping(n, n_symbols, previous, n_previous)
+    if kind == _GROUPED:
+        return decode_grouped(body, groups, bases, modulus)
+    if kind == _CONSTANT and len(body) == 1 and body[0] < modulus:
+        table: _Symbols = ((bases - body[0]) % modulus).astype(np.uint8)
+        return table[groups]
+    raise DamagedError("a chunk of symbols has no known kind", expected="0 to 3", found=str(kind))
+
+
+def worst_case_symbols_rans_bytes(n: int) -> int:
+    """Return the largest stream of n symbols of any alphabet."""
+    return worst_case_rans_bytes(n, 256)
+
+
+def _bands(previous: Tensor, n_previous: int) -> tuple[Tensor, int]:
+    """Return contexts and their number: the previous symbols, in bands where there are too many."""
+    if n_previous <= MAX_CONTEXTS:
+        return previous, n_previous
+    bands = torch.arange(256, device=previous.device) * MAX_CONTEXTS // n_previous
+    return bands.clamp_(max=MAX_CONTEXTS - 1).to(torch.uint8)[previous.long()], MAX_CONTEXTS
+
+
+def encode_symbols_rans(symbols: Tensor, n_symbols: int, previous: Tensor | None, n_previous: int) -> bytes:
+    """Encode symbols, given those of the previous checkpoint if there are any.
+
+    Parameters
+    ----------
+    symbols : UInt8[Tensor, "n"]
+        Values below `n_symbols`, on the CPU.
+    n_symbols
+        Size of the alphabet, 1 to 256.
+    previous : UInt8[Tensor, "n"] or None
+        The previous checkpoint's symbols, values below `n_previous`; None to stand alone.
+    n_previous
+        Size of the previous alphabet.
+
+    Examples
+    --------
+    >>> symbols = torch.tensor([2, 2, 3, 2], dtype=torch.uint8)
+    >>> stream = encode_symbols_rans(symbols, 4, symbols, 4)
+    >>> decode_symbols_rans(stream, 4, 4, symbols, 4).tolist()
+    [2, 2, 3, 2]
+    """
+    if previous is None:
+        return encode_rans(symbols, None, n_symbols)
+    modulus = alphabet_size(n_symbols, n_previous)
+    contexts, n_contexts = _bands(previous, n_previous)
+    return encode_rans(modular_delta(previous, symbols, modulus), contexts, modulus, n_contexts)
+
+
+def decode_symbols_rans(
+    stream: memoryview | bytes, n: int, n_symbols: int, previous: Tensor | None, n_previous: int
+) -> Tensor:
+    """Return the symbols that `encode_symbols_rans` coded.
+
+    Raises
+    ------
+    DamagedError
+        The stream is not one of n symbols of this alphabet after those previous ones.
+    """
+    if previous is None:
+        return decode_rans(stream, n, n_symbols)
+    modulus = alphabet_size(n_symbols, n_previous)
+    contexts, n_contexts = _bands(previous, n_previous)
+    deltas = decode_rans(stream, n, modulus, contexts, n_contexts)
+    symbols = torch.remainder(previous.to(torch.int16) - deltas.to(torch.int16), modulus).to(torch.uint8)
+    if n and int(symbols.max()) >= n_symbols:
+        raise DamagedError(
+            "a symbol is outside the alphabet", expected=f"below {n_symbols}", found=str(int(symbols.max()))
+        )
+    return symbols

@@ -1,0 +1,305 @@
+"""Grouped, run-length coded deltas under Huffman codes: the body of a grouped chunk of symbols.
+
+Each group has a run table and a literal table of its own, or shares the pooled ones: those of all
+groups in which some symbol is expected, or a literal table of all in which none is. ``docs/format.md``
+(symbol streams) defines the bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inshrink_core.coding.delta import NO_EXPECTATION
+from inshrink_core.coding.huffman import (
+    check_end,
+    code_entries,
+    literal_entries,
+    parse_lengths,
+    serialize_lengths,
+    stream_bytes,
+    stream_words,
+    symbol_windows,
+    window_bits,
+)
+from inshrink_core.coding.run_length import run_windows
+from inshrink_core.errors import DamagedError
+from inshrink_core.ops.symbols import (
+    N_RUN_TOKENS,
+    code_lengths,
+    count_groups,
+    delta_events,
+    pack_events,
+    unpack_events,
+)
+
+__all__ = ["decode_grouped", "encode_grouped", "read_varint", "write_varint"]
+
+_UNIFORM, _POOLED = 1, 2
+
+_POOLED_RUNS, _POOLED_PLAIN = 0, 1
+"""Rows of the pooled tables; a group's own tables follow."""
+
+_ROW_COUNT = 96
+"""Columns of the run counts, as the kernels have them."""
+
+_LITERAL_COUNT = 257
+"""Columns of the literal codes: the last one, "no literal", stands for nothing in no bits."""
+
+_CODE_BITS = 10
+"""Longest code written here: windows of 20 groups then take 160 kB instead of 640, for .04 % in size."""
+
+_MIN_OWN_EVENTS = 256
+"""A group with fewer events cannot pay for tables of its own."""
+
+_Counts = NDArray[np.int64]
+_Symbols = NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class _Tables:
+    """Code lengths by row: the pooled tables, then groups' own; and the row of each of 256 groups."""
+
+    rows: _Counts
+    runs: list[_Counts]
+    literals: list[_Counts]
+
+
+def _lone_run() -> _Counts:
+    """Code of a group without expectation: run 0, in no bits."""
+    lengths = np.zeros(N_RUN_TOKENS, np.int64)
+    lengths[0] = 1
+    return lengths
+
+
+def encode_grouped(
+    groups: _Symbols, symbols: _Symbols, bases: _Counts, expected: _Counts, modulus: int
+) -> bytes:
+    """Return the body of a chunk.
+
+    Parameters
+    ----------
+    groups, symbols
+        UInt8[n], n from 1 to `MAX_CHUNK`.
+    bases, expected, modulus
+        As in `inshrink_core.ops.symbols.delta_events`.
+    """
+    records, run_counts, literal_counts = delta_events(groups, symbols, bases, expected, modulus)
+    n_events = run_counts.sum(axis=1)
+    present = np.flatnonzero(n_events)
+    run_counts, literal_counts = run_counts[:, :N_RUN_TOKENS], literal_counts[:, :modulus]
+    tables = _choose_tables(present, run_counts, literal_counts, expected != NO_EXPECTATION)
+    out = _header(present, bases, expected, modulus, tables)
+    with_runs = _rows_with_runs(tables, expected)
+    for row in _stored_rows(present, tables):
+        if row in with_runs:
+            out += serialize_lengths(tables.runs[row])
+        out += serialize_lengths(tables.literals[row])
+    run_codes = np.stack([code_entries(lengths, _ROW_COUNT) for lengths in tables.runs])
+    literal_codes = np.stack([code_entries(lengths, _LITERAL_COUNT) for lengths in tables.literals])
+    return bytes(out) + stream_bytes(
+        *pack_events(records, n_events, expected, tables.rows, run_codes, literal_codes)
+    )
+
+
+def decode_grouped(body: memoryview, groups: _Symbols, bases: _Counts, modulus: int) -> _Symbols:
+    """Return the symbols of a chunk; they are below `modulus`.
+
+    Raises
+    ------
+    DamagedError
+        The body is not that of a chunk with these groups.
+    """
+    sizes = count_groups(groups)
+    present = np.flatnonzero(sizes)
+    expected, own, offset = _parse_header(body, present, bases, modulus)
+    tables, offset = _parse_tables(body, offset, present, expected, own, modulus)
+    run_bits = max(window_bits(lengths) for lengths in tables.runs)
+    literal_bits = max(window_bits(lengths) for lengths in tables.literals)
+    runs = np.stack([run_windows(lengths, run_bits) for lengths in tables.runs])
+    literals = np.stack(
+        [symbol_windows(lengths, literal_bits, literal_entries(lengths)) for lengths in tables.literals]
+    )
+    stream = body[offset:]
+    out = np.empty(groups.size, np.uint8)
+    arguments = (stream_words(stream), 8 * len(stream), groups, sizes, bases, expected, modulus)
+    check_end(unpack_events(*arguments, tables.rows, runs, literals, out), stream)
+    return out
+
+
+def _choose_tables(
+    present: _Counts, run_counts: _Counts, literal_counts: _Counts, expecting: NDArray[np.bool_]
+) -> _Tables:
+    """Give a group its own tables where they save more than they cost, and pool the rest."""
+    rows = np.where(expecting, _POOLED_RUNS, _POOLED_PLAIN).astype(np.int64)
+    pooled = _pool(rows, run_counts, literal_counts)
+    n_events = run_counts.sum(axis=1)
+    own_runs: list[_Counts] = []
+    own_literals: list[_Counts] = []
+    for group in present[n_events[present] >= _MIN_OWN_EVENTS].tolist():
+        runs = code_lengths(run_counts[group], _CODE_BITS) if expecting[group] else _lone_run()
+        literals = code_lengths(literal_counts[group], _CODE_BITS)
+        row = int(rows[group])
+        saved = _code_bits(pooled[0][row], run_counts[group]) - _code_bits(runs, run_counts[group])
+        saved += _code_bits(pooled[1][row], literal_counts[group])
+        saved -= _code_bits(literals, literal_counts[group])
+        if saved > 8 * _table_bytes(runs if expecting[group] else None, literals):
+            rows[group] = 2 + len(own_runs)
+            own_runs.append(runs)
+            own_literals.append(literals)
+    if own_runs:
+        pooled = _pool(rows, run_counts, literal_counts)
+    return _Tables(rows, pooled[0] + own_runs, pooled[1] + own_literals)
+
+
+def _table_bytes(runs: _Counts | None, literals: _Counts) -> int:
+    """Size of the tables of a group."""
+    return len(serialize_lengths(literals)) + (0 if runs is None else len(serialize_lengths(runs)))
+
+
+def _pool(rows: _Counts, run_counts: _Counts, literal_counts: _Counts) -> tuple[list[_Counts], list[_Counts]]:
+    """Pooled tables of the groups that have no tables of their own."""
+    shared, plain = rows == _POOLED_RUNS, rows == _POOLED_PLAIN
+    runs = [code_lengths(run_counts[shared].sum(axis=0), _CODE_BITS), _lone_run()]
+    literals = [code_lengths(literal_counts[kind].sum(axis=0), _CODE_BITS) for kind in (shared, plain)]
+    return runs, literals
+
+
+def _code_bits(lengths: _Counts, counts: _Counts) -> int:
+    """Bits that codes of these lengths take; extra bits are the same whatever the table."""
+    return int((lengths * counts).sum()) if np.count_nonzero(lengths) > 1 else 0
+
+
+def _stored_rows(present: _Counts, tables: _Tables) -> list[int]:
+    """Rows in use, in the order in which their tables stand."""
+    return sorted({int(row) for row in tables.rows[present]})
+
+
+def _rows_with_runs(tables: _Tables, expected: _Counts) -> set[int]:
+    """Rows that have a run table: groups without expectation have no runs."""
+    return {_POOLED_RUNS, *tables.rows[expected != NO_EXPECTATION].tolist()}
+
+
+def _header(present: _Counts, bases: _Counts, expected: _Counts, modulus: int, tables: _Tables) -> bytearray:
+    """Write flags, then what each present group expects and whether it has tables of its own."""
+    own = tables.rows[present] > _POOLED_PLAIN
+    uniform = bool(np.all(expected[present] == bases[present]))
+    out = bytearray([(_UNIFORM if uniform else 0) | (0 if own.any() else _POOLED)])
+    if not uniform:
+        expecting = expected[present] != NO_EXPECTATION
+        out += np.packbits(expecting, bitorder="little").tobytes()
+        deltas = (bases[present] - expected[present]) % modulus
+        out += deltas[expecting].astype(np.uint8).tobytes()
+    if own.any():
+        out += np.packbits(own, bitorder="little").tobytes()
+    return out
+
+
+def _parse_header(
+    body: memoryview, present: _Counts, bases: _Counts, modulus: int
+) -> tuple[_Counts, NDArray[np.bool_], int]:
+    """Read what `_header` wrote: expected symbols, groups with own tables, and the offset after it."""
+    flags = _take(body, 0, 1)[0]
+    if flags > (_UNIFORM | _POOLED):
+        raise DamagedError("a chunk of symbols has unknown flags", expected="0 to 3", found=str(flags))
+    offset = 1
+    expected = bases.copy()
+    own = np.zeros(present.size, bool)
+    if not flags & _UNIFORM:
+        expecting, offset = _parse_mask(body, offset, present.size)
+        n_expecting = int(np.count_nonzero(expecting))
+        deltas = np.frombuffer(_take(body, offset, n_expecting), np.uint8).astype(np.int64)
+        offset += n_expecting
+        if n_expecting and deltas.max() >= modulus:
+            raise DamagedError(
+                "an expected delta is outside the alphabet",
+                expected=f"below {modulus}",
+                found=str(deltas.max()),
+            )
+        expected[present[~expecting]] = NO_EXPECTATION
+        expected[present[expecting]] = (bases[present[expecting]] - deltas) % modulus
+    if not flags & _POOLED:
+        own, offset = _parse_mask(body, offset, present.size)
+    return expected, own, offset
+
+
+def _parse_mask(body: memoryview, offset: int, n: int) -> tuple[NDArray[np.bool_], int]:
+    """One bit for each present group, first group least significant."""
+    n_bytes = (n + 7) // 8
+    bits = np.unpackbits(np.frombuffer(_take(body, offset, n_bytes), np.uint8), bitorder="little")
+    if bits[n:].any():
+        raise DamagedError("a mask of groups has a padding bit set", where=f"offset {offset}")
+    return bits[:n].astype(bool), offset + n_bytes
+
+
+def _parse_tables(
+    body: memoryview,
+    offset: int,
+    present: _Counts,
+    expected: _Counts,
+    own: NDArray[np.bool_],
+    modulus: int,
+) -> tuple[_Tables, int]:
+    """Code lengths in the order of `_stored_rows`; rows not in use get codes that nothing asks for."""
+    rows = np.where(expected == NO_EXPECTATION, _POOLED_PLAIN, _POOLED_RUNS).astype(np.int64)
+    rows[present[own]] = 2 + np.arange(int(np.count_nonzero(own)))
+    n_rows = 2 + int(np.count_nonzero(own))
+    tables = _Tables(rows, [_lone_run()] * n_rows, [np.zeros(modulus, np.int64)] * n_rows)
+    with_runs = _rows_with_runs(tables, expected)
+    for row in _stored_rows(present, tables):
+        if row in with_runs:
+            tables.runs[row], offset = parse_lengths(body, offset, N_RUN_TOKENS)
+        tables.literals[row], offset = parse_lengths(body, offset, modulus)
+    return tables, offset
+
+
+def _take(body: memoryview, offset: int, n: int) -> memoryview:
+    """Return a slice that is as long as asked for."""
+    if offset + n > len(body):
+        raise DamagedError(
+            "a chunk of symbols ends early", expected=f"{n} bytes", found=str(len(body) - offset)
+        )
+    return body[offset : offset + n]
+
+
+_MAX_BYTES = 9
+"""63 bits, the most a length may have."""
+
+
+def write_varint(out: bytearray, value: int) -> None:
+    """Append a number from 0 to 2**63 - 1.
+
+    Examples
+    --------
+    >>> out = bytearray()
+    >>> write_varint(out, 300)
+    >>> out.hex()
+    'ac02'
+    """
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+
+
+def read_varint(payload: bytes | memoryview, offset: int) -> tuple[int, int]:
+    """Return a number and the offset after it.
+
+    Raises
+    ------
+    DamagedError
+        It ends early or is longer than nine bytes.
+    """
+    value = 0
+    for i in range(_MAX_BYTES):
+        if offset + i >= len(payload):
+            raise DamagedError("a length ends early", where=f"offset {offset}")
+        byte = payload[offset + i]
+        value |= (byte & 127) << 7 * i
+        if byte < 128:
+            return value, offset + i + 1
+    raise DamagedError(
+        "a length is too long", where=f"offset {offset}", expected="at most 9 bytes", found="more"
+    )

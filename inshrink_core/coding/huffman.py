@@ -1,0 +1,275 @@
+"""Canonical Huffman codes of at most 12 bits: lengths, codes, tables, and their compact form.
+
+Codes are assigned in order of (length, symbol), as in DEFLATE (RFC 1951, 3.2.2), and stand in the
+stream first bit first. A symbol that occurs alone takes no bits at all.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inshrink_core.errors import DamagedError
+from inshrink_core.ops.symbols import (
+    MAX_CODE_BITS,
+    code_lengths,
+    count_groups,
+    pack_symbols,
+    unpack_symbols,
+)
+
+__all__ = [
+    "HuffmanCoder",
+    "code_entries",
+    "parse_lengths",
+    "serialize_lengths",
+    "stream_bytes",
+    "stream_words",
+    "symbol_windows",
+]
+
+_ZEROS = 0
+_REPEAT = 13
+_RESERVED = 14
+_END = 15
+_LONGEST_GROUP = 16
+"""A repeat count is one nibble, 1 to 16."""
+
+_SPANS = np.array([0] + [1 << (MAX_CODE_BITS - length) for length in range(1, MAX_CODE_BITS + 1)], np.int64)
+"""Share of all windows that a code of each length takes."""
+
+_REVERSED = np.array([int(f"{i:012b}"[::-1], 2) for i in range(1 << MAX_CODE_BITS)], np.uint32)
+"""The twelve bits of every value in reverse order."""
+
+
+def serialize_lengths(lengths: NDArray[np.int64]) -> bytes:
+    """Return code lengths in nibbles, low nibble first.
+
+    A nibble 1 to 12 is a length; 0 and the nibble c after it are c + 1 symbols without code; 13 and c
+    repeat the length before them c + 1 times; 15 ends the table, the rest has no code.
+
+    Examples
+    --------
+    >>> serialize_lengths(np.array([1, 0, 0, 2, 2])).hex()
+    '012102'
+    """
+    nibbles: list[int] = []
+    groups = [(value, sum(1 for _ in group)) for value, group in groupby(lengths.tolist())]
+    ends_early = bool(groups) and groups[-1][0] == 0
+    for value, n_left in groups[:-1] if ends_early else groups:
+        while n_left:
+            count = min(n_left, _LONGEST_GROUP)
+            if value == 0:
+                nibbles += (_ZEROS, count - 1)
+            elif count > 3:
+                nibbles += (value, _REPEAT, count - 2)
+            else:
+                nibbles += [value] * count
+            n_left -= count
+    if ends_early:
+        nibbles.append(_END)
+    if len(nibbles) % 2:
+        nibbles.append(0)
+    return bytes(low | high << 4 for low, high in zip(nibbles[::2], nibbles[1::2], strict=True))
+
+
+def parse_lengths(payload: bytes | memoryview, offset: int, n_symbols: int) -> tuple[NDArray[np.int64], int]:
+    """Return the code lengths of an alphabet, and the offset after them.
+
+    Parameters
+    ----------
+    payload, offset
+        Where `serialize_lengths` wrote them.
+    n_symbols
+        Size of the alphabet.
+
+    Raises
+    ------
+    DamagedError
+        The bytes end early, or the lengths are not those of a complete prefix code.
+    """
+    lengths: list[int] = []
+    at = 2 * offset
+
+    def nibble() -> int:
+        nonlocal at
+        if at // 2 >= len(payload):
+            raise DamagedError(
+                "a code table ends early", expected=f"{n_symbols} lengths", found=str(len(lengths))
+            )
+        value = payload[at // 2] >> 4 * (at % 2) & 15
+        at += 1
+        return value
+
+    while len(lengths) < n_symbols:
+        value = nibble()
+        if value == _END:
+            lengths += [0] * (n_symbols - len(lengths))
+        elif value == _ZEROS:
+            lengths += [0] * (nibble() + 1)
+        elif value == _REPEAT and lengths:
+            lengths += [lengths[-1]] * (nibble() + 1)
+        elif value >= _REPEAT:
+            raise DamagedError("a code table holds a reserved value", found=str(value), expected="a length")
+        else:
+            lengths.append(value)
+    if at % 2 and nibble() != 0:
+        raise DamagedError("a code table has a padding nibble set")
+    return _checked_lengths(lengths, n_symbols), at // 2
+
+
+def _checked_lengths(lengths: list[int], n_symbols: int) -> NDArray[np.int64]:
+    """Only a complete code makes every window decodable, which the kernels rely on."""
+    array = np.array(lengths, np.int64)
+    kraft = int(_SPANS[array].sum())
+    lone = kraft == 1 << (MAX_CODE_BITS - 1) and np.count_nonzero(array) == 1
+    complete = kraft in (0, 1 << MAX_CODE_BITS) or lone
+    if len(lengths) != n_symbols or not complete:
+        raise DamagedError(
+            "code lengths do not form a complete prefix code",
+            expected=f"{n_symbols} lengths with Kraft sum {1 << MAX_CODE_BITS}",
+            found=f"{len(lengths)} with {kraft}",
+        )
+    return array
+
+
+def _canonical(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Symbols in canonical order and their lengths; a lone symbol has length 0."""
+    used = np.flatnonzero(lengths)
+    order = used[np.argsort(lengths[used], kind="stable")]
+    sorted_lengths = lengths[order]
+    if order.size <= 1:
+        return order, np.zeros_like(sorted_lengths)
+    return order, sorted_lengths
+
+
+def code_entries(lengths: NDArray[np.int64], n_entries: int = 256) -> NDArray[np.uint32]:
+    """Return the code of each symbol in bits 0-15, first bit least significant, and its length above.
+
+    Parameters
+    ----------
+    lengths
+        Code lengths of the alphabet.
+    n_entries
+        Size of the result; entries beyond the alphabet are 0.
+    """
+    order, sorted_lengths = _canonical(lengths)
+    entries = np.zeros(n_entries, np.uint32)
+    spans = 1 << (MAX_CODE_BITS - sorted_lengths)
+    # The codes, left-aligned to 12 bits, are the running sum of the spans; reversing aligns them right.
+    starts = np.cumsum(spans) - spans
+    entries[order] = _REVERSED[starts & ((1 << MAX_CODE_BITS) - 1)] | sorted_lengths.astype(np.uint32) << 16
+    return entries
+
+
+def window_bits(lengths: NDArray[np.int64]) -> int:
+    """Return the bits a window needs to hold any whole code."""
+    return int(lengths.max()) if np.count_nonzero(lengths) > 1 else 0
+
+
+def symbol_windows(
+    lengths: NDArray[np.int64], n_bits: int, entries: NDArray[np.uint32]
+) -> NDArray[np.uint32]:
+    """Return, for each value of the next `n_bits` bits, the entry of the symbol they begin with.
+
+    Parameters
+    ----------
+    lengths
+        Code lengths of the alphabet, complete.
+    n_bits
+        At least `window_bits` of the lengths.
+    entries
+        What to find for each symbol.
+    """
+    order, sorted_lengths = _canonical(lengths)
+    if order.size == 0:
+        return np.zeros(1 << n_bits, np.uint32)
+    in_code_order = np.repeat(entries[order], 1 << (n_bits - sorted_lengths))
+    windows: NDArray[np.uint32] = in_code_order[_REVERSED[: 1 << n_bits] >> np.uint32(MAX_CODE_BITS - n_bits)]
+    return windows
+
+
+def literal_entries(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Return symbol in bits 0-7 and code length above, per symbol: what the kernels look up."""
+    entries = np.arange(lengths.size, dtype=np.uint32)
+    if np.count_nonzero(lengths) > 1:
+        entries |= lengths.astype(np.uint32) << 8
+    return entries
+
+
+class HuffmanCoder:
+    """Order-0 Huffman code of bytes: the table, then the codes; a lone value takes its table only."""
+
+    name = "huffman"
+
+    def encode(self, values: NDArray[np.uint8]) -> bytes:
+        """Return the table and the codes."""
+        if values.size == 0:
+            return b""
+        lengths = code_lengths(count_groups(values))
+        table = serialize_lengths(lengths)
+        if np.count_nonzero(lengths) == 1:
+            return table
+        return table + stream_bytes(*pack_symbols(values, code_entries(lengths)))
+
+    def decode(self, payload: bytes | memoryview, n: int) -> NDArray[np.uint8]:
+        """Return the `n` values; DamagedError if the table or the codes are not theirs."""
+        if n == 0 and len(payload) == 0:
+            return np.zeros(0, np.uint8)
+        lengths, offset = parse_lengths(payload, 0, 256)
+        return decode_symbols_with(lengths, payload[offset:], n)
+
+    def worst_case_bytes(self, n: int) -> int:
+        """Return the largest table and 12 bits a value, though 8 bits is the optimum of any input."""
+        return (256 + 2) + (n * MAX_CODE_BITS + 7) // 8
+
+
+def decode_symbols_with(lengths: NDArray[np.int64], stream: bytes | memoryview, n: int) -> NDArray[np.uint8]:
+    """Return `n` symbols of a stream of codes.
+
+    Raises
+    ------
+    DamagedError
+        The stream is longer or shorter than `n` codes, or the code is empty.
+    """
+    n_bits = window_bits(lengths)
+    if n_bits == 0:
+        used = np.flatnonzero(lengths)
+        if used.size == 0 or len(stream):
+            raise DamagedError("a stream of codes and its table do not fit together")
+        return np.full(n, used[0], np.uint8)
+    words = stream_words(stream)
+    if n > 8 * len(stream):
+        raise DamagedError(
+            "a stream of codes ends early", expected=f"{n} codes", found=f"{8 * len(stream)} bits"
+        )
+    symbols = np.empty(n, np.uint8)
+    windows = symbol_windows(lengths, n_bits, literal_entries(lengths))
+    check_end(unpack_symbols(words, 8 * len(stream), windows, symbols), stream)
+    return symbols
+
+
+def check_end(n_bits: int, stream: bytes | memoryview) -> None:
+    """Raise DamagedError unless decoding took exactly the bytes of a stream, its padding bits zero."""
+    if n_bits < 0 or (n_bits + 7) // 8 != len(stream) or (n_bits % 8 and stream[-1] >> n_bits % 8):
+        raise DamagedError(
+            "a stream of codes has the wrong length", expected=f"{n_bits} bits", found=f"{len(stream)} bytes"
+        )
+
+
+_PADDING_BYTES = 16
+"""Two words: kernels read the word of a position that is at most the end, and the one after."""
+
+
+def stream_bytes(words: NDArray[np.uint64], n_bits: int) -> bytes:
+    """Return the bytes of a stream of `n_bits` bits, the last byte padded with zero bits."""
+    return words.view(np.uint8)[: (n_bits + 7) // 8].tobytes()
+
+
+def stream_words(stream: bytes | memoryview) -> NDArray[np.uint64]:
+    """Return a stream as 64-bit words, padded with two words of zeros at least."""
+    padded = np.zeros((len(stream) + 7) // 8 * 8 + _PADDING_BYTES, np.uint8)
+    padded[: len(stream)] = np.frombuffer(stream, np.uint8)
+    return padded.view("<u8").astype(np.uint64, copy=False)

@@ -1,0 +1,1 @@
+"""What a checkpoint's pickle describes, read without running it."""

@@ -1,0 +1,472 @@
+"""Numba kernels of the lattice codec: one pass over a tensor each way.
+
+`inshrink_core.ops.lattice` documents the functions; `reference_lattice` has their twins in plain torch.
+The tensor is taken in chunks; `lattice_chunks` has what is done with one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inshrink_core.execution import new_array
+from inshrink_core.ops.cpu.compiled import kernel, part
+from inshrink_core.ops.lattice import (
+    CONTEXT_BITS,
+    EXACT,
+    FIRST_LARGE,
+    GAIN_BINS,
+    MAX_PRODUCT,
+    NEGATIVE,
+    OLDEST_CONTEXT,
+    Advanced,
+    Gain,
+    Grid,
+    Rounded,
+)
+from inshrink_core.ops.reference import lattice as reference
+from inshrink_core.ops.registry import register
+from inshrink_core.ops.schema import Backend
+
+__all__: list[str] = []
+
+_CHUNK = 2048
+"""Elements at a time: 20 bytes each, in a first-level cache of 48 kB."""
+
+_NOTHING, _UNKNOWN = np.zeros(_CHUNK, np.int32), np.zeros(_CHUNK, np.uint8)
+"""For what is not given, the same for each chunk: a kernel for its absence would have to be compiled, too."""
+
+_I32, _U8, _F32 = np.int32, np.uint8, np.float32
+
+
+@kernel
+def _round(
+    values: NDArray[np.float32],
+    integers: NDArray[np.int32],
+    history: NDArray[np.uint8],
+    tracked: int,
+    delta: np.float32,
+    step: int,
+    rcp: np.float32,
+    bound: int,
+    steps: NDArray[np.float32],
+    matched: int,
+    z: NDArray[np.uint8],
+    tokens: NDArray[np.uint8],
+    after: NDArray[np.int32],
+    new: NDArray[np.uint8],
+) -> tuple[int, int, int]:  # pragma: no cover - compiled
+    """Round a tensor; return the counts of large and of exact tokens, and the largest token.
+
+    `tracked` is 1; 0 where the history is the same for each chunk. `matched` is 1 where `steps` has the
+    steps of all values; 0 where it holds a chunk, as `z` does.
+    """
+    m, top, limit = _I32(step), _I32(bound), _F32(MAX_PRODUCT // step)
+    n_large, n_exact, largest = 0, 0, 0
+    for begin in range(0, values.size, _CHUNK):
+        end = begin + _CHUNK if begin + _CHUNK < values.size else values.size
+        x, fresh, part = integers[begin:end], after[begin:end], tokens[begin:end]
+        old = history[begin * tracked : begin * tracked + end - begin]
+        found = steps[begin * matched : begin * matched + end - begin]
+        if matched == 0:
+            find_steps(values[begin:end], x, delta, rcp, found)
+        furthest, outside = take_steps(found, x, m, top, limit, fresh, z)
+        most = turn(z[: end - begin], old, True, part, new[begin:end])
+        # One less, because turning may make one more of it; less than 0 where a change is too far.
+        if outside < _I32(0) or furthest >= _I32(FIRST_LARGE - 1):
+            large, exact, most = mend(found, x, old, step, bound, part, fresh, new[begin:end])
+            n_large, n_exact = n_large + large, n_exact + exact
+        largest = most if most > largest else largest
+    return n_large, n_exact, largest
+
+
+@kernel
+def _match(
+    values: NDArray[np.float32],
+    base: NDArray[np.float32],
+    integers: NDArray[np.int32],
+    delta: np.float32,
+    rcp: np.float32,
+    grades: NDArray[np.int32],
+    steps: NDArray[np.float32],
+) -> None:  # pragma: no cover - compiled
+    """Find the steps of matched gain: a pass of its own, so that only a run with a restore compiles it."""
+    length = values.size // grades.size
+    for row in range(grades.size):
+        begin, end = row * length, (row + 1) * length
+        match_steps(
+            values[begin:end], base[begin:end], integers[begin:end], delta, rcp, grades[row], steps[begin:end]
+        )
+
+
+@register("round_to_grid", Backend.CPU)
+def round_to_grid(
+    values: Tensor, integers: Tensor, history: Tensor | None, grid: Grid, gain: Gain | None
+) -> Rounded:
+    """See `lattice.round_to_grid`."""
+    n = values.numel()
+    tokens, new, after = new_array(n, np.uint8), new_array(n, np.uint8), new_array(n, np.int32)
+    w, x, delta, rcp = values.numpy(), integers.numpy(), _F32(grid.delta), _F32(grid.rcp)
+    steps = new_array(_CHUNK if gain is None else n, np.float32)
+    if gain is not None and n:
+        _match(w, gain.base.numpy(), x, delta, rcp, gain.grades.numpy(), steps)
+    n_large, n_exact, largest = _round(
+        w,
+        x,
+        _UNKNOWN if history is None else history.numpy(),
+        int(history is not None),
+        delta,
+        grid.step,
+        rcp,
+        grid.bound,
+        steps,
+        int(gain is not None),
+        np.empty(_CHUNK, np.uint8),
+        tokens,
+        after,
+        new,
+    )
+    return Rounded(
+        torch.from_numpy(tokens),
+        torch.from_numpy(after),
+        torch.from_numpy(new),
+        n_large,
+        n_exact,
+        largest,
+    )
+
+
+@kernel
+def _advance(
+    tokens: NDArray[np.uint8],
+    large: NDArray[np.int64],
+    integers: NDArray[np.int32],
+    known: int,
+    history: NDArray[np.uint8],
+    tracked: int,
+    delta: np.float32,
+    step: int,
+    bound: int,
+    z: NDArray[np.uint8],
+    after: NDArray[np.int32],
+    new: NDArray[np.uint8],
+    values: NDArray[np.float32],
+) -> bool:  # pragma: no cover - compiled
+    """Apply tokens; `known` and `tracked` are 1, or 0 where their array is the same for each chunk."""
+    m, top = _I32(step), _I32(bound)
+    valid = True
+    n_taken = 0
+    for begin in range(0, tokens.size, _CHUNK):
+        end = begin + _CHUNK if begin + _CHUNK < tokens.size else tokens.size
+        part, reached, decoded = tokens[begin:end], after[begin:end], values[begin:end]
+        old = history[begin * tracked : begin * tracked + end - begin]
+        x = integers[begin * known : begin * known + end - begin]
+        most = turn(part, old, False, z, new[begin:end])
+        outside = move(z, x, m, top, reached)
+        if most >= FIRST_LARGE:
+            taken = advance_large(part, large[n_taken:], x, old, step, bound, reached, new[begin:end])
+            if taken < 0:
+                return False
+            n_taken += taken
+        elif outside < _I32(0):
+            valid = False
+        scale(reached, delta, decoded)
+    return valid
+
+
+@register("advance", Backend.CPU)
+def advance(
+    tokens: Tensor, large: NDArray[np.int64], integers: Tensor | None, history: Tensor | None, grid: Grid
+) -> Advanced:
+    """See `lattice.advance`."""
+    n = tokens.numel()
+    after, new, values = new_array(n, np.int32), new_array(n, np.uint8), new_array(n, np.float32)
+    valid = _advance(
+        tokens.numpy(),
+        large,
+        _NOTHING if integers is None else integers.numpy(),
+        int(integers is not None),
+        _UNKNOWN if history is None else history.numpy(),
+        int(history is not None),
+        _F32(grid.delta),
+        grid.step,
+        grid.bound,
+        np.empty(_CHUNK, np.uint8),
+        after,
+        new,
+        values,
+    )
+    return Advanced(torch.from_numpy(after), torch.from_numpy(new), torch.from_numpy(values), valid)
+
+
+_best_grade = part(reference.best_grade)
+
+
+@kernel
+def _grades(
+    values: NDArray[np.float32],
+    base: NDArray[np.float32],
+    integers: NDArray[np.int32],
+    delta: np.float32,
+    rcp: np.float32,
+    keys: NDArray[np.int32],
+    counts: NDArray[np.int64],
+    grades: NDArray[np.int32],
+) -> None:  # pragma: no cover - compiled
+    """Find the grade of each row; `keys` holds a chunk, `counts` is (3, bins)."""
+    length = values.size // grades.size
+    half, zero = _F32(0.5), _F32(0.0)
+    flat = counts.reshape(3 * GAIN_BINS)
+    for row in range(grades.size):
+        flat[:] = 0
+        for begin in range(row * length, (row + 1) * length, _CHUNK):
+            end = min(begin + _CHUNK, (row + 1) * length)
+            w, b, x = values[begin:end], base[begin:end], integers[begin:end]
+            for i in range(w.size):
+                r = _F32(_F32(w[i] - b[i]) * rcp)
+                o = _F32(_F32(_F32(_F32(x[i]) * delta) - b[i]) * rcp)
+                ahead = -o if r < zero else o
+                scaled = _F32(np.abs(r) * _F32(256.0))
+                inside = scaled < _F32(GAIN_BINS)
+                key = _I32(scaled if inside else zero) + (_I32(GAIN_BINS) if ahead > half else _I32(0))
+                keys[i] = key if inside else _I32(2 * GAIN_BINS)
+            for i in range(w.size):
+                flat[keys[i]] += 1
+        grades[row] = _best_grade(counts, flat[2 * GAIN_BINS])
+
+
+@register("gain_grades", Backend.CPU)
+def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_rows: int) -> Tensor:
+    """See `lattice.gain_grades`."""
+    grades = torch.zeros(n_rows, dtype=torch.int32)
+    keys, counts = np.empty(_CHUNK, np.int32), np.empty((3, GAIN_BINS), np.int64)
+    arrays = (values.numpy(), base.numpy(), integers.numpy())
+    _grades(*arrays, _F32(grid.delta), _F32(grid.rcp), keys, counts, grades.numpy())
+    return grades
+
+
+__all__ = ["advance_large", "find_steps", "match_steps", "mend", "move", "scale", "take_steps", "turn"]
+
+_AGING = np.uint8(OLDEST_CONTEXT)
+_CONTEXT = np.uint8(CONTEXT_BITS)
+_SIGN = np.uint8(NEGATIVE)
+
+
+def _next_history(sign: int, old: int) -> int:
+    """History after a change of a sign."""
+    context = old & CONTEXT_BITS
+    if sign == 0:
+        return (old + (3 if 0 < context < OLDEST_CONTEXT else 0)) & 255
+    negative = int(sign < 0)
+    pair = 2 + (negative ^ (old >> 5 & 1))
+    return (pair if context else 1) + (negative << 5)
+
+
+_NEXT_HISTORIES = np.array([[_next_history(sign, old) for old in range(256)] for sign in (0, 1, -1)], _U8)
+"""By sign of the change, the negative one last: for changes one by one, whose code has to be compiled."""
+
+
+@part
+def turn(
+    z: NDArray[np.uint8],
+    history: NDArray[np.uint8],
+    forward: bool,
+    turned: NDArray[np.uint8],
+    new: NDArray[np.uint8],
+) -> np.int64:  # pragma: no cover - compiled
+    """Turn small z, or turn tokens back; return the largest token. The next history comes with it.
+
+    In bytes and without branches, so that a vector holds 32 or 64 of them.
+    """
+    largest = _U8(0)
+    for i in range(z.size):
+        old = history[i]
+        this = z[i]
+        moved = this != _U8(0)
+        odd = _U8(this & _U8(1))
+        flip = _U8((old >> _U8(5)) & _U8(1))
+        # 2 v and -2 v - 1 trade places: an odd number grows by one, an even one shrinks.
+        other = _U8(this + _U8(_U8(odd + odd) - _U8(1))) if moved & (flip > _U8(0)) else this
+        turned[i] = other
+        token = other if forward else this
+        largest = token if token > largest else largest
+        # The last bit of a token tells the turned sign, that of z the sign.
+        negative = odd if forward else _U8(other & _U8(1))
+        context = _U8(old & _CONTEXT)
+        aged = _U8(old + (_U8(3) if (context > _U8(0)) & (context < _AGING) else _U8(0)))
+        pair = _U8(_U8(2) + _U8(token & _U8(1)))
+        fresh = _U8((_U8(1) if context == _U8(0) else pair) + _U8(negative << _U8(5)))
+        new[i] = fresh if moved else aged
+    return np.int64(largest)
+
+
+@part
+def find_steps(
+    w: NDArray[np.float32],
+    x: NDArray[np.int32],
+    delta: np.float32,
+    rcp: np.float32,
+    steps: NDArray[np.float32],
+) -> None:  # pragma: no cover - compiled
+    """Find the changes to the nearest points as floats."""
+    for i in range(w.size):
+        at = _F32(_F32(x[i]) * delta)
+        steps[i] = np.rint(_F32(_F32(w[i] - at) * rcp))
+
+
+@part
+def match_steps(
+    w: NDArray[np.float32],
+    b: NDArray[np.float32],
+    x: NDArray[np.int32],
+    delta: np.float32,
+    rcp: np.float32,
+    grade: int,
+    steps: NDArray[np.float32],
+) -> None:  # pragma: no cover - compiled
+    """Find the changes of a row that keep its movement, as floats."""
+    half, zero, scale = _F32(0.5), _F32(0.0), _F32(1.0 / 4096.0)
+    if grade == 0:
+        for i in range(w.size):
+            at = _F32(_F32(x[i]) * delta)
+            y = np.rint(_F32(_F32(w[i] - b[i]) * rcp))
+            steps[i] = np.rint(_F32(y - _F32(_F32(at - b[i]) * rcp)))
+    else:
+        plain = _F32(_F32(4096 - grade) * scale)
+        eager = _F32(_F32(4096 - grade * 7 // 10) * scale)
+        for i in range(w.size):
+            at = _F32(_F32(x[i]) * delta)
+            r = _F32(_F32(w[i] - b[i]) * rcp)
+            o = _F32(_F32(at - b[i]) * rcp)
+            ahead = -o if r < zero else o
+            size = np.floor(_F32(np.abs(r) + (eager if ahead > half else plain)))
+            steps[i] = np.rint(_F32((-size if r < zero else size) - o))
+
+
+@part
+def take_steps(
+    steps: NDArray[np.float32],
+    x: NDArray[np.int32],
+    m: np.int32,
+    top: np.int32,
+    limit: np.float32,
+    after: NDArray[np.int32],
+    z: NDArray[np.uint8],
+) -> tuple[np.int32, np.int32]:  # pragma: no cover - compiled
+    """Turn float changes into integers; return the bits of all z, and less than 0 if one is out of range.
+
+    Nothing is written where a change is too far to be an integer.
+    """
+    furthest, outside, far = _I32(0), _I32(0), False
+    for i in range(x.size):
+        far |= not (np.abs(steps[i]) <= limit)
+    if far:
+        return _I32(-1), _I32(-1)
+    for i in range(x.size):
+        change = _I32(steps[i])
+        reached = _I32(x[i] + _I32(m * change))
+        # As 32-bit numbers all the way: numba would make sums of 64 bits, which halves the speed.
+        outside = _I32(outside | _I32(top - reached) | _I32(top + reached))
+        this = _I32(_I32(change << _I32(1)) ^ _I32(change >> _I32(31)))
+        furthest = _I32(furthest | this)
+        after[i] = reached
+        z[i] = _U8(this & _I32(255))
+    return furthest, outside
+
+
+@part
+def mend(
+    steps: NDArray[np.float32],
+    x: NDArray[np.int32],
+    history: NDArray[np.uint8],
+    step: int,
+    bound: int,
+    tokens: NDArray[np.uint8],
+    after: NDArray[np.int32],
+    new: NDArray[np.uint8],
+) -> tuple[int, int, np.int64]:  # pragma: no cover - compiled
+    """Do over a chunk that has large or exact changes; return how many of either, and the largest token."""
+    limit = _F32(MAX_PRODUCT // step)
+    n_large, n_exact, largest = 0, 0, np.int64(0)
+    for i in range(tokens.size):
+        near = np.abs(steps[i]) <= limit
+        change = np.int64(steps[i] if near else _F32(0.0))
+        reached = np.int64(x[i]) + step * change
+        if not near or reached > bound or reached < -bound:
+            tokens[i], after[i], new[i] = _U8(EXACT), _I32(0), _U8(0)
+            n_exact, largest = n_exact + 1, np.int64(EXACT)
+            continue
+        sign = 0 if change == 0 else 1 if change > 0 else 2
+        turned = -change if history[i] & _SIGN else change
+        z = (turned << 1) ^ (turned >> 63)
+        token = z
+        if z >= FIRST_LARGE:
+            place = 7
+            while (z >> (place + 1)) > 0:
+                place += 1
+            token = FIRST_LARGE + 4 * (place - 7) + ((z >> (place - 2)) & 3)
+            n_large += 1
+        largest = np.int64(token) if token > largest else largest
+        tokens[i], after[i], new[i] = _U8(token), _I32(reached), _NEXT_HISTORIES[sign, history[i]]
+    return n_large + n_exact, n_exact, largest
+
+
+@part
+def advance_large(
+    tokens: NDArray[np.uint8],
+    large: NDArray[np.int64],
+    integers: NDArray[np.int32],
+    history: NDArray[np.uint8],
+    step: int,
+    bound: int,
+    after: NDArray[np.int32],
+    new: NDArray[np.uint8],
+) -> int:  # pragma: no cover - compiled
+    """Do over a chunk with large or exact tokens; return how many large it took, or -1: not valid."""
+    taken = 0
+    for i in range(tokens.size):
+        if tokens[i] == EXACT:
+            after[i], new[i] = _I32(0), _U8(0)
+        elif tokens[i] >= FIRST_LARGE:
+            if taken >= large.size:
+                return -1
+            z = large[taken]
+            taken += 1
+            change = (z >> 1) ^ -(z & 1)
+            if history[i] & _SIGN:
+                change = -change
+            moved = step * change
+            if moved > MAX_PRODUCT or moved < -MAX_PRODUCT:
+                return -1
+            after[i] = _I32(np.int64(integers[i]) + moved)
+            # A large token is no change of zero.
+            new[i] = _NEXT_HISTORIES[1 if change > 0 else 2, history[i]]
+        if np.int64(after[i]) > bound or np.int64(after[i]) < -bound:
+            return -1
+    return taken
+
+
+@part
+def move(
+    z: NDArray[np.uint8], x: NDArray[np.int32], m: np.int32, top: np.int32, after: NDArray[np.int32]
+) -> np.int32:  # pragma: no cover - compiled
+    """Apply small changes; return less than 0 if one leads out of range."""
+    outside = _I32(0)
+    for i in range(x.size):
+        this = _I32(z[i])
+        change = _I32(_I32(this >> _I32(1)) ^ _I32(-_I32(this & _I32(1))))
+        target = _I32(x[i] + _I32(m * change))
+        outside = _I32(outside | _I32(top - target) | _I32(top + target))
+        after[i] = target
+    return outside
+
+
+@part
+def scale(
+    integers: NDArray[np.int32], delta: np.float32, values: NDArray[np.float32]
+) -> None:  # pragma: no cover - compiled
+    """Turn integers into values."""
+    for i in range(integers.size):
+        values[i] = _F32(_F32(integers[i]) * delta)

@@ -1,0 +1,133 @@
+"""Byte planes in numba, one pass; `inshrink_core.ops.reference.planes` is the norm.
+
+All transforms are one formula with masks, because numba takes as long to compile each loop as the first.
+Blocks stay in the first-level cache between the transform and the split, and both loops vectorize.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inshrink_core.ops.cpu.compiled import kernel
+from inshrink_core.ops.planes import Transform
+from inshrink_core.ops.registry import register
+from inshrink_core.ops.schema import Backend
+
+__all__: list[str] = []
+
+_UNSIGNED = {torch.uint8: np.uint8, torch.int16: np.uint16, torch.int32: np.uint32, torch.int64: np.uint64}
+
+_BLOCK = 1024
+"""Words at a time."""
+
+_DELTAS = (Transform.DELTA, Transform.ORDERED_DELTA)
+_FOLDED = (Transform.ZIGZAG, *_DELTAS)
+
+
+def _rule(transform: int, kind: Any, turned: int) -> NDArray[Any]:
+    """Masks of the reference and of ordering; what the last bit turns; places to shift, and the top bit."""
+    every, none = np.iinfo(kind).max, 0
+    top = np.iinfo(kind).bits - 1
+    turns = every if transform in _FOLDED else turned if transform == Transform.ROTATE else none
+    masks = (
+        every if transform in _DELTAS else none,
+        every if transform == Transform.ORDERED_DELTA else none,
+        turns,
+        int(transform != Transform.NONE),
+        top,
+    )
+    return np.array(masks, kind)
+
+
+@kernel
+def _split(
+    words: NDArray[Any],
+    reference: NDArray[Any],
+    known: int,
+    rule: NDArray[Any],
+    block: NDArray[Any],
+    planes: NDArray[np.uint8],
+) -> None:  # pragma: no cover - compiled
+    delta, ordered, turned, shift, top = rule[0], rule[1], rule[2], rule[3], rule[4]
+    kind = words.dtype.type
+    zero, one = kind(0), kind(1)
+    for start in range(0, words.size, _BLOCK):
+        part = words[start : start + _BLOCK]
+        before = reference[start * known :]
+        for i in range(part.size):
+            x, y = part[i], before[i] & delta
+            x = x ^ ((kind(zero - (x >> top)) >> one) & ordered)
+            y = y ^ ((kind(zero - (y >> top)) >> one) & ordered)
+            x = kind(x - y)
+            block[i] = kind(kind(x << shift) ^ (kind(zero - (x >> top)) & turned))
+        for plane in range(planes.shape[0]):
+            place = kind(8 * plane)
+            out = planes[plane, start : start + _BLOCK]
+            for i in range(out.size):
+                out[i] = np.uint8(block[i] >> place)
+
+
+@kernel
+def _merge(
+    planes: NDArray[np.uint8],
+    reference: NDArray[Any],
+    known: int,
+    rule: NDArray[Any],
+    block: NDArray[Any],
+    words: NDArray[Any],
+) -> None:  # pragma: no cover - compiled
+    delta, ordered, turned, shift, top = rule[0], rule[1], rule[2], rule[3], rule[4]
+    kind = words.dtype.type
+    zero, one = kind(0), kind(1)
+    for start in range(0, words.size, _BLOCK):
+        part = words[start : start + _BLOCK]
+        before = reference[start * known :]
+        block[:] = zero
+        for plane in range(planes.shape[0]):
+            place = kind(8 * plane)
+            here = planes[plane, start : start + _BLOCK]
+            for i in range(here.size):
+                block[i] |= kind(kind(here[i]) << place)
+        for i in range(part.size):
+            x, y = block[i], before[i] & delta
+            y = y ^ ((kind(zero - (y >> top)) >> one) & ordered)
+            x = (x >> shift) ^ (kind(zero - (x & one)) & turned)
+            x = kind(x + y)
+            part[i] = x ^ ((kind(zero - (x >> top)) >> one) & ordered)
+
+
+def _unsigned(words: Tensor) -> NDArray[Any]:
+    """Unsigned words, so that right shifts bring in zeros and differences wrap."""
+    return words.numpy().view(_UNSIGNED[words.dtype])
+
+
+def _reference(reference: Tensor | None, kind: Any) -> tuple[NDArray[Any], int]:
+    """Words of the reference and 1; or a block that stands for all of them, and 0."""
+    return (np.zeros(_BLOCK, kind), 0) if reference is None else (_unsigned(reference), 1)
+
+
+@register("split_planes", Backend.CPU)
+def split_planes(words: Tensor, reference: Tensor | None, transform: int) -> Tensor:
+    """See `inshrink_core.ops.planes.split_planes`."""
+    bits = _unsigned(words)
+    before, known = _reference(reference, bits.dtype)
+    planes = np.empty((words.element_size(), bits.size), np.uint8)
+    # Rotation brings the top bit, which is the sign, to the lowest place.
+    _split(bits, before, known, _rule(transform, bits.dtype, 1), np.empty(_BLOCK, bits.dtype), planes)
+    return torch.from_numpy(planes)
+
+
+@register("merge_planes", Backend.CPU)
+def merge_planes(planes: Tensor, reference: Tensor | None, transform: int, out: Tensor) -> None:
+    """See `inshrink_core.ops.planes.merge_planes`."""
+    bits = _unsigned(out)
+    before, known = _reference(reference, bits.dtype)
+    sign = 1 << (8 * out.element_size() - 1)
+    _merge(
+        planes.numpy(), before, known, _rule(transform, bits.dtype, sign), np.empty(_BLOCK, bits.dtype), bits
+    )

@@ -1,0 +1,235 @@
+"""Numba kernels of the codebook codecs: one pass over the values each, GIL released.
+
+`inshrink_core.ops.quantize` documents the functions; `reference_quantize` has their twins in plain torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PROTECTED
+from inshrink_core.ops.reference.quantize import as_float32, flattened
+from inshrink_core.ops.registry import register
+from inshrink_core.ops.schema import Backend
+
+__all__: list[str] = []
+
+_KEY_SHIFT = 16
+
+
+def _values(tensor: Tensor) -> NDArray[Any]:
+    """Float32 numbers, because sensitivity is a float32 product."""
+    return np.asarray(as_float32(tensor).cpu().numpy())
+
+
+def _bits(tensor: Tensor) -> tuple[NDArray[Any], int]:
+    """Bits and the shift that leaves the key; bfloat16 bits *are* keys, which saves a conversion."""
+    if tensor.dtype == torch.bfloat16:
+        return flattened(tensor).cpu().view(torch.int16).numpy().view(np.uint16), 0
+    return _values(tensor).view(np.uint32), _KEY_SHIFT
+
+
+@numba.njit(nogil=True, cache=True)
+def _histogram(bits: NDArray[Any], shift: int) -> NDArray[np.int64]:  # pragma: no cover - compiled
+    counts = np.zeros(N_KEYS, np.int64)
+    for i in range(bits.size):
+        counts[bits[i] >> shift] += 1
+    return counts
+
+
+@numba.njit(nogil=True, inline="always")
+def _sensitivity_key(value: np.float32, gradient: np.float32) -> int:  # pragma: no cover - compiled
+    product = np.float32(value * gradient)
+    key = int((product.view(np.int32) >> _KEY_SHIFT) & (MAGNITUDE_KEYS - 1))
+    return min(key, INFINITE_KEY)
+
+
+@numba.njit(nogil=True, cache=True)
+def _histogram_between(
+    values: NDArray[np.float32], gradient: NDArray[np.float32], low: int, high: int
+) -> NDArray[np.int64]:  # pragma: no cover - compiled
+    counts = np.zeros(N_KEYS, np.int64)
+    bits = values.view(np.uint32)
+    for i in range(values.size):
+        key = _sensitivity_key(values[i], gradient[i])
+        if low <= key < high:
+            counts[bits[i] >> _KEY_SHIFT] += 1
+    return counts
+
+
+@numba.njit(nogil=True, cache=True)
+def _histogram_products(
+    values: NDArray[np.float32], gradient: NDArray[np.float32]
+) -> NDArray[np.int64]:  # pragma: no cover - compiled
+    counts = np.zeros(MAGNITUDE_KEYS, np.int64)
+    for i in range(values.size):
+        counts[_sensitivity_key(values[i], gradient[i])] += 1
+    return counts
+
+
+@numba.njit(nogil=True, cache=True)
+def _assign(
+    bits: NDArray[Any], shift: int, lut: NDArray[np.uint8], out: NDArray[np.uint8]
+) -> None:  # pragma: no cover - compiled
+    for i in range(bits.size):
+        out[i] = lut[bits[i] >> shift]
+
+
+@numba.njit(nogil=True, cache=True)
+def _assign_between(
+    values: NDArray[np.float32],
+    gradient: NDArray[np.float32],
+    lut: NDArray[np.uint8],
+    low: int,
+    high: int,
+    out: NDArray[np.uint8],
+) -> None:  # pragma: no cover - compiled
+    bits = values.view(np.uint32)
+    for i in range(values.size):
+        symbol = lut[bits[i] >> _KEY_SHIFT]
+        key = _sensitivity_key(values[i], gradient[i])
+        if key >= high:
+            symbol = np.uint8(PROTECTED)
+        elif key < low and symbol != PROTECTED:
+            symbol = np.uint8(0)
+        out[i] = symbol
+
+
+@numba.njit(nogil=True, cache=True)
+def _gather(
+    bits: NDArray[Any], symbols: NDArray[np.uint8], out: NDArray[Any]
+) -> None:  # pragma: no cover - compiled
+    position = 0
+    for i in range(symbols.size):
+        if symbols[i] == PROTECTED:
+            out[position] = bits[i]
+            position += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def _counts(symbols: NDArray[np.uint8]) -> NDArray[np.int64]:  # pragma: no cover - compiled
+    even = np.zeros(256, np.int64)
+    odd = np.zeros(256, np.int64)  # two tables: equal neighbours do not wait for each other's store
+    for i in range(symbols.size // 2):
+        even[symbols[2 * i]] += 1
+        odd[symbols[2 * i + 1]] += 1
+    if symbols.size % 2:
+        even[symbols[-1]] += 1
+    return even + odd
+
+
+@numba.njit(nogil=True, cache=True)
+def _dequantize(
+    symbols: NDArray[np.uint8], table: NDArray[Any], protected: NDArray[Any], out: NDArray[Any]
+) -> None:  # pragma: no cover - compiled
+    if protected.size == 0:
+        for i in range(symbols.size):
+            out[i] = table[symbols[i]]
+        return
+    position = 0
+    for i in range(symbols.size):
+        if symbols[i] == PROTECTED:
+            out[i] = protected[position]
+            position += 1
+        else:
+            out[i] = table[symbols[i]]
+
+
+@numba.njit(nogil=True, cache=True)
+def _gather_decoded(
+    symbols: NDArray[np.uint8],
+    previous: NDArray[np.uint8],
+    table: NDArray[Any],
+    protected: NDArray[Any],
+    out: NDArray[Any],
+) -> None:  # pragma: no cover - compiled
+    position, before = 0, 0
+    for i in range(symbols.size):
+        if symbols[i] == PROTECTED:
+            out[position] = protected[before] if previous[i] == PROTECTED else table[previous[i]]
+            position += 1
+        before += previous[i] == PROTECTED
+
+
+@register("histogram16", Backend.CPU)
+def histogram16(
+    values: Tensor, gradient: Tensor | None = None, low: int = 0, high: int = MAGNITUDE_KEYS
+) -> Tensor:
+    """See `quantize.histogram16`."""
+    if gradient is None:
+        return torch.from_numpy(_histogram(*_bits(values)))
+    return torch.from_numpy(_histogram_between(_values(values), _values(gradient), low, high))
+
+
+@register("sensitivity_histogram", Backend.CPU)
+def sensitivity_histogram(values: Tensor, gradient: Tensor) -> Tensor:
+    """See `quantize.sensitivity_histogram`."""
+    return torch.from_numpy(_histogram_products(_values(values), _values(gradient)))
+
+
+@register("assign", Backend.CPU)
+def assign(
+    values: Tensor, lut: Tensor, gradient: Tensor | None = None, low: int = 0, high: int = MAGNITUDE_KEYS
+) -> Tensor:
+    """See `quantize.assign`."""
+    symbols = torch.empty(values.numel(), dtype=torch.uint8)
+    if gradient is None:
+        bits, shift = _bits(values)
+        _assign(bits, shift, lut.cpu().numpy(), symbols.numpy())
+    else:
+        _assign_between(_values(values), _values(gradient), lut.cpu().numpy(), low, high, symbols.numpy())
+    return symbols
+
+
+@register("gather_protected", Backend.CPU)
+def gather_protected(values: Tensor, symbols: Tensor) -> Tensor:
+    """See `quantize.gather_protected`."""
+    flat = flattened(values).cpu()
+    symbols = symbols.cpu()
+    n_protected = int(symbol_counts(symbols)[PROTECTED])
+    kept = torch.empty(n_protected, dtype=values.dtype)
+    width = torch.int16 if values.dtype.itemsize == 2 else torch.int32
+    _gather(flat.view(width).numpy(), symbols.numpy(), kept.view(width).numpy())
+    return kept
+
+
+@register("gather_decoded", Backend.CPU)
+def gather_decoded(symbols: Tensor, previous: Tensor, table: Tensor, protected: Tensor) -> Tensor:
+    """See `quantize.gather_decoded`."""
+    symbols = symbols.cpu()
+    width = torch.int16 if table.dtype.itemsize == 2 else torch.int32
+    out = torch.empty(int(symbol_counts(symbols)[PROTECTED]), dtype=table.dtype)
+    _gather_decoded(
+        symbols.numpy(),
+        previous.cpu().numpy(),
+        table.cpu().view(width).numpy(),
+        protected.cpu().view(width).numpy(),
+        out.view(width).numpy(),
+    )
+    return out
+
+
+@register("symbol_counts", Backend.CPU)
+def symbol_counts(symbols: Tensor) -> Tensor:
+    """See `quantize.symbol_counts`."""
+    return torch.from_numpy(_counts(symbols.cpu().numpy()))
+
+
+@register("dequantize", Backend.CPU)
+def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
+    """See `quantize.dequantize`."""
+    width = torch.int16 if table.dtype.itemsize == 2 else torch.int32
+    out = torch.empty(symbols.numel(), dtype=table.dtype)
+    _dequantize(
+        symbols.cpu().numpy(),
+        table.cpu().view(width).numpy(),
+        protected.cpu().view(width).numpy(),
+        out.view(width).numpy(),
+    )
+    return out

@@ -1,0 +1,114 @@
+"""The sums over a sample in numba: one call, because what it replaces is ten of torch's.
+
+Each of those hands the GIL to another thread that observes its tensor, and waits for it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inshrink_core.ops.cpu.compiled import brief
+from inshrink_core.ops.reference.quantize import as_float32, flattened
+from inshrink_core.ops.registry import register
+from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, Sampled, sample
+from inshrink_core.ops.schema import Backend
+
+__all__: list[str] = []
+
+_F32, _U32 = np.float32, np.uint32
+_NO_INTEGERS, _NO_MOMENTS = np.zeros(1, np.int32), np.zeros(1, np.float32)
+
+
+@brief
+def _sum(
+    w: NDArray[np.float32],
+    x: NDArray[np.int32],
+    known: int,
+    m: NDArray[np.float32],
+    adaptive: int,
+    n_runs: int,
+    run: int,
+    apart: int,
+    unit: np.float32,
+    terms: NDArray[np.float32],
+    bits: NDArray[np.uint32],
+    sums: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    places: NDArray[np.int64],
+    probe: NDArray[np.float32],
+) -> None:  # pragma: no cover - compiled
+    """Add up runs; `known` and `adaptive` are 1, or 0 where their array has one element.
+
+    `bits` is `terms`, of three numbers, as integers.
+    """
+    for begin in range(0, n_runs * apart, apart):
+        for i in range(begin, begin + run):
+            away = _F32(w[i] - _F32(_F32(x[i * known]) * unit))
+            terms[0], terms[1], terms[2] = _F32(w[i] * w[i]), _F32(away * away), m[i * adaptive]
+            for k in range(3):
+                exponent = (bits[k] >> 23) & 255
+                sums[k, exponent] += bits[k] & 0x7FFFFF
+                counts[k, exponent] += 1
+    for k in range(places.size):
+        probe[k] = w[places[k]]
+
+
+@register("sample_sums", Backend.CPU)
+def sample_sums(
+    values: Tensor,
+    integers: Tensor | None,
+    second: Tensor | None,
+    unit: float,
+    places: NDArray[np.int64],
+) -> Sampled:
+    """See `sample.sample_sums`."""
+    if values.dtype != torch.float32 or (second is not None and second.dtype != torch.float32):
+        return _of_samples(values, integers, second, unit, places)
+    n = values.numel()
+    whole = n <= SAMPLE_RUN * SAMPLE_RUNS
+    terms, sums = np.empty(3, np.float32), np.zeros((3, 257), np.int64)
+    counts = np.zeros((3, 256), np.int64)
+    probe = np.empty(places.size, np.float32)
+    _sum(
+        values.numpy().reshape(-1),
+        _NO_INTEGERS if integers is None else integers.numpy(),
+        int(integers is not None),
+        _NO_MOMENTS if second is None else second.numpy().reshape(-1),
+        int(second is not None),
+        *((1, n, 1) if whole else (SAMPLE_RUNS, SAMPLE_RUN, n // SAMPLE_RUNS)),
+        _F32(unit),
+        terms,
+        terms.view(np.uint32),
+        sums,
+        counts,
+        places,
+        probe,
+    )
+    sums[:, 1:256] += counts[:, 1:] << 23
+    sums[:, 256] = counts[:, 255]
+    # What was not given was counted as zeros, and distances to them.
+    if integers is None:
+        sums[1] = 0
+    return Sampled(sums, probe)
+
+
+def _of_samples(
+    values: Tensor,
+    integers: Tensor | None,
+    second: Tensor | None,
+    unit: float,
+    places: NDArray[np.int64],
+) -> Sampled:
+    """Take the samples first, in float32: the kernel knows no other dtype."""
+    flat = flattened(values)
+    sampled = sample_sums(
+        as_float32(sample(flat)),
+        None if integers is None else sample(integers),
+        None if second is None else as_float32(sample(flattened(second))),
+        unit,
+        places[:0],
+    )
+    return sampled._replace(probe=as_float32(flat[torch.from_numpy(places)]).numpy())

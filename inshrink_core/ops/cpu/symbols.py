@@ -1,0 +1,301 @@
+"""Entropy coding of symbols in numba; `inshrink_core.ops.reference.symbols` is the norm.
+
+Every index is proved in range or guarded, because compiled code checks none: tables that are indexed
+by a byte have 256 entries, those indexed by a window of the bit stream have all its values, and words
+are read only after the position was compared with the end (the arrays are padded by two words).
+Places of grouped symbols are running sums of the groups' counts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from inshrink_core.ops.cpu.symbol_windows import FAST_BITS, put, unpack_literals, unpack_runs
+from inshrink_core.ops.reference.symbols import LITERAL_SHIFT, NO_LITERAL, RUN_MASK, run_token
+from inshrink_core.ops.reference.symbols import code_lengths as _reference_code_lengths
+from inshrink_core.ops.registry import register
+from inshrink_core.ops.schema import Backend
+
+_U64 = np.uint64
+_LITERAL_SHIFT = np.uint32(LITERAL_SHIFT)
+_RUN_MASK = np.uint32(RUN_MASK)
+_RUN_ALONE = np.uint32(NO_LITERAL << LITERAL_SHIFT)
+
+_KNOWN_EXPONENT = 10
+"""Runs below two to this have their class in a table; longer ones are rare."""
+_KNOWN_TOKENS = np.array([run_token(run) for run in range(1 << _KNOWN_EXPONENT)], np.uint8)
+
+register("code_lengths", Backend.CPU)(njit(nogil=True, cache=True)(_reference_code_lengths))
+
+
+@register("count_groups", Backend.CPU)
+@njit(nogil=True, cache=True)
+def count_groups(groups: NDArray[np.uint8]) -> NDArray[np.int64]:  # pragma: no cover - compiled
+    """See `inshrink_core.ops.symbols.count_groups`."""
+    # Four tables, because a counter that is incremented twice in a row waits for its own store.
+    parts = np.zeros((4, 256), np.int64)
+    n = groups.size
+    for i in range(0, n - 3, 4):
+        parts[0, groups[i]] += 1
+        parts[1, groups[i + 1]] += 1
+        parts[2, groups[i + 2]] += 1
+        parts[3, groups[i + 3]] += 1
+    for i in range(n - n % 4, n):
+        parts[0, groups[i]] += 1
+    counts: NDArray[np.int64] = parts[0] + parts[1] + parts[2] + parts[3]
+    return counts
+
+
+@register("count_pairs", Backend.CPU)
+@njit(nogil=True, cache=True)
+def count_pairs(
+    groups: NDArray[np.uint8], symbols: NDArray[np.uint8], stride: int
+) -> NDArray[np.int64]:  # pragma: no cover - compiled
+    """See `inshrink_core.ops.symbols.count_pairs`."""
+    counts = np.zeros((256, 256), np.int64)
+    for i in range(0, symbols.size, stride):
+        counts[groups[i], symbols[i]] += 1
+    return counts
+
+
+@njit(nogil=True, inline="always")
+def _run_token(run: int) -> int:  # pragma: no cover - compiled
+    """Class of a run length; a table for the lengths that are not rare."""
+    if run < 1 << _KNOWN_EXPONENT:
+        return int(_KNOWN_TOKENS[run])
+    exponent = _KNOWN_EXPONENT
+    while (run >> exponent) > 1:
+        exponent += 1
+    return 16 + (exponent - 4) * 4 + ((run >> (exponent - 2)) & 3)
+
+
+@register("delta_events", Backend.CPU)
+@njit(nogil=True, cache=True)
+def delta_events(
+    groups: NDArray[np.uint8],
+    symbols: NDArray[np.uint8],
+    bases: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    modulus: int,
+) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:  # pragma: no cover - compiled
+    """See `inshrink_core.ops.symbols.delta_events`."""
+    sizes = count_groups(groups)
+    grouped = np.empty(symbols.size, np.uint8)
+    _gather(groups, sizes, symbols, grouped)
+    run_counts = np.zeros((256, 96), np.int64)
+    literal_counts = np.zeros((256, 256), np.int64)
+    # One record for each literal, and one for the run that may end each group.
+    records = np.empty(symbols.size + 256, np.uint32)
+    at = _U64(0)
+    start = _U64(0)
+    for group in range(256):
+        if sizes[group] == 0:
+            continue
+        stop = start + _U64(sizes[group])
+        _subtract(bases[group], modulus, grouped[start:stop])
+        literal_counts[group] = count_groups(grouped[start:stop])
+        if expected[group] > 255:
+            for i in range(sizes[group]):
+                records[at + _U64(i)] = np.uint32(grouped[start + _U64(i)]) << _LITERAL_SHIFT
+            run_counts[group, 0] = sizes[group]
+            at += _U64(sizes[group])
+        else:
+            rests = (bases[group] - expected[group]) % modulus
+            literal_counts[group, rests] = 0
+            first = at
+            at = _record(grouped[start:stop], np.uint32(rests), records, at)
+            for record in records[first:at]:
+                run_counts[group, _run_token(int(record & _RUN_MASK))] += 1
+        start = stop
+    return records[:at], run_counts, literal_counts
+
+
+@njit(nogil=True, cache=True)
+def _gather(
+    groups: NDArray[np.uint8],
+    sizes: NDArray[np.int64],
+    symbols: NDArray[np.uint8],
+    grouped: NDArray[np.uint8],
+) -> None:  # pragma: no cover - compiled
+    """Sort symbols by group; `sizes` are the counts of `groups`, so that places stay in range."""
+    places = (np.cumsum(sizes) - sizes).astype(np.uint64)
+    for i in range(_U64(symbols.size)):
+        group = groups[i]
+        place = places[group]
+        places[group] = place + _U64(1)
+        grouped[place] = symbols[i]
+
+
+@njit(nogil=True, cache=True)
+def _scatter(
+    groups: NDArray[np.uint8], sizes: NDArray[np.int64], grouped: NDArray[np.uint8], out: NDArray[np.uint8]
+) -> None:  # pragma: no cover - compiled
+    """Undo `_gather`."""
+    places = (np.cumsum(sizes) - sizes).astype(np.uint64)
+    for i in range(_U64(out.size)):
+        group = groups[i]
+        place = places[group]
+        places[group] = place + _U64(1)
+        out[i] = grouped[place]
+
+
+@njit(nogil=True, cache=True)
+def _subtract(base: int, modulus: int, values: NDArray[np.uint8]) -> None:  # pragma: no cover - compiled
+    """Replace values below `modulus` by ``(base - value) mod modulus``, which undoes itself."""
+    # Bytes alone, so that the compiler uses wide registers: the result is below 256, hence exact.
+    low = np.uint8(base)
+    high = np.uint8((base + modulus) & 255)
+    for i in range(values.size):
+        value = values[i]
+        values[i] = np.uint8((low if value <= low else high) - value)
+
+
+@njit(nogil=True, cache=True)
+def _record(
+    deltas: NDArray[np.uint8], rests: np.uint32, records: NDArray[np.uint32], at: np.uint64
+) -> np.uint64:  # pragma: no cover - compiled
+    """Write the records of one group; return the place after them."""
+    run = np.uint32(0)
+    # Without a branch on the delta, which would be mispredicted at every other literal: a record is
+    # written always and kept where `at` moves on.
+    for i in range(deltas.size):
+        delta = np.uint32(deltas[i])
+        moved = delta != rests
+        records[at] = np.uint32(run | np.uint32(delta << _LITERAL_SHIFT))
+        at += _U64(moved)
+        run = np.uint32(0) if moved else np.uint32(run + np.uint32(1))
+    if run > 0:
+        records[at] = np.uint32(run | _RUN_ALONE)
+        at += _U64(1)
+    return at
+
+
+@register("pack_events", Backend.CPU)
+@njit(nogil=True, cache=True)
+def pack_events(
+    records: NDArray[np.uint32],
+    n_events: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    tables: NDArray[np.int64],
+    run_codes: NDArray[np.uint32],
+    literal_codes: NDArray[np.uint32],
+) -> tuple[NDArray[np.uint64], int]:  # pragma: no cover - compiled
+    """See `inshrink_core.ops.symbols.pack_events`."""
+    # A record takes at most 12 + 19 + 12 bits, less than a word, and one word is open.
+    words = np.empty(records.size + 1, np.uint64)
+    at = 0
+    window = _U64(0)
+    filled = _U64(0)
+    start = 0
+    for group in range(256):
+        codes = literal_codes[tables[group]]
+        stop = min(start + n_events[group], records.size)
+        if expected[group] > 255:
+            # No runs: four literals of at most 12 bits fit into a word.
+            while start + 4 <= stop:
+                value = _U64(0)
+                n_bits = _U64(0)
+                for i in range(4):
+                    code = _U64(codes[records[start + i] >> _LITERAL_SHIFT])
+                    value |= (code & _U64(0xFFFF)) << n_bits
+                    n_bits += code >> _U64(16)
+                at, window, filled = put(words, at, window, filled, value, n_bits)
+                start += 4
+        for i in range(start, stop):
+            run = records[i] & _RUN_MASK
+            token = _run_token(int(run))
+            code = _U64(run_codes[tables[group], token])
+            value = code & _U64(0xFFFF)
+            n_bits = code >> _U64(16)
+            n_extra = _U64((token - 8) >> 2 if token >= 16 else 0)
+            value |= (_U64(run) & ((_U64(1) << n_extra) - _U64(1))) << n_bits
+            n_bits += n_extra
+            code = _U64(codes[records[i] >> _LITERAL_SHIFT])
+            value |= (code & _U64(0xFFFF)) << n_bits
+            n_bits += code >> _U64(16)
+            at, window, filled = put(words, at, window, filled, value, n_bits)
+        start = stop
+    words[at] = window
+    return words[: at + 1], 64 * at + int(filled)
+
+
+@register("unpack_events", Backend.CPU)
+@njit(nogil=True, cache=True)
+def unpack_events(
+    words: NDArray[np.uint64],
+    n_bits: int,
+    groups: NDArray[np.uint8],
+    sizes: NDArray[np.int64],
+    bases: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    modulus: int,
+    tables: NDArray[np.int64],
+    run_windows: NDArray[np.uint32],
+    literal_windows: NDArray[np.uint32],
+    out: NDArray[np.uint8],
+) -> int:  # pragma: no cover - compiled
+    """See `inshrink_core.ops.symbols.unpack_events`."""
+    # An event that is missing in a fast table is filled in where the group ends, if it ends there.
+    grouped = np.empty(groups.size + 1, np.uint8)
+    fast = np.empty(1 << FAST_BITS, np.uint64)
+    position = _U64(0)
+    start = _U64(0)
+    for group in range(256):
+        size = sizes[group]
+        if size == 0:
+            continue
+        stop = start + _U64(size)
+        runs = run_windows[tables[group]]
+        literals = literal_windows[tables[group]]
+        if expected[group] > 255:
+            position = unpack_literals(words, position, n_bits, literals, fast, grouped, start, stop)
+        else:
+            fill = (bases[group] - expected[group]) % modulus
+            position = unpack_runs(words, position, n_bits, runs, literals, fill, fast, grouped, start, stop)
+        if position > _U64(n_bits):
+            return -1
+        _subtract(bases[group], modulus, grouped[start:stop])
+        start = stop
+    _scatter(groups, sizes, grouped, out)
+    return int(position)
+
+
+@register("pack_symbols", Backend.CPU)
+@njit(nogil=True, cache=True)
+def pack_symbols(
+    symbols: NDArray[np.uint8], codes: NDArray[np.uint32]
+) -> tuple[NDArray[np.uint64], int]:  # pragma: no cover - compiled
+    """See `inshrink_core.ops.symbols.pack_symbols`."""
+    # At most 12 bits a symbol, so that four fit into a word; and one word is open.
+    words = np.empty(symbols.size * 12 // 64 + 2, np.uint64)
+    at = 0
+    window = _U64(0)
+    filled = _U64(0)
+    n = symbols.size
+    for i in range(0, n - 3, 4):
+        value = _U64(0)
+        n_bits = _U64(0)
+        for j in range(4):
+            code = _U64(codes[symbols[i + j]])
+            value |= (code & _U64(0xFFFF)) << n_bits
+            n_bits += code >> _U64(16)
+        at, window, filled = put(words, at, window, filled, value, n_bits)
+    for i in range(n - n % 4, n):
+        code = _U64(codes[symbols[i]])
+        at, window, filled = put(words, at, window, filled, code & _U64(0xFFFF), code >> _U64(16))
+    words[at] = window
+    return words[: at + 1], 64 * at + int(filled)
+
+
+@register("unpack_symbols", Backend.CPU)
+@njit(nogil=True, cache=True)
+def unpack_symbols(
+    words: NDArray[np.uint64], n_bits: int, windows: NDArray[np.uint32], out: NDArray[np.uint8]
+) -> int:  # pragma: no cover - compiled
+    """See `inshrink_core.ops.symbols.unpack_symbols`."""
+    fast = np.empty(1 << FAST_BITS, np.uint64)
+    size = _U64(out.size)
+    position = unpack_literals(words, _U64(0), n_bits, windows, fast, out, _U64(0), size)
+    return int(position) if position <= _U64(n_bits) else -1

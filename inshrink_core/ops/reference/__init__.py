@@ -1,0 +1,1 @@
+"""The norm of every op, in plain torch and plain Python: read it to know the rule."""

@@ -1,0 +1,1 @@
+"""Triton kernels for CUDA devices, and the reference where Triton is not installed."""

@@ -1,0 +1,1 @@
+"""Beside a training: saving it, watching it, and rehearsing its failures."""

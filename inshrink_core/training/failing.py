@@ -1,0 +1,509 @@
+"""One training of a task: uninterrupted, or failing and restored by the saver again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from inshrink_core.archive import ArchiveWriter, is_archive
+from inshrink_core.chain import Archive, archive_size
+from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
+from inshrink_core.errors import EvaluatorError, InshrinkError, NotFiniteError
+from inshrink_core.evaluate import Evaluation
+from inshrink_core.formats.state_tree import strip_wrappers
+from inshrink_core.metrics import Direction
+from inshrink_core.search.bounded import BoundedWriter, StepWriter
+from inshrink_core.search.bounds import Bounds
+from inshrink_core.search.judge import Judge
+from inshrink_core.training.rehearsal import TrainingResult
+from inshrink_core.training.saver import Saver
+from inshrink_core.training.spool import spool_folder
+from inshrink_core.training.tasks import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inshrink_core.chain import Appended, ChainConfig, ChainWriter
+    from inshrink_core.chain.append import TensorDone
+    from inshrink_core.checkpoint import FileLayout, TensorSpec
+    from inshrink_core.training.tasks import Task
+
+__all__ = [
+    "RehearsedWriter",
+    "Schedule",
+    "TaskEvaluator",
+    "isolated",
+    "open_rehearsed",
+    "require_judgeable",
+    "train_restored",
+    "train_uninterrupted",
+]
+
+_SEED_STRIDE: Final = 1_000_003
+"""A prime above any number of steps here, so that no two steps of any two seeds share a batch; the
+generator takes 32 bits of its seed, so seed and step cannot stand side by side in 64."""
+
+_WRONG_SEED: Final = 0x5EED
+"""Of the model that a restore overwrites: had the restore not, its values would show."""
+
+OnStep = Callable[[int], None]
+"""Called with the step, after each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Which steps of a training are saved, and after which saves it fails.
+
+    Parameters
+    ----------
+    n_steps
+        Steps in all.
+    n_saves
+        Evenly spaced saves, the last at the end.
+    n_restores
+        Evenly spaced failures, each right after a save, none after the last.
+    """
+
+    n_steps: int
+    n_saves: int
+    n_restores: int
+
+    @property
+    def saved_at(self) -> tuple[int, ...]:
+        """Steps of the saves."""
+        return tuple(_rounded(i * self.n_steps, self.n_saves) for i in range(1, self.n_saves + 1))
+
+    @property
+    def restored_at(self) -> tuple[int, ...]:
+        """Steps of the failures.
+
+        Examples
+        --------
+        >>> Schedule(n_steps=2000, n_saves=20, n_restores=9).restored_at[:3]
+        (200, 400, 600)
+        """
+        saved = self.saved_at
+        return tuple(
+            saved[_rounded(j * self.n_saves, self.n_restores + 1) - 1] for j in range(1, self.n_restores + 1)
+        )
+
+
+def _rounded(numerator: int, denominator: int) -> int:
+    return (2 * numerator + denominator) // (2 * denominator)
+
+
+class _Training:
+    """A model, its optimizer, and the losses since the last save."""
+
+    def __init__(self, task: Task, seed: int, model_seed: int, n_steps: int, device: str) -> None:
+        self.task, self.seed, self.n_steps, self.device = task, seed, n_steps, device
+        torch.manual_seed(model_seed)
+        self.model = task.build().to(device)
+        self.optimizer = task.optimizer(self.model)
+        self._peaks = [group["lr"] for group in self.optimizer.param_groups]
+        self._losses: list[Tensor] = []
+
+    def advance(self, steps: range, record: Callable[[], None] | None, on_step: OnStep | None) -> None:
+        """Train some steps."""
+        for step in steps:
+            factor = self.task.learning_rate_factor(step, self.n_steps)
+            for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
+                group["lr"] = peak * factor
+            generator = torch.Generator().manual_seed(self.seed * _SEED_STRIDE + step)
+            batch = _moved(self.task.batch(step, generator), self.device)
+            loss = self.task.loss(self.model, batch)
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if record is not None:
+                record()
+            if self.task.max_gradient_norm is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.task.max_gradient_norm)
+            self.optimizer.step()
+            self._losses.append(loss.detach())
+            if on_step is not None:
+                on_step(step)
+
+    def take_loss(self) -> float:
+        """Return the mean training loss since it was last asked for."""
+        losses, self._losses = self._losses, []
+        return float(torch.stack(losses).double().mean())
+
+
+def _moved(batch: Any, device: str) -> Any:
+    """Return a batch on the device of the model."""
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_moved(item, device) for item in batch)
+    return batch
+
+
+@contextlib.contextmanager
+def isolated(threads: int) -> Iterator[None]:
+    """Leave the caller's random numbers and thread count as they were."""
+    before = torch.get_num_threads()
+    with torch.random.fork_rng():
+        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def train_uninterrupted(
+    task: Task, seed: int, schedule: Schedule, *, device: str, on_step: OnStep | None = None
+) -> TrainingResult:
+    """Train from the first step to the last, evaluating where the other training is saved."""
+    begun = time.perf_counter()
+    training = _Training(task, seed, seed, schedule.n_steps, device)
+    metrics, losses, at = [], [], 0
+    for step in schedule.saved_at:
+        training.advance(range(at + 1, step + 1), None, on_step)
+        metrics.append(task.evaluate(training.model))
+        losses.append(training.take_loss())
+        at = step
+    return TrainingResult(
+        seed=seed,
+        steps=schedule.saved_at,
+        metrics=tuple(metrics),
+        train_losses=tuple(losses),
+        seconds=time.perf_counter() - begun,
+    )
+
+
+def train_restored(
+    task: Task,
+    seed: int,
+    schedule: Schedule,
+    archive: Path,
+    *,
+    saver_options: Mapping[str, Any],
+    device: str,
+    bounds: Bounds | None = None,
+    on_step: OnStep | None = None,
+) -> TrainingResult:
+    """Train with failures: after each, a new model and optimizer are restored from the archive.
+
+    Parameters
+    ----------
+    archive
+        Where the saver saves; what an unfinished training left there is removed.
+    saver_options
+        Keywords of `Saver`.
+    bounds
+        What is promised of every save as restored: each is then written with the smallest frame found that
+        keeps them, judged by the task itself. None: all saves are written as `saver_options` say.
+
+    Notes
+    -----
+    Weights, buffers and the optimizer's state come out of the archive through `Saver.restore` alone;
+    the state of torch's generator is saved beside them.
+    """
+    if bounds is None:
+        return _train_restored(task, seed, schedule, archive, saver_options, device, None, on_step)
+    base = make_chain_config(
+        "",
+        saver_options["codec"],
+        saver_options["config"],
+        saver_options["optimizer_state"],
+        saver_options["keyframe_every"],
+        "cpu",
+        1,
+    )
+    with open_rehearsed(task, base, bounds, device) as writer:
+        result = _train_restored(task, seed, schedule, archive, saver_options, device, writer, on_step)
+        return dataclasses.replace(result, promise=writer.promise())
+
+
+def _train_restored(
+    task: Task,
+    seed: int,
+    schedule: Schedule,
+    archive: Path,
+    saver_options: Mapping[str, Any],
+    device: str,
+    writer: StepWriter | None,
+    on_step: OnStep | None,
+) -> TrainingResult:
+    """Train with failures, each save written by `writer`."""
+    begun, waited = time.perf_counter(), 0.0
+    _remove_archive(archive)
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    training = _Training(task, seed, seed, schedule.n_steps, device)
+    saver = Saver(archive, training.model, training.optimizer, **saver_options, step_writer=writer)
+    # A writer sets the codec save by save: the archive's newest need not be the one it began with.
+    own = () if writer is None else ("codec", "config")
+    again = {name: value for name, value in saver_options.items() if name not in own}
+    metrics, losses, at = [], [], 0
+    try:
+        for step in schedule.saved_at:
+            training.advance(range(at + 1, step + 1), saver.record, on_step)
+            metrics.append(task.evaluate(training.model))
+            losses.append(training.take_loss())
+            asked = time.perf_counter()
+            saver.save(step, _generator_states(device))
+            waited += time.perf_counter() - asked
+            at = step
+            if step in schedule.restored_at:
+                saver.close()
+                training = _Training(task, seed, _WRONG_SEED, schedule.n_steps, device)
+                saver = Saver(archive, training.model, training.optimizer, **again, step_writer=writer)
+                saver.restore(step)
+                _set_generator_states(saver.extra, device)
+        saver.close()
+    except BaseException:
+        with contextlib.suppress(InshrinkError):
+            saver.close()
+        raise
+    size = archive_size(Archive.open(archive))
+    return TrainingResult(
+        seed=seed,
+        steps=schedule.saved_at,
+        metrics=tuple(metrics),
+        train_losses=tuple(losses),
+        seconds=time.perf_counter() - begun,
+        save_seconds=waited,
+        raw_weights=size.raw_weights,
+        weights_nbytes=size.weights_nbytes,
+        raw_total=size.raw_total,
+        nbytes=size.nbytes,
+    )
+
+
+def _generator_states(device: str) -> dict[str, Any]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.startswith("cuda"):
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return {"rng_states": states}
+
+
+def _set_generator_states(extra: Mapping[str, Any], device: str) -> None:
+    torch.set_rng_state(extra["rng_states"]["cpu"])
+    if device.startswith("cuda"):
+        torch.cuda.set_rng_state(extra["rng_states"]["cuda"], device)
+
+
+def _remove_archive(archive: Path) -> None:
+    """Remove what an unfinished training left, unless a rehearsal is still writing there."""
+    if is_archive(archive):
+        ArchiveWriter(archive).close()
+        shutil.rmtree(archive)
+    shutil.rmtree(spool_folder(archive), ignore_errors=True)
+
+
+class RehearsedWriter:
+    """Writes the saves of one training; goes on through its failures, as one `compress` of its saves would.
+
+    Parameters
+    ----------
+    base
+        How frames are made, but for what is searched.
+    task
+        What judges.
+    bounds
+        What is promised of every restored step.
+    device
+        Where the task's model is evaluated.
+    """
+
+    def __init__(self, base: ChainConfig, task: Task, bounds: Bounds, device: str) -> None:
+        self._originals: dict[int, Checkpoint] = {}
+        self.judge = Judge([TaskEvaluator(task, device)], self._originals.__getitem__, bounds)
+        self._bounded = BoundedWriter(base, self.judge, self._originals.get)
+
+    def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
+        """Write a save with the smallest frame found that keeps the bounds, exactly where there is none."""
+        self._originals[checkpoint.step] = checkpoint
+        appended = self._bounded.append(chain, checkpoint, done)
+        # The files of a save are gone after a failure; the next one may want to know what moved since.
+        self._originals.clear()
+        self._originals[checkpoint.step] = _held(checkpoint)
+        return appended
+
+    def promise(self) -> dict[str, Any]:
+        """Return how every save keeps the bounds, as JSON values."""
+        promise = self._bounded.promise
+        steps = sorted(promise.steps)
+        return promise.to_json() | {"frames": [{"step": step, **promise.step_json(step)} for step in steps]}
+
+
+@contextmanager
+def open_rehearsed(task: Task, base: ChainConfig, bounds: Bounds, device: str) -> Iterator[RehearsedWriter]:
+    """Yield a writer; what its judge keeps in files goes with it."""
+    writer = RehearsedWriter(base, task, bounds, device)
+    with writer.judge:
+        yield writer
+
+
+def require_judgeable(task: Task, bounds: Bounds, device: str) -> None:
+    """Refuse bounds that the task cannot be judged by, before anything is trained.
+
+    Raises
+    ------
+    InputError
+        A divergence bound, and the task's metric is no cross-entropy; or a metric of 0.
+    EvaluatorError
+        The task cannot be evaluated.
+    """
+    evaluator = TaskEvaluator(task, device)
+    bounds.completed(evaluator.evaluate(task.build().state_dict()))
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A `TensorSource` over tensors in memory."""
+
+    tensors: Mapping[str, Tensor]
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        return self.tensors[spec.key].clone()
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        return b""
+
+
+def _held(checkpoint: Checkpoint) -> Checkpoint:
+    """Return weights and buffers of a checkpoint whose files will be gone."""
+    specs = tuple(spec for spec in checkpoint.specs if spec.role in MODEL_ROLES)
+    tensors = {spec.key: checkpoint[spec.key].clone() for spec in specs}
+    return replace(checkpoint, specs=specs, files=(), source=_Held(tensors))
+
+
+_IGNORED: Final = -100
+"""Class of targets that PyTorch's losses leave out, unless told another."""
+
+
+class TaskEvaluator:
+    """Judges states of a task's model by `Task.evaluate`, in this process.
+
+    Parameters
+    ----------
+    task
+        The task. Where it has a method ``log_probs(model)``, that returns its predictions, (n, classes),
+        nats; else they are what `evaluate` takes the cross-entropy of.
+    device
+        Where its model runs.
+
+    Notes
+    -----
+    The model is made here, once, because making one draws from torch's global generator; `Task.evaluate`
+    must not, for the saver's thread calls it while training goes on. For use from one thread at a time.
+    """
+
+    def __init__(self, task: Task, device: str = "cpu") -> None:
+        self._task = task
+        self._model = task.build().to(device)
+        own = [name for name, value in self._model.state_dict().items() if isinstance(value, Tensor)]
+        # A checkpoint names tensors without what wrappers put before them.
+        self._names = dict(zip(own, strip_wrappers(own), strict=True))
+        self.spec = f"the task '{task.name}'"
+        self.metric: str | None = task.metric
+        self.direction: Direction | None = Direction(task.direction)
+
+    def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint) -> Evaluation:
+        """Return metric and predictions of a state.
+
+        Raises
+        ------
+        EvaluatorError
+            The state is of another model, or the task fails on it.
+        NotFiniteError
+            The metric is NaN or infinite.
+        """
+        begun = time.perf_counter()
+        self._load(state_dict.state_dict() if isinstance(state_dict, Checkpoint) else state_dict)
+        try:
+            with torch.no_grad():
+                value, log_probs = _judge(self._task, self._model)
+        except Exception as error:
+            raise EvaluatorError(
+                f"the task cannot be evaluated ({type(error).__name__}: {error})", where=self.spec
+            ) from error
+        if not math.isfinite(value):
+            raise NotFiniteError(f"its '{self._task.metric}' is {value}", where=self.spec)
+        return Evaluation(
+            metric=self._task.metric,
+            direction=Direction(self._task.direction),
+            value=value,
+            metrics={self._task.metric: value},
+            log_probs=None if log_probs is None else log_probs.float().cpu().numpy(),
+            seconds=time.perf_counter() - begun,
+        )
+
+    def close(self) -> None:
+        """Nothing is held that would have to be released."""
+
+    def _load(self, state: Mapping[str, Tensor]) -> None:
+        """Put a state into the model."""
+        missing = [name for name in self._names.values() if name not in state]
+        if missing:
+            raise EvaluatorError(f"the state has no tensor '{missing[0]}'", where=self.spec)
+        try:
+            self._model.load_state_dict({own: state[name] for own, name in self._names.items()}, strict=False)
+        except RuntimeError as error:
+            raise EvaluatorError(f"the state is of another model ({error})", where=self.spec) from error
+
+
+def _judge(task: Task, model: torch.nn.Module) -> tuple[float, Tensor | None]:
+    """Return a model's metric and predictions; the latter as the task says, or as its metric is taken of."""
+    own: Callable[[torch.nn.Module], Tensor] | None = getattr(task, "log_probs", None)
+    if own is not None:
+        return float(task.evaluate(model)), own(model)
+    with _Predictions() as seen:
+        value = float(task.evaluate(model))
+    return value, seen.log_probs()
+
+
+class _Predictions(TorchFunctionMode):
+    """Notes what cross-entropies are taken of, in this thread, as long as it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Look at the arguments of the two losses; within this, the mode is off."""
+        kwargs = kwargs or {}
+        if func is functional.cross_entropy:
+            self._rows.append(_rows(True, *args, **kwargs))
+        elif func is functional.nll_loss:
+            self._rows.append(_rows(False, *args, **kwargs))
+        return func(*args, **kwargs)
+
+    def log_probs(self) -> Tensor | None:
+        """Return the predictions, (n, classes); None where there were none, or of several kinds."""
+        if not self._rows or len({row.shape[1] for row in self._rows}) > 1:
+            return None
+        return torch.cat(self._rows)
+
+
+def _rows(
+    is_logits: bool,
+    input: Tensor,
+    target: Tensor,
+    weight: object = None,
+    size_average: object = None,
+    ignore_index: int = _IGNORED,
+    *_: object,
+    **__: object,
+) -> Tensor:
+    """Return log-probabilities, (n, classes), of what a loss was given: (classes), or (n, classes, …)."""
+    rows = input.unsqueeze(0) if input.dim() == 1 else input.movedim(1, -1).flatten(0, -2)
+    rows = functional.log_softmax(rows.float(), dim=1) if is_logits else rows
+    return rows if target.is_floating_point() else rows[target.reshape(-1) != ignore_index]

@@ -1,0 +1,595 @@
+"""The rehearsal as a whole: which trainings are done already, which are run, and what came of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from inshrink_core.chain.defaults import make_chain_config, resolve_device
+from inshrink_core.codec import get_codec
+from inshrink_core.errors import InputError
+from inshrink_core.execution import keep_result, key_digest, load_result
+from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.metrics import Direction, drop, ratio
+from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds
+from inshrink_core.search.space import space_of
+from inshrink_core.training.tasks import find_task
+
+if TYPE_CHECKING:
+    import os
+
+    from inshrink_core.codec import CodecConfig
+    from inshrink_core.training.failing import Schedule
+    from inshrink_core.training.tasks import Task
+
+__all__ = ["Rehearsal", "ResultStore", "TrainingResult", "half_width", "parse_training", "rehearse"]
+
+
+def rehearse(
+    task: str,
+    directory: str | os.PathLike[str],
+    *,
+    codec: str | None = None,
+    config: Mapping[str, Any] | CodecConfig | None = None,
+    optimizer: str | None = None,
+    restores: int | None = None,
+    seeds: int = 3,
+    saves: int | None = None,
+    steps: int | None = None,
+    keyframe_every: int = 32,
+    max_drop: float | None = None,
+    max_divergence: float | None = None,
+    device: str = "cpu",
+    threads: int = 1,
+    keep_archives: bool = False,
+    progress: OnProgress | None = None,
+) -> Rehearsal:
+    """Train with failures restored from the archive, against uninterrupted training of the same seeds.
+
+    Parameters
+    ----------
+    task
+        Name of a shipped task, or ``FILE.py:CLASS`` (executed).
+    directory
+        Where finished trainings are kept. The same call goes on where it stopped; the uninterrupted
+        trainings are shared by all codecs.
+    codec, config, optimizer, keyframe_every
+        How frames are written, as `Saver` has it.
+    restores, saves, steps
+        Failures, saves and steps of each training; by default the task's.
+    seeds
+        Trainings of each kind, with the seeds 0 to ``seeds - 1``.
+    max_drop, max_divergence
+        Bounds on every save as restored, as `inshrink_core.compress` takes them: each save is written with
+        the smallest frame found that keeps them, judged by the task itself, and exactly where there is none.
+    device
+        Where training happens. The control (codec ``lossless``) is at exactly zero on the CPU, where
+        the same operations give the same bits.
+    threads
+        Threads of PyTorch. One is best for models as small as these; results depend on the number in
+        their last bits, and then altogether.
+    keep_archives
+        Keep the archives of the restored trainings, below `directory`.
+    progress
+        Called after each step of a training.
+
+    Returns
+    -------
+    Rehearsal
+        The final metrics in pairs, the excess with its uncertainty, and the ratios.
+
+    Raises
+    ------
+    NotFoundError
+        There is no such task.
+    InputError
+        More restores than saves leave room for, or another setting out of range; bounds on what the task
+        does not tell, or a codec without anything to search.
+
+    Examples
+    --------
+    >>> import inshrink_core, pathlib, tempfile
+    >>> source = '''
+    ... import torch
+    ... class Line:
+    ...     name, version, metric, direction = "line", 1, "loss", "lower"
+    ...     n_steps, n_saves, n_restores, max_gradient_norm = 12, 4, 2, None
+    ...     def build(self): return torch.nn.Linear(4, 1)
+    ...     def optimizer(self, model): return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    ...     def learning_rate_factor(self, step, n_steps): return 1.0
+    ...     def batch(self, step, generator): return torch.randn(8, 4, generator=generator)
+    ...     def loss(self, model, batch): return (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+    ...     def evaluate(self, model): return float(self.loss(model, torch.eye(4)).detach())
+    ... '''
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "line.py").write_text(source)
+    >>> result = inshrink_core.rehearse(
+    ...     f"{folder}/line.py:Line", folder / "out", codec="lossless", restores=3, seeds=2
+    ... )
+    >>> result.restored_at, result.excess
+    ((3, 6, 9), 0.0)
+    """
+    from inshrink_core.training.failing import Schedule, isolated, require_judgeable
+
+    bounds = Bounds.promised(max_drop, max_divergence)
+    found, identity = find_task(task)
+    schedule = _checked(
+        Schedule(
+            n_steps=found.n_steps if steps is None else steps,
+            n_saves=found.n_saves if saves is None else saves,
+            n_restores=found.n_restores if restores is None else restores,
+        ),
+        seeds,
+        threads,
+    )
+    chain = make_chain_config("", codec, config, optimizer, keyframe_every, "cpu", threads)
+    codec = chain.codec
+    if bounds is not None:
+        space_of(codec, frozenset())  # refuses a codec without anything to search
+    record = chain.record()
+    entries = {"overrides": record["overrides"]} if chain.overrides else {}
+    written: dict[str, Any] = {
+        "codec": codec,
+        "config": record["config"] | entries,
+        "optimizer_state": chain.optimizer,
+        "keyframe_every": keyframe_every,
+    }
+    runner = _Runner(
+        found,
+        identity,
+        schedule,
+        Path(directory),
+        written,
+        resolve_device(device),
+        threads,
+        keep_archives,
+        progress,
+        bounds=bounds,
+        total=2 * seeds * schedule.n_steps,
+    )
+    with isolated(threads):
+        if bounds is not None:
+            require_judgeable(found, bounds, resolve_device(device))
+        pairs = [(runner.uninterrupted(seed), runner.restored(seed)) for seed in range(seeds)]
+    return Rehearsal(
+        task=found.name,
+        metric=found.metric,
+        direction=found.direction,
+        codec=codec,
+        config=written["config"],
+        optimizer=chain.optimizer,
+        n_steps=schedule.n_steps,
+        n_saves=schedule.n_saves,
+        restored_at=schedule.restored_at,
+        uninterrupted=tuple(before for before, _ in pairs),
+        restored=tuple(after for _, after in pairs),
+    )
+
+
+def _checked(schedule: Schedule, seeds: int, threads: int) -> Schedule:
+    """Refuse what cannot be rehearsed."""
+    for name, value in {"steps": schedule.n_steps, "seeds": seeds, "threads": threads}.items():
+        if value < 1:
+            raise InputError(f"--{name} must be at least 1", expected="≥ 1", found=str(value))
+    if not 1 <= schedule.n_saves <= schedule.n_steps:
+        raise InputError(
+            "--saves does not fit",
+            expected=f"1 to {schedule.n_steps}, the steps",
+            found=str(schedule.n_saves),
+        )
+    if not 0 <= schedule.n_restores < schedule.n_saves:
+        raise InputError(
+            "--restores does not fit: each follows a save, none the last",
+            expected=f"0 to {schedule.n_saves - 1}",
+            found=str(schedule.n_restores),
+        )
+    return schedule
+
+
+class _Runner:
+    """Runs the trainings that are not there yet, and counts the steps of all."""
+
+    def __init__(
+        self,
+        task: Task,
+        identity: str,
+        schedule: Schedule,
+        directory: Path,
+        written: Mapping[str, Any],
+        device: str,
+        threads: int,
+        keep_archives: bool,
+        progress: OnProgress | None,
+        *,
+        bounds: Bounds | None,
+        total: int,
+    ) -> None:
+        import torch
+
+        self._task, self._schedule, self._written = task, schedule, written
+        self._device, self._keep_archives, self._bounds = device, keep_archives, bounds
+        self._progress, self._total, self._done = progress, total, 0
+        self._store = ResultStore(directory / "results")
+        self._archives = directory / "archives"
+        self._key = {
+            "task": identity,
+            "n_steps": schedule.n_steps,
+            "saved_at": list(schedule.saved_at),
+            "device": device,
+            "threads": threads,
+            "torch": torch.__version__,
+        }
+
+    def uninterrupted(self, seed: int) -> TrainingResult:
+        """Return the training without failures."""
+        from inshrink_core.training.failing import train_uninterrupted
+
+        key = self._key | {"seed": seed}
+        result = self._store.load("uninterrupted", key)
+        if result is None:
+            result = train_uninterrupted(
+                self._task,
+                seed,
+                self._schedule,
+                device=self._device,
+                on_step=self._reporter(f"seed {seed}, uninterrupted"),
+            )
+            self._store.keep("uninterrupted", key, result)
+        self._done += self._schedule.n_steps
+        return result
+
+    def restored(self, seed: int) -> TrainingResult:
+        """Return the training with failures."""
+        from inshrink_core import __version__
+        from inshrink_core.training.failing import train_restored
+
+        bitstream = get_codec(self._written["codec"]).bitstream
+        key = {**self._key, **self._written, "seed": seed, "bitstream": bitstream, "inshrink": __version__}
+        key["restored_at"] = list(self._schedule.restored_at)
+        if self._bounds is not None:
+            key["bounds"] = _bounds_key(self._bounds)
+        result = self._store.load("restored", key)
+        if result is None:
+            archive = self._archives / f"{self._store.name_of('restored', key)}.inshrink"
+            result = train_restored(
+                self._task,
+                seed,
+                self._schedule,
+                archive,
+                saver_options=self._written,
+                device=self._device,
+                bounds=self._bounds,
+                on_step=self._reporter(f"seed {seed}, restored"),
+            )
+            self._store.keep("restored", key, result)
+            if not self._keep_archives:
+                shutil.rmtree(archive)
+        self._done += self._schedule.n_steps
+        return result
+
+    def _reporter(self, detail: str) -> Any:
+        """Return what a training calls after each step."""
+        progress = self._progress
+        if progress is None:
+            return None
+
+        def report(step: int) -> None:
+            progress(Progress("rehearse", self._done + step, self._total, step, detail))
+
+        return report
+
+
+def _bounds_key(bounds: Bounds) -> dict[str, Any]:
+    """Return bounds as JSON values that tell one that was waived from one that is filled in by default."""
+    divergence = DEFAULT_MAX_DIVERGENCE if bounds.max_divergence is None else bounds.max_divergence
+    return {
+        "drop": None if bounds.max_drop is None else str(bounds.max_drop),
+        "divergence": str(divergence),
+        "default": bounds.max_divergence is None,
+    }
+
+
+_T_975: Final = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""Quantile .975 of Student's t at 1 to 30 degrees of freedom (any table of it)."""
+
+_Z_975: Final = 1.959964
+"""The same of the normal distribution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """One training, from the first step to the last.
+
+    Parameters
+    ----------
+    seed
+        Its seed.
+    steps, metrics, train_losses
+        The steps of the saves, the metric there (before a failure), and the mean training loss since
+        the save before.
+    seconds
+        Wall time.
+    save_seconds
+        Time that training waited for `Saver.save`; 0 without failures.
+    raw_weights, weights_nbytes, raw_total, nbytes
+        Raw bytes of the weights and of everything in the frames, and what they take in the archive;
+        0 without failures.
+    promise
+        What was promised of every save as restored and how each keeps it
+        (`inshrink_core.training.failing.RehearsedWriter.promise`); None where nothing was.
+    """
+
+    seed: int
+    steps: tuple[int, ...]
+    metrics: tuple[float, ...]
+    train_losses: tuple[float, ...]
+    seconds: float
+    save_seconds: float = 0.0
+    raw_weights: int = 0
+    weights_nbytes: int = 0
+    raw_total: int = 0
+    nbytes: int = 0
+    promise: Mapping[str, Any] | None = None
+
+    @property
+    def final(self) -> float:
+        """The metric at the end."""
+        return self.metrics[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """A rehearsal's trainings, paired by seed, and its settings.
+
+    Parameters
+    ----------
+    task, metric, direction
+        What was trained, and which way its metric is better.
+    codec, config, optimizer
+        How the frames were written.
+    n_steps, n_saves, restored_at
+        Steps and saves of each training, and the steps it was restored at.
+    uninterrupted, restored
+        The trainings, in the order of the seeds.
+    """
+
+    task: str
+    metric: str
+    direction: str
+    codec: str
+    config: Mapping[str, Any]
+    optimizer: str
+    n_steps: int
+    n_saves: int
+    restored_at: tuple[int, ...]
+    uninterrupted: tuple[TrainingResult, ...]
+    restored: tuple[TrainingResult, ...]
+
+    @property
+    def excesses(self) -> tuple[float | None, ...]:
+        """Relative change of the final metric for the worse, seed by seed."""
+        direction = Direction(self.direction)
+        return tuple(
+            drop(before.final, after.final, direction)
+            for before, after in zip(self.uninterrupted, self.restored, strict=True)
+        )
+
+    @property
+    def excess(self) -> float | None:
+        """Mean of `excesses`; None where one is not known."""
+        known = _all_known(self.excesses)
+        return statistics.fmean(known) if known else None
+
+    @property
+    def excess_half_width(self) -> float | None:
+        """Half-width of the 95 % interval of `excess`; None for a single seed."""
+        known = _all_known(self.excesses)
+        return half_width(known) if known else None
+
+    @property
+    def noise(self) -> float | None:
+        """Relative standard deviation of the uninterrupted seeds' final metric; None for a single seed."""
+        finals = _all_known([result.final for result in self.uninterrupted])
+        if finals is None or len(finals) < 2 or not (mean := abs(statistics.fmean(finals))):
+            return None
+        return statistics.stdev(finals) / mean
+
+    @property
+    def ratio_weights(self) -> float | None:
+        """Ratio of the weights over all frames of the restored trainings, keyframes included."""
+        return ratio(
+            sum(result.raw_weights for result in self.restored),
+            sum(result.weights_nbytes for result in self.restored),
+        )
+
+    @property
+    def ratio_total(self) -> float | None:
+        """Ratio of everything stored over all frames of the restored trainings, keyframes included."""
+        return ratio(
+            sum(result.raw_total for result in self.restored),
+            sum(result.nbytes for result in self.restored),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``inshrink rehearse --json``."""
+        pairs = list(zip(self.uninterrupted, self.restored, strict=True))
+        return self._promised() | {
+            "task": self.task,
+            "metric": self.metric,
+            "direction": self.direction,
+            "codec": self.codec,
+            "config": dict(self.config),
+            "optimizer": self.optimizer,
+            "steps": self.n_steps,
+            "saves": self.n_saves,
+            "restored_at": list(self.restored_at),
+            "seeds": [result.seed for result in self.uninterrupted],
+            "uninterrupted": [before.final for before, _ in pairs],
+            "restored": [after.final for _, after in pairs],
+            "excesses": list(self.excesses),
+            "excess": self.excess,
+            "excess_half_width": self.excess_half_width,
+            "noise": self.noise,
+            "ratio_weights": self.ratio_weights,
+            "ratio_total": self.ratio_total,
+            "raw_bytes": sum(after.raw_total for _, after in pairs),
+            "archive_bytes": sum(after.nbytes for _, after in pairs),
+            "train_seconds": sum(before.seconds for before, _ in pairs),
+            "restored_seconds": sum(after.seconds for _, after in pairs),
+            "save_seconds": sum(after.save_seconds for _, after in pairs),
+            "curves": [
+                {
+                    "seed": before.seed,
+                    "steps": list(before.steps),
+                    "uninterrupted": list(before.metrics),
+                    "restored": list(after.metrics),
+                    "uninterrupted_train_loss": list(before.train_losses),
+                    "restored_train_loss": list(after.train_losses),
+                }
+                for before, after in pairs
+            ],
+        }
+
+    def _promised(self) -> dict[str, Any]:
+        """Return what was promised of every save, over all trainings; nothing where nothing was."""
+        promises = [(result.seed, result.promise) for result in self.restored if result.promise is not None]
+        if not promises:
+            return {}
+        frames = [{"seed": seed, **frame} for seed, promise in promises for frame in promise["frames"]]
+        return {
+            "bounds": promises[0][1]["bounds"],
+            "max_drop": _largest([frame["drop"] for frame in frames]),
+            "max_divergence": _largest([frame["divergence"] for frame in frames]),
+            "evaluations": sum(promise["evaluations"] for _, promise in promises),
+            "frames": frames,
+        }
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _all_known(values: Sequence[float | None]) -> list[float] | None:
+    """Return the values; None where one is missing or not finite: a mean of the rest would mislead."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return known if known and len(known) == len(values) else None
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Return the half-width of the 95 % interval of a mean, ``t · sd / √n``; None below two values.
+
+    Parameters
+    ----------
+    values
+        Independent measurements.
+
+    Examples
+    --------
+    >>> round(half_width([1.0, 2.0, 3.0]), 4)
+    2.4843
+    """
+    if len(values) < 2:
+        return None
+    freedom = len(values) - 1
+    return _quantile(freedom) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _quantile(freedom: int) -> float:
+    """Return quantile .975 of Student's t; beyond the table by its expansion in 1/ν."""
+    if freedom <= len(_T_975):
+        return _T_975[freedom - 1]
+    # Abramowitz & Stegun 26.7.5, two terms.
+    z = _Z_975
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+class ResultStore:
+    """Results by what they are the result of.
+
+    Parameters
+    ----------
+    folder
+        Made when the first result is kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def name_of(self, kind: str, key: Mapping[str, Any]) -> str:
+        """Return the file name, without suffix, of a result.
+
+        Parameters
+        ----------
+        kind
+            ``uninterrupted`` or ``restored``.
+        key
+            Everything the result depends on, as JSON values.
+        """
+        return f"{kind}-seed{key['seed']}-{key_digest(key)}"
+
+    def load(self, kind: str, key: Mapping[str, Any]) -> TrainingResult | None:
+        """Return a result; None where there is none, or none that can be read."""
+        return load_result(self._path(kind, key), key, "result", parse_training)
+
+    def keep(self, kind: str, key: Mapping[str, Any], result: TrainingResult) -> None:
+        """Write a result: whole, or not at all.
+
+        Raises
+        ------
+        StorageError
+            The disk is full, or refuses.
+        """
+        keep_result(self._path(kind, key), key, "result", dataclasses.asdict(result))
+
+    def _path(self, kind: str, key: Mapping[str, Any]) -> Path:
+        return self.folder / f"{self.name_of(kind, key)}.json"
+
+
+def parse_training(values: Mapping[str, Any]) -> TrainingResult:
+    """Return a result from its JSON.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        It is none.
+    """
+    result = TrainingResult(
+        seed=int(values["seed"]),
+        steps=tuple(int(step) for step in values["steps"]),
+        metrics=tuple(float(value) for value in values["metrics"]),
+        train_losses=tuple(float(value) for value in values["train_losses"]),
+        seconds=float(values["seconds"]),
+        save_seconds=float(values["save_seconds"]),
+        raw_weights=int(values["raw_weights"]),
+        weights_nbytes=int(values["weights_nbytes"]),
+        raw_total=int(values["raw_total"]),
+        nbytes=int(values["nbytes"]),
+        promise=_parse_promise(values.get("promise")),
+    )
+    if not result.steps or not len(result.steps) == len(result.metrics) == len(result.train_losses):
+        raise ValueError("its curves differ in length")
+    return result
+
+
+def _parse_promise(values: Any) -> Mapping[str, Any] | None:
+    """Return how saves keep their bounds; raises ValueError, TypeError or KeyError where it does not say."""
+    if values is None:
+        return None
+    if not isinstance(values["bounds"], dict) or not isinstance(values["evaluations"], int):
+        raise TypeError("what is promised has the wrong type")
+    for frame in values["frames"]:
+        for name in ("drop", "divergence"):
+            if frame[name] is not None and not isinstance(frame[name], int | float):
+                raise TypeError(f"the {name} of a save is no number")
+    promise: Mapping[str, Any] = values
+    return promise

@@ -1,0 +1,591 @@
+"""The saver of a training loop: saves become frames of an archive while training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import threading
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from inshrink_core.archive import ArchiveReader, ArchiveWriter
+from inshrink_core.archive.storage import storage_error
+from inshrink_core.chain import Archive, ChainConfig, ChainWriter, content_digest, stored_view
+from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.errors import InputError, StepConflictError
+from inshrink_core.execution import working_folder
+from inshrink_core.formats import write_checkpoint
+from inshrink_core.frame import FrameInfo
+from inshrink_core.search.bounded import AsConfigured, StepWriter
+from inshrink_core.training.gradients import N_RECORDED, GradientAverage
+from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Spool, SpooledSave, spool_folder
+
+if TYPE_CHECKING:
+    import os
+
+    import torch
+    from torch import Tensor, nn
+
+    from inshrink_core.codec import CodecConfig
+    from inshrink_core.frame import FrameInfo
+    from inshrink_core.search.bounded import StepWriter
+
+__all__ = ["Archiver", "Saver"]
+
+_RESERVED: Final = frozenset(
+    {"model", "optimizer", "step", "gradients", "gradient", "grads", "grad"}
+    | {"state_dict", "model_state_dict", "module", "net", "params", "weights"}
+)
+"""Keys under which a reader of the file looks for the model, the optimizer and the step."""
+
+_MAX_DEPTH: Final = 32
+"""Of containers in `extra`; deeper ones are a mistake, or refer to themselves."""
+
+
+class Saver:
+    """Saves a PyTorch training into an archive, and restores it from there.
+
+    Parameters
+    ----------
+    archive
+        The archive to make or to go on with. Locked against other writers until `close`.
+    model, optimizer
+        What is saved and restored, in place; without an optimizer, the model alone.
+    codec, config
+        How the weights are stored; by default as in the archive, else the default codec.
+    optimizer_state
+        How the optimizer is stored (`inshrink_core.chain.ChainConfig`). By default as in the archive,
+        else compressed: training goes on from a restore, though not bit for bit. ``lossless`` keeps every
+        bit; ``drop`` leaves it out, so that it starts anew after a restore.
+    keyframe_every
+        Frames from one keyframe to the next.
+    device
+        Where frames are encoded, as torch names it; does not change the bytes.
+    threads
+        Tensors encoded at a time, beside the training; by default one.
+    n_recorded
+        Batches before a save whose gradients `record` averages.
+    step_writer
+        How each save is written, on the saver's thread; by default as `codec` and `config` say.
+
+    Attributes
+    ----------
+    path
+        The archive.
+    last_step
+        The step of the last save or restore, or the archive's last; None where there is none.
+    extra
+        What was saved beside model and optimizer in the step restored last.
+
+    Raises
+    ------
+    LockedError
+        Another process is saving there.
+    DamagedError
+        A save that an earlier process left can be read no more.
+
+    Notes
+    -----
+    `save` writes one torch file into ``ARCHIVE.spool``, waits until the disk has it, and returns; a
+    background thread turns it into a frame and removes it. Once `save` has returned, the save survives
+    the death of the process and a power loss: what was not archived by then is archived by the next
+    saver of the archive. At most two saves wait;
+    `save` blocks before a third.
+
+    A `restore` sets the lineage by itself: the next save continues from the frame restored, on a new
+    branch where later steps are archived already, and the codec is told what training continued from.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile, torch
+    >>> import inshrink_core
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> model = torch.nn.Linear(64, 64)
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    >>> with inshrink_core.Saver(folder / "run.inshrink", model, optimizer) as saver:
+    ...     start = saver.restore() or 0
+    ...     for step in range(start + 1, start + 21):
+    ...         loss = model(torch.ones(8, 64)).square().mean()
+    ...         optimizer.zero_grad()
+    ...         loss.backward()
+    ...         saver.record()
+    ...         optimizer.step()
+    ...         if step % 10 == 0:
+    ...             saver.save(step, {"rng": torch.get_rng_state()})
+    ...     restored = saver.restore()
+    >>> restored, sorted(saver.extra)
+    (20, ['rng'])
+    >>> inshrink_core.open(folder / "run.inshrink").steps
+    (10, 20)
+    """
+
+    def __init__(
+        self,
+        archive: str | os.PathLike[str],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        codec: str | None = None,
+        config: Mapping[str, Any] | CodecConfig | None = None,
+        optimizer_state: str | None = None,
+        keyframe_every: int = 32,
+        device: str = "cpu",
+        threads: int | None = None,
+        n_recorded: int = N_RECORDED,
+        step_writer: StepWriter | None = None,
+    ) -> None:
+        self.path = Path(archive)
+        self.extra: dict[str, Any] = {}
+        self._model, self._optimizer = model, optimizer
+        self._gradients = GradientAverage(model, n_recorded)
+        self._config = make_chain_config(
+            self.path, codec, config, optimizer_state, keyframe_every, device, threads or 1
+        )
+        writer = ArchiveWriter(self.path, create=True)
+        try:
+            self._spool = Spool(spool_folder(self.path))
+            recovered = self._spool.recover()
+            self._archiver = Archiver(writer, self._config, self._spool, recovered, step_writer)
+        except BaseException:
+            writer.close()
+            raise
+        head = writer.reader.listed_head
+        self._lost = None if recovered or head in writer.reader.frames else head
+        self.last_step = recovered[-1].step if recovered else head.step if head else None
+        self._restored = recovered[-1].restored if recovered else None
+        self._first = False
+        # At the end of the interpreter what is pending is archived, not abandoned.
+        self._finalizer = weakref.finalize(self, self._archiver.close_quietly)
+
+    @property
+    def n_pending(self) -> int:
+        """Number of saves that are not archived yet."""
+        return self._archiver.n_pending
+
+    def record(self) -> None:
+        """Take the gradients of this batch into their average; to be called after ``backward``.
+
+        Codecs may read it to tell which weights matter (sensitivity ``taylor``); without it they read
+        the optimizer's first moment. Costs one pass over the gradients.
+        """
+        self._gradients.record()
+
+    def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
+        """Save model and optimizer as they are now.
+
+        Parameters
+        ----------
+        step
+            The training step; greater than that of the last save or restore.
+        extra
+            Whatever else training needs to continue: numbers, texts, tensors, and lists and dicts of
+            them, such as a scheduler's or a generator's state. Stored bit for bit.
+
+        Raises
+        ------
+        StepConflictError
+            The step is not after the last one.
+        MissingFrameError
+            The file of the archive's last frame is missing, and no other step was restored.
+        InputError
+            `extra` holds what is no plain value, or a key that has a meaning of its own.
+        StorageError
+            The disk is full. Training can go on, without this save.
+        InshrinkError
+            An earlier save could not be archived; it stays in the spool and is tried again.
+
+        Notes
+        -----
+        Blocks for as long as writing the checkpoint's bytes to the disk takes, and for as long as two
+        saves are pending.
+        """
+        self._require_open()
+        if self._lost is not None:
+            self._require_head()
+        if type(step) is not int or step < 0:
+            raise InputError("a step is a whole number from 0", found=repr(step), expected="an int ≥ 0")
+        if self.last_step is not None and step <= self.last_step:
+            raise StepConflictError(
+                f"step {step} is not after step {self.last_step}, the last one",
+                where=str(self.path),
+                remedy="where training goes on from an earlier step, restore that step first",
+            )
+        content: dict[str, Any] = {"model": self._model.state_dict(), "step": step, **_checked(extra)}
+        files: dict[str, Any] = {"checkpoint": content}
+        if self._optimizer is not None:
+            # Left out of the file and not of the archive alone: a file with holes cannot be restored.
+            dropped = self._config.optimizer == "drop"
+            (files if dropped else content)[OPTIMIZER_NAME if dropped else "optimizer"] = (
+                self._optimizer.state_dict()
+            )
+        self._archiver.wait_for_room()
+        gradients = self._gradients.take()
+        if gradients:
+            files[GRADIENTS_NAME] = gradients
+        spooled = self._spool.put(step, files, restored=self._restored, first=self._first)
+        self._archiver.submit(spooled)
+        self.last_step, self._first = step, False
+
+    def restore(self, step: int | None = None) -> int | None:
+        """Load model and optimizer from the archive, in place; pending saves are archived first.
+
+        Parameters
+        ----------
+        step
+            The step; by default the last one.
+
+        Returns
+        -------
+        int or None
+            The step restored; None where the archive holds none yet, and nothing was changed. What was
+            saved beside stands in `extra`.
+
+        Raises
+        ------
+        NotFoundError
+            The archive has no such step.
+        MissingFrameError
+            The step, or the last one, is listed and its file is missing.
+        InputError
+            Model or optimizer are not those that were saved; nothing was changed.
+        """
+        self._require_open()
+        self._archiver.flush()
+        reader = self._archiver.reader
+        info = reader.head if step is None else reader.find(step)
+        if info is None:
+            return None
+        content = self._read(info)
+        where = f"{self.path}, step {info.step}"
+        _require_same_model(self._model, content, where)
+        self._load_optimizer(content.get("optimizer"), where)
+        self._model.load_state_dict(content["model"])
+        self.extra = {
+            key: value for key, value in content.items() if key not in ("model", "optimizer", "step")
+        }
+        self._gradients.forget()
+        self._restored, self._first, self.last_step = info.frame_id, True, info.step
+        self._lost = None
+        return info.step
+
+    def _require_head(self) -> None:
+        """Refuse to go on from the last frame where that is missing."""
+        self._archiver.flush()
+        _ = self._archiver.reader.head
+
+    def _read(self, info: FrameInfo) -> dict[str, Any]:
+        """Return the content of the file that a frame holds."""
+        import torch
+
+        archive = Archive(self._archiver.reader)
+        checkpoint = archive.checkpoint(info)
+        content: Any = None
+        if [file.kind for file in checkpoint.files] == ["torch"]:
+            # Beside the archive: where that has room, one checkpoint does; /tmp may be too small.
+            try:
+                with working_folder(self.path.absolute().parent) as folder:
+                    (file,) = write_checkpoint(checkpoint, folder)
+                    with contextlib.suppress(pickle.UnpicklingError):
+                        content = torch.load(file, map_location="cpu", weights_only=True)
+            except OSError as error:
+                raise storage_error(error, "the step cannot be restored", str(self.path)) from error
+        if isinstance(content, dict) and isinstance(content.get("model"), dict):
+            return content
+        raise InputError(
+            "this step was not written by a saver",
+            where=f"{self.path}, step {info.step}",
+            remedy="write it to a file with `inshrink restore`, and load that",
+        )
+
+    def _load_optimizer(self, state: Any, where: str) -> None:
+        """Load the optimizer's state; where it was dropped, forget what has been gathered since."""
+        if self._optimizer is None:
+            return
+        if state is None:
+            self._optimizer.state = defaultdict(dict)
+            return
+        _require_same_optimizer(self._optimizer, state, where)
+        self._optimizer.load_state_dict(state)
+
+    def flush(self) -> None:
+        """Return when the archive holds every save.
+
+        Raises
+        ------
+        InshrinkError
+            One of them could not be archived.
+        """
+        self._require_open()
+        self._archiver.flush()
+
+    def close(self) -> None:
+        """Archive what is pending and release the archive; harmless when repeated.
+
+        Raises
+        ------
+        InshrinkError
+            A save could not be archived. It stays in the spool for the next saver.
+        """
+        self._finalizer.detach()
+        self._archiver.close()
+
+    def _require_open(self) -> None:
+        if not self._finalizer.alive:
+            raise InputError("the saver is closed", where=str(self.path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _checked(extra: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Refuse what a reader that executes nothing could not read back."""
+    checked = dict(extra or {})
+    for key, value in checked.items():
+        if not isinstance(key, str) or key in _RESERVED:
+            raise InputError(f"extra cannot have the key {key!r}", remedy="choose another name for it")
+        _require_plain(value, f"extra[{key!r}]", 0)
+    return checked
+
+
+def _require_plain(value: Any, where: str, depth: int) -> None:
+    """Accept the types that `torch.load` reads with ``weights_only``."""
+    import torch
+
+    if value is None or type(value) in (bool, int, float, complex, str, bytes, torch.Size):
+        return
+    if isinstance(value, (torch.Tensor, torch.dtype, torch.device)):
+        return
+    if depth < _MAX_DEPTH and type(value) in (dict, OrderedDict):
+        for key, item in value.items():
+            _require_plain(key, where, depth + 1)
+            _require_plain(item, where, depth + 1)
+        return
+    if depth < _MAX_DEPTH and type(value) in (list, tuple, set):
+        for item in value:
+            _require_plain(item, where, depth + 1)
+        return
+    raise InputError(
+        f"{where} holds a {type(value).__module__}.{type(value).__qualname__}",
+        expected="numbers, texts, tensors, and lists and dicts of them",
+        found=repr(value)[:80],
+        remedy="save its state_dict, or turn it into such values",
+    )
+
+
+def _require_same_model(model: nn.Module, content: Mapping[str, Any], where: str) -> None:
+    """Refuse another model before anything is loaded."""
+    saved: Mapping[str, Tensor] = content["model"]
+    own = model.state_dict()
+    for name in [*own, *saved]:
+        if name not in saved or name not in own:
+            side = "has no tensor" if name not in saved else "has a tensor that the model lacks:"
+            raise InputError(f"the saved model {side} '{name}'", where=where, remedy="build the model saved")
+        # What a module saves beside tensors has no shape, and is its own business.
+        shapes = [tuple(getattr(side[name], "shape", ())) for side in (own, saved)]
+        if shapes[0] != shapes[1]:
+            raise InputError(
+                f"tensor '{name}' has another shape than the one saved",
+                where=where,
+                expected=str(shapes[1]),
+                found=str(shapes[0]),
+                remedy="build the model that was saved",
+            )
+
+
+def _require_same_optimizer(optimizer: torch.optim.Optimizer, state: Any, where: str) -> None:
+    """Refuse another optimizer before anything is loaded."""
+    groups = state.get("param_groups") if isinstance(state, dict) else None
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    saved = [len(group.get("params", ())) for group in groups] if isinstance(groups, list) else []
+    if own != saved:
+        raise InputError(
+            "the optimizer is not the one that was saved",
+            where=where,
+            expected=f"parameter groups of {saved}",
+            found=f"{own}",
+            remedy="build the optimizer that was saved",
+        )
+
+
+MAX_PENDING: Final = 2
+"""Saves that may wait: one being encoded and one behind it; a third would only hide that saves come
+faster than they can be archived."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Archiver:
+    """Archives spooled saves on a thread of its own; holds the archive's lock until `close`.
+
+    Parameters
+    ----------
+    writer
+        The archive, open for writing; closed by `close`.
+    config
+        How frames are made.
+    spool
+        Where the saves lie.
+    recovered
+        Saves that an earlier process left; they come first.
+    step_writer
+        How each save is written; by default as `config` says.
+
+    Notes
+    -----
+    An error stops the thread until it is raised to the caller, by the next `submit`, `flush` or
+    `close`; then the thread tries again. The save it concerns stays in the spool.
+    """
+
+    def __init__(
+        self,
+        writer: ArchiveWriter,
+        config: ChainConfig,
+        spool: Spool,
+        recovered: Iterable[SpooledSave],
+        step_writer: StepWriter | None = None,
+    ) -> None:
+        self._writer, self._config, self._spool = writer, config, spool
+        self._step_writer = step_writer if step_writer is not None else AsConfigured()
+        self._waiting = deque(recovered)
+        self._recovered = {save.folder for save in self._waiting}
+        """Saves that may be in the archive already."""
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._closing = False
+        self._chain: ChainWriter | None = None
+        self._last: SpooledSave | None = None
+        self._thread = threading.Thread(target=self._work, name="inshrink-saver", daemon=True)
+        self._thread.start()
+
+    @property
+    def reader(self) -> ArchiveReader:
+        """The archive's frames. To be used after `flush` alone."""
+        return self._writer.reader
+
+    @property
+    def n_pending(self) -> int:
+        """Number of saves that are not archived yet."""
+        return len(self._waiting)
+
+    def wait_for_room(self) -> None:
+        """Return when another save may be submitted."""
+        self._wait(MAX_PENDING - 1)
+
+    def submit(self, save: SpooledSave) -> None:
+        """Add a save behind the others."""
+        with self._changed:
+            self._waiting.append(save)
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Return when the archive holds every save."""
+        self._wait(0)
+
+    def _wait(self, n_pending: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or len(self._waiting) <= n_pending)
+            error, self._error = self._error, None
+            self._changed.notify_all()
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Archive what is pending, end the thread and release the archive; harmless when repeated.
+
+        The lock is released even where an error is raised.
+        """
+        if self._closing:
+            return
+        try:
+            self.flush()
+        finally:
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+            self._thread.join()
+            try:
+                if self._last is not None:
+                    self._spool.drop(self._last.folder)
+                self._spool.close()
+            finally:
+                self._writer.close()
+
+    def close_quietly(self) -> None:
+        """Close where no one is left to raise to: what could not be archived stays in the spool."""
+        try:
+            self.close()
+        except Exception as error:  # whatever it is, at the interpreter's end there is no one to catch it
+            _logger.warning("a save is not archived yet and waits in the spool: %s", error)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or (bool(self._waiting) and self._error is None))
+                if self._closing:
+                    return
+                save = self._waiting[0]
+            try:
+                self._archive(save)
+            except BaseException as error:  # raised again in the caller's thread
+                with self._changed:
+                    # It may be in the archive by now; tried again, it must not be appended twice.
+                    self._recovered.add(save.folder)
+                    self._chain, self._error = None, error
+                    self._changed.notify_all()
+            else:
+                with self._changed:
+                    self._waiting.popleft()
+                    self._changed.notify_all()
+
+    def _archive(self, save: SpooledSave) -> None:
+        """Make one save a frame, and drop the one before it."""
+        checkpoint = self._spool.read(save)
+        known = self._find(save) if save.folder in self._recovered else None
+        if known is not None:
+            self._chain = self._chain_from(known, save)
+        else:
+            if self._chain is None or save.first:
+                self._chain = self._chain_from(self._parent_of(save), save)
+            self._step_writer.append(self._chain, checkpoint)
+        self._spool.mark(save)
+        # Its files are read again for the next delta: what is stored exactly is not held in memory.
+        if self._last is not None:
+            self._spool.drop(self._last.folder)
+        self._last = save
+
+    def _parent_of(self, save: SpooledSave) -> FrameInfo | None:
+        """Return the frame a save continues from."""
+        if save.first and save.restored is not None:
+            return self._writer.reader.info(save.restored)
+        return self._writer.reader.head
+
+    def _chain_from(self, parent: FrameInfo | None, save: SpooledSave) -> ChainWriter:
+        """Return a writer that continues from a frame, on a new branch where frames follow it already."""
+        reader = self._writer.reader
+        branch = None
+        if parent is not None and parent != reader.listed_head:
+            branch = reader.next_branch
+        restored = None if save.restored is None else reader.info(save.restored)
+        return ChainWriter(self._writer, self._config, parent=parent, branch=branch, restored=restored)
+
+    def _find(self, save: SpooledSave) -> FrameInfo | None:
+        """Return the frame that holds a save already: the process died before it could note so."""
+        reader = self._writer.reader
+        view = stored_view(self._spool.read(save), self._config.optimizer)
+        digest = content_digest(view)
+        for frame in reversed(reader.frames):
+            if frame.step != save.step or (save.first and frame.parent_id != save.restored):
+                continue
+            if reader.frame(frame.frame_id).meta.get("content") == digest:
+                return frame
+        return None

@@ -1,0 +1,205 @@
+"""What a task is: a model, its data and its metric, each step the same whenever it is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+
+from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+__all__ = ["Task", "find_task", "task_names", "warmup_cosine"]
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A training that can be interrupted and taken up again at any step.
+
+    Attributes
+    ----------
+    name
+        One word, used in file names.
+    version
+        Raised whenever the training changes, so that results of an earlier one are not reused.
+    metric
+        Name of what `evaluate` returns.
+    direction
+        ``lower`` or ``higher``: which way the metric is better.
+    n_steps, n_saves, n_restores
+        Defaults of a rehearsal.
+    max_gradient_norm
+        Gradients are clipped to this norm; None for no clipping.
+
+    Notes
+    -----
+    `build` and `loss` may draw from torch's global generator: it is seeded before `build`, and saved
+    and restored with the training. Data must come from the generator that `batch` is given, so that a
+    step sees the same batch however training came there.
+    """
+
+    name: str
+    version: int
+    metric: str
+    direction: str
+    n_steps: int
+    n_saves: int
+    n_restores: int
+    max_gradient_norm: float | None
+
+    def build(self) -> nn.Module:
+        """Return a freshly initialised model, in training mode, on the CPU."""
+        ...
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return the optimizer; its parameter groups hold the peak learning rate."""
+        ...
+
+    def learning_rate_factor(self, step: int, n_steps: int) -> float:
+        """Return the share of the peak learning rate at a step from 1 to `n_steps`."""
+        ...
+
+    def batch(self, step: int, generator: torch.Generator) -> Any:
+        """Return the batch of a step: a tensor, or a tuple of them, on the CPU.
+
+        `generator` is seeded by the run's seed and the step.
+        """
+        ...
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the training loss of a batch, a scalar."""
+        ...
+
+    def evaluate(self, model: nn.Module) -> float:
+        """Return the metric on held-out data; the same ones always. Leaves the model as it was."""
+        ...
+
+
+_TASKS: Final = {
+    "char-gpt": "inshrink_core.training.tasks.char_gpt:CharGPTTask",
+    "char-conv": "inshrink_core.training.tasks.char_conv:CharConvTask",
+    "char-conv-adamw": "inshrink_core.training.tasks.char_conv:CharConvWithAdamWTask",
+    "digits-cnn": "inshrink_core.training.tasks.digits_cnn:DigitsCNNTask",
+    "digits-cnn-sgd": "inshrink_core.training.tasks.digits_cnn:DigitsCNNWithSGDTask",
+}
+_ATTRIBUTES: Final = tuple(Task.__annotations__)
+_METHODS: Final = ("build", "optimizer", "learning_rate_factor", "batch", "loss", "evaluate")
+
+
+def task_names() -> tuple[str, ...]:
+    """Return the names of the shipped tasks."""
+    return tuple(_TASKS)
+
+
+def find_task(name: str) -> tuple[Task, str]:
+    """Return a task, and a text that changes when the task does.
+
+    Parameters
+    ----------
+    name
+        One of `task_names`, or ``FILE.py:CLASS``. The file is executed.
+
+    Raises
+    ------
+    NotFoundError
+        There is no such task, file or class.
+    InputError
+        The class is no `Task`, or cannot be made.
+
+    Examples
+    --------
+    >>> task, identity = find_task("char-gpt")
+    >>> task.metric, identity
+    ('val_loss', 'char-gpt/1')
+    """
+    if name in _TASKS:
+        module, _, attribute = _TASKS[name].partition(":")
+        task: Task = getattr(importlib.import_module(module), attribute)()
+        return task, f"{task.name}/{task.version}"
+    path_text, colon, attribute = name.rpartition(":")
+    path = Path(path_text)
+    if not colon or path.suffix != ".py":
+        raise NotFoundError(
+            f"there is no task '{name}'", remedy=f"choose one of {', '.join(_TASKS)}, or give FILE.py:CLASS"
+        )
+    if not path.is_file():
+        raise NotFoundError("there is no such file", where=str(path))
+    made = _make(_load(path), attribute, str(path))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return made, f"{made.name}/{made.version}/{attribute}/{digest}"
+
+
+def _load(path: Path) -> Any:
+    """Execute a user's file as a module of its own."""
+    name = f"inshrink_task_{path.stem}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError("this cannot be loaded as a Python module", where=str(path))
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(
+            f"the file cannot be executed ({type(error).__name__}: {error})", where=str(path)
+        ) from error
+    return module
+
+
+def _make(module: Any, attribute: str, where: str) -> Task:
+    """Make a user's task, and name everything it lacks at once."""
+    kind = getattr(module, attribute, None)
+    if not callable(kind):
+        raise NotFoundError(f"there is no class '{attribute}' in it", where=where)
+    try:
+        task: Task = kind()
+    except MissingExtraError:
+        raise
+    except Exception as error:
+        raise InputError(f"{attribute}() fails ({type(error).__name__}: {error})", where=where) from error
+    missing = [name for name in _ATTRIBUTES if not hasattr(task, name)]
+    missing += [f"{name}()" for name in _METHODS if not callable(getattr(task, name, None))]
+    if missing:
+        raise InputError(
+            f"{attribute} is no task: it lacks {', '.join(missing)}",
+            where=where,
+            remedy="docs/rehearsal.md shows a whole one",
+        )
+    if task.direction not in ("lower", "higher"):
+        raise InputError(
+            "the task's direction", where=where, expected="lower or higher", found=repr(task.direction)
+        )
+    return task
+
+
+def warmup_cosine(step: int, n_steps: int, *, warmup: int, floor: float) -> float:
+    """Return the share of the peak learning rate: linear warm-up, then a cosine down to `floor`.
+
+    Parameters
+    ----------
+    step
+        From 1 to `n_steps`.
+    n_steps
+        Length of the training.
+    warmup
+        Steps of the warm-up; a training shorter than ten times that warms up for a tenth.
+    floor
+        Share at the end.
+
+    Examples
+    --------
+    >>> [round(warmup_cosine(step, 1000, warmup=100, floor=0.1), 3) for step in (1, 100, 550, 1000)]
+    [0.01, 1.0, 0.55, 0.1]
+    """
+    warmup = max(1, min(warmup, n_steps // 10))
+    if step < warmup:
+        return step / warmup
+    progress = (step - warmup) / max(1, n_steps - warmup)
+    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0)))

@@ -1,0 +1,1 @@
+"""What a user does with a run or an archive: one file a verb, its report beside it."""

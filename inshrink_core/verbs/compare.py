@@ -1,0 +1,111 @@
+"""Comparing what restores with what was trained: the task metric of every step, and the drop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from inshrink_core.analysis.gain import restore_gain
+from inshrink_core.chain import Archive
+from inshrink_core.errors import InputError
+from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.formats import Run, open_run
+
+if TYPE_CHECKING:
+    import os
+
+    from inshrink_core.checkpoint import Checkpoint
+    from inshrink_core.evaluate import Comparison
+
+__all__ = ["compare"]
+
+
+def compare(
+    archive: Archive | str | os.PathLike[str],
+    against: Run | str | os.PathLike[str],
+    *,
+    evaluator: str | None = None,
+    metric: str | None = None,
+    direction: str | None = None,
+    trust_run: bool = False,
+    timeout: float = 600.0,
+    steps: Iterable[int] | None = None,
+    gain: bool = False,
+    progress: OnProgress | None = None,
+) -> Comparison:
+    """Evaluate every step as trained, as restored, and as the stale copy.
+
+    Parameters
+    ----------
+    archive
+        The archive, or its path.
+    against
+        The original run, or its path.
+    evaluator
+        ``FILE.py:FUNCTION``; by default the one the run names in ``inshrink.toml``.
+    metric, direction
+        Which of the evaluator's figures counts, and whether higher or lower is better.
+    trust_run
+        Execute the evaluator that the run names. Bundled samples need no consent.
+    timeout
+        Seconds one evaluation may take.
+    steps
+        Steps to compare; by default every step both hold.
+    gain
+        Measure restore gain and noise of each step too, which costs an encoding.
+    progress
+        Called after each step.
+
+    Raises
+    ------
+    UntrustedCodeError
+        The run's own evaluator would be executed without consent.
+    EvaluatorError
+        The evaluator failed.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
+    >>> report = inshrink_core.compress(run, target, steps=run.steps[-2:])
+    >>> inshrink_core.compare(target, run).metric
+    'accuracy'
+    """
+    from inshrink_core.evaluate import EvaluatorRequest, compare_steps
+
+    opened = archive if isinstance(archive, Archive) else Archive.open(archive)
+    run = against if isinstance(against, Run) else open_run(against)
+    common = tuple(
+        step for step in (steps if steps is not None else opened.listed_steps) if step in run.steps
+    )
+    if not common:
+        raise InputError(
+            "the archive and the run have no step in common", where=f"{opened.path} and {run.path}"
+        )
+    restored: Mapping[int, Checkpoint] = opened.sequential()
+
+    def report(done: int, total: int, step: int) -> None:
+        if progress is not None:
+            progress(Progress("compare", done, total, step))
+
+    asked = EvaluatorRequest(
+        evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
+    )
+    with asked.resolve(run.settings, run.directory) as judge:
+        comparison = compare_steps(run, restored, judge, steps=common, progress=report)
+    return _with_gains(comparison, opened, run) if gain else comparison
+
+
+def _with_gains(comparison: Comparison, archive: Archive, run: Run) -> Comparison:
+    """Add gain and noise to every step that has a previous one."""
+    measured = restore_gain(archive, run, steps=[row.step for row in comparison.steps])
+    gains = {one.step: one for one in measured.steps}
+    rows = [
+        replace(row, restore_gain=gains[row.step].gain, restore_noise=gains[row.step].noise)
+        if row.step in gains
+        else row
+        for row in comparison.steps
+    ]
+    return replace(comparison, steps=tuple(rows))

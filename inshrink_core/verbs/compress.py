@@ -1,0 +1,494 @@
+"""Compressing a run: which steps are there already, which are written, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inshrink_core.archive import ArchiveWriter, is_archive
+from inshrink_core.chain import (
+    Archive,
+    ArchiveSize,
+    ChainWriter,
+    OriginalChecks,
+    archive_size,
+    content_digest,
+    original_checks,
+    stored_view,
+    tensor_digest,
+)
+from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.errors import DamagedError, NotFoundError, StepConflictError
+from inshrink_core.evaluate import EvaluatorRequest
+from inshrink_core.execution import recycling
+from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.formats import Run, open_run
+from inshrink_core.search.bounded import AsConfigured, BoundedWriter, StepWriter, open_bounded
+from inshrink_core.search.bounds import Bounds
+
+if TYPE_CHECKING:
+    import os
+
+    from torch import Tensor
+
+    from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
+    from inshrink_core.codec import CodecConfig
+    from inshrink_core.errors import CheckFailedError
+    from inshrink_core.formats import Skipped
+    from inshrink_core.frame import FrameInfo
+    from inshrink_core.search.promise import Promise
+
+__all__ = ["CompressReport", "compress", "reading_ahead"]
+
+
+def compress(
+    run: Run | str | os.PathLike[str],
+    archive: str | os.PathLike[str],
+    *,
+    codec: str | None = None,
+    config: Mapping[str, Any] | CodecConfig | None = None,
+    optimizer: str | None = None,
+    keyframe_every: int = 32,
+    steps: Iterable[int] | None = None,
+    resumed_from: int | None = None,
+    max_drop: float | None = None,
+    max_divergence: float | None = None,
+    evaluator: str | None = None,
+    metric: str | None = None,
+    direction: str | None = None,
+    trust_run: bool = False,
+    timeout: float = 600.0,
+    device: str = "cpu",
+    threads: int | None = None,
+    allow_damaged: bool = False,
+    progress: OnProgress | None = None,
+) -> CompressReport:
+    """Write a run into an archive, appending the steps it does not hold yet.
+
+    Parameters
+    ----------
+    run
+        The run, or its path.
+    archive
+        The archive to create or append to.
+    codec, config, optimizer
+        How weights and optimizer state are stored (`inshrink_core.chain.ChainConfig`); by default as
+        the archive was written so far, else `DEFAULT_CODEC` with its defaults and optimizer state
+        compressed: ``optimizer="lossless"`` restores it bit for bit.
+    keyframe_every
+        Frames from one keyframe to the next.
+    steps
+        The steps to write; by default all.
+    resumed_from
+        The archived step that training was restored from: the steps of `run` after it open a branch.
+    max_drop, max_divergence
+        Bounds on every restored step (`inshrink_core.search.bounds.Bounds`): each is then written with the
+        smallest frame found that keeps them, and exactly where there is none.
+    evaluator, metric, direction, trust_run, timeout
+        What judges the bounds, as `inshrink_core.compare` takes them.
+    device, threads
+        Where and how many tensors at a time are encoded; neither changes the bytes.
+    allow_damaged
+        Archive files that do not match their own checksums as they are; the archive says so for ever.
+    progress
+        Called after each tensor.
+
+    Raises
+    ------
+    StepConflictError
+        A step is in the archive with other values, and `resumed_from` does not say why.
+    InputError
+        The archive was written with another codec, or a step does not exist.
+    RottenError
+        A file does not match its own checksum, and `allow_damaged` is not set.
+    RefusedLinkError
+        Tensors lie behind a link out of the run (`inshrink_core.open` takes `follow_links`).
+    EvaluatorError, UntrustedCodeError
+        The evaluator failed, or may not run. Steps committed before are kept.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
+    >>> report = inshrink_core.compress(run, target, steps=run.steps[:3])
+    >>> report.appended == run.steps[:3]
+    True
+    """
+    begun = time.perf_counter()
+    opened = run if isinstance(run, Run) else open_run(run, allow_damaged=allow_damaged)
+    if allow_damaged:
+        opened = opened.allowing_damage()
+    elif steps is None and opened.rotten:
+        raise DamagedError(opened.rotten[0].reason, where=str(opened.path))
+    chosen = _choose_steps(opened, steps)
+    chain_config = make_chain_config(archive, codec, config, optimizer, keyframe_every, device, threads)
+    if resumed_from is not None:
+        # Before the writer makes an archive: a branch needs one that is there.
+        Archive.open(archive).reader.find(resumed_from)
+    bounds = Bounds.promised(max_drop, max_divergence)
+    bounded: BoundedWriter | None = None
+    with ExitStack() as stack:
+        if bounds is not None and chosen:
+            asked = EvaluatorRequest(
+                evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
+            )
+            bounded = stack.enter_context(
+                open_bounded(opened, chosen, chain_config, bounds, asked, resumed=is_archive(archive))
+            )
+        writer = stack.enter_context(ArchiveWriter(archive, create=True))
+        parent, branch = _branch_point(writer, resumed_from)
+        chain = ChainWriter(writer, chain_config, parent=parent, branch=branch, restored=parent)
+        session = _Session(opened, writer, chain, resumed_from, progress, chosen, bounded)
+        session.run_all()
+        promise = None if bounded is None else bounded.promise
+    finished = Archive.open(archive)
+    error = (session.squared_error / session.squared_norm) ** 0.5 if session.squared_norm else None
+    return CompressReport(
+        path=Path(archive),
+        size=archive_size(finished),
+        appended=tuple(session.appended),
+        skipped=tuple(session.skipped),
+        seconds=time.perf_counter() - begun,
+        raw_bytes_read=session.raw_bytes,
+        relative_error=error if session.appended else None,
+        codec=chain_config.codec,
+        config=dataclasses.asdict(chain_config.config),  # type: ignore[call-overload]
+        optimizer=chain_config.optimizer,
+        promise=promise,
+        left_out=tuple(row for row in opened.skipped if row.link),
+        originals=original_checks(finished, finished.frames),
+    )
+
+
+class _Session:
+    """The steps of one `compress`: which are there already, which are written, and how far it is."""
+
+    def __init__(
+        self,
+        run: Run,
+        writer: ArchiveWriter,
+        chain: ChainWriter,
+        resumed_from: int | None,
+        progress: OnProgress | None,
+        steps: Sequence[int],
+        bounded: BoundedWriter | None = None,
+    ) -> None:
+        self._run, self._writer, self._chain, self._bounded = run, writer, chain, bounded
+        self._step_writer: StepWriter = AsConfigured() if bounded is None else bounded
+        self._resumed_from, self._progress, self._steps = resumed_from, progress, steps
+        self._bytes_done = 0
+        self._bytes_total = sum(run[step].raw_bytes() for step in steps) if progress else 0
+        self.appended: list[int] = []
+        self.skipped: list[int] = []
+        self.raw_bytes = 0
+        self.squared_error = self.squared_norm = 0.0
+
+    def run_all(self) -> None:
+        """Skip what is archived and append the rest, in step order.
+
+        A step that is bit for bit what its frame decodes to was restored from there: what follows it
+        continues from that frame.
+        """
+        archived = self._archived()
+        known = dict(archived)
+        missing = self._missing_steps()
+        restored: FrameInfo | None = None
+        for step in self._steps:
+            checkpoint, info = self._run[step], archived.get(step)
+            if self._resumed_from is not None and step <= self._resumed_from:
+                self._pass(step, checkpoint)
+                continue
+            if info is None and step in missing:
+                # Behind later frames it would be another history; the error names its file.
+                self._writer.reader.find(step)
+            if info is None and restored is None and self._was_pruned(step, archived):
+                self._pass(step, checkpoint)
+                continue
+            if info is not None and self._is_equal(checkpoint, info):
+                restored = None
+                self._pass(step, checkpoint)
+                continue
+            if info is not None and self._is_decoded(checkpoint, info):
+                restored = info
+                self._pass(step, checkpoint)
+                continue
+            if restored is not None:
+                self._continue_from(restored)
+                archived, restored = {}, None
+            elif info is not None:
+                raise StepConflictError(
+                    f"step {step} is in the archive already, with other values",
+                    where=str(self._writer.reader.path),
+                    remedy="if training was restored and went another way, say where: --resumed-from",
+                )
+            self._append(step, checkpoint)
+        self._check_skipped(known)
+
+    def _check_skipped(self, archived: Mapping[int, FrameInfo]) -> None:
+        """Judge the steps that were there already: what is promised is promised of the chain."""
+        view = Archive(self._writer.reader).sequential()
+        for step in self.skipped:
+            if self._bounded is not None and step in archived:
+                self._bounded.check(view, archived[step])
+
+    def _was_pruned(self, step: int, archived: Mapping[int, FrameInfo]) -> bool:
+        """Whether a step that is not there was removed: it must not come back behind later ones."""
+        return bool(archived) and step < max(archived) and bool(self._writer.manifest.tombstones)
+
+    def _archived(self) -> dict[int, FrameInfo]:
+        """Return the frame of each step of the line of training that this session continues."""
+        parent = self._chain.parent
+        if parent is None or self._resumed_from is not None:
+            return {}
+        return {frame.step: frame for frame in self._writer.reader.history(parent.frame_id)}
+
+    def _missing_steps(self) -> frozenset[int]:
+        """Return the steps of the same line whose files are missing."""
+        if self._chain.parent is None or self._resumed_from is not None:
+            return frozenset()
+        reader = self._writer.reader
+        there = {frame.frame_id for frame in reader.frames}
+        line = reader.listed_history(self._chain.parent)
+        return frozenset(frame.step for frame in line if frame.frame_id not in there)
+
+    def _is_equal(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
+        """Whether a frame was made from this checkpoint."""
+        meta = self._writer.reader.frame(info.frame_id).meta
+        view = stored_view(checkpoint, str(meta.get("optimizer", "lossless")))
+        return content_digest(view) == meta.get("content")
+
+    def _is_decoded(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
+        """Whether a checkpoint is what a frame restores to: training went on from there."""
+        restored = Archive(self._writer.reader).checkpoint(info)
+        return all(
+            spec.key in checkpoint
+            and checkpoint.spec(spec.key) == spec
+            and tensor_digest(checkpoint[spec.key]) == tensor_digest(restored[spec.key])
+            for spec in restored.specs
+        )
+
+    def _continue_from(self, info: FrameInfo) -> None:
+        """Write what follows as the continuation of a restored step; a branch, if others follow it."""
+        parent = self._chain.parent
+        is_last = parent is not None and parent.frame_id == info.frame_id
+        branch = info.branch if is_last else self._writer.reader.next_branch
+        self._chain = ChainWriter(self._writer, self._chain.config, parent=info, branch=branch, restored=info)
+
+    def _pass(self, step: int, checkpoint: Checkpoint) -> None:
+        """Count a step that needs no writing."""
+        self.skipped.append(step)
+        self._bytes_done += checkpoint.raw_bytes()
+
+    def _append(self, step: int, checkpoint: Checkpoint) -> None:
+        """Write one step."""
+        begun_at = self._bytes_done
+
+        def done(spec: TensorSpec) -> None:
+            self._bytes_done += spec.nbytes
+            if self._progress is not None:
+                self._progress(Progress("compress", self._bytes_done, self._bytes_total, step, spec.key))
+
+        appended = self._step_writer.append(self._chain, checkpoint, done)
+        self._bytes_done = begun_at + checkpoint.raw_bytes()
+        self.appended.append(step)
+        self.raw_bytes += stored_view(checkpoint, self._chain.config.optimizer).raw_bytes()
+        self.squared_error += appended.squared_error
+        self.squared_norm += appended.squared_norm
+
+
+def _choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
+    """Return the steps to write, ascending; every one must exist."""
+    if steps is None:
+        return run.steps
+    chosen = tuple(sorted(set(steps)))
+    for step in chosen:
+        if step not in run.steps:
+            raise NotFoundError(
+                f"the run has no step {step}",
+                where=str(run.path),
+                remedy=f"it has {run.steps[0]} to {run.steps[-1]}; `inshrink inspect` lists them",
+            )
+    return chosen
+
+
+def _branch_point(writer: ArchiveWriter, resumed_from: int | None) -> tuple[FrameInfo | None, int | None]:
+    """Return the frame to continue from and the branch to write, (None, None) for the head's own."""
+    if resumed_from is None:
+        return None, None
+    parent = writer.reader.find(resumed_from)
+    return parent, writer.reader.next_branch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressReport:
+    """What `compress` did, and what the archive holds now.
+
+    Parameters
+    ----------
+    path
+        The archive.
+    size
+        Sizes over the head's history, steps archived earlier included.
+    appended, skipped
+        Steps written now, and steps that were there already.
+    seconds
+        Wall time.
+    raw_bytes_read
+        Raw bytes of the steps written now.
+    relative_error
+        Root of squared error over squared norm of the weights written now; None if none were.
+    codec, config
+        What the weights were written with; under bounds, where the search began.
+    optimizer
+        How optimizer state was stored (`inshrink_core.chain.ChainConfig`).
+    promise
+        What was promised of every restored step, and how each keeps it; None where nothing was.
+    left_out
+        What of the run was not read, and why.
+    originals
+        What vouched for the files of the steps in the archive.
+    """
+
+    path: Path
+    size: ArchiveSize
+    appended: tuple[int, ...]
+    skipped: tuple[int, ...]
+    seconds: float
+    raw_bytes_read: int
+    relative_error: float | None
+    codec: str
+    config: Mapping[str, Any]
+    optimizer: str
+    promise: Promise | None = None
+    left_out: tuple[Skipped, ...] = ()
+    originals: OriginalChecks = field(default_factory=OriginalChecks)
+
+    @property
+    def failure(self) -> CheckFailedError | None:
+        """Why the chain does not keep what was promised; None where it does, or nothing was."""
+        return None if self.promise is None else self.promise.failure(self.path)
+
+    @property
+    def mb_per_s(self) -> float | None:
+        """Raw megabytes (10^6 bytes) written per second; None where nothing was."""
+        return self.raw_bytes_read / 1e6 / self.seconds if self.appended and self.seconds else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``inshrink compress --json``."""
+        promised = {} if self.promise is None else self.promise.to_json()
+        return promised | {
+            "archive": str(self.path),
+            "codec": self.codec,
+            "config": dict(self.config),
+            "optimizer": self.optimizer,
+            "roles": sorted({row.spec.role.value for frame in self.size.frames for row in frame.tensors}),
+            "ratio_total": self.size.ratio_total,
+            "ratio_weights": self.size.ratio_weights,
+            "bits_per_weight": self.size.bits_per_weight,
+            "raw_bytes": self.size.raw_total,
+            "archive_bytes": self.size.nbytes,
+            "relative_error": self.relative_error,
+            "seconds": self.seconds,
+            "mb_per_s": self.mb_per_s,
+            "appended": list(self.appended),
+            "skipped": list(self.skipped),
+            "left_out": [f"{row.path}: {row.reason}" for row in self.left_out],
+            "originals": self.originals.to_json(),
+            "frames": [
+                {
+                    "step": frame.info.step,
+                    "kind": frame.info.kind.value,
+                    "bytes": frame.info.nbytes,
+                    "ratio_total": frame.ratio_total,
+                    "ratio_weights": frame.ratio_weights,
+                    **({} if self.promise is None else self.promise.step_json(frame.info.step)),
+                }
+                for frame in self.size.frames
+            ],
+        }
+
+
+@contextmanager
+def reading_ahead(checkpoint: Checkpoint, order: Iterable[TensorSpec], threads: int) -> Iterator[Checkpoint]:
+    """Give the same checkpoint, of which threads read tensors ahead while the context is open.
+
+    Parameters
+    ----------
+    checkpoint
+        Its source may be read by several threads.
+    order
+        In which its tensors will probably be asked for; any other order works, only slower.
+    threads
+        How many tensors to read at a time; 1 reads each when it is asked for.
+
+    Notes
+    -----
+    Tensors that were read and not asked for yet have at most ``threads + 1`` times the bytes of the
+    largest one.
+    """
+    if threads <= 1:
+        with recycling():
+            yield checkpoint
+        return
+    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="inshrink") as pool:
+        ahead = _ReadAhead(checkpoint.source, order, threads, pool)
+        try:
+            with recycling():
+                yield replace(checkpoint, source=ahead)
+        finally:
+            ahead.stop()
+
+
+class _ReadAhead:
+    """A `TensorSource` that knows what will be asked for next."""
+
+    def __init__(
+        self, source: TensorSource, order: Iterable[TensorSpec], threads: int, pool: ThreadPoolExecutor
+    ) -> None:
+        self._source, self._pool = source, pool
+        self._next = deque(order)
+        self._room = (threads + 1) * max((spec.nbytes for spec in self._next), default=0)
+        self._started: dict[str, Future[Tensor]] = {}
+        self._taken: set[str] = set()
+        self._lock = threading.Lock()
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        """Return a tensor, which is being read already if all goes in order."""
+        with self._lock:
+            self._start_some()
+            self._taken.add(spec.key)
+            future = self._started.pop(spec.key, None)
+        if future is None:
+            return self._source.read(spec)
+        tensor = future.result()
+        with self._lock:
+            self._room += spec.nbytes
+            self._start_some()
+        return tensor
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        """Return the bytes of a file outside its tensors."""
+        return self._source.skeleton(layout)
+
+    def stop(self) -> None:
+        """Start nothing more."""
+        with self._lock:
+            self._next.clear()
+            for future in self._started.values():
+                future.cancel()
+
+    def _start_some(self) -> None:
+        while self._next and self._next[0].nbytes <= self._room:
+            spec = self._next.popleft()
+            if spec.key not in self._taken:
+                self._room -= spec.nbytes
+                self._started[spec.key] = self._pool.submit(self._source.read, spec)

@@ -1,0 +1,269 @@
+"""Estimating a configuration's ratio and drop in seconds, without the evaluator."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from inshrink_core.chain import ChainConfig
+from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.checkpoint import MODEL_ROLES
+from inshrink_core.errors import NotFoundError
+from inshrink_core.formats import Run, open_run
+from inshrink_core.search.measure import encode_chain
+from inshrink_core.search.prior import prior_of
+from inshrink_core.search.quadratic import Calibration, calibrate, sensitivities
+from inshrink_core.search.rest import estimate_rest, middle_of
+from inshrink_core.search.sampling import sample_keys, scaled_damage, scaled_nbytes
+from inshrink_core.search.search import choose_steps, trial_log_of
+from inshrink_core.search.trials import TrialLog, checkpoint_digest
+
+if TYPE_CHECKING:
+    import os
+
+    from inshrink_core.codec import CodecConfig
+
+__all__ = ["EstimateReport", "estimate"]
+
+_NUMEL: Final = 1 << 23
+"""Elements encoded in all: a few seconds."""
+
+_LEAST_NUMEL: Final = 1 << 17
+"""Elements of a step below which its ratio says little."""
+
+_RUN_LENGTH: Final = 16
+"""Steps of a stretch, where a run has more steps than can be encoded."""
+
+_STRETCHES: Final = 3
+"""Begin, middle and end: movement changes over a training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateReport:
+    """Estimates of what a configuration does to a run; nothing here was measured on decoded states.
+
+    Parameters
+    ----------
+    codec, config, overrides
+        The configuration.
+    ratio_total, ratio_weights
+        Of the whole chain: of everything that is stored, and of the weights.
+    drop, divergence
+        Of the worst step; None where the trials at hand do not tell it.
+    basis
+        What drop and divergence stand on: ``trials`` of this run, or ``rule of thumb`` from other runs,
+        uncalibrated (`inshrink_core.search.prior`).
+    rank_correlation
+        Between what the model predicts of those trials and what was measured.
+    n_trials
+        Trials that the prediction is calibrated on.
+    n_steps, sampled
+        Steps encoded, and the share of their weights that was.
+    seconds
+        Wall time.
+    notes
+        What should be known.
+    """
+
+    codec: str
+    config: Mapping[str, Any]
+    overrides: tuple[Mapping[str, Any], ...]
+    ratio_total: float | None
+    ratio_weights: float
+    drop: float | None
+    divergence: float | None
+    basis: str
+    rank_correlation: float | None
+    n_trials: int
+    n_steps: int
+    sampled: float
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``inshrink estimate --json``."""
+        return {
+            "estimate": True,
+            "codec": self.codec,
+            "config": dict(self.config),
+            "overrides": [dict(one) for one in self.overrides],
+            "ratio_total": self.ratio_total,
+            "ratio_weights": self.ratio_weights,
+            "drop": self.drop,
+            "divergence": self.divergence,
+            "basis": self.basis,
+            "rank_correlation": self.rank_correlation,
+            "n_trials": self.n_trials,
+            "n_steps": self.n_steps,
+            "sampled": self.sampled,
+            "seconds": self.seconds,
+            "notes": list(self.notes),
+        }
+
+
+def estimate(
+    run: Run | str | os.PathLike[str],
+    *,
+    codec: str | None = None,
+    config: Mapping[str, Any] | CodecConfig | None = None,
+    optimizer: str | None = None,
+    keyframe_every: int = 32,
+    steps: Iterable[int] | None = None,
+    trials: str | os.PathLike[str] | None = None,
+    threads: int | None = None,
+) -> EstimateReport:
+    """Estimate the ratio of a configuration, and its drop: by trials of a search where some are at hand.
+
+    Parameters
+    ----------
+    run
+        The run, or its path.
+    codec, config, optimizer, keyframe_every
+        As `inshrink_core.compress` takes them.
+    steps
+        Steps of the chain; by default all.
+    trials
+        A search's trial log (`SearchReport.log`); by default the one inside of the run.
+    threads
+        Tensors encoded at a time.
+
+    Raises
+    ------
+    InputError
+        The log is one of another run, or the configuration cannot be used.
+
+    Notes
+    -----
+    Encodes a sample of the tensors, of every layer type, in closed loop; at most `_NUMEL` elements, unless
+    the steps are large. The drop is ½ Σ h·e² times a factor that trials of the same step tell
+    (`inshrink_core.search.quadratic`); without trials it is a rule of thumb, right to an order of magnitude
+    at best.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> report = inshrink_core.estimate(run, config={"coarseness": 4}, steps=run.steps[-3:])
+    >>> report.ratio_total > 5
+    True
+    """
+    begun = time.perf_counter()
+    opened = run if isinstance(run, Run) else open_run(run)
+    chosen = choose_steps(opened, steps)
+    chain = make_chain_config("", codec, config, optimizer, keyframe_every, "cpu", threads)
+    stretches = _stretches(chosen)
+    n_steps = sum(len(stretch) for stretch in stretches)
+    keys = sample_keys(opened[chosen[0]], max(_LEAST_NUMEL, _NUMEL // n_steps))
+    rows = [row for stretch in stretches for row in _encode(opened, chain, stretch, keys)]
+    calibration = _calibration(opened, None if trials is None else Path(trials))
+    drop, divergence = _figures(calibration, chain, rows)
+    specs = [spec for spec in opened[chosen[0]].specs if spec.role in MODEL_ROLES]
+    raw, nbytes = _sizes(rows, len(chosen), chain.keyframe_every)
+    rest = estimate_rest(chain, [opened[step] for step in middle_of(chosen)], len(chosen), keys)
+    return EstimateReport(
+        codec=chain.codec,
+        config=chain.record()["config"],
+        overrides=tuple(one.to_json() for one in chain.overrides),
+        ratio_total=rest.ratio_total(raw, nbytes),
+        ratio_weights=raw / nbytes if nbytes else 0.0,
+        drop=drop,
+        divergence=divergence,
+        basis="trials" if calibration.n_trials else "rule of thumb",
+        rank_correlation=calibration.rank_correlation,
+        n_trials=calibration.n_trials,
+        n_steps=n_steps,
+        sampled=sum(s.numel for s in specs if s.key in keys) / max(1, sum(s.numel for s in specs)),
+        seconds=time.perf_counter() - begun,
+        notes=() if calibration.n_trials else (_UNCALIBRATED,),
+    )
+
+
+_UNCALIBRATED: Final = (
+    "drop and divergence are estimated, uncalibrated: rules of thumb from other runs, right to an order of"
+    " magnitude at best, for no trials tell what an error costs here; `inshrink search` makes some"
+)
+
+
+class _Row(NamedTuple):
+    """One step, from its sample."""
+
+    step: int
+    raw: int
+    nbytes: float
+    damage: float | None
+    relative_error: float
+    keyframe: bool
+
+
+def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
+    """Return all steps, or stretches of a long run: its begin, its end, and between."""
+    if len(steps) <= _RUN_LENGTH * _STRETCHES:
+        return [steps]
+    room = len(steps) - _RUN_LENGTH
+    begins = [room * number // (_STRETCHES - 1) for number in range(_STRETCHES)]
+    return [steps[begin : begin + _RUN_LENGTH] for begin in begins]
+
+
+def _encode(run: Run, chain: ChainConfig, steps: Sequence[int], keys: frozenset[str]) -> Iterator[_Row]:
+    """Encode a stretch of a run in closed loop."""
+    encoded = encode_chain(chain, (run[step] for step in steps), keys)
+    before = None
+    for number, (step, one) in enumerate(zip(steps, encoded, strict=True)):
+        checkpoint = run[step]
+        h = sensitivities(checkpoint, before, keys)
+        yield _Row(
+            step,
+            checkpoint.raw_bytes(MODEL_ROLES),
+            scaled_nbytes(one, checkpoint),
+            scaled_damage(one, checkpoint, h),
+            one.relative_error,
+            number % chain.keyframe_every == 0,
+        )
+        before = checkpoint
+
+
+def _sizes(rows: Sequence[_Row], n_steps: int, keyframe_every: int) -> tuple[float, float]:
+    """Return raw bytes of a chain's weights, and the bytes that hold them.
+
+    Keyframes and deltas are put together in the proportion that the whole chain has them.
+    """
+    n_keyframes = math.ceil(n_steps / keyframe_every)
+    keyframes = [row.nbytes for row in rows if row.keyframe]
+    deltas = [row.nbytes for row in rows if not row.keyframe] or keyframes
+    nbytes = n_keyframes * math.fsum(keyframes) / len(keyframes)
+    nbytes += (n_steps - n_keyframes) * math.fsum(deltas) / len(deltas)
+    return n_steps * sum(row.raw for row in rows) / len(rows), nbytes
+
+
+def _figures(
+    calibration: Calibration, chain: ChainConfig, rows: Sequence[_Row]
+) -> tuple[float | None, float | None]:
+    """Return drop and divergence of the worst step, by trials where there are any."""
+    if calibration.n_trials:
+        return _worst(calibration, "drop", rows), _worst(calibration, "divergence", rows)
+    return prior_of(chain, max(row.relative_error for row in rows))
+
+
+def _worst(calibration: Calibration, figure: str, rows: Sequence[_Row]) -> float | None:
+    predicted = [calibration.predict(figure, row.step, row.damage) for row in rows]
+    return max((value for value in predicted if value is not None), default=None)
+
+
+def _calibration(run: Run, path: Path | None) -> Calibration:
+    """Read the trials at hand, without making a log where there is none.
+
+    Raises
+    ------
+    NotFoundError
+        A log that was named is not there.
+    """
+    if path is not None and not path.is_file():
+        raise NotFoundError("there is no such trial log", where=str(path))
+    found = path if path is not None else trial_log_of(run, None, make=False)
+    if found is None or not found.is_file():
+        return calibrate(())
+    return calibrate(TrialLog(found, checkpoint_digest(run[run.steps[0]])).trials())

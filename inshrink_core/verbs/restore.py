@@ -1,0 +1,332 @@
+"""Restoring steps as files, or as tensors to load."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from inshrink_core.archive import is_archive
+from inshrink_core.chain import (
+    Archive,
+    Exactness,
+    OriginalChecks,
+    exactness_of,
+    frame_size,
+    original_checks,
+    sequential_within,
+    step_needs,
+)
+from inshrink_core.errors import NotFoundError, TooLargeError
+from inshrink_core.execution import Limits, default_threads
+from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.formats import Run, open_run, write_checkpoint
+from inshrink_core.formats.write import restorable_layout, written_nbytes
+from inshrink_core.verbs.compress import reading_ahead
+
+if TYPE_CHECKING:
+    import os
+
+    from torch import Tensor
+
+    from inshrink_core.checkpoint import Checkpoint
+    from inshrink_core.frame import FrameInfo
+
+__all__ = ["RestoreReport", "load_state_dict", "open_any", "restore"]
+
+
+_SHARE_OF_A_RUN: Final = 0.5
+"""Of the memory and the disk there is, what several steps may take unless it is said how much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreReport:
+    """What `restore` wrote.
+
+    Parameters
+    ----------
+    steps
+        The steps restored.
+    paths
+        Every file written.
+    layout
+        ``same`` as in the run, or the format the files were written in.
+    seconds
+        Wall time.
+    bytes_read
+        Bytes read from the archive.
+    stored
+        Which roles came back bit for bit, and which with an error.
+    originals
+        What vouched for the originals of these steps; a restored file is no better than they were.
+    """
+
+    steps: tuple[int, ...]
+    paths: tuple[Path, ...]
+    layout: str
+    seconds: float
+    bytes_read: int
+    stored: Exactness
+    originals: OriginalChecks = field(default_factory=OriginalChecks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``inshrink restore --json``."""
+        return {
+            "steps": list(self.steps),
+            "files": [str(path) for path in self.paths],
+            "format": self.layout,
+            "seconds": self.seconds,
+            "bytes_read": self.bytes_read,
+            **self.stored.to_json(),
+            "originals": self.originals.to_json(),
+        }
+
+
+def open_any(path: str | os.PathLike[str], **options: Any) -> Run | Archive:
+    """Open a run or an archive, whichever lies at the path; reads headers only.
+
+    Parameters
+    ----------
+    path
+        A run directory, glob or checkpoint file; or a directory ``NAME.inshrink``.
+    **options
+        Of a run, as for `inshrink_core.formats.open_run`: `step_pattern`, `follow_links`, `allow_damaged`,
+        `within`.
+
+    Raises
+    ------
+    NotFoundError
+        There is neither.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> 400 in run.steps
+    True
+    """
+    return Archive.open(path) if is_archive(path) else open_run(path, **options)
+
+
+def restore(
+    archive: Archive | str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    steps: Iterable[int] | None = None,
+    layout: str = "same",
+    tensors: str | None = None,
+    force: bool = False,
+    progress: OnProgress | None = None,
+    threads: int | None = None,
+    branch: int | None = None,
+    max_memory: int | None = None,
+    max_disk: int | None = None,
+) -> RestoreReport:
+    """Write archived steps back as files.
+
+    Parameters
+    ----------
+    archive
+        The archive, or its path.
+    directory
+        Where the files go. One step goes right there, and so do several that are single files of
+        the run's own format; other steps go into ``checkpoint-STEP`` each.
+    steps
+        The steps; by default the last.
+    layout
+        ``same`` as the run was, ``safetensors`` or ``torch``.
+    tensors
+        Glob of tensor keys: only those are read and written, as safetensors.
+    force
+        Overwrite existing files.
+    progress
+        Called after each tensor.
+    threads
+        How many tensors are decoded at a time; by default as many as there are processors. The files are
+        the same.
+    branch
+        Look for the steps in the history of this branch's last frame alone.
+    max_memory, max_disk
+        Bytes that may be taken; by default what is available, and half of it for several steps.
+
+    Raises
+    ------
+    NotFoundError
+        A step is not in the archive, or no tensor matches.
+    ExistsError
+        A file exists and `force` is not set.
+    MissingFrameError
+        A frame that is needed is listed and missing.
+    TooLargeError
+        It would take more memory or disk than that; nothing is written.
+    UnsafePathError
+        The archive names a path outside of `directory`.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> report = inshrink_core.compress(run, folder / "digits.inshrink", steps=[400])
+    >>> inshrink_core.restore(folder / "digits.inshrink", folder / "out", steps=[400]).paths[0].name
+    'step_000400.pt'
+    """
+    begun = time.perf_counter()
+    opened = archive if isinstance(archive, Archive) else Archive.open(archive)
+    if not opened.listed_steps:
+        raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
+    infos = _frames_of(opened, steps, branch)
+    chosen = tuple(info.step for info in infos)
+    share = 1.0 if len(chosen) < 2 else _SHARE_OF_A_RUN
+    opened = opened.limited(Limits(max_memory=max_memory, max_disk=max_disk, share=share))
+    view, threads = _fitting(opened, infos, Path(directory), layout, tensors, threads or default_threads())
+    counter = _Counter(opened, infos, tensors, progress)
+    paths: list[Path] = []
+    written = layout
+    for info in infos:
+        step, checkpoint = info.step, view.checkpoint(info)
+        whole = tensors is None
+        step_layout = restorable_layout(checkpoint) if layout == "same" and whole else layout
+        written = step_layout
+        nested = len(chosen) > 1 and (len(checkpoint.files) != 1 or step_layout != "same" or not whole)
+        target = Path(directory) / f"checkpoint-{step}" if nested else Path(directory)
+        keys = _selector(checkpoint, tensors)
+        order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
+        with reading_ahead(checkpoint, order, threads) as ahead:
+            paths += write_checkpoint(
+                ahead,
+                target,
+                layout=step_layout,
+                force=force,
+                keys=keys,
+                progress=counter.of(checkpoint),
+                limits=opened.limits,
+            )
+    return RestoreReport(
+        steps=chosen,
+        paths=tuple(paths),
+        layout=written,
+        seconds=time.perf_counter() - begun,
+        bytes_read=opened.bytes_read,
+        stored=exactness_of(
+            opened,
+            [opened.reader.find(step) for step in chosen],
+            lambda key: tensors is None or fnmatchcase(key, tensors),
+        ),
+        originals=original_checks(opened, [opened.reader.find(step) for step in chosen]),
+    )
+
+
+def _frames_of(archive: Archive, steps: Iterable[int] | None, branch: int | None) -> tuple[FrameInfo, ...]:
+    """Return the frames to restore: of the steps asked for, or the last."""
+    if steps is not None:
+        return tuple(archive.reader.find(step, branch) for step in steps)
+    if branch is None:
+        return (archive.last,)
+    tips = [frame for frame in archive.reader.listed if frame.branch == branch]
+    if not tips:
+        raise NotFoundError(f"there is no branch {branch}", where=archive.reader.path)
+    last = max(tips, key=lambda frame: frame.generation)
+    return (archive.reader.find(last.step, branch),)
+
+
+def _fitting(
+    archive: Archive,
+    infos: Sequence[FrameInfo],
+    directory: Path,
+    layout: str,
+    tensors: str | None,
+    threads: int,
+) -> tuple[Archive, int]:
+    """Return a view and a number of threads that fit the memory; refuse what does not fit the disk."""
+    disk, needs = 0, []
+    for info in infos:
+        checkpoint = archive.checkpoint(info)
+        keys = _selector(checkpoint, tensors)
+        as_written = restorable_layout(checkpoint) if layout == "same" and keys is None else layout
+        needs.append(step_needs(archive, info, checkpoint, as_written))
+        disk += written_nbytes(checkpoint, as_written, keys)
+    what = f"restoring {len(infos)} steps" if len(infos) > 1 else f"restoring step {infos[0].step}"
+    archive.limits.require_disk(disk, directory, what, archive.reader.path)
+    if tensors is not None:  # some of them only: each is checked as it is decoded
+        return (archive.sequential() if len(infos) > 1 else archive), threads
+    view = sequential_within(archive, needs) if len(infos) > 1 else archive
+    held = max((row.state for row in needs), default=0) if view.keeps_state else 0
+    while threads > 1:
+        try:
+            most = max(row.memory(threads) for row in needs)
+            archive.limits.require_memory(most + held, what, archive.reader.path)
+            break
+        except TooLargeError:
+            threads -= 1
+    if threads == 1:
+        most = max(row.memory() for row in needs)
+        archive.limits.require_memory(most + held, what, archive.reader.path)
+    return view, threads
+
+
+def _selector(checkpoint: Checkpoint, pattern: str | None) -> Callable[[str], bool] | None:
+    """Return a test of tensor keys for a glob; it must match at least one."""
+    if pattern is None:
+        return None
+    if not any(fnmatchcase(key, pattern) for key in checkpoint):
+        raise NotFoundError(
+            f"no tensor matches '{pattern}'",
+            where=checkpoint.origin,
+            remedy="`inshrink inspect --tensors` lists them",
+        )
+    return lambda key: fnmatchcase(key, pattern)
+
+
+class _Counter:
+    """Counts the bytes of tensors that writers say they have written, over all steps."""
+
+    def __init__(
+        self, archive: Archive, infos: Sequence[FrameInfo], pattern: str | None, progress: OnProgress | None
+    ) -> None:
+        self._progress = progress
+        self._done = self._total = 0
+        if progress is not None:
+            for info in infos:
+                size = frame_size(archive, info)
+                keys = (tensor.spec for tensor in size.tensors)
+                self._total += sum(s.nbytes for s in keys if pattern is None or fnmatchcase(s.key, pattern))
+
+    def of(self, checkpoint: Checkpoint) -> Callable[[str], None] | None:
+        """Return what a writer of this step calls after each tensor."""
+        progress = self._progress
+        if progress is None:
+            return None
+
+        def report(key: str) -> None:
+            self._done += checkpoint.spec(key).nbytes
+            progress(Progress("restore", self._done, self._total, checkpoint.step, key))
+
+        return report
+
+
+def load_state_dict(archive: Archive | str | os.PathLike[str], step: int | None = None) -> dict[str, Tensor]:
+    """Return weights and buffers of an archived step, by name: what a module loads.
+
+    Parameters
+    ----------
+    archive
+        The archive, or its path.
+    step
+        The step; by default the last.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
+    >>> report = inshrink_core.compress(run, target, steps=[400])
+    >>> sorted(inshrink_core.load_state_dict(target, 400))[:2]
+    ['bn1.bias', 'bn1.num_batches_tracked']
+    """
+    opened = archive if isinstance(archive, Archive) else Archive.open(archive)
+    info = opened.last if step is None else opened.reader.find(step)
+    return opened.checkpoint(info).state_dict()
