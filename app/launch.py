@@ -77,7 +77,7 @@ def _serve(path: str | None, host: str, port: int, roots: list[str], *, open_bro
         import streamlit  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "app") from error
-    from inshrink_app import roots as jail
+    from inshrink_app.server import roots as jail
 
     current = jail.configure(roots, path)
     _require_inside(current, path)
@@ -102,8 +102,8 @@ def explorer(hosts: Sequence[str]) -> App:
         Names that the server may be called by.
     """
     import streamlit as st
-    from inshrink_app import downloads, gate
-    from inshrink_app.components import problem
+    from inshrink_app.server import downloads, gate
+    from inshrink_app.widgets import problem
 
     said = gate.headers(Path(st.__file__).parent / "static" / "index.html")
 
@@ -126,15 +126,17 @@ def _load_ahead() -> None:
     # First, and whole: Plotly looks at the half of it that a page's own import has loaded by then.
     import pandas as _pandas  # noqa: F401
     import plotly.graph_objects as graph_objects
-    from inshrink_app import components
+    from inshrink_app import pages, widgets
 
     import inshrink_core.chain as _chain  # noqa: F401
     import inshrink_core.verbs.compress as _compress  # noqa: F401
 
     # Plotly reads its schema and its template when the first figure is made and written.
     graph_objects.Figure(graph_objects.Heatmap(z=[[0.0]])).to_json()
-    for module in pkgutil.iter_modules(components.__path__, f"{components.__name__}."):
-        importlib.import_module(module.name)
+    for package in (widgets, pages):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith(".view"):  # a view draws as it is imported
+                importlib.import_module(module.name)
 
 
 def _server_is_up() -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import streamlit as st
-from inshrink_app.roots import settings
+from inshrink_app.server.roots import settings
 
 __all__ = [
     "BY",

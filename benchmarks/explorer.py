@@ -113,7 +113,7 @@ def keep_measurement(run: Path, state: Path) -> None:
     The values are made up; the page does not know.
     """
     os.environ["XDG_STATE_HOME"] = str(state)
-    from inshrink_app import roots
+    from inshrink_app.server import roots
     from inshrink_app.services.opening import opened
 
     roots.configure([run.parent])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from inshrink_app.report import Report
+from inshrink_app.jobs.report import Report
 
 __all__ = ["ACTIONS", "action"]
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inshrink_app.report import Report
+from inshrink_app.jobs.report import Report
 
 if TYPE_CHECKING:
     from inshrink_core import Archive, Evaluator, Run

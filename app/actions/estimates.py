@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from inshrink_app.report import Report
+from inshrink_app.jobs.report import Report
 
 if TYPE_CHECKING:
     from inshrink_core import Run

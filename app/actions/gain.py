@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from inshrink_app.report import Report
-from inshrink_app.tables import STATISTICS
+from inshrink_app.jobs.report import Report
+from inshrink_app.widgets.tables import STATISTICS
 
 if TYPE_CHECKING:
     from inshrink_core.analysis.gain import RestoreGain

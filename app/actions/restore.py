@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inshrink_app.report import Report
+from inshrink_app.jobs.report import Report
 
 if TYPE_CHECKING:
     from inshrink_core.execution.progress import Progress

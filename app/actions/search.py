@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from inshrink_app.actions import estimates
 from inshrink_app.actions.compare import trusted_evaluator
-from inshrink_app.report import Report
+from inshrink_app.jobs.report import Report
 
 if TYPE_CHECKING:
     from inshrink_core import Run

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from inshrink_app.actions import gain
-from inshrink_app.report import Report
-from inshrink_app.tables import GROUPINGS, METRICS, STATISTICS
+from inshrink_app.jobs.report import Report
+from inshrink_app.widgets.tables import GROUPINGS, METRICS, STATISTICS
 
 if TYPE_CHECKING:
     from inshrink_core.analysis.profile import Row, SensitivityTable

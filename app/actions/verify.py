@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from inshrink_app.report import Report
+from inshrink_app.jobs.report import Report
 
 __all__ = ["run"]
 

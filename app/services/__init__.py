@@ -2,11 +2,11 @@
 
 The engine is imported inside the functions, so that the first page does not wait for it. What comes back
 are the plain values of `tables`; what goes wrong is a `ServiceError` that a page can show. Long work
-happens in another process (`inshrink_app.worker`).
+happens in another process (`inshrink_app.jobs.worker`).
 """
 
-from inshrink_app.archive_tables import Verdict
-from inshrink_app.jobs import MOST_AT_WORK
+from inshrink_app.jobs.registry import MOST_AT_WORK
+from inshrink_app.pages.archive.tables import Verdict
 from inshrink_app.services.ahead import warm_up
 from inshrink_app.services.archives import archives_of, chain_of, original_of
 from inshrink_app.services.comparing import (

@@ -8,7 +8,7 @@ import time
 
 import streamlit as st
 from inshrink_app.services.opening import engine_of, samples
-from inshrink_app.tables import ServiceError, Subject
+from inshrink_app.widgets.tables import ServiceError, Subject
 
 __all__ = ["warm_up"]
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import streamlit as st
-from inshrink_app.archive_tables import ArchiveChoice, Chain, ChainFrame
-from inshrink_app.recent import load_recent
-from inshrink_app.roots import settings
+from inshrink_app.pages.archive.tables import ArchiveChoice, Chain, ChainFrame
+from inshrink_app.server.recent import load_recent
+from inshrink_app.server.roots import settings
 from inshrink_app.services.failures import reported
 from inshrink_app.services.inside import require_inside
 from inshrink_app.services.opening import load_subject, resolve, samples
-from inshrink_app.tables import ServiceError, Subject
+from inshrink_app.widgets.tables import ServiceError, Subject
 
 if TYPE_CHECKING:
     from inshrink_core import Archive

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inshrink_app.archive_tables import ArchiveChoice
-from inshrink_app.comparison_tables import ComparedStep, Comparison
-from inshrink_app.job import Job
+from inshrink_app.jobs.job import Job
+from inshrink_app.pages.archive.tables import ArchiveChoice
+from inshrink_app.pages.compare.tables import ComparedStep, Comparison
 from inshrink_app.services import running
 from inshrink_app.services.failures import reported
 from inshrink_app.services.history import all_jobs, load_json, read_result
 from inshrink_app.services.opening import opened, resolve
-from inshrink_app.tables import Problem, ServiceError, Subject
+from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 __all__ = [
     "EvaluatorCode",

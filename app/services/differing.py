@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 import streamlit as st
-from inshrink_app.drill_tables import Moved, MovedRow
-from inshrink_app.recent import load_recent
-from inshrink_app.roots import list_folder, settings
+from inshrink_app.pages.sensitivity.drill_figures import Moved, MovedRow
+from inshrink_app.server.recent import load_recent
+from inshrink_app.server.roots import list_folder, settings
 from inshrink_app.services.failures import reported
 from inshrink_app.services.opening import engine_of, samples
-from inshrink_app.tables import MODEL_ROLES, ServiceError, Subject
+from inshrink_app.widgets.tables import MODEL_ROLES, ServiceError, Subject
 
 __all__ = ["diff_cost", "moved_between", "other_runs"]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import streamlit as st
-from inshrink_app.drill_tables import Course, DrillDown, PartRow, ScoreMap
+from inshrink_app.pages.sensitivity.drill_figures import Course, DrillDown, PartRow, ScoreMap
 from inshrink_app.services.archives import original_of
 from inshrink_app.services.engines import engines
 from inshrink_app.services.failures import reported
 from inshrink_app.services.opening import engine_of
-from inshrink_app.tables import MODEL_ROLES, Subject
+from inshrink_app.widgets.tables import MODEL_ROLES, Subject
 
 __all__ = [
     "ARCHIVE",

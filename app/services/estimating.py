@@ -9,11 +9,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import streamlit as st
-from inshrink_app.search_config import engine_settings
-from inshrink_app.search_tables import Estimate
+from inshrink_app.pages.search.config import engine_settings
+from inshrink_app.pages.search.tables import Estimate
 from inshrink_app.services.failures import reported
 from inshrink_app.services.opening import opened
-from inshrink_app.tables import Subject
+from inshrink_app.widgets.tables import Subject
 
 __all__ = ["check_config", "codec_settings", "default_optimizer", "estimated", "unmatched_overrides"]
 

@@ -6,16 +6,16 @@ import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from inshrink_app.downloads import downloads
-from inshrink_app.export_tables import ExportRequest
-from inshrink_app.job import Job
-from inshrink_app.roots import settings
+from inshrink_app.jobs.job import Job
+from inshrink_app.pages.export.form import ExportRequest
+from inshrink_app.server.downloads import downloads
+from inshrink_app.server.roots import settings
 from inshrink_app.services import running
 from inshrink_app.services.archives import chain_of
 from inshrink_app.services.history import load_json
 from inshrink_app.services.opening import resolve
 from inshrink_app.services.planning import is_like
-from inshrink_app.tables import Problem, ServiceError, Subject
+from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 __all__ = [
     "download_url",

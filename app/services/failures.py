@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from inshrink_app.tables import Problem, ServiceError
+from inshrink_app.widgets.tables import Problem, ServiceError
 
 __all__ = ["reported"]
 

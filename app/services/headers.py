@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from inshrink_app.recent import recent_file
-from inshrink_app.tables import Subject, TensorRow
+from inshrink_app.server.recent import recent_file
+from inshrink_app.widgets.tables import Subject, TensorRow
 
 __all__ = ["files_stamp", "forget_headers", "keep_headers", "kept_headers"]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from inshrink_app.actions.export import building_path
-from inshrink_app.job import Job, Load
-from inshrink_app.roots import settings
+from inshrink_app.jobs.job import Job, Load
+from inshrink_app.server.roots import settings
 from inshrink_app.services import running
 from inshrink_app.services.measuring import sensitivity_loader
 from inshrink_app.services.opening import samples
-from inshrink_app.tables import METRICS, Problem, ServiceError
+from inshrink_app.widgets.tables import METRICS, Problem, ServiceError
 
 __all__ = [
     "JobText",

@@ -6,8 +6,8 @@ import functools
 import os
 from pathlib import Path
 
-from inshrink_app.roots import links_below, settings
-from inshrink_app.tables import Problem, ServiceError
+from inshrink_app.server.roots import links_below, settings
+from inshrink_app.widgets.tables import Problem, ServiceError
 
 __all__ = ["is_inside", "is_sample", "require_inside"]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from inshrink_app.jobs import Job
+from inshrink_app.jobs.registry import Job
 from inshrink_app.services import running
 from inshrink_app.services.drilldown import gain_partner
 from inshrink_app.services.opening import opened
-from inshrink_app.tables import GROUPINGS, METRICS, STATISTICS, HeatRow, Sensitivity, Subject
+from inshrink_app.widgets.tables import GROUPINGS, METRICS, STATISTICS, HeatRow, Sensitivity, Subject
 from numpy.typing import NDArray
 
 __all__ = [

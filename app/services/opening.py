@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import streamlit as st
-from inshrink_app.formatting import elide
-from inshrink_app.recent import remember_recent
-from inshrink_app.roots import OutsideRootsError, settings
+from inshrink_app.server.recent import remember_recent
+from inshrink_app.server.roots import OutsideRootsError, settings
 from inshrink_app.services.engines import engines
 from inshrink_app.services.failures import reported
 from inshrink_app.services.headers import files_stamp, forget_headers, keep_headers, kept_headers
 from inshrink_app.services.inside import is_sample, require_inside
 from inshrink_app.services.subjects import archive_of_run, archive_subject, run_subject
-from inshrink_app.tables import Problem, ServiceError, Subject
+from inshrink_app.widgets.formatting import elide
+from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 if TYPE_CHECKING:
     from inshrink_core import Archive, Run

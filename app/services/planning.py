@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from inshrink_app.archive_tables import Chain
-from inshrink_app.export_tables import ExportRequest, Plan, PlannedFrame
-from inshrink_app.job import Job
+from inshrink_app.jobs.job import Job
+from inshrink_app.pages.archive.tables import Chain
+from inshrink_app.pages.export.form import ExportRequest, Plan, PlannedFrame
 from inshrink_app.services import running
 from inshrink_app.services.archives import archives_of, chain_of
 from inshrink_app.services.history import load_json
 from inshrink_app.services.opening import opened
-from inshrink_app.tables import Subject
+from inshrink_app.widgets.tables import Subject
 
 __all__ = ["export_plan", "is_like", "start_trial", "trial_job"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from inshrink_app.archive_tables import Chain
-from inshrink_app.job import Job
+from inshrink_app.jobs.job import Job
+from inshrink_app.pages.archive.tables import Chain
 from inshrink_app.services import running
 from inshrink_app.services.history import load_json
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.comparison_tables import Curve, RehearsalResult
-from inshrink_app.job import Job
-from inshrink_app.job_files import jobs_folder
+from inshrink_app.jobs.files import jobs_folder
+from inshrink_app.jobs.job import Job
+from inshrink_app.pages.compare.tables import Curve, RehearsalResult
 from inshrink_app.services import running
 from inshrink_app.services.failures import reported
 from inshrink_app.services.history import load_json
-from inshrink_app.tables import ServiceError, Subject
+from inshrink_app.widgets.tables import ServiceError, Subject
 
 __all__ = [
     "Training",

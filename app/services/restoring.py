@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from inshrink_app.archive_tables import Restored, RestoredFile
-from inshrink_app.job import Job
-from inshrink_app.roots import settings
+from inshrink_app.jobs.job import Job
+from inshrink_app.pages.archive.tables import Restored, RestoredFile
+from inshrink_app.server.roots import settings
 from inshrink_app.services import running
 from inshrink_app.services.history import load_json
 from inshrink_app.services.opening import resolve
-from inshrink_app.tables import Problem, ServiceError, Subject
+from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 __all__ = ["newest_restore", "restore_target", "restored", "start_restore", "suggested_folder"]
 

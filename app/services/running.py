@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 import streamlit as st
-from inshrink_app.job_files import jobs_folder
-from inshrink_app.jobs import JobRegistry
+from inshrink_app.jobs.files import jobs_folder
+from inshrink_app.jobs.registry import JobRegistry
 
 __all__ = ["jobs", "start_worker"]
 
@@ -33,4 +33,4 @@ def start_worker(request: Mapping[str, Any], errors: IO[bytes]) -> subprocess.Po
     from inshrink_core.execution.process import minimal_environment, start_python, user_environment
 
     environment = user_environment() if request.get("trusted") else minimal_environment()
-    return start_python(["-m", "inshrink_app.worker"], errors=errors, environment=environment)
+    return start_python(["-m", "inshrink_app.jobs.worker"], errors=errors, environment=environment)

@@ -8,11 +8,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from inshrink_app.comparison_tables import RehearsalResult
+from inshrink_app.pages.compare.tables import RehearsalResult
 from inshrink_app.services.failures import reported
 from inshrink_app.services.opening import resolve
 from inshrink_app.services.rehearsing import rehearsal
-from inshrink_app.tables import Problem, ServiceError
+from inshrink_app.widgets.tables import Problem, ServiceError
 
 __all__ = ["saved_rehearsals"]
 

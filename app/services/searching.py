@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from inshrink_app.actions.search import BASELINES
-from inshrink_app.job import Job
-from inshrink_app.search_config import config_words
-from inshrink_app.search_tables import Searched, SearchPoint, SearchRequest
+from inshrink_app.jobs.job import Job
+from inshrink_app.pages.search.config import config_words
+from inshrink_app.pages.search.tables import Searched, SearchPoint, SearchRequest
 from inshrink_app.services import running
 from inshrink_app.services.comparing import EvaluatorCode
 from inshrink_app.services.history import load_json, read_result
 from inshrink_app.services.opening import opened
-from inshrink_app.tables import Subject
+from inshrink_app.widgets.tables import Subject
 
 __all__ = [
     "BASELINE_NAMES",

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inshrink_app.roots import settings
+from inshrink_app.server.roots import settings
 from inshrink_app.services.inside import is_inside, require_inside
-from inshrink_app.tables import ArchiveFacts, FrameRow, ServiceError, Subject, TensorRow
+from inshrink_app.widgets.tables import ArchiveFacts, FrameRow, ServiceError, Subject, TensorRow
 
 if TYPE_CHECKING:
     from inshrink_core import Archive, Run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from inshrink_app.archive_tables import Chain, Finding, TensorErrorRow, Verdict
-from inshrink_app.job import Job
+from inshrink_app.jobs.job import Job
+from inshrink_app.pages.archive.tables import Chain, Finding, TensorErrorRow, Verdict
 from inshrink_app.services import running
 from inshrink_app.services.history import load_json
 from inshrink_app.services.opening import opened

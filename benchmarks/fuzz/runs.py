@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import inshrink_core
 from benchmarks.fuzz import scratch
 from inshrink_core.codec import codec_names, get_codec
-from inshrink_core.verbs import pack
+from inshrink_core.verbs.pack import pack
 
 STEPS: Final = (10, 20, 30)
 Files = dict[str, bytes]

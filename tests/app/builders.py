@@ -7,10 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inshrink_app.jobs import Job
+from inshrink_app.jobs.registry import Job
 from inshrink_app.services import running
-from inshrink_app.tables import ArchiveFacts, FrameRow, HeatRow, Problem, Sensitivity, Subject, TensorRow
-from streamlit.testing.v1 import AppTest
+from inshrink_app.widgets.tables import (
+    ArchiveFacts,
+    FrameRow,
+    HeatRow,
+    Problem,
+    Sensitivity,
+    Subject,
+    TensorRow,
+)
+from streamlit.testing.v1 import AppTest, app_test
 
 MAIN = Path(__file__).parents[2] / "app" / "main.py"
 SAMPLE = Path(__file__).parents[2] / "sample_checkpoints" / "digits-cnn"
@@ -21,7 +29,8 @@ def linked(page: str, **query: str) -> AppTest:
     app = AppTest.from_file(str(MAIN), default_timeout=60)
     for key, value in query.items():
         app.query_params[key] = value
-    app.switch_page(f"views/{page}.py")
+    app.switch_page(f"pages/{page}/view.py")
+    app._page_hash = app_test.calc_hash(page)  # as the link has it: before a first run the file's name counts
     return app.run()
 
 
@@ -32,7 +41,7 @@ def explorer(page: str | None = None, **query: str) -> AppTest:
         app.query_params[key] = value
     app.run()
     if page is not None:
-        app.switch_page(f"views/{page}.py")
+        app.switch_page(f"pages/{page}/view.py")
         for key, value in query.items():
             app.query_params[key] = value
         app.run()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import streamlit as st
-from inshrink_app import roots
+from inshrink_app.server import roots
 
 from tests.app.browser import ARGUMENTS, CHROMIUM, Server, new_page
 

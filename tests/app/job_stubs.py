@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inshrink_app.job import Job
-from inshrink_app.jobs import StartWorker
+from inshrink_app.jobs.job import Job
+from inshrink_app.jobs.registry import StartWorker
 from inshrink_app.services import running
-from inshrink_app.tables import Problem
+from inshrink_app.widgets.tables import Problem
 
 from inshrink_core.execution.process import start_python
 

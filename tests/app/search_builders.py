@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from inshrink_app.search_tables import SearchPoint
+from inshrink_app.pages.search.tables import SearchPoint
 
 from tests.app.job_stubs import STEPS, StubJobs
 

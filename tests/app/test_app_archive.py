@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.archive_tables import Chain, ChainFrame
-from inshrink_app.chain_figure import MAX_COLUMNS, chain_figure
-from inshrink_app.tables import Problem, ServiceError
+from inshrink_app.pages.archive.figure import MAX_COLUMNS, chain_figure
+from inshrink_app.pages.archive.tables import Chain, ChainFrame
+from inshrink_app.widgets.tables import Problem, ServiceError
 
 from tests.app.builders import button, charts, explorer, open_panel, texts, write_run
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
@@ -283,7 +283,7 @@ def test_pruning_and_verifying_do_what_the_page_says(archived: Path, tmp_path: P
     import json
 
     from inshrink_app.actions import action
-    from inshrink_app.report import Report
+    from inshrink_app.jobs.report import Report
 
     import inshrink_core
 

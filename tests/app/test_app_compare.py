@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.tables import Problem, ServiceError
+from inshrink_app.widgets.tables import Problem, ServiceError
 
 from tests.app.builders import SAMPLE, button, charts, explorer, rehearsed, texts, write_run
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
@@ -159,7 +159,7 @@ def test_consent_is_for_this_code_alone(archived: Path, jobs: StubJobs) -> None:
 
 def test_code_that_changed_after_consent_is_not_executed(archived: Path, tmp_path: Path) -> None:
     from inshrink_app.actions import action
-    from inshrink_app.report import Report
+    from inshrink_app.jobs.report import Report
 
     from inshrink_core.errors import UntrustedCodeError
 
@@ -252,7 +252,7 @@ def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures
     archived: Path, tmp_path: Path
 ) -> None:
     from inshrink_app.actions import action
-    from inshrink_app.report import Report
+    from inshrink_app.jobs.report import Report
 
     import inshrink_core
 
@@ -342,7 +342,7 @@ def test_a_rehearsal_is_launched_and_plotted(root: Path, jobs: StubJobs) -> None
 
 def test_only_shipped_trainings_are_executed(tmp_path: Path) -> None:
     from inshrink_app.actions import action
-    from inshrink_app.report import Report
+    from inshrink_app.jobs.report import Report
 
     from inshrink_core.errors import NotFoundError
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from inshrink_app import comparison_figures, services
-from inshrink_app.comparison_tables import ComparedStep, Comparison
+from inshrink_app import services
+from inshrink_app.pages.compare import figures as comparison_figures
+from inshrink_app.pages.compare.tables import ComparedStep, Comparison
 
 from tests.app.builders import rehearsed
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inshrink_app import downloads as downloads_module
-from inshrink_app import gate, services
-from inshrink_app.downloads import Downloads, routes
+from inshrink_app import services
+from inshrink_app.server import downloads as downloads_module
+from inshrink_app.server import gate
+from inshrink_app.server.downloads import Downloads, routes
 
 
 def fetch(path: str, host: str) -> tuple[int, dict[str, str], bytes]:

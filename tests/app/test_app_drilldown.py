@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from inshrink_app import change_figures, drill_figures, heat_columns, heatmap, services
+from inshrink_app import services
 from inshrink_app.actions import sensitivity as action
-from inshrink_app.drill_tables import Course
-from inshrink_app.report import Report
+from inshrink_app.jobs.report import Report
+from inshrink_app.pages.sensitivity import changes as change_figures
+from inshrink_app.pages.sensitivity import drill_figures, heatmap
+from inshrink_app.pages.sensitivity import heatmap as heat_columns
+from inshrink_app.pages.sensitivity.drill_figures import Course
 from inshrink_app.services import ahead, drilldown, measuring, running
-from inshrink_app.tables import Sensitivity, ServiceError
+from inshrink_app.widgets.tables import Sensitivity, ServiceError
 
 import inshrink_core
 from tests.app.builders import (

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inshrink_app import downloads as downloads_module
 from inshrink_app import services
-from inshrink_app.export_tables import ExportRequest
-from inshrink_app.tables import Problem, ServiceError
+from inshrink_app.pages.export.form import ExportRequest
+from inshrink_app.server import downloads as downloads_module
+from inshrink_app.widgets.tables import Problem, ServiceError
 
 from tests.app.builders import button, charts, explorer, open_panel, texts, write_run
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
@@ -253,7 +253,7 @@ def export(archived: Path, output: Path, **changes: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
     from inshrink_app.actions import action
-    from inshrink_app.report import Report
+    from inshrink_app.jobs.report import Report
 
     request = asdict(ExportRequest(kind="chain", steps=STEPS, codec="lossless", keyframe_every=2))
     request |= {"path": str(archived), "output": str(output), **changes}

@@ -6,8 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from inshrink_app import axes, figures, heat_columns, heat_scale, heatmap
-from inshrink_app.tables import FrameRow, HeatRow
+from inshrink_app.pages.sensitivity import heatmap
+from inshrink_app.pages.sensitivity import heatmap as heat_columns
+from inshrink_app.pages.sensitivity import heatmap as heat_scale
+from inshrink_app.widgets import figures
+from inshrink_app.widgets import figures as axes
+from inshrink_app.widgets.tables import FrameRow, HeatRow
 
 from tests.app.builders import sensitivity_table
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from inshrink_app import formatting
+from inshrink_app.widgets import formatting
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import streamlit
-from inshrink_app import gate
+from inshrink_app.server import gate
 
 from tests.app.browser import Server, browser_marks, new_page
 

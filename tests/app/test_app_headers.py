@@ -10,7 +10,7 @@ import streamlit as st
 from inshrink_app import services
 from inshrink_app.services import headers
 from inshrink_app.services.engines import Engines
-from inshrink_app.tables import Subject
+from inshrink_app.widgets.tables import Subject
 
 import inshrink_core
 from tests.app.builders import write_run

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from inshrink_app.job import Job
-from inshrink_app.job_files import JobFolder, JobRecord
-from inshrink_app.jobs import JobRegistry
-from inshrink_app.tables import Problem
+from inshrink_app.jobs.files import JobFolder, JobRecord
+from inshrink_app.jobs.job import Job
+from inshrink_app.jobs.registry import JobRegistry
+from inshrink_app.widgets.tables import Problem
 
 from tests.app.job_stubs import scripted
 

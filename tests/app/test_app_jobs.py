@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inshrink_app.jobs import Job, JobRegistry
-from inshrink_app.tables import Problem
+from inshrink_app.jobs.registry import Job, JobRegistry
+from inshrink_app.widgets.tables import Problem
 
 from tests.app.builders import write_run
 from tests.app.job_stubs import scripted
@@ -40,7 +40,7 @@ def registry(script: str) -> JobRegistry:
 
 def start_worker() -> subprocess.Popen[str]:
     """Start the real worker."""
-    command = [sys.executable, "-m", "inshrink_app.worker"]
+    command = [sys.executable, "-m", "inshrink_app.jobs.worker"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -137,7 +137,7 @@ def test_the_worker_reports_what_the_engine_refuses(tmp_path: Path) -> None:
 
 
 def test_results_of_older_jobs_leave_memory_and_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inshrink_app.jobs._MAX_RESULTS", 1)
+    monkeypatch.setattr("inshrink_app.jobs.registry._MAX_RESULTS", 1)
     jobs = registry(WELL_BEHAVED)
     first = wait(start(jobs, "a"))
     wait(start(jobs, "b"))

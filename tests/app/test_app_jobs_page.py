@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from inshrink_app.job_files import JobFolder
-from inshrink_app.tables import Problem
+from inshrink_app.jobs.files import JobFolder
+from inshrink_app.widgets.tables import Problem
 
 from tests.app.builders import button, explorer, texts
 from tests.app.job_stubs import StubJobs, jobs

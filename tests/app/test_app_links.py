@@ -6,9 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from inshrink_app import roots, services
+from inshrink_app import services
+from inshrink_app.server import roots
 from inshrink_app.services import archives, engines
-from inshrink_app.tables import ServiceError
+from inshrink_app.widgets.tables import ServiceError
 
 from tests.app.builders import SAMPLE, linked, texts, write_run
 from tests.app.job_stubs import archived, archived_template

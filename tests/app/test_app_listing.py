@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 def listed() -> AppTest:
     def script() -> None:
         import pandas as pd
-        from inshrink_app.components import listing
+        from inshrink_app.widgets import listing
 
         table = pd.DataFrame({"step": [1000, 2000], "drop": [0.0123, None], "kind": ["a", "b"]})
         listing.show(table, "two", alt="Two rows", formats={"drop": listing.SHARE}, hidden=["kind"], most=1)

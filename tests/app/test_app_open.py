@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
-from inshrink_app.recent import load_recent
+from inshrink_app.server.recent import load_recent
 
 from tests.app.builders import (
     SAMPLE,

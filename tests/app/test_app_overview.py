@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
-from inshrink_app.formatting import bytes_text, share_text
+from inshrink_app.widgets.formatting import bytes_text, share_text
 
 from tests.app.builders import (
     SAMPLE,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from inshrink_app import roots, services
+from inshrink_app import services
+from inshrink_app.server import roots
 from streamlit.testing.v1 import AppTest
 
 from tests.app.builders import (
@@ -68,7 +69,7 @@ def test_the_run_survives_a_change_of_page(root: Path) -> None:
     write_run(root / "run")
     app = explorer("overview", run=str(root / "run"))
     app.query_params.clear()
-    app.switch_page("views/open.py").run()
+    app.switch_page("pages/open/view.py").run()
     assert app.query_params["run"] == str(root / "run")
 
 
@@ -129,7 +130,7 @@ def test_every_page_shows_the_command_and_the_python_lines(
 
 def test_an_error_of_the_explorer_itself_is_a_panel_without_a_traceback() -> None:
     def script() -> None:
-        from inshrink_app.components import problem
+        from inshrink_app.widgets import problem
 
         problem.show_unexpected(KeyError("<secret>"))
 

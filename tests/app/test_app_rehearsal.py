@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.job import Job
+from inshrink_app.jobs.job import Job
 from inshrink_app.services import running
 from inshrink_app.services.rehearsing import rehearsal_so_far
-from inshrink_app.tables import ServiceError
+from inshrink_app.widgets.tables import ServiceError
 
 from tests.app.builders import SAMPLE, button, charts, explorer, texts
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from inshrink_app import services
 from inshrink_app.services import running
-from inshrink_app.tables import ServiceError
+from inshrink_app.widgets.tables import ServiceError
 
 from tests.app.builders import button, explorer, texts
 from tests.app.job_stubs import archived, archived_template

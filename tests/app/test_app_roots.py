@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from inshrink_app import recent, roots
-from inshrink_app.roots import OutsideRootsError
+from inshrink_app.server import recent, roots
+from inshrink_app.server.roots import OutsideRootsError
 
 
 @pytest.mark.parametrize(

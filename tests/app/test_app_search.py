@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from inshrink_app import services
 from inshrink_app.actions.search import run as run_search
-from inshrink_app.report import Report
-from inshrink_app.search_tables import CODECS, SearchRequest
-from inshrink_app.tables import Problem
+from inshrink_app.jobs.report import Report
+from inshrink_app.pages.search.tables import CODECS, SearchRequest
+from inshrink_app.widgets.tables import Problem
 
 from inshrink_core.cli import main
 from inshrink_core.errors import UntrustedCodeError

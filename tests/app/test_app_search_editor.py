@@ -7,8 +7,9 @@ import math
 from pathlib import Path
 
 import pytest
-from inshrink_app import search_config, services
-from inshrink_app.tables import ServiceError
+from inshrink_app import services
+from inshrink_app.pages.search import config as search_config
+from inshrink_app.widgets.tables import ServiceError
 
 from tests.app.builders import button, explorer, open_panel, texts, write_run
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
@@ -38,7 +39,7 @@ def test_a_configuration_is_carried_on_to_the_export_and_can_be_dropped_there(
     assert not app.exception
     assert "Configuration from the Search page" in texts(app)
     # A page that is switched to from within a script is not where the next click goes, in a test.
-    app.switch_page("views/export.py").run()
+    app.switch_page("pages/export/view.py").run()
     button(app, "Export").click().run()
     assert not app.exception
     asked = jobs.started[0]

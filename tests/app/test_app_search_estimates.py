@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inshrink_app import search_figure, services
+from inshrink_app import services
 from inshrink_app.actions.estimates import ladder
 from inshrink_app.actions.search import run as run_search
-from inshrink_app.components import search_snippets
-from inshrink_app.report import Report
-from inshrink_app.search_tables import CODECS, Searched, SearchPoint, SearchRequest, front
+from inshrink_app.jobs.report import Report
+from inshrink_app.pages.search import figure as search_figure
+from inshrink_app.pages.search import form as search_snippets
+from inshrink_app.pages.search.tables import CODECS, Searched, SearchPoint, SearchRequest, front
 
 from inshrink_core.chain.defaults import make_configs
 from inshrink_core.formats import open_run

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inshrink_app import search_figure, services
-from inshrink_app.search_tables import Searched, front
+from inshrink_app import services
+from inshrink_app.pages.search import figure as search_figure
+from inshrink_app.pages.search.tables import Searched, front
 
 from tests.app.job_stubs import StubJobs, jobs
 from tests.app.search_builders import document, point, put, trial

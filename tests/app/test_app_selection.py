@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from inshrink_app.changes import between_runs, between_steps
-from inshrink_app.grouping import MOST_ROWS, aggregate, groups_within, members_of, trail
-from inshrink_app.selection import (
+from inshrink_app.pages.sensitivity.changes import between_runs, between_steps
+from inshrink_app.pages.sensitivity.grouping import MOST_ROWS, aggregate, groups_within, members_of, trail
+from inshrink_app.pages.sensitivity.selection import (
     Event,
     Selection,
     apply_selection,
@@ -16,7 +16,7 @@ from inshrink_app.selection import (
     link_event,
     nearest_step,
 )
-from inshrink_app.tables import HeatRow
+from inshrink_app.widgets.tables import HeatRow
 
 from tests.app.builders import sensitivity_table
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from inshrink_app import services
-from inshrink_app.job import Job
+from inshrink_app.jobs.job import Job
 from inshrink_app.services import measuring, running
 from streamlit.testing.v1 import AppTest
 

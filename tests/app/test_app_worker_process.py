@@ -87,7 +87,7 @@ def test_only_a_worker_that_starts_trusted_code_gets_the_users_environment(
         worker = running.start_worker({"task": "compare", "trusted": trusted}, errors)
     process, until = Path(f"/proc/{worker.pid}"), time.monotonic() + 60
     # Until it has become another program, it has nothing, or what its parent has.
-    while b"inshrink_app.worker" not in (process / "cmdline").read_bytes() and time.monotonic() < until:
+    while b"inshrink_app.jobs.worker" not in (process / "cmdline").read_bytes() and time.monotonic() < until:
         time.sleep(0.01)
     given = (process / "environ").read_bytes()
     directory = Path(f"/proc/{worker.pid}/cwd").readlink()

@@ -98,7 +98,7 @@ def test_a_row_for_each_codec_and_bound_the_stale_copy_among_them(judged):
 
 
 def test_ratios_are_those_of_compress(judged, tmp_path):
-    from inshrink_core.verbs import compress
+    from inshrink_core.verbs.compress import compress
 
     row = judged.bench("uniform:bits=5", bounds="drop=9").rows[1]
     size = compress(

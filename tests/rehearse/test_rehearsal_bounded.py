@@ -20,7 +20,7 @@ from inshrink_core.training.failing import TaskEvaluator
 from inshrink_core.training.rehearsal import ResultStore, TrainingResult
 from inshrink_core.training.spool import Spool
 from inshrink_core.training.tasks import find_task
-from inshrink_core.verbs import compress
+from inshrink_core.verbs.compress import compress
 
 TASK = '''
 import torch

@@ -21,7 +21,7 @@ from inshrink_core.search.sampling import RatioEstimate, sample_keys
 from inshrink_core.search.space import Candidate, LatticeLine, space_of
 from inshrink_core.search.trials import TrialLog
 from inshrink_core.search.walk import Position, TrialRunner
-from inshrink_core.verbs import compress
+from inshrink_core.verbs.compress import compress
 from tests.builders import memory_checkpoint, seeded
 from tests.search.evaluators import InProcess
 from tests.training import write_run

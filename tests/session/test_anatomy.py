@@ -274,7 +274,7 @@ def test_a_trajectory_tells_size_and_movement():
     series = memory_run(
         {1: {"w": torch.tensor([3.0, 4.0])}, 2: {"w": torch.tensor([3.0, 5.0])}, 3: {"v": torch.ones(1)}}
     )
-    from inshrink_core.analysis import trajectory as module_function
+    from inshrink_core.analysis.trajectory import trajectory as module_function
 
     assert module_function is trajectory
     found = _follow(series, "w")

@@ -177,10 +177,10 @@ def test_a_rehearsal_restores_from_what_compress_would_write(tmp_path):
 
 def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path):
     from inshrink_app.actions import action
-    from inshrink_app.export_tables import ExportRequest
-    from inshrink_app.report import Report
+    from inshrink_app.jobs.report import Report
+    from inshrink_app.pages.export.form import ExportRequest
 
-    from inshrink_core.verbs import watch
+    from inshrink_core.verbs.watch import watch
 
     written = {}
     inshrink_core.compress(run_path, tmp_path / "compressed.inshrink")

@@ -19,7 +19,9 @@ from inshrink_core.search.judge import Judge
 from inshrink_core.search.prior import DROP_PER_NAT
 from inshrink_core.search.search import search
 from inshrink_core.search.space import Candidate
-from inshrink_core.verbs import compress, estimate, restore
+from inshrink_core.verbs.compress import compress
+from inshrink_core.verbs.estimate import estimate
+from inshrink_core.verbs.restore import restore
 from tests.search.evaluators import InProcess
 from tests.training import write_run
 

@@ -1,1 +1,0 @@
-"""Widgets used by more than one page."""

@@ -1,0 +1,1 @@
+"""Long work in processes of its own, which the pages only look at."""

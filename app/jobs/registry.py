@@ -1,0 +1,258 @@
+"""Long work in processes of its own, which the pages only look at.
+
+The process is `inshrink_app.jobs.worker`, started by `services.running`: its request goes in on standard
+input, progress comes back as one JSON object a line. It ends by itself when the explorer does, because its
+standard input closes. What a job was asked and how far it came is kept on disk (`jobs.files`), so that a job
+outlives its explorer as ``interrupted`` and can be resumed. A few are worked on at a time; the others wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from inshrink_app.jobs.files import JobFolder, job_folders
+from inshrink_app.jobs.follow import end_process, follow, log_line
+from inshrink_app.jobs.job import Job, Load, load_kept, refresh_job, revive
+from inshrink_app.widgets.tables import Problem
+
+__all__ = ["MOST_AT_WORK", "Job", "JobRegistry", "StartWorker"]
+
+StartWorker = Callable[[Mapping[str, Any], IO[bytes]], "subprocess.Popen[str]"]
+"""Starts a worker for a request, with a file that takes its standard error."""
+
+MOST_AT_WORK = min(2, os.cpu_count() or 1)
+"""Jobs that are worked on at a time: a worker uses every core, and the memory that its task takes."""
+
+_MAX_JOBS = 64
+"""Ended jobs that are remembered; what they found lies on disk."""
+
+_MAX_RESULTS = 12
+"""Results that stay in memory, of the jobs that ended last: one of 400 layers by 200 steps takes 2 MB."""
+
+
+class JobRegistry:
+    """The jobs of this explorer, seen by every session: two tabs share one job.
+
+    Parameters
+    ----------
+    start
+        Starts a worker for a request.
+    folder
+        Where jobs are kept; by default they are forgotten with the registry.
+    most
+        Jobs that are worked on at a time; others are queued, and begin in the order they were asked for.
+    """
+
+    def __init__(self, start: StartWorker, folder: Path | None = None, most: int = MOST_AT_WORK) -> None:
+        self._start_worker, self._most = start, most
+        self._waiting: list[tuple[Job, Load]] = []
+        self._at_work: list[Job] = []
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="inshrink-jobs-"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._folder = folder
+        self._lock, self._starting = threading.Lock(), threading.Lock()
+        kept = [revive(one) for one in job_folders(folder)]
+        jobs = sorted((job for job in kept if job is not None), key=lambda job: job.started_at)
+        self._jobs: dict[str, Job] = {job.job_id: job for job in jobs}
+
+    def jobs(self) -> tuple[Job, ...]:
+        """Return every job, the newest first."""
+        with self._lock:
+            jobs = list(self._jobs.values())
+        for job in jobs:
+            refresh_job(job)
+        return tuple(sorted(jobs, key=lambda job: job.started_at, reverse=True))
+
+    def find(self, job_id: str) -> Job | None:
+        """Return a job by its id."""
+        with self._lock:
+            job = self._jobs.get(job_id)
+        if job is not None:
+            refresh_job(job)
+        return job
+
+    def get(self, key: Hashable, load: Load | None = None) -> Job | None:
+        """Return the newest job that answers a question, if there is one.
+
+        Parameters
+        ----------
+        key
+            The question.
+        load
+            Reads the result, where the job finished before this explorer started; a result that it cannot
+            read counts as none.
+        """
+        job = self._newest(key)
+        if job is None or job.state != "finished" or job.result is not None or load is None:
+            return job
+        return job if load_kept(job, load) else None
+
+    def start(self, key: Hashable, request: dict[str, Any], load: Load, *, again: bool = False) -> Job:
+        """Start a job, or return the one that runs or has finished under this key.
+
+        Parameters
+        ----------
+        key
+            What the job answers; equal questions share a job.
+        request
+            Plain JSON values for the worker, ``task`` among them; ``output`` is added, the file it writes
+            its result to.
+        load
+            Turns that file into the job's `result`; called in a thread.
+        again
+            Work on it once more, although there is an answer.
+        """
+        with self._starting:
+            known = self.get(key, load)
+            if known is not None and (known.is_running or (known.state == "finished" and not again)):
+                return known
+            name = secrets.token_hex(8)
+            folder = JobFolder(self._folder / name)
+            job = Job(key=_text(key), request=request, job_id=name, folder=folder, state="new")
+            self._run(job, load)
+        self._forget_oldest()
+        return job
+
+    def resume(self, job_id: str, load: Load) -> Job | None:
+        """Go on with a job that was interrupted, was cancelled or failed; None where there is none."""
+        job = self.find(job_id)
+        if job is not None and not job.is_running:
+            with self._starting:
+                self._run(job, load)
+        return job
+
+    def cancel(self, key: Hashable) -> None:
+        """End the running job of a question; see `stop`."""
+        job = self._newest(key)
+        if job is not None:
+            self.stop(job)
+
+    def stop(self, job: Job) -> None:
+        """End a running job; the engine's files are written whole or not at all, so it may just stop."""
+        with self._lock:
+            waited = any(job is one for one, _ in self._waiting)
+            if not job.is_running or not (waited or job.process is not None):
+                return
+            self._waiting = [(one, load) for one, load in self._waiting if one is not job]
+            job.state, job.ended_at = "cancelled", time.time()
+        log_line(job, "cancelled")
+        if job.process is not None:
+            job.process.terminate()
+            threading.Thread(target=end_process, args=(job.process,), daemon=True).start()
+        elif job.folder is not None:
+            job.folder.write(job.record())
+            job.folder.release_lock()
+
+    def place(self, job: Job) -> int | None:
+        """Return how many jobs go before a queued one, itself included; None where it does not wait here."""
+        with self._lock:
+            return next((i for i, (one, _) in enumerate(self._waiting, 1) if one is job), None)
+
+    def forget(self, key: Hashable) -> None:
+        """Drop a job that did not finish, so that it can be asked for anew."""
+        job = self._newest(key)
+        if job is not None and not job.is_running and job.state != "finished":
+            self.remove(job.job_id)
+
+    def remove(self, job_id: str) -> None:
+        """Drop an ended job with all that is kept of it."""
+        job = self.find(job_id)
+        if job is None or job.is_running:
+            return
+        with self._lock:
+            self._jobs.pop(job_id, None)
+        if job.folder is not None:
+            job.folder.remove()
+
+    def _newest(self, key: Hashable) -> Job | None:
+        """Return the newest job under a key."""
+        text = _text(key)
+        with self._lock:
+            found = [job for job in self._jobs.values() if job.key == text]
+        for job in found:
+            refresh_job(job)
+        return max(found, key=lambda job: job.started_at, default=None)
+
+    def _run(self, job: Job, load: Load) -> None:
+        """Put a job into the queue, and begin what may begin; the second of two that ask finds it there."""
+        if job.process is not None:
+            end_process(job.process)
+        with self._lock:
+            if job.is_running or job.folder is None:
+                return
+            job.folder.make()
+            if not job.folder.take_lock():
+                return
+            job.process = None
+            job.done, job.total, job.item, job.rows = 0, 0, "", []
+            job.started_at, job.ended_at, job.result, job.problem = time.time(), None, None, None
+            job.state = "queued"
+            self._jobs[job.job_id] = job
+            self._waiting.append((job, load))
+        job.folder.write(job.record())
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        """Start workers for those that wait longest, while fewer than the most are at work."""
+        while True:
+            with self._lock:
+                if not self._waiting or len(self._at_work) >= self._most:
+                    return
+                job, load = self._waiting.pop(0)
+                if not self._begin(job):
+                    continue
+                self._at_work.append(job)
+            if job.folder is not None:
+                job.folder.write(job.record())
+            threading.Thread(target=self._follow, args=(job, job.process, load), daemon=True).start()
+
+    def _begin(self, job: Job) -> bool:
+        """Start the worker of a job; one that the system refuses has failed."""
+        if job.folder is None:
+            return False
+        try:
+            with job.folder.errors.open("wb") as errors:
+                job.process = self._start_worker(job.request, errors)
+        except OSError as error:
+            job.ended_at, job.state = time.time(), "failed"
+            job.problem = Problem("no process could be started for this", detail=str(error))
+            job.folder.write(job.record())
+            job.folder.release_lock()
+            return False
+        job.started_at, job.state = time.time(), "running"
+        return True
+
+    def _follow(self, job: Job, process: subprocess.Popen[str], load: Load) -> None:
+        """Follow a worker; a method, so that the registry's folder lasts as long as its workers."""
+        try:
+            follow(job, process, load)
+        finally:
+            with self._lock:
+                self._at_work.remove(job)
+            self._begin_waiting()
+
+    def _forget_oldest(self) -> None:
+        """Keep the registry and its folder bounded; a running job is never dropped."""
+        ended = [job for job in self.jobs() if not job.is_running]
+        for job in ended[_MAX_JOBS:]:
+            self.remove(job.job_id)
+        for job in ended[_MAX_RESULTS:]:
+            if job.state == "finished" and job.folder is not None and job.folder.output.exists():
+                job.result, job.rows = None, []  # Read from disk again when it is asked for.
+
+
+def _text(key: Hashable) -> str:
+    """Return a key as text, the same in every process."""
+    return json.dumps(key)

@@ -1,0 +1,232 @@
+"""Archive: its frames and how they hang together, whether it is sound, and what can go."""
+
+from __future__ import annotations
+
+import shlex
+
+import pandas as pd
+import streamlit as st
+from inshrink_app import services
+from inshrink_app.pages.archive import figure as chain_figure
+from inshrink_app.pages.archive import prune_card, verify_card
+from inshrink_app.pages.archive.tables import Chain
+from inshrink_app.widgets import archive_picker, figures, listing, problem, snippets, subject
+from inshrink_app.widgets.formatting import (
+    bytes_text,
+    count_text,
+    counted,
+    markdown_text,
+    ratio_text,
+    steps_text,
+)
+from inshrink_app.widgets.tables import ServiceError
+
+_ID_WIDTH = 12
+_MOST_LISTED = 5
+
+
+def render() -> None:
+    """Draw the page."""
+    shown = subject.require("Archive", _rescue)
+    if shown is None:
+        return
+    chosen = archive_picker.choose(shown)
+    if chosen is None:
+        archive_picker.none_yet("An archive holds the checkpoints as a chain of keyframes and deltas.")
+        snippets.show(*_make_snippet(str(shown.path)))
+        return
+    try:
+        chain = services.chain_of(str(chosen.path))
+    except ServiceError as error:
+        problem.show(error.problem)
+        return
+    _sections(chain)
+
+
+def _rescue(path: str) -> bool:
+    """Draw what is left of an archive with damaged or missing frames; return whether there is something."""
+    try:
+        chain = services.chain_of(path)
+    except ServiceError:
+        return False
+    if not chain.frames:
+        return False
+    _sections(chain)
+    return True
+
+
+def _sections(chain: Chain) -> None:
+    """Draw everything about one archive."""
+    _facts(chain)
+    _warnings(chain)
+    _graph(chain)
+    verify_card.show(chain)
+    rules = prune_card.show(chain)
+    _frames(chain)
+    path = str(chain.path)
+    snippets.show(
+        f"inshrink verify {shlex.quote(path)} --deep" + _prune_command(path, rules),
+        f"import inshrink_core\n\nfound = inshrink_core.verify({path!r}, deep=True)\n"
+        f"print('sound' if found.ok else found.problems)\n"
+        f"for frame in inshrink_core.open({path!r}).frames:\n"
+        "    print(frame.step, frame.kind, frame.nbytes)" + _prune_python(path, rules),
+    )
+
+
+def _prune_command(path: str, rules: services.PruneRules) -> str:
+    """Return the dry run of the rules on screen as a command."""
+    if not rules.says_something:
+        return ""
+    options = [f" --keep-every {rules.keep_every}"] if rules.keep_every else []
+    options += [f" --keep-last {rules.keep_last}"] if rules.keep_last else []
+    options += [f" --keep {','.join(map(str, rules.keep))}"] if rules.keep else []
+    options += [" --drop-branches"] if rules.drop_branches else []
+    options += [" --smallest"] if rules.smallest else []
+    return f"\ninshrink prune {shlex.quote(path)}{''.join(options)}"
+
+
+def _prune_python(path: str, rules: services.PruneRules) -> str:
+    """Return the dry run of the rules on screen as Python lines."""
+    if not rules.says_something:
+        return ""
+    said = ", ".join(f"{name}={value!r}" for name, value in rules._asdict().items() if value)
+    return f"\n\nplan = inshrink_core.prune({path!r}, {said})\nprint(plan.freed)"
+
+
+def _make_snippet(run: str) -> tuple[str, str]:
+    """Return how an archive is made without the explorer."""
+    target = f"{run.rstrip('/')}.inshrink"
+    return (
+        f"inshrink compress {shlex.quote(run)} -o {shlex.quote(target)}",
+        f"import inshrink_core\n\nreport = inshrink_core.compress({run!r}, {target!r})\nprint(report.size)",
+    )
+
+
+def _facts(chain: Chain) -> None:
+    """Draw the row of figures that every reader wants first."""
+    is_partial = any(frame.damage for frame in chain.frames)
+    line = sorted({frame.step for frame in chain.frames if frame.on_line})
+    facts = [
+        ("Frames", count_text(len(chain.frames)), counted(chain.n_keyframes, "keyframe"), None),
+        ("Steps", count_text(len(line)), steps_text(line), "Steps on the newest line of training."),
+        (
+            "Branches",
+            count_text(chain.n_branches),
+            "one line" if chain.n_branches == 1 else "lines of training",
+            "A branch begins where training was restored and went another way.",
+        ),
+        (
+            "Size",
+            bytes_text(chain.nbytes),
+            "with unreadable frames" if is_partial else f"of {bytes_text(chain.raw_bytes)} raw",
+            "One packed file." if chain.is_packed else "A folder of frames and a manifest.",
+        ),
+        (
+            "Ratio in all",
+            ratio_text(chain.ratio_total),
+            "of the readable frames" if is_partial else f"weights {ratio_text(chain.ratio_weights)}",
+            "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
+        ),
+    ]
+    with st.container(horizontal=True):
+        for label, value, below, tip in facts:
+            st.metric(label, value, delta=below, delta_color="off", delta_arrow="off", border=True, help=tip)
+    written = ", ".join(chain.settings)
+    st.caption(
+        markdown_text(
+            f"Codec {chain.codec}, optimizer state {chain.optimizer}" + (f" · {written}" if written else "")
+        )
+    )
+
+
+def _warnings(chain: Chain) -> None:
+    """Say which frames are gone or cannot be read, and what vouched for the original files."""
+    if "DAMAGED" in chain.originals:
+        st.warning(markdown_text(f"Originals: {chain.originals}"), icon=":material/warning:")
+    elif chain.originals:
+        st.caption(markdown_text(f"Checksums of the originals: {chain.originals}."))
+    if chain.missing:
+        st.error(
+            f"{counted(len(chain.missing), 'frame')} missing, of {steps_text(chain.missing)}. Fetch the "
+            "files from where the archive came from.",
+            icon=":material/error:",
+        )
+    damaged = [frame for frame in chain.frames if frame.damage]
+    if damaged:
+        with st.container(border=True):
+            st.error(f"Not readable: {counted(len(damaged), 'frame')}.", icon=":material/error:")
+            listed = [f"step {frame.step}: {frame.damage}" for frame in damaged[:_MOST_LISTED]]
+            if len(damaged) > _MOST_LISTED:
+                listed.append(f"… and {count_text(len(damaged) - _MOST_LISTED)} more, in the table below")
+            st.code("\n".join(listed), language=None, wrap_lines=True)
+
+
+def _graph(chain: Chain) -> None:
+    """Draw the chain."""
+    with st.container(border=True):
+        st.header("Chain", anchor=False)
+        st.plotly_chart(
+            chain_figure.chain_figure(chain.frames),
+            config=dict(figures.CONFIG),
+            key="chain",
+            alt=f"Chain of {len(chain.frames)} frames, {chain.n_keyframes} of them keyframes, on "
+            f"{chain.n_branches} lines of training",
+        )
+        n_steps = len({frame.step for frame in chain.frames})
+        parts = ["A larger mark is a larger frame. A delta frame holds what changed since the one before it."]
+        if any(frame.restored_step is not None for frame in chain.frames):
+            parts.append("Arrows: training was restored there.")
+        if any(not frame.on_line for frame in chain.frames):
+            parts.append("Hollow: a line of training that was left.")
+        if n_steps > chain_figure.MAX_COLUMNS:
+            parts.append(f"The newest {chain_figure.MAX_COLUMNS} of {count_text(n_steps)} steps are drawn.")
+        st.caption(" ".join(parts))
+
+
+def _frames(chain: Chain) -> None:
+    """List the frames."""
+    with st.expander(f"Frames ({count_text(len(chain.frames))})", icon=":material/table_rows:"):
+        rows = [
+            (
+                frame.step,
+                frame.kind,
+                frame.branch,
+                frame.parent_step,
+                frame.restored_step,
+                frame.nbytes,
+                frame.ratio_total,
+                frame.ratio_weights,
+                frame.codec,
+                frame.frame_id[:_ID_WIDTH],
+                frame.digest[:_ID_WIDTH],
+                frame.damage,
+            )
+            for frame in chain.frames
+        ]
+        columns = [
+            "step",
+            "kind",
+            "branch",
+            "parent step",
+            "restored from",
+            "bytes",
+            "ratio total",
+            "ratio weights",
+            "codec",
+            "frame id",
+            "SHA-256",
+            "damage",
+        ]
+        table = pd.DataFrame(rows, columns=columns)
+        for name in ("parent step", "restored from"):
+            table[name] = table[name].astype("Int64")
+        listing.show(
+            table,
+            "frames",
+            alt="Frames with step, kind, branch, parent, size, ratio, codec and digest",
+            formats={"ratio total": listing.RATIO, "ratio weights": listing.RATIO},
+            hidden=[] if table["damage"].any() else ["damage"],
+        )
+
+
+render()

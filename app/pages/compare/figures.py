@@ -1,0 +1,178 @@
+"""Original against restored: metric, drop, divergence and rehearsals as figures. No Streamlit here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from inshrink_app.pages.compare.tables import Comparison, RehearsalResult
+from inshrink_app.theme import CATEGORICAL, GAP
+from inshrink_app.widgets.figures import log_ticks, steps_axis, title
+from inshrink_app.widgets.formatting import elide, html_text
+
+__all__ = ["divergence_figure", "drop_figure", "metric_figure", "rehearsal_figure"]
+
+_NAME_WIDTH = 30
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
+_HEIGHT = 290
+_LEFT_ALONE = CATEGORICAL[0]
+_BOUND = CATEGORICAL[5]
+
+
+def metric_figure(found: Sequence[Comparison]) -> go.Figure:
+    """Draw the metric by step: as trained, and as restored from each archive."""
+    figure = go.Figure()
+    originals = {row.step: row for one in found for row in one.steps}
+    rows = [originals[step] for step in sorted(originals)]
+    errors = [row.standard_error for row in rows]
+    metric = html_text(found[0].metric) if found else ""
+    figure.add_trace(
+        go.Scatter(
+            x=[row.step for row in rows],
+            y=np.asarray([row.original for row in rows], dtype=np.float64),
+            name="Original",
+            mode="lines+markers",
+            line={"color": GAP, "width": 3},
+            marker={"size": 7},
+            error_y=None
+            if any(error is None for error in errors) or not errors
+            else {"type": "data", "array": errors, "thickness": 1, "width": 2},
+            hovertemplate=f"original, step %{{x:,}}<br>{metric} %{{y:.5g}}<extra></extra>",
+        )
+    )
+    for position, one in enumerate(found):
+        figure.add_trace(_line(one, [row.restored for row in one.steps], position, metric, ".5g"))
+    _lay_out(figure, metric)
+    return figure
+
+
+def drop_figure(found: Sequence[Comparison], bound: float) -> go.Figure:
+    """Draw the relative drop by step in percent, the bound, and the stale copy.
+
+    Parameters
+    ----------
+    found
+        The comparisons.
+    bound
+        The drop that is allowed, as a fraction.
+    """
+    figure = go.Figure()
+    stale = {row.step: row.stale_drop for one in found for row in one.steps if row.stale_drop is not None}
+    _stale(
+        figure, {step: 100 * value for step, value in stale.items()}, "stale copy, step %{x:,}<br>%{y:.3g} %"
+    )
+    for position, one in enumerate(found):
+        values = [math.nan if row.drop is None else 100 * row.drop for row in one.steps]
+        figure.add_trace(_line(one, values, position, "drop", ".3g", " %"))
+    figure.add_hline(
+        y=100 * bound,
+        line={"color": _BOUND, "width": 1.5, "dash": "dash"},
+        annotation={"text": f"Bound {100 * bound:g} %", "font": {"size": 12}, "yshift": 2},
+        annotation_position="top left",
+    )
+    _lay_out(figure, "Drop, %")
+    return figure
+
+
+def divergence_figure(found: Sequence[Comparison]) -> go.Figure:
+    """Draw the divergence of the predictions by step, on a logarithmic axis; zero is not on it."""
+    figure = go.Figure()
+    stale = {row.step: row.stale_divergence for one in found for row in one.steps if row.stale_divergence}
+    _stale(figure, stale, "stale copy, step %{x:,}<br>%{y:.3g} nats")
+    for position, one in enumerate(found):
+        figure.add_trace(
+            _line(
+                one, [row.divergence or math.nan for row in one.steps], position, "divergence", ".3g", " nats"
+            )
+        )
+    _lay_out(figure, "Divergence, nats")
+    drawn = [row.divergence or 0.0 for one in found for row in one.steps]
+    figure.update_yaxes(type="log", **log_ticks([*drawn, *stale.values()]))
+    return figure
+
+
+def _line(
+    one: Comparison, values: Sequence[float], position: int, what: str, form: str, unit: str = ""
+) -> go.Scatter:
+    """Draw one archive, told apart by colour, mark and name."""
+    name = html_text(elide(one.name, _NAME_WIDTH))
+    return go.Scatter(
+        x=[row.step for row in one.steps],
+        y=np.asarray(values, dtype=np.float64),
+        name=name,
+        mode="lines+markers",
+        line={"color": CATEGORICAL[(position + 1) % len(CATEGORICAL)], "width": 2, "dash": "dot"},
+        marker={"size": 7, "symbol": _SYMBOLS[position % len(_SYMBOLS)]},
+        hovertemplate=f"{name}, step %{{x:,}}<br>{what} %{{y:{form}}}{unit}<extra></extra>",
+    )
+
+
+def _stale(figure: go.Figure, values: dict[int, float], hover: str) -> None:
+    """Draw what no archive at all would have reached: the checkpoint before in this one's place."""
+    if values:
+        figure.add_trace(
+            go.Scatter(
+                x=sorted(values),
+                y=np.asarray([values[step] for step in sorted(values)], dtype=np.float64),
+                name="Stale copy",
+                mode="lines",
+                line={"color": GAP, "width": 1.5, "dash": "dash"},
+                hovertemplate=f"{hover}<extra></extra>",
+            )
+        )
+
+
+def _lay_out(figure: go.Figure, y: str) -> None:
+    figure.update_layout(
+        height=_HEIGHT,
+        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+    )
+    figure.update_xaxes(**steps_axis(8))
+    figure.update_yaxes(title=title(y), automargin=True, nticks=6)
+
+
+def rehearsal_figure(found: RehearsalResult) -> go.Figure:
+    """Draw trainings with failures against the range of those without: the noise of the seeds."""
+    figure = go.Figure()
+    steps = list(found.curves[0].steps) if found.curves else []
+    calm = np.asarray([curve.uninterrupted for curve in found.curves], dtype=np.float64)
+    failed = np.asarray([curve.restored for curve in found.curves], dtype=np.float64)
+    metric = html_text(found.metric)
+    if calm.size:
+        band = {"x": steps, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+        if len(found.curves) > 1:
+            figure.add_trace(go.Scatter(y=calm.max(axis=0), showlegend=False, **band))
+            figure.add_trace(
+                go.Scatter(
+                    y=calm.min(axis=0),
+                    fill="tonexty",
+                    fillcolor="rgba(0, 114, 178, 0.22)",
+                    name=f"Range of {len(found.curves)} seeds, uninterrupted",
+                    **band,
+                )
+            )
+        for values, name, colour, dash in (
+            (calm, "Uninterrupted, mean", _LEFT_ALONE, "solid"),
+            (failed, "Restored after failures, mean", _BOUND, "dash"),
+        ):
+            figure.add_trace(
+                go.Scatter(
+                    x=steps,
+                    y=values.mean(axis=0),
+                    name=name,
+                    mode="lines+markers",
+                    line={"color": colour, "width": 2, "dash": dash},
+                    marker={"size": 6},
+                    hovertemplate=f"{name}, step %{{x:,}}<br>{metric} %{{y:.5g}}<extra></extra>",
+                )
+            )
+    for step in found.restored_at:
+        figure.add_vline(x=step, line={"color": GAP, "width": 1, "dash": "dot"})
+    _lay_out(figure, metric)
+    figure.update_layout(height=340)
+    if calm.size and min(calm.min(), failed.min()) > 0 and calm.max() / calm.min() > 20:
+        figure.update_yaxes(type="log", **log_ticks([*calm.ravel(), *failed.ravel()]))
+    return figure

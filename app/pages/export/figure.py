@@ -1,0 +1,65 @@
+"""The chain as it would be written, a bar a frame. No Streamlit here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from inshrink_app.theme import CATEGORICAL
+from inshrink_app.widgets.figures import byte_ticks, thinned, title
+from inshrink_app.widgets.formatting import bytes_text, count_text
+
+__all__ = ["plan_figure"]
+
+_MAX_LABELS = 8
+_KINDS = (("keyframe", "Keyframe", 0), ("delta", "Delta frame", 1))
+
+
+def plan_figure(frames: Sequence[tuple[int, str, float]], unit: str) -> go.Figure:
+    """Draw frames as they would be written.
+
+    Parameters
+    ----------
+    frames
+        Step, ``keyframe`` or ``delta``, and size in bytes.
+    unit
+        What the sizes are, for the hover: ``estimated`` or ``uncompressed``.
+    """
+    figure = go.Figure()
+    for kind, label, colour in _KINDS:
+        rows = [row for row in frames if row[1] == kind]
+        if rows:
+            figure.add_trace(
+                go.Bar(
+                    x=[count_text(step) for step, _, _ in rows],
+                    y=np.asarray([size for _, _, size in rows], dtype=np.float64),
+                    name=label,
+                    marker_color=CATEGORICAL[colour],
+                    customdata=[[bytes_text(size)] for _, _, size in rows],
+                    hovertemplate=f"{label} of step %{{x}}<br>%{{customdata[0]}} {unit}<extra></extra>",
+                )
+            )
+    labels = [count_text(step) for step, _, _ in frames]
+    figure.update_layout(
+        height=230,
+        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        bargap=0.15,
+        barmode="overlay",
+        showlegend=True,
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+    )
+    figure.update_xaxes(
+        type="category",
+        categoryorder="array",
+        categoryarray=labels,
+        tickangle=0,
+        title=title("Step"),
+        **thinned(labels, labels, _MAX_LABELS),
+    )
+    figure.update_yaxes(
+        rangemode="tozero",
+        automargin=True,
+        **byte_ticks(round(max((size for _, _, size in frames), default=1))),
+    )
+    return figure

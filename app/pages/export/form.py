@@ -1,0 +1,264 @@
+"""The controls of an export: which steps, how much of them, and how they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import streamlit as st
+from inshrink_app import services, state
+from inshrink_app.pages.search import carried as search_carried
+from inshrink_app.widgets.formatting import count_text, inked
+from inshrink_app.widgets.tables import Subject
+
+__all__ = ["ExportRequest", "Plan", "PlannedFrame", "show"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportRequest:
+    """What to write.
+
+    Parameters
+    ----------
+    kind
+        ``chain``, ``step`` or ``pack``.
+    steps
+        The steps of a chain; the one step of ``step``; ignored for ``pack``.
+    codec, config, optimizer, keyframe_every
+        How a chain is written; ``drop`` leaves optimizer state out, None is the engine's default.
+    packed
+        One file instead of a folder.
+    weights_only, exact, ratio
+        Of ``step``: leave training state out; keep every bit; or how many times smaller than float32.
+    replace
+        Whether a file at the target may be replaced.
+    """
+
+    kind: str
+    steps: tuple[int, ...] = ()
+    codec: str = "lattice"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str | None = None
+    keyframe_every: int = 32
+    packed: bool = False
+    weights_only: bool = False
+    exact: bool = False
+    ratio: float = 8.0
+    replace: bool = False
+
+
+class PlannedFrame(NamedTuple):
+    """One frame that would be written; `nbytes` is an estimate, None where nothing tells."""
+
+    step: int
+    kind: str
+    raw_bytes: int
+    nbytes: int | None
+
+
+class Plan(NamedTuple):
+    """The chain as it would be written; `basis` says what the estimates rest on, empty without any."""
+
+    frames: tuple[PlannedFrame, ...]
+    basis: str
+
+    @property
+    def raw_bytes(self) -> int:
+        """Raw bytes of all frames."""
+        return sum(frame.raw_bytes for frame in self.frames)
+
+    @property
+    def nbytes(self) -> int | None:
+        """Estimated bytes of all frames; None where one has none."""
+        sizes = [frame.nbytes for frame in self.frames]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+_KINDS = {"all": "All steps", "range": "A range", "step": "One step"}
+_CODECS = {
+    "lattice": "Lattice",
+    "inshrinkerator": "Inshrinkerator",
+    "uniform": "Uniform",
+    "lossless": "Lossless",
+}
+_CODEC_HELP = (
+    "Lattice is the default: smallest at equal accuracy. Inshrinkerator is the published codec. Uniform "
+    "rounds to a grid. Lossless keeps every bit."
+)
+_OPTIMIZERS = {
+    "lossless": "Bit-exact",
+    "lattice": "To an octave",
+    "lattice-ratio": "Rank-one factors",
+}
+_CODEC = "codec"
+_WHAT = "what"
+
+
+def show(shown: Subject) -> ExportRequest:
+    """Draw the controls and return what they ask for."""
+    with st.container(border=True):
+        st.header("What to export", anchor=False)
+        what = _segmented("Steps", _WHAT, _KINDS, "all")
+        if what == "step":
+            return _one_step(shown)
+        if shown.kind == "archive":
+            if what == "range":
+                st.info(
+                    "A range of an archive is what is left of it after pruning, on the Archive page. Of the "
+                    "original run a range can be exported here.",
+                    icon=":material/info:",
+                )
+                return ExportRequest(kind="pack", packed=True)
+            return ExportRequest(kind="pack", packed=True, steps=shown.steps)
+        return _chain(shown, _range(shown) if what == "range" else shown.steps)
+
+
+def _segmented(label: str, key: str, options: dict[str, str], default: str) -> str:
+    """Draw one choice, beginning with what the link or the session says."""
+    widget = f"export.{key}"
+    if widget not in st.session_state:
+        st.session_state[widget] = state.choice(key, list(options), default)
+    chosen = st.segmented_control(
+        label, list(options), format_func=lambda name: inked(options[name]), key=widget
+    )
+    value = str(chosen) if chosen in options else default
+    state.publish(**{key: value})
+    return value
+
+
+def _range(shown: Subject) -> tuple[int, ...]:
+    """Draw the ends of a range and its stride."""
+    if len(shown.steps) < 2:
+        st.caption("The run has one checkpoint.")
+        return shown.steps
+    first, last = st.select_slider(
+        "From and to",
+        shown.steps,
+        value=(shown.steps[0], shown.steps[-1]),
+        format_func=count_text,
+        key="export.range",
+    )
+    stride = st.number_input(
+        "Every n-th checkpoint",
+        1,
+        max(1, len(shown.steps)),
+        1,
+        key="export.stride",
+        help="1 takes all of them.",
+    )
+    inside = [step for step in shown.steps if first <= step <= last]
+    return tuple(inside[:: int(stride)])
+
+
+def _one_step(shown: Subject) -> ExportRequest:
+    """Draw what concerns one step: which, and whether it is to begin another training from."""
+    step = shown.steps[-1]
+    if len(shown.steps) > 1:
+        step = st.select_slider(
+            "Step",
+            shown.steps,
+            value=step,
+            format_func=count_text,
+            key="export.step",
+        )
+    weights_only = st.toggle(
+        "Weights only, for transfer learning",
+        value=True,
+        key="export.weights_only",
+        help="Leaves out optimizer and training state; config and tokenizer files stay.",
+    )
+    exact, ratio = False, 8.0
+    if weights_only:
+        exact = st.toggle("Keep every bit", value=False, key="export.exact")
+        if not exact:
+            ratio = st.slider("Times smaller than float32, at least", 2.0, 32.0, 8.0, 0.5, key="export.ratio")
+    return ExportRequest(
+        kind="step", steps=(step,), packed=True, weights_only=weights_only, exact=exact, ratio=ratio
+    )
+
+
+def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
+    """Draw how a chain is written."""
+    codec, config = search_carried.show(shown) or _codec()
+    has_optimizer = any(row.role not in ("weight", "buffer") for row in shown.tensors)
+    optimizer = "drop"
+    if has_optimizer and not st.toggle("Weights only", value=False, key="export.drop"):
+        default = services.default_optimizer(codec, config)
+        optimizer = str(
+            st.selectbox(
+                "Optimizer state",
+                list(_OPTIMIZERS),
+                index=list(_OPTIMIZERS).index(default),
+                format_func=_OPTIMIZERS.__getitem__,
+                # What is the default depends on it: weights that stay exact have exact state beside them.
+                key=f"export.optimizer.{default}",
+                help="To an octave, or as rank-one factors, it is much smaller; training goes on from it, "
+                "not bit for bit.",
+            )
+        )
+        if optimizer != "lossless":
+            st.caption("Training resumed from it goes on, not bit for bit; bit-exact state does.")
+    elif has_optimizer:
+        st.caption("Without optimizer state, training cannot go on without warming the optimizer up.")
+    packed = st.toggle(
+        "As one packed file",
+        value=False,
+        key="export.packed",
+        help="One file can be downloaded and handed on. A folder can be appended to.",
+    )
+    keyframe_every = st.number_input(
+        "Frames from one keyframe to the next",
+        1,
+        1000,
+        32,
+        key="export.keyframe_every",
+        help="Restoring a step decodes at most so many frames; keyframes are larger than deltas.",
+    )
+    return ExportRequest(
+        kind="chain",
+        steps=steps,
+        codec=codec,
+        config=config,
+        optimizer=optimizer,
+        keyframe_every=int(keyframe_every),
+        packed=packed,
+    )
+
+
+def _codec() -> tuple[str, dict[str, Any]]:
+    """Draw which codec, and the one setting of it."""
+    codec = state.choice(_CODEC, list(_CODECS), "lattice")
+    codec = str(
+        st.selectbox(
+            "Codec",
+            list(_CODECS),
+            index=list(_CODECS).index(codec),
+            format_func=_CODECS.__getitem__,
+            help=_CODEC_HELP,
+            key="export.codec_box",
+        )
+    )
+    state.publish(codec=codec)
+    return codec, _settings(codec)
+
+
+def _settings(codec: str) -> dict[str, Any]:
+    """Draw the one setting of a codec that trades size for accuracy."""
+    if codec == "lattice":
+        value = st.slider(
+            "Coarseness",
+            0.5,
+            8.0,
+            float(dict(services.codec_settings(codec))["coarseness"]),
+            0.25,
+            key="export.coarseness",
+            help="Larger makes smaller frames and larger errors.",
+        )
+        return {"coarseness": float(value)}
+    if codec == "inshrinkerator":
+        bins = st.slider("Bins", 4, 64, 32, 4, key="export.bins", help="Values a tensor is rounded to.")
+        return {"bins": int(bins)}
+    if codec == "uniform":
+        return {"bits": int(st.slider("Bits", 2, 8, 8, key="export.bits", help="Width of a rounded weight."))}
+    return {}

@@ -1,0 +1,242 @@
+"""Open: choose the run or archive that the other pages are about."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import UTC, datetime
+from pathlib import Path
+
+import streamlit as st
+from inshrink_app import services, state
+from inshrink_app.server.recent import forget_recent, load_recent
+from inshrink_app.server.roots import Entry, list_folder, settings
+from inshrink_app.widgets import problem, snippets
+from inshrink_app.widgets.formatting import bytes_text, elide, markdown_text, steps_text
+from inshrink_app.widgets.tables import Problem, ServiceError
+
+OVERVIEW_PAGE = "pages/overview/view.py"
+
+_FOLDER = "inshrink.folder"
+_PROBLEM = "inshrink.open_problem"
+_RECENT_SHOWN = 5
+_ICONS = {
+    "folder": ":material/folder:",
+    "run": ":material/folder_special:",
+    "archive": ":material/inventory_2:",
+    "file": ":material/description:",
+}
+
+
+def render() -> None:
+    """Draw the page."""
+    if state.wants_given_run():
+        state.run_path()
+        state.lead_to(OVERVIEW_PAGE)
+    current = state.run_path()
+    if current is not None:
+        state.publish(run=current)
+    st.title("Open a run", anchor=False)
+    st.write(
+        "Choose a folder of checkpoints or an `.inshrink` archive. Opening reads headers only: names, shapes "
+        "and sizes, never the weights."
+    )
+    failure = st.session_state.pop(_PROBLEM, None)
+    if failure is not None:
+        problem.show(failure)
+    left, right = st.columns([2, 3], gap="medium")
+    with left:
+        _sample_card()
+        _recent_card()
+    with right:
+        _browser_card()
+    snippets.show(
+        f"inshrink inspect {shlex.quote(current or 'RUN')}",
+        f"import inshrink_core\n\nrun = inshrink_core.open({current or 'RUN'!r})\nprint(run.steps)",
+    )
+
+
+def _open(path: Path | str) -> None:
+    """Open a path and go to its overview; stay here and say why where that fails."""
+    try:
+        with st.spinner("Reading headers…"):
+            subject = services.load_subject(str(path))
+    except ServiceError as error:
+        st.session_state[_PROBLEM] = error.problem
+        st.rerun()
+    services.remember(subject)
+    state.set_run(str(subject.path))
+    st.switch_page(OVERVIEW_PAGE)
+
+
+def _sample_card() -> None:
+    """Offer the bundled run."""
+    with st.container(border=True):
+        st.header("Sample run", anchor=False)
+        try:
+            offered = services.samples()
+        except ServiceError as error:
+            problem.show(error.problem)
+            return
+        if not offered:
+            st.write("This installation came without sample runs.")
+        for position, sample in enumerate(offered):
+            st.write(_sample_text(sample))
+            if st.button(
+                f"Open {markdown_text(sample.name)}",
+                type="primary" if position == 0 else "secondary",
+                icon=":material/play_arrow:",
+                key=f"sample.{sample.name}",
+            ):
+                _open(sample.path)
+
+
+def _sample_text(sample: services.Sample) -> str:
+    """Say what a sample is; its headers are read once and cached."""
+    try:
+        subject = services.load_subject(str(sample.path))
+    except ServiceError as error:
+        return f"It cannot be read: {markdown_text(error.problem.what)}."
+    return (
+        f"A real training with its optimizer state: {len(subject.steps)} checkpoints, "
+        f"{steps_text(subject.steps)}, {bytes_text(subject.total_bytes)}."
+    )
+
+
+def _recent_card() -> None:
+    """Offer what was opened lately and can still be opened."""
+    with st.container(border=True):
+        st.header("Recent", anchor=False)
+        rows = [row for row in load_recent() if _is_openable(row.path)][:_RECENT_SHOWN]
+        if not rows:
+            st.caption("Runs and archives you open appear here.")
+        for row in rows:
+            path = Path(row.path)
+            with st.container(gap=None):
+                chosen = st.button(
+                    markdown_text(elide(path.name, 40)),
+                    icon=_ICONS[row.kind],
+                    type="tertiary",
+                    key=f"recent.{row.path}",
+                    help=markdown_text(row.path),
+                )
+                when = datetime.fromtimestamp(row.opened_at, UTC).astimezone()
+                st.caption(f"{row.kind.capitalize()} · opened {when:%d %b %Y, %H:%M}")
+            if chosen:
+                _open(path)
+        if rows and st.button("Clear this list", help="No run is touched."):
+            forget_recent()
+            st.rerun()
+
+
+def _is_openable(path: str) -> bool:
+    """Return whether a remembered path still exists inside of the roots."""
+    try:
+        return services.resolve(path).exists()
+    except ServiceError:
+        return False
+
+
+def _browser_card() -> None:
+    """Offer the folders inside of the roots, and a field for a path."""
+    with st.container(border=True):
+        st.header("On this computer", anchor=False)
+        _path_form()
+        folder = _current_folder()
+        _root_picker(folder)
+        if folder not in settings().roots or len(settings().roots) == 1:
+            st.code(str(folder), language=None, wrap_lines=True)
+        with st.container(horizontal=True, vertical_alignment="center"):
+            at_root = folder in settings().roots
+            if st.button(
+                "Up", icon=":material/arrow_upward:", disabled=at_root, help="To the folder above", key="up"
+            ):
+                _go(folder.parent)
+            if st.button("Open this folder", icon=":material/folder_open:", key="open_folder"):
+                _open(folder)
+            pattern = st.text_input(
+                "Filter names",
+                placeholder="Filter names",
+                label_visibility="collapsed",
+                icon=":material/search:",
+                key="filter",
+            )
+        _listing(folder, pattern or "")
+
+
+def _path_form() -> None:
+    """Take a typed path; a form, so that nothing is opened while it is being typed."""
+    with st.form("path", border=False, enter_to_submit=True):
+        field, button = st.columns([4, 1], vertical_alignment="bottom")
+        text = field.text_input(
+            "Path of a run, checkpoint or archive", placeholder="runs/my-training", key="typed_path"
+        )
+        if button.form_submit_button("Open", width="stretch"):
+            if text.strip():
+                _open(text)
+            st.session_state[_PROBLEM] = Problem(
+                "no path was typed", remedy="type one, or choose a folder below"
+            )
+            st.rerun()
+
+
+def _current_folder() -> Path:
+    """Return the folder on show; the first root where the remembered one is gone."""
+    remembered = st.session_state.get(_FOLDER)
+    if isinstance(remembered, str):
+        path = Path(remembered)
+        if path.is_dir() and settings().allows(path.resolve()):
+            return path.resolve()
+    return settings().roots[0]
+
+
+def _go(folder: Path) -> None:
+    """Show another folder."""
+    st.session_state[_FOLDER] = str(folder)
+    st.rerun()
+
+
+def _root_picker(folder: Path) -> None:
+    """Offer the roots where there are several."""
+    roots = settings().roots
+    if len(roots) < 2:
+        return
+    inside = next((root for root in roots if folder.is_relative_to(root)), roots[0])
+    chosen = st.selectbox("Folder to look in", roots, index=roots.index(inside), format_func=str, key="root")
+    if chosen is not None and chosen != inside:
+        _go(chosen)
+
+
+def _listing(folder: Path, pattern: str) -> None:
+    """List a folder: a click goes into it, or opens what is a run."""
+    try:
+        listing = list_folder(folder, pattern)
+    except OSError as error:
+        problem.show(
+            Problem("this folder cannot be read", str(folder), "choose another one", str(error.strerror))
+        )
+        return
+    if not listing.entries:
+        st.caption("No folders or checkpoints match." if pattern else "No folders or checkpoints in here.")
+        return
+    with st.container(height=320, border=False, gap="xxsmall"):
+        for entry in listing.entries:
+            _line(entry)
+    if listing.n_hidden:
+        st.caption(f"{listing.n_hidden} more are not shown; filter by name to find them.")
+
+
+def _line(entry: Entry) -> None:
+    """Draw one entry: its name, and a button where it can be opened."""
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        label = markdown_text(elide(entry.path.name, 44))
+        if entry.nbytes is not None:
+            label += f" · {bytes_text(entry.nbytes)}"
+        into = st.button(label, icon=_ICONS[entry.kind], type="tertiary", key=f"entry.{entry.path.name}")
+        opened = entry.kind != "folder" and st.button("Open", key=f"open.{entry.path.name}")
+    if opened or (into and entry.kind in ("archive", "file")):
+        _open(entry.path)
+    if into:
+        _go(entry.path)
+
+
+render()

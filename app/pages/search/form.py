@@ -1,0 +1,233 @@
+"""The controls of a search: what is promised, what is searched and how, and on which steps."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+import streamlit as st
+from inshrink_app import state
+from inshrink_app.pages.search.tables import CODECS, SearchRequest
+from inshrink_app.services import EvaluatorCode
+from inshrink_app.widgets.formatting import count_text, inked
+from inshrink_app.widgets.tables import Subject
+
+__all__ = ["of", "show"]
+
+_GOALS = {"drop": "Drop", "divergence": "Divergence", "ratio": "Ratio"}
+_BESIDES = {"default": "0.003 nats", "own": "Another", "none": "None"}
+_WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
+_RECENT = 8
+_GOAL, _CHAIN, _CODEC, _STRATEGY = "goal", "chain", "codec", "strategy"
+_CODEC_HELP = (
+    "Lattice is the default: one global step, and a factor for each layer type. Inshrinkerator is the "
+    "published codec, on its published grid."
+)
+_STRATEGY_HELP = (
+    "Automatic is allocation for the lattice: bracket the global step, then give each layer type its share. "
+    "Of other codecs it is the guided search of their grid. Random and grid are there to compare with."
+)
+
+
+def show(shown: Subject) -> SearchRequest:
+    """Draw the controls and return what they ask for."""
+    with st.container(border=True):
+        st.header("What to search for", anchor=False)
+        goal = _segmented("Bound", _GOAL, _GOALS, "drop")
+        drop, divergence, ratio = _limits(goal)
+        beside = _beside() if goal == "drop" else None
+        names = {name: label for name, (label, _) in CODECS.items()}
+        codec = _choice("Codec", _CODEC, names, "lattice", _CODEC_HELP)
+        strategies = {name: "Automatic" if name == "auto" else name.capitalize() for name in CODECS[codec][1]}
+        strategy = "auto"
+        if goal != "ratio":
+            strategy = _choice("Strategy", _STRATEGY, strategies, "auto", _STRATEGY_HELP)
+        steps = _steps(shown)
+        budget = None
+        if goal != "ratio":
+            budget = st.number_input(
+                "Most configurations to try",
+                1,
+                10_000,
+                None,
+                key="search.budget",
+                placeholder="No limit",
+                help="Each is measured on every step, until one breaks a bound. Without a limit the strategy "
+                "says when it is enough.",
+            )
+    return SearchRequest(
+        goal=goal,
+        max_drop=drop,
+        max_divergence=divergence,
+        target_ratio=ratio,
+        beside=beside,
+        codec=codec,
+        strategy=strategy,
+        budget=None if budget is None else int(budget),
+        steps=steps,
+    )
+
+
+def _limits(goal: str) -> tuple[float, float, float]:
+    """Draw the limit that counts; the others keep their defaults."""
+    drop, divergence, ratio = 0.01, 0.003, 30.0
+    if goal == "drop":
+        drop = 0.01 * st.number_input(
+            "Drop allowed, %",
+            0.0,
+            100.0,
+            1.0,
+            0.1,
+            key="search.drop",
+            help="No restored step may be worse than its original by more.",
+        )
+    elif goal == "divergence":
+        divergence = st.number_input(
+            "Divergence allowed, nats",
+            0.0,
+            100.0,
+            0.003,
+            0.001,
+            format="%.4f",
+            key="search.divergence",
+            help="Mean KL divergence of the restored step's predictions from the original's.",
+        )
+    else:
+        ratio = st.number_input(
+            "Target ratio of the weights",
+            1.0,
+            100_000.0,
+            30.0,
+            1.0,
+            key="search.ratio",
+        )
+        st.caption("Of all configurations that reach it, the one of the smallest divergence is found.")
+    return round(drop, 9), divergence, ratio
+
+
+def _beside() -> float | None:
+    """Draw the divergence that is bound together with the drop; None leaves it to the engine."""
+    chosen = _segmented(
+        "Divergence beside it",
+        "beside",
+        _BESIDES,
+        "default",
+        tip="A drop alone is also kept by weights that were never stored, so the divergence is bound too. "
+        "The default counts where the evaluator returns `log_probs`; another one is asked for in any case.",
+    )
+    if chosen == "default":
+        return None
+    if chosen == "none":
+        return math.inf
+    return st.number_input(
+        "Divergence allowed, nats",
+        0.0,
+        100.0,
+        0.003,
+        0.001,
+        format="%.4f",
+        key="search.beside.value",
+        help="Mean KL divergence of the restored step's predictions from the original's.",
+    )
+
+
+def _segmented(label: str, key: str, options: dict[str, str], default: str, tip: str | None = None) -> str:
+    """Draw one choice, beginning with what the link or the session says."""
+    widget = f"search.{key}"
+    if widget not in st.session_state:
+        st.session_state[widget] = state.choice(key, list(options), default)
+    chosen = st.segmented_control(
+        label, list(options), format_func=lambda name: inked(options[name]), key=widget, help=tip
+    )
+    value = str(chosen) if chosen in options else default
+    state.publish(**{key: value})
+    return value
+
+
+def _choice(label: str, key: str, options: dict[str, str], default: str, tip: str) -> str:
+    """Draw one choice of many; what is chosen goes where it is no option any more."""
+    widget = f"search.{key}"
+    if st.session_state.get(widget) not in options:
+        st.session_state[widget] = state.choice(key, list(options), default)
+    chosen = st.selectbox(label, list(options), format_func=options.__getitem__, key=widget, help=tip)
+    state.publish(**{key: str(chosen)})
+    return str(chosen)
+
+
+def _steps(shown: Subject) -> tuple[int, ...]:
+    """Draw which steps the chain has; neighbours, as it is neighbours that deltas are small between."""
+    if len(shown.steps) == 1:
+        st.caption("The run has one checkpoint: what is searched is a keyframe alone.")
+        return shown.steps
+    options = {name: _WHICH[name] for name in _WHICH if name != "recent" or len(shown.steps) > _RECENT}
+    which = _segmented("Steps", _CHAIN, options, "all")
+    if which == "recent":
+        return shown.steps[-_RECENT:]
+    if which == "all":
+        return shown.steps
+    first, last = st.select_slider(
+        "From and to",
+        shown.steps,
+        value=(shown.steps[0], shown.steps[-1]),
+        format_func=count_text,
+        key="search.range",
+    )
+    return tuple(step for step in shown.steps if first <= step <= last)
+
+
+_OPTIONS = {
+    "max_drop": "--max-drop",
+    "max_divergence": "--max-divergence",
+    "target_ratio": "--target-ratio",
+}
+
+
+def of(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None) -> tuple[str, str]:
+    """Return the command lines and the Python lines that search the same, and compress with what is found.
+
+    Parameters
+    ----------
+    shown
+        The run on screen.
+    request
+        What is asked for.
+    judge
+        Whose code judges; None for the run's own.
+    """
+    path = str(shown.path)
+    made = f"{path.rstrip('/')}-searched.inshrink"
+    found = f"{path.rstrip('/')}-search.json"
+    limits = request.limits()
+    words = [*(f"{_OPTIONS[name]} {limit:g}" for name, limit in limits.items()), f"--codec {request.codec}"]
+    lines = [f"{name}={_number(limit)}" for name, limit in limits.items()]
+    lines.append(f"codec={request.codec!r}")
+    if request.strategy != "auto":
+        words.append(f"--strategy {request.strategy}")
+        lines.append(f"strategy={request.strategy!r}")
+    if request.budget is not None:
+        words.append(f"--budget {request.budget}")
+        lines.append(f"budget={request.budget}")
+    if request.steps and request.steps != shown.steps:
+        words.append(f"--steps {','.join(map(str, request.steps))}")
+        lines.append(f"steps={list(request.steps)!r}")
+    if judge is not None and judge.spec:
+        words.append(f"--evaluator {shlex.quote(judge.spec)}")
+        lines.append(f"evaluator={judge.spec!r}")
+    elif judge is None or not judge.is_bundled:
+        words.append("--trust-run")
+        lines.append("trust_run=True")
+    command = (
+        f"inshrink search {shlex.quote(path)} {' '.join(words)} -o {shlex.quote(found)}\n"
+        f"inshrink compress {shlex.quote(path)} -o {shlex.quote(made)} --config {shlex.quote(found)}"
+    )
+    listed = "".join(f"    {line},\n" for line in lines)
+    python = (
+        f"import inshrink_core\n\nreport = inshrink_core.search(\n    {path!r},\n{listed})\n"
+        "print(report.best and report.best.to_json())"
+    )
+    return command, python
+
+
+def _number(limit: float) -> str:
+    """Return a limit as Python writes it."""
+    return f"{limit:g}" if math.isfinite(limit) else "float('inf')"

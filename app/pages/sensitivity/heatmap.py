@@ -1,0 +1,370 @@
+"""The heatmap of sensitivities: rows by steps, in logarithmic colours. No Streamlit here, as in `figures`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+from inshrink_app.theme import GAP, MARK, SEQUENTIAL
+from inshrink_app.widgets.figures import thinned, title
+from inshrink_app.widgets.formatting import count_text, elide, html_text, power_text, shape_text, value_text
+from inshrink_app.widgets.tables import METRICS, HeatRow, Sensitivity
+from numpy.typing import NDArray
+
+__all__ = [
+    "MAX_ANCHORS",
+    "MAX_COLUMNS",
+    "Columns",
+    "bucket_steps",
+    "colorbar",
+    "column_edges",
+    "column_of",
+    "heatmap_figure",
+    "linear_scale",
+    "log_scale",
+    "row_labels",
+]
+
+MAX_COLUMNS = 100
+"""More columns are thinner than a reader can tell apart on a laptop's screen."""
+
+
+class Columns(NamedTuple):
+    """The columns of a heatmap: values ``[rows, columns]``, a label each, and the most steps in one.
+
+    `last` is the place of the last step in each column: what a click on it means.
+    """
+
+    values: NDArray[np.float32]
+    labels: tuple[str, ...]
+    steps_per_column: int
+    last: tuple[int, ...]
+
+
+def column_edges(n_steps: int, limit: int = MAX_COLUMNS) -> NDArray[np.int64]:
+    """Return where columns begin, and the end of the last one."""
+    return np.linspace(0, n_steps, min(limit, n_steps) + 1).round().astype(np.int64)
+
+
+def bucket_steps(values: NDArray[np.float32], steps: Sequence[int], limit: int = MAX_COLUMNS) -> Columns:
+    """Merge neighbouring steps into at most `limit` columns, by the mean of what is there.
+
+    Parameters
+    ----------
+    values
+        ``[rows, steps]``, NaN where there is no value. A column is NaN only where all its steps are.
+    steps
+        Ascending.
+    """
+    n_steps = len(steps)
+    if n_steps <= limit:
+        return Columns(values, tuple(count_text(step) for step in steps), 1, tuple(range(n_steps)))
+    edges = column_edges(n_steps, limit)
+    present = np.isfinite(values)
+    sums = np.add.reduceat(np.where(present, values, 0).astype(np.float64), edges[:-1], axis=1)
+    counts = np.add.reduceat(present, edges[:-1], axis=1, dtype=np.int64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = (sums / counts).astype(np.float32)
+    labels = tuple(
+        f"{count_text(steps[a])} – {count_text(steps[b - 1])}" if b - a > 1 else count_text(steps[a])
+        for a, b in pairwise(edges)
+    )
+    return Columns(means, labels, int(np.diff(edges).max()), tuple(int(b) - 1 for b in edges[1:]))
+
+
+def column_of(place: int, n_steps: int, limit: int = MAX_COLUMNS) -> int:
+    """Return the column that holds a step, by the step's place."""
+    return int(np.searchsorted(column_edges(n_steps, limit), place, side="right")) - 1
+
+
+_LONGEST_COLORBAR = 420
+_CLIPPED = (1.0, 99.0)
+"""Percentiles between which colours spread when outliers are clipped."""
+
+
+def linear_scale(values: NDArray[np.float32], clip: bool) -> tuple[NDArray[np.float32], float, float]:
+    """Return the values, and the ends of the colour scale."""
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if finite.size == 0:
+        return values, 0.0, 1.0
+    low, high = (float(end) for end in np.percentile(finite, _CLIPPED if clip else (0, 100)))
+    if high - low < 1e-9 * max(abs(low), abs(high), 1e-30):
+        half = abs(low) / 2 or 0.5
+        low, high = low - half, high + half
+    return np.where(np.isfinite(values), values, np.float32("nan")), low, high
+
+
+def log_scale(values: NDArray[np.float32], clip: bool) -> tuple[NDArray[np.float32], float, float]:
+    """Return log10 of the values, NaN where there is none, and the ends of the colour scale.
+
+    Zeros have no logarithm: they take the scale's lower end; the hover tells that they are zero.
+    """
+    positive = values[np.isfinite(values) & (values > 0)]
+    if positive.size == 0:
+        return np.where(np.isfinite(values), np.float32(0), np.float32("nan")), -1.0, 0.0
+    logs_of_positive = np.log10(positive.astype(np.float64))
+    ends = np.percentile(logs_of_positive, _CLIPPED if clip else (0, 100))
+    low, high = float(ends[0]), float(ends[1])
+    if high - low < 0.02:
+        middle = (low + high) / 2
+        low, high = middle - 0.5, middle + 0.5
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log10(values.astype(np.float64))
+    logs = np.where(np.isneginf(logs), low, logs)
+    return np.where(np.isfinite(values), logs, np.nan).astype(np.float32), low, high
+
+
+def colorbar(symbol: str, low: float, high: float, room: int, scale: str = "log") -> dict[str, object]:
+    """Label a scale: a logarithmic one with decades, or 1-2-5 where it spans few of them."""
+    ticks = _log_ticks(low, high) if scale == "log" else _linear_ticks(low, high)
+    return {
+        "title": {"text": html_text(symbol), "side": "top"},
+        "tickvals": [position for position, _ in ticks],
+        "ticktext": [text for _, text in ticks],
+        "thickness": 12,
+        "outlinewidth": 0,
+        "xpad": 8,
+        "lenmode": "pixels",
+        "len": min(_LONGEST_COLORBAR, room),
+        "y": 1,
+        "yanchor": "top",
+        "ypad": 0,
+    }
+
+
+def _linear_ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Return about five round values between two."""
+    rough = (high - low) / 5
+    decade = 10.0 ** math.floor(math.log10(rough))
+    stride = next(m * decade for m in (1, 2, 5, 10) if m * decade >= rough)
+    first, last = math.ceil(low / stride), math.floor(high / stride)
+    return [(k * stride, value_text(k * stride)) for k in range(first, last + 1)]
+
+
+def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Return decades between two logarithms, or 1-2-5 where they are few."""
+    first, last = math.ceil(low), math.floor(high)
+    if last - first >= 2:
+        stride = math.ceil((last - first + 1) / 8)
+        ticks = [(float(e), power_text(e)) for e in range(first, last + 1, stride)]
+    else:
+        candidates = [
+            (math.log10(m) + e, m * 10.0**e)
+            for e in range(first - 2, last + 2)
+            for m in ((1, 2, 5) if high - low > 0.6 else (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9))
+        ]
+        ticks = [(position, value_text(value)) for position, value in candidates if low <= position <= high]
+    return ticks
+
+
+MAX_ANCHORS = 6000
+"""Cells that can be clicked: with more, the browser takes more than a fifth of a second to find which one
+it was."""
+
+_MAX_STRIDE = 5
+"""Columns from one that can be clicked to the next, at most: further apart, a click misses its step."""
+
+_ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (10**9, 3))
+"""Pixels of a row by how many there are: (at most so many rows, pixels)."""
+
+_LETTER_PIXELS = 6.5
+"""Width of a letter of a label, rather more than less; a margin too narrow grows by itself."""
+
+_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, _ROOM_OF_STEPS = 14, 42, 56
+"""Pixels beside the letters: ticks, paddings, the bar itself; below, the labels of steps and their title."""
+
+_NAME_WIDTH = 34
+_MAX_ROW_LABELS = 60
+_MAX_COLUMN_LABELS = 13
+_NO_VALUE = "%{y}<br>step %{x}<br>no value at this step<extra></extra>"
+
+
+def heatmap_figure(
+    table: Sensitivity,
+    statistic: str,
+    *,
+    clip: bool,
+    scale: str = "log",
+    pinned: tuple[int, int] | None = None,
+) -> go.Figure:
+    """Draw rows by steps, colour by the value or its logarithm.
+
+    Parameters
+    ----------
+    table
+        What to draw.
+    statistic
+        A key of its values.
+    clip
+        Spread colours between the 1st and 99th percentile instead of the extremes.
+    scale
+        ``log`` or ``linear``.
+    pinned
+        Row and column of a cell that is marked to begin with. A click marks another one in the browser,
+        without a new figure: a figure that changed would lose its zoom and its selection.
+    """
+    columns = bucket_steps(table.values[statistic], table.steps)
+    colours, low, high = (log_scale if scale == "log" else linear_scale)(columns.values, clip)
+    names = [_row_category(row) for row in table.rows]
+    row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(names) <= most)
+    height = max(220, len(names) * row_pixels + 70)
+    symbol = METRICS[table.metric].symbol
+    word = "" if METRICS[table.metric].pooled else f"{statistic} "
+    hover = f"%{{y}}<br>step %{{x}}<br>{word}{html_text(symbol)} = "
+    bar = colorbar(symbol, low, high, height - 90, scale)
+    figure = go.Figure()
+    figure.add_trace(_gaps(columns, names))
+    figure.add_trace(
+        go.Heatmap(
+            z=colours,
+            x=columns.labels,
+            y=names,
+            customdata=columns.values,
+            zmin=low,
+            zmax=high,
+            colorscale=SEQUENTIAL,
+            colorbar=bar,
+            hoverongaps=False,
+            xgap=1 if len(columns.labels) <= 60 else 0,
+            ygap=1 if len(names) <= 60 else 0,
+            hovertemplate=f"{hover}%{{customdata:.3~g}}<extra></extra>",
+        )
+    )
+    figure.add_trace(_anchors(names, columns, row_pixels, pinned, hover))
+    ticks = thinned(names, row_labels([row.name for row in table.rows]), _MAX_ROW_LABELS)
+    figure.update_layout(
+        height=height,
+        margin=_margin(ticks["ticktext"], [symbol, *bar["ticktext"]]),
+        hoverlabel={"align": "left"},
+        dragmode="zoom",
+        hovermode="closest",
+        # A click in the corner of a large cell is far from its middle, where the anchor is.
+        hoverdistance=200,
+        showlegend=False,
+    )
+    figure.update_xaxes(
+        type="category",
+        title=title("Step"),
+        showgrid=False,
+        tickangle=0,
+        range=[-0.5, len(columns.labels) - 0.5],
+        **thinned(columns.labels, columns.labels, _MAX_COLUMN_LABELS),
+    )
+    figure.update_yaxes(
+        type="category",
+        range=[len(names) - 0.5, -0.5],
+        showgrid=False,
+        automargin=True,
+        ticklabelstandoff=4,
+        **ticks,
+    )
+    return figure
+
+
+def _margin(rows: Sequence[str], bar: Sequence[str]) -> dict[str, float]:
+    """Return margins that hold the labels: where they do not, the browser draws everything once more."""
+    return {
+        "l": _ROOM_OF_ROWS + _LETTER_PIXELS * max(map(len, rows), default=0),
+        "r": _ROOM_OF_COLORBAR + _LETTER_PIXELS * max(map(len, bar), default=0),
+        "t": 8,
+        "b": _ROOM_OF_STEPS,
+    }
+
+
+def _anchors(
+    names: Sequence[str], cells: Columns, row_pixels: float, pinned: tuple[int, int] | None, hover: str
+) -> go.Scattergl:
+    """Return an unseen square over every cell that can be clicked, because heatmaps report no clicks.
+
+    Beyond `MAX_ANCHORS` cells some columns have none, then some rows; a click takes the nearest.
+    """
+    column_stride = min(_MAX_STRIDE, max(1, math.ceil(len(names) * len(cells.labels) / MAX_ANCHORS)))
+    columns = _every(len(cells.labels), column_stride)
+    row_stride = max(1, math.ceil(len(names) * len(columns) / MAX_ANCHORS))
+    rows = _every(len(names), row_stride)
+    if pinned is not None:
+        rows, columns = np.union1d(rows, [pinned[0]]), np.union1d(columns, [pinned[1]])
+    y, x = np.repeat(rows, len(columns)), np.tile(columns, len(rows))
+    chosen = None
+    if pinned is not None:
+        chosen = np.flatnonzero((y == pinned[0]) & (x == pinned[1])).tolist()
+    return go.Scattergl(
+        # By name: an axis of names takes numbers for new names. As arrays: of a list, Plotly looks at every
+        # entry each time it copies it.
+        x=np.asarray(cells.labels)[x],
+        y=np.asarray(names)[y],
+        customdata=np.stack([y, x, cells.values[y, x]], axis=1).astype(np.float32),
+        mode="markers",
+        marker={
+            "symbol": "square-open",
+            "size": max(7, min(row_pixels - 2, 16)),
+            "color": MARK,
+            "opacity": 0,
+        },
+        selected={"marker": {"opacity": 1, "color": MARK}},
+        unselected={"marker": {"opacity": 0}},
+        selectedpoints=chosen,
+        hovertemplate=_hovers(cells.values[y, x], f"{hover}%{{customdata[2]:.3~g}}<extra></extra>"),
+        showlegend=False,
+    )
+
+
+def _hovers(values: NDArray[np.float32], template: str) -> str | list[str]:
+    """Return what a cell says under the pointer: one for all, or for each where some have no value."""
+    finite = np.isfinite(values)
+    if finite.all():
+        return template
+    return [template if known else _NO_VALUE for known in finite]
+
+
+def _every(n: int, stride: int) -> NDArray[np.int64]:
+    """Return every k-th place, in the middle of those it stands for."""
+    return np.minimum(np.arange(0, n, stride) + stride // 2, n - 1)
+
+
+def _gaps(columns: Columns, names: Sequence[str]) -> go.Heatmap:
+    """Draw grey where there is no value, with a hover that says so."""
+    if np.isfinite(columns.values).all():
+        return go.Heatmap(visible=False)
+    absent = np.where(np.isfinite(columns.values), np.float32("nan"), np.float32(0))
+    return go.Heatmap(
+        z=absent,
+        x=columns.labels,
+        y=names,
+        colorscale=[[0, GAP], [1, GAP]],
+        opacity=0.35,
+        showscale=False,
+        hoverongaps=False,
+        hovertemplate=_NO_VALUE,
+    )
+
+
+def _row_category(row: HeatRow) -> str:
+    """Return a row's identity, which is also the head of its hover: full name, what it is, its shape."""
+    if row.shape is None:
+        extent = f"{row.n_tensors} tensor{'s' * (row.n_tensors != 1)}, {count_text(row.numel)} values"
+    else:
+        extent = shape_text(row.shape)
+    kind = f"{row.layer} · " if row.layer and row.layer != row.name else ""
+    return f"<b>{html_text(row.name)}</b><br>{html_text(kind)}{extent}"
+
+
+def row_labels(names: Sequence[str]) -> list[str]:
+    """Return short labels: without the modules that all names share, and without a long middle.
+
+    Examples
+    --------
+    >>> row_labels(["net.layers.0.fc.weight", "net.layers.1.fc.weight", "net.head"])
+    ['layers.0.fc.weight', 'layers.1.fc.weight', 'head']
+    """
+    parts = [name.split(".") for name in names]
+    shared = 0
+    while len(parts) > 1 and all(len(part) > shared + 1 for part in parts):
+        if len({part[shared] for part in parts}) > 1:
+            break
+        shared += 1
+    return [html_text(elide(".".join(part[shared:]), _NAME_WIDTH)) for part in parts]

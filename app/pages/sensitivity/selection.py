@@ -1,0 +1,215 @@
+"""Which cell of the sensitivities is looked into: one selection, whoever makes it. No Streamlit here.
+
+Heatmap, table, search box and link all speak through `apply_selection`, so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import streamlit as st
+from inshrink_app import state
+
+__all__ = [
+    "LAYER",
+    "STEP",
+    "WITHIN",
+    "Event",
+    "Selection",
+    "apply",
+    "apply_selection",
+    "chosen_cell",
+    "current",
+    "from_chart",
+    "go_within",
+    "link_event",
+    "nearest_step",
+    "publish",
+    "within",
+]
+
+
+class Selection(NamedTuple):
+    """A row (a tensor, a block or a layer type) at a step."""
+
+    layer: str
+    step: int
+
+
+class Event(NamedTuple):
+    """What somebody did.
+
+    Parameters
+    ----------
+    source
+        ``chart``, ``table``, ``search``, ``step``, ``link`` or ``close``.
+    layer, step
+        What was chosen; None where the source does not say. A chart or a table that chooses nothing has
+        been cleared.
+    """
+
+    source: str
+    layer: str | None = None
+    step: int | None = None
+
+
+def apply_selection(state: Selection | None, event: Event, steps: Sequence[int]) -> Selection | None:
+    """Return the selection after an event.
+
+    Parameters
+    ----------
+    state
+        The selection before; None: nothing is selected.
+    event
+        What was done.
+    steps
+        Steps there are, ascending; a step that is not among them becomes the nearest that is.
+
+    Notes
+    -----
+    A table or a search box chooses a layer and keeps the step that is looked at; without one it is the
+    last. A link that names no layer changes nothing, because following the navigation drops it.
+
+    Examples
+    --------
+    >>> apply_selection(Selection("a", 20), Event("table", "b"), (10, 20))
+    Selection(layer='b', step=20)
+    >>> apply_selection(Selection("a", 20), Event("chart"), (10, 20)) is None
+    True
+    """
+    if event.source == "close" or not steps:
+        return None
+    if event.source == "step":
+        if state is None or event.step is None:
+            return state
+        return Selection(state.layer, nearest_step(event.step, steps))
+    if event.layer is None:
+        return None if event.source in ("chart", "table") else state
+    step = event.step
+    if step is None:
+        step = state.step if state is not None else steps[-1]
+    return Selection(event.layer, nearest_step(step, steps))
+
+
+def nearest_step(step: int, steps: Sequence[int]) -> int:
+    """Return the step nearest to a number, the earlier of two.
+
+    Examples
+    --------
+    >>> nearest_step(26, (10, 20, 30))
+    30
+    """
+    return min(steps, key=lambda known: (abs(known - step), known))
+
+
+def link_event(layer: str | None, step: str | None) -> Event:
+    """Read what a link says, which is untrusted: a step that is no number counts as none.
+
+    Examples
+    --------
+    >>> link_event("fc.weight", "40"), link_event("fc.weight", "<b>")[2]
+    (Event(source='link', layer='fc.weight', step=40), None)
+    """
+    number = int(step) if step is not None and step.isascii() and step.isdigit() and len(step) < 19 else None
+    return Event("link", layer or None, number)
+
+
+def chosen_cell(points: Sequence[object], n_rows: int, n_columns: int) -> tuple[int, int] | None:
+    """Return row and column of what was clicked in a heatmap; None for nothing, or for nonsense.
+
+    Parameters
+    ----------
+    points
+        What the chart reports: mappings with ``customdata`` of (row, column).
+    n_rows, n_columns
+        Cells there are; the browser's word is not taken for it.
+    """
+    for point in points:
+        place = _place(point.get("customdata") if isinstance(point, Mapping) else None)
+        if place is not None and 0 <= place[0] < n_rows and 0 <= place[1] < n_columns:
+            return place
+    return None
+
+
+def _place(said: object) -> tuple[int, int] | None:
+    """Read (row, column): a list, or, as browsers write typed arrays, a mapping from places to numbers."""
+    if isinstance(said, Mapping):
+        said = [said.get("0"), said.get("1")]
+    if not isinstance(said, list | tuple) or len(said) < 2:
+        return None
+    row, column = said[0], said[1]
+    if not isinstance(row, int | float) or not isinstance(column, int | float):
+        return None
+    return (int(row), int(column)) if math.isfinite(row) and math.isfinite(column) else None
+
+
+LAYER = "layer"
+STEP = "step"
+WITHIN = "in"
+
+_SELECTION = "sensitivity.selection"
+_PUBLISHED = "sensitivity.published"
+_SOURCE = "sensitivity.source"
+_STEPS = "sensitivity.steps"
+
+
+def current(steps: Sequence[int]) -> Selection | None:
+    """Return what is selected now, after the link had its say.
+
+    A link counts where it differs from what this page wrote last: at the first visit, and when the reader
+    goes back or types another address.
+    """
+    st.session_state[_STEPS] = tuple(steps)
+    linked = (st.query_params.get(LAYER), st.query_params.get(STEP))
+    if linked[0] is not None and linked != st.session_state.get(_PUBLISHED):
+        apply(link_event(*linked))
+    found: Selection | None = st.session_state.get(_SELECTION)
+    if found is not None and found.step not in steps:
+        apply(Event("link", found.layer, found.step))
+        found = st.session_state.get(_SELECTION)
+    return found
+
+
+def apply(event: Event) -> None:
+    """Take in what somebody did; also from within callbacks."""
+    if event.source not in ("link", "close"):
+        state.clicked()
+    steps = st.session_state.get(_STEPS, ())
+    st.session_state[_SELECTION] = apply_selection(st.session_state.get(_SELECTION), event, steps)
+    st.session_state[_SOURCE] = event.source
+
+
+def from_chart() -> bool:
+    """Whether the last event was a click on the heatmap, which marks its cell itself."""
+    return st.session_state.get(_SOURCE) == "chart"
+
+
+def publish(selection: Selection | None) -> None:
+    """Write the selection into the address."""
+    if selection is None:
+        state.retract(LAYER, STEP)
+        st.session_state[_PUBLISHED] = (None, None)
+        return
+    said = {LAYER: selection.layer, STEP: str(selection.step)}
+    state.publish(**said)
+    st.session_state[_PUBLISHED] = (said[LAYER], said[STEP])
+
+
+def within() -> str:
+    """Return the module whose rows are shown; empty for all."""
+    linked = st.query_params.get(WITHIN)
+    if linked is not None and linked != st.session_state.get(f"{_PUBLISHED}.{WITHIN}"):
+        st.session_state[f"{_SELECTION}.{WITHIN}"] = linked
+    return str(st.session_state.get(f"{_SELECTION}.{WITHIN}", ""))
+
+
+def go_within(module: str) -> None:
+    """Show the rows of a module from now on."""
+    st.session_state[f"{_SELECTION}.{WITHIN}"] = module
+    st.session_state[f"{_PUBLISHED}.{WITHIN}"] = module
+    if module:
+        state.publish(**{WITHIN: module})
+    else:
+        state.retract(WITHIN)

@@ -1,0 +1,118 @@
+"""Handing over large files: a route of the server streams them from disk, whatever their size.
+
+The page offers a file and gets an address with a token nobody can guess, bound to that file as it is now. The
+route checks the token, its age, and that the file is still the same and still inside of the folders that the
+explorer may see; who may ask at all, `gate` checks.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from inshrink_app.server.roots import settings
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+__all__ = ["DOWNLOAD_PREFIX", "Downloads", "downloads", "routes"]
+
+DOWNLOAD_PREFIX = "/inshrink/download"
+
+_SECONDS_VALID = 3600.0
+"""A download that was cut off can be taken up again for an hour."""
+
+_MAX_OFFERS = 256
+_TOKEN_NBYTES = 32
+
+_HEADERS = {"Cache-Control": "no-store"}
+
+
+class _Offer(NamedTuple):
+    """A file that may be fetched: where it lies, what it was like, and until when."""
+
+    path: Path
+    mtime_ns: int
+    nbytes: int
+    expires_at: float
+
+
+class Downloads:
+    """The files on offer, by token."""
+
+    def __init__(self) -> None:
+        self._offers: dict[str, _Offer] = {}
+        self._lock = threading.Lock()
+
+    def offer(self, path: Path) -> str:
+        """Return the address of a file; the same one while the file and the offer last.
+
+        Parameters
+        ----------
+        path
+            A real path inside of the roots.
+
+        Raises
+        ------
+        OSError
+            There is no such file.
+        """
+        status = path.stat()
+        now = time.monotonic()
+        with self._lock:
+            self._offers = {key: one for key, one in self._offers.items() if one.expires_at > now}
+            for token, one in self._offers.items():
+                if one[:3] == (path, status.st_mtime_ns, status.st_size) and (
+                    one.expires_at - now > _SECONDS_VALID / 2
+                ):
+                    return f"{DOWNLOAD_PREFIX}/{token}"
+            while len(self._offers) >= _MAX_OFFERS:
+                del self._offers[next(iter(self._offers))]
+            token = secrets.token_urlsafe(_TOKEN_NBYTES)
+            self._offers[token] = _Offer(path, status.st_mtime_ns, status.st_size, now + _SECONDS_VALID)
+        return f"{DOWNLOAD_PREFIX}/{token}"
+
+    def find(self, token: str) -> Path | None:
+        """Return the file of a token; None where it is unknown, has expired, or the file is another now."""
+        with self._lock:
+            offer = self._offers.get(token)
+        if offer is None or offer.expires_at <= time.monotonic():
+            return None
+        try:
+            real = offer.path.resolve(strict=True)
+            status = real.stat()
+        except (OSError, RuntimeError):
+            return None
+        same = (real, status.st_mtime_ns, status.st_size) == offer[:3]
+        return real if same and real.is_file() and settings().allows(real) else None
+
+
+downloads = Downloads()
+"""The files on offer in this process: one explorer is one process."""
+
+
+def routes() -> list[Route]:
+    """Return the route that hands files over."""
+    from starlette.responses import FileResponse, PlainTextResponse
+    from starlette.routing import Route
+
+    async def download(request: Request) -> Response:
+        path = downloads.find(request.path_params["token"])
+        if path is None:
+            return PlainTextResponse(
+                "This link is no longer valid. Reload the page that it came from.\n", status_code=404
+            )
+        return FileResponse(
+            path,
+            media_type="application/octet-stream",
+            filename=path.name,
+            content_disposition_type="attachment",
+            headers=_HEADERS,
+        )
+
+    return [Route(f"{DOWNLOAD_PREFIX}/{{token}}", download, methods=["GET", "HEAD"])]

@@ -1,0 +1,54 @@
+"""Choosing the archive that a page is about, where a run has several, and what to say where it has none."""
+
+from __future__ import annotations
+
+import streamlit as st
+from inshrink_app import services, state
+from inshrink_app.pages.archive.tables import ArchiveChoice
+from inshrink_app.widgets.formatting import bytes_text, elide, ratio_text, steps_text
+from inshrink_app.widgets.tables import Subject
+
+__all__ = ["ARCHIVE", "choice_text", "choose", "none_yet"]
+
+ARCHIVE = "archive"
+EXPORT_PAGE = "pages/export/view.py"
+
+_NAME_WIDTH = 44
+
+
+def choose(shown: Subject) -> ArchiveChoice | None:
+    """Return the archive chosen among those of a run; None where it has none."""
+    choices = services.archives_of(shown)
+    if len(choices) < 2:
+        return choices[0] if choices else None
+    names = {str(one.path): one for one in choices}
+    wanted = state.choice(ARCHIVE, list(names), str(choices[0].path))
+    chosen = st.selectbox(
+        "Archive",
+        list(names),
+        index=list(names).index(wanted),
+        format_func=lambda path: choice_text(names[path]),
+        key="archive.choice",
+    )
+    state.publish(archive=str(chosen))
+    return names[str(chosen)]
+
+
+def choice_text(one: ArchiveChoice) -> str:
+    """Say which archive it is, in one line of plain text."""
+    settings = f" {one.settings}" if one.settings else ""
+    return (
+        f"{elide(one.name, _NAME_WIDTH)} · {one.codec}{settings} · {steps_text(one.steps)} · "
+        f"{bytes_text(one.nbytes)} · {ratio_text(one.ratio_total)}"
+    )
+
+
+def none_yet(what: str) -> None:
+    """Say that the run has no archive, and lead to where one is made."""
+    with st.container(border=True):
+        st.header("This run has no archive yet", anchor=False)
+        st.write(
+            f"{what} Archives of a run are looked for beside it and in the folders that the explorer may see."
+        )
+        if st.button("Export an archive", type="primary", icon=":material/archive:"):
+            st.switch_page(EXPORT_PAGE)

@@ -1,0 +1,54 @@
+"""The panel that stands where something went wrong: what, where, and what to do."""
+
+from __future__ import annotations
+
+import logging
+
+import streamlit as st
+from inshrink_app.widgets.formatting import markdown_text
+from inshrink_app.widgets.tables import Problem
+
+__all__ = ["of_os_error", "show", "show_unexpected"]
+
+_log = logging.getLogger(__name__)
+
+
+def show(problem: Problem) -> None:
+    """Draw a problem. Every part is untrusted: paths and names from files stand in it."""
+    with st.container(border=True):
+        st.error(f"**{markdown_text(_sentence(problem.what))}**", icon=":material/error:")
+        if problem.where:
+            st.code(problem.where, language=None, wrap_lines=True)
+        if problem.remedy:
+            st.markdown(f"**What to do:** {markdown_text(_sentence(problem.remedy))}")
+        if problem.detail:
+            with st.expander("Details"):
+                st.code(problem.detail, language=None, wrap_lines=True)
+
+
+def _sentence(clause: str) -> str:
+    """Make a sentence of a clause, as the engine words them."""
+    return clause[:1].upper() + clause[1:].rstrip(".") + "."
+
+
+def of_os_error(error: OSError) -> Problem:
+    """Describe what the operating system refused."""
+    return Problem(f"the system refused: {error.strerror or error}", str(error.filename or ""))
+
+
+def show_unexpected(error: Exception) -> bool:
+    """Draw an error of the explorer itself; its traceback goes to the terminal, not to the page.
+
+    Returns
+    -------
+    bool
+        True: Streamlit need not draw it in its own way.
+    """
+    _log.error("a page failed", exc_info=error)
+    show(
+        Problem(
+            f"the explorer failed on this page ({type(error).__name__})",
+            remedy="reload the page; if it fails again, the terminal it was started from tells more",
+        )
+    )
+    return True
