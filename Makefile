@@ -8,7 +8,7 @@ WORKERS ?= 3
 SECONDS ?= 60
 SEED ?= 1
 
-.PHONY: run test lint types kernels fuzz crash bench bench-quick sample screenshots wheel clean help
+.PHONY: run test lint types kernels fuzz crash bench bench-quick sample screenshots docs wheel clean help
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -54,6 +54,9 @@ sample: $(STAMP)  ## Train the bundled sample run anew (changes its files)
 
 screenshots: $(STAMP)  ## Take the screenshots of README and docs from the running explorer
 	$(BIN)/python -m benchmarks.screenshots
+
+docs: $(STAMP)  ## Build the documentation site into build/site; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 wheel: $(STAMP)  ## Build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
