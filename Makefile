@@ -8,7 +8,7 @@ WORKERS ?= 3
 SECONDS ?= 60
 SEED ?= 1
 
-.PHONY: run test lint types kernels fuzz crash bench bench-quick sample screenshots docs wheel clean help
+.PHONY: run test lint types kernels fuzz crash bench bench-quick sample screenshots docs house wheel clean help
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -57,6 +57,9 @@ screenshots: $(STAMP)  ## Take the screenshots of README and docs from the runni
 
 docs: $(STAMP)  ## Build the documentation site into build/site; every warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+house: $(STAMP)  ## Count lines by package, and the functions a tensor passes
+	$(BIN)/python -m benchmarks.house
 
 wheel: $(STAMP)  ## Build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
