@@ -1,0 +1,1 @@
+"""Conformance suites for codecs, run layouts and archives: shipped, so that others can use them."""

@@ -1,0 +1,214 @@
+"""The archive against a dictionary, through appends, branches, crashes, removals and reopenings.
+
+For whoever changes how archives are written, or keeps them somewhere else: subclass `ArchiveMachine`, say
+where a new archive lies, and let Hypothesis look for a sequence of actions after which the archive and the
+dictionary disagree. Needs ``hypothesis``.
+
+Examples
+--------
+In a test file::
+
+    class Mine(ArchiveMachine):
+        def new_folder(self) -> Path:
+            return Path("/mnt/elsewhere") / uuid4().hex
+
+    TestMine = Mine.TestCase
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from inshrink_core.archive import (
+    ArchiveReader,
+    ArchiveWriter,
+    check_archive,
+    rebuild_manifest,
+    remove_frames,
+)
+from inshrink_core.errors import NotFoundError
+
+__all__ = ["ArchiveMachine"]
+
+_KEYS = ("a", "b.weight", "é")
+_PAYLOADS = st.binary(max_size=40) | st.sampled_from([bytes(4096), b"x" * 5000])
+_BLOCKS = st.dictionaries(st.sampled_from(_KEYS), _PAYLOADS)
+_METAS = st.dictionaries(
+    st.sampled_from(["p", "q", "r"]),
+    st.none()
+    | st.booleans()
+    | st.integers(-1, 2)
+    | st.text(max_size=3)
+    | st.lists(st.floats(0, 1), max_size=2),
+)
+
+
+class _Committed(NamedTuple):
+    """What the oracle knows of a frame; its key is the frame's id."""
+
+    parent: bytes | None
+    step: int
+    branch: int
+    kind: str
+    codec: str
+    blocks: dict[str, bytes]
+    meta: dict[str, Any]
+
+
+class ArchiveMachine(RuleBasedStateMachine):
+    """Frames in the order of their commits, in a plain dictionary; after each action, both must agree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = self.new_folder()
+        self.path = self.folder / "x"
+        self.model: dict[bytes, _Committed] = {}
+        self.ever: set[bytes] = set()
+
+    def new_folder(self) -> Path:
+        """Return an empty folder for one archive; it is removed at the end."""
+        return Path(tempfile.mkdtemp())
+
+    @initialize()
+    def create(self) -> None:
+        """Begin an archive without frames."""
+        self.writer = ArchiveWriter(self.path, create=True)
+
+    def teardown(self) -> None:
+        """Remove the archive."""
+        self.writer.close()
+        shutil.rmtree(self.folder)
+
+    def head(self) -> bytes | None:
+        """Return the id of the newest frame of the newest branch."""
+        newest = max((frame.branch for frame in self.model.values()), default=0)
+        return next((i for i in reversed(self.model) if self.model[i].branch == newest), None)
+
+    def append(
+        self,
+        parent: bytes | None,
+        branch: int,
+        kind: str,
+        codec: str,
+        blocks: dict[str, bytes],
+        meta: dict[str, Any],
+    ) -> None:
+        """Append a frame to the archive and to the dictionary."""
+        step = max((frame.step for frame in self.model.values()), default=-1) + 1
+        if parent is None:
+            kind = "keyframe"
+        with self.writer.begin(step=step, kind=kind, parent_id=parent, branch=branch) as frame:
+            for key, payload in blocks.items():
+                frame.add(key, codec, payload, attributes=(len(key), [key]), part=key == "b.weight")
+            info = frame.commit(meta)
+        assert info.frame_id not in self.ever
+        self.ever.add(info.frame_id)
+        self.model[info.frame_id] = _Committed(parent, step, branch, kind, codec, blocks, meta)
+
+    @rule(kind=st.sampled_from(["delta", "delta", "keyframe"]), codec=st.sampled_from(["raw/1", "zstd/1"]),
+          blocks=_BLOCKS, meta=_METAS)  # fmt: skip
+    def append_to_head(self, kind: str, codec: str, blocks: dict[str, bytes], meta: dict[str, Any]) -> None:
+        """Go on where the newest branch ends."""
+        head = self.head()
+        branch = self.model[head].branch if head else 0
+        self.append(head, branch, kind, codec, blocks, meta)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), blocks=_BLOCKS, meta=_METAS)
+    def open_a_branch(self, data: st.DataObject, blocks: dict[str, bytes], meta: dict[str, Any]) -> None:
+        """Go on from any frame."""
+        parent = data.draw(st.sampled_from(list(self.model)))
+        branch = max(frame.branch for frame in self.model.values()) + 1
+        self.append(parent, branch, "delta", "raw/1", blocks, meta)
+
+    @rule(blocks=_BLOCKS)
+    def crash_before_the_manifest_is_written(self, blocks: dict[str, bytes]) -> None:
+        """Commit a frame, and lose what the manifest says of it."""
+        manifest = self.path / "inshrink-manifest"
+        before = manifest.read_bytes()
+        self.append_to_head(kind="delta", codec="raw/1", blocks=blocks, meta={"crash": True})
+        self.writer.close()
+        manifest.write_bytes(before)
+        (self.path / "frames" / ".00000099-1.frame.tmp").write_bytes(b"half a frame")
+        self.agrees()
+        self.writer = ArchiveWriter(self.path)
+
+    @rule(blocks=_BLOCKS)
+    def abort_a_frame(self, blocks: dict[str, bytes]) -> None:
+        """Begin a frame and never commit it."""
+        with self.writer.begin(step=10**6, kind="keyframe", parent_id=None) as frame:
+            for key, payload in blocks.items():
+                frame.add(key, "raw/1", payload)
+
+    @rule()
+    def reopen(self) -> None:
+        """Close the archive and open it again."""
+        self.writer.close()
+        self.writer = ArchiveWriter(self.path)
+
+    @precondition(lambda self: self.model)
+    @rule(rebuild=st.booleans())
+    def lose_the_manifest(self, rebuild: bool) -> None:
+        """Go on without the manifest, or with one that was rebuilt."""
+        # Of a manifest that is lost, the generations of removed frames are lost too: ids may recur.
+        self.writer.close()
+        (self.path / "inshrink-manifest").unlink()
+        self.ever = set(self.model)
+        self.agrees()
+        if rebuild:
+            rebuild_manifest(self.path)
+        self.writer = ArchiveWriter(self.path)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def remove_a_frame_and_its_descendants(self, data: st.DataObject) -> None:
+        """Remove a frame and all that need it."""
+        gone = {data.draw(st.sampled_from(list(self.model)))}
+        for frame_id, frame in self.model.items():
+            if frame.parent in gone and frame.kind == "delta":
+                gone.add(frame_id)
+        remove_frames(self.writer, gone)
+        for frame_id in gone:
+            del self.model[frame_id]
+
+    @invariant()
+    def agrees(self) -> None:
+        """Compare every frame, and what a reader says of them, with the dictionary."""
+        reader = ArchiveReader.open(self.path)
+        assert [frame.frame_id for frame in reader.frames] == list(self.model)
+        assert (reader.head and reader.head.frame_id) == self.head()
+        for info in reader.frames:
+            frame, expected = reader.frame(info.frame_id), self.model[info.frame_id]
+            assert (info.parent_id, info.step, info.branch, info.kind.value) == expected[:4]
+            payloads = frame.read_many(frame.entries)
+            assert dict(zip((entry.key for entry in frame.entries), payloads, strict=True)) == expected.blocks
+            assert all(entry.codec == expected.codec for entry in frame.entries)
+            assert all(entry.attributes == (len(entry.key), (entry.key,)) for entry in frame.entries)
+            assert all(entry.part == (entry.key == "b.weight") for entry in frame.entries)
+            assert frame.meta == expected.meta
+            assert reader.find(info.step) == info
+        line, frame_id = [], self.head()
+        while frame_id in self.model:
+            line.append(frame_id)
+            frame_id = self.model[frame_id].parent
+        assert [frame.frame_id for frame in reader.history()] == line[::-1]
+
+    @invariant()
+    def is_sound(self) -> None:
+        """Check every structure and checksum."""
+        assert check_archive(self.path) == ()
+
+    @invariant()
+    def knows_no_other_step(self) -> None:
+        """Look for the frame that was never committed."""
+        try:
+            ArchiveReader.open(self.path).find(10**6)
+        except NotFoundError:
+            return
+        raise AssertionError("an aborted step was found")
