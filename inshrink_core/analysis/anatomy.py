@@ -15,7 +15,7 @@ from inshrink_core.chain import Archive
 from inshrink_core.chain.config import overridden
 from inshrink_core.chain.defaults import DEFAULT_CODEC, make_configs
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import CodecConfig, get_codec
+from inshrink_core.codec import PARTS, CodecConfig, get_codec
 from inshrink_core.errors import InputError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import FrameKind
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAP_METRICS",
-    "PARTS",
-    "PROTECTED",
-    "PRUNED",
-    "QUANTIZED",
     "Anatomy",
     "Part",
     "SensitivityMap",
@@ -284,7 +280,7 @@ def _put_together(
         histogram=value_histogram(values, levels.parts),
         restored=restored,
         level_kind=levels.kind,
-        points=levels.points,
+        points=levels.points if levels.points is not None else np.empty(0),
         spacing=levels.spacing,
         entropy=entropy_of_symbols(coded.state, coded.reference),
         nbytes=coded.nbytes,
@@ -430,10 +426,6 @@ def _logs(values: Tensor, score: Tensor) -> Iterator[tuple[NDArray[np.float64], 
         logs: NDArray[np.float64] = np.log10(pair[:, positive])
         yield logs, int((finite & ~positive).sum())
 
-
-PARTS = ("pruned", "quantized", "protected")
-PRUNED, QUANTIZED, PROTECTED = range(3)
-"""What can become of a value: zero, a level, or (nearly) itself."""
 
 N_BINS = 120
 """Bins of a histogram: about one for every six pixels of a chart."""
