@@ -21,6 +21,7 @@ from torch import Tensor
 from inshrink_core.ops.registry import dispatch
 
 __all__ = [
+    "BIT_LENGTHS",
     "CONTEXT_MASK",
     "INITIAL_STATE",
     "MAX_CONTEXTS",
@@ -36,6 +37,9 @@ __all__ = [
 
 PRECISION = 12
 """Bits of a frequency: tables of 4096 entries of 32 bits, of which 16 fit a second-level cache."""
+
+BIT_LENGTHS = np.array([f.bit_length() for f in range((1 << PRECISION) + 1)], np.int64)
+"""Bit length of each frequency."""
 
 INITIAL_STATE = 1 << 15
 """Smallest state, which an encoder starts from: states below 2**31 then fit a signed 32-bit integer."""

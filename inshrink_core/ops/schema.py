@@ -87,14 +87,6 @@ _RANS = (
     Op("rans_counts", "rans", "histogram of (context, symbol)", _KERNELS),
     Op("rans_encode", "rans", "blocks of interleaved rANS lanes", _KERNELS),
     Op("rans_decode", "rans", "inverse of rans_encode", _KERNELS),
-    Op("fit_tables", "rans_tables", "counts to frequencies that sum to a power of two, and what they cost"),
-    Op("pool_contexts", "rans_tables", "which contexts share a table"),
-    Op("read_tables", "rans_tables", "tables from bits"),
-)
-
-_ADAPTIVE = (
-    Op("adaptive_encode", "adaptive", "binary arithmetic coding with probabilities that follow the data"),
-    Op("adaptive_decode", "adaptive", "inverse of adaptive_encode"),
 )
 
 _LATTICE = (
@@ -105,7 +97,7 @@ _LATTICE = (
 
 _SAMPLE = (Op("sample_sums", "sample", "mantissas of squares of a sample summed per exponent"),)
 
-_FAMILIES = (_SYMBOLS, _PLANES, _QUANTIZE, _RANS, _ADAPTIVE, _LATTICE, _SAMPLE)
+_FAMILIES = (_SYMBOLS, _PLANES, _QUANTIZE, _RANS, _LATTICE, _SAMPLE)
 
 SCHEMA: Mapping[str, Op] = {op.name: op for family in _FAMILIES for op in family}
 """Every op by name."""

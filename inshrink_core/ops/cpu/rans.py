@@ -17,6 +17,7 @@ from inshrink_core.execution import new_array
 from inshrink_core.ops.cpu.compiled import brief, kernel, part
 from inshrink_core.ops.cpu.wide_rans import LANES, decode_steps, encode_steps, is_wide
 from inshrink_core.ops.rans import (
+    BIT_LENGTHS,
     CONTEXT_MASK,
     INITIAL_STATE,
     MAX_CONTEXTS,
@@ -24,7 +25,6 @@ from inshrink_core.ops.rans import (
     RansBlocks,
     RansModel,
 )
-from inshrink_core.ops.reference.rans_tables import LENGTHS
 from inshrink_core.ops.registry import register
 from inshrink_core.ops.schema import Backend
 
@@ -145,7 +145,7 @@ def _encode_table(frequencies: NDArray[np.int64]) -> NDArray[np.uint32]:
     """
     starts = np.cumsum(frequencies, axis=1) - frequencies
     f = np.maximum(frequencies, 1)
-    shifts = LENGTHS[f - 1]
+    shifts = BIT_LENGTHS[f - 1]
     single = f == 1
     columns = (
         f << (31 - PRECISION),
