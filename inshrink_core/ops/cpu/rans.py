@@ -25,8 +25,6 @@ from inshrink_core.ops.rans import (
     RansBlocks,
     RansModel,
 )
-from inshrink_core.ops.registry import register
-from inshrink_core.ops.schema import Backend
 
 __all__: list[str] = []
 
@@ -106,7 +104,6 @@ def _count(
             counts[places[i]] += _U32(1)
 
 
-@register("rans_counts", Backend.CPU)
 def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_contexts: int) -> Tensor:
     """See `inshrink_core.ops.rans.rans_counts`."""
     values = _host(symbols)
@@ -193,7 +190,6 @@ def _encode_blocks(
     return at
 
 
-@register("rans_encode", Backend.CPU)
 def rans_encode(
     symbols: Tensor, contexts: Tensor | None, model: RansModel, lanes: int, block_length: int
 ) -> RansBlocks:
@@ -266,7 +262,6 @@ def _decode_blocks(
     return True
 
 
-@register("rans_decode", Backend.CPU)
 def rans_decode(
     blocks: RansBlocks, contexts: Tensor | None, model: RansModel, n: int, block_length: int
 ) -> tuple[Tensor, bool]:
