@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.alone import Coded, encode_alone, read_if_there, step_before
-from inshrink_core.chain import Archive
+from inshrink_core.chain import Archive, ChainConfig
 from inshrink_core.chain.config import overridden
 from inshrink_core.chain.defaults import DEFAULT_CODEC, make_configs
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
@@ -205,12 +205,12 @@ def _of_run(
         codec = get_codec(name)
         config = codec.config_type()
     before = step_before(run, step, spec)
-    coded, values = encode_alone(codec, config, checkpoint, before, spec)
+    coded = encode_alone(ChainConfig(codec=name, config=config), checkpoint, before, spec)
     return _put_together(
         checkpoint=checkpoint,
         before=before,
         spec=spec,
-        values=values,
+        values=checkpoint[spec.key],
         coded=coded,
         metric=metric,
         codec=name,
