@@ -92,7 +92,7 @@ def variants_of(codec: str, values: Mapping[str, tuple[float, ...]]) -> list[str
     if knob is None or not held:
         return [codec]
     separator = "," if ":" in codec else ":"
-    return [codec + separator + ",".join(f"{name}={value}" for name in knob.fields) for value in held]
+    return [codec + separator + ",".join(f"{name}={value}" for name in knob.settings) for value in held]
 
 
 def report_of(name: str, codec: str, plan: Plan) -> BenchReport:

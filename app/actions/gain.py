@@ -102,7 +102,7 @@ def _table(
     groups: Iterable[Sequence[TensorSpec]], steps: tuple[int, ...], measured: RestoreGain, metric: str
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return gain or noise of every row at every step; sums are pooled before they are divided."""
-    from inshrink_core.evaluate.gain import pool
+    from inshrink_core.chain import pool
 
     found = {step.step: {row.key: row for row in step.tensors} for step in measured.steps}
     lines = []

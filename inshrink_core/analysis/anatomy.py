@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.alone import Coded, encode_alone, read_if_there, step_before
-from inshrink_core.chain import Archive
+from inshrink_core.chain import Archive, ChainConfig
 from inshrink_core.chain.config import overridden
 from inshrink_core.chain.defaults import DEFAULT_CODEC, make_configs
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import CodecConfig, get_codec
+from inshrink_core.codec import PARTS, CodecConfig, get_codec
 from inshrink_core.errors import InputError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import FrameKind
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAP_METRICS",
-    "PARTS",
-    "PROTECTED",
-    "PRUNED",
-    "QUANTIZED",
     "Anatomy",
     "Part",
     "SensitivityMap",
@@ -209,12 +205,12 @@ def _of_run(
         codec = get_codec(name)
         config = codec.config_type()
     before = step_before(run, step, spec)
-    coded, values = encode_alone(codec, config, checkpoint, before, spec)
+    coded = encode_alone(ChainConfig(codec=name, config=config), checkpoint, before, spec)
     return _put_together(
         checkpoint=checkpoint,
         before=before,
         spec=spec,
-        values=values,
+        values=checkpoint[spec.key],
         coded=coded,
         metric=metric,
         codec=name,
@@ -284,7 +280,7 @@ def _put_together(
         histogram=value_histogram(values, levels.parts),
         restored=restored,
         level_kind=levels.kind,
-        points=levels.points,
+        points=levels.points if levels.points is not None else np.empty(0),
         spacing=levels.spacing,
         entropy=entropy_of_symbols(coded.state, coded.reference),
         nbytes=coded.nbytes,
@@ -430,10 +426,6 @@ def _logs(values: Tensor, score: Tensor) -> Iterator[tuple[NDArray[np.float64], 
         logs: NDArray[np.float64] = np.log10(pair[:, positive])
         yield logs, int((finite & ~positive).sum())
 
-
-PARTS = ("pruned", "quantized", "protected")
-PRUNED, QUANTIZED, PROTECTED = range(3)
-"""What can become of a value: zero, a level, or (nearly) itself."""
 
 N_BINS = 120
 """Bins of a histogram: about one for every six pixels of a chart."""

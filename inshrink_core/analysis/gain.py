@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inshrink_core.chain import Archive, stored_view
-from inshrink_core.chain.defaults import make_config
-from inshrink_core.codec import FrameContext, get_codec
-from inshrink_core.errors import InputError, NotFoundError
-from inshrink_core.evaluate.gain import StepGain, TensorGain, pool, step_gain
+from inshrink_core.chain import Archive, Standing, StepGain, TensorGain, pool, step_gain, stored_view
+from inshrink_core.chain.defaults import chain_config_of
+from inshrink_core.checkpoint import TensorRole
+from inshrink_core.errors import InputError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
 from inshrink_core.verbs.compress import compress
@@ -20,10 +19,7 @@ from inshrink_core.verbs.compress import compress
 if TYPE_CHECKING:
     import os
 
-    from torch import Tensor
-
-    from inshrink_core.checkpoint import Checkpoint, TensorSpec
-    from inshrink_core.codec import CodecConfig, TensorReference
+    from inshrink_core.codec import CodecConfig
     from inshrink_core.frame import FrameInfo
 
 __all__ = ["RestoreGain", "restore_gain", "restore_gain_of_run"]
@@ -182,25 +178,11 @@ def _pairs(archive: Archive, run: Run, steps: Iterable[int] | None) -> list[tupl
 
 def _one(archive: Archive, run: Run, before: FrameInfo, info: FrameInfo) -> StepGain:
     """Encode one step again, from the decoded state of the step before."""
-    meta, old_meta = archive.frame(info).meta, archive.frame(before).meta
-    name = str(meta.get("codec", "lossless"))
-    codec = get_codec(name)
-    config = make_config(name, meta.get("config", {}))
-    after = stored_view(run[info.step], str(meta.get("optimizer", "lossless")))
-    context = FrameContext(
-        learning_rates={key: group["lr"] for key, group in after.hyperparameters.items() if "lr" in group},
-        memory=old_meta.get("memory") if old_meta.get("codec") == name else None,
+    chain, old_meta = chain_config_of(archive.frame(info).meta), archive.frame(before).meta
+    after, decoded = stored_view(run[info.step], chain.optimizer), archive.checkpoint(before)
+    weights = [spec.key for spec in after.specs if spec.role is TensorRole.WEIGHT and spec.key in decoded]
+    standing = Standing(
+        references={key: archive.decode(before, key)[1] for key in weights},
+        memory=old_meta.get("memory") if old_meta.get("codec") == chain.codec else None,
     )
-    decoded = archive.checkpoint(before)
-
-    def decode(spec: TensorSpec) -> tuple[Tensor, TensorReference]:
-        if spec.key not in decoded:
-            raise NotFoundError(f"no tensor '{spec.key}'", where=archive.where(before))
-        return archive.decode(before, spec.key)
-
-    return step_gain(codec, config, _archived(run[before.step], decoded), after, decode, context)
-
-
-def _archived(original: Checkpoint, decoded: Checkpoint) -> Checkpoint:
-    """Return the original without tensors that the archive does not hold."""
-    return replace(original, specs=tuple(spec for spec in original.specs if spec.key in decoded))
+    return step_gain(chain, run[before.step], after, standing)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from inshrink_core.bench.points import Point
 from inshrink_core.bench.rows import Bound, choose_row
-from inshrink_core.bench.variants import Knob, Variant
+from inshrink_core.bench.variants import Variant
+from inshrink_core.codec import Knob
 
 __all__ = ["sweep"]
 

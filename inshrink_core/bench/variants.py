@@ -4,79 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from inshrink_core.chain.defaults import make_config
 from inshrink_core.checkpoint import MODEL_ROLES
-from inshrink_core.codec import CodecConfig, codec_names, get_codec, require_weight_codec
+from inshrink_core.codec import CodecConfig, Knob, codec_names, get_codec, require_weight_codec
 from inshrink_core.errors import ConfigError
 
-__all__ = ["Knob", "Variant", "default_variants", "parse_variants"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Knob:
-    """The setting of a codec that trades size for fidelity.
-
-    Parameters
-    ----------
-    fields
-        Settings that are turned together.
-    values
-        From the most faithful to the smallest.
-    base
-        Settings that a sweep needs beside it, where they differ from the codec's defaults.
-    whole
-        Whether only whole numbers are possible.
-    """
-
-    fields: tuple[str, ...]
-    values: tuple[float, ...]
-    base: Mapping[str, Any] = field(default_factory=dict)
-    whole: bool = True
-
-    def settings(self, value: float) -> dict[str, Any]:
-        """Return the settings at one value of the knob."""
-        return {**self.base, **dict.fromkeys(self.fields, int(value) if self.whole else value)}
-
-    def is_coarser(self, value: float, other: float) -> bool:
-        """Whether one value makes smaller frames than another."""
-        return value > other if self.values[-1] > self.values[0] else value < other
-
-    def between(self, one: float, other: float) -> float:
-        """Return the geometric middle of two values, to three digits or to a whole number."""
-        middle = math.sqrt(one * other)
-        return round(middle) if self.whole else float(f"{middle:.3g}")
-
-
-_BITS = Knob(fields=("bits",), values=(8, 7, 6, 5, 4, 3, 2, 1))
-
-_ALPHA = Knob(
-    # From the published 5e-5 in steps of about √10 to where everything but the largest is pruned. The
-    # published exact keyframe would be most of a short chain, whatever the deltas cost.
-    fields=("alpha",),
-    values=(5e-5, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0),
-    base={"keyframe": "quantized"},
-    whole=False,
-)
-
-_KNOBS: Mapping[str, Knob] = {
-    "inshrinkerator": Knob(
-        fields=("bins", "embedding_bins"), values=(254, 128, 64, 48, 32, 24, 16, 12, 8, 6, 4)
-    ),
-    "lattice": Knob(
-        fields=("coarseness",), values=(0.25, 0.5, 1.0, 1.5, 2.5, 4.0, 6.0, 10.0, 16.0, 25.0), whole=False
-    ),
-    "lc-checkpoint": _BITS,
-    "qd": _BITS,
-    "uniform": _BITS,
-    "excp": _ALPHA,
-    "context": _ALPHA,
-}
-"""Knobs of the codecs that come with Inshrink; another codec is measured with its defaults alone."""
+__all__ = ["Variant", "default_variants", "parse_variants"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +70,14 @@ class Variant:
     @property
     def knob(self) -> Knob | None:
         """What is swept; None where nothing is."""
-        knob = _KNOBS.get(self.codec)
-        return None if knob is None or any(name in self.settings for name in knob.fields) else knob
+        tuning = get_codec(self.codec).tuning
+        is_held = tuning is None or any(name in self.settings for name in tuning.knob.settings)
+        return None if tuning is None or is_held else tuning.knob
 
     def config(self, value: float | None) -> CodecConfig:
         """Return the config at one value of the knob; None where nothing is swept."""
-        knob = self.knob
-        turned = knob.settings(value) if knob is not None and value is not None else {}
+        tuning = get_codec(self.codec).tuning
+        turned = tuning.settings(value) if tuning is not None and value is not None else {}
         return make_config(self.codec, {**turned, **self.settings})
 
     def configs(self) -> tuple[CodecConfig, ...]:

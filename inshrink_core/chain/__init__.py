@@ -10,7 +10,8 @@ from inshrink_core.chain.config import (
     is_exact,
     parse_overrides,
 )
-from inshrink_core.chain.encode import Standing
+from inshrink_core.chain.encoder import FrameEncoder, Standing
+from inshrink_core.chain.gain import StepGain, TensorGain, pool, step_gain
 from inshrink_core.chain.meta import DamagedOriginal, OriginalChecks, original_checks
 from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
 from inshrink_core.chain.parts import content_digest, stored_view, tensor_digest
@@ -34,12 +35,15 @@ __all__ = [
     "ChainWriter",
     "DamagedOriginal",
     "Exactness",
+    "FrameEncoder",
     "FrameSize",
     "OriginalChecks",
     "Override",
     "Standing",
     "StepError",
+    "StepGain",
     "StepNeeds",
+    "TensorGain",
     "TensorSize",
     "Verification",
     "archive_size",
@@ -50,7 +54,9 @@ __all__ = [
     "is_exact",
     "original_checks",
     "parse_overrides",
+    "pool",
     "sequential_within",
+    "step_gain",
     "step_needs",
     "stored_view",
     "tensor_digest",

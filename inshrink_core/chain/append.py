@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.config import ChainConfig
-from inshrink_core.chain.encode import Standing, TensorResult, encode_tensors
+from inshrink_core.chain.encoder import FrameEncoder, Standing, TensorResult
 from inshrink_core.chain.meta import ORIGINALS
 from inshrink_core.chain.needs import pack_attributes
 from inshrink_core.chain.parts import (
@@ -21,7 +21,7 @@ from inshrink_core.chain.parts import (
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
-from inshrink_core.codec import FrameContext, TensorReference, get_codec
+from inshrink_core.codec import TensorReference, get_codec
 from inshrink_core.formats.source import FileSource
 from inshrink_core.frame import FrameInfo, FrameKind
 
@@ -113,20 +113,21 @@ class ChainWriter:
         self._load_parent()
         return self.parent is None or (self._since_keyframe or 0) + 1 >= self.config.keyframe_every
 
-    def standing(self, checkpoint: Checkpoint, *, keyframe: bool) -> Standing:
-        """Return what the next frame would be encoded against, for trials of how to make it.
-
-        Parameters
-        ----------
-        checkpoint
-            The state that comes next.
-        keyframe
-            Whether the frame would stand alone.
-        """
+    def standing(self, *, keyframe: bool) -> Standing:
+        """Return what the next frame is encoded against; nothing for a keyframe, but what is remembered."""
         self._load_parent()
-        references = {} if keyframe else dict(self._references or {})
-        stored = stored_view(checkpoint, self.config.optimizer)
-        return Standing(references=references, context=self._context(stored), restored=self._start.value)
+        return self._standing({} if keyframe else dict(self._references or {}))
+
+    def _standing(self, references: dict[str, TensorReference]) -> Standing:
+        start = self._start.frame
+        return Standing(
+            references=references,
+            memory=self._meta.get("memory") if self._meta.get("codec") == self.config.codec else None,
+            restored=self._start.value,
+            after_restore=start is not None
+            and self.parent is not None
+            and start.frame_id == self.parent.frame_id,
+        )
 
     def append(
         self, checkpoint: Checkpoint, *, done: TensorDone | None = None, keyframe: bool | None = None
@@ -223,18 +224,14 @@ class ChainWriter:
     ) -> _FrameResult:
         """Write one frame; gives it up, leaving nothing, where its tensors reach `limit` bytes."""
         delta = kind is FrameKind.DELTA
-        old = (self._references or {}) if delta else {}
-        # Each old state is dropped as its tensor is encoded, so that one set of states is held, not
-        # two; until the frame is committed there is no state to go back to but the archive's.
-        self._references = None
         references: dict[str, TensorReference] = {}
         digests: dict[str, bytes] = {}
         squared_error = squared_norm = 0.0
         nbytes = 0
         parent_id = self.parent.frame_id if self.parent else None
         with self.writer.begin(step=stored.step, kind=kind, parent_id=parent_id, branch=self.branch) as frame:
-            memory, results = encode_tensors(
-                self.config, stored, whole, old, self._context(stored), self._start.value
+            memory, results = FrameEncoder(self.config).encode(
+                whole, self._handed_over(delta=delta), stored.specs
             )
             for result in results:
                 block = result.block
@@ -265,17 +262,14 @@ class ChainWriter:
         self._meta = meta
         return _FrameResult(info, nbytes, references, squared_error, squared_norm)
 
-    def _context(self, stored: Checkpoint) -> FrameContext:
-        """Return what is known of the frame beside its tensors."""
-        rates = {name: group["lr"] for name, group in stored.hyperparameters.items() if "lr" in group}
-        start = self._start.frame
-        return FrameContext(
-            learning_rates=rates,
-            memory=self._meta.get("memory") if self._meta.get("codec") == self.config.codec else None,
-            after_restore=start is not None
-            and self.parent is not None
-            and start.frame_id == self.parent.frame_id,
-        )
+    def _handed_over(self, *, delta: bool) -> Standing:
+        """Return what the frame is encoded against, and keep nothing of it.
+
+        One set of states is held so, not two; until the frame is committed there is no state to go back to
+        but the archive's.
+        """
+        references, self._references = self._references or {}, None
+        return self._standing(references if delta else {})
 
     def _kept(self, result: TensorResult) -> TensorReference:
         """Return the state to hold until the next frame."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_CODEC",
+    "chain_config_of",
     "factors_of",
     "make_chain_config",
     "make_config",
@@ -103,8 +104,7 @@ def make_chain_config(
         # A frame of an archive from elsewhere that does not say it has kept everything.
         optimizer = optimizer or (str(meta.get("optimizer", "lossless")) if meta else None)
         if config is None or isinstance(config, Mapping):
-            before = {**meta.get("config", {}), "overrides": meta.get("overrides", [])}
-            config = {**before, **(config or {})}
+            config = _settings_of(meta) | dict(config or {})
     codec = codec or DEFAULT_CODEC
     require_weight_codec(codec)
     made, overrides = make_configs(codec, config)
@@ -117,6 +117,24 @@ def make_chain_config(
         device=resolve_device(device),
         threads=threads or default_threads(),
     )
+
+
+def chain_config_of(meta: Mapping[str, Any]) -> ChainConfig:
+    """Return how a frame was made, from what it says of itself.
+
+    Raises
+    ------
+    ConfigError
+        It was made with a codec or a setting that is not known here.
+    """
+    codec = str(meta.get("codec", "lossless"))
+    config, overrides = make_configs(codec, _settings_of(meta))
+    optimizer = str(meta.get("optimizer", "lossless"))
+    return ChainConfig(codec=codec, config=config, overrides=overrides, optimizer=optimizer)
+
+
+def _settings_of(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {**meta.get("config", {}), "overrides": meta.get("overrides", [])}
 
 
 def _newest_meta(archive: str | os.PathLike[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.codec import Decoded, Encoded, TensorReference
+from inshrink_core.codec import PROTECTED, Decoded, Encoded, Levels, TensorReference
 from inshrink_core.coding.events import read_varint, write_varint
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError, InputError
@@ -92,6 +92,10 @@ class LosslessReference(TensorReference):
     def nbytes(self) -> int:
         """Bytes of the tensor."""
         return self.tensor.numel() * self.tensor.element_size()
+
+    def levels(self) -> Levels:
+        """Return that every value is kept."""
+        return Levels("exact", parts=PROTECTED)
 
 
 def worst_case_exact_bytes(spec: TensorSpec) -> int:

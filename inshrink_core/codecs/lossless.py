@@ -73,6 +73,8 @@ class LosslessCodec(Codec):
     reads: ClassVar[frozenset[str]] = frozenset({BITSTREAM})
     config_type: ClassVar[type[CodecConfig]] = LosslessConfig
     lossy: ClassVar[bool] = False
+    label = "Lossless"
+    compared = (("Lossless", {}),)
 
     def observe(self, item: TensorInput, reference: TensorReference | None, config: CodecConfig) -> Any:
         """Return None: nothing is decided for all tensors together."""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.coding.raw import pack_bits, packed_bytes, unpack_bits
+from inshrink_core.coding.tables import TABLE_BITS, choose_tables, pool_contexts, read_tables
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.ops.rans import (
     INITIAL_STATE,
@@ -36,7 +37,6 @@ from inshrink_core.ops.rans import (
     rans_decode,
     rans_encode,
 )
-from inshrink_core.ops.rans_tables import TABLE_BITS, choose_tables, pool_contexts, read_tables
 
 __all__ = [
     "MAX_BLOCK_LOG2",

@@ -17,7 +17,6 @@ from inshrink_core.evaluate.evaluator import (
     StateEvaluator,
     StreamingEvaluator,
 )
-from inshrink_core.evaluate.gain import StepGain, TensorGain, step_gain
 
 __all__ = [
     "Comparison",
@@ -29,10 +28,7 @@ __all__ = [
     "OriginalEvaluations",
     "PartialEvaluation",
     "StateEvaluator",
-    "StepGain",
     "StreamingEvaluator",
-    "TensorGain",
     "compare_steps",
     "resolve_evaluator",
-    "step_gain",
 ]

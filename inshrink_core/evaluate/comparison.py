@@ -36,7 +36,7 @@ class EvaluatedStep:
     stale_drop, stale_divergence
         The same with the previous original checkpoint in this one's place; None for the first.
     restore_gain, restore_noise
-        Gain and noise of a restore at the step before (`inshrink_core.evaluate.gain`); None where they
+        Gain and noise of a restore at the step before (`inshrink_core.chain.gain`); None where they
         were not measured.
     """
 

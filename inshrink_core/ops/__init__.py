@@ -3,7 +3,6 @@
 Nothing above this package branches on the device. `inshrink_core.ops.registry` says how to add an op.
 """
 
-from inshrink_core.ops.registry import dispatch, force_backend, register
-from inshrink_core.ops.schema import SCHEMA, Backend, Op
+from inshrink_core.ops.registry import Backend, force_backend
 
-__all__ = ["SCHEMA", "Backend", "Op", "dispatch", "force_backend", "register"]
+__all__ = ["Backend", "force_backend"]

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.registry import dispatch
+from inshrink_core.ops.registry import op
 
 __all__ = [
     "EXACT",
@@ -163,6 +163,7 @@ class Advanced(NamedTuple):
     valid: bool
 
 
+@op
 def round_to_grid(
     values: Tensor, integers: Tensor, history: Tensor | None, grid: Grid, gain: Gain | None = None
 ) -> Rounded:
@@ -189,10 +190,10 @@ def round_to_grid(
     Rounded
         On the CPU. O(n).
     """
-    result: Rounded = dispatch("round_to_grid", values.device)(values, integers, history, grid, gain)
-    return result
+    raise NotImplementedError
 
 
+@op
 def advance(
     tokens: Tensor, large: NDArray[np.int64], integers: Tensor | None, history: Tensor | None, grid: Grid
 ) -> Advanced:
@@ -209,10 +210,10 @@ def advance(
     grid
         The lattice.
     """
-    result: Advanced = dispatch("advance", tokens.device)(tokens, large, integers, history, grid)
-    return result
+    raise NotImplementedError
 
 
+@op
 def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_rows: int) -> Tensor:
     """Find the threshold of matched gain for each of `n_rows` rows of equal length.
 
@@ -225,8 +226,7 @@ def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_ro
         4096 t, from `MIN_GRADE` to `MAX_GRADE`; 0 where plain rounding keeps the movement; negative,
         ``-4096 t``, where the step is too coarse: rms(r) is below .05, or even t = .1 falls short.
     """
-    grades: Tensor = dispatch("gain_grades", values.device)(values, base, integers, grid, n_rows)
-    return grades
+    raise NotImplementedError
 
 
 def large_changes(

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from torch import Tensor
 
-from inshrink_core.ops.registry import dispatch
+from inshrink_core.ops.registry import op
 
 __all__ = ["Transform", "merge_planes", "split_planes"]
 
@@ -26,6 +26,7 @@ class Transform(IntEnum):
     ORDERED_DELTA = 4
 
 
+@op
 def split_planes(words: Tensor, reference: Tensor | None, transform: Transform) -> Tensor:
     """Return the byte planes of transformed words, least significant first.
 
@@ -43,10 +44,10 @@ def split_planes(words: Tensor, reference: Tensor | None, transform: Transform) 
     Tensor
         uint8, (bytes per word, n).
     """
-    planes: Tensor = dispatch("split_planes", words.device)(words, reference, int(transform))
-    return planes
+    raise NotImplementedError
 
 
+@op
 def merge_planes(planes: Tensor, reference: Tensor | None, transform: Transform, out: Tensor) -> None:
     """Undo `split_planes` into `out`.
 
@@ -59,4 +60,4 @@ def merge_planes(planes: Tensor, reference: Tensor | None, transform: Transform,
     out
         (n,), contiguous, of the words' dtype.
     """
-    dispatch("merge_planes", planes.device)(planes, reference, int(transform), out)
+    raise NotImplementedError

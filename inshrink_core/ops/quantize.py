@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from inshrink_core.ops.registry import dispatch
+from inshrink_core.ops.registry import op
 
 __all__ = [
     "INFINITE_KEY",
@@ -45,6 +45,7 @@ PROTECTED = 1
 """Symbol of a parameter whose value is stored beside the symbols; bins follow from 2 on."""
 
 
+@op
 def histogram16(
     values: Tensor, gradient: Tensor | None = None, low: int = 0, high: int = MAGNITUDE_KEYS
 ) -> Tensor:
@@ -70,8 +71,7 @@ def histogram16(
     >>> int(histogram16(torch.tensor([1.0, 1.0, -2.0]))[0x3F80])
     2
     """
-    counts: Tensor = dispatch("histogram16", values.device)(values, gradient, low, high)
-    return counts
+    raise NotImplementedError
 
 
 def magnitude_histogram(values: Tensor) -> Tensor:
@@ -79,12 +79,13 @@ def magnitude_histogram(values: Tensor) -> Tensor:
     return histogram16(values).view(2, MAGNITUDE_KEYS).sum(0)
 
 
+@op
 def sensitivity_histogram(values: Tensor, gradient: Tensor) -> Tensor:
     """Count sensitivity keys: int64[32768] on the CPU; NaN counts under the key of infinity."""
-    counts: Tensor = dispatch("sensitivity_histogram", values.device)(values, gradient)
-    return counts
+    raise NotImplementedError
 
 
+@op
 def assign(
     values: Tensor, lut: Tensor, gradient: Tensor | None = None, low: int = 0, high: int = MAGNITUDE_KEYS
 ) -> Tensor:
@@ -107,16 +108,16 @@ def assign(
     UInt8[Tensor, "n"]
         Symbols in the order of the contiguous tensor, on the device of the table. O(n).
     """
-    result: Tensor = dispatch("assign", values.device)(values, lut, gradient, low, high)
-    return result
+    raise NotImplementedError
 
 
+@op
 def gather_protected(values: Tensor, symbols: Tensor) -> Tensor:
     """Return the values whose symbol is `PROTECTED`, in tensor order, in the tensor's dtype, on the CPU."""
-    result: Tensor = dispatch("gather_protected", values.device)(values, symbols)
-    return result
+    raise NotImplementedError
 
 
+@op
 def gather_decoded(symbols: Tensor, previous: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     """Return ``dequantize(previous, table, protected)`` where `symbols` is `PROTECTED`, in one pass.
 
@@ -132,16 +133,16 @@ def gather_decoded(symbols: Tensor, previous: Tensor, table: Tensor, protected: 
     Float[Tensor, "p"]
         In the dtype of `table`, on the CPU.
     """
-    result: Tensor = dispatch("gather_decoded", symbols.device)(symbols, previous, table, protected)
-    return result
+    raise NotImplementedError
 
 
+@op
 def symbol_counts(symbols: Tensor) -> Tensor:
     """Count the symbols of a uint8 tensor: int64[256] on the CPU."""
-    counts: Tensor = dispatch("symbol_counts", symbols.device)(symbols)
-    return counts
+    raise NotImplementedError
 
 
+@op
 def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     """Map symbols back to values; one table look-up each and no arithmetic.
 
@@ -159,5 +160,4 @@ def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     Float[Tensor, "n"]
         In the stored dtype, on the device of the symbols.
     """
-    result: Tensor = dispatch("dequantize", symbols.device)(symbols, table, protected)
-    return result
+    raise NotImplementedError

@@ -18,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.registry import dispatch
+from inshrink_core.ops.registry import op
 
 __all__ = [
+    "BIT_LENGTHS",
     "CONTEXT_MASK",
     "INITIAL_STATE",
     "MAX_CONTEXTS",
@@ -36,6 +37,9 @@ __all__ = [
 
 PRECISION = 12
 """Bits of a frequency: tables of 4096 entries of 32 bits, of which 16 fit a second-level cache."""
+
+BIT_LENGTHS = np.array([f.bit_length() for f in range((1 << PRECISION) + 1)], np.int64)
+"""Bit length of each frequency."""
 
 INITIAL_STATE = 1 << 15
 """Smallest state, which an encoder starts from: states below 2**31 then fit a signed 32-bit integer."""
@@ -79,6 +83,11 @@ class RansBlocks(NamedTuple):
     n_words: Tensor
     states: Tensor
 
+    @property
+    def device(self) -> torch.device:
+        """Where words and states are."""
+        return self.words.device
+
 
 def block_sizes(n: int, block_length: int) -> NDArray[np.int64]:
     """Return the number of symbols in each block: all full but the last."""
@@ -86,6 +95,7 @@ def block_sizes(n: int, block_length: int) -> NDArray[np.int64]:
     return np.minimum(block_length, n - starts)
 
 
+@op
 def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_contexts: int) -> Tensor:
     """Count every pair of context and symbol.
 
@@ -103,10 +113,10 @@ def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_cont
     Int64[Tensor, "n_contexts n_symbols"]
         In host memory; pairs outside the shape are not counted. O(n).
     """
-    counts: Tensor = dispatch("rans_counts", symbols.device)(symbols, contexts, n_symbols, n_contexts)
-    return counts
+    raise NotImplementedError
 
 
+@op
 def rans_encode(
     symbols: Tensor, contexts: Tensor | None, model: RansModel, lanes: int, block_length: int
 ) -> RansBlocks:
@@ -128,11 +138,10 @@ def rans_encode(
     RansBlocks
         On the device of the symbols, the same on every device. O(n).
     """
-    encode = dispatch("rans_encode", symbols.device)
-    blocks: RansBlocks = encode(symbols, contexts, model, lanes, block_length)
-    return blocks
+    raise NotImplementedError
 
 
+@op
 def rans_decode(
     blocks: RansBlocks, contexts: Tensor | None, model: RansModel, n: int, block_length: int
 ) -> tuple[Tensor, bool]:
@@ -158,9 +167,7 @@ def rans_decode(
     intact : bool
         Whether every block took exactly its words and ended in the state an encoder starts from.
     """
-    decode = dispatch("rans_decode", blocks.words.device)
-    symbols, intact = decode(blocks, contexts, model, n, block_length)
-    return symbols, bool(intact)
+    raise NotImplementedError
 
 
 def decode_table(frequencies: NDArray[np.int64]) -> NDArray[np.int32]:

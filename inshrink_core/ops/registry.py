@@ -2,44 +2,42 @@
 
 To add an op:
 
-1. Declare it in `inshrink_core.ops.schema`: name, family, back ends beside the reference.
-2. Write the reference in ``ops/reference/<family>.py``, in plain torch::
+1. Write its typed front in ``ops/<family>.py``: signature and documentation under `op`, no body.
+2. Write the reference in ``ops/reference/<family>.py`` under the same name, in plain torch: the norm.
+3. Write kernels under the same name in ``ops/cpu/<family>.py`` (numba) and, where a GPU should run it,
+   ``ops/triton/<family>.py``. Kernels for numba are ``@njit(nogil=True, cache=True)``: threads scale, nothing
+   is parallel inside, and never `fastmath`.
 
-       @register("histogram", Backend.REFERENCE)
-       def histogram(values: Tensor) -> Tensor: ...
-
-3. Write the kernel in ``ops/cpu/<family>.py`` under the same name with ``Backend.CPU``. Kernels are
-   ``@njit(nogil=True, cache=True)``: threads scale, nothing is parallel inside, and never `fastmath`.
-4. Give it a typed front in ``ops/<family>.py``, documented there, and export it from `inshrink_core.ops`::
-
-       def histogram(values: Tensor) -> Tensor:
-           return dispatch("histogram", values.device)(values)
-
-Both implementations return the same bits; a test compares them.
+All implementations return the same bits; a test compares them.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from enum import StrEnum
+from functools import wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from importlib.util import find_spec
+from typing import Any, TypeVar, cast
 
-from inshrink_core.ops.schema import SCHEMA, Backend
+__all__ = ["OPS", "Backend", "force_backend", "implementation", "op"]
 
-if TYPE_CHECKING:
-    import torch
 
-__all__ = ["dispatch", "force_backend", "register"]
+class Backend(StrEnum):
+    """Where an op runs: `reference` anywhere (plain torch), the others on their device."""
 
-_Implementation = TypeVar("_Implementation", bound=Callable[..., Any])
+    REFERENCE = "reference"
+    CPU = "cpu"
+    CUDA = "cuda"
 
-_implementations: dict[tuple[str, Backend], Callable[..., Any]] = {}
 
-_found: dict[tuple[str, str], Callable[..., Any]] = {}
-"""What `dispatch` returned, by op and kind of device, while no back end was forced: encoding a tensor asks
-for ten ops, after kernels that left nothing of this module in a cache."""
+_Front = TypeVar("_Front", bound=Callable[..., Any])
+
+OPS: dict[str, Callable[..., Any]] = {}
+"""The front of every op whose family was imported, by name."""
 
 _forced: ContextVar[Backend | None] = ContextVar("_forced", default=None)
 
@@ -48,51 +46,62 @@ _FOLDER = {Backend.REFERENCE: "reference", Backend.CPU: "cpu", Backend.CUDA: "tr
 _BACKEND_OF_DEVICE = {"cpu": Backend.CPU, "cuda": Backend.CUDA}
 
 
-def register(op: str, backend: Backend) -> Callable[[_Implementation], _Implementation]:
-    """Return a decorator that makes a function the implementation of a declared op on a back end.
+def op(front: _Front) -> _Front:
+    """Make a documented signature an op: a call goes to the implementation for its first argument's device.
 
-    Raises
-    ------
-    KeyError
-        The op is not declared in the schema.
+    A device without a kernel gets the reference. The first argument is a tensor, an array in host memory, or
+    an object with a `device`.
     """
-    declared = SCHEMA[op]
+    signature = inspect.signature(front)
+    n_arguments = len(signature.parameters)
+    found: dict[Backend, Callable[..., Any]] = {}
 
-    def keep(implementation: _Implementation) -> _Implementation:
-        _implementations[declared.name, backend] = implementation
-        return implementation
+    @wraps(front)
+    def call(*arguments: Any, **named: Any) -> Any:
+        if named or len(arguments) < n_arguments:
+            bound = signature.bind(*arguments, **named)
+            bound.apply_defaults()
+            arguments = bound.args
+        device = arguments[0].device  # a word where it is numpy's
+        backend = _forced.get() or backend_of(getattr(device, "type", device))
+        if backend not in found:
+            found[backend] = implementation(call, backend)
+        return found[backend](*arguments)
 
-    return keep
+    OPS[front.__name__] = call
+    return cast("_Front", call)
 
 
-def dispatch(op: str, device: torch.device) -> Callable[..., Any]:
-    """Return the implementation of an op for a device: its own kernel if there is one, else the reference.
+def backend_of(kind: str) -> Backend:
+    """Return the back end of a kind of device, as torch names it."""
+    return _BACKEND_OF_DEVICE.get(kind, Backend.REFERENCE)
 
-    Parameters
-    ----------
-    op
-        Name of a declared op.
-    device
-        Where the arguments are.
-    """
-    forced = _forced.get()
-    if forced is not None:
-        return _implementation(op, forced)
-    found = _found.get((op, device.type))
+
+def implementation(front: Callable[..., Any], backend: Backend) -> Callable[..., Any]:
+    """Return the implementation of an op on a back end, or the reference where that has none."""
+    family = front.__module__.rpartition(".")[2]
+    module = f"inshrink_core.ops.{_FOLDER[backend]}.{family}"
+    needed = (module, "triton") if backend is Backend.CUDA else (module,)
+    is_there = all(find_spec(name) is not None for name in needed)
+    found = getattr(import_module(module), front.__name__, None) if is_there else None
+    if found is None and backend is not Backend.REFERENCE:
+        return implementation(front, Backend.REFERENCE)
     if found is None:
-        found = _implementation(op, _BACKEND_OF_DEVICE.get(device.type, Backend.REFERENCE))
-        _found[op, device.type] = found
-    return found
+        raise LookupError(f"the op '{front.__name__}' has no reference")
+    return _on_its_device(found) if backend is Backend.CUDA else cast("Callable[..., Any]", found)
 
 
-def _implementation(op: str, backend: Backend) -> Callable[..., Any]:
-    """Return the implementation on a back end, or the reference where that has none."""
-    declared = SCHEMA[op]
-    if backend not in declared.backends:
-        backend = Backend.REFERENCE
-    if (op, backend) not in _implementations:
-        import_module(f"inshrink_core.ops.{_FOLDER[backend]}.{declared.family}")
-    return _implementations[op, backend]
+def _on_its_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Triton launches on the current device, so that of the tensors is made current."""
+    import torch
+
+    @wraps(kernel)
+    def call(*arguments: Any) -> Any:
+        device = arguments[0].device
+        with torch.cuda.device(device.index if device.type == "cuda" else -1):
+            return kernel(*arguments)
+
+    return call
 
 
 @contextmanager
@@ -101,7 +110,6 @@ def force_backend(backend: Backend) -> Iterator[None]:
 
     Examples
     --------
-    >>> import torch
     >>> from inshrink_core.ops import Backend, force_backend
     >>> with force_backend(Backend.REFERENCE):
     ...     pass  # ops called here run in plain torch

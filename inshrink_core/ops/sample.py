@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inshrink_core.errors import InputError
-from inshrink_core.ops.registry import dispatch
+from inshrink_core.ops.registry import op
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,5 +90,12 @@ def sample_sums(
             )
     if places.size and not 0 <= int(places.min()) <= int(places.max()) < values.numel():
         raise InputError("a place is outside of its tensor", expected=f"0 to {values.numel() - 1}")
-    result: Sampled = dispatch("sample_sums", values.device)(values, integers, second, unit, places)
-    return result
+    return add_sample(values, integers, second, unit, places)
+
+
+@op
+def add_sample(
+    values: Tensor, integers: Tensor | None, second: Tensor | None, unit: float, places: NDArray[np.int64]
+) -> Sampled:
+    """Do what `sample_sums` documents, on arguments that were checked."""
+    raise NotImplementedError

@@ -6,13 +6,10 @@ rows, whatever the number of groups. ``docs/format.md`` (symbol streams) defines
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from inshrink_core.ops.registry import dispatch
+from inshrink_core.ops.registry import op
 
 __all__ = [
     "MAX_CHUNK",
@@ -37,9 +34,8 @@ MAX_CHUNK = 1 << 21
 N_RUN_TOKENS = 85
 """Run classes: 16 exact ones, then four for each octave from 16 up to `MAX_CHUNK` inclusive."""
 
-_HOST = torch.device("cpu")
 
-
+@op
 def code_lengths(counts: NDArray[np.int64], limit: int = MAX_CODE_BITS) -> NDArray[np.int64]:
     """Return the code length of each symbol of a Huffman code no longer than a limit.
 
@@ -56,22 +52,22 @@ def code_lengths(counts: NDArray[np.int64], limit: int = MAX_CODE_BITS) -> NDArr
         0 where the count is 0, else 1 to `limit`; 1 for a symbol that is the only one. Otherwise the
         Kraft sum is exactly 1.
     """
-    lengths: NDArray[np.int64] = dispatch("code_lengths", _HOST)(counts, limit)
-    return lengths
+    raise NotImplementedError
 
 
+@op
 def count_groups(groups: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Return how often each byte value occurs, as 256 counts."""
-    counts: NDArray[np.int64] = dispatch("count_groups", _HOST)(groups)
-    return counts
+    raise NotImplementedError
 
 
+@op
 def count_pairs(groups: NDArray[np.uint8], symbols: NDArray[np.uint8], stride: int = 1) -> NDArray[np.int64]:
     """Return how often each symbol occurs in each group, (256, 256), over every `stride`-th element."""
-    counts: NDArray[np.int64] = dispatch("count_pairs", _HOST)(groups, symbols, stride)
-    return counts
+    raise NotImplementedError
 
 
+@op
 def delta_events(
     groups: NDArray[np.uint8],
     symbols: NDArray[np.uint8],
@@ -102,11 +98,10 @@ def delta_events(
     literal_counts : ndarray of int64, (256, 256)
         How often each literal occurs in each group.
     """
-    result: Any = dispatch("delta_events", _HOST)(groups, symbols, bases, expected, modulus)
-    records, run_counts, literal_counts = result
-    return records, run_counts, literal_counts
+    raise NotImplementedError
 
 
+@op
 def pack_events(
     records: NDArray[np.uint32],
     n_events: NDArray[np.int64],
@@ -130,11 +125,10 @@ def pack_events(
     run_codes, literal_codes
         (tables, 96) and (tables, 257): the code in bits 0-15, its length above; the last literal is none.
     """
-    arguments = (records, n_events, expected, tables, run_codes, literal_codes)
-    words, n_bits = dispatch("pack_events", _HOST)(*arguments)
-    return words, int(n_bits)
+    raise NotImplementedError
 
 
+@op
 def unpack_events(
     words: NDArray[np.uint64],
     n_bits: int,
@@ -172,10 +166,10 @@ def unpack_events(
     out
         Takes the symbols.
     """
-    arguments = (words, n_bits, groups, sizes, bases, expected, modulus)
-    return int(dispatch("unpack_events", _HOST)(*arguments, tables, run_windows, literal_windows, out))
+    raise NotImplementedError
 
 
+@op
 def pack_symbols(symbols: NDArray[np.uint8], codes: NDArray[np.uint32]) -> tuple[NDArray[np.uint64], int]:
     """Return the codes of symbols as one bit stream, first bit least significant, and its length in bits.
 
@@ -186,10 +180,10 @@ def pack_symbols(symbols: NDArray[np.uint8], codes: NDArray[np.uint32]) -> tuple
     codes
         256 entries: the code in bits 0-15, its length above.
     """
-    words, n_bits = dispatch("pack_symbols", _HOST)(symbols, codes)
-    return words, int(n_bits)
+    raise NotImplementedError
 
 
+@op
 def unpack_symbols(
     words: NDArray[np.uint64], n_bits: int, windows: NDArray[np.uint32], out: NDArray[np.uint8]
 ) -> int:
@@ -206,4 +200,4 @@ def unpack_symbols(
     out
         Takes the symbols.
     """
-    return int(dispatch("unpack_symbols", _HOST)(words, n_bits, windows, out))
+    raise NotImplementedError

@@ -25,11 +25,10 @@ from inshrink_core.codec import get_codec
 from inshrink_core.search.allocation import allocate
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
-from inshrink_core.search.measure import encode_step
+from inshrink_core.search.measure import encode_step, frame_overhead
 from inshrink_core.search.promise import Promise, StepPromise, broken_promise, document_of
 from inshrink_core.search.quadratic import sensitivities
 from inshrink_core.search.sampling import RatioEstimate, sample_keys
-from inshrink_core.search.sizes import frame_overhead
 from inshrink_core.search.space import Candidate, LatticeLine, space_of
 from inshrink_core.search.step import ChainSearch, Decision
 from inshrink_core.search.trials import Trial
@@ -206,7 +205,7 @@ class BoundedWriter:
 
     def _trials(self, chain: ChainWriter, checkpoint: Checkpoint, *, keyframe: bool) -> StepTrials:
         """Return what measures candidates as the next frame of the chain."""
-        standing = chain.standing(checkpoint, keyframe=keyframe)
+        standing = chain.standing(keyframe=keyframe)
         index = None if keyframe else self._index_of_parent(chain, checkpoint)
         return StepTrials(self._base, self._judge, checkpoint, standing, index, self._told)
 

@@ -144,7 +144,7 @@ class ChainBench:
         checkpoint = runner.checkpoints(step)
         keys = sample_keys(checkpoint)
         *_, before = encode_chain(chain, lead, keys)
-        standing, index = following(before, checkpoint, keyframe=False)
+        standing, index = following(before, keyframe=False)
         return allocate(runner.base, line, coarseness, checkpoint, standing, runner.h(step), index, keys)
 
 

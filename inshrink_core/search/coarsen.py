@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from inshrink_core.chain import ChainConfig
-from inshrink_core.chain.encode import encode_tensors
+from inshrink_core.chain import ChainConfig, FrameEncoder, Standing
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
-from inshrink_core.codec import FrameContext, get_codec
+from inshrink_core.codec import get_codec
 from inshrink_core.execution import default_threads
 from inshrink_core.frame import Block
 
@@ -101,7 +100,7 @@ def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float) -> Coarsened
         optimizer="drop",
         threads=default_threads(),
     )
-    _, results = encode_tensors(config, view, whole, {}, FrameContext(), lambda _spec: None)
+    _, results = FrameEncoder(config).encode(whole, Standing(), view.specs)
     blocks, error, norm = [], 0.0, 0.0
     for row in results:  # its state, which is larger than the block, is not kept
         blocks.append((row.spec, row.block))

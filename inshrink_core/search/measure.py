@@ -9,24 +9,38 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from inshrink_core.archive.index import FrameIndex
-from inshrink_core.chain import ChainConfig, Standing, stored_view
-from inshrink_core.chain.encode import encode_tensors
+from inshrink_core.archive.document import compress_document, pack_value
+from inshrink_core.archive.index import BlockColumns, FrameIndex, pack_index
+from inshrink_core.archive.layout import FRAME_HEADER_NBYTES, FRAME_TRAILER_NBYTES, align, crc32c
+from inshrink_core.chain import ChainConfig, FrameEncoder, Standing, stored_view
+from inshrink_core.chain.needs import pack_attributes
+from inshrink_core.chain.parts import LAYOUT_KEY
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, TensorRole, TensorSpec
-from inshrink_core.codec import FrameContext, TensorReference, get_codec
+from inshrink_core.codec import TensorReference, get_codec
 from inshrink_core.metrics import ratio
-from inshrink_core.search.sizes import frame_overhead
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.frame import Block
 
-__all__ = ["EncodedStep", "encode_chain", "encode_step", "following"]
+__all__ = ["EncodedStep", "encode_chain", "encode_step", "following", "frame_overhead"]
+
+_PART_NBYTES: Final = 64
+"""About what a skeleton takes that hardly differs from the last one's. Its own bytes are not the weights',
+the number of digits of its length in the index is."""
+
+
+_EXACT: Final = "exact/1"
+
+_LOSSY_HEAD_NBYTES: Final = 16
+
+_SMALL_NBYTES: Final = 256
+"""Up to this size a tensor is mostly stored as it is, behind a byte that says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +133,6 @@ def _roles_of(chain: ChainConfig) -> frozenset[TensorRole]:
     return MODEL_ROLES | get_codec(chain.codec).takes(chain.config)
 
 
-def _rates_of(checkpoint: Checkpoint) -> dict[str, float]:
-    """Return learning rates by parameter name, where the checkpoint's optimizer says them."""
-    return {name: group["lr"] for name, group in checkpoint.hyperparameters.items() if "lr" in group}
-
-
 def encode_step(
     chain: ChainConfig,
     checkpoint: Checkpoint,
@@ -155,9 +164,7 @@ def encode_step(
     chosen = tuple(
         spec for spec in checkpoint.specs if spec.role in roles and (keys is None or spec.key in keys)
     )
-    stored = replace(checkpoint, specs=chosen, files=(), aliases={})
-    old = dict(standing.references)
-    memory, results = encode_tensors(chain, stored, checkpoint, old, standing.context, standing.restored)
+    memory, results = FrameEncoder(chain).encode(checkpoint, standing, chosen)
     blocks, references, errors, squared_norm = {}, {}, {}, 0.0
     for result in results:
         blocks[result.spec.key] = result.block
@@ -202,17 +209,105 @@ def encode_chain(
     """
     before: EncodedStep | None = None
     for number, checkpoint in enumerate(checkpoints):
-        standing, index = following(before, checkpoint, keyframe=number % chain.keyframe_every == 0)
+        standing, index = following(before, keyframe=number % chain.keyframe_every == 0)
         before = encode_step(chain, checkpoint, standing, index, keys)
         yield before
 
 
-def following(
-    before: EncodedStep | None, checkpoint: Checkpoint, *, keyframe: bool
-) -> tuple[Standing, FrameIndex | None]:
+def following(before: EncodedStep | None, *, keyframe: bool) -> tuple[Standing, FrameIndex | None]:
     """Return what a step is encoded against after another, and the index it inherits from."""
-    memory = None if before is None else before.memory
-    context = FrameContext(learning_rates=_rates_of(checkpoint), memory=memory)
-    if before is None or keyframe:
-        return Standing(context=context), None
-    return Standing(references=before.references, context=context), before.index
+    if before is None:
+        return Standing(), None
+    if keyframe:
+        return Standing(memory=before.memory), None
+    return Standing(references=before.references, memory=before.memory), before.index
+
+
+def frame_overhead(
+    checkpoint: Checkpoint,
+    blocks: Mapping[str, Block],
+    chain: ChainConfig,
+    meta: Mapping[str, Any],
+    parent: FrameIndex | None,
+) -> tuple[int, FrameIndex]:
+    """Return the bytes of a frame that are neither tensors nor parts, and its index for the next frame.
+
+    Parameters
+    ----------
+    checkpoint
+        What the frame holds, as stored.
+    blocks
+        Blocks by key; tensors without one (optimizer state that was not encoded) count as entries only.
+    chain
+        How the frame is made: which codec takes a tensor without a block.
+    meta
+        What the frame says of how it was made.
+    parent
+        Index of the frame before; None for a keyframe, which inherits nothing.
+
+    Notes
+    -----
+    Header, index, trailer and padding, as `inshrink_core.chain.FrameSize.overhead_nbytes` has them, to a
+    few bytes: checksums and digests are as long, but not the same.
+    """
+    keys = [spec.key for spec in checkpoint.specs]
+    paths = [LAYOUT_KEY, *(file.path for file in checkpoint.files)]
+    parties = chain.parties()
+    bitstreams, sizes = [], []
+    for spec in checkpoint.specs:
+        block = blocks.get(spec.key)
+        codec = next(party.codec for party in parties if spec.role in party.roles)
+        bitstreams.append(block.codec if block else codec.bitstream if codec.lossy else _EXACT)
+        sizes.append(len(block.payload) if block else _unknown_size(spec, lossy=codec.lossy))
+    sizes += [_PART_NBYTES for _ in paths]
+    index = FrameIndex(
+        BlockColumns(
+            tuple(keys),
+            tuple(bitstreams),
+            tuple(_as_tuple(pack_attributes(spec)) for spec in checkpoint.specs),
+        ),
+        BlockColumns(tuple(paths), tuple("raw" for _ in paths), tuple(() for _ in paths)),
+        (len(keys), len(paths)),
+        tuple(sizes),
+        tuple(_crc(key, blocks) for key in [*keys, *paths]),
+        {key: pack_value(value) for key, value in meta.items()},
+    )
+    document = compress_document(pack_index(index, parent))
+    return FRAME_HEADER_NBYTES + _padding(sizes) + len(document) + FRAME_TRAILER_NBYTES, index
+
+
+def _unknown_size(spec: TensorSpec, *, lossy: bool) -> int:
+    """Return a size like a coded tensor's: a byte more where it hardly compresses, irregular elsewhere.
+
+    Of optimizer state under a lossy rule, a small share of a bit an element.
+    """
+    share = _digest(spec.key) / 2**32
+    if lossy:
+        return _LOSSY_HEAD_NBYTES + int(spec.numel * (0.5 + share) / 16)
+    return int(spec.nbytes * (1 + share) / 2) if spec.nbytes > _SMALL_NBYTES else spec.nbytes + 1
+
+
+def _digest(key: str) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little")
+
+
+def _as_tuple(value: Any) -> Any:
+    """Sequences as the archive reads them back, so that what is inherited compares equal."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
+
+
+def _crc(key: str, blocks: Mapping[str, Block]) -> int:
+    """Any four bytes do: a checksum does not compress."""
+    if key in blocks:
+        payload = blocks[key].payload
+        return crc32c(payload if isinstance(payload, bytes) else bytes(payload))
+    return _digest(key)
+
+
+def _padding(sizes: Sequence[int]) -> int:
+    offset, padding = FRAME_HEADER_NBYTES, 0
+    for size in sizes:
+        start = align(offset, size)
+        padding += start - offset
+        offset = start + size
+    return padding + align(offset, 0) - offset

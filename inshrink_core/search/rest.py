@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from inshrink_core.chain import ChainConfig, Standing, stored_view
-from inshrink_core.chain.encode import encode_tensors
+from inshrink_core.chain import ChainConfig, FrameEncoder, Standing, stored_view
 from inshrink_core.chain.parts import encode_part, parts_of
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
 from inshrink_core.codec import TensorReference
@@ -91,9 +90,7 @@ def _encode(
     after: dict[str, TensorReference] = {}
     held: dict[TensorRole, int] = {}
     if specs:
-        stored, standing = replace(checkpoint, specs=tuple(specs), files=(), aliases={}), Standing()
-        old = dict(references)
-        _, results = encode_tensors(chain, stored, checkpoint, old, standing.context, standing.restored)
+        _, results = FrameEncoder(chain).encode(checkpoint, Standing(references=references), specs)
         for result in results:
             after[result.spec.key] = result.reference
             held[result.spec.role] = held.get(result.spec.role, 0) + len(result.block.payload)

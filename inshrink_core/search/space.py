@@ -1,20 +1,23 @@
-"""Configurations as points: cubes of settings ordered from fine to coarse, and the lattice's one knob."""
+"""Configurations as points: cubes of settings ordered from fine to coarse, and lines of one number."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from inshrink_core.chain import ChainConfig, parse_overrides
 from inshrink_core.chain.config import apply_settings
+from inshrink_core.chain.defaults import DEFAULT_CODEC
 from inshrink_core.checkpoint import LayerType
+from inshrink_core.codec import Knob, Switch, Tuning, codec_names, get_codec
 from inshrink_core.errors import ConfigError
 
-__all__ = ["Axis", "Candidate", "Cube", "CubePoint", "LatticeLine", "space_of"]
+__all__ = ["Candidate", "Cube", "CubePoint", "LatticeLine", "space_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +59,6 @@ class Candidate:
         return replace(base, codec=self.codec, config=config, overrides=(*base.overrides, *own))
 
 
-class Axis(NamedTuple):
-    """Settings that are turned together, and their values from the finest to the coarsest."""
-
-    settings: tuple[str, ...]
-    values: tuple[Any, ...]
-
-
 class CubePoint(NamedTuple):
     """A place on every axis of a cube, 0 the finest, and the word of its switch (empty without one)."""
 
@@ -81,23 +77,25 @@ class Cube:
     axes
         What is turned.
     switch
-        A setting without order, and its words; None for none.
-    idle_at
-        The axis whose finest value makes the switch irrelevant.
+        A setting without order; None for none.
     held
         Settings of every point.
     """
 
     codec: str
-    axes: tuple[Axis, ...]
-    switch: tuple[str, tuple[str, ...]] | None = None
-    idle_at: int = 0
+    axes: tuple[Knob, ...]
+    switch: Switch | None = None
     held: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def idle_at(self) -> int:
+        """The axis whose finest value makes the switch irrelevant."""
+        return self.switch.idle_at if self.switch else 0
 
     @property
     def words(self) -> tuple[str, ...]:
         """The words of the switch; one empty word without a switch."""
-        return self.switch[1] if self.switch else ("",)
+        return self.switch.words if self.switch else ("",)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,72 +121,52 @@ class Cube:
         for axis, at in zip(self.axes, point.place, strict=True):
             settings |= dict.fromkeys(axis.settings, axis.values[at])
         if self.switch is not None:
-            settings[self.switch[0]] = point.word or self.words[0]
+            settings[self.switch.setting] = point.word or self.words[0]
         return Candidate(codec=self.codec, settings=settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatticeLine:
-    """The lattice's global step as one number, times a factor for each layer type.
+    """One number that says how coarse all tensors are, times a factor for each layer type.
 
     Parameters
     ----------
+    codec, knob
+        Name of the codec, and the number.
     held
         Settings of every point.
     factors
-        Factor of the step by layer type; 1 where a type is absent.
+        Factor of the number by layer type; 1 where a type is absent.
     """
 
+    codec: str = DEFAULT_CODEC
+    knob: Knob = field(default_factory=lambda: _tuning(DEFAULT_CODEC).knob)
     held: Mapping[str, Any] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
 
     def points(self) -> tuple[float, ...]:
         """Return half octaves from very fine to very coarse, for searches that take all or any."""
-        return tuple(three_digits(2.0 ** (half / 2)) for half in range(*_HALF_OCTAVES))
+        low, high = (round(2 * math.log2(end)) for end in self.knob.within or (1.0, 1.0))
+        return tuple(three_digits(2.0 ** (half / 2)) for half in range(low, high + 1))
 
     def candidate(self, coarseness: float) -> Candidate:
-        """Return the configuration at a global step."""
+        """Return the configuration at a value of the number."""
         overrides = tuple(
-            {"layer_type": str(layer), "coarseness": three_digits(coarseness * factor)}
+            {"layer_type": str(layer), **self._at(coarseness * factor)}
             for layer, factor in sorted(self.factors.items())
             if factor != 1
         )
-        settings = {**self.held, "coarseness": three_digits(coarseness)}
-        return Candidate(codec="lattice", settings=settings, overrides=overrides)
+        return Candidate(
+            codec=self.codec, settings={**self.held, **self._at(coarseness)}, overrides=overrides
+        )
+
+    def _at(self, value: float) -> dict[str, float]:
+        return dict.fromkeys(self.knob.settings, three_digits(value))
 
 
 def three_digits(value: float) -> float:
     """Return a number to three digits: finer differences are not worth a measurement."""
     return float(f"{value:.3g}")
-
-
-_HALF_OCTAVES: Final = (-8, 13)
-"""From a sixteenth of the default's order to 64 times the movement between checkpoints."""
-
-_BITS: Final = (Axis(("bits",), (8, 7, 6, 5, 4, 3, 2, 1)),)
-
-_ALPHA: Final = (Axis(("alpha",), (5e-5, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)),)
-"""From the published 5e-5, in steps of about √10, to where all but the largest changes are pruned."""
-
-_INSHRINKERATOR: Final = (
-    Axis(("bins",), (32, 16, 12, 8, 6, 4)),
-    Axis(("prune",), (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)),
-    Axis(("protect",), (0.01, 0.005, 0.0005)),
-)
-"""The published space (Agrawal et al., SoCC 2024, section "Search space"): 6 × 6 × 3, twice for the pruning
-metric, 216 in all; bins are one number for all layers that are not embeddings."""
-
-_EMBEDDING_BINS: Final = Axis(("embedding_bins",), (32, 16))
-"""Embeddings mind quantization more, so their bins are apart (ibid.)."""
-
-_CUBES: Final[Mapping[str, Cube]] = {
-    "qd": Cube(codec="qd", axes=_BITS),
-    "uniform": Cube(codec="uniform", axes=_BITS),
-    "lc-checkpoint": Cube(codec="lc-checkpoint", axes=_BITS),
-    # The published exact keyframe would be most of a short chain, whatever the deltas cost.
-    "excp": Cube(codec="excp", axes=_ALPHA, held={"keyframe": "quantized"}),
-    "context": Cube(codec="context", axes=_ALPHA, held={"keyframe": "quantized"}),
-}
 
 
 def space_of(codec: str, layers: frozenset[LayerType | None]) -> Cube | LatticeLine:
@@ -197,23 +175,25 @@ def space_of(codec: str, layers: frozenset[LayerType | None]) -> Cube | LatticeL
     Raises
     ------
     ConfigError
-        The codec has no setting that trades size for fidelity, or none that is known here.
+        The codec has no setting that trades size for fidelity.
 
     Examples
     --------
     >>> len(list(space_of("inshrinkerator", frozenset()).places())) * 2
     216
     """
-    if codec == "lattice":
-        return LatticeLine()
-    if codec == "inshrinkerator":
-        embedded = LayerType.EMBEDDING in layers
-        axes = (*_INSHRINKERATOR, _EMBEDDING_BINS) if embedded else _INSHRINKERATOR
-        switch = ("prune_metric", ("magnitude", "sensitivity"))
-        return Cube(codec=codec, axes=axes, switch=switch, idle_at=1)
-    if codec in _CUBES:
-        return _CUBES[codec]
-    raise ConfigError(
-        f"the codec '{codec}' has nothing to search",
-        remedy=f"choose one of lattice, inshrinkerator, {', '.join(_CUBES)}",
-    )
+    tuning = _tuning(codec)
+    if tuning.knob.within is not None:
+        return LatticeLine(codec=codec, knob=tuning.knob, held=tuning.beside)
+    return Cube(codec=codec, axes=tuning.searched(layers), switch=tuning.switch, held=tuning.beside)
+
+
+def _tuning(codec: str) -> Tuning:
+    """Return how a codec is searched; an error names those that can be."""
+    tuning = get_codec(codec).tuning
+    if tuning is None:
+        known = [name for name in codec_names() if get_codec(name).tuning is not None]
+        raise ConfigError(
+            f"the codec '{codec}' has nothing to search", remedy=f"choose one of {', '.join(known)}"
+        )
+    return tuning

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inshrink_core.archive.index import FrameIndex
-from inshrink_core.chain import ChainConfig, Standing
+from inshrink_core.chain import ChainConfig, Standing, step_gain
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.search.bounds import Figures
-from inshrink_core.search.gain import trial_gain
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import EncodedStep, encode_step, following
 from inshrink_core.search.quadratic import damage_of, sensitivities
@@ -105,8 +104,9 @@ class TrialRunner:
         gain = None
         before = self.before(step)
         if self.with_gain and before is not None and figures.partial is None:
-            standing, _ = position.standing(self.checkpoints(step))
-            gain = trial_gain(chain, self.checkpoints(before), self.checkpoints(step), standing)
+            standing, _ = position.standing()
+            found = step_gain(chain, self.checkpoints(before), self.checkpoints(step), standing)
+            gain = found.gain, found.noise
         return trial_of(
             encoded, candidate, figures, damage_of(encoded.squared_errors, self.h(step)), begun, gain
         )
@@ -183,10 +183,10 @@ class Position:
         )
         return position
 
-    def standing(self, checkpoint: Checkpoint) -> tuple[Standing, FrameIndex | None]:
+    def standing(self) -> tuple[Standing, FrameIndex | None]:
         """Return what a step is encoded against, and the index before it; nothing where a keyframe is due."""
         due = self._depth % self._runner.base.keyframe_every == 0
-        return following(self._last(), checkpoint, keyframe=due)
+        return following(self._last(), keyframe=due)
 
     def encode(self, step: int, candidate: Candidate) -> EncodedStep:
         """Encode the next step; the last one encoded is remembered, for it may be the one to go on from."""
@@ -195,7 +195,7 @@ class Position:
             return self._tried[2]
         checkpoint = self._runner.checkpoints(step)
         chain = candidate.chain_config(self._runner.base)
-        encoded = encode_step(chain, checkpoint, *self.standing(checkpoint))
+        encoded = encode_step(chain, checkpoint, *self.standing())
         self._tried = (step, digest, encoded)
         return encoded
 

@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inshrink_core.coding.adaptive import decode_adaptive, encode_adaptive, worst_case_adaptive_bytes
+from inshrink_core.coding.adaptive import (
+    adaptive_decode,
+    adaptive_encode,
+    decode_adaptive,
+    encode_adaptive,
+    worst_case_adaptive_bytes,
+)
 from inshrink_core.errors import DamagedError, InputError
-from inshrink_core.ops import Backend, force_backend
-from inshrink_core.ops.adaptive import adaptive_decode, adaptive_encode
+from tests.entropy.plain import plain_kernels
 
 
 def _source(n, n_symbols, n_contexts, seed, skew=0.3):
@@ -39,7 +44,7 @@ def test_any_symbols_come_back_within_the_stated_size(case):
     assert len(payload) <= worst_case_adaptive_bytes(symbols.size, n_symbols)
     decoded = decode_adaptive(payload, symbols.size, n_symbols, contexts, n_contexts)
     assert np.array_equal(decoded, symbols)
-    with force_backend(Backend.REFERENCE):
+    with plain_kernels():
         assert encode_adaptive(symbols, contexts, n_symbols, n_contexts) == payload
         assert np.array_equal(
             decode_adaptive(payload, symbols.size, n_symbols, contexts, n_contexts), symbols
@@ -84,7 +89,7 @@ def test_a_carry_runs_through_bytes_already_written():
         assert np.array_equal(decoded, symbols)
 
 
-def test_both_back_ends_agree_on_damaged_streams():
+def test_compiled_and_plain_kernels_agree_on_damaged_streams():
     rng = random.Random(1)
     symbols, contexts = _source(300, 9, 4, 2)
     stream = adaptive_encode(symbols, contexts, 4, 4, 1000)
@@ -93,7 +98,7 @@ def test_both_back_ends_agree_on_damaged_streams():
         damaged[rng.randrange(damaged.size)] ^= 1 << rng.randrange(8)
         damaged = damaged[: rng.randrange(1, damaged.size + 1)]
         fast, fast_intact = adaptive_decode(damaged, contexts, 4, 4)
-        with force_backend(Backend.REFERENCE):
+        with plain_kernels():
             plain, plain_intact = adaptive_decode(damaged, contexts, 4, 4)
         assert np.array_equal(fast, plain)
         assert fast_intact == plain_intact

@@ -15,10 +15,10 @@ from inshrink_core.coding.rans import (
     stream_shape,
     worst_case_rans_bytes,
 )
+from inshrink_core.coding.tables import read_tables
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.ops import Backend, force_backend
-from inshrink_core.ops.rans_tables import read_tables
-from inshrink_core.ops.reference.rans_tables import READ_AHEAD
+from tests.entropy.plain import plain_kernels
 
 RNG = np.random.default_rng
 
@@ -266,8 +266,8 @@ def test_a_payload_without_symbols_is_empty():
 
 def test_tables_of_no_bytes_are_refused_whatever_memory_held_before():
     # numpy unpacks no bytes to whatever lies in memory: no bits, but places beyond a kernel's tables.
-    with force_backend(Backend.REFERENCE):
+    with plain_kernels():
         for value in range(2, 200):
-            held = np.full(READ_AHEAD, value, np.uint8)
+            held = np.full(32, value, np.uint8)
             del held
             assert read_tables(np.zeros(0, np.uint8), 0, (1, 1, 4), 12)[2] == -1

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 
 import numba
@@ -11,6 +12,13 @@ import pytest
 import torch
 
 from inshrink_core.coding.rans import decode_rans, encode_rans
+from inshrink_core.coding.tables import (
+    choose_tables,
+    normalize_counts,
+    pool_contexts,
+    read_tables,
+    write_tables,
+)
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.cpu.wide_rans import is_wide
@@ -23,13 +31,7 @@ from inshrink_core.ops.rans import (
     rans_decode,
     rans_encode,
 )
-from inshrink_core.ops.rans_tables import (
-    choose_tables,
-    normalize_counts,
-    pool_contexts,
-    read_tables,
-    write_tables,
-)
+from tests.entropy.plain import plain_kernels
 
 SHAPES = [
     (1, 1, 1, 2),
@@ -206,7 +208,7 @@ def test_table_kernels_agree_and_invert_each_other():
             assert numbered.tolist() == [0, 1, 2, 3, 4, 5]
             assert np.array_equal(again, frequencies)
             rows, _ = pool_contexts(counts)
-            with force_backend(Backend.REFERENCE):
+            with plain_kernels():
                 assert np.array_equal(normalize_counts(counts, precision), frequencies)
                 assert np.array_equal(write_tables(frequencies, precision), bits)
                 same = read_tables(packed, stored.size, (6, 6, n_symbols), precision)
@@ -214,13 +216,13 @@ def test_table_kernels_agree_and_invert_each_other():
                 assert np.array_equal(pool_contexts(counts)[0], rows)
 
 
-def test_both_back_ends_choose_the_same_tables_and_their_bits_can_be_read():
+def test_compiled_and_plain_kernels_choose_the_same_tables_and_their_bits_can_be_read():
     rng = np.random.default_rng(4)
     for n_symbols, scale in ((1, 1e3), (3, 30), (16, 1e3), (100, 1e5)):
         counts = (rng.random((6, n_symbols)) ** 6 * scale).astype(np.int64)
         counts[0, 0] += 1
         chosen = choose_tables(counts, pool_contexts(counts)[0], (12, 10, 8, 7))
-        with force_backend(Backend.REFERENCE):
+        with plain_kernels():
             again = choose_tables(counts, pool_contexts(counts)[0], (12, 10, 8, 7))
         for mine, theirs in zip(chosen, again, strict=True):
             assert np.array_equal(mine, theirs)
@@ -245,10 +247,10 @@ def test_the_chosen_tables_cost_least():
     assert entropy <= chosen.data_bits < 1.001 * entropy
 
 
-@pytest.mark.parametrize("backend", [Backend.CPU, Backend.REFERENCE])
-def test_bits_that_are_no_table_are_told(backend):
+@pytest.mark.parametrize("kernels", [nullcontext, plain_kernels])
+def test_bits_that_are_no_table_are_told(kernels):
     rng = np.random.default_rng(5)
-    with force_backend(backend):
+    with kernels():
         for size in [*range(12), 60] * 8:
             packed = rng.integers(0, 256, (size + 7) // 8).astype(np.uint8)
             _, frequencies, n_bits = read_tables(packed, size, (1, 2, 7), 12)

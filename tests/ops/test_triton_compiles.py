@@ -77,13 +77,13 @@ def is_exact(ptx: str) -> bool:
 def test_lattice_kernels_compile_and_round_every_operation(compiled):
     gain = Gain(VALUES, torch.zeros(2, dtype=torch.int32))
     round_to_grid(VALUES, INTEGERS, None, GRID)
-    assert is_exact(compiled["lattice_kernels._round"]), rounds(compiled["lattice_kernels._round"])
+    assert is_exact(compiled["lattice._round"]), rounds(compiled["lattice._round"])
     round_to_grid(VALUES, INTEGERS, BYTES, GRID, gain)
     advance(BYTES, np.array([128]), INTEGERS, BYTES, GRID)
     advance(BYTES, np.zeros(0, np.int64), None, None, GRID)
     gain_grades(VALUES, VALUES, INTEGERS, GRID, 2)
-    names = {"rank_kernels._count", *(f"lattice_kernels.{op}" for op in ("_round", "_advance"))}
-    assert set(compiled) == names | {"gain_kernels._count", "gain_kernels._choose"}
+    names = {"rank._count", *(f"lattice.{op}" for op in ("_round", "_advance"))}
+    assert set(compiled) == names | {"lattice._count_gains", "lattice._choose_grades"}
     for ptx in compiled.values():
         assert is_exact(ptx), rounds(ptx)
 
@@ -97,7 +97,7 @@ def test_codebook_kernels_compile_and_round_every_operation(compiled):
     symbol_counts(BYTES)
     dequantize(BYTES + PROTECTED, torch.zeros(256), VALUES)
     kernels = ("_count_keys", "_assign", "_count_symbols", "_dequantize")
-    assert set(compiled) == {"rank_kernels._count", *(f"quantize_kernels.{kernel}" for kernel in kernels)}
+    assert set(compiled) == {"rank._count", *(f"quantize.{kernel}" for kernel in kernels)}
     for ptx in compiled.values():
         assert is_exact(ptx), rounds(ptx)
 
@@ -108,4 +108,4 @@ def test_rans_kernels_compile(compiled):
         rans_encode(BYTES, contexts, MODEL, 32, N)
         rans_decode(BLOCKS, contexts, MODEL, N, N)
     kernels = ("_count", "_encode", "_gather_words", "_decode")
-    assert set(compiled) == {f"rans_kernels.{kernel}" for kernel in kernels}
+    assert set(compiled) == {f"rans.{kernel}" for kernel in kernels}

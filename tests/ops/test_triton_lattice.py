@@ -173,7 +173,7 @@ def check_thresholds_of_matched_gain(device):
 
 
 def check_rows_are_counted_in_groups(device):
-    from inshrink_core.ops.triton import gain_kernels as triton_gain
+    from inshrink_core.ops.triton import lattice as triton_gain
 
     grid = Grid(1.0, 1, 1.0, 2**24 - 1)
     integers, base = torch.zeros(60, dtype=torch.int32), torch.zeros(60)

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from inshrink_core.analysis.gain import restore_gain
-from inshrink_core.chain import Archive, ChainConfig, Standing, archive_size
+from inshrink_core.chain import Archive, ChainConfig, Override, Standing, archive_size, step_gain
+from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES, LayerType
 from inshrink_core.codec import get_codec
-from inshrink_core.errors import EvaluatorError
+from inshrink_core.errors import ConfigError, EvaluatorError
 from inshrink_core.formats import open_run
 from inshrink_core.search.allocation import allocate
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.chains import ChainBench, estimate_ratio
-from inshrink_core.search.gain import trial_gain
 from inshrink_core.search.judge import Judge, evaluator_digest
 from inshrink_core.search.measure import encode_chain, encode_step, following
 from inshrink_core.search.sampling import RatioEstimate, sample_keys
@@ -69,7 +69,7 @@ def test_sizes_in_memory_are_those_of_frames_to_a_few_bytes(run, tmp_path, codec
 
 def test_a_trial_changes_nothing_that_the_next_one_sees(run):
     first = encode_step(base(), run[5], Standing())
-    standing, index = following(first, run[10], keyframe=False)
+    standing, index = following(first, keyframe=False)
     once = encode_step(base(), run[10], standing, index)
     encode_step(
         Candidate(codec="lattice", settings={"coarseness": 9.0}).chain_config(base()), run[10], standing
@@ -232,6 +232,18 @@ def test_a_sample_has_every_layer_type_and_about_its_share():
     assert sample_keys(checkpoint, 1 << 30) == {spec.key for spec in checkpoint.specs}
 
 
+def test_a_sample_without_the_tensors_of_an_override_is_encoded_all_the_same(run):
+    config = {"overrides": [{"match": "4.bias", "coarseness": 1.0}]}
+    chain = make_chain_config("", "lattice", config, None, 32, "cpu", 1)
+    encoded = encode_step(chain, run[5], Standing(), keys=frozenset({"4.weight"}))
+    assert set(encoded.nbytes) == {"4.weight"}
+    elsewhere = dataclasses.replace(
+        chain, overrides=(Override(match="nowhere", settings={"coarseness": 1.0}),)
+    )
+    with pytest.raises(ConfigError, match=r"no tensor matches the override 'nowhere'"):
+        encode_step(elsewhere, run[5], Standing())
+
+
 def test_the_ratio_of_a_step_is_estimated_once_for_each_candidate(run):
     estimate = RatioEstimate(base(), run[5], Standing(), None)
     assert estimate(LINE.candidate(1.0)) == pytest.approx(
@@ -241,7 +253,8 @@ def test_the_ratio_of_a_step_is_estimated_once_for_each_candidate(run):
 
 
 def test_gain_is_none_where_there_is_no_state_before(run):
-    assert trial_gain(base(), run[5], run[10], Standing()) == (None, None)
+    found = step_gain(base(), run[5], run[10], Standing())
+    assert (found.gain, found.noise) == (None, None)
 
 
 def allocated(h_linear):
@@ -250,7 +263,7 @@ def allocated(h_linear):
     first, second = memory_checkpoint(1, tensors), memory_checkpoint(2, moved)
     plain = base()
     *_, before = encode_chain(plain, [first])
-    standing, index = following(before, second, keyframe=False)
+    standing, index = following(before, keyframe=False)
     h = {"c.weight": 1.0, "fc.weight": h_linear}
     return allocate(plain, LINE, 2.0, second, standing, h, index)
 

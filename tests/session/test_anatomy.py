@@ -8,9 +8,10 @@ import torch
 
 import inshrink_core
 from inshrink_core.analysis.anatomy import N_BINS, anatomy, map_sensitivity, value_histogram
-from inshrink_core.analysis.levels import PROTECTED, PRUNED, QUANTIZED, entropy_of_symbols, levels_of
+from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
 from inshrink_core.analysis.trajectory import trajectory
 from inshrink_core.checkpoint import TensorRole, TensorSpec
+from inshrink_core.codec import PROTECTED, PRUNED, QUANTIZED
 from inshrink_core.codecs.published.grid import Grid, GridReference
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
 from inshrink_core.formats import open_run

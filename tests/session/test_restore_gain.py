@@ -56,6 +56,17 @@ def test_each_step_is_measured_with_the_config_of_its_own_frame(run, tmp_path):
     assert found.config["bits"] == 2
 
 
+@pytest.mark.parametrize("selector", [{"match": "*"}, {"match": "[04].*"}, {"layer_type": "linear"}])
+def test_tensors_with_an_override_are_measured_with_the_settings_of_their_override(run, tmp_path, selector):
+    settings = {"bits": 8, "grid": "refit"}
+    overridden = measured(run, tmp_path / "o", "uniform", **settings, overrides=[selector | {"bits": 2}])
+    fine = measured(run, tmp_path / "f", "uniform", **settings)
+    coarse = measured(run, tmp_path / "c", "uniform", **settings | {"bits": 2})
+    key = "4.weight"
+    assert overridden.by_tensor[key] == coarse.by_tensor[key]
+    assert overridden.by_tensor[key].noise > 10 * fine.by_tensor[key].noise
+
+
 def test_steps_can_be_chosen_and_progress_is_told(run, tmp_path):
     target, seen = tmp_path / "a.inshrink", []
     compress(run, target, codec="uniform")

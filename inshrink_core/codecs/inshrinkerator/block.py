@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from inshrink_core.codec import TensorReference
+from inshrink_core import codec
+from inshrink_core.codec import Levels, TensorReference
 from inshrink_core.codecs.exact import (
     LosslessReference,
     decode_exact,
@@ -26,13 +27,12 @@ from inshrink_core.codecs.symbols import (
 )
 from inshrink_core.coding.events import read_varint, write_varint
 from inshrink_core.errors import DamagedError
-from inshrink_core.ops.quantize import PROTECTED, dequantize, gather_decoded, symbol_counts
+from inshrink_core.ops.quantize import PROTECTED, PRUNED, dequantize, gather_decoded, symbol_counts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.checkpoint import TensorSpec
-    from inshrink_core.codec import TensorReference
 
 __all__ = [
     "FIRST_BIN",
@@ -288,6 +288,14 @@ class InshrinkeratorReference(TensorReference):
         """Bytes of symbols, codebook and protected values."""
         return self.symbols.nbytes + self.codebook.nbytes + self.protected.nbytes
 
+    def levels(self) -> Levels:
+        """Return the centroids that are used, and which elements were pruned or protected."""
+        symbols, points = self.symbols.numpy(), self.codebook.numpy().astype(np.float64)
+        part_of = np.full(256, codec.QUANTIZED, np.uint8)
+        part_of[PRUNED], part_of[PROTECTED] = codec.PRUNED, codec.PROTECTED
+        used = np.bincount(symbols, minlength=256)[FIRST_BIN : self.n_symbols]
+        return Levels("codebook", points[used > 0], parts=part_of[symbols], symbols=symbols)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundedReference(TensorReference):
@@ -303,6 +311,10 @@ class RoundedReference(TensorReference):
     def nbytes(self) -> int:
         """Bytes of the bfloat16 twin."""
         return self.inner.nbytes
+
+    def levels(self) -> Levels:
+        """Return that every value is rounded by itself."""
+        return Levels("rounded", parts=codec.PROTECTED)
 
 
 def fits(reference: TensorReference | None, spec: TensorSpec) -> InshrinkeratorReference | None:

@@ -20,8 +20,11 @@ from inshrink_core.codec import (
     Decoded,
     Encoded,
     FrameContext,
+    Knob,
+    Switch,
     TensorInput,
     TensorReference,
+    Tuning,
     within_memory,
 )
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
@@ -253,6 +256,22 @@ def is_quantized(spec: TensorSpec) -> bool:
     return spec.role is TensorRole.WEIGHT and has_symbols(spec) and not spec.exact
 
 
+_SEARCHED = (
+    Knob(settings=("bins",), values=(32, 16, 12, 8, 6, 4), label="Bins", unit="centroids"),
+    Knob(settings=("prune",), values=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5), label="Pruned share"),
+    Knob(settings=("protect",), values=(0.01, 0.005, 0.0005), label="Protected share"),
+    Knob(
+        # Embeddings mind quantization more, so their bins are apart.
+        settings=("embedding_bins",),
+        values=(32, 16),
+        label="Bins of embeddings",
+        unit="centroids",
+        layer=LayerType.EMBEDDING,
+    ),
+)
+"""The published space (Agrawal et al., SoCC 2024, section "Search space"): 6 × 6 × 3, twice for the pruning
+metric, 216 in all; bins are one number for all layers that are not embeddings."""
+
 _TINY = 64
 """Elements up to which the exact block is tried too: above, symbols and codebook are always smaller."""
 
@@ -277,6 +296,18 @@ class InshrinkeratorCodec(Codec):
     bitstream = "inshrinkerator/1"
     reads = frozenset({"inshrinkerator/1", EXACT})
     config_type: ClassVar[type[CodecConfig]] = InshrinkeratorConfig
+    label = "Inshrinkerator"
+    tuning = Tuning(
+        knob=Knob(
+            settings=("bins", "embedding_bins"),
+            values=(254, 128, 64, 48, 32, 24, 16, 12, 8, 6, 4),
+            label="Bins",
+            unit="centroids",
+        ),
+        axes=_SEARCHED,
+        switch=Switch("prune_metric", _WORDS["prune_metric"], idle_at=1),
+    )
+    compared = (("Inshrinkerator", {}),)
 
     def companions(self, config: CodecConfig) -> frozenset[TensorRole]:
         """Return the gradient's role where sensitivity decides anything."""

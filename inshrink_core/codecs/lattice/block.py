@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from inshrink_core.codec import TensorReference
+from inshrink_core.codec import PROTECTED, QUANTIZED, Levels, TensorReference
 from inshrink_core.codecs.lattice.spacing import MAX_EXPONENT, MAX_STEP, MIN_EXPONENT, Spacing, grid_of
 from inshrink_core.coding.events import read_varint, write_varint
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
@@ -77,6 +77,9 @@ UNCHANGED = bytes((Kind.UNCHANGED,))
 _MAX_SHIFT = 24
 _SNAP = 0x80
 """Bit of a delta's shift: the integers are moved to multiples of the step."""
+
+_MOST_SORTED = 1 << 20
+"""Integers that are sorted to tell which of them occur."""
 
 _HISTORIES = N_CONTEXTS + NEGATIVE
 """Alphabet of histories in a snapshot."""
@@ -434,6 +437,21 @@ class LatticeReference(TensorReference):
         """Bytes of integers, history and exact values."""
         held = (self.integers, self.history, self.exact_at, self.exact_values, self.exact)
         return sum(part.nbytes for part in held if part is not None)
+
+    def levels(self) -> Levels:
+        """Return the points that occur, where that is quickly told, and which elements are exact."""
+        if self.exact is not None:
+            return Levels("exact", parts=PROTECTED)
+        integers = self.integers.numpy()
+        parts: NDArray[np.uint8] | int = QUANTIZED
+        if self.exact_at.numel():
+            parts = np.full(integers.size, QUANTIZED, np.uint8)
+            parts[self.exact_at.numpy()] = PROTECTED
+        points = None
+        if integers.size <= _MOST_SORTED:
+            points = np.unique(integers) * math.ldexp(1.0, self.spacing.exponent)
+        unit = (self.spacing.exponent, self.spacing.step)
+        return Levels("lattice", points, self.spacing.width, parts, integers, unit)
 
 
 def put_exact(state: LatticeReference, values: Tensor) -> Tensor:

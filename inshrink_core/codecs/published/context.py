@@ -114,6 +114,8 @@ class ContextCodec(ExcpCodec):
     bitstream = "context/1"
     reads = frozenset({"context/1", EXACT})
     config_type: ClassVar[type[CodecConfig]] = ContextConfig
+    label = "Context"
+    compared = (("Context", {}),)
 
     def _pack_symbols(
         self, quantized: Quantized, spec: TensorSpec, config: CodecConfig, reference: TensorReference | None

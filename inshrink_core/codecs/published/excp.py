@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
-from inshrink_core.codec import CodecConfig, FrameContext, TensorInput, TensorReference
+from inshrink_core.codec import CodecConfig, FrameContext, Knob, TensorInput, TensorReference, Tuning
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
 from inshrink_core.codecs.published.fallback import (
     FLAT_CODERS,
@@ -215,6 +215,19 @@ class ExcpCodec(ResidualCodec):
     bitstream = "excp/1"
     reads = frozenset({"excp/1", EXACT})
     config_type: ClassVar[type[CodecConfig]] = ExcpConfig
+    label = "ExCP"
+    tuning = Tuning(
+        knob=Knob(
+            # From the published 5e-5 in steps of about √10 to where everything but the largest is pruned.
+            settings=("alpha",),
+            values=(5e-5, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0),
+            label="Pruning of residuals",
+            unit="alpha",
+        ),
+        # The published exact keyframe would be most of a short chain, whatever the deltas cost.
+        beside={"keyframe": "quantized"},
+    )
+    compared = (("ExCP", {}),)
     lossy_roles = frozenset({TensorRole.WEIGHT}) | _MOMENTS
 
     def takes(self, config: CodecConfig) -> frozenset[TensorRole]:

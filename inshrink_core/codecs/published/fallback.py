@@ -22,8 +22,10 @@ from inshrink_core.codec import (
     Decoded,
     Encoded,
     FrameContext,
+    Knob,
     TensorInput,
     TensorReference,
+    Tuning,
     within_memory,
 )
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "BITS",
     "FLAT_CODERS",
     "LOSSY_DTYPES",
     "FallbackCodec",
@@ -51,6 +54,11 @@ __all__ = [
     "ordered_mean",
     "worst_case_flat_bytes",
 ]
+
+BITS = Tuning(
+    knob=Knob(settings=("bits",), values=(8, 7, 6, 5, 4, 3, 2, 1), label="Bits", unit="bits a symbol")
+)
+"""The knob of codecs whose symbols have a width."""
 
 LOSSY_DTYPES = frozenset({"float32", "bfloat16", "float16"})
 

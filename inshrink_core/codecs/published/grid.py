@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from inshrink_core.codec import Encoded, TensorInput, TensorReference
+from inshrink_core.codec import Encoded, Levels, TensorInput, TensorReference
 from inshrink_core.codecs.published.fallback import (
     FallbackCodec,
     decode_flat,
@@ -89,6 +89,12 @@ class GridReference(TensorReference):
     def nbytes(self) -> int:
         """Bytes of the level numbers."""
         return self.symbols.nbytes
+
+    def levels(self) -> Levels:
+        """Return the grid."""
+        points = self.grid.levels().astype(np.float64)
+        spacing = float(points[1] - points[0]) if points.size > 1 else None
+        return Levels("grid", np.unique(points), spacing, symbols=self.symbols.numpy())
 
 
 def level_numbers(values: NDArray[np.float32], grid: Grid) -> NDArray[np.uint8]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from inshrink_core.codec import CodecConfig, TensorInput
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
-from inshrink_core.codecs.published.fallback import FLAT_CODERS, check_number, check_word
+from inshrink_core.codecs.published.fallback import BITS, FLAT_CODERS, check_number, check_word
 from inshrink_core.codecs.published.residual import (
     KEYFRAME_WORDS,
     MAX_CENTROIDS,
@@ -145,6 +145,9 @@ class LcCheckpointCodec(ResidualCodec):
     bitstream = "lc-checkpoint/1"
     reads = frozenset({"lc-checkpoint/1", EXACT})
     config_type: ClassVar[type[CodecConfig]] = LcCheckpointConfig
+    label = "LC-Checkpoint"
+    tuning = BITS
+    compared = (("LC-Checkpoint", {}),)
 
     def _config_of(self, plan: Any) -> LcCheckpointConfig:
         config: LcCheckpointConfig = self.checked(plan)

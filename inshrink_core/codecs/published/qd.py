@@ -28,7 +28,7 @@ import numpy as np
 from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import CodecConfig, FrameContext, TensorInput, TensorReference
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
-from inshrink_core.codecs.published.fallback import FLAT_CODERS, check_number, check_word, host_values
+from inshrink_core.codecs.published.fallback import BITS, FLAT_CODERS, check_number, check_word, host_values
 from inshrink_core.codecs.published.grid import (
     GRID_WORDS,
     MAX_BITS,
@@ -153,6 +153,9 @@ class QdCodec(GridCodec):
     bitstream = "qd/1"
     reads = frozenset({"qd/1", EXACT})
     config_type: ClassVar[type[CodecConfig]] = QdConfig
+    label = "QD"
+    tuning = BITS
+    compared = (("QD", {}),)
 
     def observe(
         self, item: TensorInput, reference: TensorReference | None, config: CodecConfig

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from inshrink_core.codec import CodecConfig
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
-from inshrink_core.codecs.published.fallback import FLAT_CODERS, check_number, check_word
+from inshrink_core.codecs.published.fallback import BITS, FLAT_CODERS, check_number, check_word
 from inshrink_core.codecs.published.grid import GRID_WORDS, MAX_BITS, GridCodec, GridReference
 
 if TYPE_CHECKING:
@@ -80,6 +80,9 @@ class UniformCodec(GridCodec):
     bitstream = "uniform/1"
     reads = frozenset({"uniform/1", EXACT})
     config_type: ClassVar[type[CodecConfig]] = UniformConfig
+    label = "Uniform"
+    tuning = BITS
+    compared = (("Uniform, 8 bit", {"bits": 8}), ("Uniform, 4 bit", {"bits": 4}))
 
     def _config_of(self, plan: Any) -> UniformConfig:
         config: UniformConfig = self.checked(plan)

@@ -27,8 +27,6 @@ from inshrink_core.ops.lattice import (
     Rounded,
 )
 from inshrink_core.ops.reference import lattice as reference
-from inshrink_core.ops.registry import register
-from inshrink_core.ops.schema import Backend
 
 __all__: list[str] = []
 
@@ -101,7 +99,6 @@ def _match(
         )
 
 
-@register("round_to_grid", Backend.CPU)
 def round_to_grid(
     values: Tensor, integers: Tensor, history: Tensor | None, grid: Grid, gain: Gain | None
 ) -> Rounded:
@@ -176,7 +173,6 @@ def _advance(
     return valid
 
 
-@register("advance", Backend.CPU)
 def advance(
     tokens: Tensor, large: NDArray[np.int64], integers: Tensor | None, history: Tensor | None, grid: Grid
 ) -> Advanced:
@@ -237,7 +233,6 @@ def _grades(
         grades[row] = _best_grade(counts, flat[2 * GAIN_BINS])
 
 
-@register("gain_grades", Backend.CPU)
 def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_rows: int) -> Tensor:
     """See `lattice.gain_grades`."""
     grades = torch.zeros(n_rows, dtype=torch.int32)

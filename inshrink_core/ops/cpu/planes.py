@@ -15,8 +15,6 @@ from torch import Tensor
 
 from inshrink_core.ops.cpu.compiled import kernel
 from inshrink_core.ops.planes import Transform
-from inshrink_core.ops.registry import register
-from inshrink_core.ops.schema import Backend
 
 __all__: list[str] = []
 
@@ -111,7 +109,6 @@ def _reference(reference: Tensor | None, kind: Any) -> tuple[NDArray[Any], int]:
     return (np.zeros(_BLOCK, kind), 0) if reference is None else (_unsigned(reference), 1)
 
 
-@register("split_planes", Backend.CPU)
 def split_planes(words: Tensor, reference: Tensor | None, transform: int) -> Tensor:
     """See `inshrink_core.ops.planes.split_planes`."""
     bits = _unsigned(words)
@@ -122,7 +119,6 @@ def split_planes(words: Tensor, reference: Tensor | None, transform: int) -> Ten
     return torch.from_numpy(planes)
 
 
-@register("merge_planes", Backend.CPU)
 def merge_planes(planes: Tensor, reference: Tensor | None, transform: int, out: Tensor) -> None:
     """See `inshrink_core.ops.planes.merge_planes`."""
     bits = _unsigned(out)

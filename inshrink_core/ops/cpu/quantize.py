@@ -15,8 +15,6 @@ from torch import Tensor
 
 from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PROTECTED
 from inshrink_core.ops.reference.quantize import as_float32, flattened
-from inshrink_core.ops.registry import register
-from inshrink_core.ops.schema import Backend
 
 __all__: list[str] = []
 
@@ -157,7 +155,6 @@ def _gather_decoded(
         before += previous[i] == PROTECTED
 
 
-@register("histogram16", Backend.CPU)
 def histogram16(
     values: Tensor, gradient: Tensor | None = None, low: int = 0, high: int = MAGNITUDE_KEYS
 ) -> Tensor:
@@ -167,13 +164,11 @@ def histogram16(
     return torch.from_numpy(_histogram_between(_values(values), _values(gradient), low, high))
 
 
-@register("sensitivity_histogram", Backend.CPU)
 def sensitivity_histogram(values: Tensor, gradient: Tensor) -> Tensor:
     """See `quantize.sensitivity_histogram`."""
     return torch.from_numpy(_histogram_products(_values(values), _values(gradient)))
 
 
-@register("assign", Backend.CPU)
 def assign(
     values: Tensor, lut: Tensor, gradient: Tensor | None = None, low: int = 0, high: int = MAGNITUDE_KEYS
 ) -> Tensor:
@@ -187,7 +182,6 @@ def assign(
     return symbols
 
 
-@register("gather_protected", Backend.CPU)
 def gather_protected(values: Tensor, symbols: Tensor) -> Tensor:
     """See `quantize.gather_protected`."""
     flat = flattened(values).cpu()
@@ -199,7 +193,6 @@ def gather_protected(values: Tensor, symbols: Tensor) -> Tensor:
     return kept
 
 
-@register("gather_decoded", Backend.CPU)
 def gather_decoded(symbols: Tensor, previous: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     """See `quantize.gather_decoded`."""
     symbols = symbols.cpu()
@@ -215,13 +208,11 @@ def gather_decoded(symbols: Tensor, previous: Tensor, table: Tensor, protected: 
     return out
 
 
-@register("symbol_counts", Backend.CPU)
 def symbol_counts(symbols: Tensor) -> Tensor:
     """See `quantize.symbol_counts`."""
     return torch.from_numpy(_counts(symbols.cpu().numpy()))
 
 
-@register("dequantize", Backend.CPU)
 def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     """See `quantize.dequantize`."""
     width = torch.int16 if table.dtype.itemsize == 2 else torch.int32

@@ -17,6 +17,7 @@ from inshrink_core.execution import new_array
 from inshrink_core.ops.cpu.compiled import brief, kernel, part
 from inshrink_core.ops.cpu.wide_rans import LANES, decode_steps, encode_steps, is_wide
 from inshrink_core.ops.rans import (
+    BIT_LENGTHS,
     CONTEXT_MASK,
     INITIAL_STATE,
     MAX_CONTEXTS,
@@ -24,9 +25,6 @@ from inshrink_core.ops.rans import (
     RansBlocks,
     RansModel,
 )
-from inshrink_core.ops.reference.rans_tables import LENGTHS
-from inshrink_core.ops.registry import register
-from inshrink_core.ops.schema import Backend
 
 __all__: list[str] = []
 
@@ -106,7 +104,6 @@ def _count(
             counts[places[i]] += _U32(1)
 
 
-@register("rans_counts", Backend.CPU)
 def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_contexts: int) -> Tensor:
     """See `inshrink_core.ops.rans.rans_counts`."""
     values = _host(symbols)
@@ -145,7 +142,7 @@ def _encode_table(frequencies: NDArray[np.int64]) -> NDArray[np.uint32]:
     """
     starts = np.cumsum(frequencies, axis=1) - frequencies
     f = np.maximum(frequencies, 1)
-    shifts = LENGTHS[f - 1]
+    shifts = BIT_LENGTHS[f - 1]
     single = f == 1
     columns = (
         f << (31 - PRECISION),
@@ -193,7 +190,6 @@ def _encode_blocks(
     return at
 
 
-@register("rans_encode", Backend.CPU)
 def rans_encode(
     symbols: Tensor, contexts: Tensor | None, model: RansModel, lanes: int, block_length: int
 ) -> RansBlocks:
@@ -266,7 +262,6 @@ def _decode_blocks(
     return True
 
 
-@register("rans_decode", Backend.CPU)
 def rans_decode(
     blocks: RansBlocks, contexts: Tensor | None, model: RansModel, n: int, block_length: int
 ) -> tuple[Tensor, bool]:

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from inshrink_core.ops.cpu.compiled import brief
 from inshrink_core.ops.reference.quantize import as_float32, flattened
-from inshrink_core.ops.registry import register
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, Sampled, sample
-from inshrink_core.ops.schema import Backend
 
 __all__: list[str] = []
 
@@ -56,8 +54,7 @@ def _sum(
         probe[k] = w[places[k]]
 
 
-@register("sample_sums", Backend.CPU)
-def sample_sums(
+def add_sample(
     values: Tensor,
     integers: Tensor | None,
     second: Tensor | None,
@@ -104,7 +101,7 @@ def _of_samples(
 ) -> Sampled:
     """Take the samples first, in float32: the kernel knows no other dtype."""
     flat = flattened(values)
-    sampled = sample_sums(
+    sampled = add_sample(
         as_float32(sample(flat)),
         None if integers is None else sample(integers),
         None if second is None else as_float32(sample(flattened(second))),

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from inshrink_core.ops.cpu.symbol_windows import FAST_BITS, put, unpack_literals, unpack_runs
 from inshrink_core.ops.reference.symbols import LITERAL_SHIFT, NO_LITERAL, RUN_MASK, run_token
 from inshrink_core.ops.reference.symbols import code_lengths as _reference_code_lengths
-from inshrink_core.ops.registry import register
-from inshrink_core.ops.schema import Backend
 
 _U64 = np.uint64
 _LITERAL_SHIFT = np.uint32(LITERAL_SHIFT)
@@ -27,10 +25,9 @@ _KNOWN_EXPONENT = 10
 """Runs below two to this have their class in a table; longer ones are rare."""
 _KNOWN_TOKENS = np.array([run_token(run) for run in range(1 << _KNOWN_EXPONENT)], np.uint8)
 
-register("code_lengths", Backend.CPU)(njit(nogil=True, cache=True)(_reference_code_lengths))
+code_lengths = njit(nogil=True, cache=True)(_reference_code_lengths)
 
 
-@register("count_groups", Backend.CPU)
 @njit(nogil=True, cache=True)
 def count_groups(groups: NDArray[np.uint8]) -> NDArray[np.int64]:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.count_groups`."""
@@ -48,7 +45,6 @@ def count_groups(groups: NDArray[np.uint8]) -> NDArray[np.int64]:  # pragma: no 
     return counts
 
 
-@register("count_pairs", Backend.CPU)
 @njit(nogil=True, cache=True)
 def count_pairs(
     groups: NDArray[np.uint8], symbols: NDArray[np.uint8], stride: int
@@ -71,7 +67,6 @@ def _run_token(run: int) -> int:  # pragma: no cover - compiled
     return 16 + (exponent - 4) * 4 + ((run >> (exponent - 2)) & 3)
 
 
-@register("delta_events", Backend.CPU)
 @njit(nogil=True, cache=True)
 def delta_events(
     groups: NDArray[np.uint8],
@@ -172,7 +167,6 @@ def _record(
     return at
 
 
-@register("pack_events", Backend.CPU)
 @njit(nogil=True, cache=True)
 def pack_events(
     records: NDArray[np.uint32],
@@ -218,10 +212,9 @@ def pack_events(
             at, window, filled = put(words, at, window, filled, value, n_bits)
         start = stop
     words[at] = window
-    return words[: at + 1], 64 * at + int(filled)
+    return words[: at + 1], 64 * at + int(np.int64(filled))
 
 
-@register("unpack_events", Backend.CPU)
 @njit(nogil=True, cache=True)
 def unpack_events(
     words: NDArray[np.uint64],
@@ -259,10 +252,9 @@ def unpack_events(
         _subtract(bases[group], modulus, grouped[start:stop])
         start = stop
     _scatter(groups, sizes, grouped, out)
-    return int(position)
+    return int(np.int64(position))
 
 
-@register("pack_symbols", Backend.CPU)
 @njit(nogil=True, cache=True)
 def pack_symbols(
     symbols: NDArray[np.uint8], codes: NDArray[np.uint32]
@@ -286,10 +278,9 @@ def pack_symbols(
         code = _U64(codes[symbols[i]])
         at, window, filled = put(words, at, window, filled, code & _U64(0xFFFF), code >> _U64(16))
     words[at] = window
-    return words[: at + 1], 64 * at + int(filled)
+    return words[: at + 1], 64 * at + int(np.int64(filled))
 
 
-@register("unpack_symbols", Backend.CPU)
 @njit(nogil=True, cache=True)
 def unpack_symbols(
     words: NDArray[np.uint64], n_bits: int, windows: NDArray[np.uint32], out: NDArray[np.uint8]
@@ -298,4 +289,4 @@ def unpack_symbols(
     fast = np.empty(1 << FAST_BITS, np.uint64)
     size = _U64(out.size)
     position = unpack_literals(words, _U64(0), n_bits, windows, fast, out, _U64(0), size)
-    return int(position) if position <= _U64(n_bits) else -1
+    return int(np.int64(position)) if position <= _U64(n_bits) else -1

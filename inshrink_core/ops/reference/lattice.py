@@ -27,8 +27,6 @@ from inshrink_core.ops.lattice import (
     Grid,
     Rounded,
 )
-from inshrink_core.ops.registry import register
-from inshrink_core.ops.schema import Backend
 
 __all__ = ["best_grade"]
 
@@ -76,7 +74,6 @@ def _tokens_of(z: Tensor) -> Tensor:
     return torch.where(z < FIRST_LARGE, z, large)
 
 
-@register("round_to_grid", Backend.REFERENCE)
 def round_to_grid(
     values: Tensor, integers: Tensor, history: Tensor | None, grid: Grid, gain: Gain | None
 ) -> Rounded:
@@ -105,7 +102,6 @@ def round_to_grid(
     )
 
 
-@register("advance", Backend.REFERENCE)
 def advance(
     tokens: Tensor, large: NDArray[np.int64], integers: Tensor | None, history: Tensor | None, grid: Grid
 ) -> Advanced:
@@ -163,7 +159,6 @@ def best_grade(counts: NDArray[np.int64], beyond: int) -> int:
     return low
 
 
-@register("gain_grades", Backend.REFERENCE)
 def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_rows: int) -> Tensor:
     """See `lattice.gain_grades`."""
     base = base.to(values.device)

@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 
 from inshrink_core.ops.planes import Transform
-from inshrink_core.ops.registry import register
-from inshrink_core.ops.schema import Backend
 
 
 def _wrapped(words: Tensor, n_bits: int) -> Tensor:
@@ -38,7 +36,6 @@ def _undo_zigzag(words: Tensor, n_bits: int) -> Tensor:
     return _logical_shift(words, 1, n_bits) ^ -(words & 1)
 
 
-@register("split_planes", Backend.REFERENCE)
 def split_planes(words: Tensor, reference: Tensor | None, transform: int) -> Tensor:
     """See `inshrink_core.ops.planes.split_planes`."""
     n_bits = 8 * words.element_size()
@@ -55,7 +52,6 @@ def split_planes(words: Tensor, reference: Tensor | None, transform: int) -> Ten
     return torch.stack([(x >> shift & 0xFF).to(torch.uint8) for shift in range(0, n_bits, 8)])
 
 
-@register("merge_planes", Backend.REFERENCE)
 def merge_planes(planes: Tensor, reference: Tensor | None, transform: int, out: Tensor) -> None:
     """See `inshrink_core.ops.planes.merge_planes`."""
     n_bits = 8 * planes.shape[0]

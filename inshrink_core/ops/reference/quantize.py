@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PROTECTED, PRUNED
-from inshrink_core.ops.registry import register
-from inshrink_core.ops.schema import Backend
 
 __all__ = ["as_float32", "flattened", "settled"]
 
@@ -46,7 +44,6 @@ def _sensitivity_keys(values: Tensor, gradient: Tensor) -> Tensor:
     return ((product.view(torch.int32) >> 16) & (MAGNITUDE_KEYS - 1)).clamp_max(INFINITE_KEY)
 
 
-@register("histogram16", Backend.REFERENCE)
 def histogram16(
     values: Tensor, gradient: Tensor | None = None, low: int = 0, high: int = MAGNITUDE_KEYS
 ) -> Tensor:
@@ -58,13 +55,11 @@ def histogram16(
     return torch.bincount(keys, minlength=N_KEYS).cpu()
 
 
-@register("sensitivity_histogram", Backend.REFERENCE)
 def sensitivity_histogram(values: Tensor, gradient: Tensor) -> Tensor:
     """See `quantize.sensitivity_histogram`."""
     return torch.bincount(_sensitivity_keys(values, gradient), minlength=MAGNITUDE_KEYS).cpu()
 
 
-@register("assign", Backend.REFERENCE)
 def assign(
     values: Tensor, lut: Tensor, gradient: Tensor | None = None, low: int = 0, high: int = MAGNITUDE_KEYS
 ) -> Tensor:
@@ -77,25 +72,21 @@ def assign(
     return symbols.to(lut.device)
 
 
-@register("gather_protected", Backend.REFERENCE)
 def gather_protected(values: Tensor, symbols: Tensor) -> Tensor:
     """See `quantize.gather_protected`."""
     return flattened(values)[symbols.to(values.device) == PROTECTED].cpu()
 
 
-@register("gather_decoded", Backend.REFERENCE)
 def gather_decoded(symbols: Tensor, previous: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     """See `quantize.gather_decoded`."""
     return gather_protected(dequantize(previous, table, protected), symbols)
 
 
-@register("symbol_counts", Backend.REFERENCE)
 def symbol_counts(symbols: Tensor) -> Tensor:
     """See `quantize.symbol_counts`."""
     return torch.bincount(symbols.long(), minlength=256).cpu()
 
 
-@register("dequantize", Backend.REFERENCE)
 def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     """See `quantize.dequantize`."""
     # As words: torch does not keep the bits of a NaN wherever it fills in a single float.

@@ -16,8 +16,6 @@ from inshrink_core.ops.rans import (
     decode_table,
     model_on,
 )
-from inshrink_core.ops.registry import register
-from inshrink_core.ops.schema import Backend
 
 __all__: list[str] = []
 
@@ -28,7 +26,6 @@ _LIMIT_SHIFT = 31 - PRECISION
 """A state below frequency << 19 stays below 2**31 after coding."""
 
 
-@register("rans_counts", Backend.REFERENCE)
 def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_contexts: int) -> Tensor:
     """See `inshrink_core.ops.rans.rans_counts`."""
     pairs = symbols.long()
@@ -56,7 +53,6 @@ def _rows_in_lanes(
     return _in_lanes(row, n_blocks, block_length, lanes)
 
 
-@register("rans_encode", Backend.REFERENCE)
 def rans_encode(
     symbols: Tensor, contexts: Tensor | None, model: RansModel, lanes: int, block_length: int
 ) -> RansBlocks:
@@ -95,7 +91,6 @@ def rans_encode(
     return RansBlocks(scratch[kept], n_words, states.to(torch.int32))
 
 
-@register("rans_decode", Backend.REFERENCE)
 def rans_decode(
     blocks: RansBlocks, contexts: Tensor | None, model: RansModel, n: int, block_length: int
 ) -> tuple[Tensor, bool]:

@@ -8,15 +8,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.ops.reference.quantize import as_float32, flattened
-from inshrink_core.ops.registry import register
 from inshrink_core.ops.sample import Sampled, sample
-from inshrink_core.ops.schema import Backend
 
 __all__: list[str] = []
 
 
-@register("sample_sums", Backend.REFERENCE)
-def sample_sums(
+def add_sample(
     values: Tensor,
     integers: Tensor | None,
     second: Tensor | None,

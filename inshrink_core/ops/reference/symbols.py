@@ -11,16 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inshrink_core.ops.registry import register
-from inshrink_core.ops.schema import Backend
-
 LITERAL_SHIFT = 23
 RUN_MASK = (1 << LITERAL_SHIFT) - 1
 NO_LITERAL = 256
 """A record of `delta_events`: the run below, the literal, or that there is none, above."""
 
 
-@register("code_lengths", Backend.REFERENCE)
 def code_lengths(counts: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
     """See `inshrink_core.ops.symbols.code_lengths`."""
     # Package-merge (Larmore and Hirschberg, 1990), written so that numba compiles it as it is.
@@ -60,13 +56,11 @@ def code_lengths(counts: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
     return lengths
 
 
-@register("count_groups", Backend.REFERENCE)
 def count_groups(groups: NDArray[np.uint8]) -> NDArray[np.int64]:
     """See `inshrink_core.ops.symbols.count_groups`."""
     return np.bincount(groups, minlength=256).astype(np.int64)
 
 
-@register("count_pairs", Backend.REFERENCE)
 def count_pairs(groups: NDArray[np.uint8], symbols: NDArray[np.uint8], stride: int) -> NDArray[np.int64]:
     """See `inshrink_core.ops.symbols.count_pairs`."""
     pairs = groups[::stride].astype(np.int64) * 256 + symbols[::stride]
@@ -86,7 +80,6 @@ def run_extra_bits(token: int) -> int:
     return 0 if token < 16 else (token - 16) // 4 + 2
 
 
-@register("delta_events", Backend.REFERENCE)
 def delta_events(
     groups: NDArray[np.uint8],
     symbols: NDArray[np.uint8],
@@ -134,7 +127,6 @@ class _BitWriter:
         return np.frombuffer(self.value.to_bytes(8 * n_words, "little"), np.uint64), self.n_bits
 
 
-@register("pack_events", Backend.REFERENCE)
 def pack_events(
     records: NDArray[np.uint32],
     n_events: NDArray[np.int64],
@@ -156,7 +148,6 @@ def pack_events(
     return stream.words()
 
 
-@register("unpack_events", Backend.REFERENCE)
 def unpack_events(
     words: NDArray[np.uint64],
     n_bits: int,
@@ -196,7 +187,6 @@ def unpack_events(
     return position if position <= n_bits else -1
 
 
-@register("pack_symbols", Backend.REFERENCE)
 def pack_symbols(symbols: NDArray[np.uint8], codes: NDArray[np.uint32]) -> tuple[NDArray[np.uint64], int]:
     """See `inshrink_core.ops.symbols.pack_symbols`."""
     stream = _BitWriter()
@@ -205,7 +195,6 @@ def pack_symbols(symbols: NDArray[np.uint8], codes: NDArray[np.uint32]) -> tuple
     return stream.words()
 
 
-@register("unpack_symbols", Backend.REFERENCE)
 def unpack_symbols(
     words: NDArray[np.uint64], n_bits: int, windows: NDArray[np.uint32], out: NDArray[np.uint8]
 ) -> int:

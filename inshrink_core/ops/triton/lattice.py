@@ -1,61 +1,362 @@
-"""The lattice codec on CUDA devices: Triton kernels where Triton is installed, else the reference.
+"""The lattice codec in Triton: rounding, its inverse and the thresholds of matched gain.
 
-Triton launches on the current device, so that of the tensors is made current.
+`inshrink_core.ops.lattice` documents the functions; `inshrink_core.ops.reference.lattice` has their twins in
+plain torch. Importing this module needs Triton. What decides a threshold is integers, so no result depends on
+the order in which programs add their counts. Kernels are launched without fused multiply-add, which would
+round once where the rule rounds twice; every float operation is one of the reference's.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.lattice import Advanced, Gain, Grid, Rounded
+from inshrink_core.ops.lattice import (
+    CONTEXT_BITS,
+    EXACT,
+    FIRST_LARGE,
+    GAIN_BINS,
+    GAIN_SLACK,
+    MAX_GRADE,
+    MAX_PRODUCT,
+    MIN_GRADE,
+    NEGATIVE,
+    OLDEST_CONTEXT,
+    WEAK_ENERGY,
+    Advanced,
+    Gain,
+    Grid,
+    Rounded,
+)
 from inshrink_core.ops.reference import lattice as reference
-from inshrink_core.ops.registry import register
-from inshrink_core.ops.schema import Backend
+from inshrink_core.ops.triton.rank import RANKED, count_before
 
-__all__: list[str] = []
+__all__ = ["advance", "gain_grades", "round_to_grid"]
 
-_HAS_TRITON = find_spec("triton") is not None
+_CONTEXT = tl.constexpr(CONTEXT_BITS)
+_SIGN = tl.constexpr(NEGATIVE)
+_AGING = tl.constexpr(OLDEST_CONTEXT)
+_LARGE = tl.constexpr(FIRST_LARGE)
+_EXACT = tl.constexpr(EXACT)
+_FIRST_INTEGER = tl.constexpr(2.0**23)
+
+_LONGEST = 1024
+"""Elements that one program rounds: eight a thread, two 16-byte accesses of each array of 32 bits."""
+
+_SHORTEST = 128
+"""One element a thread; rows may be shorter."""
 
 
-@register("round_to_grid", Backend.CUDA)
+_BINS = tl.constexpr(GAIN_BINS)
+_SLACK = tl.constexpr(GAIN_SLACK)
+_WEAK = tl.constexpr(WEAK_ENERGY)
+_MIN = tl.constexpr(MIN_GRADE)
+_MAX = tl.constexpr(MAX_GRADE)
+
+_COUNTED = 4096
+"""Elements of one turn: as many as bins, so that clearing those costs no more than counting."""
+
+_PROGRAMS = 1024
+"""Most programs for a row: several for each of the hundred-odd multiprocessors of a large GPU."""
+
+_ROWS = 4096
+"""Rows counted together: their bins take 128 MB."""
+
+
+@triton.jit
+def _nearest(x: tl.tensor) -> tl.tensor:
+    """Round to the nearest integer, ties to even; a sum with 2**23 has no bits left for a fraction."""
+    size = tl.abs(x)
+    whole = tl.where(size < _FIRST_INTEGER, (size + _FIRST_INTEGER) - _FIRST_INTEGER, size)
+    return tl.where(x < 0, -whole, whole)
+
+
+@triton.jit
+def _floor(x: tl.tensor) -> tl.tensor:
+    whole = _nearest(x)
+    return tl.where(whole > x, whole - 1.0, whole)
+
+
+@triton.jit
+def _next_history(change: tl.tensor, old: tl.tensor) -> tl.tensor:
+    """History after a change, of which only the sign matters."""
+    context = old & _CONTEXT
+    aged = old + tl.where((context > 0) & (context < _AGING), 3, 0)
+    negative = (change < 0).to(tl.int32)
+    pair = 2 + (negative ^ ((old >> 5) & 1))
+    fresh = tl.where(context == 0, 1, pair) + negative * _SIGN
+    return tl.where(change == 0, aged, fresh)
+
+
+@triton.jit
+def _token_of(z: tl.tensor) -> tl.tensor:
+    # With the bit below the highest cleared, no rounding to float32 reaches the next power of two.
+    place = ((z & ~(z >> 1)).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+    large = _LARGE + 4 * (place - 7) + ((z >> tl.maximum(place - 2, 0)) & 3)
+    return tl.where(z < _LARGE, z, large)
+
+
+@triton.jit
+def _matched(w: tl.tensor, at: tl.tensor, b: tl.tensor, rcp: tl.tensor, grade: tl.tensor) -> tl.tensor:
+    """Return the steps under matched gain; `grade` is the row's threshold in 4096ths."""
+    r = (w - b) * rcp
+    o = (at - b) * rcp
+    crossed = tl.where(r < 0, -o, o) > 0.5
+    threshold = tl.where(crossed, grade * 7 // 10, grade)
+    moved = _floor(tl.abs(r) + (4096 - threshold).to(tl.float32) * (1.0 / 4096.0))
+    y = tl.where(grade == 0, _nearest(r), tl.where(r < 0, -moved, moved))
+    return _nearest(y - o)
+
+
+@triton.jit(do_not_specialize=["step", "bound", "per_row"])
+def _round(
+    values: tl.tensor,
+    integers: tl.tensor,
+    history: tl.tensor,
+    base: tl.tensor,
+    grades: tl.tensor,
+    tokens: tl.tensor,
+    after: tl.tensor,
+    new: tl.tensor,
+    seen: tl.tensor,
+    delta: tl.tensor,
+    rcp: tl.tensor,
+    limit: tl.tensor,
+    step: tl.tensor,
+    bound: tl.tensor,
+    length: tl.tensor,
+    per_row: tl.tensor,
+    tracked: tl.constexpr,
+    matched: tl.constexpr,
+    size: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64) // per_row
+    within = (tl.program_id(0).to(tl.int64) % per_row) * size + tl.arange(0, size)
+    here = within < length
+    place = row * length + within
+    w = tl.load(values + place, mask=here, other=0.0)
+    before = tl.load(integers + place, mask=here, other=0)
+    old = tl.zeros((size,), tl.int32)
+    if tracked:
+        old = tl.load(history + place, mask=here, other=0).to(tl.int32)
+    at = before.to(tl.float32) * delta
+    if matched:
+        b = tl.load(base + place, mask=here, other=0.0)
+        steps = _matched(w, at, b, rcp, tl.load(grades + row))
+    else:
+        steps = _nearest((w - at) * rcp)
+    near = tl.abs(steps) <= limit  # false for NaN
+    change = tl.where(near, steps, 0.0).to(tl.int32)
+    reached = before + step * change
+    exact = here & ((near == 0) | (reached > bound) | (reached < -bound))
+    change = tl.where(exact, 0, change)
+    turned = tl.where((old & _SIGN) != 0, -change, change)
+    token = tl.where(exact, _EXACT, _token_of((turned << 1) ^ (turned >> 31)))
+    fresh = tl.where(exact, 0, _next_history(change, old))
+    tl.store(tokens + place, token.to(tl.uint8), mask=here)
+    tl.store(after + place, tl.where(exact, 0, reached), mask=here)
+    tl.store(new + place, fresh.to(tl.uint8), mask=here)
+    token = tl.where(here, token, 0)
+    tally = seen + 3 * tl.program_id(0).to(tl.int64)
+    tl.store(tally, tl.sum((token >= _LARGE).to(tl.int32), 0))
+    tl.store(tally + 1, tl.sum(exact.to(tl.int32), 0))
+    tl.store(tally + 2, tl.max(token, 0))
+
+
+@triton.jit(do_not_specialize=["step", "bound", "n_large"])
+def _advance(
+    tokens: tl.tensor,
+    large: tl.tensor,
+    ranks: tl.tensor,
+    integers: tl.tensor,
+    history: tl.tensor,
+    after: tl.tensor,
+    new: tl.tensor,
+    values: tl.tensor,
+    outside: tl.tensor,
+    delta: tl.tensor,
+    step: tl.tensor,
+    bound: tl.tensor,
+    n: tl.tensor,
+    n_large: tl.tensor,
+    known: tl.constexpr,
+    tracked: tl.constexpr,
+    size: tl.constexpr,
+) -> None:
+    block = tl.program_id(0).to(tl.int64)
+    place = block * size + tl.arange(0, size)
+    here = place < n
+    token = tl.load(tokens + place, mask=here, other=0).to(tl.int32)
+    is_large = (token >= _LARGE) & (token != _EXACT)
+    rank = tl.load(ranks + block) + tl.cumsum(is_large.to(tl.int32), 0) - 1
+    stored = is_large & (rank < n_large)
+    z = tl.where(token < _LARGE, token, 0).to(tl.int64) + tl.load(large + rank, mask=stored, other=0)
+    change = (z >> 1) ^ -(z & 1)
+    old = tl.zeros((size,), tl.int32)
+    if tracked:
+        old = tl.load(history + place, mask=here, other=0).to(tl.int32)
+    change = tl.where((old & _SIGN) != 0, -change, change)
+    reached = step * change
+    if known:
+        reached += tl.load(integers + place, mask=here, other=0)
+    exact = token == _EXACT
+    reached = tl.where(exact, 0, reached)
+    fresh = tl.where(exact, 0, _next_history(change, old))
+    tl.store(after + place, reached.to(tl.int32), mask=here)
+    tl.store(values + place, reached.to(tl.int32).to(tl.float32) * delta, mask=here)
+    tl.store(new + place, fresh.to(tl.uint8), mask=here)
+    wrong = (reached > bound) | (reached < -bound) | (is_large & (rank >= n_large))
+    tl.store(outside + block, tl.sum((here & wrong).to(tl.int32), 0))
+
+
 def round_to_grid(
     values: Tensor, integers: Tensor, history: Tensor | None, grid: Grid, gain: Gain | None
 ) -> Rounded:
     """See `inshrink_core.ops.lattice.round_to_grid`."""
-    if not _HAS_TRITON or values.numel() == 0:
+    if values.numel() == 0:
         return reference.round_to_grid(values, integers, history, grid, gain)
-    from inshrink_core.ops.triton.lattice_kernels import round_on
+    device, home, n = values.device, integers.device, values.numel()
+    rows = 1 if gain is None else gain.grades.numel()
+    length = n // rows
+    size = min(max(triton.next_power_of_2(length), _SHORTEST), _LONGEST)
+    per_row = triton.cdiv(length, size)
+    tokens, new = (torch.empty(n, dtype=torch.uint8, device=device) for _ in range(2))
+    after = torch.empty(n, dtype=torch.int32, device=device)
+    seen = torch.empty(rows * per_row, 3, dtype=torch.int32, device=device)
+    before = integers.to(device)
+    known = tokens if history is None else history.to(device)
+    base, grades = (values, before) if gain is None else (gain.base.to(device), gain.grades.to(device))
+    tensors = (values, before, known, base, grades, tokens, after, new, seen)
+    limit = float(MAX_PRODUCT // grid.step)
+    numbers = (grid.delta, grid.rcp, limit, grid.step, grid.bound, length, per_row)
+    tracked, matched = history is not None, gain is not None
+    _round[(rows * per_row,)](*tensors, *numbers, tracked, matched, size, enable_fp_fusion=False)
+    n_large, n_exact = seen[:, :2].sum(0).tolist()
+    largest = int(seen[:, 2].max())
+    return Rounded(tokens.to(home), after.to(home), new.to(home), n_large, n_exact, largest)
 
-    with torch.cuda.device(values.get_device()):
-        return round_on(values, integers, history, grid, gain)
 
-
-@register("advance", Backend.CUDA)
 def advance(
     tokens: Tensor, large: NDArray[np.int64], integers: Tensor | None, history: Tensor | None, grid: Grid
 ) -> Advanced:
     """See `inshrink_core.ops.lattice.advance`."""
-    if not _HAS_TRITON or tokens.numel() == 0:
+    if tokens.numel() == 0:
         return reference.advance(tokens, large, integers, history, grid)
-    from inshrink_core.ops.triton.lattice_kernels import advance_on
+    device, n = tokens.device, tokens.numel()
+    after = torch.empty(n, dtype=torch.int32, device=device)
+    new = torch.empty(n, dtype=torch.uint8, device=device)
+    values = torch.empty(n, dtype=torch.float32, device=device)
+    n_blocks = triton.cdiv(n, RANKED)
+    outside = torch.empty(n_blocks, dtype=torch.int32, device=device)
+    if large.size:
+        ranks = count_before(tokens, FIRST_LARGE, EXACT)
+    else:
+        ranks = torch.zeros(n_blocks, dtype=torch.int64, device=device)
+    stored = torch.from_numpy(large).to(device) if large.size else ranks
+    before = after if integers is None else integers.to(device)
+    past = new if history is None else history.to(device)
+    tensors = (tokens, stored, ranks, before, past, after, new, values, outside)
+    numbers = (grid.delta, grid.step, grid.bound, n, large.size)
+    known, tracked = integers is not None, history is not None
+    _advance[(n_blocks,)](*tensors, *numbers, known, tracked, RANKED, enable_fp_fusion=False)
+    return Advanced(after, new, values, not bool(outside.any()))
 
-    with torch.cuda.device(tokens.get_device()):
-        return advance_on(tokens, large, integers, history, grid)
+
+@triton.jit(do_not_specialize=["per_row"])
+def _count_gains(
+    values: tl.tensor,
+    base: tl.tensor,
+    integers: tl.tensor,
+    counts: tl.tensor,
+    beyond: tl.tensor,
+    delta: tl.tensor,
+    rcp: tl.tensor,
+    length: tl.tensor,
+    per_row: tl.tensor,
+    size: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64) // per_row
+    part = tl.program_id(0).to(tl.int64) % per_row
+    found = tl.zeros((2 * _BINS,), tl.int32)
+    n_beyond = tl.zeros((size,), tl.int32)
+    for begin in range(part * size, length, per_row * size):
+        within = begin + tl.arange(0, size)
+        here = within < length
+        place = row * length + within
+        b = tl.load(base + place, mask=here, other=0.0)
+        r = (tl.load(values + place, mask=here, other=0.0) - b) * rcp
+        o = (tl.load(integers + place, mask=here, other=0).to(tl.float32) * delta - b) * rcp
+        crossed = tl.where(r < 0, -o, o) > 0.5
+        scaled = tl.abs(r) * 256.0
+        inside = scaled < _BINS  # false for NaN
+        key = tl.where(inside, scaled, 0.0).to(tl.int32) + tl.where(crossed, _BINS, 0)
+        found += tl.histogram(key, 2 * _BINS, mask=here & inside)
+        n_beyond += (here & (inside == 0)).to(tl.int32)
+    place = tl.arange(0, 2 * _BINS)
+    tl.atomic_add(counts + row * 2 * _BINS + place, found.to(tl.int64), mask=found > 0)
+    tl.atomic_add(beyond + row, tl.sum(n_beyond.to(tl.int64), 0))
 
 
-@register("gain_grades", Backend.CUDA)
+@triton.jit
+def _choose_grades(counts: tl.tensor, beyond: tl.tensor, grades: tl.tensor) -> None:
+    """Twin of `reference.best_grade`, whose loops over bins are sums here."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, 2 * _BINS)
+    count = tl.load(counts + row * 2 * _BINS + place)
+    b = place % _BINS
+    crossed = place >= _BINS
+    twice = (2 * b + 1).to(tl.int64)
+    energy = tl.sum(count * twice * twice, 0)
+    plain = tl.sum(count * twice * ((twice + 256) // 512 * 512 - twice), 0)
+    slack = energy // _SLACK
+    low = tl.full((), _MIN - 1, tl.int32)
+    high = tl.full((), _MAX + 1, tl.int32)
+    while high - low > 1:
+        grade = (low + high) // 2
+        threshold = tl.where(crossed, grade * 7 // 10, grade)
+        whole = (16 * b + 8 + 4096 - threshold) // 4096
+        lead = tl.sum(count * twice * (whole * 512 - twice), 0)
+        enough = lead + slack >= 0
+        low = tl.where(enough, grade, low)
+        high = tl.where(enough, high, grade)
+    weak = _WEAK * energy < tl.sum(count, 0) * (512 * 512)
+    coarse = (low < _MIN) | ((tl.load(beyond + row) == 0) & weak)
+    chosen = tl.where(coarse, -tl.maximum(low, _MIN), low)
+    tl.store(grades + row, tl.where(plain + slack >= 0, 0, chosen))
+
+
 def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_rows: int) -> Tensor:
     """See `inshrink_core.ops.lattice.gain_grades`."""
     if values.numel() == 0:
         return torch.zeros(n_rows, dtype=torch.int32)
-    if not _HAS_TRITON:
-        return reference.gain_grades(values, base, integers, grid, n_rows)
-    from inshrink_core.ops.triton.gain_kernels import grades_on
-
-    with torch.cuda.device(values.get_device()):
-        return grades_on(values, base, integers, grid, n_rows)
+    device, length = values.device, values.numel() // n_rows
+    base, integers = base.to(device), integers.to(device)
+    grades = torch.empty(n_rows, dtype=torch.int32, device=device)
+    for first in range(0, n_rows, _ROWS):
+        rows = min(_ROWS, n_rows - first)
+        per_row = min(triton.cdiv(length, _COUNTED), max(_PROGRAMS // rows, 1))
+        part = slice(first * length, (first + rows) * length)
+        counts = torch.zeros(rows, 2 * GAIN_BINS, dtype=torch.int64, device=device)
+        beyond = torch.zeros(rows, dtype=torch.int64, device=device)
+        _count_gains[(rows * per_row,)](
+            values[part],
+            base[part],
+            integers[part],
+            counts,
+            beyond,
+            grid.delta,
+            grid.rcp,
+            length,
+            per_row,
+            _COUNTED,
+            enable_fp_fusion=False,
+            num_warps=8,
+        )
+        _choose_grades[(rows,)](
+            counts, beyond, grades[first : first + rows], enable_fp_fusion=False, num_warps=8
+        )
+    return grades.cpu()

@@ -1,59 +1,258 @@
-"""Context rANS on CUDA devices: Triton kernels where Triton is installed, else the reference.
+"""Context rANS in Triton: a program codes a block, its lanes in step; `inshrink_core.ops.rans` says what.
 
-Triton launches on the current device, so that of the tensors is made current.
+Importing this module needs Triton. Every address is proved in range or masked: slots are twelve bits,
+contexts and symbols were checked, and a word outside its block is neither read nor written.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from inshrink_core.ops.rans import RansBlocks, RansModel
+from inshrink_core.ops.rans import (
+    CONTEXT_MASK,
+    INITIAL_STATE,
+    PRECISION,
+    RansBlocks,
+    RansModel,
+    decode_table,
+    model_on,
+)
 from inshrink_core.ops.reference import rans as reference
-from inshrink_core.ops.registry import register
-from inshrink_core.ops.schema import Backend
 
-__all__: list[str] = []
+__all__ = ["rans_counts", "rans_decode", "rans_encode"]
 
-_HAS_TRITON = find_spec("triton") is not None
+_INITIAL = tl.constexpr(INITIAL_STATE)
+_PRECISION = tl.constexpr(PRECISION)
+_SLOT = tl.constexpr((1 << PRECISION) - 1)
+_LIMIT_SHIFT = tl.constexpr(31 - PRECISION)
+_CONTEXT = tl.constexpr(CONTEXT_MASK)
+
+_MAX_COUNTED = 1 << 31
+"""Counters have 32 bits."""
+
+_COUNTED = 4096
+"""Symbols that one program counts: eight a thread."""
+
+_COPIED = 1024
+"""Words that one turn of a copy moves."""
+
+_WARP = 32
 
 
-@register("rans_counts", Backend.CUDA)
+@triton.jit
+def _count(
+    symbols: tl.tensor,
+    contexts: tl.tensor,
+    counts: tl.tensor,
+    n: tl.tensor,
+    with_contexts: tl.constexpr,
+    size: tl.constexpr,
+) -> None:
+    place = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
+    here = place < n
+    pair = tl.load(symbols + place, mask=here, other=0).to(tl.int32)
+    if with_contexts:
+        pair += 256 * (tl.load(contexts + place, mask=here, other=0).to(tl.int32) & _CONTEXT)
+    tl.atomic_add(counts + pair, 1, mask=here)
+
+
+@triton.jit
+def _encode(
+    symbols: tl.tensor,
+    contexts: tl.tensor,
+    rows: tl.tensor,
+    frequencies: tl.tensor,
+    starts: tl.tensor,
+    scratch: tl.tensor,
+    begins: tl.tensor,
+    states: tl.tensor,
+    n: tl.tensor,
+    block_length: tl.tensor,
+    n_symbols: tl.tensor,
+    with_contexts: tl.constexpr,
+    lanes: tl.constexpr,
+) -> None:
+    block = tl.program_id(0).to(tl.int64)
+    first = block * block_length
+    size = tl.minimum(n - first, block_length)
+    lane = tl.arange(0, lanes)
+    state = tl.full((lanes,), _INITIAL, tl.int32)
+    begin = size
+    n_steps = (size + lanes - 1) // lanes
+    for back in range(n_steps):
+        local = (n_steps - 1 - back) * lanes + lane
+        here = local < size
+        place = first + local
+        entry = tl.load(symbols + place, mask=here, other=0).to(tl.int32)
+        context = tl.zeros((lanes,), tl.int32)
+        if with_contexts:
+            context = tl.load(contexts + place, mask=here, other=0).to(tl.int32) & _CONTEXT
+        entry += tl.load(rows + context) * n_symbols
+        f = tl.load(frequencies + entry, mask=here, other=1)
+        start = tl.load(starts + entry, mask=here, other=0)
+        # f << 19 would leave 31 bits for f = 4096.
+        spill = here & ((state >> _LIMIT_SHIFT) >= f)
+        rank = tl.cumsum(spill.to(tl.int32), 0)
+        begin -= tl.sum(spill.to(tl.int32), 0)
+        tl.store(scratch + first + begin + rank - 1, state.to(tl.int16), mask=spill)
+        state = tl.where(spill, state >> 16, state)
+        quotient = state // f
+        state = tl.where(here, (quotient << _PRECISION) + state - quotient * f + start, state)
+    tl.store(begins + block, begin)
+    tl.store(states + block * lanes + lane, state)
+
+
+@triton.jit
+def _gather_words(
+    scratch: tl.tensor,
+    begins: tl.tensor,
+    offsets: tl.tensor,
+    words: tl.tensor,
+    n: tl.tensor,
+    block_length: tl.tensor,
+    turn: tl.constexpr,
+) -> None:
+    block = tl.program_id(0).to(tl.int64)
+    first = block * block_length
+    size = tl.minimum(n - first, block_length)
+    begin = tl.load(begins + block)
+    offset = tl.load(offsets + block)
+    for done in range(0, size - begin, turn):
+        place = done + tl.arange(0, turn)
+        here = place < size - begin
+        word = tl.load(scratch + first + begin + place, mask=here, other=0)
+        tl.store(words + offset + place, word, mask=here)
+
+
+@triton.jit
+def _decode(
+    words: tl.tensor,
+    ends: tl.tensor,
+    states: tl.tensor,
+    contexts: tl.tensor,
+    rows: tl.tensor,
+    table: tl.tensor,
+    out: tl.tensor,
+    intact: tl.tensor,
+    n: tl.tensor,
+    block_length: tl.tensor,
+    with_contexts: tl.constexpr,
+    lanes: tl.constexpr,
+) -> None:
+    block = tl.program_id(0).to(tl.int64)
+    first = block * block_length
+    size = tl.minimum(n - first, block_length)
+    lane = tl.arange(0, lanes)
+    state = tl.load(states + block * lanes + lane)
+    at = tl.load(ends + block)
+    end = tl.load(ends + block + 1)
+    for step in range((size + lanes - 1) // lanes):
+        local = step * lanes + lane
+        here = local < size
+        place = first + local
+        context = tl.zeros((lanes,), tl.int32)
+        if with_contexts:
+            context = tl.load(contexts + place, mask=here, other=0).to(tl.int32) & _CONTEXT
+        slot = tl.load(rows + context) * (_SLOT + 1) + (state & _SLOT)
+        entry = tl.load(table + slot)
+        decoded = ((entry & _SLOT) + 1) * (state >> _PRECISION) + ((entry >> _PRECISION) & _SLOT)
+        tl.store(out + place, (entry >> (2 * _PRECISION)).to(tl.uint8), mask=here)
+        state = tl.where(here, decoded, state)
+        refill = here & (state < _INITIAL)
+        source = at + tl.cumsum(refill.to(tl.int32), 0) - 1
+        word = tl.load(words + source, mask=refill & (source < end), other=0).to(tl.int32) & 0xFFFF
+        state = tl.where(refill, (state << 16) | word, state)
+        at += tl.sum(refill.to(tl.int32), 0)
+    wrong = tl.sum((state != _INITIAL).to(tl.int32), 0)
+    tl.store(intact + block, (wrong == 0) & (at == end))
+
+
+def _threads(lanes: int) -> dict[str, int]:
+    """Launch a thread for each lane, in whole warps; Triton wants to be told about fused operations."""
+    return {"num_warps": min(max(lanes // _WARP, 1), 8), "enable_fp_fusion": False}
+
+
 def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_contexts: int) -> Tensor:
     """See `inshrink_core.ops.rans.rans_counts`."""
-    # The counters of the kernel have 32 bits.
-    if not _HAS_TRITON or symbols.numel() >= 1 << 31:
+    n = symbols.numel()
+    if n >= _MAX_COUNTED:
         return reference.rans_counts(symbols, contexts, n_symbols, n_contexts)
-    from inshrink_core.ops.triton.rans_kernels import count_pairs_on
-
-    with torch.cuda.device(symbols.get_device()):
-        counts = count_pairs_on(symbols, contexts)
+    counts = torch.zeros(256, 256, dtype=torch.int32, device=symbols.device)
+    if n:
+        grid = (triton.cdiv(n, _COUNTED),)
+        with_contexts = contexts is not None
+        read = contexts if with_contexts else symbols
+        _count[grid](symbols, read, counts, n, with_contexts, _COUNTED, enable_fp_fusion=False)
     return counts[:n_contexts, :n_symbols].long().cpu().contiguous()
 
 
-@register("rans_encode", Backend.CUDA)
 def rans_encode(
     symbols: Tensor, contexts: Tensor | None, model: RansModel, lanes: int, block_length: int
 ) -> RansBlocks:
     """See `inshrink_core.ops.rans.rans_encode`."""
-    if not _HAS_TRITON:
-        return reference.rans_encode(symbols, contexts, model, lanes, block_length)
-    from inshrink_core.ops.triton.rans_kernels import encode_blocks
+    device, n = symbols.device, symbols.numel()
+    n_blocks = -(-n // block_length)
+    rows, frequencies, starts = model_on(model, device)
+    scratch = torch.empty(n, dtype=torch.int16, device=device)
+    begins = torch.empty(n_blocks, dtype=torch.int64, device=device)
+    states = torch.empty(n_blocks, lanes, dtype=torch.int32, device=device)
+    read = symbols if contexts is None else contexts
+    sizes = torch.full((n_blocks,), block_length, dtype=torch.int64, device=device)
+    sizes[-1:] = n - (n_blocks - 1) * block_length
+    _encode[(n_blocks,)](
+        symbols,
+        read,
+        rows,
+        frequencies,
+        starts,
+        scratch,
+        begins,
+        states,
+        n,
+        block_length,
+        frequencies.shape[1],
+        contexts is not None,
+        lanes,
+        **_threads(lanes),
+    )
+    counts = sizes - begins
+    offsets = counts.cumsum(0) - counts
+    n_words = counts.cpu()
+    words = torch.empty(int(n_words.sum()), dtype=torch.int16, device=device)
+    _gather_words[(n_blocks,)](
+        scratch, begins, offsets, words, n, block_length, _COPIED, enable_fp_fusion=False
+    )
+    return RansBlocks(words, n_words, states)
 
-    with torch.cuda.device(symbols.get_device()):
-        return encode_blocks(symbols, contexts, model, lanes, block_length)
 
-
-@register("rans_decode", Backend.CUDA)
 def rans_decode(
     blocks: RansBlocks, contexts: Tensor | None, model: RansModel, n: int, block_length: int
 ) -> tuple[Tensor, bool]:
     """See `inshrink_core.ops.rans.rans_decode`."""
-    if not _HAS_TRITON:
-        return reference.rans_decode(blocks, contexts, model, n, block_length)
-    from inshrink_core.ops.triton.rans_kernels import decode_blocks
-
-    with torch.cuda.device(blocks.words.get_device()):
-        return decode_blocks(blocks, contexts, model, n, block_length)
+    device = blocks.words.device
+    n_blocks, lanes = blocks.states.shape
+    rows, _, _ = model_on(model, device)
+    table = torch.from_numpy(decode_table(model.frequencies)).to(device)
+    ends = torch.zeros(n_blocks + 1, dtype=torch.int64)
+    ends[1:] = blocks.n_words.cumsum(0)
+    out = torch.empty(n, dtype=torch.uint8, device=device)
+    intact = torch.zeros(n_blocks, dtype=torch.int32, device=device)
+    _decode[(n_blocks,)](
+        blocks.words,
+        ends.to(device),
+        blocks.states,
+        out if contexts is None else contexts,
+        rows,
+        table,
+        out,
+        intact,
+        n,
+        block_length,
+        contexts is not None,
+        lanes,
+        **_threads(lanes),
+    )
+    return out, bool(intact.all())

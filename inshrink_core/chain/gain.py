@@ -8,20 +8,20 @@ the run really made to the decoded weights, encode, decode: how much of the move
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import Codec, CodecConfig, FrameContext, TensorInput, TensorReference
+from inshrink_core.chain.config import ChainConfig
+from inshrink_core.chain.encoder import FrameEncoder, Standing
+from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorRole, TensorSpec
+from inshrink_core.codec import TensorReference
+from inshrink_core.formats.source import peek
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Decode", "StepGain", "TensorGain", "pool", "step_gain"]
-
-Decode = Callable[[TensorSpec], "tuple[Tensor, TensorReference]"]
-"""Returns what a tensor decodes to at the previous step, and the state the next delta needs."""
+__all__ = ["StepGain", "TensorGain", "pool", "step_gain"]
 
 _SLICE = 1 << 20
 """Values that are turned to float64 at a time: 8 MB, small beside any tensor worth a thought."""
@@ -90,15 +90,6 @@ class StepGain:
         return pool(self.tensors).noise
 
 
-class _Pretended(NamedTuple):
-    """A tensor as training would have made it: the input to encode, its movement, the state before."""
-
-    item: TensorInput
-    restored: Tensor
-    movement: Tensor
-    reference: TensorReference
-
-
 def pool(tensors: Iterable[TensorGain]) -> TensorGain:
     """Return the sums over several tensors or steps, under an empty key.
 
@@ -116,31 +107,17 @@ def pool(tensors: Iterable[TensorGain]) -> TensorGain:
     )
 
 
-def step_gain(
-    codec: Codec,
-    config: CodecConfig,
-    before: Checkpoint,
-    after: Checkpoint,
-    decode: Decode,
-    context: FrameContext,
-) -> StepGain:
+def step_gain(chain: ChainConfig, before: Checkpoint, after: Checkpoint, standing: Standing) -> StepGain:
     """Return gain and noise of a step, had training been restored at the step before.
 
     Parameters
     ----------
-    codec, config
-        What encodes the weights.
+    chain
+        How the step is encoded.
     before, after
         The original checkpoints of the previous step and of this one.
-    decode
-        What weights of the previous step decode to; called twice for each.
-    context
-        What is known of the frame; that it follows a restore is added here.
-
-    Raises
-    ------
-    DamagedError
-        `decode` cannot decode a tensor.
+    standing
+        What this step is encoded against; that it follows a restore is added here.
 
     Notes
     -----
@@ -148,20 +125,16 @@ def step_gain(
     the stored dtype, as training would store them. Two passes, as encoding a frame is; memory of a few
     copies of the largest tensor. Values that are not finite count for nothing.
     """
-    specs = [spec for spec in after.specs if _moves(spec, before)]
-    wanted = codec.companions(config)
-
-    def pretended() -> Iterator[tuple[TensorSpec, _Pretended]]:
-        for spec in specs:
-            yield spec, _pretend(spec, before, after, decode, wanted)
-
-    statistics = [codec.observe(one.item, one.reference, config) for _, one in pretended()]
-    plan = codec.plan(specs, statistics, config, replace(context, after_restore=True))
+    states = standing.references
+    specs = [spec for spec in after.specs if spec.key in states and _moves(spec, before)]
+    moving = {spec.key: states[spec.key] for spec in specs}
+    pretended = replace(after, source=_Pretended(before, after, moving))
+    restored = replace(standing, restored=lambda spec: states[spec.key].decoded(), after_restore=True)
+    _, results = FrameEncoder(chain).encode(pretended, restored, specs)
     rows = []
-    for spec, one in pretended():
-        block = codec.encode(one.item, plan, one.reference).block
-        again = codec.decode(spec, block, one.reference).tensor
-        rows.append(_sums(spec.key, one.restored, one.movement, again))
+    for result in results:
+        key, movement = result.spec.key, _movement(result.spec, before, after)
+        rows.append(_sums(key, states[key].decoded(), movement, result.reference.decoded()))
     return StepGain(after.step, tuple(rows))
 
 
@@ -174,31 +147,31 @@ def _moves(spec: TensorSpec, before: Checkpoint) -> bool:
     return (old.shape, old.dtype) == (spec.shape, spec.dtype)
 
 
-def _pretend(
-    spec: TensorSpec, before: Checkpoint, after: Checkpoint, decode: Decode, wanted: frozenset[TensorRole]
-) -> _Pretended:
-    """Move the decoded weights as the run moved the original ones."""
-    import torch
+def _movement(spec: TensorSpec, before: Checkpoint, after: Checkpoint) -> Tensor:
+    return after.source.read(spec).double() - before[spec.key].double()
 
-    restored, reference = decode(spec)
-    movement = after.source.read(spec).double() - before[spec.key].double()
-    moved = (restored.double() + movement).to(restored.dtype)
-    gradient = second_moment = momentum = None
-    if TensorRole.GRADIENT in wanted:
-        gradient = after.companion(spec, TensorRole.GRADIENT, TensorRole.EXP_AVG)
-    if TensorRole.EXP_AVG_SQ in wanted:
-        second_moment = after.companion(spec, TensorRole.EXP_AVG_SQ)
-    if TensorRole.MOMENTUM in wanted:
-        momentum = after.companion(spec, TensorRole.MOMENTUM)
-    item = TensorInput(
-        spec=spec,
-        tensor=torch.where(movement == 0, restored, moved),  # x + 0 would turn −0.0 into 0.0
-        gradient=gradient,
-        second_moment=second_moment,
-        momentum=momentum,
-        restored=restored,
-    )
-    return _Pretended(item, restored, movement, reference)
+
+@dataclass(frozen=True)
+class _Pretended:
+    """A `TensorSource` of weights as training would have made them: restored, and moved as the run moved."""
+
+    before: Checkpoint
+    after: Checkpoint
+    states: Mapping[str, TensorReference]
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        """Return x + Δ of a weight, and anything else as it is."""
+        import torch
+
+        if spec.key not in self.states:
+            return peek(self.after.source, spec)
+        restored, movement = self.states[spec.key].decoded(), _movement(spec, self.before, self.after)
+        moved = (restored.double() + movement).to(restored.dtype)
+        return torch.where(movement == 0, restored, moved)  # x + 0 would turn −0.0 into 0.0
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        """Return the bytes of a file outside its tensors."""
+        return self.after.source.skeleton(layout)
 
 
 def _sums(key: str, restored: Tensor, movement: Tensor, again: Tensor) -> TensorGain:

@@ -1,16 +1,21 @@
-"""Probability tables of the context rANS coder: scaling counts, sharing tables, and their compact form."""
+"""Probability tables of the context rANS coder: scaling counts, sharing tables, and their compact form.
+
+The kernels at the end are plain Python that numba compiles. They make no arrays and call nothing but each
+other, and look up what would be a loop over bits: each statement takes numba some milliseconds to compile, a
+loop or an array of its own some tens. Results go where the caller says. Every index is proved in range by a
+loop bound or a guard, because compiled code checks none.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from inshrink_core.ops.rans import PRECISION
-from inshrink_core.ops.reference.rans_tables import LENGTHS, MAX_JUMP, READ_AHEAD
-from inshrink_core.ops.registry import dispatch
+from inshrink_core.ops.cpu.compiled import brief
+from inshrink_core.ops.rans import BIT_LENGTHS, PRECISION
 
 __all__ = [
     "TABLE_BITS",
@@ -22,13 +27,32 @@ __all__ = [
     "write_tables",
 ]
 
-_HOST = torch.device("cpu")
+_SIZE = 1 << PRECISION
+
+_MAX_JUMP = PRECISION + 1
+"""Largest change of a length: from none to that of 4096."""
+
+_JUMP_BITS = np.array(
+    [1 + 2 * abs(d).bit_length() for d in (*range(_MAX_JUMP + 1), *range(-_MAX_JUMP, 0))], np.int64
+)
+"""Bits of a change of length (`write_tables`); negative ones from the end."""
+
+_LONGEST_ZEROS = 5
+"""Zeros that no Golomb code of a change begins with."""
+
+_JUMPS = np.array(
+    [0, *(v // 2 if v % 2 else -(v // 2) for v in range(1, 1 << (_LONGEST_ZEROS + 1)))], np.int64
+)
+"""Change of length by what its Golomb code says, which is its place in zigzag order and one."""
+
+_READ_AHEAD = 2 * _LONGEST_ZEROS + 1 + PRECISION
+"""Bits that may be read past the end of a stream before that is noticed."""
+
 
 TABLE_BITS = 21
 """Most bits of a frequency: a Golomb code of a change of length by 13 (9) and 12 below the highest."""
 
 _COST_BITS = 16
-_SIZE = 1 << PRECISION
 _COSTS = np.zeros(_SIZE, np.int64)
 _COSTS[1:] = np.round((PRECISION - np.log2(np.arange(1, _SIZE))) * (1 << _COST_BITS))
 """Bits of a symbol by its frequency, in 65536ths, so that sums are equal in any order; 4096 stands at 0."""
@@ -42,7 +66,7 @@ def _golomb_code(change: int) -> tuple[int, int]:
 
 
 _CODES, _CODE_LENGTHS = np.array(
-    [_golomb_code(change) for change in (*range(MAX_JUMP + 1), *range(-MAX_JUMP, 0))], np.int64
+    [_golomb_code(change) for change in (*range(_MAX_JUMP + 1), *range(-_MAX_JUMP, 0))], np.int64
 ).T.copy()
 """Codes of changes of length and their lengths; those of negative changes from the end."""
 
@@ -122,7 +146,7 @@ def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
     sums = merged[:, n_symbols].tolist()
     leaders = np.array([i if total else -1 for i, total in enumerate(sums)], np.int64)
     pair_bits = np.full((n, n), -1.0)
-    dispatch("pool_contexts", _HOST)(merged, leaders, pair_bits)
+    pool_kernel(merged, leaders, pair_bits)
     led = leaders.tolist()
     number_of = {leader: number for number, leader in enumerate(i for i in range(n) if led[i] == i)}
     rows = np.array([number_of.get(leader, 0) for leader in led], np.int64)
@@ -170,7 +194,7 @@ def choose_tables(counts: NDArray[np.int64], rows: NDArray[np.int64], precisions
 def _fit(counts: NDArray[np.int64], precision: int) -> tuple[NDArray[np.int64], int, int]:
     """Return frequencies, the cost of the data under them in 65536ths of a bit, and their own bits."""
     frequencies = np.empty(counts.shape, np.int64)
-    cost, n_bits = dispatch("fit_tables", _HOST)(counts, precision, _COSTS, frequencies)
+    cost, n_bits = fit_kernel(counts, precision, _COSTS, frequencies)
     return frequencies, int(cost), int(n_bits)
 
 
@@ -182,12 +206,12 @@ def write_tables(frequencies: NDArray[np.int64], precision: int) -> NDArray[np.u
     exponential Golomb bits of order 0; then the bits of the frequency below its highest, lowest first.
     """
     written = np.cumsum(frequencies, axis=1) - frequencies < 1 << precision
-    lengths = LENGTHS[frequencies]
+    lengths = BIT_LENGTHS[frequencies]
     changes = lengths.copy()
     changes[:, 1:] -= lengths[:, :-1]
     places = changes[written]
     n_code = _CODE_LENGTHS[places]
-    n_bits = n_code + LENGTHS[frequencies[written] >> 1]
+    n_bits = n_code + BIT_LENGTHS[frequencies[written] >> 1]
     # What follows the code is the frequency below its highest bit, which is the last one taken.
     codes = _CODES[places] | frequencies[written] << n_code
     # As bytes: a code and a frequency are fewer than 32 bits, the first of them lowest.
@@ -219,8 +243,144 @@ def read_tables(
     # A table has a bit at least. Of no bytes at all, numpy would make bits that are neither 0 nor 1.
     if at >= n_bits:
         return np.zeros(n_contexts, np.int64), frequencies, -1
-    bits = np.unpackbits(packed, count=8 * packed.size + READ_AHEAD, bitorder="little")
+    bits = np.unpackbits(packed, count=8 * packed.size + _READ_AHEAD, bitorder="little")
     rows: NDArray[np.int64] = bits[:at].reshape(n_contexts, width) @ (1 << np.arange(width))
     if int(rows.max()) >= n_tables:
         return rows, frequencies, -1
-    return rows, frequencies, int(dispatch("read_tables", _HOST)(bits, n_bits, precision, frequencies, at))
+    return rows, frequencies, int(read_kernel(bits, n_bits, precision, frequencies, at))
+
+
+@brief
+def fit_kernel(
+    counts: NDArray[np.int64],
+    precision: int,
+    costs: NDArray[np.int64],
+    frequencies: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Fill frequencies (`normalize_counts`); return the cost of the data and the tables' bits.
+
+    `costs` is by frequency in 4096ths; its first entry stands for 4096, whose symbols take no bits.
+    """
+    n_rows, n_symbols = counts.shape
+    size, cost, n_bits = 1 << precision, 0, 0
+    for row in range(n_rows):
+        total = 0
+        for s in range(n_symbols):
+            total += counts[row, s]
+        left = size
+        for s in range(n_symbols):
+            f = counts[row, s] * size // total if total > 0 else 0
+            frequencies[row, s] = (f if f > 1 else 1) if counts[row, s] > 0 else 0
+            left -= frequencies[row, s]
+        if total == 0:
+            frequencies[row, 0], left = size, 0
+        # log((f + 1) / f) is 2 / (2 f + 1) up to a term in f**-3: comparing count / (2 f + 1) finds the
+        # symbol whose bits fall most by one more, comparing count / (2 f - 1) whose rise least by one less.
+        side = 1 if left > 0 else -1
+        for _ in range(left * side):
+            # Begins as 0 / 1 or 1 / 0, which any symbol is better than.
+            best, best_count, best_size = -1, (1 - side) // 2, (1 + side) // 2
+            for s in range(n_symbols):
+                twice = 2 * frequencies[row, s] + side
+                if twice > 1 and side * (counts[row, s] * best_size - best_count * twice) > 0:
+                    best, best_count, best_size = s, counts[row, s], twice
+            if best >= 0:
+                frequencies[row, best] += side
+        before, left = 0, size
+        for s in range(n_symbols):
+            f = frequencies[row, s]
+            cost += counts[row, s] * costs[(f << (PRECISION - precision)) & (_SIZE - 1)]
+            if left > 0:
+                length = BIT_LENGTHS[f]
+                n_bits += _JUMP_BITS[length - before] + BIT_LENGTHS[f >> 1]
+                before = length
+                left -= f
+    return cost, n_bits
+
+
+@brief
+def pool_kernel(merged: NDArray[np.int64], leaders: NDArray[np.int64], bits: NDArray[np.float64]) -> None:
+    """Merge contexts in place (`pool_contexts`).
+
+    `merged` begins as the counts with their sums in a last column, `leaders` as the numbers of the contexts
+    or -1 where one does not occur, `bits` of pairs as -1. A context leads where it is its own leader.
+    """
+    n_contexts, n_columns = merged.shape
+    n_symbols = n_columns - 1
+    for _ in range(n_contexts):
+        best_gain, best_i, best_j = 0.0, -1, -1
+        # The diagonal first: what two contexts take alone is compared with what they take together.
+        for apart in range(n_contexts):
+            two = 1 if apart > 0 else 0
+            for i in range(n_contexts - apart):
+                j = i + apart
+                if leaders[i] != i or leaders[j] != j:
+                    continue
+                if bits[i, j] < 0:
+                    total = merged[i, n_symbols] + two * merged[j, n_symbols]
+                    log_total = math.log2(total)
+                    left, before, sum_bits = total, 0, 0.0
+                    for s in range(n_symbols):
+                        if left == 0:
+                            break
+                        count = merged[i, s] + two * merged[j, s]
+                        f = 0
+                        if count > 0:
+                            sum_bits += count * (log_total - math.log2(count))
+                            f = count * _SIZE // total
+                            f = f if f > 1 else 1
+                        length = BIT_LENGTHS[f]
+                        sum_bits += _JUMP_BITS[length - before] + BIT_LENGTHS[f >> 1]
+                        before = length
+                        left -= count
+                    bits[i, j] = sum_bits
+                gain = two * (bits[i, i] + bits[j, j] - bits[i, j])
+                if gain > best_gain:
+                    best_gain, best_i, best_j = gain, i, j
+        if best_i < 0:
+            break
+        for s in range(n_symbols + 1):
+            merged[best_i, s] += merged[best_j, s]
+        for c in range(n_contexts):
+            if leaders[c] == best_j:
+                leaders[c] = best_i
+            bits[best_i, c] = -1.0
+            bits[c, best_i] = -1.0
+
+
+@brief
+def read_kernel(
+    bits: NDArray[np.uint8], n_bits: int, precision: int, frequencies: NDArray[np.int64], at: int
+) -> int:
+    """Read frequencies from a place on (`read_tables`); return the place after, or -1.
+
+    One bit a number, and `_READ_AHEAD` zeros after the last.
+    """
+    n_tables, n_symbols = frequencies.shape
+    for table in range(n_tables):
+        left, length = 1 << precision, 0
+        for s in range(n_symbols):
+            frequencies[table, s] = 0
+            if left > 0:
+                zeros = 0
+                while zeros < _LONGEST_ZEROS and bits[at] == 0:
+                    zeros += 1
+                    at += 1
+                value = 0
+                for _ in range(zeros + 1):
+                    value = 2 * value + int(bits[at])
+                    at += 1
+                length += _JUMPS[value]
+                if zeros == _LONGEST_ZEROS or length < 0 or length > precision + 1:
+                    return -1
+                f = (1 << length) >> 1
+                for k in range(length - 1):
+                    f |= int(bits[at]) << k
+                    at += 1
+                left -= f
+                if left < 0 or at > n_bits:
+                    return -1
+                frequencies[table, s] = f
+        if left != 0:
+            return -1
+    return at

@@ -1,15 +1,16 @@
 """Restore gain and noise of one step, on codecs whose figures are known beforehand."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 
-from inshrink_core.checkpoint import TensorRole
-from inshrink_core.codec import Decoded, Encoded, FrameContext, TensorReference, get_codec
+from inshrink_core.chain import ChainConfig, Standing, step_gain
+from inshrink_core.chain.config import Party
+from inshrink_core.checkpoint import MODEL_ROLES, TensorRole
+from inshrink_core.codec import Codec, Decoded, Encoded, FrameContext, TensorInput, TensorReference, get_codec
 from inshrink_core.codecs.lossless import LosslessCodec, LosslessConfig
-from inshrink_core.evaluate import step_gain
 from inshrink_core.frame import Block
 from tests.builders import memory_checkpoint, seeded
 
@@ -28,8 +29,26 @@ class Held(TensorReference):
         return self.tensor.nbytes
 
 
+@dataclass(frozen=True, kw_only=True)
+class With(ChainConfig):
+    """A chain whose codec is not a registered one."""
+
+    given: Codec
+
+    def parties(self):
+        lossless = get_codec("lossless")
+        own = Party(self.given, self.config, MODEL_ROLES)
+        return (own, Party(lossless, lossless.config_type(), frozenset(TensorRole)))
+
+
+def chain_of(codec, config=CONFIG):
+    return With(codec=codec.name, config=config, given=codec)
+
+
 class Damped(LosslessCodec):
     """Keeps a share of every movement, and remembers what it was given."""
+
+    uses_restored = True
 
     def __init__(self, share):
         self.share, self.items, self.contexts = share, [], []
@@ -60,16 +79,13 @@ class Case:
     extra: dict = field(default_factory=dict)
     error: float = 0.25
 
-    def measure(self, codec, config=CONFIG, context=None, dtype=torch.float32):
-        old = {name: seeded((6, 5), 1, dtype) for name in self.weights}
-        new = {name: value + 0.125 * seeded((6, 5), 2, dtype) for name, value in old.items()}
+    def measure(self, codec, memory=None, rates=None):
+        old = {name: seeded((6, 5), 1) for name in self.weights}
+        new = {name: value + 0.125 * seeded((6, 5), 2) for name, value in old.items()}
         before, after = memory_checkpoint(1, old), memory_checkpoint(2, new | self.extra)
-        decoded = {name: value + self.error for name, value in old.items()}
-
-        def decode(spec):
-            return decoded[spec.key].clone(), Held(decoded[spec.key].clone())
-
-        return step_gain(codec, config, before, after, decode, context or FrameContext())
+        after = replace(after, hyperparameters=rates or {})
+        states = {name: Held(value + self.error) for name, value in old.items()}
+        return step_gain(chain_of(codec), before, after, Standing(references=states, memory=memory))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
@@ -91,8 +107,8 @@ def test_the_movement_is_added_to_the_decoded_values_not_to_the_originals():
 def test_the_encoder_is_told_of_the_restore_and_what_it_may_look_at():
     codec = Damped(1.0)
     second, first = seeded((6, 5), 3).square(), seeded((6, 5), 4)
-    context = FrameContext(learning_rates={"w": 0.1}, memory={"a": 1})
-    Case(extra={"w@exp_avg_sq": second, "w@exp_avg": first}).measure(codec, context=context)
+    case = Case(extra={"w@exp_avg_sq": second, "w@exp_avg": first})
+    case.measure(codec, memory={"a": 1}, rates={"w": {"lr": 0.1}})
     assert codec.contexts == [FrameContext(learning_rates={"w": 0.1}, memory={"a": 1}, after_restore=True)]
     assert torch.equal(codec.items[0].second_moment, second)
     assert torch.equal(codec.items[0].gradient, first)
@@ -114,12 +130,8 @@ def test_a_step_is_pooled_by_movement_not_by_tensor():
 def test_what_does_not_move_has_no_gain():
     frozen = memory_checkpoint(1, {"w": seeded((4, 4), 1)}), memory_checkpoint(2, {"w": seeded((4, 4), 1)})
     codec = get_codec("lossless")
-
-    def decode(spec):
-        state = codec.encode(_item(frozen[0], spec), CONFIG, None).reference
-        return state.decoded(), state
-
-    found = step_gain(codec, CONFIG, *frozen, decode, FrameContext())
+    state = codec.encode(_item(frozen[0], "w"), CONFIG, None).reference
+    found = step_gain(chain_of(codec), *frozen, Standing(references={"w": state}))
     assert (found.gain, found.noise, found.tensors[0].gain) == (None, None, None)
 
 
@@ -127,9 +139,7 @@ def test_values_that_are_not_finite_count_for_nothing():
     old = torch.tensor([1.0, float("nan"), 3.0, float("inf")])
     new = torch.tensor([2.0, 1.0, float("nan"), 5.0])
     before, after = memory_checkpoint(1, {"w": old}), memory_checkpoint(2, {"w": new})
-    found = step_gain(
-        Damped(1.0), CONFIG, before, after, lambda spec: (old.clone(), Held(old.clone())), FrameContext()
-    )
+    found = step_gain(chain_of(Damped(1.0)), before, after, Standing(references={"w": Held(old)}))
     assert (found.gain, found.noise) == (1.0, 0.0)
     assert found.tensors[0].movement == 1.0
 
@@ -138,11 +148,8 @@ def test_buffers_integers_and_tensors_that_are_new_are_left_out():
     before = memory_checkpoint(1, {"w": seeded((4,), 1), "bn.running_mean": seeded((4,), 2)})
     tensors = {"w": seeded((4,), 3), "bn.running_mean": seeded((4,), 4), "new": seeded((4,), 5)}
     after = memory_checkpoint(2, tensors | {"count": torch.tensor([3])})
-
-    def decode(spec):
-        return before[spec.key], Held(before[spec.key])
-
-    found = step_gain(Damped(1.0), CONFIG, before, after, decode, FrameContext())
+    states = {key: Held(before[key]) for key in before}
+    found = step_gain(chain_of(Damped(1.0)), before, after, Standing(references=states))
     assert [row.key for row in found.tensors] == ["w"]
 
 
@@ -152,18 +159,12 @@ def test_half_precision_weights_are_measured_too(name):
     config = codec.config_type()
     before = memory_checkpoint(1, {"w": seeded((40, 50), 1, torch.bfloat16)})
     after = memory_checkpoint(2, {"w": seeded((40, 50), 2, torch.bfloat16)})
-
-    def decode(spec):
-        item = _item(before, spec)
-        plan = codec.plan([spec], [codec.observe(item, None, config)], config)
-        state = codec.encode(item, plan, None).reference
-        return state.decoded(), state
-
-    found = step_gain(codec, config, before, after, decode, FrameContext())
+    item = _item(before, "w")
+    plan = codec.plan([item.spec], [codec.observe(item, None, config)], config)
+    state = codec.encode(item, plan, None).reference
+    found = step_gain(chain_of(codec, config), before, after, Standing(references={"w": state}))
     assert found.gain == pytest.approx(1.0, abs=0.3)
 
 
-def _item(checkpoint, spec):
-    from inshrink_core.codec import TensorInput
-
-    return TensorInput(spec=spec, tensor=checkpoint[spec.key])
+def _item(checkpoint, key):
+    return TensorInput(spec=checkpoint.spec(key), tensor=checkpoint[key])

@@ -1,0 +1,259 @@
+"""The one place where frames are made: for an archive, in memory, or as a trial that nobody keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from inshrink_core.chain.config import ChainConfig
+from inshrink_core.chain.parts import tensor_digest
+from inshrink_core.chain.recall import HELD_NBYTES, Origin
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
+from inshrink_core.codec import CodecConfig, FrameContext, TensorInput, TensorReference
+from inshrink_core.errors import ConfigError
+from inshrink_core.execution import ordered_map, recycling
+from inshrink_core.formats.source import FileSource, peek
+from inshrink_core.values import real_numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inshrink_core.frame import Block
+
+__all__ = ["FrameEncoder", "Standing", "TensorResult"]
+
+_OF_MODEL = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
+_WITH_COMPANIONS = _OF_MODEL | {TensorRole.EXP_AVG}
+
+_SLICE = 1 << 18
+"""Values whose error is summed at a time: temporary copies stay in the cache, whatever the tensor, and sums
+in float32 are exact to six digits."""
+
+
+def _never_restored(spec: TensorSpec) -> Tensor | None:
+    """Training was not restored since the chain began."""
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a chain stands: what its next frame is encoded against.
+
+    Parameters
+    ----------
+    references
+        States after the frame before, by key; none for a keyframe. Not to be changed.
+    memory
+        What the codec remembers of the frames before (`Codec.remember`).
+    restored
+        Values that training last continued from after a restore, None where it did not.
+    after_restore
+        Whether training was restored from the frame before.
+    """
+
+    references: Mapping[str, TensorReference] = field(default_factory=dict)
+    memory: Any = None
+    restored: Callable[[TensorSpec], Tensor | None] = _never_restored
+    after_restore: bool = False
+
+
+class TensorResult(NamedTuple):
+    """One encoded tensor.
+
+    `origin` is set where the state need not be held: the tensor is stored exactly and can be read again.
+    """
+
+    spec: TensorSpec
+    block: Block
+    reference: TensorReference
+    origin: Origin | None
+    digest: bytes
+    squared_error: float
+    squared_norm: float
+
+
+class FrameEncoder:
+    """Encodes the tensors of checkpoints as the frames of a chain hold them.
+
+    Parameters
+    ----------
+    chain
+        Which codec takes which tensors, and with which settings.
+    """
+
+    def __init__(self, chain: ChainConfig) -> None:
+        self._chain = chain
+        self._parties = chain.parties()
+
+    def encode(
+        self, checkpoint: Checkpoint, standing: Standing, specs: Sequence[TensorSpec] | None = None
+    ) -> tuple[Any, Iterator[TensorResult]]:
+        """Observe tensors, plan their frame, then encode tensor by tensor.
+
+        Parameters
+        ----------
+        checkpoint
+            The whole checkpoint: what is not encoded may still tell how sensitive a weight is.
+        standing
+            What the frame is encoded against. It is not held: a caller that holds no state either frees
+            each one when its successor is made.
+        specs
+            Which tensors the frame holds; by default all. Each is read once or twice.
+
+        Returns
+        -------
+        memory
+            What the chain's own codec wants to remember.
+        results
+            One by one, in the order of the specs.
+
+        Raises
+        ------
+        ConfigError
+            An override matches no tensor of the checkpoint.
+        """
+        chain, parties, old = self._chain, self._parties, dict(standing.references)
+        own, lossless = parties[0], parties[-1]
+        specs = checkpoint.specs if specs is None else specs
+        place_of = {spec.key: self._place(spec) for spec in specs}
+        members = [spec for spec in specs if place_of[spec.key] == 0]
+        config_of = self._configs(checkpoint, members)
+        wanted = [party.codec.companions(party.config) for party in parties]
+        wanted[0] = wanted[0].union(*(own.codec.companions(config) for config in config_of.values()))
+        # Optimizer state is coded in host memory, whatever the device of the chain's own codec.
+        devices = [chain.device, *("cpu" for _ in parties[1:])]
+        restored = standing.restored
+        rates = {name: group["lr"] for name, group in checkpoint.hyperparameters.items() if "lr" in group}
+        context = FrameContext(
+            learning_rates=rates, memory=standing.memory, after_restore=standing.after_restore
+        )
+
+        def observe(spec: TensorSpec) -> Any:
+            item = _item(checkpoint, wanted[0], devices[0], spec, kept=False)
+            return own.codec.observe(item, old.get(spec.key), config_of[spec.key])
+
+        statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
+        plans = [own.codec.plan(members, statistics, own.config, context)]
+        plans += [party.codec.plan([], [], party.config) for party in parties[1:]]
+        # An override has a plan of its own, from what was seen of all tensors: pools stay whole.
+        plan_of: dict[int, Any] = {id(own.config): plans[0]}
+        for config in config_of.values():
+            if id(config) not in plan_of:
+                plan_of[id(config)] = own.codec.plan(members, statistics, config, context)
+
+        def encode(spec: TensorSpec) -> TensorResult:
+            place = place_of[spec.key]
+            codec = parties[place].codec
+            item = _item(checkpoint, wanted[place], devices[place], spec)
+            if codec.uses_restored and (start := restored(spec)) is not None:
+                item = replace(item, restored=start.to(devices[place]))
+            plan = plans[place] if place else plan_of[id(config_of[spec.key])]
+            encoded = codec.encode(item, plan, old.pop(spec.key, None))
+            counts = codec.lossy and spec.role in MODEL_ROLES
+            error, norm = _squared_error(item.tensor, encoded.reference) if counts else (0.0, 0.0)
+            digest = tensor_digest(item.tensor)
+            exact = encoded.block.codec in lossless.codec.reads
+            lasting = exact and _is_lasting(checkpoint, spec)
+            origin = Origin(checkpoint.source, spec, digest) if lasting else None
+            return TensorResult(spec, encoded.block, encoded.reference, origin, digest, error, norm)
+
+        memory = own.codec.remember(plans[0])
+        results = ordered_map(encode, specs, threads=chain.threads, weight=_weight)
+        return memory, _while_recycling(results)
+
+    def _place(self, spec: TensorSpec) -> int:
+        """Return which of the parties takes a tensor."""
+        return next(i for i, party in enumerate(self._parties) if spec.role in party.roles)
+
+    def _configs(self, checkpoint: Checkpoint, members: Sequence[TensorSpec]) -> dict[str, CodecConfig]:
+        """Return the config of each tensor, the same object for those that share one.
+
+        An override that matches none of the checkpoint's tensors was meant for another model, or is misspelt.
+        """
+        chain = self._chain
+        for override in chain.overrides:
+            if not any(override.matches(spec) for spec in checkpoint.specs if self._place(spec) == 0):
+                raise ConfigError(
+                    f"no tensor matches the override '{override.match}'",
+                    found=", ".join(f"{name}={value!r}" for name, value in override.to_json().items()),
+                    remedy="`inshrink inspect RUN --tensors` lists names and layer types",
+                )
+        made: dict[tuple[bool, ...], CodecConfig] = {(False,) * len(chain.overrides): chain.config}
+        configs: dict[str, CodecConfig] = {}
+        for spec in members:
+            which = tuple(override.matches(spec) for override in chain.overrides)
+            configs[spec.key] = made.setdefault(which, chain.config_of(spec))
+        return configs
+
+
+def _while_recycling(results: Iterator[TensorResult]) -> Iterator[TensorResult]:
+    """Yield results; what one tensor needed, and the state it had before, is memory for the next."""
+    with recycling():
+        yield from results
+
+
+def _weight(spec: TensorSpec) -> int:
+    """Return about how many bytes of memory a tensor takes while it is encoded, none too few to count."""
+    return spec.nbytes + HELD_NBYTES
+
+
+def _is_lasting(checkpoint: Checkpoint, spec: TensorSpec) -> bool:
+    """Whether a tensor is worth reading again, and likely to be found where it was read."""
+    return spec.nbytes > HELD_NBYTES and isinstance(checkpoint.source, FileSource)
+
+
+def _item(
+    checkpoint: Checkpoint,
+    companions: frozenset[TensorRole],
+    device: str,
+    spec: TensorSpec,
+    *,
+    kept: bool = True,
+) -> TensorInput:
+    """Read a tensor and the companions its codec asked for; what is kept must match its checksum."""
+
+    def companion(*roles: TensorRole) -> Tensor | None:
+        found = checkpoint.companion_spec(spec, *roles)
+        return None if found is None else peek(checkpoint.source, found).to(device)
+
+    gradient = second_moment = momentum = None
+    if spec.role is TensorRole.WEIGHT and TensorRole.GRADIENT in companions:
+        gradient = companion(TensorRole.GRADIENT, TensorRole.EXP_AVG)
+    if spec.role in _WITH_COMPANIONS and TensorRole.EXP_AVG_SQ in companions:
+        second_moment = companion(TensorRole.EXP_AVG_SQ)
+    if spec.role in _OF_MODEL and TensorRole.MOMENTUM in companions:
+        momentum = companion(TensorRole.MOMENTUM)
+    return TensorInput(
+        spec=spec,
+        tensor=(checkpoint.source.read(spec) if kept else peek(checkpoint.source, spec)).to(device),
+        gradient=gradient,
+        second_moment=second_moment,
+        momentum=momentum,
+        owned=True,
+    )
+
+
+def _squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, float]:
+    """Return (squared error, squared norm) of a floating tensor; non-finite values count for nothing."""
+    import torch
+
+    if not tensor.is_floating_point():
+        return 0.0, 0.0
+    squared_error = squared_norm = 0.0
+    now, decoded = tensor.detach().reshape(-1), reference.decoded().reshape(-1)
+    for start in range(0, now.numel(), _SLICE):
+        original = real_numbers(now[start : start + _SLICE].cpu(), torch.float32)
+        error = original - real_numbers(decoded[start : start + _SLICE].cpu(), torch.float32)
+        squares = float((error * error).sum()), float((original * original).sum())
+        if not all(map(math.isfinite, squares)):
+            squares = _finite_squares(error), _finite_squares(original)
+        squared_error += squares[0]
+        squared_norm += squares[1]
+    return squared_error, squared_norm
+
+
+def _finite_squares(values: Tensor) -> float:
+    """Return the sum of the squares of what is finite."""
+    return float(values.nan_to_num(0.0, 0.0, 0.0).double().square().sum())

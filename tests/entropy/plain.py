@@ -1,0 +1,22 @@
+"""Kernels of the coders as the plain Python that numba compiles."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+from inshrink_core.coding import adaptive, tables
+
+_KERNELS = {
+    tables: ("fit_kernel", "pool_kernel", "read_kernel"),
+    adaptive: ("encode_kernel", "decode_kernel"),
+}
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Run tables and the adaptive coder uncompiled while the context is open."""
+    with ExitStack() as stack:
+        for module, names in _KERNELS.items():
+            for name in names:
+                stack.enter_context(mock.patch.object(module, name, getattr(module, name).py_func))
+        yield
