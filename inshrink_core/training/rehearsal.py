@@ -45,7 +45,7 @@ def rehearse(
     keyframe_every: int = 32,
     max_drop: float | None = None,
     max_divergence: float | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     threads: int = 1,
     keep_archives: bool = False,
     progress: OnProgress | None = None,
@@ -69,8 +69,8 @@ def rehearse(
         Bounds on every save as restored, as `inshrink_core.compress` takes them: each save is written with
         the smallest frame found that keeps them, judged by the task itself, and exactly where there is none.
     device
-        Where training happens. The control (codec ``lossless``) is at exactly zero on the CPU, where
-        the same operations give the same bits.
+        Where training happens; ``auto`` is CUDA where there is one. The control (codec ``lossless``) is at
+        exactly zero on the CPU, where the same operations give the same bits.
     threads
         Threads of PyTorch. One is best for models as small as these; results depend on the number in
         their last bits, and then altogether.
