@@ -8,6 +8,7 @@ from inshrink_core.chain.config import (
     Override,
     default_optimizer,
     is_exact,
+    optimizer_of,
     parse_overrides,
 )
 from inshrink_core.chain.encode import Standing
@@ -48,6 +49,7 @@ __all__ = [
     "exactness_of",
     "frame_size",
     "is_exact",
+    "optimizer_of",
     "original_checks",
     "parse_overrides",
     "sequential_within",

@@ -66,7 +66,7 @@ def bench(
     optimizer: Annotated[
         str,
         typer.Option(
-            metavar="lossless|lattice|lattice-ratio|drop",
+            metavar="exact|compressed|compact|drop",
             help="How codecs that leave the optimizer's state to others have it stored; without it, sweeps"
             " are fast.",
         ),

@@ -170,9 +170,9 @@ class Writing:
     optimizer: Annotated[
         str | None,
         typer.Option(
-            metavar="lossless|lattice|lattice-ratio|drop",
+            metavar="exact|compressed|compact|drop",
             help="Keep the optimizer's state bit-exact, to an octave, as rank-one factors, or leave it out."
-            " (default: lattice, to an octave; lossless beside weights that stay exact)",
+            " (default: compressed, to an octave; exact beside weights that stay exact)",
         ),
     ] = None
     keyframe_every: Annotated[

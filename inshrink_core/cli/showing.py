@@ -24,10 +24,8 @@ __all__ = [
 ]
 
 _STATE = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "master"})
-_WORDS = {"lossless": "bit-exact", "drop": "left out; a resumed training warms its optimizer up again"}
-_COMPRESSED = (
-    "compressed ({}), not bit for bit: training resumes from it; --optimizer lossless keeps every bit"
-)
+_WORDS = {"exact": "bit-exact", "drop": "left out; a resumed training warms its optimizer up again"}
+_COMPRESSED = "{}, not bit for bit: training resumes from it; --optimizer exact keeps every bit"
 
 
 def show_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
@@ -103,7 +101,7 @@ def optimizer_text(optimizer: str | None, roles: Iterable[str]) -> str:
 
     Examples
     --------
-    >>> optimizer_text("lossless", ["weight", "exp_avg"]), optimizer_text("lossless", ["weight"])
+    >>> optimizer_text("exact", ["weight", "exp_avg"]), optimizer_text("exact", ["weight"])
     ('bit-exact', '')
     """
     if optimizer is None or (optimizer != "drop" and not set(roles) & _STATE):

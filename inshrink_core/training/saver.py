@@ -60,7 +60,7 @@ class Saver:
         How the weights are stored; by default as in the archive, else the default codec.
     optimizer_state
         How the optimizer is stored (`inshrink_core.chain.ChainConfig`). By default as in the archive,
-        else compressed: training goes on from a restore, though not bit for bit. ``lossless`` keeps every
+        else compressed: training goes on from a restore, though not bit for bit. ``exact`` keeps every
         bit; ``drop`` leaves it out, so that it starts anew after a restore.
     keyframe_every
         Frames from one keyframe to the next.

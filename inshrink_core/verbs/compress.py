@@ -83,7 +83,7 @@ def compress(
     codec, config, optimizer
         How weights and optimizer state are stored (`inshrink_core.chain.ChainConfig`); by default as
         the archive was written so far, else `DEFAULT_CODEC` with its defaults and optimizer state
-        compressed: ``optimizer="lossless"`` restores it bit for bit.
+        compressed: ``optimizer="exact"`` restores it bit for bit.
     keyframe_every
         Frames from one keyframe to the next.
     steps

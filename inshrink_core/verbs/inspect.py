@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.analysis.gain import RestoreGain, restore_gain, restore_gain_of_run
-from inshrink_core.chain import Archive, archive_size, original_checks, step_needs
+from inshrink_core.chain import Archive, archive_size, optimizer_of, original_checks, step_needs
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, MissingFrameError
 from inshrink_core.formats import Run
@@ -260,7 +260,7 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "n_parameters": tensors.n_parameters,
         "codec": meta.get("codec"),
         "config": meta.get("config"),
-        "optimizer": meta.get("optimizer"),
+        "optimizer": optimizer_of(meta) if "optimizer" in meta else None,
         "ratio_weights": sizes.ratio_weights,
         "ratio_total": sizes.ratio_total,
         "bits_per_weight": sizes.bits_per_weight,

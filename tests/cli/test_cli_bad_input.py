@@ -119,7 +119,7 @@ def test_an_archive_keeps_its_codec(cli, archive, small_run):
         (("--set", "bins"), "KEY=VALUE"),
         (("--bins", "1"), "bins"),
         (("--set", "bins=many"), "bins"),
-        (("--optimizer", "half"), "lossless"),
+        (("--optimizer", "half"), "exact"),
         (("--keyframe-every", "0"), "keyframe"),
         (("--steps", "11"), "11"),
         (("--steps", "1:5"), "1:5"),
