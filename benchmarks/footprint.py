@@ -33,7 +33,7 @@ base = peak_bytes()
 import inshrink_core
 begun = time.perf_counter()
 report = inshrink_core.compress(sys.argv[1], sys.argv[2], codec="lattice", config={"coarseness": 2.5},
-                                optimizer="lossless", threads=int(sys.argv[3]))
+                                optimizer="exact", threads=int(sys.argv[3]))
 print(json.dumps({"base": base, "peak": peak_bytes(), "seconds": time.perf_counter() - begun,
                   "ratio_total": report.size.ratio_total}))
 """

@@ -45,17 +45,17 @@ _CAP = {"alpha": 1.0}
 _LATTICE = ("lattice, coarseness 4", "lattice", {"coarseness": 4.0})
 
 _ADAM: tuple[Setting, ...] = (
-    Setting("exact", "lossless", {}, "lattice", far=False),
-    Setting("exact", "lossless", {}, "lattice-ratio"),
+    Setting("exact", "lossless", {}, "compressed", far=False),
+    Setting("exact", "lossless", {}, "compact"),
     Setting("exact", "lossless", {}, "drop", far=False),
-    Setting(*_LATTICE, "lossless", far=False),
-    Setting(*_LATTICE, "lattice"),
-    Setting(*_LATTICE, "lattice-ratio"),
+    Setting(*_LATTICE, "exact", far=False),
+    Setting(*_LATTICE, "compressed"),
+    Setting(*_LATTICE, "compact"),
     Setting(*_LATTICE, "drop", far=False),
-    Setting("excp, published", "excp", {}, "lossless"),
-    Setting("excp, published, rANS", "excp", {"coder": "rans"}, "lossless"),
-    Setting("excp at its cap", "excp", _CAP, "lossless"),
-    Setting("excp at its cap, rANS", "excp", {**_CAP, "coder": "rans"}, "lossless"),
+    Setting("excp, published", "excp", {}, "exact"),
+    Setting("excp, published, rANS", "excp", {"coder": "rans"}, "exact"),
+    Setting("excp at its cap", "excp", _CAP, "exact"),
+    Setting("excp at its cap, rANS", "excp", {**_CAP, "coder": "rans"}, "exact"),
 )
 
 _SGD = tuple(setting for setting in _ADAM if setting.codec != "excp")

@@ -23,7 +23,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,14 @@ from inshrink_core.cli import main as inshrink
 
 CODECS = ("lattice", "inshrinkerator", "lossless", "lc-checkpoint", "excp", "qd", "uniform", "context")
 OPTIMIZERS = ("lossless", "lattice", "lattice-ratio", "drop")
+"""In the words of the record: `RENAMED` has those of the command line."""
+
+RENAMED = {"--optimizer": {"lossless": "exact", "lattice": "compressed", "lattice-ratio": "compact"}}
+"""Words of options that have been renamed since the record was made: old to new."""
+
+RENAMED_VALUES = {"optimizer": {new: old for old, new in RENAMED["--optimizer"].items()}}
+"""The same in documents, by key: new to old."""
+
 RECORD = RESULTS / "parity.txt"
 
 _CHANGING = frozenset(
@@ -114,7 +122,7 @@ class Parity:
         """Run a verb with ``--json``; keep its document."""
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-            ended = inshrink([*words, "--json"])
+            ended = inshrink([*_renamed(words), "--json"])
         document = json.loads(out.getvalue())
         if ended != code:
             raise RuntimeError(f"{name}: exit code {ended}, expected {code}: {document.get('error')}")
@@ -134,7 +142,11 @@ class Parity:
     def _plain(self, value: Any) -> Any:
         """Return a document without times and places, its numbers rounded."""
         if isinstance(value, dict):
-            return {key: self._plain(one) for key, one in value.items() if key not in _CHANGING}
+            return {
+                key: self._plain(RENAMED_VALUES.get(key, {}).get(one, one) if isinstance(one, str) else one)
+                for key, one in value.items()
+                if key not in _CHANGING
+            }
         if isinstance(value, list):
             return [self._plain(one) for one in value]
         if isinstance(value, str):
@@ -142,6 +154,12 @@ class Parity:
         if isinstance(value, float) and math.isfinite(value):
             return float(f"{value:.{_DIGITS}g}")
         return value
+
+
+def _renamed(words: Sequence[str]) -> list[str]:
+    """Return a command in today's words."""
+    before = ("", *words)
+    return [RENAMED.get(option, {}).get(word, word) for option, word in zip(before, words, strict=False)]
 
 
 def sample() -> Path:

@@ -59,7 +59,7 @@ class Setting(NamedTuple):
 
 SETTINGS = (
     Setting("lossless"),
-    Setting("lattice", optimizer="lattice"),
+    Setting("lattice", optimizer="compressed"),
     *(Setting("lattice", {"coarseness": coarseness}) for coarseness in (4, 2.5, 6, 1.5, 9)),
     *(Setting("inshrinkerator", {"bins": bins}) for bins in (32, 16, 10, 6)),
     *(Setting("inshrinkerator", {"bins": bins, "entropy": "rans"}) for bins in (32, 16, 10, 6)),
@@ -71,7 +71,7 @@ SETTINGS = (
         Setting("lattice", {"coarseness": 2.5}, max_divergence=bound)
         for bound in (DEFAULT_MAX_DIVERGENCE, 0.01)
     ),
-    Setting("lattice", {"coarseness": 4}, optimizer="lattice"),
+    Setting("lattice", {"coarseness": 4}, optimizer="compressed"),
     Setting("lattice", {"coarseness": 4}, keyframe_every=1),
     Setting("lattice", {"coarseness": 4, "sensitivity": 0}),
     Setting("lattice", {"coarseness": 4, "gain_per": "row"}),

@@ -46,7 +46,7 @@ from benchmarks.scaling import write_run
 run, codec, threads, device = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 torch.set_num_threads(threads)
 config = {"coarseness": 2.5} if codec == "lattice" else {}
-options = dict(codec=codec, config=config, optimizer="lossless", threads=threads, device=device)
+options = dict(codec=codec, config=config, optimizer="exact", threads=threads, device=device)
 
 def decode(path):
     walk = inshrink_core.Archive.open(path)

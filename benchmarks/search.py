@@ -54,7 +54,7 @@ CODECS = ("lattice", "inshrinkerator")
 START: dict[str, dict[str, Any]] = {"lattice": {"coarseness": 2.5}}
 """Where searches begin, as they did when the rows were measured; not the codec's default of today."""
 
-OPTIMIZER = "lossless"
+OPTIMIZER = "exact"
 SAMPLE = "digits-cnn"
 
 

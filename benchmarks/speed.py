@@ -126,7 +126,7 @@ import torch, inshrink_core
 
 begun, cpu = time.perf_counter(), time.process_time()
 if sys.argv[1] == "compress":
-    how = dict(codec="lattice", config={"coarseness": 2.5}, optimizer="lossless")
+    how = dict(codec="lattice", config={"coarseness": 2.5}, optimizer="exact")
     inshrink_core.compress(sys.argv[2], sys.argv[3], **how, threads=1)
 else:
     inshrink_core.restore(sys.argv[2], sys.argv[3])

@@ -151,7 +151,7 @@ def starts(folder: Path, chains: tuple[float, ...], ratios: tuple[float | None, 
     yield Start("a new network", None, None, None, None)
     for coarseness in chains:
         target = folder / f"{coarseness}.inshrink"
-        report = inshrink_core.compress(run, target, config={"coarseness": coarseness}, optimizer="lossless")
+        report = inshrink_core.compress(run, target, config={"coarseness": coarseness}, optimizer="exact")
         for ratio in ratios:
             exported = inshrink_core.export(
                 target,

@@ -128,7 +128,7 @@ def _step(request: Mapping[str, Any], teller: _Teller) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", suffix=".tmp", dir=target.parent) as folder:
         if not isinstance(source, Archive):
             exact = Path(folder) / "exact.inshrink"
-            optimizer = "drop" if weights_only else "lossless"
+            optimizer = "drop" if weights_only else "exact"
             inshrink_core.compress(
                 source, exact, codec="lossless", optimizer=optimizer, steps=[step], progress=teller
             )

@@ -182,7 +182,7 @@ def _summary(
     archive: Archive, frames: tuple[ChainFrame, ...], sizes: list[FrameSize], meta: Mapping[str, Any]
 ) -> Chain:
     """Put the frames together with what concerns them all."""
-    from inshrink_core.chain import ArchiveSize
+    from inshrink_core.chain import ArchiveSize, optimizer_of
 
     total = ArchiveSize(frames=tuple(sizes), manifest_nbytes=archive.reader.manifest_nbytes)
     path = Path(os.path.realpath(archive.path))
@@ -198,7 +198,7 @@ def _summary(
         ratio_total=total.ratio_total,
         codec=str(meta.get("codec", "")),
         originals=_originals(archive),
-        optimizer=str(meta.get("optimizer", "")),
+        optimizer=optimizer_of(meta) if "optimizer" in meta else "",
         settings=tuple(f"{name}={value}" for name, value in config.items())
         if isinstance(config, dict)
         else (),

@@ -109,6 +109,7 @@ def _text(key: Mapping[str, Any]) -> str:
 
 def _together(pairs: list[tuple[Mapping[str, Any], Any, Any]]) -> RehearsalResult | None:
     """Return the rehearsal of some pairs; None of a task that is not shipped: its metric is not kept."""
+    from inshrink_core.chain import optimizer_of
     from inshrink_core.training.rehearsal import Rehearsal, parse_training
     from inshrink_core.training.tasks import find_task, task_names
 
@@ -126,7 +127,7 @@ def _together(pairs: list[tuple[Mapping[str, Any], Any, Any]]) -> RehearsalResul
             direction=task.direction,
             codec=str(key["codec"]),
             config=dict(key["config"]),
-            optimizer=str(key["optimizer_state"]),
+            optimizer=optimizer_of({"optimizer": key["optimizer_state"]}),
             n_steps=int(key["n_steps"]),
             n_saves=len(key["saved_at"]),
             restored_at=tuple(int(step) for step in key["restored_at"]),

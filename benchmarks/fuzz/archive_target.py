@@ -26,8 +26,8 @@ from benchmarks.fuzz.sealing import is_packed_name
 from benchmarks.fuzz.target import BrokenPromiseError, RawError
 from inshrink_core.chain import Archive
 from inshrink_core.cli import main
-from inshrink_core.cli.inspect import make_document
 from inshrink_core.errors import InshrinkError, NotFoundError
+from inshrink_core.verbs.inspect import inspect
 
 _EXIT_BUG: Final = 70
 _NAME: Final = "run.inshrink"
@@ -238,7 +238,7 @@ class Examination:
             call()
 
     def _inspect(self, archive: Archive) -> None:
-        document = self._tried(lambda: make_document(archive))
+        document = self._tried(lambda: inspect(archive).facts)
         if document is not None:
             self._different |= document["steps"] != self._truth["steps"]
 

@@ -116,7 +116,7 @@ def _branched(folder: Path, run: Path) -> Path:
 
 def _pruned(folder: Path, run: Path) -> Path:
     path = folder / "pruned.inshrink"
-    inshrink_core.compress(run, path, codec="lattice", optimizer="lattice")
+    inshrink_core.compress(run, path, codec="lattice", optimizer="compressed")
     inshrink_core.prune(path, keep=STEPS[1:], apply=True)
     return path
 
@@ -160,8 +160,8 @@ def archives() -> dict[str, Files]:
         codec: (_compressed(codec), torch_run) for codec in codec_names() if get_codec(codec).stores_weights
     }
     makers |= {
-        "moments": (_compressed("lattice", optimizer="lattice"), torch_run),
-        "half": (_compressed("lattice", optimizer="lattice-ratio"), half_run),
+        "moments": (_compressed("lattice", optimizer="compressed"), torch_run),
+        "half": (_compressed("lattice", optimizer="compact"), half_run),
         "keyframes": (_compressed("lattice", keyframe_every=1), torch_run),
         "shards": (_compressed("lattice", optimizer="drop"), shards),
         "whole-shards": (_compressed("lossless"), shards),

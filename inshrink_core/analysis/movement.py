@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from inshrink_core.checkpoint import DTYPE_SIZES, TensorSpec
+from inshrink_core.report import Report
 from inshrink_core.values import real_numbers
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _CHUNK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Movement:
+class Movement(Report):
     """How far values moved, as sums that can be added up.
 
     Parameters
@@ -50,19 +51,14 @@ class Movement:
     product: float = 0.0
     max_abs: float = 0.0
 
+    DOCUMENT: ClassVar = "values=n_values relative rms max_abs cosine changed bits_changed"
+
     def __add__(self, other: Movement) -> Movement:
         """Return the movement of both sets of values together."""
-        return Movement(
-            self.n_values + other.n_values,
-            self.n_changed + other.n_changed,
-            self.n_bits + other.n_bits,
-            self.n_bits_changed + other.n_bits_changed,
-            self.squared + other.squared,
-            self.squared_before + other.squared_before,
-            self.squared_after + other.squared_after,
-            self.product + other.product,
-            max(self.max_abs, other.max_abs),
-        )
+        sums = {
+            field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(Movement)
+        }
+        return Movement(**{**sums, "max_abs": max(self.max_abs, other.max_abs)})
 
     @property
     def rms(self) -> float:
@@ -91,18 +87,6 @@ class Movement:
     def bits_changed(self) -> float:
         """Share of bits that changed: half of those that are as good as random."""
         return self.n_bits_changed / self.n_bits if self.n_bits else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures of one row."""
-        return {
-            "values": self.n_values,
-            "relative": self.relative,
-            "rms": self.rms,
-            "max_abs": self.max_abs,
-            "cosine": self.cosine,
-            "changed": self.changed,
-            "bits_changed": self.bits_changed,
-        }
 
 
 def measure_movement(before: Tensor, after: Tensor, spec: TensorSpec) -> Movement:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import json
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TextIO
 
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.errors import InputError, NotFoundError, StorageError
+from inshrink_core.report import Report
 from inshrink_core.sensitivity import ScoreHistogram, Scores, SensitivityMetric, Summary, scores
 
 if TYPE_CHECKING:
@@ -30,12 +33,16 @@ __all__ = [
     "Profile",
     "ProfileCache",
     "Row",
+    "SensitivityReport",
     "SensitivityTable",
     "StepRecord",
     "build_table",
     "profile",
     "sensitivity",
 ]
+
+STATISTICS = ("mean", "p50", "p99")
+"""What a table says of the scores of a row."""
 
 OnStep = Callable[[int, int, int], None]
 
@@ -400,6 +407,72 @@ class SensitivityTable:
     sources: tuple[str | None, ...]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SensitivityReport(Report):
+    """A table of a run, as it is shown and written.
+
+    Parameters
+    ----------
+    run
+        The run, as it was named.
+    table
+        One metric by one grouping.
+    bytes_read
+        Bytes of tensors read to measure it; those that were cached took none.
+    """
+
+    run: str
+    table: SensitivityTable
+    bytes_read: int
+
+    DOCUMENT: ClassVar = (
+        "run metric=table.metric by=table.grouping steps=table.steps sources=table.sources bytes_read rows"
+    )
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row has a value a step, NaN where there is none."""
+        statistics = {name: getattr(self.table, name).tolist() for name in STATISTICS}
+        return [
+            {
+                "name": row.name,
+                "block": row.block,
+                "layer_type": row.layer_type,
+                "n_parameters": row.numel,
+                "shape": None if row.shape is None else list(row.shape),
+                **{name: values[position] for name, values in statistics.items()},
+                "n_nonfinite": self.table.n_nonfinite[position].tolist(),
+            }
+            for position, row in enumerate(self.table.details)
+        ]
+
+    def write_csv(self, target: Path | TextIO) -> None:
+        """Write a line a row and step; a gap is an empty cell.
+
+        Raises
+        ------
+        StorageError
+            The file cannot be written.
+        """
+        if not isinstance(target, Path):
+            self._write_lines(target)
+            return
+        try:
+            with target.open("w", newline="", encoding="utf-8") as file:
+                self._write_lines(file)
+        except OSError as error:
+            raise StorageError(f"the CSV cannot be written ({error.strerror})", where=str(target)) from error
+
+    def _write_lines(self, file: TextIO) -> None:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["metric", self.table.grouping, "step", *STATISTICS])
+        for row in self.rows:
+            for position, step in enumerate(self.table.steps):
+                values = [row[statistic][position] for statistic in STATISTICS]
+                cells = ["" if math.isnan(value) else repr(value) for value in values]
+                writer.writerow([self.table.metric, row["name"], step, *cells])
+
+
 def build_table(
     metric: SensitivityMetric, grouping: Grouping, steps: tuple[int, ...], records: Sequence[StepRecord]
 ) -> SensitivityTable:
@@ -474,6 +547,10 @@ class Profile:
                 f"the profile does not hold '{chosen}'", remedy=f"it holds {', '.join(self.metrics)}"
             )
         return build_table(chosen, Grouping.parse(grouping), self.steps, self.records[chosen])
+
+    def report(self, run: str, grouping: Grouping | str = "tensor") -> SensitivityReport:
+        """Return the first metric as a report; `run` is the name of what was measured."""
+        return SensitivityReport(run=run, table=self.by(grouping), bytes_read=self.bytes_read)
 
 
 _logger = logging.getLogger(__name__)

@@ -46,7 +46,7 @@ def bench(
     output: str | os.PathLike[str] | None = None,
     refine: int = 2,
     keyframe_every: int = 32,
-    device: str = "cpu",
+    device: str = "auto",
     threads: int | None = None,
     progress: OnProgress | None = None,
 ) -> BenchReport:

@@ -91,7 +91,7 @@ class Variant:
         A codec with a rule of its own for moments cannot follow it where the moments are left out.
         """
         own = get_codec(self.codec).takes(self.configs()[0]) - MODEL_ROLES
-        return "lossless" if asked == "drop" and own else asked
+        return "exact" if asked == "drop" and own else asked
 
 
 def default_variants() -> tuple[Variant, ...]:

@@ -8,6 +8,7 @@ from inshrink_core.chain.config import (
     Override,
     default_optimizer,
     is_exact,
+    optimizer_of,
     parse_overrides,
 )
 from inshrink_core.chain.encoder import FrameEncoder, Standing
@@ -52,6 +53,7 @@ __all__ = [
     "exactness_of",
     "frame_size",
     "is_exact",
+    "optimizer_of",
     "original_checks",
     "parse_overrides",
     "pool",

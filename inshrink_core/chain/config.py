@@ -19,16 +19,20 @@ __all__ = [
     "Party",
     "default_optimizer",
     "is_exact",
+    "optimizer_of",
     "overridden",
     "parse_overrides",
 ]
 
-_MOMENTS: Mapping[str, str] = {"lattice": "fidelity", "lattice-ratio": "ratio"}
+_MOMENTS: Mapping[str, str] = {"compressed": "fidelity", "compact": "ratio"}
 """Preset of the moments codec by how the user asked for optimizer state."""
 
-OPTIMIZER_CHOICES = ("lossless", *_MOMENTS, "drop")
+OPTIMIZER_CHOICES = ("exact", *_MOMENTS, "drop")
 
-_DEFAULT_OPTIMIZER = "lattice"
+_RECORDED: Mapping[str, str] = {"exact": "lossless", "compressed": "lattice", "compact": "lattice-ratio"}
+"""How frames say it: in the words of 0.1.0."""
+
+_DEFAULT_OPTIMIZER = "compressed"
 """Where weights are stored with an error: the one place that says it, behind `default_optimizer`."""
 
 _MOMENT_ROLES = frozenset(
@@ -51,9 +55,21 @@ def default_optimizer(codec: str, settings: Mapping[str, Any]) -> str:
     Examples
     --------
     >>> default_optimizer("lattice", {}), default_optimizer("lossless", {})
-    ('lattice', 'lossless')
+    ('compressed', 'exact')
     """
-    return "lossless" if is_exact(codec, settings) else _DEFAULT_OPTIMIZER
+    return "exact" if is_exact(codec, settings) else _DEFAULT_OPTIMIZER
+
+
+def optimizer_of(meta: Mapping[str, Any]) -> str:
+    """Return how a frame's optimizer state was stored; one that does not say it has kept everything.
+
+    Examples
+    --------
+    >>> optimizer_of({"optimizer": "lattice-ratio"}), optimizer_of({})
+    ('compact', 'exact')
+    """
+    recorded = str(meta.get("optimizer", "lossless"))
+    return {word: choice for choice, word in _RECORDED.items()}.get(recorded, recorded)
 
 
 class Party(NamedTuple):
@@ -77,9 +93,9 @@ class ChainConfig:
     overrides
         Settings for some of the tensors it encodes; later ones win.
     optimizer
-        How optimizer state is stored that the codec leaves to others. ``lossless`` keeps it bit-exact;
-        ``lattice`` keeps second moments to an octave and the direction of first moments,
-        ``lattice-ratio`` second moments as rank-one factors only (`inshrink_core.codecs.moments.codec`); both
+        How optimizer state is stored that the codec leaves to others. ``exact`` keeps it bit for bit;
+        ``compressed`` keeps second moments to an octave and the direction of first moments,
+        ``compact`` second moments as rank-one factors only (`inshrink_core.codecs.moments.codec`); both
         store master weights as the lattice codec stores weights. ``drop`` leaves it out, so that training
         cannot be resumed without warming the optimizer up again. By default `default_optimizer`; whatever
         the moments codec has no rule for is stored exactly, tensor by tensor.
@@ -119,7 +135,7 @@ class ChainConfig:
         record = {
             "codec": self.codec,
             "config": self._settings(),
-            "optimizer": self.optimizer,
+            "optimizer": _RECORDED.get(self.optimizer, self.optimizer),
         }
         return record | ({"overrides": [one.to_json() for one in self.overrides]} if self.overrides else {})
 

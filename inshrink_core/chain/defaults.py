@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.archive import is_archive
-from inshrink_core.chain import OPTIMIZER_CHOICES, Archive, ChainConfig, Override, parse_overrides
+from inshrink_core.chain import (
+    OPTIMIZER_CHOICES,
+    Archive,
+    ChainConfig,
+    Override,
+    optimizer_of,
+    parse_overrides,
+)
 from inshrink_core.codec import CodecConfig, get_codec, require_weight_codec
 from inshrink_core.errors import ConfigError, InputError, MissingFrameError
 from inshrink_core.execution import default_threads
@@ -102,7 +109,7 @@ def make_chain_config(
             )
         codec = used
         # A frame of an archive from elsewhere that does not say it has kept everything.
-        optimizer = optimizer or (str(meta.get("optimizer", "lossless")) if meta else None)
+        optimizer = optimizer or (optimizer_of(meta) if meta else None)
         if config is None or isinstance(config, Mapping):
             config = _settings_of(meta) | dict(config or {})
     codec = codec or DEFAULT_CODEC

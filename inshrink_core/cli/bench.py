@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inshrink_core.cli.formatting import (
+from inshrink_core.cli.options import Computing, Evaluating, Output, Reading, Steps, steps_of, verb
+from inshrink_core.cli.showing import show_facts, show_notes, show_table
+from inshrink_core.text import (
     UNKNOWN,
     duration,
     nats,
@@ -22,29 +24,11 @@ from inshrink_core.cli.formatting import (
     size,
     steps_in_short,
 )
-from inshrink_core.cli.options import (
-    Device,
-    Direction,
-    EvalMetric,
-    EvaluatorFile,
-    FollowLinks,
-    Json,
-    Quiet,
-    StepPattern,
-    Steps,
-    Threads,
-    Timeout,
-    TrustRun,
-    choose_steps,
-    open_run,
-)
-from inshrink_core.cli.output import make_table, present, progress_bar, show_facts
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from inshrink_core.bench import BenchReport, Point, Row
-    from inshrink_core.execution.progress import Progress
 
 __all__ = ["EXAMPLE", "bench"]
 
@@ -57,11 +41,13 @@ _WIDE = 110
 """Columns from which a terminal has room for everything that stands behind a ratio."""
 
 REPEAT = "repeat"
-"""Label of the stale copy (`inshrink_core.bench`, which loads torch)."""
+"""Label of the previous checkpoint (`inshrink_core.bench`, which loads torch)."""
 
 
+@verb
 def bench(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run of at least two steps.")],
+    *,
     codecs: Annotated[
         str | None,
         typer.Option(
@@ -80,7 +66,7 @@ def bench(
     optimizer: Annotated[
         str,
         typer.Option(
-            metavar="lossless|lattice|lattice-ratio|drop",
+            metavar="exact|compressed|compact|drop",
             help="How codecs that leave the optimizer's state to others have it stored; without it, sweeps"
             " are fast.",
         ),
@@ -97,49 +83,32 @@ def bench(
     refine: Annotated[
         int, typer.Option(min=0, help="How often the knob's gap below each bound is halved.")
     ] = 2,
-    evaluator: EvaluatorFile = None,
-    eval_metric: EvalMetric = None,
-    direction: Direction = None,
-    trust_run: TrustRun = False,
-    timeout: Timeout = 600.0,
+    evaluating: Evaluating,
     keyframe_every: Annotated[int, typer.Option(min=1, help="Frames from one keyframe to the next.")] = 32,
     steps: Steps = None,
-    device: Device = "cpu",
-    threads: Threads = None,
-    step_pattern: StepPattern = None,
-    follow_links: FollowLinks = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    computing: Computing,
+    reading: Reading,
+    out: Output,
 ) -> None:
     """Measure the largest ratio of each codec that keeps each bound."""
     from inshrink_core.bench import bench as run_bench
 
-    opened = open_run(run, step_pattern, follow_links=follow_links)
-    with progress_bar("bench", hidden=as_json or quiet, in_bytes=False) as advance:
-
-        def progress(now: Progress) -> None:
-            if advance is not None:
-                advance(now.done, now.total, now.step)
-
+    opened = reading.open(run)
+    with out.progress("bench", in_bytes=False) as progress:
         report = run_bench(
             opened,
             codecs=codecs,
             bounds=bounds,
             optimizer=optimizer,
-            evaluator=evaluator,
-            metric=eval_metric,
-            direction=direction,
-            trust_run=trust_run,
-            timeout=timeout,
-            steps=choose_steps(steps or [], opened.steps, str(opened.path)),
+            **vars(evaluating),
+            steps=steps_of(opened, steps),
             output=output,
             refine=refine,
             keyframe_every=keyframe_every,
-            device=device,
-            threads=threads,
-            progress=None if advance is None else progress,
+            **vars(computing),
+            progress=progress,
         )
-    present(report.to_json(), as_json=as_json, quiet=quiet, text=lambda console: _show(console, report))
+    out.present(report, _show)
 
 
 def _show(console: Console, report: BenchReport) -> None:
@@ -159,30 +128,30 @@ def _show(console: Console, report: BenchReport) -> None:
             ("files", ", ".join(report.files) or "none (--output DIR keeps what is measured)"),
         ],
     )
-    for note in report.notes:
-        console.print(printable(f"note: {note}"), soft_wrap=True)
+    show_notes(console, report.notes)
 
 
 def _show_ratios(console: Console, report: BenchReport) -> None:
     """Print the ratio of everything stored of each codec under each bound, and that of the weights."""
-    table = make_table("codec", *(_limit(bound.kind, bound.limit) for bound in report.bounds))
-    for label in report.points:
-        rows = [row for row in report.rows if row.codec == label]
-        table.add_row(printable(label), *map(_ratios, rows))
-    console.print(table)
+    headings = ("codec", *(_limit(bound.kind, bound.limit) for bound in report.bounds))
+    show_table(
+        console,
+        headings,
+        (
+            (printable(label), *(_ratios(row) for row in report.rows if row.codec == label))
+            for label in report.points
+        ),
+    )
     console.print("ratio of everything that is stored / of the weights")
     if report.stale_bounds:
-        console.print("≈ the stale copy, which stores nothing, keeps this bound: keeping it proves little")
+        console.print("≈ the previous checkpoint, which stores nothing, keeps this bound: it proves little")
     console.print()
 
 
 def _show_costs(console: Console, points: Mapping[str, Sequence[Point]]) -> None:
     """Print what each codec costs: the median over its measured configurations."""
-    table = make_table("codec", "configurations", "encode", "decode", "restore", "memory")
-    for label, group in points.items():
-        if label == REPEAT:
-            continue
-        table.add_row(
+    rows = (
+        (
             printable(label),
             str(len(group)),
             rate(_median([point.encode_mb_per_s for point in group])),
@@ -190,20 +159,23 @@ def _show_costs(console: Console, points: Mapping[str, Sequence[Point]]) -> None
             duration(_median([point.restore_seconds for point in group])),
             size(_median([point.peak_memory_bytes for point in group])),
         )
+        for label, group in points.items()
+        if label != REPEAT
+    )
     console.print()
-    console.print(table)
+    show_table(console, ("codec", "configurations", "encode", "decode", "restore", "memory"), rows)
 
 
 def _show_rows(console: Console, rows: Sequence[Row]) -> None:
     """Print what stands behind each ratio."""
     headings = ("codec", "bound", "of all", "of weights", "drop", "divergence", "gain", "noise", "knob")
     shown = len(headings) if console.width >= _WIDE else 6
-    table = make_table(*headings[:shown], left=(0, 8))
+    cells = []
     for position, row in enumerate(rows):
         if row.codec == REPEAT and position:
-            continue  # the stale copy is the same under every bound
+            continue  # the previous checkpoint is the same under every bound
         values: Mapping[str, Any] = row.to_json()
-        cells = (
+        whole = (
             printable(row.codec),
             "" if row.codec == REPEAT else _limit(row.bound.kind, row.bound.limit),
             ratio(values["ratio_total"]),
@@ -214,8 +186,8 @@ def _show_rows(console: Console, rows: Sequence[Row]) -> None:
             plain(values["restore_noise"], 3),
             _knob(row),
         )
-        table.add_row(*cells[:shown])
-    console.print(table)
+        cells.append(whole[:shown])
+    show_table(console, headings[:shown], cells, left=(0, 8))
 
 
 def _ratios(row: Row) -> str:

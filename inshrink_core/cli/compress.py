@@ -1,57 +1,46 @@
-"""``inshrink compress``: write a run into an archive."""
+"""``inshrink compress``: write a run into an archive, once or beside a training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inshrink_core.cli.formatting import (
+from inshrink_core.cli.options import (
+    BoundOptions,
+    Computing,
+    Evaluating,
+    Output,
+    Reading,
+    Steps,
+    Writing,
+    steps_of,
+    verb,
+)
+from inshrink_core.cli.showing import optimizer_text, promised_facts, show_facts
+from inshrink_core.errors import InputError
+from inshrink_core.text import (
     UNKNOWN,
     count,
     counted,
     duration,
     error_size,
     plain,
+    printable,
     rate,
     ratio,
     size,
     steps_in_short,
 )
-from inshrink_core.cli.options import (
-    AllowDamaged,
-    ConfigFile,
-    Device,
-    Direction,
-    EvalMetric,
-    EvaluatorFile,
-    FollowLinks,
-    Json,
-    KeyframeEvery,
-    MaxDivergence,
-    MaxDrop,
-    Optimizer,
-    Quiet,
-    Settings,
-    StepPattern,
-    Steps,
-    Threads,
-    Timeout,
-    TrustRun,
-    choose_steps,
-    open_run,
-    written_as,
-)
-from inshrink_core.cli.output import present, progress_bar, show_facts
-from inshrink_core.cli.promised import optimizer_text, promised_facts
-from inshrink_core.cli.watch import Idle, Poll, Until, Watch, require_watch, watch_run
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.execution.progress import Progress
+    from inshrink_core.verbs.compress import CompressReport
+    from inshrink_core.verbs.watch import WatchEvent, WatchReport
 
 __all__ = ["EXAMPLE", "compress"]
 
@@ -61,38 +50,75 @@ EXAMPLE = (
     "$ inshrink compress runs/digits -o bounded.inshrink --max-drop 0.01 --evaluator judge.py:evaluate"
 )
 
+_WHY = {
+    "until": "the step asked for is archived",
+    "idle": "nothing new came",
+    "interrupted": "interrupted; the same command goes on",
+}
 
-def compress(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run: a directory, a glob or a checkpoint file.")
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="ARCHIVE", help="The archive to make or to append to.")
-    ],
-    codec: Annotated[
-        str | None,
-        typer.Option(help="Codec of the weights. (default: the archive's, else lattice)"),
-    ] = None,
+
+@dataclass(frozen=True)
+class Shorthands:
+    """Settings of codecs that have options of their own."""
+
     coarseness: Annotated[
         float | None,
         typer.Option(
             help="Of the lattice codec, about 0.5 to 8: more is smaller and less exact. (default: 1)"
         ),
-    ] = None,
+    ] = None
     bins: Annotated[
         int | None, typer.Option(help="Of the inshrinkerator codec: centroids of each tensor. (default: 32)")
-    ] = None,
+    ] = None
     prune: Annotated[
         float | None,
         typer.Option(help="Of the inshrinkerator codec: fraction of each layer type set to zero."),
-    ] = None,
+    ] = None
     protect: Annotated[
         float | None, typer.Option(help="Of the inshrinkerator codec: fraction kept in bfloat16.")
-    ] = None,
-    settings: Settings = None,
-    config: ConfigFile = None,
-    optimizer: Optimizer = None,
-    keyframe_every: KeyframeEvery = None,
+    ] = None
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Whether to stay beside a training, and until when."""
+
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Stay beside a training: archive each checkpoint as it is finished."),
+    ] = False
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            "--poll", min=0.01, metavar="SECONDS", help="With --watch, time between looks. (default: 5)"
+        ),
+    ] = None
+    until: Annotated[
+        int | None,
+        typer.Option(metavar="STEP", help="With --watch, end when this step or a later one is archived."),
+    ] = None
+    idle: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="With --watch, end when nothing new came for so long."),
+    ] = None
+
+    def keywords(self) -> dict[str, Any]:
+        """Return what was given of how to watch."""
+        named = {"interval": self.interval, "until": self.until, "idle": self.idle}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@verb
+def compress(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run: a directory, a glob or a checkpoint file.")
+    ],
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="ARCHIVE", help="The archive to make or to append to.")
+    ],
+    shorthands: Shorthands,
+    writing: Writing,
     steps: Steps = None,
     resumed_from: Annotated[
         int | None,
@@ -100,93 +126,65 @@ def compress(
             metavar="STEP", help="The archived step that training was restored from: opens a branch there."
         ),
     ] = None,
-    max_drop: MaxDrop = None,
-    max_divergence: MaxDivergence = None,
-    evaluator: EvaluatorFile = None,
-    eval_metric: EvalMetric = None,
-    direction: Direction = None,
-    trust_run: TrustRun = False,
-    timeout: Timeout = 600.0,
-    device: Device = "cpu",
-    threads: Threads = None,
-    watch: Watch = False,
-    poll: Poll = None,
-    until: Until = None,
-    idle: Idle = None,
-    step_pattern: StepPattern = None,
-    follow_links: FollowLinks = False,
-    allow_damaged: AllowDamaged = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    bounds: BoundOptions,
+    evaluating: Evaluating,
+    computing: Computing,
+    watching: Watching,
+    reading: Reading,
+    allow_damaged: Annotated[
+        bool,
+        typer.Option(
+            "--allow-damaged",
+            help="Archive files that do not match their own checksums, too; the archive says so for ever.",
+        ),
+    ] = False,
+    out: Output,
 ) -> None:
     """Write a run into an archive: the steps it does not hold yet."""
     import inshrink_core
 
-    own = {"coarseness": coarseness, "bins": bins, "prune": prune, "protect": protect}
-    written = written_as(
-        config, settings, codec=codec, own=own, optimizer=optimizer, keyframe_every=keyframe_every
-    )
-    if written.codec is None and any(value is not None for value in (bins, prune, protect)):
-        written = written._replace(codec="inshrinkerator")
-    options: dict[str, Any] = {
-        **written._asdict(),
-        "resumed_from": resumed_from,
-        "max_drop": max_drop,
-        "max_divergence": max_divergence,
-        "evaluator": evaluator,
-        "metric": eval_metric,
-        "direction": direction,
-        "trust_run": trust_run,
-        "timeout": timeout,
-        "device": device,
-        "threads": threads,
-        "allow_damaged": allow_damaged,
-    }
-    if watch:
-        watch_run(
-            run,
-            output,
-            poll=poll,
-            until=until,
-            idle=idle,
-            steps=steps,
-            step_pattern=step_pattern,
-            as_json=as_json,
-            quiet=quiet,
-            follow_links=follow_links,
-            options={name: value for name, value in options.items() if value is not None},
-        )
+    options = writing.keywords(**vars(shorthands))
+    if options["codec"] is None and any((shorthands.bins, shorthands.prune, shorthands.protect)):
+        options["codec"] = "inshrinkerator"
+    options |= {**vars(bounds), **vars(evaluating), **vars(computing), "allow_damaged": allow_damaged}
+    if resumed_from is not None:
+        options["resumed_from"] = resumed_from
+    if watching.watch:
+        if steps:
+            raise InputError("--watch and --steps exclude each other", remedy="--until STEP ends a watch")
+        _watch(run, output, out, {**options, **watching.keywords(), **vars(reading)})
         return
-    require_watch(poll, until, idle)
-    opened = open_run(run, step_pattern, follow_links=follow_links)
-    with progress_bar("compress", hidden=as_json or quiet) as advance:
-
-        def progress(now: Progress) -> None:
-            if advance is not None:
-                advance(now.done, now.total, now.step)
-
+    if watching.keywords():
+        raise InputError("--poll, --until and --idle go with --watch", remedy="add --watch")
+    opened = reading.open(run)
+    with out.progress("compress") as progress:
         report = inshrink_core.compress(
-            opened,
-            output,
-            steps=choose_steps(steps or [], opened.steps, str(opened.path)),
-            progress=None if advance is None else progress,
-            **options,
+            opened, output, steps=steps_of(opened, steps), progress=progress, **options
         )
-    document = report.to_json()
-    present(
-        document,
-        as_json=as_json,
-        quiet=quiet,
-        text=lambda console: _show(console, document),
-        failure=report.failure,
-    )
+    out.present(report, _show)
 
 
-def _show(console: Console, document: Mapping[str, Any]) -> None:
+def _watch(run: str, output: Path, out: Output, options: Mapping[str, Any]) -> None:
+    """Watch a run until it ends or Ctrl-C is pressed, then show what was archived."""
+    import inshrink_core
+
+    def tell(event: WatchEvent) -> None:
+        if not out.hidden and event.kind != "ended":
+            detail = f": {event.detail}" if event.detail else ""
+            step = "" if event.step is None else f" step {event.step}"
+            typer.echo(printable(f"{event.kind}{step}{detail}"), err=True)
+
+    with out.progress("compress") as progress:
+        report = inshrink_core.watch(run, output, on_event=tell, progress=progress, **options)
+    out.present(report, _show_watch)
+
+
+def _show(console: Console, report: CompressReport) -> None:
     """Print what was written now, then what the archive holds altogether."""
+    document = report.to_json()
     appended, skipped = document["appended"], document["skipped"]
     done = f"{steps_in_short(appended)}" if appended else "nothing new"
-    speed = f"{duration(document['seconds'])}, {rate(document['mb_per_s'])}" if appended else ""
+    speed = f"{duration(report.seconds)}, {rate(report.mb_per_s)} on {report.device}" if appended else ""
     frames = document["frames"]
     keyframes = sum(frame["kind"] == "keyframe" for frame in frames)
     facts = [
@@ -205,7 +203,7 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
         ("relative error", _error(document)),
         *promised_facts(document),
     ]
-    show_facts(console, [fact for fact in facts if fact[1]])
+    show_facts(console, facts)
 
 
 def _total(document: Mapping[str, Any]) -> str:
@@ -218,3 +216,27 @@ def _error(document: Mapping[str, Any]) -> str:
     """Return the error of the weights written now; nothing where none were."""
     text = error_size(document["relative_error"])
     return "" if text == UNKNOWN else f"{text}  (of the weights written now, root mean square)"
+
+
+def _show_watch(console: Console, report: WatchReport) -> None:
+    """Print what was archived, and why the watch ended."""
+    appended, vanished = report.steps("archived"), report.steps("vanished")
+    facts = [
+        ("archive", report.archive),
+        ("appended", steps_in_short(appended) if appended else "nothing new"),
+        ("vanished", steps_in_short(vanished) if vanished else ""),
+        ("damaged", counted(len(report.damaged), "checkpoint") if report.damaged else ""),
+        ("ended", _WHY.get(report.ended, report.ended)),
+        ("time", duration(report.seconds)),
+    ]
+    if report.size is not None:
+        held = f"{counted(len(report.size.frames), 'frame')}, {size(report.size.nbytes)}"
+        optimizer = report.reports[-1].optimizer if report.reports else None
+        roles = {row.spec.role.value for frame in report.size.frames for row in frame.tensors}
+        facts += [
+            ("frames", held),
+            ("optimizer state", optimizer_text(optimizer, roles)),
+            ("ratio of everything", ratio(report.size.ratio_total)),
+            ("ratio of the weights", ratio(report.size.ratio_weights)),
+        ]
+    show_facts(console, facts)

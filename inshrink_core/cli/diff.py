@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inshrink_core.cli.formatting import count, error_size, plain, printable
-from inshrink_core.cli.options import FollowLinks, Json, Quiet, StepPattern, open_run_or_archive
-from inshrink_core.cli.output import make_table, present, progress_bar
-from inshrink_core.errors import StorageError
+from inshrink_core.cli.options import Output, Reading, verb
+from inshrink_core.cli.showing import show_table
+from inshrink_core.text import count, error_size, plain, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
-    from inshrink_core.execution.progress import Progress
     from inshrink_core.verbs.diff import StepDiff
 
 __all__ = ["EXAMPLE", "diff"]
@@ -29,10 +25,13 @@ EXAMPLE = (
 )
 
 _MOST_ROWS = 40
+_COLUMNS = ("moved", "largest", "cosine", "values", "bits")
 
 
+@verb
 def diff(
     path: Annotated[str, typer.Argument(metavar="RUN|ARCHIVE", help="A run or an archive.")],
+    *,
     steps: Annotated[
         tuple[int, int] | None,
         typer.Option("--steps", metavar="FIRST SECOND", help="The two steps. (default: the last two)"),
@@ -43,85 +42,43 @@ def diff(
     csv_file: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write a row a tensor there too.")
     ] = None,
-    step_pattern: StepPattern = None,
-    follow_links: FollowLinks = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    reading: Reading,
+    out: Output,
 ) -> None:
     """Show what moved between two steps, tensor by tensor, the most first."""
     import inshrink_core
 
-    opened = open_run_or_archive(path, step_pattern, follow_links=follow_links)
-    with progress_bar("diff", hidden=as_json or quiet) as advance:
-
-        def progress(now: Progress) -> None:
-            if advance is not None:
-                advance(now.done, now.total, now.step)
-
+    opened = reading.open_any(path)
+    with out.progress("diff") as progress:
         moved = inshrink_core.diff(opened, steps=steps, everything=everything, progress=progress)
     if csv_file is not None:
-        _write_csv(csv_file, moved)
-    present(
-        moved.to_json(),
-        as_json=as_json,
-        quiet=quiet,
-        text=lambda console: _show(console, moved, everything),
-    )
-
-
-def _write_csv(path: Path, moved: StepDiff) -> None:
-    """Write the rows; a file that is there is replaced once they are whole."""
-    rows = [row | {"shape": "x".join(map(str, row["shape"]))} for row in moved.rows()]
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["key"])
-            writer.writeheader()
-            writer.writerows(rows)
-        temporary.replace(path)
-    except OSError as error:
-        raise StorageError(
-            f"the table cannot be written: {error.strerror or os.strerror(0)}", where=str(path)
-        ) from error
+        moved.write_csv(csv_file)
+    out.present(moved, lambda console, moved: _show(console, moved, everything))
 
 
 def _show(console: Console, moved: StepDiff, everything: bool) -> None:
     """Print layer types, then tensors, the most moved first."""
-    layers = _table(f"layer type, step {moved.steps[0]} to {moved.steps[1]}")
-    for name, movement in moved.layers.items():
-        _add(layers, name, movement.to_json())
-    _add(layers, "all weights", moved.total.to_json())
-    console.print(layers)
+    layers = {**moved.layers, "all weights": moved.total}
+    rows = [_cells(name, movement.to_json()) for name, movement in layers.items()]
+    show_table(console, (f"layer type, step {moved.steps[0]} to {moved.steps[1]}", *_COLUMNS), rows)
     console.print()
-    rows = moved.rows()
-    shown = rows if everything else rows[:_MOST_ROWS]
-    tensors = _table("tensor")
-    for row in shown:
-        _add(tensors, printable(row["key"]), row)
-    console.print(tensors)
-    if len(shown) < len(rows):
-        console.print(f"… and {count(len(rows) - len(shown))} tensors that moved less; --all shows them")
+    tensors = moved.rows()
+    shown = tensors if everything else tensors[:_MOST_ROWS]
+    show_table(console, ("tensor", *_COLUMNS), (_cells(printable(row["key"]), row) for row in shown))
+    if len(shown) < len(tensors):
+        console.print(f"… and {count(len(tensors) - len(shown))} tensors that moved less; --all shows them")
     for what, keys in (("new", moved.added), ("gone", moved.removed), ("of another shape", moved.reshaped)):
         if keys:
             console.print(printable(f"{what}: {', '.join(keys)}"), soft_wrap=True)
 
 
-def _table(heading: str) -> Table:
-    return make_table(heading, "moved", "largest", "cosine", "values", "bits")
-
-
-def _add(table: Table, name: str, row: dict[str, Any]) -> None:
-    """Add a row: relative movement, largest one, cosine, shares of values and bits that changed."""
-    table.add_row(
+def _cells(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return relative movement, largest one, cosine, and shares of values and bits that changed."""
+    return (
         name,
         error_size(row["relative"]),
         error_size(row["max_abs"]),
         plain(row["cosine"]),
-        _share(row["changed"]),
-        _share(row["bits_changed"]),
+        f"{100 * row['changed']:.1f} %",
+        f"{100 * row['bits_changed']:.1f} %",
     )
-
-
-def _share(value: float) -> str:
-    """Return a fraction as a percentage."""
-    return f"{100 * value:.1f} %"

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.formatting import count, duration, nats, percent, plain, printable, ratio
-from inshrink_core.cli.options import (
-    ConfigFile,
-    FollowLinks,
-    Json,
-    KeyframeEvery,
-    Optimizer,
-    Quiet,
-    Settings,
-    StepPattern,
-    Steps,
-    Threads,
-    choose_steps,
-    open_run,
-    written_as,
-)
-from inshrink_core.cli.output import present, show_facts
+from inshrink_core.cli.options import Computing, Output, Reading, Steps, Writing, steps_of, verb
+from inshrink_core.cli.showing import show_facts, show_notes
+from inshrink_core.text import count, duration, nats, percent, plain, ratio
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from inshrink_core.verbs.estimate import EstimateReport
 
 __all__ = ["EXAMPLE", "estimate"]
 
@@ -37,13 +24,11 @@ EXAMPLE = (
 )
 
 
+@verb
 def estimate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run it would be of.")],
-    config: ConfigFile = None,
-    codec: Annotated[str | None, typer.Option(help="Codec of the weights. (default: lattice)")] = None,
-    settings: Settings = None,
-    optimizer: Optimizer = None,
-    keyframe_every: KeyframeEvery = None,
+    *,
+    writing: Writing,
     trials: Annotated[
         Path | None,
         typer.Option(
@@ -52,30 +37,23 @@ def estimate(
         ),
     ] = None,
     steps: Steps = None,
-    threads: Threads = None,
-    step_pattern: StepPattern = None,
-    follow_links: FollowLinks = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    computing: Computing,
+    reading: Reading,
+    out: Output,
 ) -> None:
     """Estimate the ratio and the drop of a configuration; nothing is measured."""
     import inshrink_core
 
-    written = written_as(config, settings, codec=codec, optimizer=optimizer, keyframe_every=keyframe_every)
-    opened = open_run(run, step_pattern, follow_links=follow_links)
+    opened = reading.open(run)
     report = inshrink_core.estimate(
-        opened,
-        **written._asdict(),
-        steps=choose_steps(steps or [], opened.steps, str(opened.path)),
-        trials=trials,
-        threads=threads,
+        opened, **writing.keywords(), **vars(computing), steps=steps_of(opened, steps), trials=trials
     )
-    document = report.to_json()
-    present(document, as_json=as_json, quiet=quiet, text=lambda console: _show(console, document))
+    out.present(report, _show)
 
 
-def _show(console: Console, document: Mapping[str, Any]) -> None:
+def _show(console: Console, report: EstimateReport) -> None:
     """Print the estimates, and what they stand on."""
+    document = report.to_json()
     drop, divergence = percent(document["drop"]), nats(document["divergence"])
     known = document["n_trials"] > 0
     how = "" if known else ", uncalibrated"
@@ -93,5 +71,4 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
         ("time", duration(document["seconds"])),
     ]
     show_facts(console, facts)
-    for note in document["notes"]:
-        console.print(printable(f"note: {note}"), soft_wrap=True)
+    show_notes(console, document["notes"])

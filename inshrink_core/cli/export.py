@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.formatting import count, counted, duration, error_size, ratio, size, steps_in_short
-from inshrink_core.cli.options import Json, MaxDisk, MaxMemory, Quiet
-from inshrink_core.cli.output import present, progress_bar, show_facts
+from inshrink_core.cli.options import Limiting, Output, verb
+from inshrink_core.cli.showing import show_facts
 from inshrink_core.errors import InputError
-from inshrink_core.execution import parse_size
+from inshrink_core.text import count, counted, duration, error_size, ratio, size, steps_in_short
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.execution.progress import OnProgress, Progress
     from inshrink_core.verbs.export import ExportReport
     from inshrink_core.verbs.pack import PackReport
 
@@ -29,13 +26,13 @@ EXAMPLE = (
     "$ inshrink export run.inshrink --unpack again.inshrink"
 )
 
-_DEFAULT_RATIO = 8.0
 
-
+@verb
 def export(
     archive: Annotated[
         str, typer.Argument(metavar="ARCHIVE", help="The archive: a folder, a packed file or a URL.")
     ],
+    *,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to make of one step.")
     ] = None,
@@ -67,61 +64,13 @@ def export(
         Path | None, typer.Option(metavar="DIR", help="Write the whole archive into a folder instead.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
-    max_memory: MaxMemory = None,
-    max_disk: MaxDisk = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    limiting: Limiting,
+    out: Output,
 ) -> None:
     """Write one step, or a whole archive, as one file that stands alone."""
     import inshrink_core
+    from inshrink_core.verbs.export import DEFAULT_RATIO
 
-    _check(output, pack, unpack, weights_only, least_ratio, exact, step)
-    hidden = as_json or quiet
-    document: dict[str, Any]
-    show: Callable[[Console], None]
-    if output is not None:
-        with progress_bar("export", hidden=hidden) as advance:
-            made = inshrink_core.export(
-                archive,
-                output,
-                step=step,
-                weights_only=weights_only,
-                ratio=_DEFAULT_RATIO if least_ratio is None else least_ratio,
-                exact=exact,
-                force=force,
-                max_memory=None if max_memory is None else parse_size(max_memory),
-                max_disk=None if max_disk is None else parse_size(max_disk),
-                progress=_progress(advance),
-            )
-        document = made.to_json()
-
-        def show(console: Console) -> None:
-            _show_export(console, made)
-
-    else:
-        with progress_bar("pack" if pack else "unpack", hidden=hidden) as advance:
-            if pack is not None:
-                copied = inshrink_core.pack(archive, pack, force=force, progress=_progress(advance))
-            else:
-                copied = inshrink_core.unpack(archive, unpack or "", progress=_progress(advance))
-        document = copied.to_json()
-
-        def show(console: Console) -> None:
-            _show_pack(console, copied)
-
-    present(document, as_json=as_json, quiet=quiet, text=show)
-
-
-def _check(
-    output: Path | None,
-    pack: Path | None,
-    unpack: Path | None,
-    weights_only: bool,
-    least_ratio: float | None,
-    exact: bool,
-    step: int | None,
-) -> None:
-    """Refuse options that contradict each other."""
     if sum(target is not None for target in (output, pack, unpack)) != 1:
         raise InputError(
             "say what to make", remedy="give one of: -o FILE for a step, --pack FILE, --unpack DIR"
@@ -138,17 +87,29 @@ def _check(
             "--exact and --ratio go with --weights-only",
             remedy="add --weights-only; without it a step is kept exact anyway",
         )
-
-
-def _progress(advance: Callable[[int, int, int], None] | None) -> OnProgress | None:
-    """Return what the session calls; None where nothing is shown."""
-    if advance is None:
-        return None
-
-    def progress(now: Progress) -> None:
-        advance(now.done, now.total, now.step)
-
-    return progress
+    if output is not None:
+        limits = limiting.limits()
+        with out.progress("export") as progress:
+            made = inshrink_core.export(
+                archive,
+                output,
+                step=step,
+                weights_only=weights_only,
+                ratio=DEFAULT_RATIO if least_ratio is None else least_ratio,
+                exact=exact,
+                force=force,
+                max_memory=limits.max_memory,
+                max_disk=limits.max_disk,
+                progress=progress,
+            )
+        out.present(made, _show_export)
+        return
+    with out.progress("pack" if pack else "unpack") as progress:
+        if pack is not None:
+            copied = inshrink_core.pack(archive, pack, force=force, progress=progress)
+        else:
+            copied = inshrink_core.unpack(archive, unpack or "", progress=progress)
+    out.present(copied, _show_pack)
 
 
 def _show_export(console: Console, made: ExportReport) -> None:
@@ -159,13 +120,13 @@ def _show_export(console: Console, made: ExportReport) -> None:
     show_facts(
         console,
         [
-            ("step", steps_in_short(made.to_json()["steps"])),
+            ("step", steps_in_short(made.steps)),
             ("file", f"{made.output}  ({size(made.nbytes)})"),
             ("ratio of everything", ratio(made.size.ratio_total)),
             ("ratio of the weights", ratio(made.size.ratio_weights)),
             ("ratio to float32", ratio(made.ratio_float32)),
             ("error of the weights", lost),
-            *([("left out", ", ".join(made.left_out))] if made.left_out else []),
+            ("left out", ", ".join(made.left_out)),
             ("time", duration(made.seconds)),
         ],
     )

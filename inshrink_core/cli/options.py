@@ -1,410 +1,334 @@
-"""Options that more than one verb has, so that they read alike everywhere."""
+"""Options that more than one verb has: each defined once, and in groups where they belong together."""
 
 from __future__ import annotations
 
-import json
-import tomllib
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_type_hints
 
 import typer
 
-from inshrink_core.errors import ConfigError, InputError, NotFoundError
+from inshrink_core.cli.output import Advance, present, progress_bar
+from inshrink_core.cli.values import choose_steps, given_settings, read_config_file
+from inshrink_core.errors import InputError, InshrinkError
+from inshrink_core.execution import Limits
+from inshrink_core.execution.progress import Progress
+from inshrink_core.text import parse_size
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from inshrink_core.chain import Archive
+    from inshrink_core.execution.progress import OnProgress
     from inshrink_core.formats import Run
 
 __all__ = [
-    "FILE_KEYS",
     "STEPS_HELP",
-    "AllowDamaged",
-    "ConfigFile",
-    "Device",
-    "Direction",
-    "EvalMetric",
-    "EvaluatorFile",
-    "FollowLinks",
-    "Json",
-    "KeyframeEvery",
-    "MaxDisk",
-    "MaxDivergence",
-    "MaxDrop",
-    "MaxMemory",
-    "Optimizer",
-    "Quiet",
-    "Settings",
-    "StepPattern",
+    "BoundOptions",
+    "Computing",
+    "Evaluating",
+    "Limiting",
+    "MemoryLimit",
+    "Output",
+    "Reading",
     "Steps",
     "Threads",
-    "Timeout",
-    "TrustRun",
-    "Written",
-    "choose_steps",
-    "given_settings",
-    "open_run",
-    "open_run_or_archive",
-    "parse_settings",
-    "read_config_file",
-    "written_as",
+    "Writing",
+    "steps_of",
+    "verb",
 ]
 
 STEPS_HELP = "A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be repeated."
 
-_MOST_DIGITS = 19
-"""Of the largest step an archive can hold, 2^63 - 1."""
-
-
-def choose_steps(texts: Sequence[str], available: Sequence[int], where: str) -> tuple[int, ...] | None:
-    """Return the steps that some options name, ascending; None where there are no options.
-
-    Parameters
-    ----------
-    texts
-        Values of the option: ``100``, ``100,200``, ``100:500``, ``:500``, ``100:``, ``0:500:5``.
-    available
-        Every step there is. Steps of a range come from these; a step named by itself is passed on
-        even if it is not there, so that whoever reads it can say so.
-    where
-        The run or archive, for messages.
-
-    Raises
-    ------
-    InputError
-        Not a step, a list or a range.
-    NotFoundError
-        A range without any step in it.
-
-    Examples
-    --------
-    >>> choose_steps(["100:300:2", "7"], range(0, 1000, 100), "run")
-    (7, 100, 300)
-    """
-    chosen: set[int] = set()
-    for text in texts:
-        for part in text.split(","):
-            chosen.update(_expand(part.strip(), available, where))
-    return tuple(sorted(chosen)) if texts else None
-
-
-def _expand(text: str, available: Sequence[int], where: str) -> Sequence[int]:
-    """Return the steps of one step or range."""
-    fields = text.split(":")
-    if len(fields) > 3 or (len(fields) == 1 and not text):
-        raise _unreadable(text)
-    numbers = [_number(field, text) for field in fields]
-    if len(fields) == 1:
-        return [number for number in numbers if number is not None]
-    first, last = numbers[0], numbers[1]
-    every = numbers[2] if len(numbers) == 3 and numbers[2] is not None else 1
-    if every < 1:
-        raise _unreadable(text)
-    within = [
-        step for step in available if (first is None or step >= first) and (last is None or step <= last)
-    ]
-    if not within:
-        raise NotFoundError(
-            f"there is no step in the range {text}",
-            where=where,
-            remedy=f"it has {available[0]} to {available[-1]}" if available else "it has no steps",
-        )
-    return within[::every]
-
-
-def _number(field: str, text: str) -> int | None:
-    """Return a number of a range; None where it was left out."""
-    if not field:
-        return None
-    if not field.isascii() or not field.isdigit() or len(field) > _MOST_DIGITS:
-        raise _unreadable(text)
-    return int(field)
-
-
-def _unreadable(text: str) -> InputError:
-    return InputError(
-        f"'{text}' is neither a step nor a range", remedy="write 400, 100,200 or FIRST:LAST[:EVERY]"
-    )
-
-
 _KEYFRAME_EVERY = 32
 """Where neither the command line nor a file says it."""
 
-FILE_KEYS: Mapping[str, tuple[type, str]] = {
-    "codec": (str, "a name"),
-    "optimizer": (str, "a word"),
-    "keyframe_every": (int, "a whole number"),
-    "settings": (dict, "a table"),
-    "override": (list, "a list of tables"),
-}
-"""What a config file may hold, and as what: ``settings`` are the codec's own, ``override`` some tensors'."""
 
-_MAX_CONFIG_BYTES = 1 << 20
-"""A config is a page of text: anything larger is another file by mistake."""
-
-
-def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Return settings from ``KEY=VALUE`` texts.
-
-    A value is JSON where it reads as JSON, else a text. ``KEY.NAME=VALUE`` sets one entry of a table.
-
-    Raises
-    ------
-    ConfigError
-        A text without ``=``, or a setting that is both a value and a table.
+def verb(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a verb as typer takes it: in place of each group among its parameters stand the group's fields.
 
     Examples
     --------
-    >>> parse_settings(["bins=16", "codebook=exact", "prune.linear=0.4"])
-    {'bins': 16, 'codebook': 'exact', 'prune': {'linear': 0.4}}
+    >>> @verb
+    ... def look(path: str, out: Output) -> None: ...
+    >>> list(inspect.signature(look).parameters)
+    ['path', 'as_json', 'quiet']
     """
-    settings: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        names = key.strip().split(".")
-        if not equals or not all(names):
-            raise ConfigError(f"--set {text}", expected="KEY=VALUE", found=text)
-        table = settings
-        for name in names[:-1]:
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
-                raise ConfigError(f"--set {text}: '{name}' has been given a single value already")
-        table[names[-1]] = _value(value.strip())
-    return settings
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in groups:
+            parameters.append((name, parameter.default, hints[name]))
+            continue
+        own = get_type_hints(groups[name], include_extras=True)
+        parameters += [(field.name, field.default, own[field.name]) for field in fields(groups[name])]
 
+    @functools.wraps(function)
+    def called(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        function(**given)
 
-def given_settings(document: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of a config file, overrides among them, with those of the command line on top."""
-    overrides = {"overrides": document["override"]} if "override" in document else {}
-    return {**document.get("settings", {}), **overrides, **parse_settings(texts)}
-
-
-class Written(NamedTuple):
-    """How frames are to be written, as a file and the command line say; None leaves it to the defaults."""
-
-    codec: str | None
-    config: dict[str, Any] | None
-    optimizer: str | None
-    keyframe_every: int
-
-
-def written_as(
-    file: Path | None,
-    settings: Sequence[str] | None,
-    *,
-    codec: str | None = None,
-    own: Mapping[str, Any] | None = None,
-    optimizer: str | None = None,
-    keyframe_every: int | None = None,
-) -> Written:
-    """Return how frames are to be written: what a config file says, the command line on top of it.
-
-    Parameters
-    ----------
-    file
-        The config file.
-    settings
-        ``KEY=VALUE`` texts.
-    codec, optimizer, keyframe_every
-        Options, None where they were not given.
-    own
-        Settings that have options of their own; those that are None were not given.
-
-    Raises
-    ------
-    NotFoundError, ConfigError
-        As `read_config_file` and `parse_settings`.
-    """
-    given = read_config_file(file) if file is not None else {}
-    named = {name: value for name, value in (own or {}).items() if value is not None}
-    config = {**given_settings(given, settings or []), **named}
-    return Written(
-        codec=codec or given.get("codec"),
-        config=config or None,
-        optimizer=optimizer or given.get("optimizer"),
-        keyframe_every=keyframe_every or given.get("keyframe_every", _KEYFRAME_EVERY),
+    signature = inspect.Signature(
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+            for name, default, hint in parameters
+        ]
     )
+    called.__signature__ = signature  # type: ignore[attr-defined]
+    called.__annotations__ = {name: hint for name, _, hint in parameters}
+    return called
 
 
-def _value(text: str) -> Any:
-    """Return a JSON value, or the text itself."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
-def read_config_file(path: Path) -> Mapping[str, Any]:
-    """Return what a TOML or JSON file says of how to compress (`FILE_KEYS`).
-
-    Raises
-    ------
-    NotFoundError
-        There is no such file.
-    ConfigError
-        It is not TOML or JSON, or has other keys.
-    """
-    if not path.is_file():
-        raise NotFoundError("there is no such config file", where=str(path))
-    if path.stat().st_size > _MAX_CONFIG_BYTES:
-        raise ConfigError("a config file is at most 1 MB", where=str(path))
-    try:
-        text = path.read_text(encoding="utf-8")
-        document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"this does not read as {_kind(path)} ({error})", where=str(path)) from error
-    if not isinstance(document, dict):
-        raise ConfigError("a config is a table of keys", where=str(path))
-    if "best" in document and "trials" in document:
-        document = _config_found(document["best"], path)
-    for key, value in document.items():
-        if key not in FILE_KEYS:
-            raise ConfigError(
-                f"a config has no key '{key}'", where=str(path), remedy=f"it has: {', '.join(FILE_KEYS)}"
-            )
-        kind, expected = FILE_KEYS[key]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ConfigError(
-                f"'{key}' has the wrong type", where=str(path), expected=expected, found=repr(value)
-            )
-    return document
-
-
-def _config_found(best: Any, path: Path) -> dict[str, Any]:
-    """Return the config that a search wrote down; its result stands for a config file."""
-    found = best.get("config") if isinstance(best, dict) else None
-    if not isinstance(found, dict):
-        raise ConfigError(
-            "the search found no configuration", where=str(path), remedy="loosen its bounds and search again"
-        )
-    return found
-
-
-def _kind(path: Path) -> str:
-    return "JSON" if path.suffix == ".json" else "TOML"
-
-
-def open_run(path: str, step_pattern: str | None = None, *, follow_links: bool = False) -> Run:
-    """Open a run; headers only.
-
-    Raises
-    ------
-    InputError
-        The path names an archive. Without this it would be a directory without checkpoints.
-    """
-    from inshrink_core import formats
-    from inshrink_core.archive import is_archive
-
-    if is_archive(path):
-        raise InputError(
-            "this is an archive, where a run is needed", where=path, remedy="`inshrink restore` makes one"
-        )
-    return formats.open_run(path, step_pattern=step_pattern, follow_links=follow_links)
-
-
-def open_run_or_archive(
-    path: str, step_pattern: str | None = None, *, follow_links: bool = False
-) -> Run | Archive:
-    """Open a run or an archive; headers only."""
-    from inshrink_core.archive import is_archive
-    from inshrink_core.chain import Archive
-
-    if is_archive(path):
-        return Archive.open(path)
-    return open_run(path, step_pattern, follow_links=follow_links)
-
-
-Json = Annotated[
-    bool, typer.Option("--json", help="Write one JSON document to stdout instead (docs/cli.md).")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-StepPattern = Annotated[
-    str | None,
-    typer.Option(
-        metavar="REGEX",
-        help="How the step number stands in file names: a regular expression with one group.",
-    ),
-]
-FollowLinks = Annotated[
-    bool, typer.Option("--follow-links", help="Follow links of the run that lead out of it.")
-]
-AllowDamaged = Annotated[
-    bool,
-    typer.Option(
-        "--allow-damaged",
-        help="Archive files that do not match their own checksums, too; the archive says so for ever.",
-    ),
-]
-Steps = Annotated[list[str] | None, typer.Option("--steps", "--step", metavar="STEPS", help=STEPS_HELP)]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the codec; may be repeated."),
-]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Settings from a TOML or JSON file, or a search's result; options override it."
-    ),
-]
-Optimizer = Annotated[
-    str | None,
-    typer.Option(
-        metavar="lossless|lattice|lattice-ratio|drop",
-        help="Keep the optimizer's state bit-exact, to an octave, as rank-one factors, or leave it out."
-        " (default: lattice, to an octave; lossless beside weights that stay exact)",
-    ),
-]
-KeyframeEvery = Annotated[
-    int | None, typer.Option(min=1, help="Frames from one keyframe to the next. (default: 32)")
-]
-Device = Annotated[
-    str,
-    typer.Option(metavar="cpu|cuda|auto", help="Where numbers are crunched; the bytes do not depend on it."),
-]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, help="Tensors worked on at a time. (default: the processors of this machine)"),
 ]
-EvaluatorFile = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE.py:FUNCTION",
-        help="A function from a state dict to its figures. (default: what the run's inshrink.toml names)",
-    ),
-]
-EvalMetric = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Which of the figures counts. (default: what inshrink.toml names, else loss, else the only one)",
-    ),
-]
-Direction = Annotated[
-    str | None, typer.Option(metavar="higher|lower", help="Whether more of it is better or worse.")
-]
-MaxDrop = Annotated[
-    float | None,
-    typer.Option(metavar="FRACTION", help="Most that the metric of a restored step may drop: 0.01 is 1 %."),
-]
-MaxDivergence = Annotated[
-    float | None,
-    typer.Option(
-        metavar="NATS",
-        help="Most that a restored step's predictions may diverge; inf: any."
-        " (default with --max-drop: 0.003, where the evaluator returns log_probs)",
-    ),
-]
-MaxMemory = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE", help="Most memory that decoding may take, as 4GB. (default: what is available)"
-    ),
-]
-MaxDisk = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="Most disk that may be written, as 4GB. (default: what is free)"),
-]
-TrustRun = Annotated[
-    bool, typer.Option("--trust-run", help="Execute the evaluator that lies in the run's directory.")
-]
-Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one evaluation may take.")]
+Steps = Annotated[list[str] | None, typer.Option("--steps", "--step", metavar="STEPS", help=STEPS_HELP)]
+
+
+class _Stepped(Protocol):
+    """A run or an archive."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def steps(self) -> Sequence[int]: ...
+
+
+class _Report(Protocol):
+    """What a verb returns."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a run is opened; headers only."""
+
+    step_pattern: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="How the step number stands in file names: a regular expression with one group.",
+        ),
+    ] = None
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Follow links of the run that lead out of it.")
+    ] = False
+
+    def open(self, path: str) -> Run:
+        """Open a run; an archive, which would be a directory without checkpoints, is refused."""
+        from inshrink_core import formats
+        from inshrink_core.archive import is_archive
+
+        if is_archive(path):
+            raise InputError(
+                "this is an archive, where a run is needed",
+                where=path,
+                remedy="`inshrink restore` makes one",
+            )
+        return formats.open_run(path, step_pattern=self.step_pattern, follow_links=self.follow_links)
+
+    def open_any(self, path: str) -> Run | Archive:
+        """Open a run or an archive."""
+        from inshrink_core.archive import is_archive
+        from inshrink_core.chain import Archive
+
+        return Archive.open(path) if is_archive(path) else self.open(path)
+
+
+def steps_of(opened: _Stepped, texts: Sequence[str] | None) -> tuple[int, ...] | None:
+    """Return the steps that options name, of a run or an archive; None where there are no options."""
+    return choose_steps(texts or (), getattr(opened, "listed_steps", opened.steps), str(opened.path))
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How frames are written: what a config file says, the command line on top of it."""
+
+    codec: Annotated[
+        str | None, typer.Option(help="Codec of the weights. (default: the archive's, else lattice)")
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the codec; may be repeated."),
+    ] = None
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Settings from a TOML or JSON file, or a search's result; options override it.",
+        ),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="exact|compressed|compact|drop",
+            help="Keep the optimizer's state bit-exact, to an octave, as rank-one factors, or leave it out."
+            " (default: compressed, to an octave; exact beside weights that stay exact)",
+        ),
+    ] = None
+    keyframe_every: Annotated[
+        int | None, typer.Option(min=1, help="Frames from one keyframe to the next. (default: 32)")
+    ] = None
+
+    def keywords(self, **named: Any) -> dict[str, Any]:
+        """Return what the engine takes; `named` are settings that have options of their own."""
+        given = read_config_file(self.config) if self.config is not None else {}
+        config = given_settings(given, self.settings or ()) | {
+            name: value for name, value in named.items() if value is not None
+        }
+        return {
+            "codec": self.codec or given.get("codec"),
+            "config": config or None,
+            "optimizer": self.optimizer or given.get("optimizer"),
+            "keyframe_every": self.keyframe_every or given.get("keyframe_every", _KEYFRAME_EVERY),
+        }
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Where and how much at a time is computed."""
+
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|cpu|cuda",
+            help="Where numbers are crunched; auto: CUDA where there is one. The bytes do not depend on it.",
+        ),
+    ] = "auto"
+    threads: Threads = None
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """The evaluator, and which of its figures counts."""
+
+    evaluator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="A function from a state dict to its figures. (default: what the run's inshrink.toml names)",
+        ),
+    ] = None
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--eval-metric",
+            metavar="NAME",
+            help="Which of the figures counts."
+            " (default: what inshrink.toml names, else loss, else the only one)",
+        ),
+    ] = None
+    direction: Annotated[
+        str | None, typer.Option(metavar="higher|lower", help="Whether more of it is better or worse.")
+    ] = None
+    trust_run: Annotated[
+        bool, typer.Option("--trust-run", help="Execute the evaluator that lies in the run's directory.")
+    ] = False
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one evaluation may take.")] = 600.0
+
+
+@dataclass(frozen=True)
+class BoundOptions:
+    """What is promised of every restored step."""
+
+    max_drop: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FRACTION", help="Most that the metric of a restored step may drop: 0.01 is 1 %."
+        ),
+    ] = None
+    max_divergence: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NATS",
+            help="Most that a restored step's predictions may diverge; inf: any."
+            " (default with --max-drop: 0.003, where the evaluator returns log_probs)",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """What decoding may take."""
+
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Most memory that decoding may take, as 4GB. (default: what is available)"
+        ),
+    ] = None
+
+    def keywords(self) -> dict[str, int | None]:
+        """Return what the engine takes: bytes."""
+        texts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: None if text is None else parse_size(text) for name, text in texts.items()}
+
+    def limits(self) -> Limits:
+        """Return the limits."""
+        return Limits(**self.keywords())  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Limiting(MemoryLimit):
+    """What decoding and writing may take."""
+
+    max_disk: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Most disk that may be written, as 4GB. (default: what is free)"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """Whether a result is shown as text, as a document, or not at all."""
+
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write one JSON document to stdout instead (docs/cli.md).")
+    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False
+
+    @property
+    def hidden(self) -> bool:
+        """Whether nothing is for people."""
+        return self.as_json or self.quiet
+
+    @contextmanager
+    def progress(
+        self, verb: str, *, in_bytes: bool = True, stage: str | None = None
+    ) -> Iterator[OnProgress | None]:
+        """Show how far a verb has come; of one with several stages, the one named."""
+        with progress_bar(verb, hidden=self.hidden, in_bytes=in_bytes) as advance:
+
+            def progress(now: Progress) -> None:
+                if advance is not None and stage in (None, now.stage):
+                    advance(now.done, now.total, now.step)
+
+            yield None if advance is None else progress
+
+    def advance(self, verb: str) -> AbstractContextManager[Advance | None]:
+        """Show how far a verb has come that counts steps by itself."""
+        return progress_bar(verb, hidden=self.hidden, in_bytes=False)
+
+    def present(
+        self,
+        report: _Report,
+        show: Callable[[Console, Any], None],
+        failure: InshrinkError | None = None,
+    ) -> None:
+        """Show a report, and end with the exit code of its failure, if there is one."""
+        present(
+            report.to_json(),
+            as_json=self.as_json,
+            quiet=self.quiet,
+            text=lambda console: show(console, report),
+            failure=failure or getattr(report, "failure", None),
+        )

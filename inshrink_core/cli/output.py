@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from inshrink_core.cli.formatting import UNKNOWN, count, duration, printable, rate, size
 from inshrink_core.errors import InshrinkError
+from inshrink_core.text import UNKNOWN, count, duration, printable, rate, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -201,7 +201,7 @@ def progress_bar(verb: str, *, hidden: bool, in_bytes: bool = True) -> Iterator[
     from rich.text import Text
 
     class Amounts(ProgressColumn):
-        """Done of total, speed and time left, in the words of `inshrink_core.cli.formatting`."""
+        """Done of total, speed and time left, in the words of `inshrink_core.text`."""
 
         def render(self, task: Task) -> Text:
             return Text(_amounts(task, in_bytes))

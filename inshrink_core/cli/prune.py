@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.formatting import duration, size, steps_in_short
-from inshrink_core.cli.options import STEPS_HELP, Json, Quiet, choose_steps
-from inshrink_core.cli.output import present, progress_bar, show_facts
+from inshrink_core.cli.options import STEPS_HELP, Output, verb
+from inshrink_core.cli.showing import show_facts
+from inshrink_core.cli.values import choose_steps
 from inshrink_core.errors import InputError
+from inshrink_core.text import duration, size, steps_in_short
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.execution.progress import Progress
     from inshrink_core.frame import FrameInfo
-    from inshrink_core.verbs.prune import PruneReport
+    from inshrink_core.verbs.prune import ForgetReport, PruneReport
 
 __all__ = ["EXAMPLE", "prune"]
 
@@ -28,8 +28,10 @@ EXAMPLE = (
 )
 
 
+@verb
 def prune(
     archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="The archive: a folder.")],
+    *,
     keep_every: Annotated[
         int | None, typer.Option(metavar="N", help="Keep steps that are multiples of N.")
     ] = None,
@@ -60,28 +62,22 @@ def prune(
     apply: Annotated[
         bool, typer.Option("--apply", help="Do it. Without this nothing is changed, and the plan is shown.")
     ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    out: Output,
 ) -> None:
     """Remove archived steps; what stays keeps every bit. Shows a plan unless told to apply it."""
     import inshrink_core
-    from inshrink_core.chain import Archive
+    from inshrink_core.verbs.prune import forget_missing
 
     if forget:
         if keep_every or keep_last or keep or drop_branches or smallest:
             raise InputError("--forget-missing goes alone", remedy="prune by rules afterwards")
-        _forget(archive, apply, as_json, quiet)
+        out.present(forget_missing(archive, apply=apply), _show_forgotten)
         return
-    steps = None
+    steps: Sequence[int] | None = None
     if keep:
-        every = sorted({frame.step for frame in Archive.open(str(archive)).reader.frames})
-        steps = choose_steps(keep, every, str(archive))
-    with progress_bar("prune", hidden=as_json or quiet) as advance:
-
-        def progress(now: Progress) -> None:
-            if advance is not None and now.stage == "prune":
-                advance(now.done, now.total, now.step)
-
+        frames = inshrink_core.Archive.open(archive).reader.frames
+        steps = choose_steps(keep, sorted({frame.step for frame in frames}), str(archive))
+    with out.progress("prune", stage="prune") as progress:
         report = inshrink_core.prune(
             archive,
             keep_every=keep_every,
@@ -92,31 +88,23 @@ def prune(
             apply=apply,
             progress=progress,
         )
-    present(report.to_json(), as_json=as_json, quiet=quiet, text=lambda console: _show(console, report))
+    out.present(report, _show)
 
 
-def _forget(archive: Path, apply: bool, as_json: bool, quiet: bool) -> None:
-    """Give up what is lost, or show what that would be."""
-    from inshrink_core.verbs.prune import forget_missing
-
-    report = forget_missing(archive, apply=apply)
-
-    def show(console: Console) -> None:
-        if not report.missing:
-            console.print("no frame is missing")
-            return
-        verb = "given up" if report.applied else "would give up"
-        last = "none is left" if report.head is None else _steps([report.head])
-        facts = [
-            (f"{verb}, missing", _steps(report.missing)),
-            (f"{verb}, useless without", _steps(report.useless)),
-            ("the last step then", last),
-        ]
-        show_facts(console, [fact for fact in facts if fact[1]])
-        if not report.applied:
-            console.print("nothing was changed: add --apply to do it; it cannot be undone")
-
-    present(report.to_json(), as_json=as_json, quiet=quiet, text=show)
+def _show_forgotten(console: Console, report: ForgetReport) -> None:
+    """Print what is given up, or would be."""
+    if not report.missing:
+        console.print("no frame is missing")
+        return
+    verb = "given up" if report.applied else "would give up"
+    facts = [
+        (f"{verb}, missing", _steps(report.missing)),
+        (f"{verb}, useless without", _steps(report.useless)),
+        ("the last step then", "none is left" if report.head is None else _steps([report.head])),
+    ]
+    show_facts(console, facts)
+    if not report.applied:
+        console.print("nothing was changed: add --apply to do it; it cannot be undone")
 
 
 def _show(console: Console, report: PruneReport) -> None:
@@ -133,7 +121,7 @@ def _show(console: Console, report: PruneReport) -> None:
         ("archive", f"{size(report.before)} before, {about}{size(report.after)} after"),
         ("time", duration(report.seconds)),
     ]
-    show_facts(console, [fact for fact in facts if fact[1]])
+    show_facts(console, facts)
     if plan.lost_origins:
         steps = _steps(plan.lost_origins)
         console.print(f"note: what step {steps} was restored from goes; its record of it stays")

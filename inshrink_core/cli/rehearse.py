@@ -8,25 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inshrink_core.cli.formatting import duration, percent, plain, printable, ratio, size, steps_in_short
-from inshrink_core.cli.options import (
-    ConfigFile,
-    Json,
-    KeyframeEvery,
-    MaxDivergence,
-    MaxDrop,
-    Optimizer,
-    Quiet,
-    Settings,
-    written_as,
-)
-from inshrink_core.cli.output import make_table, present, progress_bar, show_facts
-from inshrink_core.cli.promised import promised_facts
+from inshrink_core.cli.options import BoundOptions, Output, Writing, verb
+from inshrink_core.cli.showing import promised_facts, show_facts, show_table
+from inshrink_core.text import duration, percent, plain, printable, ratio, size, steps_in_short
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.execution.progress import Progress
+    from inshrink_core.training.rehearsal import Rehearsal
 
 __all__ = ["EXAMPLE", "rehearse"]
 
@@ -37,6 +26,7 @@ EXAMPLE = (
 )
 
 
+@verb
 def rehearse(
     task: Annotated[
         str,
@@ -46,19 +36,14 @@ def rehearse(
             "which is executed.",
         ),
     ],
+    *,
     output: Annotated[
         Path,
         typer.Option(
             "--output", "-o", metavar="DIR", help="Where finished trainings are kept: shared by all codecs."
         ),
     ] = Path("rehearsal"),
-    codec: Annotated[
-        str | None, typer.Option(help="Codec of the weights. (default: as for compress)")
-    ] = None,
-    settings: Settings = None,
-    config: ConfigFile = None,
-    optimizer: Optimizer = None,
-    keyframe_every: KeyframeEvery = None,
+    writing: Writing,
     restores: Annotated[
         int | None, typer.Option(min=0, help="Evenly spaced failures of each training. (default: the task's)")
     ] = None,
@@ -69,58 +54,47 @@ def rehearse(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of each training. (default: the task's)")
     ] = None,
-    max_drop: MaxDrop = None,
-    max_divergence: MaxDivergence = None,
+    bounds: BoundOptions,
     device: Annotated[
         str,
-        typer.Option(metavar="cpu|cuda|auto", help="Where training happens; another one is another result."),
-    ] = "cpu",
+        typer.Option(metavar="auto|cpu|cuda", help="Where training happens; another one is another result."),
+    ] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="Threads that training uses.")] = 1,
     keep_archives: Annotated[
         bool, typer.Option("--keep-archives", help="Keep the archives of the restored trainings.")
     ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    out: Output,
 ) -> None:
     """Train with failures restored from the archive, against uninterrupted training."""
-    from inshrink_core.training.rehearsal import rehearse as run_rehearsal
+    import inshrink_core
 
-    written = written_as(config, settings, codec=codec, optimizer=optimizer, keyframe_every=keyframe_every)
-    with progress_bar("rehearse", hidden=as_json or quiet, in_bytes=False) as advance:
-
-        def progress(now: Progress) -> None:
-            if advance is not None:
-                advance(now.done, now.total, now.step)
-
-        result = run_rehearsal(
+    with out.progress("rehearse", in_bytes=False) as progress:
+        result = inshrink_core.rehearse(
             task,
             output,
-            codec=written.codec,
-            config=written.config,
-            optimizer=written.optimizer,
-            keyframe_every=written.keyframe_every,
+            **writing.keywords(),
             restores=restores,
             seeds=seeds,
             saves=saves,
             steps=steps,
-            max_drop=max_drop,
-            max_divergence=max_divergence,
+            **vars(bounds),
             device=device,
             threads=threads,
             keep_archives=keep_archives,
-            progress=None if advance is None else progress,
+            progress=progress,
         )
-    document = result.to_json()
-    present(document, as_json=as_json, quiet=quiet, text=lambda console: _show(console, document))
+    out.present(result, _show)
 
 
-def _show(console: Console, document: Mapping[str, Any]) -> None:
+def _show(console: Console, report: Rehearsal) -> None:
     """Print a row a seed, then what they say together."""
-    table = make_table("seed", "uninterrupted", "restored", "excess", left=())
-    columns = ("seeds", "uninterrupted", "restored", "excesses")
-    for seed, before, after, excess in zip(*(document[name] for name in columns), strict=True):
-        table.add_row(str(seed), plain(before), plain(after), percent(excess))
-    console.print(table)
+    document = report.to_json()
+    columns = (document[name] for name in ("seeds", "uninterrupted", "restored", "excesses"))
+    rows = (
+        (str(seed), plain(before), plain(after), percent(excess))
+        for seed, before, after, excess in zip(*columns, strict=True)
+    )
+    show_table(console, ("seed", "uninterrupted", "restored", "excess"), rows, left=())
     console.print()
     sizes = f"{size(document['raw_bytes'])} in {size(document['archive_bytes'])}"
     facts = [
@@ -135,7 +109,7 @@ def _show(console: Console, document: Mapping[str, Any]) -> None:
         *promised_facts(document),
         ("time", _times(document)),
     ]
-    show_facts(console, [fact for fact in facts if fact[1]])
+    show_facts(console, facts)
 
 
 def _with_half_width(document: Mapping[str, Any]) -> str:

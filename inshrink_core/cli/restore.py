@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.formatting import count, duration, printable, size, steps_in_short
-from inshrink_core.cli.options import STEPS_HELP, Json, MaxDisk, MaxMemory, Quiet, Threads, choose_steps
-from inshrink_core.cli.output import present, progress_bar
-from inshrink_core.cli.promised import stored_text
+from inshrink_core.cli.options import STEPS_HELP, Limiting, Output, Threads, verb
+from inshrink_core.cli.showing import show_originals, stored_text
+from inshrink_core.cli.values import choose_steps
 from inshrink_core.errors import InputError
-from inshrink_core.execution import parse_size
+from inshrink_core.text import count, duration, printable, size, steps_in_short
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.execution.progress import Progress
     from inshrink_core.verbs.restore import RestoreReport
 
 __all__ = ["EXAMPLE", "restore"]
@@ -27,12 +25,13 @@ EXAMPLE = (
     "$ inshrink restore digits.inshrink --all --tensors 'conv*' -o restored/"
 )
 
-_FORMATS = ("same", "safetensors", "torch")
 _MOST_FILES_SHOWN = 10
 
 
+@verb
 def restore(
     archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive to restore from.")],
+    *,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="DIR", help="Where the files go; made if it is not there."),
@@ -58,46 +57,31 @@ def restore(
         typer.Option(metavar="N", help="Look for the steps in the history of this branch's last frame."),
     ] = None,
     threads: Threads = None,
-    max_memory: MaxMemory = None,
-    max_disk: MaxDisk = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    limiting: Limiting,
+    out: Output,
 ) -> None:
     """Write archived steps back as files, in the run's own format."""
     import inshrink_core
-    from inshrink_core.chain import Archive
+    from inshrink_core.verbs.restore import known_steps
 
-    if layout not in _FORMATS:
-        raise InputError(f"--format {layout}", remedy=f"choose one of {', '.join(_FORMATS)}")
     if every and step:
         raise InputError("--step and --all exclude each other", remedy="give one of them")
-    opened = Archive.open(archive)
-    known = opened.listed_steps
-    if branch is not None:
-        tips = [frame for frame in opened.reader.listed if frame.branch == branch]
-        line = opened.reader.listed_history(tips[-1]) if tips else ()
-        known = tuple(sorted({frame.step for frame in line}))
-    chosen = known if every else choose_steps(step or [], known, str(opened.path))
-    with progress_bar("restore", hidden=as_json or quiet) as advance:
-
-        def progress(now: Progress) -> None:
-            if advance is not None:
-                advance(now.done, now.total, now.step)
-
+    opened = inshrink_core.Archive.open(archive)
+    known = known_steps(opened, branch)
+    with out.progress("restore") as progress:
         report = inshrink_core.restore(
             opened,
             output,
-            steps=chosen,
+            steps=known if every else choose_steps(step or (), known, archive),
             layout=layout,
             tensors=tensors,
             force=force,
             threads=threads,
             branch=branch,
-            max_memory=None if max_memory is None else parse_size(max_memory),
-            max_disk=None if max_disk is None else parse_size(max_disk),
-            progress=None if advance is None else progress,
+            **limiting.keywords(),
+            progress=progress,
         )
-    present(report.to_json(), as_json=as_json, quiet=quiet, text=lambda console: _show(console, report))
+    out.present(report, _show)
 
 
 def _show(console: Console, report: RestoreReport) -> None:
@@ -113,5 +97,4 @@ def _show(console: Console, report: RestoreReport) -> None:
         f"{size(report.bytes_read)} read from the archive"
     )
     console.print(stored_text(report.stored), soft_wrap=True)
-    if report.originals.text != "checked":
-        console.print(printable(f"checksums of the originals: {report.originals.text}"), soft_wrap=True)
+    show_originals(console, report.originals.text)

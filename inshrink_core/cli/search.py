@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inshrink_core.cli.formatting import (
+from inshrink_core.cli.options import (
+    BoundOptions,
+    Computing,
+    Evaluating,
+    Output,
+    Reading,
+    Steps,
+    Writing,
+    steps_of,
+    verb,
+)
+from inshrink_core.cli.output import make_table
+from inshrink_core.cli.showing import show_facts, show_notes
+from inshrink_core.text import (
     UNKNOWN,
     count,
     duration,
@@ -21,35 +34,11 @@ from inshrink_core.cli.formatting import (
     ratio,
     steps_in_short,
 )
-from inshrink_core.cli.options import (
-    ConfigFile,
-    Device,
-    Direction,
-    EvalMetric,
-    EvaluatorFile,
-    FollowLinks,
-    Json,
-    KeyframeEvery,
-    MaxDivergence,
-    MaxDrop,
-    Optimizer,
-    Quiet,
-    Settings,
-    StepPattern,
-    Steps,
-    Threads,
-    Timeout,
-    TrustRun,
-    choose_steps,
-    open_run,
-    written_as,
-)
-from inshrink_core.cli.output import make_table, present, show_facts
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from inshrink_core.search.search import OnSearch, SearchProgress
+    from inshrink_core.search.search import OnSearch, SearchProgress, SearchReport
 
 __all__ = ["EXAMPLE", "describe", "search"]
 
@@ -62,10 +51,11 @@ _ROWS = 12
 """Trials shown while the search goes on: the last ones."""
 
 
+@verb
 def search(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run to search on.")],
-    max_drop: MaxDrop = None,
-    max_divergence: MaxDivergence = None,
+    *,
+    bounds: BoundOptions,
     target_ratio: Annotated[
         float | None,
         typer.Option(metavar="RATIO", help="Instead of bounds: the smallest divergence at this ratio."),
@@ -79,9 +69,7 @@ def search(
             help="Write the result there, for compress --config; trials are kept beside it as they come.",
         ),
     ] = None,
-    codec: Annotated[str | None, typer.Option(help="The codec to search. (default: lattice)")] = None,
-    settings: Settings = None,
-    config: ConfigFile = None,
+    writing: Writing,
     strategy: Annotated[
         str,
         typer.Option(
@@ -91,61 +79,38 @@ def search(
     ] = "auto",
     budget: Annotated[int | None, typer.Option(min=1, help="Most configurations to try.")] = None,
     seed: Annotated[int, typer.Option(help="Of --strategy random.")] = 0,
-    optimizer: Optimizer = None,
-    keyframe_every: KeyframeEvery = None,
     replicas: Annotated[int, typer.Option(min=1, help="Evaluators asked side by side.")] = 1,
     gain: Annotated[
         bool, typer.Option("--gain/--no-gain", help="Measure restore gain and noise of each trial too.")
     ] = True,
-    evaluator: EvaluatorFile = None,
-    eval_metric: EvalMetric = None,
-    direction: Direction = None,
-    trust_run: TrustRun = False,
-    timeout: Timeout = 600.0,
+    evaluating: Evaluating,
     steps: Steps = None,
-    device: Device = "cpu",
-    threads: Threads = None,
-    step_pattern: StepPattern = None,
-    follow_links: FollowLinks = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    computing: Computing,
+    reading: Reading,
+    out: Output,
 ) -> None:
     """Find the configuration of largest ratio whose restored steps keep a bound."""
     import inshrink_core
 
-    written = written_as(config, settings, codec=codec, optimizer=optimizer, keyframe_every=keyframe_every)
-    opened = open_run(run, step_pattern, follow_links=follow_links)
-    with _live_table(hidden=as_json or quiet) as progress:
+    opened = reading.open(run)
+    with _live_table(hidden=out.hidden) as progress:
         report = inshrink_core.search(
             opened,
-            max_drop=max_drop,
-            max_divergence=max_divergence,
+            **vars(bounds),
             target_ratio=target_ratio,
             strategy=strategy,
             budget=budget,
             seed=seed,
-            steps=choose_steps(steps or [], opened.steps, str(opened.path)),
-            **written._asdict(),
-            evaluator=evaluator,
-            metric=eval_metric,
-            direction=direction,
-            trust_run=trust_run,
-            timeout=timeout,
+            steps=steps_of(opened, steps),
+            **writing.keywords(),
+            **vars(evaluating),
             replicas=replicas,
             gain=gain,
             output=output,
-            device=device,
-            threads=threads,
+            **vars(computing),
             progress=progress,
         )
-    document = report.to_json()
-    present(
-        document,
-        as_json=as_json,
-        quiet=quiet,
-        text=lambda console: _show(console, document, output),
-        failure=report.failure,
-    )
+    out.present(report, lambda console, report: _show(console, report, output))
 
 
 @contextmanager
@@ -211,8 +176,9 @@ def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _show(console: Console, document: Mapping[str, Any], output: Path | None) -> None:
+def _show(console: Console, report: SearchReport, output: Path | None) -> None:
     """Print what was found, under what, and what it took."""
+    document = report.to_json()
     best = document["best"]
     bounds = document["bounds"]
     asked = [
@@ -231,16 +197,18 @@ def _show(console: Console, document: Mapping[str, Any], output: Path | None) ->
         ("restore gain, noise", _gain(best)),
         ("metric", f"{printable(str(document['metric']))}, {document['direction']} is better"),
         ("steps", steps_in_short(document["steps"])),
-        ("says nothing", f"{n_stale} steps, where the stale copy keeps the bounds too" if n_stale else ""),
+        (
+            "says nothing",
+            f"{n_stale} steps, where the previous checkpoint keeps them too" if n_stale else "",
+        ),
         ("evaluations", f"{count(document['evaluations'])}, {len(document['trials'])} trials known"),
         ("predicted order", _correlation(document)),
         ("time", duration(document["seconds"])),
         ("trials", printable(document["log"] or "not kept")),
         ("next", f"inshrink compress RUN -o ARCHIVE --config {output}" if best and output else ""),
     ]
-    show_facts(console, [fact for fact in facts if fact[1]])
-    for note in document["notes"]:
-        console.print(printable(f"note: {note}"), soft_wrap=True)
+    show_facts(console, facts)
+    show_notes(console, document["notes"])
 
 
 def _correlation(document: Mapping[str, Any]) -> str:

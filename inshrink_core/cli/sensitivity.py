@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.formatting import UNKNOWN, printable, steps_in_short
-from inshrink_core.cli.options import (
-    STEPS_HELP,
-    FollowLinks,
-    Json,
-    Quiet,
-    StepPattern,
-    choose_steps,
-    open_run_or_archive,
-)
-from inshrink_core.cli.output import make_table, present, progress_bar, show_facts
-from inshrink_core.errors import ExistsError, InputError, StorageError
+from inshrink_core.cli.options import Output, Reading, Steps, steps_of, verb
+from inshrink_core.cli.showing import show_facts, show_table
+from inshrink_core.errors import ExistsError, InputError
+from inshrink_core.text import UNKNOWN, printable, steps_in_short
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.analysis.profile import SensitivityTable
+    from inshrink_core.analysis.profile import SensitivityReport
 
 __all__ = ["EXAMPLE", "sensitivity"]
 
@@ -46,10 +36,12 @@ _COLUMNS = 6
 """Steps that fit a line of 100 columns beside a name."""
 
 
+@verb
 def sensitivity(
     run: Annotated[
         str, typer.Argument(metavar="RUN|ARCHIVE", help="A run, a checkpoint file or an archive.")
     ],
+    *,
     metric: Annotated[
         str,
         typer.Option(
@@ -61,9 +53,7 @@ def sensitivity(
     statistic: Annotated[
         str, typer.Option(metavar="|".join(STATISTICS), help="What of a row's parameters the table shows.")
     ] = "mean",
-    steps: Annotated[
-        list[str] | None, typer.Option("--steps", "--step", metavar="STEPS", help=STEPS_HELP)
-    ] = None,
+    steps: Steps = None,
     csv_file: Annotated[
         str | None,
         typer.Option(
@@ -71,109 +61,54 @@ def sensitivity(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the CSV file if it exists.")] = False,
-    step_pattern: StepPattern = None,
-    follow_links: FollowLinks = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    reading: Reading,
+    out: Output,
 ) -> None:
     """Show how much the loss minds an error, per tensor and step."""
-    _require("--metric", metric, METRICS)
-    _require("--by", by, GROUPINGS)
-    _require("--statistic", statistic, STATISTICS)
-    if csv_file == "-" and as_json:
+    for option, value, choices in (
+        ("--metric", metric, METRICS),
+        ("--by", by, GROUPINGS),
+        ("--statistic", statistic, STATISTICS),
+    ):
+        if value not in choices:
+            raise InputError(f"{option} {value}", remedy=f"choose one of {', '.join(choices)}")
+    if csv_file == "-" and out.as_json:
         raise InputError("--csv - and --json both want stdout", remedy="give --csv a file")
     if csv_file not in (None, "-") and Path(str(csv_file)).is_file() and not force:
         raise ExistsError("the file exists", where=str(csv_file), remedy="give --force to overwrite it")
-    from inshrink_core.analysis import profile
+    from inshrink_core.analysis.profile import sensitivity as measure
 
-    opened = open_run_or_archive(run, step_pattern, follow_links=follow_links)
-    with progress_bar("profile", hidden=as_json or quiet, in_bytes=False) as advance:
-        measured = profile.sensitivity(
-            opened, metric, steps=choose_steps(steps or [], opened.steps, str(opened.path)), progress=advance
-        )
-    document = _document(run, measured.by(by), measured.bytes_read)
+    opened = reading.open_any(run)
+    with out.advance("profile") as advance:
+        profile = measure(opened, metric, steps=steps_of(opened, steps), progress=advance)
+    report = profile.report(run, by)
     if csv_file is not None:
-        _write_csv(csv_file, document)
-    present(
-        document,
-        as_json=as_json,
-        quiet=quiet or csv_file == "-",
-        text=lambda console: _show(console, document, statistic),
-    )
+        report.write_csv(sys.stdout if csv_file == "-" else Path(csv_file))
+    if csv_file != "-":
+        out.present(report, lambda console, report: _show(console, report, statistic))
 
 
-def _require(option: str, value: str, choices: Sequence[str]) -> None:
-    """Refuse a word that is not among the choices."""
-    if value not in choices:
-        raise InputError(f"{option} {value}", remedy=f"choose one of {', '.join(choices)}")
-
-
-def _document(run: str, table: SensitivityTable, bytes_read: int) -> dict[str, Any]:
-    """Return the document of ``--json``: a row has a value a step, null where it was not there."""
-    statistics = {name: getattr(table, name).tolist() for name in STATISTICS}
-    return {
-        "run": run,
-        "metric": str(table.metric),
-        "by": str(table.grouping),
-        "steps": list(table.steps),
-        "sources": list(table.sources),
-        "bytes_read": bytes_read,
-        "rows": [
-            {
-                "name": row.name,
-                "block": row.block,
-                "layer_type": row.layer_type,
-                "n_parameters": row.numel,
-                "shape": None if row.shape is None else list(row.shape),
-                **{name: values[position] for name, values in statistics.items()},
-                "n_nonfinite": table.n_nonfinite[position].tolist(),
-            }
-            for position, row in enumerate(table.details)
-        ],
-    }
-
-
-def _write_csv(target: str, document: Mapping[str, Any]) -> None:
-    """Write a line a row and step; a gap is an empty cell."""
-    if target == "-":
-        _write_rows(sys.stdout, document)
-        return
-    try:
-        with Path(target).open("w", newline="", encoding="utf-8") as file:
-            _write_rows(file, document)
-    except OSError as error:
-        raise StorageError(f"the CSV cannot be written ({error.strerror})", where=target) from error
-
-
-def _write_rows(file: Any, document: Mapping[str, Any]) -> None:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["metric", document["by"], "step", *STATISTICS])
-    for row in document["rows"]:
-        for position, step in enumerate(document["steps"]):
-            values = [row[statistic][position] for statistic in STATISTICS]
-            cells = ["" if math.isnan(value) else repr(value) for value in values]
-            writer.writerow([document["metric"], row["name"], step, *cells])
-
-
-def _show(console: Console, document: Mapping[str, Any], statistic: str) -> None:
+def _show(console: Console, report: SensitivityReport, statistic: str) -> None:
     """Print a row a tensor and as many steps as fit; all of them are in --json and --csv."""
-    steps = document["steps"]
-    if len(steps) <= _COLUMNS:
-        shown = list(range(len(steps)))
-    else:
+    table = report.table
+    steps, by = table.steps, str(table.grouping).replace("_", " ")
+    shown = list(range(len(steps)))
+    if len(steps) > _COLUMNS:
         shown = [round(i * (len(steps) - 1) / (_COLUMNS - 1)) for i in range(_COLUMNS)]
-    table = make_table(str(document["by"]).replace("_", " "), *(f"step {steps[i]}" for i in shown))
-    for row in document["rows"]:
-        values = row[statistic]
-        cells = [UNKNOWN if math.isnan(values[i]) else f"{values[i]:.3g}" for i in shown]
-        table.add_row(printable(row["name"]), *cells)
-    console.print(table)
+    rows = (
+        (
+            printable(row["name"]),
+            *(UNKNOWN if math.isnan(row[statistic][i]) else f"{row[statistic][i]:.3g}" for i in shown),
+        )
+        for row in report.rows
+    )
+    show_table(console, (by, *(f"step {steps[i]}" for i in shown)), rows)
     console.print()
-    sources = {str(source) for source in document["sources"] if source is not None}
+    sources = sorted({str(source) for source in table.sources if source is not None})
     shown_steps = steps_in_short(steps) if len(shown) == len(steps) else f"{len(shown)} of {len(steps)} shown"
     facts = [
-        ("metric", f"{document['metric']}, {statistic} of each {document['by'].replace('_', ' ')}"),
+        ("metric", f"{table.metric}, {statistic} of each {by}"),
         ("steps", shown_steps),
-        ("scores from", ", ".join(_SOURCES.get(source, source) for source in sorted(sources))),
+        ("scores from", ", ".join(_SOURCES.get(source, source) for source in sources)),
     ]
-    show_facts(console, [fact for fact in facts if fact[1]])
+    show_facts(console, facts)

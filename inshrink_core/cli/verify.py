@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.formatting import count, counted, error_size, printable, steps_in_short
-from inshrink_core.cli.options import FollowLinks, Json, MaxDisk, MaxMemory, Quiet, StepPattern, open_run
-from inshrink_core.cli.output import make_table, present, progress_bar
-from inshrink_core.cli.promised import stored_text
+from inshrink_core.cli.options import Limiting, Output, Reading, verb
+from inshrink_core.cli.showing import show_originals, show_table, stored_text
 from inshrink_core.errors import CheckFailedError
-from inshrink_core.execution import parse_size
+from inshrink_core.text import count, counted, error_size, printable, steps_in_short
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,8 +25,10 @@ _MOST_WORST = 10
 _MOST_PROBLEMS = 50
 
 
+@verb
 def verify(
     archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive to check.")],
+    *,
     deep: Annotated[
         bool, typer.Option("--deep", help="Restore every frame too, without writing a file.")
     ] = False,
@@ -36,38 +36,22 @@ def verify(
         str | None,
         typer.Option(metavar="RUN", help="The original run: measure the error of every tensor against it."),
     ] = None,
-    step_pattern: StepPattern = None,
-    follow_links: FollowLinks = False,
-    max_memory: MaxMemory = None,
-    max_disk: MaxDisk = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    reading: Reading,
+    limiting: Limiting,
+    out: Output,
 ) -> None:
     """Check an archive; ends with 1 if anything is wrong."""
     from inshrink_core.chain import verify_archive
 
-    run = open_run(against, step_pattern, follow_links=follow_links) if against is not None else None
-    with progress_bar("verify", hidden=as_json or quiet, in_bytes=False) as advance:
-        verification = verify_archive(
-            archive,
-            deep=deep,
-            against=run,
-            done=advance,
-            max_memory=None if max_memory is None else parse_size(max_memory),
-            max_disk=None if max_disk is None else parse_size(max_disk),
-        )
+    run = reading.open(against) if against is not None else None
+    with out.advance("verify") as advance:
+        verification = verify_archive(archive, deep=deep, against=run, done=advance, **limiting.keywords())
     failure = None
     if not verification.ok:
         n_problems = len(verification.problems)
         what = "a problem was found" if n_problems == 1 else f"{n_problems} problems were found"
         failure = CheckFailedError(what, where=archive)
-    present(
-        verification.to_json(),
-        as_json=as_json,
-        quiet=quiet,
-        text=lambda console: _show(console, verification),
-        failure=failure,
-    )
+    out.present(verification, _show, failure)
 
 
 def _show(console: Console, verification: Verification) -> None:
@@ -85,8 +69,7 @@ def _show(console: Console, verification: Verification) -> None:
         console.print(stored_text(verification.stored), soft_wrap=True)
     if verification.missing_steps:
         console.print(f"not archived: step {steps_in_short(verification.missing_steps)}")
-    if verification.originals.text != "checked":
-        console.print(printable(f"checksums of the originals: {verification.originals.text}"), soft_wrap=True)
+    show_originals(console, verification.originals.text)
     if verification.ok:
         looked = "checked and restored" if verification.deep else "checked"
         console.print(f"sound: {counted(verification.n_frames, 'frame')} {looked}")
@@ -102,17 +85,19 @@ def _show_errors(console: Console, errors: tuple[StepError, ...]) -> None:
     # Moments have a relative error of about one by design: they would fill the list.
     lossy = [row for row in lossy if "@" not in row.key] or lossy
     lossy.sort(key=_badness, reverse=True)
-    table = make_table("worst tensors", "step", "codec", "relative error", "largest error", left=(0, 2))
-    for row in lossy[:_MOST_WORST]:
-        table.add_row(
+    cells = (
+        (
             printable(row.key),
             str(row.step),
             printable(row.codec),
             error_size(row.error.relative_rms),
             error_size(row.error.max_abs),
         )
+        for row in lossy[:_MOST_WORST]
+    )
     console.print()
-    console.print(table)
+    headings = ("worst tensors", "step", "codec", "relative error", "largest error")
+    show_table(console, headings, cells, left=(0, 2))
     console.print()
 
 
@@ -121,17 +106,14 @@ def _show_roles(console: Console, errors: tuple[StepError, ...]) -> None:
     groups: dict[str, list[StepError]] = {}
     for row in errors:
         groups.setdefault(row.key.partition("@")[2] or "weights, buffers", []).append(row)
-    table = make_table("role", "tensors", "bit-exact", "largest relative error")
+    cells = []
     for role, rows in groups.items():
         worst = max(rows, key=_badness).error
-        table.add_row(
-            role,
-            count(len(rows)),
-            count(sum(row.error.bit_exact for row in rows)),
-            "none" if worst.bit_exact else error_size(worst.relative_rms),
-        )
+        exact = count(sum(row.error.bit_exact for row in rows))
+        error = "none" if worst.bit_exact else error_size(worst.relative_rms)
+        cells.append((role, count(len(rows)), exact, error))
     console.print()
-    console.print(table)
+    show_table(console, ("role", "tensors", "bit-exact", "largest relative error"), cells)
 
 
 def _badness(row: StepError) -> tuple[float, float]:

@@ -3,13 +3,12 @@
 from inshrink_core.execution.buffers import new_array, new_buffer, recycling
 from inshrink_core.execution.folders import make_folders, remove_empty, sync_path, working_folder
 from inshrink_core.execution.kept import keep_result, key_digest, load_result, write_whole
-from inshrink_core.execution.resources import Limits, format_size, free_disk, memory_available, parse_size
+from inshrink_core.execution.resources import Limits, free_disk, memory_available
 from inshrink_core.execution.threads import default_threads, ordered_map
 
 __all__ = [
     "Limits",
     "default_threads",
-    "format_size",
     "free_disk",
     "keep_result",
     "key_digest",
@@ -19,7 +18,6 @@ __all__ = [
     "new_array",
     "new_buffer",
     "ordered_map",
-    "parse_size",
     "recycling",
     "remove_empty",
     "sync_path",

@@ -4,62 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from inshrink_core.errors import InputError, TooLargeError
+from inshrink_core.errors import TooLargeError
+from inshrink_core.text import format_size
 
-__all__ = ["Limits", "format_size", "free_disk", "memory_available", "parse_size"]
+__all__ = ["Limits", "free_disk", "memory_available"]
 
 _UNCHECKED_NBYTES: Final = 64 << 20
 """What any machine that runs PyTorch has: to measure memory would take longer than to use so little."""
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _PROC: Final = Path("/proc")
-
-_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
-    f"{letter}i": 1 << 10 * (i + 1) for i, letter in enumerate("kmgt")
-}
-_SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?)b?", re.IGNORECASE)
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes that a size names: ``4GB``, ``1.5 GiB``, ``800M`` or plain bytes.
-
-    Raises
-    ------
-    InputError
-        It is no size.
-
-    Examples
-    --------
-    >>> parse_size("4GB"), parse_size("1.5 GiB")
-    (4000000000, 1610612736)
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or match[2].lower() not in _UNITS:
-        raise InputError(f"'{text[:40]}' is not a size", remedy="write 4GB, 1.5GiB or a number of bytes")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
-
-
-def format_size(nbytes: int) -> str:
-    """Return a size for a message.
-
-    Examples
-    --------
-    >>> format_size(999), format_size(1 << 40)
-    ('999 bytes', '1.1 TB')
-    """
-    for power, unit in ((18, "EB"), (15, "PB"), (12, "TB"), (9, "GB"), (6, "MB")):
-        if nbytes >= 10**power:
-            if nbytes >= 10**24:  # 64 dimensions of an archive may say anything
-                return f"over 10^{len(str(nbytes)) - 1} bytes"
-            return f"{nbytes / 10**power:.1f} {unit}"
-    return f"{nbytes} bytes"
 
 
 def memory_available() -> int | None:

@@ -70,7 +70,7 @@ def search(
     replicas: int = 1,
     gain: bool = True,
     output: str | os.PathLike[str] | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     threads: int | None = None,
     progress: OnSearch | None = None,
 ) -> SearchReport:

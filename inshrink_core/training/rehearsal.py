@@ -45,7 +45,7 @@ def rehearse(
     keyframe_every: int = 32,
     max_drop: float | None = None,
     max_divergence: float | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     threads: int = 1,
     keep_archives: bool = False,
     progress: OnProgress | None = None,
@@ -69,8 +69,8 @@ def rehearse(
         Bounds on every save as restored, as `inshrink_core.compress` takes them: each save is written with
         the smallest frame found that keeps them, judged by the task itself, and exactly where there is none.
     device
-        Where training happens. The control (codec ``lossless``) is at exactly zero on the CPU, where
-        the same operations give the same bits.
+        Where training happens; ``auto`` is CUDA where there is one. The control (codec ``lossless``) is at
+        exactly zero on the CPU, where the same operations give the same bits.
     threads
         Threads of PyTorch. One is best for models as small as these; results depend on the number in
         their last bits, and then altogether.
@@ -151,6 +151,7 @@ def rehearse(
         keep_archives,
         progress,
         bounds=bounds,
+        recorded=record["optimizer"],
         total=2 * seeds * schedule.n_steps,
     )
     with isolated(threads):
@@ -208,6 +209,7 @@ class _Runner:
         progress: OnProgress | None,
         *,
         bounds: Bounds | None,
+        recorded: str,
         total: int,
     ) -> None:
         import torch
@@ -215,6 +217,7 @@ class _Runner:
         self._task, self._schedule, self._written = task, schedule, written
         self._device, self._keep_archives, self._bounds = device, keep_archives, bounds
         self._progress, self._total, self._done = progress, total, 0
+        self._recorded = recorded
         self._store = ResultStore(directory / "results")
         self._archives = directory / "archives"
         self._key = {
@@ -251,6 +254,8 @@ class _Runner:
 
         bitstream = get_codec(self._written["codec"]).bitstream
         key = {**self._key, **self._written, "seed": seed, "bitstream": bitstream, "inshrink": __version__}
+        # In the words that frames have, so that a renamed option finds what was kept.
+        key["optimizer_state"] = self._recorded
         key["restored_at"] = list(self._schedule.restored_at)
         if self._bounds is not None:
             key["bounds"] = _bounds_key(self._bounds)

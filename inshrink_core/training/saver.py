@@ -60,12 +60,13 @@ class Saver:
         How the weights are stored; by default as in the archive, else the default codec.
     optimizer_state
         How the optimizer is stored (`inshrink_core.chain.ChainConfig`). By default as in the archive,
-        else compressed: training goes on from a restore, though not bit for bit. ``lossless`` keeps every
+        else compressed: training goes on from a restore, though not bit for bit. ``exact`` keeps every
         bit; ``drop`` leaves it out, so that it starts anew after a restore.
     keyframe_every
         Frames from one keyframe to the next.
     device
-        Where frames are encoded, as torch names it; does not change the bytes.
+        Where frames are encoded, as torch names it; ``auto`` is CUDA where there is one. Does not change
+        the bytes.
     threads
         Tensors encoded at a time, beside the training; by default one.
     n_recorded
@@ -134,7 +135,7 @@ class Saver:
         config: Mapping[str, Any] | CodecConfig | None = None,
         optimizer_state: str | None = None,
         keyframe_every: int = 32,
-        device: str = "cpu",
+        device: str = "auto",
         threads: int | None = None,
         n_recorded: int = N_RECORDED,
         step_writer: StepWriter | None = None,

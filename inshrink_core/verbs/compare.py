@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from inshrink_core.analysis.gain import restore_gain
 from inshrink_core.chain import Archive
-from inshrink_core.errors import InputError
+from inshrink_core.errors import CheckFailedError, InputError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
 
@@ -16,9 +17,84 @@ if TYPE_CHECKING:
     import os
 
     from inshrink_core.checkpoint import Checkpoint
-    from inshrink_core.evaluate import Comparison
+    from inshrink_core.evaluate import Comparison, EvaluatedStep
 
-__all__ = ["compare"]
+__all__ = ["CheckedBounds", "compare"]
+
+_REMEDIES = {
+    "drop": "a metric of zero has no relative change; choose another with --eval-metric",
+    "divergence": "the evaluator must return 'log_probs'",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedBounds:
+    """What every compared step should keep; None leaves a figure free.
+
+    Parameters
+    ----------
+    max_drop
+        Largest relative change of the metric for the worse: 0.01 is one percent.
+    max_divergence
+        Largest divergence of the predictions, nats.
+
+    Raises
+    ------
+    InputError
+        A bound is no number.
+    """
+
+    max_drop: float | None = None
+    max_divergence: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, bound in self._by_figure().items():
+            if bound is not None and math.isnan(bound):
+                raise InputError(f"--max-{name} nan bounds nothing", remedy="give a number")
+
+    def _by_figure(self) -> dict[str, float | None]:
+        return {"drop": self.max_drop, "divergence": self.max_divergence}
+
+    def failure(self, comparison: Comparison, where: str) -> CheckFailedError | InputError | None:
+        """Return why the bounds are not kept; None if they are, or there are none."""
+        for name, bound in self._by_figure().items():
+            if bound is None:
+                continue
+            rows = comparison.steps
+            for row in rows:
+                if getattr(row, name) is None:
+                    return InputError(
+                        f"--max-{name} cannot be checked: step {row.step} has no {name}",
+                        where=where,
+                        remedy=_REMEDIES[name],
+                    )
+            worst = max(rows, key=lambda row: float(getattr(row, name)))
+            if getattr(worst, name) > bound:
+                return CheckFailedError(
+                    f"step {worst.step} exceeds --max-{name}",
+                    where=where,
+                    expected=f"at most {bound:g}",
+                    found=f"{getattr(worst, name):.4g}",
+                )
+        return None
+
+    def passed_by_previous(self, comparison: Comparison) -> tuple[int, ...]:
+        """Return the steps that prove little: the previous checkpoint keeps the bounds there, too.
+
+        Without bounds, those where it does no worse than the archive.
+        """
+        return tuple(row.step for row in comparison.steps if self._is_passed(row))
+
+    def _is_passed(self, row: EvaluatedStep) -> bool:
+        bounds = self._by_figure()
+        free = all(bound is None for bound in bounds.values())
+        pairs = [
+            (getattr(row, f"stale_{name}"), getattr(row, name) if bound is None else bound)
+            for name, bound in bounds.items()
+            if bound is not None or free
+        ]
+        known = [(stale, limit) for stale, limit in pairs if stale is not None and limit is not None]
+        return bool(known) and all(stale <= limit for stale, limit in known)
 
 
 def compare(

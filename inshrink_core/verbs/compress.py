@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.chain import (
@@ -31,6 +31,7 @@ from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import recycling
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
+from inshrink_core.report import Report
 from inshrink_core.search.bounded import AsConfigured, BoundedWriter, StepWriter, open_bounded
 from inshrink_core.search.bounds import Bounds
 
@@ -66,7 +67,7 @@ def compress(
     direction: str | None = None,
     trust_run: bool = False,
     timeout: float = 600.0,
-    device: str = "cpu",
+    device: str = "auto",
     threads: int | None = None,
     allow_damaged: bool = False,
     progress: OnProgress | None = None,
@@ -82,7 +83,7 @@ def compress(
     codec, config, optimizer
         How weights and optimizer state are stored (`inshrink_core.chain.ChainConfig`); by default as
         the archive was written so far, else `DEFAULT_CODEC` with its defaults and optimizer state
-        compressed: ``optimizer="lossless"`` restores it bit for bit.
+        compressed: ``optimizer="exact"`` restores it bit for bit.
     keyframe_every
         Frames from one keyframe to the next.
     steps
@@ -166,6 +167,7 @@ def compress(
         promise=promise,
         left_out=tuple(row for row in opened.skipped if row.link),
         originals=original_checks(finished, finished.frames),
+        device=chain_config.device,
     )
 
 
@@ -329,7 +331,7 @@ def _branch_point(writer: ArchiveWriter, resumed_from: int | None) -> tuple[Fram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompressReport:
+class CompressReport(Report):
     """What `compress` did, and what the archive holds now.
 
     Parameters
@@ -356,6 +358,8 @@ class CompressReport:
         What of the run was not read, and why.
     originals
         What vouched for the files of the steps in the archive.
+    device
+        Where the steps were encoded.
     """
 
     path: Path
@@ -371,6 +375,13 @@ class CompressReport:
     promise: Promise | None = None
     left_out: tuple[Skipped, ...] = ()
     originals: OriginalChecks = field(default_factory=OriginalChecks)
+    device: str = "cpu"
+
+    DOCUMENT: ClassVar = (
+        "archive=path codec config optimizer roles ratio_total=size.ratio_total "
+        "ratio_weights=size.ratio_weights bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total "
+        "archive_bytes=size.nbytes relative_error seconds mb_per_s appended skipped left_out originals frames"
+    )
 
     @property
     def failure(self) -> CheckFailedError | None:
@@ -382,39 +393,31 @@ class CompressReport:
         """Raw megabytes (10^6 bytes) written per second; None where nothing was."""
         return self.raw_bytes_read / 1e6 / self.seconds if self.appended and self.seconds else None
 
+    @property
+    def roles(self) -> list[str]:
+        """Roles of the tensors in the archive, sorted."""
+        return sorted({row.spec.role.value for frame in self.size.frames for row in frame.tensors})
+
+    @property
+    def frames(self) -> list[dict[str, Any]]:
+        """A row a frame, with how it keeps what was promised."""
+        return [
+            {
+                "step": frame.info.step,
+                "kind": frame.info.kind.value,
+                "bytes": frame.info.nbytes,
+                "ratio_total": frame.ratio_total,
+                "ratio_weights": frame.ratio_weights,
+                **({} if self.promise is None else self.promise.step_json(frame.info.step)),
+            }
+            for frame in self.size.frames
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink compress --json``."""
         promised = {} if self.promise is None else self.promise.to_json()
-        return promised | {
-            "archive": str(self.path),
-            "codec": self.codec,
-            "config": dict(self.config),
-            "optimizer": self.optimizer,
-            "roles": sorted({row.spec.role.value for frame in self.size.frames for row in frame.tensors}),
-            "ratio_total": self.size.ratio_total,
-            "ratio_weights": self.size.ratio_weights,
-            "bits_per_weight": self.size.bits_per_weight,
-            "raw_bytes": self.size.raw_total,
-            "archive_bytes": self.size.nbytes,
-            "relative_error": self.relative_error,
-            "seconds": self.seconds,
-            "mb_per_s": self.mb_per_s,
-            "appended": list(self.appended),
-            "skipped": list(self.skipped),
-            "left_out": [f"{row.path}: {row.reason}" for row in self.left_out],
-            "originals": self.originals.to_json(),
-            "frames": [
-                {
-                    "step": frame.info.step,
-                    "kind": frame.info.kind.value,
-                    "bytes": frame.info.nbytes,
-                    "ratio_total": frame.ratio_total,
-                    "ratio_weights": frame.ratio_weights,
-                    **({} if self.promise is None else self.promise.step_json(frame.info.step)),
-                }
-                for frame in self.size.frames
-            ],
-        }
+        left_out = [f"{row.path}: {row.reason}" for row in self.left_out]
+        return promised | Report.to_json(self) | {"left_out": left_out}
 
 
 @contextmanager

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 from inshrink_core.analysis.movement import Movement, measure_movement
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
-from inshrink_core.errors import InputError
+from inshrink_core.errors import InputError, StorageError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run
+from inshrink_core.report import Report
 from inshrink_core.verbs.restore import open_any
 
 __all__ = ["StepDiff", "TensorMovement", "diff"]
@@ -30,7 +33,7 @@ class TensorMovement(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepDiff:
+class StepDiff(Report):
     """What moved between two steps.
 
     Parameters
@@ -51,6 +54,8 @@ class StepDiff:
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     reshaped: tuple[str, ...] = ()
+
+    DOCUMENT: ClassVar = "path steps total layers tensors added removed reshaped"
 
     @property
     def total(self) -> Movement:
@@ -82,16 +87,28 @@ class StepDiff:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink diff --json``."""
-        return {
-            "path": self.path,
-            "steps": list(self.steps),
-            "total": self.total.to_json(),
-            "layers": {name: movement.to_json() for name, movement in self.layers.items()},
-            "tensors": self.rows(),
-            "added": list(self.added),
-            "removed": list(self.removed),
-            "reshaped": list(self.reshaped),
-        }
+        return Report.to_json(self) | {"tensors": self.rows()}
+
+    def write_csv(self, path: Path) -> None:
+        """Write a row a tensor; a file that is there is replaced once the new one is whole.
+
+        Raises
+        ------
+        StorageError
+            The disk is full, or refuses.
+        """
+        rows = [row | {"shape": "x".join(map(str, row["shape"]))} for row in self.rows()]
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            with temporary.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["key"])
+                writer.writeheader()
+                writer.writerows(rows)
+            temporary.replace(path)
+        except OSError as error:
+            raise StorageError(
+                f"the table cannot be written: {error.strerror or os.strerror(0)}", where=str(path)
+            ) from error
 
 
 def _sum(movements: Iterable[Movement]) -> Movement:

@@ -114,6 +114,7 @@ def estimate(
     keyframe_every: int = 32,
     steps: Iterable[int] | None = None,
     trials: str | os.PathLike[str] | None = None,
+    device: str = "auto",
     threads: int | None = None,
 ) -> EstimateReport:
     """Estimate the ratio of a configuration, and its drop: by trials of a search where some are at hand.
@@ -128,8 +129,8 @@ def estimate(
         Steps of the chain; by default all.
     trials
         A search's trial log (`SearchReport.log`); by default the one inside of the run.
-    threads
-        Tensors encoded at a time.
+    device, threads
+        Where and how many tensors at a time are encoded.
 
     Raises
     ------
@@ -154,7 +155,7 @@ def estimate(
     begun = time.perf_counter()
     opened = run if isinstance(run, Run) else open_run(run)
     chosen = choose_steps(opened, steps)
-    chain = make_chain_config("", codec, config, optimizer, keyframe_every, "cpu", threads)
+    chain = make_chain_config("", codec, config, optimizer, keyframe_every, device, threads)
     stretches = _stretches(chosen)
     n_steps = sum(len(stretch) for stretch in stretches)
     keys = sample_keys(opened[chosen[0]], max(_LEAST_NUMEL, _NUMEL // n_steps))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, pack_archive
 from inshrink_core.archive.durable import require_free
@@ -26,6 +26,7 @@ from inshrink_core.errors import InputError
 from inshrink_core.execution import Limits, make_folders, working_folder
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.frame import FrameKind
+from inshrink_core.report import Report
 from inshrink_core.search.coarsen import FLOAT32_NBYTES, coarsen
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ _TRAINING_STATE: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportReport:
+class ExportReport(Report):
     """What `export` wrote.
 
     Parameters
@@ -83,29 +84,22 @@ class ExportReport:
     left_out: tuple[str, ...]
     seconds: float
 
+    DOCUMENT: ClassVar = (
+        "archive output steps weights_only exact relative_error ratio_float32 "
+        "ratio_weights=size.ratio_weights ratio_total=size.ratio_total raw_bytes=size.raw_total "
+        "bytes=nbytes left_out seconds"
+    )
+
     @property
     def ratio_float32(self) -> float | None:
         """Bytes of the weights as float32 over the bytes that hold them, all overhead included."""
         held = self.size.weights_nbytes
         return FLOAT32_NBYTES * _n_weights(self.size) / held if held else None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink export --json``."""
-        return {
-            "archive": self.archive,
-            "output": str(self.output),
-            "steps": [frame.info.step for frame in self.size.frames],
-            "weights_only": self.weights_only,
-            "exact": self.exact,
-            "relative_error": self.relative_error,
-            "ratio_float32": self.ratio_float32,
-            "ratio_weights": self.size.ratio_weights,
-            "ratio_total": self.size.ratio_total,
-            "raw_bytes": self.size.raw_total,
-            "bytes": self.nbytes,
-            "left_out": list(self.left_out),
-            "seconds": self.seconds,
-        }
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The step, as every report has it."""
+        return tuple(frame.info.step for frame in self.size.frames)
 
 
 def export(

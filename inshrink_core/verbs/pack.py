@@ -6,17 +6,18 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from inshrink_core.archive import pack_archive, unpack_archive
 from inshrink_core.chain import Archive
 from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.report import Report
 
 __all__ = ["PackReport", "pack", "unpack"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackReport:
+class PackReport(Report):
     """What `pack` or `unpack` wrote.
 
     Parameters
@@ -40,16 +41,7 @@ class PackReport:
     nbytes: int
     seconds: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink export --pack --json``, and of ``--unpack``."""
-        return {
-            "archive": self.archive,
-            "output": str(self.output),
-            "steps": list(self.steps),
-            "frames": self.n_frames,
-            "bytes": self.nbytes,
-            "seconds": self.seconds,
-        }
+    DOCUMENT: ClassVar = "archive output steps frames=n_frames bytes=nbytes seconds"
 
 
 def pack(

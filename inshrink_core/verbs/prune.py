@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -61,40 +62,40 @@ class PruneReport:
         """Bytes that pruning frees; negative where re-keyed frames take more than what goes."""
         return self.before - self.after
 
+    @property
+    def frames(self) -> list[dict[str, Any]]:
+        """What becomes of every frame, in the order of writing."""
+        plan = self.plan
+        fates = {"kept": plan.kept, "reference": plan.references, "removed": plan.removed}
+        written = {f.frame_id: "rekeyed" for f in plan.rekeyed}
+        written |= {f.frame_id: "rewritten" for f in plan.copied}
+        rows = [(frame, fate) for fate, frames in fates.items() for frame in frames]
+        return [
+            {"step": f.step, "branch": f.branch, "fate": fate, "written": written.get(f.frame_id)}
+            for f, fate in sorted(rows, key=lambda row: row[0].generation)
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink prune --json``."""
         plan = self.plan
+        fates = {
+            "kept": plan.kept,
+            "references": plan.references,
+            "removed": plan.removed,
+            "rekeyed": plan.rekeyed,
+            "rewritten": plan.copied,
+            "lost_origins": plan.lost_origins,
+        }
         return {
             "archive": self.archive,
             "applied": self.applied,
-            "kept": _steps(plan.kept),
-            "references": _steps(plan.references),
-            "removed": _steps(plan.removed),
-            "rekeyed": _steps(plan.rekeyed),
-            "rewritten": _steps(plan.copied),
-            "lost_origins": _steps(plan.lost_origins),
-            "frames": _rows(plan),
+            **{fate: [frame.step for frame in frames] for fate, frames in fates.items()},
+            "frames": self.frames,
             "bytes_before": self.before,
             "bytes_after": self.after,
             "bytes_freed": self.freed,
             "seconds": self.seconds,
         }
-
-
-def _steps(frames: Iterable[FrameInfo]) -> list[int]:
-    return [frame.step for frame in frames]
-
-
-def _rows(plan: PrunePlan) -> list[dict[str, Any]]:
-    """Return what becomes of every frame, in the order of writing."""
-    fates = {"kept": plan.kept, "reference": plan.references, "removed": plan.removed}
-    written = {f.frame_id: "rekeyed" for f in plan.rekeyed}
-    written |= {f.frame_id: "rewritten" for f in plan.copied}
-    rows = [(frame, fate) for fate, frames in fates.items() for frame in frames]
-    return [
-        {"step": f.step, "branch": f.branch, "fate": fate, "written": written.get(f.frame_id)}
-        for f, fate in sorted(rows, key=lambda row: row[0].generation)
-    ]
 
 
 def prune(
@@ -564,13 +565,12 @@ class ForgetReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink prune --forget-missing --json``."""
-        head = self.head
         return {
             "archive": self.archive,
             "applied": self.applied,
             "missing": [_row(frame) for frame in self.missing],
             "useless": [_row(frame) for frame in self.useless],
-            "last": None if head is None else _row(head),
+            "last": None if self.head is None else _row(self.head),
         }
 
 
@@ -616,25 +616,19 @@ def forget_missing(archive: str | os.PathLike[str], *, apply: bool = False) -> F
     >>> inshrink_core.open(target).last.step == run.steps[0]
     True
     """
-    if not apply:
-        reader = ArchiveReader.open(archive)
+    with ArchiveWriter(archive) if apply else nullcontext() as writer:
+        reader = ArchiveReader.open(archive) if writer is None else writer.reader
         missing, useless = _lost(reader)
         gone = {frame.frame_id for frame in (*missing, *useless)}
         left = [frame for frame in reader.frames if frame.frame_id not in gone]
-        head = max(left, key=lambda frame: (frame.branch, frame.generation), default=None)
-        return ForgetReport(
-            archive=os.fspath(archive), applied=False, missing=missing, useless=useless, head=head
-        )
-    with ArchiveWriter(archive) as writer:
-        missing, useless = _lost(writer.reader)
-        if missing:
-            remove_frames(writer, [frame.frame_id for frame in (*missing, *useless)])
+        if writer is not None and missing:
+            remove_frames(writer, list(gone))
         return ForgetReport(
             archive=os.fspath(archive),
-            applied=True,
+            applied=apply,
             missing=missing,
             useless=useless,
-            head=writer.reader.head,
+            head=max(left, key=lambda frame: (frame.branch, frame.generation), default=None),
         )
 
 

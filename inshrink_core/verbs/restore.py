@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inshrink_core.archive import is_archive
 from inshrink_core.chain import (
@@ -20,11 +20,12 @@ from inshrink_core.chain import (
     sequential_within,
     step_needs,
 )
-from inshrink_core.errors import NotFoundError, TooLargeError
+from inshrink_core.errors import InputError, NotFoundError, TooLargeError
 from inshrink_core.execution import Limits, default_threads
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run, write_checkpoint
 from inshrink_core.formats.write import restorable_layout, written_nbytes
+from inshrink_core.report import Report
 from inshrink_core.verbs.compress import reading_ahead
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from inshrink_core.checkpoint import Checkpoint
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["RestoreReport", "load_state_dict", "open_any", "restore"]
+__all__ = ["RestoreReport", "known_steps", "load_state_dict", "open_any", "restore"]
+
+_LAYOUTS: Final = ("same", "safetensors", "torch")
 
 
 _SHARE_OF_A_RUN: Final = 0.5
@@ -43,7 +46,7 @@ _SHARE_OF_A_RUN: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreReport:
+class RestoreReport(Report):
     """What `restore` wrote.
 
     Parameters
@@ -72,17 +75,10 @@ class RestoreReport:
     stored: Exactness
     originals: OriginalChecks = field(default_factory=OriginalChecks)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink restore --json``."""
-        return {
-            "steps": list(self.steps),
-            "files": [str(path) for path in self.paths],
-            "format": self.layout,
-            "seconds": self.seconds,
-            "bytes_read": self.bytes_read,
-            **self.stored.to_json(),
-            "originals": self.originals.to_json(),
-        }
+    DOCUMENT: ClassVar = (
+        "steps files=paths format=layout seconds bytes_read "
+        "exact_roles=stored.exact lossy_roles=stored.lossy originals"
+    )
 
 
 def open_any(path: str | os.PathLike[str], **options: Any) -> Run | Archive:
@@ -175,6 +171,8 @@ def restore(
     'step_000400.pt'
     """
     begun = time.perf_counter()
+    if layout not in _LAYOUTS:
+        raise InputError(f"--format {layout}", remedy=f"choose one of {', '.join(_LAYOUTS)}")
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
     if not opened.listed_steps:
         raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
@@ -220,17 +218,35 @@ def restore(
     )
 
 
+def known_steps(archive: Archive, branch: int | None = None) -> tuple[int, ...]:
+    """Return the steps of the newest branch's history or of another's, missing ones included, ascending.
+
+    Raises
+    ------
+    NotFoundError
+        There is no such branch.
+    """
+    if branch is None:
+        return archive.listed_steps
+    line = archive.reader.listed_history(_tip(archive, branch))
+    return tuple(sorted({frame.step for frame in line}))
+
+
+def _tip(archive: Archive, branch: int) -> FrameInfo:
+    """Return the last frame of a branch."""
+    tips = [frame for frame in archive.reader.listed if frame.branch == branch]
+    if not tips:
+        raise NotFoundError(f"there is no branch {branch}", where=archive.reader.path)
+    return max(tips, key=lambda frame: frame.generation)
+
+
 def _frames_of(archive: Archive, steps: Iterable[int] | None, branch: int | None) -> tuple[FrameInfo, ...]:
     """Return the frames to restore: of the steps asked for, or the last."""
     if steps is not None:
         return tuple(archive.reader.find(step, branch) for step in steps)
     if branch is None:
         return (archive.last,)
-    tips = [frame for frame in archive.reader.listed if frame.branch == branch]
-    if not tips:
-        raise NotFoundError(f"there is no branch {branch}", where=archive.reader.path)
-    last = max(tips, key=lambda frame: frame.generation)
-    return (archive.reader.find(last.step, branch),)
+    return (archive.reader.find(_tip(archive, branch).step, branch),)
 
 
 def _fitting(

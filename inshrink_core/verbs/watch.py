@@ -29,7 +29,8 @@ from inshrink_core.verbs.compress import CompressReport, compress
 __all__ = ["OnEvent", "Sights", "WatchEvent", "WatchReport", "watch"]
 
 _PATIENCE: Final = 12
-"""Intervals to wait for an archive that another process writes."""
+"""Intervals to wait for an archive that another process writes, and for files that the checkpoint before had
+and this one lacks, as trainers write the optimizer and their own state last."""
 
 _MOST_FAILURES: Final = 3
 """Looks in a row that may fail: a trainer that deletes as we look makes one or two fail."""
@@ -404,10 +405,6 @@ class WatchReport:
             "damaged": [event.detail for event in self.damaged],
             "seconds": self.seconds,
         }
-
-
-"""Intervals to wait for files that the checkpoint before had and this one lacks, as trainers write the
-optimizer and their own state last."""
 
 
 class _Sight(NamedTuple):

@@ -59,9 +59,7 @@ def test_the_chain_is_shown_as_it_will_be_written(archived: Path, jobs: StubJobs
 
 def test_sizes_are_those_of_an_archive_with_the_same_settings(archived: Path) -> None:
     subject = services.load_subject(str(archived))
-    request = ExportRequest(
-        kind="chain", steps=STEPS, codec="lossless", optimizer="lossless", keyframe_every=2
-    )
+    request = ExportRequest(kind="chain", steps=STEPS, codec="lossless", optimizer="exact", keyframe_every=2)
     plan = services.export_plan(subject, request)
     chain = services.chain_of(str(archived.with_name("run.inshrink")))
     assert [frame.nbytes for frame in plan.frames] == [frame.nbytes for frame in chain.frames]
@@ -127,8 +125,8 @@ def test_an_export_is_written_as_compress_writes_by_default(root: Path, jobs: St
         assert not app.exception
     lattice, lossless = jobs.started
     assert lattice["config"] == {"coarseness": LatticeConfig().coarseness}
-    assert lattice["optimizer"] == default_optimizer("lattice", {}) == "lattice"
-    assert lossless["optimizer"] == "lossless"
+    assert lattice["optimizer"] == default_optimizer("lattice", {}) == "compressed"
+    assert lossless["optimizer"] == "exact"
 
 
 def test_an_export_begins_with_what_is_on_screen(archived: Path, jobs: StubJobs) -> None:

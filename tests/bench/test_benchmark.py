@@ -146,7 +146,7 @@ def test_what_a_point_depends_on_makes_it_another(judged, tmp_path, what):
     else:
         options = {
             "steps": {"steps": [5, 10]},
-            "optimizer": {"optimizer": "lattice"},
+            "optimizer": {"optimizer": "compressed"},
             "keyframes": {"keyframe_every": 2},
         }[what]
     again = judged.bench("uniform:bits=8", output=tmp_path / "out", **options)

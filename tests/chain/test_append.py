@@ -52,7 +52,7 @@ def test_training_continued_from_a_lossless_restore_has_bit_identical_losses(
 def test_lossy_restore_keeps_optimizer_state_exact_where_asked_and_can_train_on(
     run_path: Path, tmp_path: Path
 ) -> None:
-    inshrink_core.compress(run_path, tmp_path / "a.inshrink", optimizer="lossless")
+    inshrink_core.compress(run_path, tmp_path / "a.inshrink", optimizer="exact")
     inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[20])
     original = torch.load(run_path / "step_20.pt", weights_only=True)
     restored = torch.load(tmp_path / "out" / "step_20.pt", weights_only=True)

@@ -172,7 +172,7 @@ def test_the_index_of_half_a_million_tensors_is_no_bomb() -> None:
 
 
 def test_inspect_says_what_an_archive_will_need(tmp_path: Path) -> None:
-    from inshrink_core.cli.inspect import make_document
+    from inshrink_core.verbs.inspect import inspect
 
     path = hostile.build(
         tmp_path / "a.inshrink",
@@ -180,7 +180,7 @@ def test_inspect_says_what_an_archive_will_need(tmp_path: Path) -> None:
         hostile.layout(hostile.small_header(4 * GB)),
         {"m.bin": bytes(8)},
     )
-    needs = make_document(Archive.open(path))["needs"]
+    needs = inspect(Archive.open(path)).facts["needs"]
     assert needs["disk_step"] == needs["disk_all"] == 4 * GB + 8
     assert 8 * GB < needs["memory_restore"] < needs["memory_verify"] < 40 * GB
 

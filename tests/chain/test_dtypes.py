@@ -89,7 +89,7 @@ def leaves(content: object) -> list[Tensor]:
     ("codec", "optimizer"),
     [
         *((codec, "lattice") for codec in CODECS),
-        *(("lattice", choice) for choice in OPTIMIZER_CHOICES if choice != "lattice"),
+        *(("lattice", choice) for choice in OPTIMIZER_CHOICES if choice != "compressed"),
         ("lossless", "lossless"),
     ],
 )

@@ -27,9 +27,9 @@ from inshrink_core.archive.layout import (
 )
 from inshrink_core.chain import Archive
 from inshrink_core.chain.parts import LAYOUT_KEY
-from inshrink_core.cli.inspect import make_document
 from inshrink_core.cli.output import _json_value
 from inshrink_core.errors import InshrinkError
+from inshrink_core.verbs.inspect import inspect
 from inshrink_core.verbs.prune import forget_missing
 
 CASES = int(os.environ.get("INSHRINK_FUZZ_CASES", "120"))
@@ -179,7 +179,7 @@ def tried(path: Path) -> tuple[bool, bool]:
     out = path.parent / "out"
     limits = {"max_memory": 200 * MB, "max_disk": 100 * MB}
     asks: list[Callable[[], Any]] = [
-        lambda: json.dumps(_json_value(make_document(Archive.open(path))), allow_nan=False),
+        lambda: json.dumps(_json_value(inspect(Archive.open(path)).to_json()), allow_nan=False),
         lambda: inshrink_core.diff(path),
         lambda: inshrink_core.load_state_dict(path),
         lambda: inshrink_core.export(path, out / "x", weights_only=True, force=True, **limits),

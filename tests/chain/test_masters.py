@@ -57,7 +57,7 @@ def codecs_of(archive: inshrink_core.Archive, role: TensorRole) -> set[str]:
     return {tensor.codec for tensor in tensors if tensor.spec.role is role and tensor.spec.numel > 200}
 
 
-@pytest.mark.parametrize("optimizer", ["lattice", "lattice-ratio"])
+@pytest.mark.parametrize("optimizer", ["compressed", "compact"])
 def test_master_weights_are_on_a_lattice_as_the_weights_are(
     run_path: Path, tmp_path: Path, optimizer: str
 ) -> None:
@@ -77,7 +77,7 @@ def test_master_weights_are_on_a_lattice_as_the_weights_are(
 def test_weights_stay_copies_of_their_masters_within_a_step_of_the_lattice(
     run_path: Path, tmp_path: Path
 ) -> None:
-    _, restored = archived(run_path, tmp_path, codec="lattice", optimizer="lattice")
+    _, restored = archived(run_path, tmp_path, codec="lattice", optimizer="compressed")
     masters = [state["master_param"] for state in restored["optimizer"]["state"].values()]
     for weight, master in zip(restored["model"].values(), masters, strict=True):
         if weight.dim() == 2:
@@ -86,7 +86,7 @@ def test_weights_stay_copies_of_their_masters_within_a_step_of_the_lattice(
 
 
 def test_masters_cost_no_more_than_a_half_above_the_weights(run_path: Path, tmp_path: Path) -> None:
-    archive, _ = archived(run_path, tmp_path, codec="lattice", optimizer="lattice")
+    archive, _ = archived(run_path, tmp_path, codec="lattice", optimizer="compressed")
     last = frame_size(archive, archive.frames[-1])
     by_role = {
         role: sum(t.nbytes for t in last.tensors if t.spec.role is role and len(t.spec.shape) == 2)
@@ -95,7 +95,7 @@ def test_masters_cost_no_more_than_a_half_above_the_weights(run_path: Path, tmp_
     assert by_role[TensorRole.MASTER] < 1.5 * by_role[TensorRole.WEIGHT]
 
 
-@pytest.mark.parametrize(("codec", "optimizer"), [("lattice", "lossless"), ("inshrinkerator", "lattice")])
+@pytest.mark.parametrize(("codec", "optimizer"), [("lattice", "exact"), ("inshrinkerator", "compressed")])
 def test_masters_are_exact_where_the_optimizer_is_and_under_codecs_without_a_rule(
     run_path: Path, tmp_path: Path, codec: str, optimizer: str
 ) -> None:
@@ -107,10 +107,10 @@ def test_masters_are_exact_where_the_optimizer_is_and_under_codecs_without_a_rul
 
 
 def test_what_was_appended_decodes_as_it_was_encoded(run_path: Path, tmp_path: Path) -> None:
-    inshrink_core.compress(run_path, tmp_path / "once.inshrink", codec="lattice", optimizer="lattice")
+    inshrink_core.compress(run_path, tmp_path / "once.inshrink", codec="lattice", optimizer="compressed")
     for step in STEPS:
         inshrink_core.compress(
-            run_path, tmp_path / "apart.inshrink", codec="lattice", optimizer="lattice", steps=[step]
+            run_path, tmp_path / "apart.inshrink", codec="lattice", optimizer="compressed", steps=[step]
         )
     once, apart = (inshrink_core.Archive.open(tmp_path / f"{name}.inshrink") for name in ("once", "apart"))
     for step in STEPS:

@@ -53,7 +53,7 @@ def blocks_of(path: Path) -> list[bytes]:
 def compress_with_between(run_path: Path, target: Path, codec: str, between: Callable[[Path], None]) -> None:
     """Compress step by step, doing something to each file once its frame is written."""
     run = inshrink_core.open(run_path)
-    config = ChainConfig(codec=codec, config=get_codec(codec).config_type(), optimizer="lossless", threads=2)
+    config = ChainConfig(codec=codec, config=get_codec(codec).config_type(), optimizer="exact", threads=2)
     with ArchiveWriter(target, create=True) as writer:
         chain = ChainWriter(writer, config)
         for step in run.steps:
@@ -101,7 +101,7 @@ def test_the_blocks_are_the_same_where_the_previous_file_is_gone_or_has_changed(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    inshrink_core.compress(run_path, tmp_path / "whole.inshrink", codec=codec, optimizer="lossless")
+    inshrink_core.compress(run_path, tmp_path / "whole.inshrink", codec=codec, optimizer="exact")
     with caplog.at_level("INFO", logger="inshrink_core"):
         compress_with_between(run_path, tmp_path / "fallback.inshrink", codec, between)
     assert "is decoded from the archive" in caplog.text

@@ -119,7 +119,7 @@ def test_an_archive_keeps_its_codec(cli, archive, small_run):
         (("--set", "bins"), "KEY=VALUE"),
         (("--bins", "1"), "bins"),
         (("--set", "bins=many"), "bins"),
-        (("--optimizer", "half"), "lossless"),
+        (("--optimizer", "half"), "exact"),
         (("--keyframe-every", "0"), "keyframe"),
         (("--steps", "11"), "11"),
         (("--steps", "1:5"), "1:5"),
@@ -285,12 +285,10 @@ def test_usage_errors_are_one_line_with_the_way_to_the_help(cli, words):
 
 
 def test_an_unforeseen_error_is_owned_up_to(cli, tmp_path, monkeypatch):
-    import inshrink_core.archive
-
     def fail(path):
         raise ZeroDivisionError("seven")
 
-    monkeypatch.setattr(inshrink_core.archive, "is_archive", fail)
+    monkeypatch.setattr("inshrink_core.verbs.restore.is_archive", fail)
     outcome = cli("inspect", tmp_path)
     assert outcome.code == 70
     assert "this is a bug" in one_line(outcome)
@@ -299,12 +297,10 @@ def test_an_unforeseen_error_is_owned_up_to(cli, tmp_path, monkeypatch):
 
 
 def test_a_refusal_of_the_system_is_one_line(cli, tmp_path, monkeypatch):
-    import inshrink_core.archive
-
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(inshrink_core.archive, "is_archive", refuse)
+    monkeypatch.setattr("inshrink_core.verbs.restore.is_archive", refuse)
     outcome = cli("inspect", tmp_path)
     assert outcome.code == 2
     assert "Permission denied" in one_line(outcome)

@@ -37,7 +37,7 @@ def test_rows_have_the_promised_keys_and_out_of_reach_is_null(cli, small_run, tm
     assert re.search(r"repeat +– +≈\s", text.out)
     assert re.search(r"uniform:bits=2 +≤ 0.001 nat +– ", text.out)
     assert "3 were there already" in text.out
-    assert "stale copy" in text.out
+    assert "previous checkpoint" in text.out
     assert "--optimizer drop" in text.out
     assert str(tmp_path / "out" / "bench.csv") in text.out.replace("\n", "")
 

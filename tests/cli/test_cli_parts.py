@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from inshrink_core.cli import formatting, output
-from inshrink_core.cli.options import choose_steps, parse_settings, read_config_file
+from inshrink_core import text as formatting
+from inshrink_core.cli import output
+from inshrink_core.cli.values import choose_steps, parse_settings, read_config_file
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
 
 

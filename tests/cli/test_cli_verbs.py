@@ -207,7 +207,7 @@ def test_compare_ends_with_1_where_a_bound_is_exceeded(cli, archive, small_run):
     outcome = cli(*words, "--max-divergence", 0)
     assert outcome.code == 1
     assert "--max-divergence" in outcome.err
-    assert "stale div." in outcome.out
+    assert "previous div." in outcome.out
     assert "≈" not in outcome.out
 
 
@@ -297,3 +297,17 @@ def test_json_is_one_document_also_in_a_subprocess(small_run):
     )
     assert json.loads(done.stdout)["kind"] == "run"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("verb", ["compress", "estimate", "search", "bench", "rehearse"])
+def test_every_verb_that_encodes_chooses_the_device_by_itself(cli, verb):
+    text = " ".join(cli(verb, "--help").out.split())
+    assert "--device auto|cpu|cuda" in text
+    assert "[default: auto]" in text.split("--device auto|cpu|cuda")[1].split(" --")[0]
+
+
+def test_the_report_names_the_device_that_was_used(cli, small_run, tmp_path):
+    import torch
+
+    used = "cuda" if torch.cuda.is_available() else "cpu"
+    assert f"MB/s on {used}" in cli("compress", small_run, "-o", tmp_path / "a.inshrink").out

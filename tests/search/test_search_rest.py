@@ -13,7 +13,7 @@ def run(tmp_path_factory):
     return open_run(write_run(tmp_path_factory.mktemp("rest") / "run", n_steps=5))
 
 
-@pytest.mark.parametrize("optimizer", ["lattice", "lossless", "drop"])
+@pytest.mark.parametrize("optimizer", ["compressed", "exact", "drop"])
 def test_the_estimated_ratio_of_everything_is_near_that_of_the_archive(run, tmp_path, optimizer):
     told = inshrink_core.estimate(run, optimizer=optimizer)
     inshrink_core.compress(run, tmp_path / "a.inshrink", optimizer=optimizer)

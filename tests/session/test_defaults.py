@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.chain import Archive, ChainConfig, default_optimizer
+from inshrink_core.chain import Archive, ChainConfig, default_optimizer, optimizer_of
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.cli import main
 from inshrink_core.codec import codec_names, get_codec
@@ -50,20 +50,20 @@ def is_exact(found: dict[str, set[str]], role: str) -> bool:
 def test_the_defaults_are_a_coarseness_of_one_and_compressed_optimizer_state():
     assert LatticeConfig().coarseness == 1.0
     assert {name: default_optimizer(name, {}) for name in codec_names() if get_codec(name).lossy} == {
-        name: "lattice" for name in codec_names() if get_codec(name).lossy
+        name: "compressed" for name in codec_names() if get_codec(name).lossy
     }
 
 
 def test_what_stays_exact_has_exact_optimizer_state_beside_it():
-    assert default_optimizer("lossless", {}) == "lossless"
-    assert default_optimizer("lattice", asdict(LatticeConfig(exact=True))) == "lossless"
+    assert default_optimizer("lossless", {}) == "exact"
+    assert default_optimizer("lattice", asdict(LatticeConfig(exact=True))) == "exact"
     chain = make_chain_config("", "lattice", {"exact": True}, None, 32, "cpu", 1)
-    assert chain.optimizer == "lossless"
+    assert chain.optimizer == "exact"
 
 
 def test_compress_stores_optimizer_state_compressed_and_all_else_but_weights_exactly(run_path, tmp_path):
     report = inshrink_core.compress(run_path, tmp_path / "a.inshrink")
-    assert (report.optimizer, report.config["coarseness"]) == ("lattice", 1.0)
+    assert (report.optimizer, report.config["coarseness"]) == ("compressed", 1.0)
     found = bitstreams(tmp_path / "a.inshrink", 20)
     assert not any(is_exact(found, role) for role in STATE)
     assert is_exact(found, "step")
@@ -82,26 +82,39 @@ def test_what_is_asked_to_be_exact_is_exact_in_everything(run_path, tmp_path, wa
 
 
 def test_what_is_asked_for_by_name_is_done_beside_exact_weights_too(run_path, tmp_path):
-    report = inshrink_core.compress(run_path, tmp_path / "a.inshrink", codec="lossless", optimizer="lattice")
-    assert report.optimizer == "lattice"
+    report = inshrink_core.compress(
+        run_path, tmp_path / "a.inshrink", codec="lossless", optimizer="compressed"
+    )
+    assert report.optimizer == "compressed"
     restored = inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[20])
     assert set(restored.stored.lossy) == STATE
 
 
-@pytest.mark.parametrize("optimizer", ["lossless", "lattice-ratio", "drop"])
+@pytest.mark.parametrize("optimizer", ["exact", "compact", "drop"])
 def test_appending_keeps_what_the_archive_was_written_with(run_path, tmp_path, optimizer):
     target = tmp_path / "a.inshrink"
     run = inshrink_core.open(run_path)
     inshrink_core.compress(run, target, steps=run.steps[:2], config={"coarseness": 2.5}, optimizer=optimizer)
     report = inshrink_core.compress(run, target)
     assert report.appended == run.steps[2:]
-    assert {(meta["optimizer"], meta["config"]["coarseness"]) for meta in metas(target)} == {(optimizer, 2.5)}
+    kept = {(optimizer_of(meta), meta["config"]["coarseness"]) for meta in metas(target)}
+    assert kept == {(optimizer, 2.5)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"), [("exact", "lossless"), ("compressed", "lattice"), ("compact", "lattice-ratio")]
+)
+def test_frames_say_how_optimizer_state_is_stored_in_the_words_of_the_first_version(
+    run_path, tmp_path, asked, word
+):
+    inshrink_core.compress(run_path, tmp_path / "a.inshrink", optimizer=asked)
+    assert {meta["optimizer"] for meta in metas(tmp_path / "a.inshrink")} == {word}
 
 
 def test_a_step_that_bounds_make_exact_is_exact_in_everything_unless_another_state_was_asked_for():
     config = get_codec("inshrinkerator").config_type()
     lossless = get_codec("lossless")
-    for asked, expected in (("", "lossless"), ("lattice-ratio", "lattice-ratio"), ("drop", "drop")):
+    for asked, expected in (("", "exact"), ("compact", "compact"), ("drop", "drop")):
         chain = ChainConfig(codec="inshrinkerator", config=config, optimizer=asked)
         assert chain.made_exact(lossless.name, lossless.config_type()).optimizer == expected
 
@@ -110,7 +123,7 @@ def test_steps_stored_exactly_and_steps_that_are_not_follow_each_other_in_a_chai
     target = tmp_path / "a.inshrink"
     run = inshrink_core.open(run_path)
     for number, step in enumerate(run.steps):
-        config, optimizer = ({"exact": True}, "lossless") if number % 2 else ({"exact": False}, "lattice")
+        config, optimizer = ({"exact": True}, "exact") if number % 2 else ({"exact": False}, "compressed")
         inshrink_core.compress(run, target, steps=[step], config=config, optimizer=optimizer)
     assert inshrink_core.verify(target, deep=True, against=run).ok
     for step in run.steps[1::2]:
@@ -127,7 +140,7 @@ def test_a_run_without_optimizer_state_is_stored_as_it_would_be_with_exact_state
     for step in (1, 2):
         torch.save({"model": {"w": torch.randn(64, 64)}, "step": step}, run / f"step_{step}.pt")
     sizes = []
-    for optimizer in (None, "lossless"):
+    for optimizer in (None, "exact"):
         inshrink_core.compress(run, tmp_path / f"{optimizer}.inshrink", optimizer=optimizer)
         archive = Archive.open(tmp_path / f"{optimizer}.inshrink")
         sizes.append([entry.nbytes for info in archive.frames for entry in archive.frame(info).entries])
@@ -169,13 +182,14 @@ class Line:
 
 def test_a_rehearsal_restores_from_what_compress_would_write(tmp_path):
     (tmp_path / "line.py").write_text(LINE)
-    for codec, expected in ((None, "lattice"), ("lossless", "lossless")):
+    for codec, expected in ((None, "compressed"), ("lossless", "exact")):
         found = inshrink_core.rehearse(f"{tmp_path}/line.py:Line", tmp_path / "out", codec=codec, seeds=1)
         assert found.optimizer == expected
     assert found.excess == 0
 
 
 def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path):
+    import inshrink_app.services  # noqa: F401  (pages and services import each other)
     from inshrink_app.actions import action
     from inshrink_app.jobs.report import Report
     from inshrink_app.pages.export.form import ExportRequest
@@ -223,14 +237,14 @@ def test_what_was_exact_is_exact_in_a_frame_that_was_made_anew(run_path, tmp_pat
 
 
 def test_inspect_and_compress_say_how_optimizer_state_is_stored(run_path, tmp_path, capsys):
-    for options, told in (([], "compressed (lattice)"), (["--optimizer", "lossless"], "bit-exact")):
+    for options, told in (([], "compressed, not bit for bit"), (["--optimizer", "exact"], "bit-exact")):
         target = tmp_path / f"{len(options)}.inshrink"
         assert main(["compress", str(run_path), "-o", str(target), *options]) == 0
         assert main(["inspect", str(target)]) == 0
         rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("optimizer state")]
         assert len(rows) == 2
         assert all(told in row for row in rows)
-        assert all(("--optimizer lossless" in row) == (not options) for row in rows)
+        assert all(("--optimizer exact" in row) == (not options) for row in rows)
 
 
 @pytest.mark.parametrize("verb", ["compress", "inspect"])

@@ -137,7 +137,7 @@ def test_second_moments_guide_the_encoder_even_where_they_are_not_stored(
     run_path: Path, tmp_path: Path
 ) -> None:
     blocks = []
-    for optimizer in ("lossless", "drop"):
+    for optimizer in ("exact", "drop"):
         path = tmp_path / f"{optimizer}.inshrink"
         inshrink_core.compress(run_path, path, codec="lattice", optimizer=optimizer)
         archive = Archive.open(path)
@@ -146,11 +146,11 @@ def test_second_moments_guide_the_encoder_even_where_they_are_not_stored(
     assert blocks[0] == blocks[1]
 
 
-@pytest.mark.parametrize("optimizer", ["lattice", "lattice-ratio"])
+@pytest.mark.parametrize("optimizer", ["compressed", "compact"])
 def test_optimizer_state_on_a_lattice_is_smaller_and_keeps_counters_exact(
     run_path: Path, tmp_path: Path, optimizer: str
 ) -> None:
-    exact = inshrink_core.compress(run_path, tmp_path / "exact.inshrink", optimizer="lossless")
+    exact = inshrink_core.compress(run_path, tmp_path / "exact.inshrink", optimizer="exact")
     report = inshrink_core.compress(run_path, tmp_path / "a.inshrink", optimizer=optimizer)
     assert report.size.nbytes < exact.size.nbytes
     restored = Archive.open(tmp_path / "a.inshrink")[20]

@@ -69,7 +69,7 @@ def test_losses_after_a_lossless_restore_are_those_without_a_failure(resumed: Ca
     assert resumed(adam, "lossless").losses == train(model, optimizer, range(AT, AT + LATER))
 
 
-@pytest.mark.parametrize(("make", "state"), [(adam, "lattice"), (sgd, "lattice"), (sgd, "lattice-ratio")])
+@pytest.mark.parametrize(("make", "state"), [(adam, "compressed"), (sgd, "compressed"), (sgd, "compact")])
 def test_the_loss_after_a_restore_is_within_three_thousandths(
     resumed: Callable[..., Resumed], make: Callable[[nn.Module], torch.optim.Optimizer], state: str
 ) -> None:
@@ -79,10 +79,10 @@ def test_the_loss_after_a_restore_is_within_three_thousandths(
 
 def test_a_momentum_buffer_is_worth_its_bytes(resumed: Callable[..., Resumed]) -> None:
     exact, fresh = resumed(sgd, "lossless"), rise(resumed(sgd, "drop"), resumed(sgd, "lossless"))
-    assert all(abs(rise(resumed(sgd, state), exact)) < fresh / 5 for state in ("lattice", "lattice-ratio"))
+    assert all(abs(rise(resumed(sgd, state), exact)) < fresh / 5 for state in ("compressed", "compact"))
 
 
-@pytest.mark.parametrize("state", ["lattice", "lattice-ratio"])
+@pytest.mark.parametrize("state", ["compressed", "compact"])
 def test_steps_and_hyperparameters_are_exact_and_no_second_moment_becomes_zero(
     resumed: Callable[..., Resumed], state: str
 ) -> None:
@@ -94,7 +94,7 @@ def test_steps_and_hyperparameters_are_exact_and_no_second_moment_becomes_zero(
         assert bool((after["exp_avg_sq"][after["exp_avg"] != 0] > 0).all())
 
 
-@pytest.mark.parametrize("state", ["lattice", "lattice-ratio"])
+@pytest.mark.parametrize("state", ["compressed", "compact"])
 def test_the_first_step_after_a_restore_is_at_most_four_times_the_longest_without(
     resumed: Callable[..., Resumed], state: str
 ) -> None:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
 from inshrink_core.metrics import Direction
+from inshrink_core.registry import Registry
 from inshrink_core.training.tasks import Task, digits_cnn, find_task, task_names
 from inshrink_core.training.tasks.char_conv import GatedBlock
 from inshrink_core.training.tasks.task import warmup_cosine
@@ -133,3 +134,38 @@ def test_a_task_of_a_user_that_is_none_is_refused_with_what_is_missing(tmp_path,
 def test_an_unknown_task_is_refused_with_what_there_is(name):
     with pytest.raises(NotFoundError):
         find_task(name)
+
+
+class Added(digits_cnn.DigitsCNNTask):
+    name = "added"
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Install a distribution that registers tasks."""
+
+    def install(*points):
+        from importlib.metadata import EntryPoint
+
+        group = "inshrink.tasks"
+        found = [EntryPoint(name=name, value=value, group=group) for name, value in points]
+        registry = Registry(group, {"digits-cnn": "inshrink_core.training.tasks.digits_cnn:DigitsCNNTask"})
+        monkeypatch.setattr("inshrink_core.registry.entry_points", lambda group: found)
+        monkeypatch.setattr("inshrink_core.training.tasks.task._TASKS", registry)
+
+    return install
+
+
+def test_a_task_of_another_distribution_is_found_by_its_entry_point(installed, monkeypatch):
+    monkeypatch.setattr(digits_cnn, "Added", Added, raising=False)
+    module = "inshrink_core.training.tasks.digits_cnn"
+    installed(("added", f"{module}:Added"), ("digits-cnn", f"{module}:Added"))
+    assert task_names() == ("digits-cnn", "added")
+    assert find_task("added")[1] == "added/1"
+    assert find_task("digits-cnn")[0].name == "digits-cnn"
+
+
+def test_an_entry_point_that_is_no_task_is_told_what_it_lacks(installed):
+    installed(("half", "fractions:Fraction"))
+    with pytest.raises(InputError, match=r"it lacks .*build\(\)"):
+        find_task("half")

@@ -87,9 +87,9 @@ _CODEC_HELP = (
     "rounds to a grid. Lossless keeps every bit."
 )
 _OPTIMIZERS = {
-    "lossless": "Bit-exact",
-    "lattice": "To an octave",
-    "lattice-ratio": "Rank-one factors",
+    "exact": "Bit-exact",
+    "compressed": "To an octave",
+    "compact": "Rank-one factors",
 }
 _CODEC = "codec"
 _WHAT = "what"
@@ -197,7 +197,7 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
                 "not bit for bit.",
             )
         )
-        if optimizer != "lossless":
+        if optimizer != "exact":
             st.caption("Training resumed from it goes on, not bit for bit; bit-exact state does.")
     elif has_optimizer:
         st.caption("Without optimizer state, training cannot go on without warming the optimizer up.")

@@ -166,7 +166,7 @@ def _step(shown: Subject, request: ExportRequest, target: str) -> tuple[str, str
     command, python = "", "import inshrink_core\n\n"
     if shown.kind == "run":
         archive = f"{target.removesuffix(_SUFFIX)}-exact{_SUFFIX}"
-        optimizer = "drop" if request.weights_only else "lossless"
+        optimizer = "drop" if request.weights_only else "exact"
         command = (
             f"inshrink compress {shlex.quote(str(shown.path))} -o {shlex.quote(archive)} --codec lossless "
             f"--optimizer {optimizer} --steps {step}\n"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import math
 import sys
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
+from inshrink_core.registry import Registry
 
 if TYPE_CHECKING:
     import torch
@@ -82,20 +83,23 @@ class Task(Protocol):
         ...
 
 
-_TASKS: Final = {
-    "char-gpt": "inshrink_core.training.tasks.char_gpt:CharGPTTask",
-    "char-conv": "inshrink_core.training.tasks.char_conv:CharConvTask",
-    "char-conv-adamw": "inshrink_core.training.tasks.char_conv:CharConvWithAdamWTask",
-    "digits-cnn": "inshrink_core.training.tasks.digits_cnn:DigitsCNNTask",
-    "digits-cnn-sgd": "inshrink_core.training.tasks.digits_cnn:DigitsCNNWithSGDTask",
-}
+_TASKS: Final = Registry(
+    "inshrink.tasks",
+    {
+        "char-gpt": "inshrink_core.training.tasks.char_gpt:CharGPTTask",
+        "char-conv": "inshrink_core.training.tasks.char_conv:CharConvTask",
+        "char-conv-adamw": "inshrink_core.training.tasks.char_conv:CharConvWithAdamWTask",
+        "digits-cnn": "inshrink_core.training.tasks.digits_cnn:DigitsCNNTask",
+        "digits-cnn-sgd": "inshrink_core.training.tasks.digits_cnn:DigitsCNNWithSGDTask",
+    },
+)
 _ATTRIBUTES: Final = tuple(Task.__annotations__)
 _METHODS: Final = ("build", "optimizer", "learning_rate_factor", "batch", "loss", "evaluate")
 
 
 def task_names() -> tuple[str, ...]:
-    """Return the names of the shipped tasks."""
-    return tuple(_TASKS)
+    """Return the names of the tasks: shipped ones, then those of entry points ``inshrink.tasks``."""
+    return _TASKS.names()
 
 
 def find_task(name: str) -> tuple[Task, str]:
@@ -120,18 +124,21 @@ def find_task(name: str) -> tuple[Task, str]:
     ('val_loss', 'char-gpt/1')
     """
     if name in _TASKS:
-        module, _, attribute = _TASKS[name].partition(":")
-        task: Task = getattr(importlib.import_module(module), attribute)()
+        task = _make(_TASKS.load(name), name, f"the task '{name}'")
         return task, f"{task.name}/{task.version}"
     path_text, colon, attribute = name.rpartition(":")
     path = Path(path_text)
     if not colon or path.suffix != ".py":
         raise NotFoundError(
-            f"there is no task '{name}'", remedy=f"choose one of {', '.join(_TASKS)}, or give FILE.py:CLASS"
+            f"there is no task '{name}'",
+            remedy=f"choose one of {', '.join(task_names())}, or give FILE.py:CLASS",
         )
     if not path.is_file():
         raise NotFoundError("there is no such file", where=str(path))
-    made = _make(_load(path), attribute, str(path))
+    kind = getattr(_load(path), attribute, None)
+    if not callable(kind):
+        raise NotFoundError(f"there is no class '{attribute}' in it", where=str(path))
+    made = _make(kind, attribute, str(path))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return made, f"{made.name}/{made.version}/{attribute}/{digest}"
 
@@ -153,13 +160,10 @@ def _load(path: Path) -> Any:
     return module
 
 
-def _make(module: Any, attribute: str, where: str) -> Task:
-    """Make a user's task, and name everything it lacks at once."""
-    kind = getattr(module, attribute, None)
-    if not callable(kind):
-        raise NotFoundError(f"there is no class '{attribute}' in it", where=where)
+def _make(kind: Callable[[], Task], attribute: str, where: str) -> Task:
+    """Make a task, and name everything it lacks at once."""
     try:
-        task: Task = kind()
+        task = kind()
     except MissingExtraError:
         raise
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Numbers as people read them: the one place that decides units, digits and signs.
+"""Numbers, sizes, durations and steps as people read and write them: one place decides units and digits.
 
 Sizes are SI everywhere (1 MB = 10^6 bytes). What is not known is a dash, never a zero.
 """
@@ -6,7 +6,11 @@ Sizes are SI everywhere (1 MB = 10^6 bytes). What is not known is a dash, never 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from typing import Final
+
+from inshrink_core.errors import InputError
 
 __all__ = [
     "UNKNOWN",
@@ -14,7 +18,9 @@ __all__ = [
     "counted",
     "duration",
     "error_size",
+    "format_size",
     "nats",
+    "parse_size",
     "percent",
     "plain",
     "printable",
@@ -30,6 +36,11 @@ UNKNOWN = "–"
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _THOUSAND = 1000.0
+_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
+    f"{letter}i": 1 << 10 * (i + 1) for i, letter in enumerate("kmgt")
+}
+_SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?)b?", re.IGNORECASE)
+
 _FEW_STEPS = 8
 """Up to this many steps are listed one by one; more become first, last and number."""
 
@@ -66,6 +77,41 @@ def size(n_bytes: float | None) -> str:
     if n_bytes is None or not math.isfinite(n_bytes):
         return UNKNOWN
     return f"{n_bytes:.0f} B" if n_bytes < _THOUSAND else _scaled(n_bytes, "B")
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that a size names: ``4GB``, ``1.5 GiB``, ``800M`` or plain bytes.
+
+    Raises
+    ------
+    InputError
+        It is no size.
+
+    Examples
+    --------
+    >>> parse_size("4GB"), parse_size("1.5 GiB")
+    (4000000000, 1610612736)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _UNITS:
+        raise InputError(f"'{text[:40]}' is not a size", remedy="write 4GB, 1.5GiB or a number of bytes")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def format_size(nbytes: int) -> str:
+    """Return a size for a message that compares two: with more digits than `size`, bytes below a megabyte.
+
+    Examples
+    --------
+    >>> format_size(999), format_size(1 << 40)
+    ('999 bytes', '1.1 TB')
+    """
+    for power, unit in ((18, "EB"), (15, "PB"), (12, "TB"), (9, "GB"), (6, "MB")):
+        if nbytes >= 10**power:
+            if nbytes >= 10**24:  # 64 dimensions of an archive may say anything
+                return f"over 10^{len(str(nbytes)) - 1} bytes"
+            return f"{nbytes / 10**power:.1f} {unit}"
+    return f"{nbytes} bytes"
 
 
 def rate(mb_per_s: float | None) -> str:

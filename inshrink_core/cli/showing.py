@@ -1,20 +1,67 @@
-"""What was promised of restored steps, and how they keep it: the facts that compress and rehearse show."""
+"""What the reports of several verbs have in common, as lines and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inshrink_core.cli.formatting import count, nats, percent, steps_in_short
+from inshrink_core.cli import output
+from inshrink_core.text import count, nats, percent, printable, steps_in_short
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from inshrink_core.chain import Exactness
 
-__all__ = ["optimizer_text", "promised_facts", "stored_text"]
+__all__ = [
+    "optimizer_text",
+    "promised_facts",
+    "show_facts",
+    "show_notes",
+    "show_originals",
+    "show_table",
+    "stored_text",
+]
+
+_STATE = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "master"})
+_WORDS = {"exact": "bit-exact", "drop": "left out; a resumed training warms its optimizer up again"}
+_COMPRESSED = "{}, not bit for bit: training resumes from it; --optimizer exact keeps every bit"
+
+
+def show_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
+    """Print pairs of a name and a value, but for those without a value."""
+    output.show_facts(console, [fact for fact in facts if fact[1]])
+
+
+def show_notes(console: Console, notes: Iterable[str]) -> None:
+    """Print what should be known."""
+    for note in notes:
+        console.print(printable(f"note: {note}"), soft_wrap=True)
+
+
+def show_table(
+    console: Console,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Sequence[int] = (0,),
+    title: str | None = None,
+) -> None:
+    """Print a table; `left` are the columns of text, the others are numbers."""
+    table = output.make_table(*headings, left=left, title=title)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def show_originals(console: Console, text: str) -> None:
+    """Print what vouched for the originals, where that was not their own checksums."""
+    if text != "checked":
+        console.print(printable(f"checksums of the originals: {text}"), soft_wrap=True)
 
 
 def promised_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return facts to show, some of them empty; nothing where nothing was promised.
+    """Return what was promised of restored steps and how they keep it; nothing where nothing was promised.
 
     Parameters
     ----------
@@ -37,7 +84,7 @@ def promised_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("largest divergence", f"{nats(document['max_divergence'])} nats  {limits[1]}".strip()),
         ("evaluations", count(document["evaluations"])),
         ("stored exactly", f"{exact}, where nothing smaller keeps the bounds" if exact else ""),
-        ("says nothing", f"{stale}, where the stale copy keeps them too" if stale else ""),
+        ("says nothing", f"{stale}, where the previous checkpoint keeps them too" if stale else ""),
         ("within noise", f"{unclear}, whose metric's noise reaches the bound" if unclear else ""),
     ]
 
@@ -49,19 +96,12 @@ def _which(frames: list[Mapping[str, Any]]) -> str:
     return steps_in_short([frame["step"] for frame in frames]) if frames else ""
 
 
-_STATE = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "master"})
-_WORDS = {"lossless": "bit-exact", "drop": "left out; a resumed training warms its optimizer up again"}
-_COMPRESSED = (
-    "compressed ({}), not bit for bit: training resumes from it; --optimizer lossless keeps every bit"
-)
-
-
 def optimizer_text(optimizer: str | None, roles: Iterable[str]) -> str:
     """Return how optimizer state of some roles was stored; nothing where there is none.
 
     Examples
     --------
-    >>> optimizer_text("lossless", ["weight", "exp_avg"]), optimizer_text("lossless", ["weight"])
+    >>> optimizer_text("exact", ["weight", "exp_avg"]), optimizer_text("exact", ["weight"])
     ('bit-exact', '')
     """
     if optimizer is None or (optimizer != "drop" and not set(roles) & _STATE):
@@ -72,12 +112,8 @@ def optimizer_text(optimizer: str | None, roles: Iterable[str]) -> str:
 def stored_text(stored: Exactness) -> str:
     """Return which roles are exact, and which are not, in a line each."""
     lines = [
-        f"{what}: {_listed(roles)}"
+        f"{what}: {', '.join(sorted(roles))}"
         for what, roles in (("bit-exact", stored.exact), ("compressed with an error", stored.lossy))
         if roles
     ]
     return "\n".join(lines)
-
-
-def _listed(roles: Iterable[str]) -> str:
-    return ", ".join(sorted(roles))
