@@ -24,16 +24,13 @@ from benchmarks import results, runs, train_char_gpt
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.search.bounds import Bounds
-from inshrink_core.search.guided import GuidedExhaustive
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import encode_chain
-from inshrink_core.search.neighbourhood import DeltaNeighbourhood, Grid
 from inshrink_core.search.quadratic import damage_of, sensitivities
 from inshrink_core.search.sampling import RatioEstimate
 from inshrink_core.search.space import CubePoint, space_of
-from inshrink_core.search.strategies import Outcome, explore
-from inshrink_core.search.trials import TrialLog
-from inshrink_core.search.walk import Position, TrialRunner
+from inshrink_core.search.strategies import DeltaNeighbourhood, Everything, GuidedExhaustive, Outcome, explore
+from inshrink_core.search.trials import Position, TrialLog, TrialRunner
 
 MAX_DROP = 0.01
 GRID_STEPS = 6
@@ -94,7 +91,7 @@ def per_step(run: Any, judge: Judge, n_steps: int) -> list[dict[str, object]]:
         row: dict[str, object] = {"step": step}
         if number % every == every - 1:
             guided = explore(GuidedExhaustive(cube=cube, ratio_of=ratio_of), measure)
-            truth = explore(Grid(space=cube), measure)
+            truth = explore(Everything(space=cube), measure)
             if truth.best is not None:
                 row["guided_evaluations"] = len(guided.outcomes)
                 row["guided_ratio_of_best"] = (guided.best.ratio if guided.best else 0.0) / truth.best.ratio

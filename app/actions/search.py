@@ -134,8 +134,7 @@ def _baselines(
     from inshrink_core.search.judge import Judge
     from inshrink_core.search.search import trial_log_of
     from inshrink_core.search.space import Candidate
-    from inshrink_core.search.trials import TrialLog, checkpoint_digest
-    from inshrink_core.search.walk import TrialRunner
+    from inshrink_core.search.trials import TrialLog, TrialRunner, checkpoint_digest
 
     steps = tuple(int(step) for step in request["steps"])
     output = Path(request["output"]).with_name(_OWN_NAME)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import hashlib
-import json
 import logging
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TextIO
 
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import InputError, NotFoundError, StorageError
+from inshrink_core.execution import ResultStore, cache_folder
 from inshrink_core.report import Report
 from inshrink_core.sensitivity import ScoreHistogram, Scores, SensitivityMetric, Summary, scores
 
@@ -31,7 +27,6 @@ __all__ = [
     "Grouping",
     "Measured",
     "Profile",
-    "ProfileCache",
     "Row",
     "SensitivityReport",
     "SensitivityTable",
@@ -43,6 +38,10 @@ __all__ = [
 
 STATISTICS = ("mean", "p50", "p99")
 """What a table says of the scores of a row."""
+# Part of every key: raised when a record or what is measured changes.
+_VERSION: Final = 2
+
+_logger = logging.getLogger(__name__)
 
 OnStep = Callable[[int, int, int], None]
 
@@ -103,19 +102,23 @@ def profile(
         )
     identity: Callable[[int], str] | None = getattr(run, "identity", None)
     directory = getattr(run, "directory", None)
-    cache = ProfileCache(Path(directory) if directory is not None and identity is not None else None)
+    folder = cache_folder(Path(directory)) if directory is not None and identity is not None else None
+    cache = ResultStore(folder, "record", _unpack)
     records: dict[SensitivityMetric, list[StepRecord]] = {metric: [] for metric in wanted}
     bytes_read = 0
     for done, step in enumerate(chosen, 1):
         before = max((other for other in every if other < step), default=None)
         keys = {metric: _cache_key(metric, step, before, identity) for metric in wanted}
-        found = {metric: cache.load(key) for metric, key in keys.items()}
+        found = {metric: cache.load(metric.value, key) for metric, key in keys.items()}
         lacking = [metric for metric, record in found.items() if record is None]
         if lacking:
             reader = _StepReader(run, step, before if SensitivityMetric.UPDATE in lacking else None)
             for metric, record in _measure(reader, lacking).items():
                 found[metric] = record
-                cache.store(keys[metric], record)
+                try:
+                    cache.keep(metric.value, keys[metric], _pack(record))
+                except StorageError as error:
+                    _logger.info("a measurement is not kept: %s", error)
             bytes_read += reader.bytes_read
         for metric, known in found.items():
             if known is not None:
@@ -164,12 +167,12 @@ def sensitivity(
 
 def _cache_key(
     metric: SensitivityMetric, step: int, before: int | None, identity: Callable[[int], str] | None
-) -> tuple[str, ...]:
+) -> dict[str, Any]:
     """Name what a record depends on: the files of the step, and of the step before for an update."""
     if identity is None:
-        return ()
+        return {}
     previous = identity(before) if metric is SensitivityMetric.UPDATE and before is not None else ""
-    return (metric.value, identity(step), previous)
+    return {"version": _VERSION, "metric": metric.value, "step": identity(step), "before": previous}
 
 
 class _StepReader:
@@ -551,95 +554,6 @@ class Profile:
     def report(self, run: str, grouping: Grouping | str = "tensor") -> SensitivityReport:
         """Return the first metric as a report; `run` is the name of what was measured."""
         return SensitivityReport(run=run, table=self.by(grouping), bytes_read=self.bytes_read)
-
-
-_logger = logging.getLogger(__name__)
-
-_VERSION = 1
-"""Part of every file's name: raise it when a record or what is measured changes."""
-
-_LARGEST_BYTES = 64 << 20
-"""A record of 100,000 tensors takes about 20 MB; a larger file is not ours."""
-
-
-def _run_cache(directory: Path) -> Path | None:
-    """Return the cache inside of a run; None where it may not be written or leads elsewhere."""
-    own = directory / ".inshrink"
-    cache = own / "cache"
-    if own.is_symlink() or cache.is_symlink() or not directory.is_dir():
-        return None
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return cache if os.access(cache, os.W_OK) else None
-
-
-def _user_cache() -> Path | None:
-    """Return the cache of the user, for runs that are read-only."""
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        cache = Path(base) / "inshrink"
-        cache.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):
-        return None
-    return cache
-
-
-class ProfileCache:
-    """The cache of one run: in ``.inshrink/cache`` inside of it, else in the user's cache directory.
-
-    Parameters
-    ----------
-    directory
-        The run; None for no cache at all.
-    """
-
-    def __init__(self, directory: Path | None) -> None:
-        self._directory = None if directory is None else _run_cache(directory) or _user_cache()
-
-    def _path(self, key: tuple[str, ...]) -> Path | None:
-        if self._directory is None:
-            return None
-        name = hashlib.sha256("\0".join((str(_VERSION), *key)).encode()).hexdigest()[:32]
-        return self._directory / f"{name}.json"
-
-    def load(self, key: tuple[str, ...]) -> StepRecord | None:
-        """Return the record of a key; None if there is no sound one."""
-        path = self._path(key)
-        if path is None:
-            return None
-        try:
-            if path.stat().st_size > _LARGEST_BYTES:
-                return None
-            digest, _, line = path.read_bytes().partition(b"\n")
-            if hashlib.sha256(line).hexdigest().encode() != digest:
-                _logger.info("ignoring the damaged cache file %s", path)
-                return None
-            return _unpack(json.loads(line))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            _logger.info("ignoring the cache file %s: %s", path, error)
-            return None
-
-    def store(self, key: tuple[str, ...], record: StepRecord) -> None:
-        """Write a record so that a reader sees all of it or none."""
-        path = self._path(key)
-        if path is None:
-            return
-        line = json.dumps(_pack(record)).encode()
-        content = hashlib.sha256(line).hexdigest().encode() + b"\n" + line
-        temporary = ""
-        try:
-            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            Path(temporary).replace(path)
-        except OSError as error:
-            _logger.info("the cache file %s was not written: %s", path, error)
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
 
 
 def _pack(record: StepRecord) -> dict[str, Any]:

@@ -6,27 +6,27 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inshrink_core.bench.keys import point_key
 from inshrink_core.bench.measure import Bench
-from inshrink_core.bench.points import Point, PointStore
-from inshrink_core.bench.report import BenchReport
-from inshrink_core.bench.rows import DEFAULT_BOUNDS, REPEAT, Bound, parse_bounds
-from inshrink_core.bench.sweep import sweep
+from inshrink_core.bench.report import DEFAULT_BOUNDS, REPEAT, BenchReport, Bound, Point, parse_bounds
 from inshrink_core.bench.variants import Variant, choose_variants
 from inshrink_core.chain import OPTIMIZER_CHOICES
 from inshrink_core.chain.defaults import resolve_device
-from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest, OriginalEvaluations
+from inshrink_core.execution import ResultStore, parse_record
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
+from inshrink_core.search.search import choose_steps
+from inshrink_core.search.strategies import Outcome, Sweep, explore
 
 if TYPE_CHECKING:
     import os
 
-__all__ = ["bench"]
+__all__ = ["bench", "sweep"]
 
 _POINTS_FOLDER = "points"
 
@@ -102,7 +102,14 @@ def bench(
     opened = run if isinstance(run, Run) else open_run(run)
     variants = choose_variants(codecs)
     asked = parse_bounds(bounds) if isinstance(bounds, str) else bounds
-    chosen = _choose_steps(opened, steps)
+    chosen = choose_steps(opened, steps)
+    if len(chosen) < 2:
+        raise InputError(
+            "a bench needs at least two steps",
+            where=str(opened.path),
+            expected="≥ 2",
+            found=str(len(chosen)),
+        )
     if optimizer not in OPTIMIZER_CHOICES:
         raise InputError(f"--optimizer {optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}")
     if refine < 0 or keyframe_every < 1:
@@ -128,7 +135,9 @@ def bench(
         )
         session = _Session(
             bench=common,
-            store=PointStore(folder / _POINTS_FOLDER if folder is not None else None),
+            store=ResultStore(
+                None if folder is None else folder / _POINTS_FOLDER, "point", partial(parse_record, Point)
+            ),
             bounds=tuple(DEFAULT_BOUNDS if asked is None else asked),
             strict=asked is not None,
             refine=refine,
@@ -142,7 +151,7 @@ class _Session:
     """One bench: what is measured already, and how far it is."""
 
     bench: Bench
-    store: PointStore
+    store: ResultStore[Point]
     bounds: tuple[Bound, ...]
     strict: bool
     refine: int
@@ -150,6 +159,7 @@ class _Session:
     points: dict[str, list[Point]] = field(default_factory=dict)
     measured: int = 0
     resumed: int = 0
+    _warm: set[str] = field(default_factory=set)
     _done: int = 0
     _total: int = 0
     _begun: float = field(default_factory=time.perf_counter)
@@ -159,10 +169,11 @@ class _Session:
         n_values = sum(len(variant.configs()) for variant in variants)
         self._total = len(self.bench.steps) * (1 + n_values)
         try:
-            stale = self._point(REPEAT, point_key(self.bench, None, None), self.bench.repeat)
+            stale = self._point(REPEAT, self.bench.key(None, None), self.bench.repeat)
             self.bounds = self._judgeable(stale)
             for variant in variants:
-                self._sweep(variant)
+                measure = partial(self._measured, variant)
+                self.points[variant.label] = sweep(variant, self.bounds, measure, self.refine)
         except KeyboardInterrupt:
             if folder is not None and self.points:
                 self._report(variants).write(folder)
@@ -170,35 +181,30 @@ class _Session:
         report = self._report(variants)
         return report if folder is None else report.write(folder)
 
-    def _sweep(self, variant: Variant) -> None:
-        """Measure one codec, compiling what it needs before the first measurement."""
-        warm = False
+    def _measured(self, variant: Variant, value: float | None) -> Point:
+        """Return a point of a codec, compiling what it needs before its first measurement."""
 
-        def measure(value: float | None) -> Point:
-            def fresh(evaluated: Callable[[int], None]) -> Point:
-                nonlocal warm
-                if not warm:
-                    self.bench.warm_up(variant, value)
-                    warm = True
-                return self.bench.measure(variant, value, evaluated)
+        def fresh(evaluated: Callable[[int], None]) -> Point:
+            if variant.label not in self._warm:
+                self.bench.warm_up(variant, value)
+                self._warm.add(variant.label)
+            return self.bench.measure(variant, value, evaluated)
 
-            return self._point(variant.label, point_key(self.bench, variant, value), fresh)
-
-        self.points[variant.label] = sweep(variant, self.bounds, measure, self.refine)
+        return self._point(variant.label, self.bench.key(variant, value), fresh)
 
     def _point(
         self, label: str, key: dict[str, Any], measure: Callable[[Callable[[int], None]], Point]
     ) -> Point:
         """Return a point that was measured before, or measure and keep it."""
-        begun, n_steps = self._done, len(self.bench.steps)
+        begun = self._done
         point = self.store.load(label, key)
         if point is None:
             point = measure(lambda done: self._advance(begun + done, label))
-            self.store.keep(label, key, point)
+            self.store.keep(label, key, point.to_json())
             self.measured += 1
         else:
             self.resumed += 1
-        self._advance(begun + n_steps, label)
+        self._advance(begun + len(self.bench.steps), label)
         # Kept here as well as by the sweep, which an interruption may cut off.
         self.points.setdefault(label, []).append(point)
         return point
@@ -261,14 +267,45 @@ class _Session:
         return tuple(notes)
 
 
-def _choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
-    """Return the steps to measure, ascending: at least two, every one there."""
-    chosen = run.steps if steps is None else tuple(sorted(set(steps)))
-    for step in chosen:
-        if step not in run.steps:
-            raise NotFoundError(f"the run has no step {step}", where=str(run.path))
-    if len(chosen) < 2:
-        raise InputError(
-            "a bench needs at least two steps", where=str(run.path), expected="≥ 2", found=str(len(chosen))
-        )
-    return chosen
+def sweep(
+    variant: Variant, bounds: Sequence[Bound], measure: Callable[[float | None], Point], refine: int
+) -> list[Point]:
+    """Measure a codec over its knob, then closer to each bound (`inshrink_core.search.strategies.Sweep`).
+
+    Parameters
+    ----------
+    variant
+        The codec and what of it is held.
+    bounds
+        What is asked for.
+    measure
+        Returns the point at a value of the knob; None where nothing is swept.
+    refine
+        For each bound, how often the gap between the best value that keeps it and the next coarser one
+        is halved.
+
+    Returns
+    -------
+    list of Point
+        Every point measured, from the most faithful to the smallest.
+    """
+
+    def outcomes(values: Sequence[float | None]) -> list[Outcome[float | None]]:
+        points = [measure(value) for value in values]
+        return [
+            Outcome(value, any(bound.holds(one) for bound in bounds), one.ratio_weights or 0.0, 0.0, one)
+            for value, one in zip(values, points, strict=True)
+        ]
+
+    knob = variant.knob
+    holds = [partial(_holds, bound) for bound in bounds]
+    found = {
+        one.point: one.result
+        for one in explore(Sweep(knob=knob, holds=holds, refine=refine), outcomes).outcomes
+    }
+    from_coarse = knob is not None and knob.values[0] > knob.values[-1]
+    return [found[value] for value in sorted(found, key=lambda value: value or 0.0, reverse=from_coarse)]
+
+
+def _holds(bound: Bound, outcome: Outcome[float | None]) -> bool:
+    return bound.holds(outcome.result)

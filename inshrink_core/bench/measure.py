@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import gc
 import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from inshrink_core.analysis.gain import restore_gain
-from inshrink_core.bench.memory import PeakMemory
-from inshrink_core.bench.points import Point
-from inshrink_core.bench.rows import REPEAT
+from inshrink_core.bench.report import REPEAT, Point
 from inshrink_core.bench.variants import Variant, as_record
 from inshrink_core.chain import Archive
+from inshrink_core.codec import get_codec
 from inshrink_core.errors import EvaluatorError
 from inshrink_core.evaluate import Comparison, Evaluator, OriginalEvaluations, compare_steps
 from inshrink_core.metrics import drop
+from inshrink_core.search.judge import evaluator_digest
 from inshrink_core.verbs.compress import compress
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from inshrink_core.formats import Run
 
-__all__ = ["Bench"]
+__all__ = ["Bench", "PeakMemory"]
 
-_MEGA = 1e6
+# Of the key of a point, and of what is measured.
+_VERSION: Final = 2
 
-_WARM_STEPS = 2
-"""A keyframe and a delta: what is compiled at first use is compiled then."""
+_MEGA: Final = 1e6
+
+# A keyframe and a delta: what is compiled at first use is compiled then.
+_WARM_STEPS: Final = 2
+
+_STATUS: Final = Path("/proc/self/status")
+_CLEAR: Final = Path("/proc/self/clear_refs")
+
+# Sets the high-water mark (``VmHWM``) to what is resident now (proc(5), Linux 4.0).
+_RESET_PEAK: Final = "5"
+
+# The unit of the numbers in ``/proc/self/status``, which call it kB.
+_KIB: Final = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +75,37 @@ class Bench:
     device: str
     threads: int | None
     folder: Path
+
+    def key(self, variant: Variant | None, value: float | None) -> dict[str, Any]:
+        """Return everything that a measured point depends on, as JSON values.
+
+        Parameters
+        ----------
+        variant, value
+            The codec and where its knob stands; None for the stale copy.
+
+        Notes
+        -----
+        Device and threads are not in it, as they do not change the bytes. The speeds of a point used again
+        are those of the day it was measured.
+        """
+        key: dict[str, Any] = {
+            "version": _VERSION,
+            "run": [self.run.identity(step) for step in self.steps],
+            "steps": list(self.steps),
+            "evaluator": evaluator_digest(self.evaluator),
+            "codec": REPEAT,
+        }
+        if variant is not None:
+            key |= {
+                "codec": variant.label,
+                "bitstream": get_codec(variant.codec).bitstream,
+                "config": as_record(variant.config(value)),
+                "knob": value,
+                "optimizer": variant.optimizer(self.optimizer),
+                "keyframe_every": self.keyframe_every,
+            }
+        return key
 
     def warm_up(self, variant: Variant, value: float | None) -> None:
         """Compress two steps and decode them, so that no compilation is measured."""
@@ -194,3 +242,53 @@ def _worst(values: Sequence[float | None]) -> float | None:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+
+
+class PeakMemory:
+    """Measures how far resident memory rises above where it stood.
+
+    What earlier work left in the allocator is given back first, so that it does not hide memory that is
+    taken anew.
+
+    Examples
+    --------
+    >>> with PeakMemory() as memory:
+    ...     block = bytearray(8 << 20)
+    >>> memory.nbytes is None or memory.nbytes > 7 << 20
+    True
+    """
+
+    def __init__(self) -> None:
+        self.nbytes: int | None = None
+        """Bytes above the start; None where the system does not say, and until it is left."""
+        self._before: int | None = None
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        _give_back()
+        with suppress(OSError):
+            _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
+            self._before = _status("VmRSS")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        peak = _status("VmHWM")
+        if peak is not None and self._before is not None:
+            self.nbytes = max(0, peak - self._before)
+
+
+def _status(name: str) -> int | None:
+    """Return a line of the status, in bytes; None where there is none."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * _KIB
+    return None
+
+
+def _give_back() -> None:
+    """Ask the C library to return free memory; others than GNU's have no such call."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)

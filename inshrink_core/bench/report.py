@@ -1,26 +1,235 @@
-"""What a bench found, as a document, as CSV and as plots."""
+"""What a bench measured and found: points, bounds, a row for each codec and bound, and the tables of them."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
+import html
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from inshrink_core.bench.plots import plots_html
-from inshrink_core.bench.points import Point
-from inshrink_core.bench.rows import REPEAT, Bound, Row, choose_row
-from inshrink_core.errors import MissingExtraError
+from inshrink_core.errors import InputError, MissingExtraError
 from inshrink_core.execution import write_whole
+from inshrink_core.search.bounds import Bounds, Figures
 
-__all__ = ["BenchReport"]
+__all__ = ["DEFAULT_BOUNDS", "REPEAT", "BenchReport", "Bound", "Point", "Row", "choose_row", "parse_bounds"]
+
+REPEAT: Final = "repeat"
+"""Label of the stale copy: the previous original checkpoint, which stores nothing."""
 
 ROWS_FILE: Final = "bench.csv"
 POINTS_FILE: Final = "points.json"
 PLOTS_FILE: Final = "bench.html"
+
+# By kind of bound: the figure of a point, the title of its axis, how its numbers are written, and its scale.
+# A drop may be negative or zero, a divergence spans decades.
+_AXES: Final = {
+    "drop": ("max_drop", "drop of {metric}, the worst step", ".2%", "linear"),
+    "divergence": ("mean_divergence", "mean divergence, nats", ".3g", "log"),
+}
+
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>inshrink bench</title>
+<style>body{{font-family:sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}}</style></head>
+<body><h1>Ratio and fidelity</h1>
+<p>Every dot is a measured chain, keyframe and headers included; further right and lower is better.
+Dotted lines are the bounds, the dashed line is the stale copy, which stores nothing.</p>
+{figures}
+</body></html>
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What one configuration of a codec does to a run. None is not known.
+
+    Parameters
+    ----------
+    codec
+        Label of the variant; ``repeat`` for the stale copy.
+    config
+        Every setting of the codec.
+    knob
+        Value of the knob that was swept; None where nothing is.
+    metric, direction
+        What `max_drop` is of.
+    ratio_weights, ratio_total
+        Of the whole chain, keyframes included; None for the stale copy, which stores nothing.
+    max_drop, max_divergence, mean_divergence
+        Over all steps.
+    restore_gain, restore_noise
+        Over all weights and steps (`inshrink_core.restore_gain`).
+    encode_mb_per_s, decode_mb_per_s
+        10^6 raw bytes a second, reading and writing files included.
+    restore_seconds
+        Time to open the archive and decode its last step into memory.
+    peak_memory_bytes
+        What compressing and decoding took above what the process held before.
+    drops, divergences
+        A value a step.
+    failure
+        Why a restored state could not be evaluated; empty where it could.
+    """
+
+    codec: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    knob: float | None = None
+    metric: str
+    direction: str
+    ratio_weights: float | None = None
+    ratio_total: float | None = None
+    max_drop: float | None = None
+    max_divergence: float | None = None
+    mean_divergence: float | None = None
+    restore_gain: float | None = None
+    restore_noise: float | None = None
+    encode_mb_per_s: float | None = None
+    decode_mb_per_s: float | None = None
+    restore_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+    drops: tuple[float | None, ...] = ()
+    divergences: tuple[float | None, ...] = ()
+    failure: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the point as JSON values."""
+        return {**dataclasses.asdict(self), "config": dict(self.config)}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A limit on the worst drop of any step, or on the mean divergence over the steps.
+
+    Parameters
+    ----------
+    kind
+        ``drop`` (a fraction) or ``divergence`` (nats).
+    limit
+        Inclusive.
+
+    Raises
+    ------
+    InputError
+        No such kind, or a limit that bounds nothing.
+
+    Examples
+    --------
+    >>> Bound("drop", 0.01)
+    Bound(kind='drop', limit=0.01)
+    """
+
+    kind: str
+    limit: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in _AXES:
+            raise InputError(f"there is no bound '{self.kind}'", remedy="bound drop or divergence")
+        if not math.isfinite(self.limit) or self.limit < 0:
+            raise InputError(
+                f"a bound on the {self.kind} is a number", expected="at least 0", found=str(self.limit)
+            )
+
+    def figure(self, point: Point) -> float | None:
+        """Return what of a point is bounded."""
+        figure: float | None = getattr(point, _AXES[self.kind][0])
+        return figure
+
+    def holds(self, point: Point) -> bool:
+        """Whether a point keeps it; what is not known keeps nothing."""
+        bounds = Bounds(**{f"max_{self.kind}": self.limit})
+        figures = Figures(drop=point.max_drop, divergence=point.mean_divergence)
+        return self.figure(point) is not None and bounds.judge(figures).kept
+
+
+DEFAULT_BOUNDS = (
+    *(Bound("drop", limit) for limit in (0.005, 0.01, 0.02)),
+    *(Bound("divergence", limit) for limit in (0.003, 0.01, 0.03)),
+)
+
+
+def parse_bounds(text: str) -> tuple[Bound, ...]:
+    """Return the bounds of ``drop=0.01,divergence=0.01``; a kind may come more than once.
+
+    Raises
+    ------
+    InputError
+        It does not read as bounds.
+
+    Examples
+    --------
+    >>> parse_bounds("drop=0.01")
+    (Bound(kind='drop', limit=0.01),)
+    """
+    bounds = []
+    for part in text.split(","):
+        kind, _, limit = part.partition("=")
+        try:
+            bounds.append(Bound(kind.strip(), float(limit)))
+        except ValueError as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"'{text}' names no bounds", expected="drop=FRACTION,divergence=NATS", found=part
+            ) from error
+    return tuple(dict.fromkeys(bounds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One codec under one bound.
+
+    Parameters
+    ----------
+    codec
+        Label of the variant.
+    bound
+        What it had to keep.
+    point
+        The measured configuration of the largest ratio that keeps it, or, out of reach, the one that
+        comes nearest; None where not even that is known.
+    kept
+        Whether the bound is kept.
+    """
+
+    codec: str
+    bound: Bound
+    point: Point | None
+    kept: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row of ``inshrink bench --json``."""
+        point = self.point
+        names = (
+            *("max_drop", "mean_divergence", "config", "encode_mb_per_s", "decode_mb_per_s"),
+            *("restore_seconds", "peak_memory_bytes", "restore_gain", "restore_noise"),
+        )
+        return {
+            "codec": self.codec,
+            "bound_kind": self.bound.kind,
+            "bound": self.bound.limit,
+            "kept": self.kept,
+            "ratio_weights": point.ratio_weights if point is not None and self.kept else None,
+            "ratio_total": point.ratio_total if point is not None and self.kept else None,
+            **{name: getattr(point, name) if point is not None else None for name in names},
+        }
+
+
+def choose_row(codec: str, points: Sequence[Point], bound: Bound) -> Row:
+    """Return the row of one codec: nothing but what was measured."""
+    keeping = [point for point in points if bound.holds(point)]
+    if keeping:
+        # The stale copy, which has no ratio, stands alone.
+        return Row(
+            codec=codec, bound=bound, point=max(keeping, key=lambda one: one.ratio_weights or 0.0), kept=True
+        )
+    known = [(figure, point) for point in points if (figure := bound.figure(point)) is not None]
+    nearest = min(known, key=lambda pair: pair[0], default=(None, None))[1]
+    return Row(codec=codec, bound=bound, point=nearest, kept=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,3 +334,62 @@ class BenchReport:
         for name, text in texts.items():
             write_whole(folder / name, text)
         return replace(self, notes=notes, files=tuple(str(folder / name) for name in texts))
+
+
+def plots_html(points: Mapping[str, Sequence[Point]], bounds: Sequence[Bound], metric: str) -> str:
+    """Return a page with a figure for each kind of bound, which needs no network: the drawing code is in it.
+
+    Raises
+    ------
+    MissingExtraError
+        plotly is not installed.
+    """
+    try:
+        import plotly.graph_objects as go
+    except ImportError as error:
+        raise MissingExtraError("plotly", "app") from error
+    parts: list[str] = []
+    for kind in dict.fromkeys(bound.kind for bound in bounds):
+        figure = go.Figure()
+        _draw(figure, kind, points, bounds)
+        _, title, number, scale = _AXES[kind]
+        figure.update_layout(
+            xaxis={"title": "ratio of the weights", "type": "log"},
+            yaxis={"title": title.format(metric=metric), "tickformat": number, "type": scale},
+            template="plotly_white",
+            height=560,
+        )
+        parts.append(figure.to_html(full_html=False, include_plotlyjs=not parts))
+    return _PAGE.format(figures="\n".join(parts))
+
+
+def _draw(figure: Any, kind: str, points: Mapping[str, Sequence[Point]], bounds: Sequence[Bound]) -> None:
+    """Draw what is known of one kind of bound: codecs in the order of their knobs, limits, the stale copy."""
+    name, _, _, scale = _AXES[kind]
+    known = {
+        label: [point for point in group if getattr(point, name) is not None]
+        for label, group in points.items()
+    }
+    for label, group in known.items():
+        if label != REPEAT and group:
+            figure.add_scatter(
+                x=[point.ratio_weights for point in group],
+                y=[getattr(point, name) for point in group],
+                mode="lines+markers",
+                name=html.escape(label, quote=False),
+                text=[html.escape(json.dumps(dict(point.config)), quote=False) for point in group],
+                hovertemplate="%{x:.3g}×, %{y:.3g}<br>%{text}",
+            )
+    for bound in bounds:
+        if bound.kind == kind and (bound.limit > 0 or scale == "linear"):
+            figure.add_hline(y=bound.limit, line_dash="dot", line_color="#888", line_width=1)
+    ratios = [p.ratio_weights for group in known.values() for p in group if p.ratio_weights is not None]
+    for stale in known.get(REPEAT, []) if ratios else []:
+        # A trace, since an annotation of a line stands in the wrong place on a logarithmic axis.
+        figure.add_scatter(
+            x=[min(ratios), max(ratios)],
+            y=[getattr(stale, name)] * 2,
+            mode="lines",
+            name="stale copy",
+            line={"dash": "dash", "color": "#444"},
+        )

@@ -136,8 +136,7 @@ def chain_config_of(meta: Mapping[str, Any]) -> ChainConfig:
     """
     codec = str(meta.get("codec", "lossless"))
     config, overrides = make_configs(codec, _settings_of(meta))
-    optimizer = str(meta.get("optimizer", "lossless"))
-    return ChainConfig(codec=codec, config=config, overrides=overrides, optimizer=optimizer)
+    return ChainConfig(codec=codec, config=config, overrides=overrides, optimizer=optimizer_of(meta))
 
 
 def _settings_of(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,24 @@
 
 from inshrink_core.execution.buffers import new_array, new_buffer, recycling
 from inshrink_core.execution.folders import make_folders, remove_empty, sync_path, working_folder
-from inshrink_core.execution.kept import keep_result, key_digest, load_result, write_whole
+from inshrink_core.execution.kept import (
+    ResultLog,
+    ResultStore,
+    cache_folder,
+    keep_result,
+    key_digest,
+    load_result,
+    parse_record,
+    write_whole,
+)
 from inshrink_core.execution.resources import Limits, free_disk, memory_available
 from inshrink_core.execution.threads import default_threads, ordered_map
 
 __all__ = [
     "Limits",
+    "ResultLog",
+    "ResultStore",
+    "cache_folder",
     "default_threads",
     "free_disk",
     "keep_result",
@@ -18,6 +30,7 @@ __all__ = [
     "new_array",
     "new_buffer",
     "ordered_map",
+    "parse_record",
     "recycling",
     "remove_empty",
     "sync_path",

@@ -1,21 +1,44 @@
-"""Results of long work kept as small files, so that the same work goes on where it stopped."""
+"""Results of long work kept on disk, so that the same work goes on where it stopped.
+
+Two shapes of one store: a folder with a file for each result, and a log with a line for each. Both find a
+result by everything it depends on, and both have it made again where what is on disk cannot be read.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
+import math
 import os
+import re
+import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from threading import Lock, get_ident
+from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from inshrink_core.errors import StorageError
+from inshrink_core.errors import DamagedError, InputError, StorageError
 
-__all__ = ["keep_result", "key_digest", "load_result", "write_whole"]
+__all__ = [
+    "ResultLog",
+    "ResultStore",
+    "cache_folder",
+    "keep_result",
+    "key_digest",
+    "load_result",
+    "parse_record",
+    "write_whole",
+]
 
-_MAX_NBYTES: Final = 1 << 24
-"""A result is a few numbers; one of 16 MB is something else."""
+# The sensitivities of 100,000 tensors take 20 MB; anything larger is something else.
+_MAX_NBYTES: Final = 64 << 20
+
+# A line takes half a kilobyte: half a million of them are another file by mistake.
+_MAX_LOG_NBYTES: Final = 1 << 28
+
+_UNREADABLE: Final = (OSError, ValueError, TypeError, KeyError, RecursionError)
 
 _logger = logging.getLogger(__name__)
 
@@ -55,10 +78,13 @@ def load_result(
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["key"] != json.loads(json.dumps(key)):
             return None
+        # Files of 0.1.0 have no digest.
+        if document.get("sha256") not in (None, _digest(document[field])):
+            raise ValueError("its digest is another")
         return parse(document[field])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except _UNREADABLE as error:
         _logger.warning("%s holds no %s (%s): it is made again", path, field, error)
         return None
 
@@ -71,7 +97,11 @@ def keep_result(path: Path, key: Mapping[str, Any], field: str, value: Any) -> N
     StorageError
         The disk is full, or refuses.
     """
-    write_whole(path, json.dumps({"key": key, field: value}, indent=1))
+    write_whole(path, json.dumps({"key": key, field: value, "sha256": _digest(value)}))
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -82,10 +112,261 @@ def write_whole(path: Path, text: str) -> None:
     StorageError
         The disk is full, or refuses.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
         raise StorageError(f"the results cannot be written: {error.strerror}", where=str(path)) from error
+
+
+def cache_folder(directory: Path) -> Path | None:
+    """Return where measurements of a run are cached: inside of it, else in the user's cache directory.
+
+    Parameters
+    ----------
+    directory
+        The run.
+
+    Returns
+    -------
+    Path or None
+        ``.inshrink/cache`` where that can be written and leads nowhere else; None without either folder.
+    """
+    own = directory / ".inshrink" / "cache"
+    if directory.is_dir() and not own.parent.is_symlink() and not own.is_symlink() and _is_made(own):
+        return own
+    try:
+        users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inshrink"
+    except RuntimeError:
+        return None
+    return users if _is_made(users) else None
+
+
+def _is_made(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+def parse_record(kind: type[_Result], values: Any) -> _Result:
+    """Return a dataclass from its JSON; each field must be of the type that its annotation says.
+
+    Parameters
+    ----------
+    kind
+        A dataclass of numbers, texts, mappings, tuples of those and such dataclasses. A field with a default
+        may be missing. A whole number is a count: at least 0.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        The values are none.
+    """
+    fields = {one.name: one for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    if not isinstance(values, Mapping) or not set(values) <= set(fields):
+        raise ValueError("it has other keys")
+    hints = get_type_hints(kind)
+    for name, one in fields.items():
+        if name not in values and one.default is dataclasses.MISSING is one.default_factory:
+            raise KeyError(name)
+    return kind(**{name: _typed(hints[name], value, name) for name, value in values.items()})
+
+
+def _typed(hint: Any, value: Any, name: str) -> Any:
+    """Return a value as its annotation has it."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, types.UnionType):
+        return None if value is None else _typed(inner[0], value, name)
+    if kind is tuple:
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"'{name}' is no list")
+        # The curve of a training that diverged holds numbers that are none.
+        return tuple(one if one != one else _typed(inner[0], one, name) for one in value)
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+            raise ValueError(f"'{name}' is no number")
+    elif kind is int:
+        if type(value) is not int or value < 0:
+            raise ValueError(f"'{name}' is no count")
+    elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return parse_record(kind, value)
+    elif not isinstance(value, dict if kind is Mapping else kind):
+        raise TypeError(f"'{name}' has the wrong type")
+    return value
+
+
+class ResultStore(Generic[_Result]):
+    """Results by everything they depend on, a file each.
+
+    Parameters
+    ----------
+    folder
+        Made when the first result is kept; None keeps nothing.
+    field
+        What a result is called in its file.
+    parse
+        Makes a result from JSON; raises ValueError, TypeError or KeyError where it is none.
+    """
+
+    def __init__(self, folder: Path | None, field: str, parse: Callable[[Any], _Result]) -> None:
+        self.folder, self._field, self._parse = folder, field, parse
+
+    def name_of(self, label: str, key: Mapping[str, Any]) -> str:
+        """Return the file name of a result, without its suffix; the label is for people."""
+        return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', label)[:80]}-{key_digest(key)}"
+
+    def _path(self, label: str, key: Mapping[str, Any]) -> Path | None:
+        return None if self.folder is None else self.folder / f"{self.name_of(label, key)}.json"
+
+    def load(self, label: str, key: Mapping[str, Any]) -> _Result | None:
+        """Return a result; None where there is none, or none that can be read."""
+        path = self._path(label, key)
+        return None if path is None else load_result(path, key, self._field, self._parse)
+
+    def keep(self, label: str, key: Mapping[str, Any], value: Any) -> None:
+        """Write a result, as JSON values: whole, or not at all.
+
+        Raises
+        ------
+        StorageError
+            The disk is full, or refuses.
+        """
+        path = self._path(label, key)
+        if path is not None:
+            keep_result(path, key, self._field, value)
+
+
+class ResultLog(Generic[_Result]):
+    """Results by key, in memory and, with a path, in a file that every new one is added to at once.
+
+    One JSON object a line. The first line says what the log is of; every other is a result and its key. What
+    a crash leaves of the last line is dropped.
+
+    Parameters
+    ----------
+    path
+        The file; None keeps results in memory alone.
+    what
+        What the log is of, in words: ``trial``.
+    head
+        The first line's key for the version, and the version.
+    run
+        What tells the run from others.
+    parse
+        Makes a result from JSON; raises ValueError, TypeError or KeyError where it is none.
+
+    Raises
+    ------
+    InputError
+        The file is no such log, or one of another run.
+    DamagedError
+        It is of a newer version.
+    StorageError
+        It cannot be read or written.
+    """
+
+    def __init__(
+        self, path: Path | None, what: str, head: tuple[str, int], run: str, parse: Callable[[Any], _Result]
+    ) -> None:
+        self.path = path
+        self._what, self._head, self._run, self._parse = what, head, run, parse
+        self._results: dict[str, _Result] = {}
+        self._lock = Lock()
+        if path is not None:
+            self._load(path)
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def values(self) -> tuple[_Result, ...]:
+        """Return every result, in the order they were added."""
+        return tuple(self._results.values())
+
+    def get(self, key: str) -> _Result | None:
+        """Return the result of a key; None where there is none."""
+        return self._results.get(key)
+
+    def put(self, key: str, result: _Result, document: Mapping[str, Any]) -> None:
+        """Keep a result: on disk, as JSON values, when this returns.
+
+        Raises
+        ------
+        StorageError
+            The disk is full, or refuses.
+        """
+        with self._lock:
+            self._results[key] = result
+            self._write({"key": key, **document})
+
+    def _load(self, path: Path) -> None:
+        if not path.exists() or path.stat().st_size == 0:
+            self._write({self._head[0]: self._head[1], "run": self._run})
+            return
+        try:
+            if path.stat().st_size > _MAX_LOG_NBYTES:
+                raise self._refusal("it is too large")
+            text = path.read_bytes()
+        except OSError as error:
+            raise self._failure("read", error) from error
+        whole = text[: text.rfind(b"\n") + 1]
+        lines = whole.splitlines()
+        self._check_head(lines[0] if lines else text)
+        for number, line in enumerate(lines[1:], start=2):
+            try:
+                values = json.loads(line)
+                key = str(values.pop("key"))
+                self._results[key] = self._parse(values)
+            except (*_UNREADABLE, AttributeError) as error:
+                _logger.warning(
+                    "%s, line %d is no %s (%s): it is made again", path, number, self._what, error
+                )
+        if len(whole) < len(text):
+            try:  # the next line must begin on a line of its own
+                os.truncate(path, len(whole))
+            except OSError as error:
+                raise self._failure("mended", error) from error
+
+    def _check_head(self, line: bytes) -> None:
+        name, version = self._head
+        try:
+            head = json.loads(line)
+            found, run = head[name], head["run"]
+        except _UNREADABLE as error:
+            raise self._refusal("its first line does not say so") from error
+        if found != version:
+            raise DamagedError(
+                f"the {self._what} log is of another version",
+                where=str(self.path),
+                expected=str(version),
+                found=str(found),
+            )
+        if run != self._run:
+            raise InputError(
+                f"this is the {self._what} log of another run",
+                where=str(self.path),
+                remedy="write to another file with -o, or remove the log",
+            )
+
+    def _write(self, document: Mapping[str, Any]) -> None:
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(document) + "\n")
+        except OSError as error:
+            raise self._failure("written", error) from error
+
+    def _refusal(self, why: str) -> InputError:
+        return InputError(
+            f"this file is no {self._what} log: {why}",
+            where=str(self.path),
+            remedy="write to another file with -o",
+        )
+
+    def _failure(self, done: str, error: OSError) -> StorageError:
+        return StorageError(f"the {self._what} log cannot be {done}: {error.strerror}", where=str(self.path))

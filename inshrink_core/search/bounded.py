@@ -2,69 +2,179 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from inshrink_core.chain import (
-    Appended,
-    Archive,
-    ChainConfig,
-    ChainWriter,
-    Standing,
-    is_exact,
-    stored_view,
-    tensor_digest,
-)
+from inshrink_core.chain import Archive, ChainConfig, ChainWriter, is_exact, stored_view
 from inshrink_core.chain.defaults import factors_of
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.codec import get_codec
-from inshrink_core.search.allocation import allocate
-from inshrink_core.search.bounds import Bounds
+from inshrink_core.errors import CheckFailedError
+from inshrink_core.search.bounds import Bounds, Verdict
 from inshrink_core.search.judge import Judge
-from inshrink_core.search.measure import encode_step, frame_overhead
-from inshrink_core.search.promise import Promise, StepPromise, broken_promise, document_of
-from inshrink_core.search.quadratic import sensitivities
+from inshrink_core.search.measure import frame_overhead
+from inshrink_core.search.quadratic import allocate, sensitivities
 from inshrink_core.search.sampling import RatioEstimate, sample_keys
-from inshrink_core.search.space import Candidate, LatticeLine, space_of
-from inshrink_core.search.step import ChainSearch, Decision
-from inshrink_core.search.trials import Trial
-from inshrink_core.search.walk import OnTrial, trial_of
+from inshrink_core.search.space import Candidate, Cube, CubePoint, LatticeLine, space_of, three_digits
+from inshrink_core.search.strategies import (
+    Bracket,
+    DeltaNeighbourhood,
+    Explored,
+    GuidedExhaustive,
+    Outcome,
+    Strategy,
+    explore,
+)
+from inshrink_core.search.trials import Made, OnTrial, Position, Trial, TrialRunner, model_digests
 
 if TYPE_CHECKING:
     from inshrink_core.archive.index import FrameIndex
-    from inshrink_core.chain import Appended, ChainWriter
+    from inshrink_core.chain import Appended
     from inshrink_core.chain.append import TensorDone
-    from inshrink_core.checkpoint import Checkpoint
     from inshrink_core.evaluate import EvaluatorRequest
     from inshrink_core.formats import Run
     from inshrink_core.frame import FrameInfo
-    from inshrink_core.search.bounds import Figures
 
-__all__ = [
-    "AsConfigured",
-    "BoundedWriter",
-    "Made",
-    "StepTrials",
-    "StepWriter",
-    "model_digests",
-    "open_bounded",
-]
+__all__ = ["AsConfigured", "BoundedWriter", "Promise", "StepPromise", "StepWriter", "open_bounded"]
 
+# A delta that saves less than a hundredth against a keyframe is not worth its dependence.
 _WORTHWHILE: Final = 0.99
-"""A delta that saves less than a hundredth against a keyframe is not worth its dependence."""
+
+# Least gain for which factors of layer types are changed.
+_BETTER: Final = 1.01
+
+# Trials a step that a lattice's search may take: a bracket is closed to a few percent by then. A cube's
+# strategy ends by itself.
+_BUDGET: Final = 8
 
 Originals = Callable[[int], Checkpoint | None]
 """Returns the original of a step, None for one that is not at hand."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPromise:
+    """How one restored step keeps the bounds.
+
+    Parameters
+    ----------
+    config
+        What its weights are written with, as a config file says it.
+    drop, divergence
+        Of the step as its frame decodes.
+    informative
+        False where the stale copy, which stores nothing, keeps the bounds too: they say nothing there.
+    exact
+        Whether it is stored bit for bit, because nothing coarser keeps the bounds.
+    side
+        On which side of the bounds it is, and whether the metric's noise reaches them.
+    """
+
+    config: Mapping[str, Any]
+    drop: float | None
+    divergence: float | None
+    informative: bool
+    exact: bool
+    side: str
+
+    @property
+    def kept(self) -> bool:
+        """Whether the step keeps the bounds."""
+        return self.side.startswith("inside")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What was promised of every restored step of an archive, and how each keeps it.
+
+    Parameters
+    ----------
+    bounds
+        The limits, a divergence bound that was added included.
+    steps
+        By step, those of the run.
+    evaluations
+        States that the evaluator judged for it, originals not counted.
+    evaluator_seconds
+        Time within the evaluator, originals included.
+    """
+
+    bounds: Bounds
+    steps: Mapping[int, StepPromise]
+    evaluations: int
+    evaluator_seconds: float = 0.0
+
+    @property
+    def broken(self) -> tuple[int, ...]:
+        """Steps that break the bounds: they were archived before, without them or with others."""
+        return tuple(sorted(step for step, promise in self.steps.items() if not promise.kept))
+
+    def failure(self, archive: Path) -> CheckFailedError | None:
+        """Return why the chain does not keep what was asked of it; None where it does."""
+        if not self.broken:
+            return None
+        return CheckFailedError(
+            f"{len(self.broken)} steps break the bounds, step {self.broken[0]} first",
+            where=str(archive),
+            remedy="they were archived before, without these bounds; write to another archive",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what bounds add to the document of ``inshrink compress --json``."""
+        rows = self.steps.values()
+        divergences = [row.divergence for row in rows if row.divergence is not None]
+        return {
+            "bounds": self.bounds.to_json(),
+            "max_drop": max((row.drop for row in rows if row.drop is not None), default=None),
+            "max_divergence": max(divergences, default=None),
+            "evaluations": self.evaluations,
+        }
+
+    def step_json(self, step: int) -> dict[str, Any]:
+        """Return what bounds add to a frame; null where the run does not have the step."""
+        names = ("config", "drop", "divergence", "informative", "exact", "side")
+        promise = self.steps.get(step)
+        return {name: None if promise is None else getattr(promise, name) for name in names}
+
+
+def _document_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a frame says of its weights, as a config file says it."""
+    document: dict[str, Any] = {"codec": record["codec"], "settings": dict(record["config"])}
+    return document | ({"override": list(record["overrides"])} if record.get("overrides") else {})
+
+
+class _Step(NamedTuple):
+    """A step that is to be written: what its frame would be encoded against, and what measures candidates."""
+
+    checkpoint: Checkpoint
+    runner: TrialRunner
+    position: Position
+
+    def trial(self, candidate: Candidate) -> Trial:
+        """Encode a candidate in memory and ask the evaluator."""
+        return self.runner.trial(self.checkpoint.step, candidate, self.position)
+
+
+class _Decision(NamedTuple):
+    """What a step is written with, how that was measured, and what is remembered of it.
+
+    Without a candidate, nothing keeps the bounds and the step is stored exactly.
+    """
+
+    candidate: Candidate | None = None
+    trial: Trial | None = None
+    verdict: Verdict = Verdict(kept=True, usage=0.0)
+    made: Made | None = None
+
+
 class BoundedWriter:
     """Chooses how each step is written, appends it, and checks what its frame decodes to.
 
-    A `inshrink_core.search.bounded.StepWriter`; one writer writes the steps of one chain, in order.
+    A `StepWriter`; one writer writes the steps of one chain, in order.
 
     Parameters
     ----------
@@ -98,27 +208,36 @@ class BoundedWriter:
         self._factors_given, self._base = factors_of(base)
         self._following = following or (lambda step: None)
         self._resumed = resumed
-        self._begun: tuple[int, ChainSearch] | None = None
-        self._last: tuple[bytes, FrameIndex] | None = None
+        self._first: int | None = None
+        self._space: Cube | LatticeLine = LatticeLine()
+        # Where the lattice's search begins, and where the last informative step ended: a spacing, or a point
+        # of the cube.
+        self._start = three_digits(float(getattr(base.config, "coarseness", math.nan)))
+        self._last: Any = None
+        self._last_index: tuple[bytes, FrameIndex] | None = None
         self._keyframe_nbytes: int | None = None
         self.evaluations = 0
         self.promises: dict[int, StepPromise] = {}
 
-    def begin(self, checkpoint: Checkpoint) -> ChainSearch:
-        """Return the search; the first checkpoint tells which layers there are.
+    def begin(self, checkpoint: Checkpoint) -> None:
+        """Choose the space; the first checkpoint tells which layers there are.
 
         Raises
         ------
         ConfigError
             The codec has nothing to search.
         """
-        if self._begun is None:
-            layers = frozenset(spec.layer for spec in checkpoint.specs if spec.role in MODEL_ROLES)
-            space = space_of(self._base.codec, layers)
-            if isinstance(space, LatticeLine):
-                space = replace(space, factors=self._factors_given)
-            self._begun = checkpoint.step, ChainSearch.begin(space, self._base, resumed=self._resumed)
-        return self._begun[1]
+        if self._first is not None:
+            return
+        layers = frozenset(spec.layer for spec in checkpoint.specs if spec.role in MODEL_ROLES)
+        space = space_of(self._base.codec, layers)
+        if isinstance(space, LatticeLine):
+            self._space = replace(space, factors=self._factors_given)
+            self._last = self._start if self._resumed else None
+        else:
+            self._space = space
+            self._last = _point_of(space, self._base) if self._resumed else None
+        self._first = checkpoint.step
 
     @property
     def bounds(self) -> Bounds:
@@ -129,9 +248,9 @@ class BoundedWriter:
         EvaluatorError, InputError
             The evaluator fails, changes its mind, or returns nothing that a bound could be checked by.
         """
-        if self._begun is None:
+        if self._first is None:
             raise RuntimeError("bounds are completed by what is said of a first checkpoint")
-        return self._judge.bounds(self._begun[0])
+        return self._judge.bounds(self._first)
 
     @property
     def promise(self) -> Promise:
@@ -153,26 +272,19 @@ class BoundedWriter:
         CheckFailedError
             The frame on disk does not decode to what was measured, and breaks the bounds.
         """
-        search = self.begin(checkpoint)
+        self.begin(checkpoint)
         keyframe = chain.keyframe_is_due
-        trials = self._trials(chain, checkpoint, keyframe=keyframe)
+        step = self._step(chain, checkpoint, keyframe=keyframe)
         neighbour = self._neighbour(chain.parent, checkpoint.step)
         informative = self._is_informative(checkpoint.step, neighbour)
-        decision = search.decide(
-            self.bounds,
-            trials,
-            trials.ratios(),
-            informative=informative,
-            unsure=chain.parent is None and neighbour is None,
-            factors=self._factors(chain, trials, search) if informative else None,
-        )
-        self.evaluations += trials.evaluations
-        chosen = trials.made(decision.candidate)
+        unsure = chain.parent is None and neighbour is None
+        decision = self._decide(chain, step, informative=informative, unsure=unsure)
         if not keyframe and (alone := self._alone(decision, checkpoint, chain)) is not None:
-            keyframe, (decision, chosen) = True, alone
+            keyframe, decision = True, alone
         appended = self._write(chain, checkpoint, decision, keyframe, done)
-        self._last = None if chosen is None else (appended.info.frame_id, chosen.frame_index)
-        self._check_written(chain, checkpoint, decision, chosen, informative)
+        made = decision.made
+        self._last_index = None if made is None else (appended.info.frame_id, made.frame_index)
+        self._check_written(chain, checkpoint, decision, informative)
         return appended
 
     def check(self, archive: Archive, info: FrameInfo) -> None:
@@ -183,7 +295,7 @@ class BoundedWriter:
         self.evaluations += 1
         meta = archive.frame(info).meta
         self.promises[info.step] = StepPromise(
-            config=document_of(meta),
+            config=_document_of(meta),
             drop=figures.drop,
             divergence=figures.divergence,
             informative=self._is_informative(info.step, neighbour),
@@ -203,59 +315,147 @@ class BoundedWriter:
         stale = self._judge.stale(step, neighbour)
         return stale is None or not self.bounds.judge(stale).kept
 
-    def _trials(self, chain: ChainWriter, checkpoint: Checkpoint, *, keyframe: bool) -> StepTrials:
-        """Return what measures candidates as the next frame of the chain."""
+    def _step(self, chain: ChainWriter, checkpoint: Checkpoint, *, keyframe: bool) -> _Step:
+        """Return the next frame of the chain, for candidates to be measured as."""
+        runner = TrialRunner(
+            checkpoints=lambda _: checkpoint,
+            steps=(checkpoint.step,),
+            base=self._base,
+            judge=self._judge,
+            log=None,
+            told=self._told,
+        )
         standing = chain.standing(keyframe=keyframe)
         index = None if keyframe else self._index_of_parent(chain, checkpoint)
-        return StepTrials(self._base, self._judge, checkpoint, standing, index, self._told)
+        return _Step(checkpoint, runner, Position(runner, standing, index))
 
     def _index_of_parent(self, chain: ChainWriter, checkpoint: Checkpoint) -> FrameIndex:
         """Return the parent's index, about, where this writer did not make it: for the size of a delta."""
-        if self._last is not None and chain.parent is not None and self._last[0] == chain.parent.frame_id:
-            return self._last[1]
+        known, parent = self._last_index, chain.parent
+        if known is not None and parent is not None and known[0] == parent.frame_id:
+            return known[1]
         stored = stored_view(checkpoint, chain.config.optimizer)
         return frame_overhead(stored, {}, chain.config, chain.config.record(), None)[1]
 
-    def _factors(
-        self, chain: ChainWriter, trials: StepTrials, search: ChainSearch
-    ) -> Mapping[str, float] | None:
+    def _decide(self, chain: ChainWriter, step: _Step, *, informative: bool, unsure: bool) -> _Decision:
+        """Return what a step is to be written with.
+
+        Parameters
+        ----------
+        chain, step
+            Where it will stand.
+        informative
+            False where the stale copy keeps the bounds too: then the last configuration stays if it keeps
+            them, for the bounds say nothing about a coarser one.
+        unsure
+            Whether there is no stale copy to tell if the bounds say anything: then nothing coarser than
+            the start is tried either.
+        """
+
+        def outcomes(points: Sequence[Any]) -> list[Outcome[Any]]:
+            return [self._outcome(point, step) for point in points]
+
+        explored: Explored[Any] = Explored(())
+        if informative and (factors := self._factors(chain, step)):
+            explored = Explored((self._with_better_factors(factors, step),))
+        elif not informative and self._last is not None:
+            explored = Explored(tuple(outcomes([self._last])))
+        if explored.best is None or informative:
+            strategy = self._strategy(step, coarser=informative and not unsure)
+            budget = _BUDGET if isinstance(self._space, LatticeLine) else None
+            explored = explore(strategy, outcomes, budget=budget, known=explored.outcomes)
+        self.evaluations += step.runner.evaluations
+        best = explored.best
+        if best is None:
+            return _Decision()
+        if informative or self._last is None:
+            self._last = best.point
+        candidate, trial = best.result
+        made = step.position.made[candidate.digest]
+        return _Decision(candidate, trial, self.bounds.judge(trial.figures), made)
+
+    def _outcome(self, point: Any, step: _Step) -> Outcome[Any]:
+        """Measure a point of the space as it is now."""
+        candidate = self._space.candidate(point)
+        trial = step.trial(candidate)
+        verdict = self.bounds.judge(trial.figures)
+        return Outcome(point, verdict.kept, trial.ratio_weights, verdict.usage, (candidate, trial))
+
+    @property
+    def _at(self) -> float:
+        """The spacing where the lattice's search stands."""
+        return self._start if self._last is None else float(self._last)
+
+    def _strategy(self, step: _Step, *, coarser: bool) -> Strategy[Any]:
+        """Choose how to look: around the last configuration where there is one."""
+        if isinstance(self._space, LatticeLine):
+            return Bracket(start=self._at) if coarser else Bracket(start=self._at, most=self._at)
+        cube = self._space
+        ratios = RatioEstimate(self._base, step.checkpoint, *step.position.standing())
+
+        def ratio_of(point: CubePoint) -> float:
+            return ratios(cube.candidate(point))
+
+        if self._last is None:
+            return GuidedExhaustive(cube=cube, ratio_of=ratio_of)
+        return DeltaNeighbourhood(cube=cube, last=self._last, ratio_of=ratio_of)
+
+    def _factors(self, chain: ChainWriter, step: _Step) -> Mapping[str, float]:
         """Return factors of the layer types to try: at the 2nd, 4th, 8th … delta, for they cost encodings."""
-        space, parent = search.space, chain.parent
-        if not isinstance(space, LatticeLine) or not trials.standing.references or parent is None:
-            return None
+        space, parent = self._space, chain.parent
+        standing, index = step.position.standing()
+        if not isinstance(space, LatticeLine) or not standing.references or parent is None:
+            return {}
         n_frames = len(chain.writer.reader.history(parent.frame_id))
         if n_frames < 2 or n_frames & (n_frames - 1):
-            return None
-        at = search.last if search.last is not None else search.start
-        return trials.factors(space, at, self._original(parent.step))
+            return {}
+        checkpoint = step.checkpoint
+        # Movement since the original before stands for second moments where there are none.
+        h = sensitivities(checkpoint, self._original(parent.step))
+        keys = sample_keys(checkpoint)
+        return allocate(self._base, space, self._at, checkpoint, standing, h, index, keys).factors
 
-    def _alone(
-        self, decision: Decision, checkpoint: Checkpoint, chain: ChainWriter
-    ) -> tuple[Decision, Made] | None:
+    def _with_better_factors(self, factors: Mapping[str, float], step: _Step) -> Outcome[Any]:
+        """Keep the factors that make more of a bound: the ratio over the root of what it uses.
+
+        Figures grow with the square of the spacing, bytes fall about in proportion to it.
+        """
+        before = self._space
+        at = three_digits(self._at)
+        first = self._outcome(at, step)
+        self._space = LatticeLine(held=before.held, factors=factors)
+        second = self._outcome(at, step)
+        if _merit(second) > _BETTER * _merit(first):
+            return second
+        self._space = before
+        return first
+
+    def _alone(self, decision: _Decision, checkpoint: Checkpoint, chain: ChainWriter) -> _Decision | None:
         """Return the choice as a keyframe, where a delta saves nothing and that keeps the bounds too."""
-        if self._keyframe_nbytes is None or decision.trial is None or decision.candidate is None:
+        candidate, delta = decision.candidate, decision.trial
+        if self._keyframe_nbytes is None or delta is None or candidate is None:
             return None
-        if decision.trial.weights_nbytes < _WORTHWHILE * self._keyframe_nbytes:
+        if delta.weights_nbytes < _WORTHWHILE * self._keyframe_nbytes:
             return None
-        trials = self._trials(chain, checkpoint, keyframe=True)
-        alone = trials(decision.candidate)
-        self.evaluations += trials.evaluations
-        verdict, made = self.bounds.judge(alone.figures), trials.made(decision.candidate)
-        if made is None or alone.weights_nbytes > decision.trial.weights_nbytes or not verdict.kept:
+        step = self._step(chain, checkpoint, keyframe=True)
+        trial = step.trial(candidate)
+        self.evaluations += step.runner.evaluations
+        verdict = self.bounds.judge(trial.figures)
+        if trial.weights_nbytes > delta.weights_nbytes or not verdict.kept:
             return None
-        return replace(decision, trial=alone, verdict=verdict), made
+        return _Decision(candidate, trial, verdict, step.position.made[candidate.digest])
 
     def _write(
         self,
         chain: ChainWriter,
         checkpoint: Checkpoint,
-        decision: Decision,
+        decision: _Decision,
         keyframe: bool,
         done: TensorDone | None,
     ) -> Appended:
         """Append the frame that was decided on."""
         if decision.candidate is None:
-            chain.config = self._exact(self.begin(checkpoint))
+            chain.config = self._exact()
             return chain.append(checkpoint, done=done, keyframe=keyframe or None)
         chain.config = decision.candidate.chain_config(self._base)
         appended = chain.append(checkpoint, done=done, keyframe=keyframe)
@@ -263,15 +463,13 @@ class BoundedWriter:
             self._keyframe_nbytes = decision.trial.weights_nbytes
         return appended
 
-    def _exact(self, search: ChainSearch) -> ChainConfig:
+    def _exact(self) -> ChainConfig:
         """Return how a step is stored bit for bit, with as little harm to what follows as the codec can.
 
         Of its optimizer state, too, unless something else than the default was asked for.
         """
-        space = search.space
-        if isinstance(space, LatticeLine):
-            at = search.last if search.last is not None else search.start
-            candidate = space.candidate(at)
+        if isinstance(self._space, LatticeLine):
+            candidate = self._space.candidate(self._at)
             exact = replace(candidate, settings={**candidate.settings, "exact": True})
             chain = exact.chain_config(self._base)
             return chain.made_exact(chain.codec, chain.config)
@@ -279,27 +477,22 @@ class BoundedWriter:
         return replace(self._base, overrides=()).made_exact(lossless.name, lossless.config_type())
 
     def _check_written(
-        self,
-        chain: ChainWriter,
-        checkpoint: Checkpoint,
-        decision: Decision,
-        chosen: Made | None,
-        informative: bool,
+        self, chain: ChainWriter, checkpoint: Checkpoint, decision: _Decision, informative: bool
     ) -> None:
         """Decode the frame from disk: it must be what was measured; else it is judged by itself."""
         archive, info = Archive(chain.writer.reader), chain.parent
         if info is None:
             raise RuntimeError("a frame was appended, and there is none")
         written = archive.checkpoint(info)
-        same = model_digests(written) == (model_digests(checkpoint) if chosen is None else chosen.digests)
-        trial, verdict = decision.trial, decision.verdict
+        made, trial, verdict = decision.made, decision.trial, decision.verdict
+        same = model_digests(written) == (model_digests(checkpoint) if made is None else made.digests)
         drop, divergence = (0.0, None) if trial is None else (trial.drop, trial.divergence)
         if trial is None or not same:
             figures = self._judge.figures(checkpoint.step, written)
             self.evaluations += 1
             drop, divergence, verdict = figures.drop, figures.divergence, self.bounds.judge(figures)
         self.promises[checkpoint.step] = StepPromise(
-            config=document_of(chain.config.record()),
+            config=_document_of(chain.config.record()),
             drop=drop,
             divergence=divergence,
             informative=informative,
@@ -307,7 +500,27 @@ class BoundedWriter:
             side=verdict.side,
         )
         if not verdict.kept:
-            raise broken_promise(checkpoint.step, archive, verdict)
+            raise CheckFailedError(
+                f"step {checkpoint.step} breaks the bounds although it was measured to keep them",
+                where=str(archive.path),
+                expected="at most all of a bound",
+                found=f"{verdict.usage:.3g} of it",
+                remedy="the evaluator may change its mind between calls; fix its seed",
+            )
+
+
+def _merit(outcome: Outcome[Any]) -> float:
+    """Return a ratio over the root of the bound's share it takes; 0 where nothing can be said."""
+    return outcome.ratio / math.sqrt(outcome.usage) if 0 < outcome.usage < math.inf else 0.0
+
+
+def _point_of(cube: Cube, chain: ChainConfig) -> CubePoint | None:
+    """Return the point of a configuration; None where it lies on none."""
+    values = [getattr(chain.config, axis.settings[0], None) for axis in cube.axes]
+    if any(value not in axis.values for axis, value in zip(cube.axes, values, strict=True)):
+        return None
+    word = str(getattr(chain.config, cube.switch[0])) if cube.switch is not None else ""
+    return cube.point([axis.values.index(v) for axis, v in zip(cube.axes, values, strict=True)], word)
 
 
 @contextmanager
@@ -345,94 +558,6 @@ def open_bounded(
         # Asked now, before there is an archive, so that an evaluator of no use leaves nothing behind.
         _ = writer.bounds
         yield writer
-
-
-class Made(NamedTuple):
-    """What is remembered of a trial: its states would fill a memory, were there many."""
-
-    frame_index: FrameIndex
-    digests: Mapping[str, bytes]
-
-
-class StepTrials:
-    """Measures candidates at one step, against one standing; called with each.
-
-    Parameters
-    ----------
-    base
-        How frames are made, but for what is searched.
-    judge
-        The evaluator.
-    checkpoint
-        The step.
-    standing, index
-        What it is encoded against, and the index it inherits from.
-    told
-        Called after each trial.
-    """
-
-    def __init__(
-        self,
-        base: ChainConfig,
-        judge: Judge,
-        checkpoint: Checkpoint,
-        standing: Standing,
-        index: FrameIndex | None,
-        told: OnTrial | None = None,
-    ) -> None:
-        self._base, self._judge, self._told = base, judge, told
-        self.checkpoint, self.standing, self.index = checkpoint, standing, index
-        self._made: dict[str, Made] = {}
-        self._figures: dict[tuple[tuple[str, bytes], ...], Figures] = {}
-        self.evaluations = 0
-
-    def __call__(self, candidate: Candidate) -> Trial:
-        """Encode a candidate in memory and ask the evaluator, once about the same restored state."""
-        begun = time.perf_counter()
-        chain = candidate.chain_config(self._base)
-        encoded = encode_step(chain, self.checkpoint, self.standing, self.index)
-        restored = encoded.restored()
-        made = Made(encoded.index, model_digests(restored))
-        state = tuple(made.digests.items())
-        if state not in self._figures:
-            self._figures[state] = self._judge.figures(self.checkpoint.step, restored, until_broken=True)
-            self.evaluations += 1
-        self._made[candidate.digest], figures = made, self._figures[state]
-        trial = trial_of(encoded, candidate, figures, None, begun)
-        if self._told is not None:
-            self._told(trial)
-        return trial
-
-    def ratios(self) -> RatioEstimate:
-        """Return what estimates ratios of candidates at this step, without the evaluator."""
-        return RatioEstimate(self._base, self.checkpoint, self.standing, self.index)
-
-    def factors(
-        self, line: LatticeLine, coarseness: float, before: Checkpoint | None
-    ) -> Mapping[str, float] | None:
-        """Return factors of the layer types worth trying around a global step; None for none.
-
-        Parameters
-        ----------
-        line, coarseness
-            What is searched, and where it stands.
-        before
-            The original of the step before, whose movement stands for second moments where there are none.
-        """
-        h = sensitivities(self.checkpoint, before)
-        keys = sample_keys(self.checkpoint)
-        found = allocate(self._base, line, coarseness, self.checkpoint, self.standing, h, self.index, keys)
-        return found.factors or None
-
-    def made(self, candidate: Candidate | None) -> Made | None:
-        """Return what is remembered of a candidate's trial; None where there was none."""
-        return None if candidate is None else self._made.get(candidate.digest)
-
-
-def model_digests(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """Return the SHA-256 of every weight and buffer."""
-    specs = [spec for spec in checkpoint.specs if spec.role in MODEL_ROLES]
-    return {spec.key: tensor_digest(checkpoint[spec.key]) for spec in specs}
 
 
 class StepWriter(Protocol):

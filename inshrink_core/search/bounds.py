@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,11 +16,16 @@ DEFAULT_MAX_DIVERGENCE: Final = 0.003
 """Nats. Stands beside a bound on the drop where the evaluator returns ``log_probs``: a drop alone is also
 kept by weights that were never stored. ``docs/search.md`` says how it was chosen."""
 
+# Margin of a bound that is said to be broken early: a mean in float32 is off by less than this.
 _ROUNDING: Final = 1e-6
-"""Margin of a bound that is said to be broken early: a mean in float32 is off by less than this."""
 
-N_NOISE_ERRORS: Final = 2.0
-"""Standard errors from a limit at which a figure is clearly on one side of it (95 % of a normal)."""
+# Standard errors from a limit at which a figure is clearly on one side of it (95 % of a normal).
+_N_NOISE_ERRORS: Final = 2.0
+
+_REMEDIES: Final = {
+    "drop": "a metric of zero has no relative change; choose another with --eval-metric",
+    "divergence": "the evaluator must return 'log_probs' for every state",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +156,15 @@ class Bounds:
         return bounds
 
     @property
+    def limits(self) -> dict[str, float]:
+        """What is bounded, by figure: ``drop``, ``divergence``; what is left free or waived is not in it."""
+        both = {"drop": self.max_drop, "divergence": self.max_divergence}
+        return {name: limit for name, limit in both.items() if limit is not None and math.isfinite(limit)}
+
+    @property
     def given(self) -> bool:
         """Whether anything is bounded."""
-        return any(
-            limit is not None and math.isfinite(limit) for limit in (self.max_drop, self.max_divergence)
-        )
+        return bool(self.limits)
 
     def completed(self, original: Evaluation) -> Bounds:
         """Return the bounds with a divergence bound beside a drop bound, where one can be checked.
@@ -166,7 +174,7 @@ class Bounds:
         InputError
             The evaluator returns nothing that a given bound could be checked by.
         """
-        if self.max_divergence is not None and math.isfinite(self.max_divergence):
+        if "divergence" in self.limits:
             if original.log_probs is None and original.predictions is None:
                 raise InputError(
                     "--max-divergence cannot be checked", remedy="the evaluator must return 'log_probs'"
@@ -185,54 +193,33 @@ class Bounds:
         """
         if figures.failure:
             return Verdict(kept=False, usage=math.inf)
-        if figures.partial is not None:
-            return Verdict(kept=False, usage=self._usage_so_far(figures))
-        usage, kept, clear = 0.0, True, True
-        for name, limit, figure in (
-            ("drop", self.max_drop, figures.drop),
-            ("divergence", self.max_divergence, figures.divergence),
-        ):
-            if limit is None or math.isinf(limit):
-                continue
+        shares: list[float] = []
+        kept, clear = True, True
+        for name, limit in self.limits.items():
+            figure = getattr(figures, name)
             if figure is None:
+                if figures.partial is not None:
+                    continue
                 raise InputError(f"--max-{name} cannot be checked", remedy=_REMEDIES[name])
             kept = kept and figure <= limit
-            usage = max(usage, _share(figure, limit))
+            shares.append(0.0 if figure <= 0 else figure / limit if limit > 0 else math.inf)
             error = figures.drop_error if name == "drop" else None
-            clear = clear and (error is None or abs(figure - limit) > N_NOISE_ERRORS * error)
-        return Verdict(kept=kept, usage=usage, clear=clear)
+            clear = clear and (error is None or abs(figure - limit) > _N_NOISE_ERRORS * error)
+        if figures.partial is not None:  # given up for breaking a bound: more than all of it is used
+            return Verdict(kept=False, usage=max([math.nextafter(1.0, 2.0), *shares]))
+        return Verdict(kept=kept, usage=max([0.0, *shares]), clear=clear)
 
     def is_broken_by(self, least_drop: float | None, least_divergence: float | None) -> bool:
         """Whether figures that are at least these break a bound, beyond what rounding could undo."""
-        pairs = ((self.max_drop, least_drop), (self.max_divergence, least_divergence))
+        least = {"drop": least_drop, "divergence": least_divergence}
         return any(
-            limit is not None and least is not None and least > limit + _ROUNDING * (1 + abs(limit))
-            for limit, least in pairs
+            (figure := least[name]) is not None and figure > limit + _ROUNDING * (1 + abs(limit))
+            for name, limit in self.limits.items()
         )
-
-    def _usage_so_far(self, figures: Figures) -> float:
-        """Return about what share of a limit a state uses that was given up: more than all of it."""
-        pairs = ((self.max_drop, figures.drop), (self.max_divergence, figures.divergence))
-        shares = [_share(value, limit) for limit, value in pairs if limit is not None and value is not None]
-        return max([math.nextafter(1.0, 2.0), *shares])
 
     def to_json(self) -> dict[str, Any]:
         """Return the limits as JSON values."""
-        limits: Mapping[str, float | None] = {"drop": self.max_drop, "divergence": self.max_divergence}
-        return {name: None if limit is None or math.isinf(limit) else limit for name, limit in limits.items()}
-
-
-_REMEDIES = {
-    "drop": "a metric of zero has no relative change; choose another with --eval-metric",
-    "divergence": "the evaluator must return 'log_probs' for every state",
-}
-
-
-def _share(figure: float, limit: float) -> float:
-    """Return what part of a limit is used up; a figure for the better uses none."""
-    if figure <= 0:
-        return 0.0
-    return figure / limit if limit > 0 else math.inf
+        return {name: self.limits.get(name) for name in ("drop", "divergence")}
 
 
 def figures_of(original: Evaluation, restored: Evaluation) -> Figures:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from inshrink_core.chain import ChainConfig, FrameEncoder, Standing
@@ -11,6 +11,7 @@ from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
 from inshrink_core.codec import get_codec
 from inshrink_core.execution import default_threads
 from inshrink_core.frame import Block
+from inshrink_core.search.strategies import Halving, Outcome, explore
 
 __all__ = ["FLOAT32_NBYTES", "Coarsened", "coarsen"]
 
@@ -19,20 +20,13 @@ FLOAT32_NBYTES: Final = 4
 
 _CODEC: Final = "lattice"
 
+# About the coarseness that makes keyframes an eighth of float32.
 _FIRST_COARSENESS: Final = 8.0
-"""About the coarseness that makes keyframes an eighth of float32."""
-
-_NEAR: Final = 0.97
-"""Share of the bytes allowed from which a result is near enough: the rest would not pay a trial."""
-
-_MARGIN: Final = 1.015
-"""How far beyond the step that should suffice the next trial goes: a doubled step saves a little less
-than a bit."""
 
 _MOST_TRIALS: Final = 6
 
+# Relative error beyond which weights are not coarsened further, whatever ratio was asked for.
 _MOST_ERROR: Final = 0.5
-"""Relative error beyond which weights are not coarsened further, whatever ratio was asked for."""
 
 
 class Coarsened(NamedTuple):
@@ -60,35 +54,34 @@ def coarsen(view: Checkpoint, whole: Checkpoint, nbytes: float, tried: Callable[
 
     Notes
     -----
-    Halving the precision saves a bit a weight, which gives the next step to try; two or three trials
-    are usual. Each encodes all weights once and holds the encoded bytes. Where even `_MOST_ERROR` does
-    not suffice, the coarsest result below it is returned.
+    Two or three trials are usual. Each encodes all weights once; the encoded bytes of the best one are held.
+    Where even `_MOST_ERROR` does not suffice, the coarsest result below it is returned.
     """
-    n_values = sum(spec.numel for spec in view.specs if spec.role in MODEL_ROLES)
     target = max(nbytes, 1.0)
-    tried(0)
-    coarseness = _FIRST_COARSENESS
-    best = found = _encode(view, whole, coarseness)
-    for trial in range(1, _MOST_TRIALS):
-        if _NEAR * target <= found.nbytes <= target:
-            break
-        excess_bits = 8 * (found.nbytes - target) / max(n_values, 1)
-        coarseness = min(max(coarseness * 2.0**excess_bits * _MARGIN, 1e-3), 1e4)
-        tried(trial)
-        found = _encode(view, whole, coarseness)
-        if found.relative_error > _MOST_ERROR:
-            break
-        if _is_better(found, best, target):
-            best = found
-    return best
+    best: list[Coarsened] = []
+    n_tried = 0
+
+    def measure(points: Sequence[float]) -> list[Outcome[float]]:
+        nonlocal n_tried, best
+        outcomes = []
+        for point in points:
+            tried(n_tried)
+            n_tried += 1
+            found = _encode(view, whole, point)
+            bearable = found.relative_error <= _MOST_ERROR or not best
+            best = [min([*best, found], key=lambda one: _order(one, target))] if bearable else best
+            outcomes.append(Outcome(point, bearable, 0.0, found.nbytes / target, found.nbytes))
+        return outcomes
+
+    n_values = sum(spec.numel for spec in view.specs if spec.role in MODEL_ROLES)
+    explore(Halving(start=_FIRST_COARSENESS, allowed=target, n_values=n_values), measure, budget=_MOST_TRIALS)
+    return best[0]
 
 
-def _is_better(found: Coarsened, best: Coarsened, target: float) -> bool:
+def _order(found: Coarsened, target: float) -> tuple[bool, float]:
     """Prefer what fits; of two that fit the more exact, of two that do not the smaller."""
-    fits, best_fits = found.nbytes <= target, best.nbytes <= target
-    if fits != best_fits:
-        return fits
-    return found.relative_error < best.relative_error if fits else found.nbytes < best.nbytes
+    fits = found.nbytes <= target
+    return not fits, found.relative_error if fits else found.nbytes
 
 
 def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float) -> Coarsened:

@@ -1,32 +1,42 @@
-"""Searching one configuration for a whole run: the smallest archive whose every step keeps the bounds."""
+"""Searching one configuration for a whole run: the smallest archive whose every step keeps the bounds.
+
+A configuration is measured by writing the chain with it, in memory. It is given up at the first step that
+breaks a bound, so a hopeless one costs few evaluations.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from inshrink_core.chain import ChainConfig
 from inshrink_core.chain.defaults import factors_of, make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES
-from inshrink_core.errors import CheckFailedError, InputError, NotFoundError
+from inshrink_core.errors import CheckFailedError, InputError, NotFoundError, StorageError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import write_whole
+from inshrink_core.execution import keep_result, load_result, ordered_map, write_whole
 from inshrink_core.formats import Run, open_run
 from inshrink_core.search.bounds import Bounds
-from inshrink_core.search.chains import Chain, ChainBench
 from inshrink_core.search.judge import Judge
-from inshrink_core.search.quadratic import calibrate
-from inshrink_core.search.rest import estimate_rest, middle_of
-from inshrink_core.search.sampling import sample_keys
-from inshrink_core.search.space import Cube, LatticeLine, space_of
-from inshrink_core.search.strategy import STRATEGIES, look_for_bounds, look_for_ratio
-from inshrink_core.search.trials import Trial, TrialLog, checkpoint_digest
-from inshrink_core.search.walk import TrialRunner
+from inshrink_core.search.measure import encode_chain, following
+from inshrink_core.search.quadratic import allocate, calibrate
+from inshrink_core.search.sampling import estimate_rest, in_proportion, middle_of, sample_keys, scaled_nbytes
+from inshrink_core.search.space import Candidate, Cube, CubePoint, LatticeLine, space_of, three_digits
+from inshrink_core.search.strategies import (
+    Bracket,
+    Everything,
+    Explored,
+    GuidedExhaustive,
+    Outcome,
+    explore,
+)
+from inshrink_core.search.trials import Trial, TrialLog, TrialRunner, checkpoint_digest
 
 if TYPE_CHECKING:
     import os
@@ -34,18 +44,50 @@ if TYPE_CHECKING:
     from inshrink_core.codec import CodecConfig
 
 __all__ = [
+    "STRATEGIES",
+    "Chain",
+    "ChainTrials",
     "OnSearch",
+    "Remaining",
     "SearchProgress",
     "SearchReport",
-    "TrialCount",
     "check_request",
     "choose_steps",
+    "estimate_ratio",
+    "known_trials",
+    "last_report",
     "search",
     "trial_log_of",
 ]
 
+STRATEGIES: Final = ("auto", "allocation", "bracket", "guided", "random", "grid")
+
+# A search begins without an archive, whatever lies in the working directory.
 _NO_ARCHIVE: Final = ""
-"""A search begins without an archive, whatever lies in the working directory."""
+
+_LOG_NAME: Final = "search.jsonl"
+_REPORT_NAME: Final = "search.json"
+
+# Most spacings of the lattice that one bracketed search tries, and how many it usually takes
+# (``evaluations_a_step`` in ``benchmarks/results/search.csv``).
+_BRACKET_CHAINS: Final = 8
+_USUAL_CHAINS: Final = 3
+
+# Share of a cube that the guided search is expected to measure.
+_GUIDED_SHARE: Final = 0.15
+
+# Most points of a cube that are measured for a target ratio: what estimates, which are within five percent of
+# the real ratios, call equally small.
+_FRONTIER: Final = 12
+_SLACK: Final = 1.05
+
+# Steps of an estimate that orders trials: a keyframe and two deltas.
+_FEW_STEPS: Final = 3
+
+# Steps encoded before the one whose rates are measured, so that it is coded in the context of others.
+_LEAD: Final = 4
+
+_logger = logging.getLogger(__name__)
 
 
 def search(
@@ -148,6 +190,9 @@ def search(
     base = make_chain_config(_NO_ARCHIVE, codec, config, optimizer, keyframe_every, device, threads)
     layers = frozenset(spec.layer for spec in opened[chosen[0]].specs if spec.role in MODEL_ROLES)
     space = space_of(base.codec, layers)
+    factors, plain = factors_of(base)
+    if isinstance(space, LatticeLine) and factors:
+        space = replace(space, factors=factors)
     asked = EvaluatorRequest(
         evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
     )
@@ -155,93 +200,58 @@ def search(
     target = None if output is None else Path(output)
     log = TrialLog(trial_log_of(opened, target), checkpoint_digest(opened[opened.steps[0]]))
     with Judge(judges, opened.__getitem__, bounds) as judge:
-        factors, plain = factors_of(base)
         runner = TrialRunner(
             checkpoints=opened.__getitem__, steps=chosen, base=plain, judge=judge, log=log, with_gain=gain
         )
-        bench = ChainBench(runner=runner, bounds=judge.bounds(chosen[0]))
-        count = TrialCount(bench, progress)
-        runner.told = count.told
-        if isinstance(space, LatticeLine) and factors:
-            space = LatticeLine(held=space.held, factors=factors)
-        report = _search(bench, space, base, target_ratio, strategy, budget, seed, count, begun)
+        chains = ChainTrials(runner=runner, bounds=judge.bounds(chosen[0]), progress=progress)
+        uninformative = tuple(step for step in chosen if chains.says_nothing_at(step))
+        looked = _Search(chains, space, three_digits(float(getattr(base.config, "coarseness", 1.0))))
+        notes: tuple[str, ...] = ()
+        if target_ratio is not None:
+            name, best = "ratio", looked.for_ratio(target_ratio)
+        else:
+            name = _named(strategy, space)
+            informative = len(uninformative) + 1 < len(chosen) or len(chosen) == 1
+            best = looked.for_bounds(name, budget, seed, informative=informative)
+            notes = () if informative else (_NOTHING_SAID,)
+        trials = tuple({id(one): one for chain in chains.known.values() for one in chain.trials}.values())
+        calibration = calibrate(trials)
+        report = SearchReport(
+            best=best,
+            ratio_total=None if best is None else _ratio_total(runner, best),
+            bounds=chains.bounds,
+            target_ratio=target_ratio,
+            strategy=name,
+            metric=judge.metric,
+            direction=judge.direction,
+            steps=chosen,
+            uninformative=uninformative,
+            evaluations=chains.remaining.evaluations,
+            trials=trials,
+            rank_correlation=calibration.rank_correlation,
+            drop_rank_correlation=calibration.drop_rank_correlation,
+            seconds=time.perf_counter() - begun,
+            log=log.path,
+            notes=notes,
+        )
     if target is not None:
         write_whole(target, json.dumps(report.to_json(), indent=1) + "\n")
+    _keep_report(opened, report)
     return report
 
 
-def _search(
-    bench: ChainBench,
-    space: Cube | LatticeLine,
-    base: ChainConfig,
-    target_ratio: float | None,
-    strategy: str,
-    budget: int | None,
-    seed: int,
-    count: TrialCount,
-    begun: float,
-) -> SearchReport:
-    """Look, and put the report together."""
-    uninformative = tuple(step for step in bench.runner.steps if _is_stale_enough(bench, step))
-    notes: tuple[str, ...] = ()
-    if target_ratio is not None:
-        name = "ratio"
-        best = look_for_ratio(bench, space, base, target_ratio, count.plan)
-    else:
-        name, best, notes = look_for_bounds(
-            bench,
-            space,
-            base,
-            strategy,
-            budget,
-            seed,
-            informative=len(uninformative) + 1 < len(bench.runner.steps) or len(bench.runner.steps) == 1,
-            plan=count.plan,
-        )
-    found = {id(t): t for chain in bench.chains.values() for t in chain.trials}
-    trials = tuple(found.values())
-    calibration = calibrate(trials)
-    return SearchReport(
-        best=best,
-        ratio_total=None if best is None else _ratio_total(bench, best),
-        bounds=bench.bounds,
-        target_ratio=target_ratio,
-        strategy=name,
-        metric=bench.runner.judge.metric,
-        direction=bench.runner.judge.direction,
-        steps=bench.runner.steps,
-        uninformative=uninformative,
-        evaluations=count.evaluations,
-        trials=trials,
-        rank_correlation=calibration.rank_correlation,
-        drop_rank_correlation=calibration.drop_rank_correlation,
-        seconds=time.perf_counter() - begun,
-        log=bench.runner.log.path,
-        notes=notes,
-    )
+_NOTHING_SAID: Final = (
+    "the stale copy keeps the bounds at every step: they say nothing, and nothing is coarsened"
+)
 
 
-def _ratio_total(bench: ChainBench, best: Chain) -> float | None:
+def _ratio_total(runner: TrialRunner, best: Chain) -> float | None:
     """Estimate the ratio of everything: trials measure the weights alone."""
-    runner = bench.runner
     checkpoints = [runner.checkpoints(step) for step in middle_of(runner.steps)]
     chain = best.candidate.chain_config(runner.base)
     rest = estimate_rest(chain, checkpoints, len(runner.steps), sample_keys(checkpoints[0]))
     raw = sum(trial.raw_weights for trial in best.trials)
     return rest.ratio_total(raw, sum(trial.weights_nbytes for trial in best.trials))
-
-
-def _is_stale_enough(bench: ChainBench, step: int) -> bool:
-    """Whether the stale copy keeps the bounds at a step, so that they say nothing there."""
-    if not bench.bounds.given:
-        return False
-    stale = bench.runner.judge.stale(step, bench.runner.before(step))
-    return stale is not None and bench.bounds.judge(stale).kept
-
-
-_LOG_NAME: Final = "search.jsonl"
-
-_logger = logging.getLogger(__name__)
 
 
 def trial_log_of(run: Run, output: Path | None, *, make: bool = True) -> Path | None:
@@ -269,6 +279,63 @@ def trial_log_of(run: Run, output: Path | None, *, make: bool = True) -> Path | 
     except OSError as error:
         _logger.info("trials are not kept: %s", error)
         return None
+
+
+def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
+    """Return the trials at hand, without making a log where there is none.
+
+    Parameters
+    ----------
+    run
+        What was searched.
+    log
+        The log of a search (`SearchReport.log`); by default the one inside of the run.
+
+    Raises
+    ------
+    NotFoundError
+        A log that was named is not there.
+    InputError
+        It is one of another run.
+    """
+    if log is not None and not log.is_file():
+        raise NotFoundError("there is no such trial log", where=str(log))
+    found = log if log is not None else trial_log_of(run, None, make=False)
+    if found is None or not found.is_file() or not found.stat().st_size:
+        return ()
+    return TrialLog(found, checkpoint_digest(run[run.steps[0]])).values()
+
+
+def _keep_report(run: Run, report: SearchReport) -> None:
+    """Keep a finished report beside the trials inside of the run, whatever becomes of the next search."""
+    if report.log is None or report.log != trial_log_of(run, None, make=False):
+        return
+    trials = [trial.to_json() for trial in report.trials]
+    try:
+        keep_result(
+            report.log.with_name(_REPORT_NAME), _run_key(run), "report", report.to_json() | {"trials": trials}
+        )
+    except StorageError as error:
+        _logger.info("the report is not kept: %s", error)
+
+
+def last_report(run: Run) -> dict[str, Any] | None:
+    """Return the document of the last finished search whose trials are kept inside of a run.
+
+    Its ``trials`` are whole (`Trial.to_json`). A search that is interrupted, or still going on, leaves the
+    document of the one before; its own trials are those of `known_trials`.
+
+    Parameters
+    ----------
+    run
+        What was searched; None for a run that was written anew since.
+    """
+    log = trial_log_of(run, None, make=False)
+    return None if log is None else load_result(log.with_name(_REPORT_NAME), _run_key(run), "report", dict)
+
+
+def _run_key(run: Run) -> dict[str, Any]:
+    return {"run": run.identity(run.steps[0])}
 
 
 def check_request(
@@ -317,6 +384,26 @@ def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
             remedy=f"it has {run.steps[0]} to {run.steps[-1]}; `inshrink inspect` lists them",
         )
     return chosen
+
+
+def _named(strategy: str, space: Cube | LatticeLine) -> str:
+    """Return a strategy that suits the space.
+
+    Raises
+    ------
+    InputError
+        It searches another kind of space.
+    """
+    on_line = isinstance(space, LatticeLine)
+    if strategy == "auto":
+        return "allocation" if on_line else "guided"
+    if strategy in (("guided",) if on_line else ("allocation", "bracket")):
+        raise InputError(
+            f"the strategy '{strategy}' does not search this codec",
+            remedy="choose "
+            + ("allocation, bracket, random or grid" if on_line else "guided, random or grid"),
+        )
+    return strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,36 +480,21 @@ class SearchReport:
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink search --json``."""
         rows = [trial.to_json() for trial in self.trials]
-        return {
+        shown = [name for name in self.__dataclass_fields__ if name != "ratio_total"]
+        return {name: getattr(self, name) for name in shown} | {
             "best": None if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()},
             "bounds": self.bounds.to_json(),
-            "target_ratio": self.target_ratio,
-            "strategy": self.strategy,
-            "metric": self.metric,
-            "direction": self.direction,
             "steps": list(self.steps),
             "uninformative": list(self.uninformative),
-            "evaluations": self.evaluations,
             "trials": [{name: row[name] for name in _SHOWN} for row in rows],
-            "rank_correlation": self.rank_correlation,
-            "drop_rank_correlation": self.drop_rank_correlation,
-            "seconds": self.seconds,
             "log": None if self.log is None else str(self.log),
             "notes": list(self.notes),
         }
 
 
 _SHOWN: Final = (
-    "step",
-    "config",
-    "ratio_weights",
-    "drop",
-    "divergence",
-    "restore_gain",
-    "restore_noise",
-    "seconds",
-    "failure",
-    "partial",
+    *("step", "config", "ratio_weights", "drop", "divergence", "restore_gain", "restore_noise"),
+    *("seconds", "failure", "partial"),
 )
 
 
@@ -456,33 +528,340 @@ OnSearch = Callable[[SearchProgress], None]
 
 
 @dataclass
-class TrialCount:
-    """Counts trials, and says how many may follow."""
+class Remaining:
+    """How many trials may follow, and how long they take.
 
-    bench: ChainBench
-    progress: OnSearch | None
+    Parameters
+    ----------
+    n_steps
+        Trials of a chain that is not given up.
+    side_by_side
+        Trials measured at a time.
+
+    Notes
+    -----
+    Chains are planned by how many a search usually takes, not by how many it may take, and count as many
+    trials as those that ended so far. A trial takes the median of those measured, whatever went before the
+    first of them: originals that were judged, kernels that were compiled.
+    """
+
+    n_steps: int
+    side_by_side: int = 1
     evaluations: int = 0
-    expected: int = 0
-    _begun: float = field(default_factory=time.perf_counter)
+    _chains_left: int = 1
+    _n_ended: int = 0
+    _n_trials: int = 0
+    _in_chain: int = 0
+    _seconds: list[float] = field(default_factory=list)
 
     def plan(self, n_chains: int) -> None:
         """Expect so many more chains."""
-        self.expected = self.evaluations + n_chains * len(self.bench.runner.steps)
+        self._chains_left = n_chains
 
-    def told(self, trial: Trial) -> None:
-        """Pass a trial on."""
+    def measured(self, trial: Trial) -> tuple[int, float]:
+        """Count a trial; return about how many may follow, and about how many seconds they take."""
         self.evaluations += 1
+        self._in_chain += 1
+        self._seconds.append(trial.seconds)
+        usual = self._n_trials / self._n_ended if self._n_ended else self.n_steps
+        left = max(0, round(self._chains_left * usual) - self._in_chain)
+        # What is compiled at first use is in the first one's time.
+        each = statistics.median(self._seconds[1:] or self._seconds)
+        return left, left * each / self.side_by_side
+
+    def ended(self, n_trials: int) -> None:
+        """Count a chain that is written to its end, or given up."""
+        self._chains_left = max(0, self._chains_left - 1)
+        self._n_ended += 1
+        self._n_trials += n_trials
+        self._in_chain = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """A run written with one configuration.
+
+    Parameters
+    ----------
+    candidate
+        The configuration.
+    trials
+        A trial a step; fewer where it was given up.
+    whole
+        Whether every step is there.
+    """
+
+    candidate: Candidate
+    trials: tuple[Trial, ...]
+    whole: bool
+
+    @property
+    def ratio_weights(self) -> float:
+        """Raw bytes of the weights over the bytes that hold them, all frames together."""
+        nbytes = sum(trial.weights_nbytes for trial in self.trials)
+        return sum(trial.raw_weights for trial in self.trials) / nbytes if nbytes else 0.0
+
+    @property
+    def drop(self) -> float | None:
+        """Drop of the worst step; None where no step has one."""
+        return max(self._known("drop"), default=None)
+
+    @property
+    def divergence(self) -> float | None:
+        """Divergence of the worst step; None where no step has one."""
+        return max(self._known("divergence"), default=None)
+
+    def _known(self, name: str) -> list[float]:
+        values = [getattr(trial, name) for trial in self.trials]
+        return [value for value in values if value is not None]
+
+    def _mean(self, name: str) -> float | None:
+        known = self._known(name)
+        return math.fsum(known) / len(known) if known else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value of ``best`` in ``inshrink search --json``."""
+        return {
+            "config": self.candidate.document(),
+            "ratio_weights": self.ratio_weights,
+            "drop": self.drop,
+            "divergence": self.divergence,
+            "restore_gain": self._mean("restore_gain"),
+            "restore_noise": self._mean("restore_noise"),
+        }
+
+
+@dataclass(kw_only=True)
+class ChainTrials:
+    """Measures points of a space by whole chains.
+
+    Parameters
+    ----------
+    runner
+        The run, the evaluator and the log.
+    bounds
+        What is promised of every step.
+    progress
+        Called after each trial.
+
+    Attributes
+    ----------
+    known
+        Chains measured so far, by the configuration's digest.
+    remaining
+        How many trials there were, and may follow.
+    """
+
+    runner: TrialRunner
+    bounds: Bounds
+    progress: OnSearch | None = None
+    known: dict[str, Chain] = field(default_factory=dict)
+    remaining: Remaining = field(init=False)
+    _ratios: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.remaining = Remaining(len(self.runner.steps), self.runner.judge.replicas)
+        self.runner.told = self._told
+
+    def _told(self, trial: Trial) -> None:
+        left, seconds_left = self.remaining.measured(trial)
         if self.progress is None:
             return
-        left = max(0, self.expected - self.evaluations)
-        each = (time.perf_counter() - self._begun) / self.evaluations
-        kept = [chain.ratio_weights for chain in self.bench.chains.values() if self.bench.keeps(chain)]
+        kept = [chain.ratio_weights for chain in self.known.values() if self.keeps(chain)]
         self.progress(
             SearchProgress(
                 trial=trial,
-                evaluations=self.evaluations,
+                evaluations=self.remaining.evaluations,
                 left=left,
-                seconds_left=left * each,
+                seconds_left=seconds_left,
                 best_ratio=max(kept, default=None),
             )
         )
+
+    def says_nothing_at(self, step: int) -> bool:
+        """Whether the stale copy keeps the bounds at a step, so that they say nothing there."""
+        if not self.bounds.given:
+            return False
+        stale = self.runner.judge.stale(step, self.runner.before(step))
+        return stale is not None and self.bounds.judge(stale).kept
+
+    def outcomes(self, space: Cube | LatticeLine) -> Callable[[Sequence[Any]], list[Outcome[Any]]]:
+        """Return what `explore` measures points of a space with; side by side where there are replicas."""
+
+        def measure(points: Sequence[Any]) -> list[Outcome[Any]]:
+            candidates = [space.candidate(point) for point in points]
+            chains = ordered_map(self.chain, candidates, threads=self.runner.judge.replicas)
+            return [self._outcome(point, chain) for point, chain in zip(points, chains, strict=True)]
+
+        return measure
+
+    def _outcome(self, point: Any, chain: Chain) -> Outcome[Any]:
+        usage = max((self.bounds.judge(trial.figures).usage for trial in chain.trials), default=0.0)
+        return Outcome(point, self.keeps(chain), chain.ratio_weights, usage, chain)
+
+    def chain(self, candidate: Candidate, *, to_the_end: bool = False) -> Chain:
+        """Return a chain with one configuration, given up at the first step that breaks the bounds."""
+        known = self.known.get(candidate.digest)
+        if known is not None and (known.whole or not to_the_end):
+            return known
+        trials = self.runner.walk(
+            candidate, lambda trial: to_the_end or self.bounds.judge(trial.figures).kept
+        )
+        chain = Chain(candidate=candidate, trials=tuple(trials), whole=len(trials) == len(self.runner.steps))
+        self.known[candidate.digest] = chain
+        self.remaining.ended(len(trials))
+        return chain
+
+    def keeps(self, chain: Chain) -> bool:
+        """Whether every step is there, and keeps the bounds."""
+        return chain.whole and all(self.bounds.judge(trial.figures).kept for trial in chain.trials)
+
+    def ratio(self, candidate: Candidate) -> float:
+        """Estimate a chain's ratio from a sample of tensors at a few steps, without the evaluator."""
+        if candidate.digest not in self._ratios:
+            self._ratios[candidate.digest] = estimate_ratio(self.runner, candidate, _FEW_STEPS)
+        return self._ratios[candidate.digest]
+
+    def whole_ratio(self, candidate: Candidate) -> float:
+        """Return a chain's ratio, encoded at every step but not evaluated."""
+        checkpoints = map(self.runner.checkpoints, self.runner.steps)
+        raw = nbytes = 0
+        for encoded in encode_chain(candidate.chain_config(self.runner.base), checkpoints):
+            raw, nbytes = raw + encoded.raw_weights, nbytes + encoded.weights_nbytes
+        return raw / nbytes if nbytes else 0.0
+
+    def factors(self, line: LatticeLine, coarseness: float) -> Mapping[str, float]:
+        """Return factors of the layer types, from a delta in the middle of the run; else none."""
+        runner = self.runner
+        middle = len(runner.steps) // 2
+        if middle == 0:
+            return {}
+        lead = map(runner.checkpoints, runner.steps[max(0, middle - _LEAD) : middle])
+        chain = line.candidate(coarseness).chain_config(runner.base)
+        step = runner.steps[middle]
+        checkpoint = runner.checkpoints(step)
+        keys = sample_keys(checkpoint)
+        *_, before = encode_chain(chain, lead, keys)
+        standing, index = following(before, keyframe=False)
+        h = runner.h(step)
+        return allocate(runner.base, line, coarseness, checkpoint, standing, h, index, keys).factors
+
+
+def estimate_ratio(runner: TrialRunner, candidate: Candidate, n_steps: int) -> float:
+    """Estimate the ratio of a chain from a sample of its tensors at some of its steps.
+
+    Parameters
+    ----------
+    runner
+        The run, and how frames are made.
+    candidate
+        The configuration.
+    n_steps
+        Consecutive steps to encode, from the middle of the run; all where there are no more.
+    """
+    checkpoints = [runner.checkpoints(step) for step in middle_of(runner.steps, n_steps)]
+    chain = candidate.chain_config(runner.base)
+    encoded = encode_chain(chain, checkpoints, sample_keys(checkpoints[0]))
+    sizes = [scaled_nbytes(one, checkpoint) for one, checkpoint in zip(encoded, checkpoints, strict=True)]
+    raw = sum(checkpoint.raw_bytes(MODEL_ROLES) for checkpoint in checkpoints) / len(checkpoints)
+    total = in_proportion(sizes[:1], sizes[1:], len(runner.steps), runner.base.keyframe_every)
+    return len(runner.steps) * raw / total if total else 0.0
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Which strategy searches which space for what, in whole chains."""
+
+    chains: ChainTrials
+    space: Cube | LatticeLine
+    start: float
+
+    def for_bounds(self, name: str, budget: int | None, seed: int, *, informative: bool) -> Chain | None:
+        """Return the best chain that keeps the bounds.
+
+        Where they say nothing at any step, nothing coarser than the start is tried.
+        """
+        space, plan = self.space, self.chains.remaining.plan
+        if isinstance(space, LatticeLine) and name in ("allocation", "bracket"):
+            return self._on_line(space, name, budget, informative=informative)
+        replicas = self.chains.runner.judge.replicas
+        n_points = len(space.points())
+        if name == "guided" and isinstance(space, Cube):
+            plan(min(budget or n_points, max(1, round(n_points * _GUIDED_SHARE))))
+            return self._best(
+                GuidedExhaustive(cube=space, ratio_of=self._ratio_of, replicas=replicas), space, budget
+            )
+        plan(min(budget or n_points, n_points))
+        chosen = seed if name == "random" else None
+        return self._best(Everything(space=space, seed=chosen, replicas=replicas), space, budget)
+
+    def _best(self, strategy: Any, space: Cube | LatticeLine, budget: int | None) -> Chain | None:
+        explored: Explored[Any] = explore(strategy, self.chains.outcomes(space), budget=budget)
+        return None if explored.best is None else explored.best.result
+
+    def _ratio_of(self, point: CubePoint) -> float:
+        return self.chains.ratio(self.space.candidate(point))  # type: ignore[arg-type]
+
+    def _on_line(
+        self, line: LatticeLine, name: str, budget: int | None, *, informative: bool
+    ) -> Chain | None:
+        """Search the global spacing; then, for an allocation, once more with factors of the layer types."""
+        limit, plan = budget or _BRACKET_CHAINS, self.chains.remaining.plan
+        bracket = Bracket(start=self.start) if informative else Bracket(start=self.start, most=self.start)
+        twice = name == "allocation" and informative and not line.factors
+        plan(min(limit, _USUAL_CHAINS) * (2 if twice else 1) if informative else 1)
+        explored = explore(bracket, self.chains.outcomes(line), budget=limit)
+        best = explored.best
+        chain: Chain | None = None if best is None else best.result
+        left = limit if budget is None else budget - len(explored.outcomes)
+        if best is None or not twice or left < 1:
+            return chain
+        factors = self.chains.factors(line, best.point)
+        if not factors:
+            return chain
+        plan(min(left, _USUAL_CHAINS))
+        other = self._best(Bracket(start=best.point), replace(line, factors=factors), left)
+        return max((one for one in (chain, other) if one is not None), key=lambda one: one.ratio_weights)
+
+    def for_ratio(self, target: float) -> Chain | None:
+        """Return the chain of the smallest divergence, else drop, whose ratio is at least the target's."""
+        space, plan = self.space, self.chains.remaining.plan
+        if isinstance(space, LatticeLine):
+            plan(1)
+            finest = self._finest_on_line(space, target)
+            return None if finest is None else self.chains.chain(finest, to_the_end=True)
+        ratios = {point: self._ratio_of(point) for point in space.points()}
+        reaching = [point for point, ratio in ratios.items() if ratio * _SLACK >= target]
+        frontier = [p for p in reaching if not any(_is_finer(other, p) for other in reaching)]
+        chosen = sorted(frontier, key=ratios.__getitem__)[:_FRONTIER]
+        plan(len(chosen))
+        chains = [self.chains.chain(space.candidate(point), to_the_end=True) for point in chosen]
+        return min((one for one in chains if one.ratio_weights >= target), key=_faithfulness, default=None)
+
+    def _finest_on_line(self, line: LatticeLine, target: float) -> Candidate | None:
+        """Close in on the finest spacing that reaches the ratio, without the evaluator."""
+
+        def outcomes(points: Sequence[float]) -> list[Outcome[float]]:
+            ratios = [self.chains.whole_ratio(line.candidate(point)) for point in points]
+            pairs = zip(points, ratios, strict=True)
+            return [Outcome(point, ratio < target, ratio, ratio / target) for point, ratio in pairs]
+
+        closing = Bracket(start=self.start, enough=1.0, power=1.0, tolerance=1.02, aim=1.005)
+        explored = explore(closing, outcomes, budget=2 * _BRACKET_CHAINS)
+        reaching = [one.point for one in explored.outcomes if not one.kept]
+        return line.candidate(min(reaching)) if reaching else None
+
+
+def _is_finer(point: CubePoint, than: CubePoint) -> bool:
+    """Whether a point is at least as fine on every axis, and another one, under the same word."""
+    same = point.word == than.word
+    finer = all(a <= b for a, b in zip(point.place, than.place, strict=True))
+    return same and finer and point.place != than.place
+
+
+def _faithfulness(chain: Chain) -> tuple[float, float]:
+    """Order chains by divergence, or by drop where nothing diverges."""
+    figures = (chain.divergence, chain.drop)
+    return figures[0] if figures[0] is not None else math.inf, figures[1] if figures[
+        1
+    ] is not None else math.inf

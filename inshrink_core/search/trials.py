@@ -1,39 +1,42 @@
-"""Trials: what was measured of one configuration at one step, and the log that a search resumes from.
+"""Trials: one configuration at one step of a chain, encoded in memory, evaluated, and kept.
 
-One JSON object a line. The first line says which run the log is of; every other is a trial under the key of
-all it depends on. What a crash leaves of the last line is dropped.
+Each step is encoded against what the chain decodes to so far, so that a trial tells what the archive would
+hold. A trial that is in the log is neither encoded nor evaluated again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from inshrink_core.chain import tensor_digest
-from inshrink_core.checkpoint import Checkpoint
-from inshrink_core.errors import DamagedError, InputError, StorageError
+from inshrink_core.archive.index import FrameIndex
+from inshrink_core.chain import ChainConfig, Standing, step_gain, tensor_digest
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
+from inshrink_core.execution import ResultLog, parse_record
 from inshrink_core.search.bounds import Figures, Partial
+from inshrink_core.search.judge import Judge
+from inshrink_core.search.measure import EncodedStep, encode_step, following
+from inshrink_core.search.quadratic import damage_of, sensitivities
+from inshrink_core.search.space import Candidate
 
-__all__ = ["Trial", "TrialLog", "checkpoint_digest", "trial_key"]
+__all__ = [
+    "Made",
+    "OnTrial",
+    "Position",
+    "Trial",
+    "TrialLog",
+    "TrialRunner",
+    "checkpoint_digest",
+    "model_digests",
+    "trial_key",
+]
 
-_VERSION: Final = 1
-_HEAD: Final = "inshrink_trials"
-
-_MAX_NBYTES: Final = 1 << 28
-"""A trial takes half a kilobyte: half a million of them is another file by mistake."""
-
-_logger = logging.getLogger(__name__)
-
-_OPTIONAL: Final = ("drop", "divergence", "drop_error", "restore_gain", "restore_noise", "damage")
-_NUMBERS: Final = ("ratio_weights", "seconds")
-_COUNTS: Final = ("step", "raw_weights", "weights_nbytes")
+_HEAD: Final = ("inshrink_trials", 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,8 @@ class Trial:
     partial
         How far it was judged before it was given up; None for a trial measured in full. A partial trial
         keeps no bound, and its figures are those of the samples so far.
+    cached
+        Whether it comes from the log.
     """
 
     step: int
@@ -86,52 +91,20 @@ class Trial:
     @property
     def figures(self) -> Figures:
         """What the evaluator made of it."""
-        return Figures(
-            drop=self.drop,
-            divergence=self.divergence,
-            drop_error=self.drop_error,
-            failure=self.failure,
-            partial=self.partial,
-        )
+        return Figures(**{name: getattr(self, name) for name in Figures.__dataclass_fields__})
 
     def to_json(self) -> dict[str, Any]:
         """Return the trial as JSON values."""
-        names = [name for name in self.__dataclass_fields__ if name != "cached"]
-        values = {name: getattr(self, name) for name in names}
-        values["partial"] = None if self.partial is None else asdict(self.partial)
-        return {**values, "ratio_weights": self.ratio_weights}
+        values = asdict(self) | {"config": self.config, "ratio_weights": self.ratio_weights}
+        del values["cached"]
+        return values
 
 
-def _parse_trial(values: Mapping[str, Any]) -> Trial:
+def _parse_trial(values: Any) -> Trial:
     """Return a trial from its JSON; raises ValueError, TypeError or KeyError where it is none."""
-    names = [name for name in Trial.__dataclass_fields__ if name not in ("cached", "partial")]
-    fields = {name: values[name] for name in names}
-    for name in (*_OPTIONAL, "seconds"):
-        number = fields[name]
-        if number is None and name in _OPTIONAL:
-            continue
-        if isinstance(number, bool) or not isinstance(number, int | float) or math.isnan(number):
-            raise ValueError(f"'{name}' is no number")
-    for name in _COUNTS:
-        if isinstance(fields[name], bool) or not isinstance(fields[name], int) or fields[name] < 0:
-            raise ValueError(f"'{name}' is no count")
-    if not isinstance(fields["config"], dict) or not isinstance(fields["failure"], str):
-        raise TypeError("a field has the wrong type")
-    # Logs of earlier versions know no partial trials.
-    return Trial(**fields, partial=_parse_partial(values.get("partial")), cached=True)
-
-
-def _parse_partial(values: Any) -> Partial | None:
-    """Return how far a trial was judged; raises ValueError, TypeError or KeyError where that is not said."""
-    if values is None:
-        return None
-    partial = Partial(**values)
-    numbers = [one for one in (partial.least_drop, partial.least_divergence) if one is not None]
-    if any(isinstance(one, bool) or not isinstance(one, int | float) or math.isnan(one) for one in numbers):
-        raise ValueError("a figure of a partial trial is no number")
-    if not isinstance(partial.rule, str) or type(partial.n) is not int or type(partial.of) is not int:
-        raise TypeError("a field of a partial trial has the wrong type")
-    return partial
+    return replace(
+        parse_record(Trial, {k: v for k, v in values.items() if k != "ratio_weights"}), cached=True
+    )
 
 
 def checkpoint_digest(checkpoint: Checkpoint) -> str:
@@ -150,12 +123,18 @@ def checkpoint_digest(checkpoint: Checkpoint) -> str:
     return total.hexdigest()[:32]
 
 
+def model_digests(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Return the SHA-256 of every weight and buffer."""
+    specs = [spec for spec in checkpoint.specs if spec.role in MODEL_ROLES]
+    return {spec.key: tensor_digest(checkpoint[spec.key]) for spec in specs}
+
+
 def trial_key(checkpoint: str, history: str, config: str, evaluator: str) -> str:
     """Return the key of a trial: checkpoint, everything its chain was made of before, config, evaluator."""
     return hashlib.sha256("\0".join((checkpoint, history, config, evaluator)).encode()).hexdigest()[:32]
 
 
-class TrialLog:
+class TrialLog(ResultLog[Trial]):
     """Trials by key, in memory and, with a path, in a file that every new trial is added to at once.
 
     Parameters
@@ -167,111 +146,220 @@ class TrialLog:
 
     Raises
     ------
-    InputError
-        The file is no trial log, or one of another run.
-    DamagedError
-        It is of a newer version.
-    StorageError
-        It cannot be read or written.
+    InputError, DamagedError, StorageError
+        As `inshrink_core.execution.ResultLog` raises them.
     """
 
     def __init__(self, path: Path | None, run: str) -> None:
-        self.path = path
-        self._trials: dict[str, Trial] = {}
-        self._run = run
-        self._lock = Lock()
-        if path is not None:
-            self._load(path)
-
-    def __len__(self) -> int:
-        return len(self._trials)
-
-    def trials(self) -> tuple[Trial, ...]:
-        """Return every trial, in the order they were measured."""
-        return tuple(self._trials.values())
-
-    def get(self, key: str) -> Trial | None:
-        """Return the trial of a key; None if it was not measured."""
-        return self._trials.get(key)
+        super().__init__(path, "trial", _HEAD, run, _parse_trial)
 
     def add(self, key: str, trial: Trial) -> None:
-        """Keep a trial: on disk when this returns.
-
-        Raises
-        ------
-        StorageError
-            The disk is full, or refuses.
-        """
-        with self._lock:
-            self._trials[key] = trial
-            self._write(json.dumps({"key": key, **trial.to_json()}))
-
-    def _load(self, path: Path) -> None:
-        if not path.exists() or path.stat().st_size == 0:
-            self._write(json.dumps({_HEAD: _VERSION, "run": self._run}))
-            return
-        try:
-            if path.stat().st_size > _MAX_NBYTES:
-                raise _not_a_log(path, "it is too large")
-            text = path.read_bytes()
-        except OSError as error:
-            raise StorageError(f"the trial log cannot be read: {error.strerror}", where=str(path)) from error
-        whole = text[: text.rfind(b"\n") + 1]
-        lines = whole.splitlines()
-        self._check_head(path, lines[0] if lines else text)
-        for number, line in enumerate(lines[1:], start=2):
-            try:
-                values = json.loads(line)
-                self._trials[str(values["key"])] = _parse_trial(values)
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                _logger.warning("%s, line %d is no trial (%s): it is measured again", path, number, error)
-        if len(whole) < len(text):
-            self._cut(path, len(whole))
-
-    def _check_head(self, path: Path, line: bytes) -> None:
-        try:
-            head = json.loads(line)
-            version, run = head[_HEAD], head["run"]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise _not_a_log(path, "its first line does not say so") from error
-        if version != _VERSION:
-            raise DamagedError(
-                "the trial log is of another version",
-                where=str(path),
-                expected=str(_VERSION),
-                found=str(version),
-            )
-        if run != self._run:
-            raise InputError(
-                "this is the trial log of another run",
-                where=str(path),
-                remedy="write to another file with -o, or remove the log",
-            )
-
-    def _cut(self, path: Path, nbytes: int) -> None:
-        """Drop what a crash left of a line, so that the next trial begins on a line of its own."""
-        try:
-            with path.open("r+b") as file:
-                file.truncate(nbytes)
-        except OSError as error:
-            raise StorageError(
-                f"the trial log cannot be mended: {error.strerror}", where=str(path)
-            ) from error
-
-    def _write(self, line: str) -> None:
-        if self.path is None:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        except OSError as error:
-            raise StorageError(
-                f"the trial log cannot be written: {error.strerror}", where=str(self.path)
-            ) from error
+        """Keep a trial: on disk when this returns."""
+        self.put(key, trial, trial.to_json())
 
 
-def _not_a_log(path: Path, why: str) -> InputError:
-    return InputError(
-        f"this file is no trial log: {why}", where=str(path), remedy="write to another file with -o"
-    )
+class Made(NamedTuple):
+    """What is remembered of a trial: its states would fill a memory, were there many."""
+
+    frame_index: FrameIndex
+    digests: Mapping[str, bytes]
+
+
+OnTrial = Callable[[Trial], None]
+"""Called after each trial, from the thread that measured it; raising from it cancels the search."""
+
+
+@dataclass(kw_only=True)
+class TrialRunner:
+    """Measures configurations at steps of a run, each once.
+
+    Parameters
+    ----------
+    checkpoints
+        The originals, by step.
+    steps
+        Steps of the chain, ascending.
+    base
+        How frames are made, but for what a candidate sets.
+    judge
+        The evaluator.
+    log
+        Trials there are already, and where new ones go; None to keep none, and to predict no damage.
+    with_gain
+        Measure restore gain and noise too, which costs an encoding a trial.
+    told
+        Called after each trial.
+
+    Attributes
+    ----------
+    evaluations
+        States that the evaluator was asked about; the same restored state is not asked about again.
+    """
+
+    checkpoints: Callable[[int], Checkpoint]
+    steps: tuple[int, ...]
+    base: ChainConfig
+    judge: Judge
+    log: TrialLog | None
+    with_gain: bool = False
+    told: OnTrial | None = None
+    evaluations: int = 0
+    _digests: dict[int, str] = field(default_factory=dict)
+    _h: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    _figures: dict[tuple[int, tuple[bytes, ...]], Figures] = field(default_factory=dict)
+
+    def before(self, step: int) -> int | None:
+        """Return the step before in the chain; None for the first."""
+        at = self.steps.index(step)
+        return self.steps[at - 1] if at else None
+
+    def digest(self, step: int) -> str:
+        """Return the digest of a step's original."""
+        if step not in self._digests:
+            self._digests[step] = checkpoint_digest(self.checkpoints(step))
+        return self._digests[step]
+
+    def h(self, step: int) -> Mapping[str, float]:
+        """Return the sensitivity of every weight at a step."""
+        if step not in self._h:
+            before = self.before(step)
+            previous = None if before is None else self.checkpoints(before)
+            self._h[step] = sensitivities(self.checkpoints(step), previous)
+        return self._h[step]
+
+    def config_digest(self, candidate: Candidate) -> str:
+        """Return the digest of everything that decides how a frame is made."""
+        chain = candidate.chain_config(self.base)
+        record: dict[str, Any] = chain.record() | {"keyframe_every": chain.keyframe_every}
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
+
+    def trial(self, step: int, candidate: Candidate, position: Position) -> Trial:
+        """Return what a candidate does at a step of a chain, from the log or measured now."""
+        key = ""
+        if self.log is not None:
+            made = self.config_digest(candidate)
+            key = trial_key(self.digest(step), position.history, made, self.judge.digest)
+            known = self.log.get(key)
+            if known is not None and self._still_holds(known):
+                return known
+        trial = self._measure(step, candidate, position)
+        if self.log is not None:
+            self.log.add(key, trial)
+        if self.told is not None:
+            self.told(trial)
+        return trial
+
+    def _still_holds(self, known: Trial) -> bool:
+        """Whether a trial of the log answers what is asked now: one given up does only under its bounds."""
+        partial = known.partial
+        if partial is None:
+            return True
+        bounds = self.judge.bounds(self.steps[0])
+        return bounds.is_broken_by(partial.least_drop, partial.least_divergence)
+
+    def _measure(self, step: int, candidate: Candidate, position: Position) -> Trial:
+        begun = time.perf_counter()
+        encoded = position.encode(step, candidate)
+        restored = encoded.restored()
+        made = Made(encoded.index, model_digests(restored))
+        position.made[candidate.digest] = made
+        state = step, tuple(made.digests.values())
+        if state not in self._figures:
+            self._figures[state] = self.judge.figures(step, restored, until_broken=True)
+            self.evaluations += 1
+        figures = self._figures[state]
+        gain: tuple[float | None, float | None] = None, None
+        before = self.before(step) if self.with_gain and figures.partial is None else None
+        if before is not None:
+            standing, _ = position.standing()
+            chain = candidate.chain_config(self.base)
+            found = step_gain(chain, self.checkpoints(before), self.checkpoints(step), standing)
+            gain = found.gain, found.noise
+        return Trial(
+            step=step,
+            config=candidate.document(),
+            raw_weights=encoded.raw_weights,
+            weights_nbytes=encoded.weights_nbytes,
+            restore_gain=gain[0],
+            restore_noise=gain[1],
+            damage=None if self.log is None else damage_of(encoded.squared_errors, self.h(step)),
+            seconds=time.perf_counter() - begun,
+            **{name: getattr(figures, name) for name in Figures.__dataclass_fields__},
+        )
+
+    def walk(
+        self, candidate: Candidate, keep_on: Callable[[Trial], bool], steps: Sequence[int] | None = None
+    ) -> list[Trial]:
+        """Write a chain in memory with one configuration; a trial a step, until `keep_on` says no."""
+        position, trials = Position(self), []
+        for step in self.steps if steps is None else steps:
+            trials.append(self.trial(step, candidate, position))
+            if not keep_on(trials[-1]):
+                break
+            position = position.after(step, candidate)
+        return trials
+
+
+class Position:
+    """A place in a chain: what the next step is encoded against, made only when it is needed.
+
+    Parameters
+    ----------
+    runner
+        The run and how frames are made.
+    standing, index
+        What the next step is encoded against in a chain on disk, and the index it inherits from; None for a
+        chain in memory.
+
+    Attributes
+    ----------
+    history
+        Digest of all that the chain was made of before.
+    made
+        What is remembered of the next step's trials, by the candidate's digest.
+    """
+
+    def __init__(
+        self, runner: TrialRunner, standing: Standing | None = None, index: FrameIndex | None = None
+    ) -> None:
+        self._runner = runner
+        self._fixed = None if standing is None else (standing, index)
+        self._made: tuple[Position, int, Candidate] | None = None
+        self._encoded: EncodedStep | None = None
+        self._tried: tuple[int, str, EncodedStep] | None = None
+        self._depth = 0
+        self.history = ""
+        self.made: dict[str, Made] = {}
+
+    def after(self, step: int, candidate: Candidate) -> Position:
+        """Return the place after a step that was written with a candidate."""
+        position, runner = Position(self._runner), self._runner
+        position._made = (self, step, candidate)
+        position._depth = self._depth + 1
+        position.history = trial_key(runner.digest(step), self.history, runner.config_digest(candidate), "")
+        return position
+
+    def standing(self) -> tuple[Standing, FrameIndex | None]:
+        """Return what a step is encoded against, and the index before it; nothing where a keyframe is due."""
+        due = self._depth % self._runner.base.keyframe_every == 0
+        return self._fixed or following(self._last(), keyframe=due)
+
+    def encode(self, step: int, candidate: Candidate) -> EncodedStep:
+        """Encode the next step; the last one encoded is remembered, for it may be the one to go on from."""
+        digest = candidate.digest
+        if self._tried is not None and self._tried[:2] == (step, digest):
+            return self._tried[2]
+        checkpoint = self._runner.checkpoints(step)
+        chain = candidate.chain_config(self._runner.base)
+        encoded = encode_step(chain, checkpoint, *self.standing())
+        if self._fixed is None:  # of a chain on disk, no state but the chain's own is held
+            self._tried = (step, digest, encoded)
+        return encoded
+
+    def _last(self) -> EncodedStep | None:
+        """Return the step that led here, encoded now if only its trial was known; None at the start."""
+        if self._made is not None:
+            parent, step, candidate = self._made
+            self._encoded = parent.encode(step, candidate)
+            self._made = None  # the states before are of no more use
+        return self._encoded

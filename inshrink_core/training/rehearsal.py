@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from inshrink_core.chain.defaults import make_chain_config, resolve_device
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import InputError
-from inshrink_core.execution import keep_result, key_digest, load_result
+from inshrink_core.execution import ResultStore, parse_record
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.metrics import Direction, drop, ratio
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from inshrink_core.training.failing import Schedule
     from inshrink_core.training.tasks import Task
 
-__all__ = ["Rehearsal", "ResultStore", "TrainingResult", "half_width", "parse_training", "rehearse"]
+__all__ = ["Rehearsal", "TrainingResult", "half_width", "parse_training", "rehearse"]
 
 
 def rehearse(
@@ -218,7 +218,7 @@ class _Runner:
         self._device, self._keep_archives, self._bounds = device, keep_archives, bounds
         self._progress, self._total, self._done = progress, total, 0
         self._recorded = recorded
-        self._store = ResultStore(directory / "results")
+        self._store = ResultStore(directory / "results", "result", parse_training)
         self._archives = directory / "archives"
         self._key = {
             "task": identity,
@@ -234,7 +234,7 @@ class _Runner:
         from inshrink_core.training.failing import train_uninterrupted
 
         key = self._key | {"seed": seed}
-        result = self._store.load("uninterrupted", key)
+        result = self._store.load(f"uninterrupted-seed{seed}", key)
         if result is None:
             result = train_uninterrupted(
                 self._task,
@@ -243,7 +243,7 @@ class _Runner:
                 device=self._device,
                 on_step=self._reporter(f"seed {seed}, uninterrupted"),
             )
-            self._store.keep("uninterrupted", key, result)
+            self._store.keep(f"uninterrupted-seed{seed}", key, dataclasses.asdict(result))
         self._done += self._schedule.n_steps
         return result
 
@@ -259,9 +259,10 @@ class _Runner:
         key["restored_at"] = list(self._schedule.restored_at)
         if self._bounds is not None:
             key["bounds"] = _bounds_key(self._bounds)
-        result = self._store.load("restored", key)
+        label = f"restored-seed{seed}"
+        result = self._store.load(label, key)
         if result is None:
-            archive = self._archives / f"{self._store.name_of('restored', key)}.inshrink"
+            archive = self._archives / f"{self._store.name_of(label, key)}.inshrink"
             result = train_restored(
                 self._task,
                 seed,
@@ -272,7 +273,7 @@ class _Runner:
                 bounds=self._bounds,
                 on_step=self._reporter(f"seed {seed}, restored"),
             )
-            self._store.keep("restored", key, result)
+            self._store.keep(label, key, dataclasses.asdict(result))
             if not self._keep_archives:
                 shutil.rmtree(archive)
         self._done += self._schedule.n_steps
@@ -518,48 +519,6 @@ def _quantile(freedom: int) -> float:
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
-class ResultStore:
-    """Results by what they are the result of.
-
-    Parameters
-    ----------
-    folder
-        Made when the first result is kept.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def name_of(self, kind: str, key: Mapping[str, Any]) -> str:
-        """Return the file name, without suffix, of a result.
-
-        Parameters
-        ----------
-        kind
-            ``uninterrupted`` or ``restored``.
-        key
-            Everything the result depends on, as JSON values.
-        """
-        return f"{kind}-seed{key['seed']}-{key_digest(key)}"
-
-    def load(self, kind: str, key: Mapping[str, Any]) -> TrainingResult | None:
-        """Return a result; None where there is none, or none that can be read."""
-        return load_result(self._path(kind, key), key, "result", parse_training)
-
-    def keep(self, kind: str, key: Mapping[str, Any], result: TrainingResult) -> None:
-        """Write a result: whole, or not at all.
-
-        Raises
-        ------
-        StorageError
-            The disk is full, or refuses.
-        """
-        keep_result(self._path(kind, key), key, "result", dataclasses.asdict(result))
-
-    def _path(self, kind: str, key: Mapping[str, Any]) -> Path:
-        return self.folder / f"{self.name_of(kind, key)}.json"
-
-
 def parse_training(values: Mapping[str, Any]) -> TrainingResult:
     """Return a result from its JSON.
 
@@ -568,33 +527,19 @@ def parse_training(values: Mapping[str, Any]) -> TrainingResult:
     ValueError, TypeError, KeyError
         It is none.
     """
-    result = TrainingResult(
-        seed=int(values["seed"]),
-        steps=tuple(int(step) for step in values["steps"]),
-        metrics=tuple(float(value) for value in values["metrics"]),
-        train_losses=tuple(float(value) for value in values["train_losses"]),
-        seconds=float(values["seconds"]),
-        save_seconds=float(values["save_seconds"]),
-        raw_weights=int(values["raw_weights"]),
-        weights_nbytes=int(values["weights_nbytes"]),
-        raw_total=int(values["raw_total"]),
-        nbytes=int(values["nbytes"]),
-        promise=_parse_promise(values.get("promise")),
-    )
+    result = parse_record(TrainingResult, values)
     if not result.steps or not len(result.steps) == len(result.metrics) == len(result.train_losses):
         raise ValueError("its curves differ in length")
+    if result.promise is not None:
+        _check_promise(result.promise)
     return result
 
 
-def _parse_promise(values: Any) -> Mapping[str, Any] | None:
-    """Return how saves keep their bounds; raises ValueError, TypeError or KeyError where it does not say."""
-    if values is None:
-        return None
-    if not isinstance(values["bounds"], dict) or not isinstance(values["evaluations"], int):
+def _check_promise(promise: Mapping[str, Any]) -> None:
+    """Refuse what does not say how saves keep their bounds: ValueError, TypeError or KeyError."""
+    if not isinstance(promise["bounds"], dict) or not isinstance(promise["evaluations"], int):
         raise TypeError("what is promised has the wrong type")
-    for frame in values["frames"]:
+    for frame in promise["frames"]:
         for name in ("drop", "divergence"):
             if frame[name] is not None and not isinstance(frame[name], int | float):
                 raise TypeError(f"the {name} of a save is no number")
-    promise: Mapping[str, Any] = values
-    return promise

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from inshrink_core.errors import CheckFailedError
     from inshrink_core.formats import Skipped
     from inshrink_core.frame import FrameInfo
-    from inshrink_core.search.promise import Promise
+    from inshrink_core.search.bounded import Promise
 
 __all__ = ["CompressReport", "compress", "reading_ahead"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +11,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from inshrink_core.chain import ChainConfig
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES
-from inshrink_core.errors import NotFoundError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.search.measure import encode_chain
 from inshrink_core.search.prior import prior_of
 from inshrink_core.search.quadratic import Calibration, calibrate, sensitivities
-from inshrink_core.search.rest import estimate_rest, middle_of
-from inshrink_core.search.sampling import sample_keys, scaled_damage, scaled_nbytes
-from inshrink_core.search.search import choose_steps, trial_log_of
-from inshrink_core.search.trials import TrialLog, checkpoint_digest
+from inshrink_core.search.sampling import (
+    estimate_rest,
+    in_proportion,
+    middle_of,
+    sample_keys,
+    scaled_damage,
+    scaled_nbytes,
+)
+from inshrink_core.search.search import choose_steps, known_trials
 
 if TYPE_CHECKING:
     import os
@@ -160,7 +163,7 @@ def estimate(
     n_steps = sum(len(stretch) for stretch in stretches)
     keys = sample_keys(opened[chosen[0]], max(_LEAST_NUMEL, _NUMEL // n_steps))
     rows = [row for stretch in stretches for row in _encode(opened, chain, stretch, keys)]
-    calibration = _calibration(opened, None if trials is None else Path(trials))
+    calibration = calibrate(known_trials(opened, None if trials is None else Path(trials)))
     drop, divergence = _figures(calibration, chain, rows)
     specs = [spec for spec in opened[chosen[0]].specs if spec.role in MODEL_ROLES]
     raw, nbytes = _sizes(rows, len(chosen), chain.keyframe_every)
@@ -232,11 +235,9 @@ def _sizes(rows: Sequence[_Row], n_steps: int, keyframe_every: int) -> tuple[flo
 
     Keyframes and deltas are put together in the proportion that the whole chain has them.
     """
-    n_keyframes = math.ceil(n_steps / keyframe_every)
     keyframes = [row.nbytes for row in rows if row.keyframe]
-    deltas = [row.nbytes for row in rows if not row.keyframe] or keyframes
-    nbytes = n_keyframes * math.fsum(keyframes) / len(keyframes)
-    nbytes += (n_steps - n_keyframes) * math.fsum(deltas) / len(deltas)
+    deltas = [row.nbytes for row in rows if not row.keyframe]
+    nbytes = in_proportion(keyframes, deltas, n_steps, keyframe_every)
     return n_steps * sum(row.raw for row in rows) / len(rows), nbytes
 
 
@@ -252,19 +253,3 @@ def _figures(
 def _worst(calibration: Calibration, figure: str, rows: Sequence[_Row]) -> float | None:
     predicted = [calibration.predict(figure, row.step, row.damage) for row in rows]
     return max((value for value in predicted if value is not None), default=None)
-
-
-def _calibration(run: Run, path: Path | None) -> Calibration:
-    """Read the trials at hand, without making a log where there is none.
-
-    Raises
-    ------
-    NotFoundError
-        A log that was named is not there.
-    """
-    if path is not None and not path.is_file():
-        raise NotFoundError("there is no such trial log", where=str(path))
-    found = path if path is not None else trial_log_of(run, None, make=False)
-    if found is None or not found.is_file():
-        return calibrate(())
-    return calibrate(TrialLog(found, checkpoint_digest(run[run.steps[0]])).trials())

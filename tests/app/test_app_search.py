@@ -198,8 +198,8 @@ def test_baselines_are_measured_when_asked_for_and_drawn_by_their_names(root: Pa
 
 
 def test_every_codec_and_strategy_that_is_offered_is_one_that_searches() -> None:
+    from inshrink_core.search.search import STRATEGIES
     from inshrink_core.search.space import Cube, space_of
-    from inshrink_core.search.strategy import STRATEGIES
 
     for codec, (_, strategies) in CODECS.items():
         is_cube = isinstance(space_of(codec, frozenset()), Cube)

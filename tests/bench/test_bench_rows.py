@@ -3,7 +3,7 @@
 import pytest
 
 from inshrink_core.bench import Bound, Point, parse_bounds
-from inshrink_core.bench.rows import choose_row
+from inshrink_core.bench.report import choose_row
 from inshrink_core.errors import InputError
 
 

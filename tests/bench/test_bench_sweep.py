@@ -1,7 +1,7 @@
 """The order of measurements, on a codec whose figures are known beforehand."""
 
 from inshrink_core.bench import Bound, Point, Variant
-from inshrink_core.bench.sweep import sweep
+from inshrink_core.bench.benchmark import sweep
 
 BINS = Variant("inshrinkerator")
 

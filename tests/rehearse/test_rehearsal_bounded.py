@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import ConfigError, EvaluatorError, InputError, NotFiniteError
 from inshrink_core.evaluate import EvaluatorRequest
+from inshrink_core.execution import ResultStore
 from inshrink_core.formats import open_run
 from inshrink_core.training import failing as training
 from inshrink_core.training.failing import TaskEvaluator
-from inshrink_core.training.rehearsal import ResultStore, TrainingResult
+from inshrink_core.training.rehearsal import TrainingResult, parse_training
 from inshrink_core.training.spool import Spool
 from inshrink_core.training.tasks import find_task
 from inshrink_core.verbs.compress import compress
@@ -167,7 +169,7 @@ def test_what_was_kept_before_there_were_bounds_is_found_again(task, tmp_path, m
     for path in (tmp_path / "results").iterdir():
         document = json.loads(path.read_text())
         assert "bounds" not in document["key"]
-        del document["result"]["promise"]
+        del document["result"]["promise"], document["sha256"]
         path.write_text(json.dumps(document))
     monkeypatch.setattr(training, "_Training", None)
     assert inshrink_core.rehearse(task, tmp_path, seeds=1, steps=12, restores=1) == first
@@ -190,12 +192,13 @@ PROMISE = {
     ],
 )
 def test_a_kept_promise_that_cannot_be_read_is_no_result(tmp_path, damage):
-    store, key = ResultStore(tmp_path), {"seed": 0}
+    store, key = ResultStore(tmp_path, "result", parse_training), {"seed": 0}
     curves = {"steps": (2,), "metrics": (1.0,), "train_losses": (1.0,)}
     whole = TrainingResult(seed=0, **curves, seconds=1.0, promise=PROMISE)
-    store.keep("restored", key, whole)
+    store.keep("restored", key, asdict(whole))
     assert store.load("restored", key) == whole
-    store.keep("restored", key, TrainingResult(seed=0, **curves, seconds=1.0, promise=PROMISE | damage))
+    other = TrainingResult(seed=0, **curves, seconds=1.0, promise=PROMISE | damage)
+    store.keep("restored", key, asdict(other))
     assert store.load("restored", key) is None
 
 

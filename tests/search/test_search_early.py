@@ -22,8 +22,7 @@ from inshrink_core.search.judge import CONFIDENT_ERRORS, EarlyExit, Judge
 from inshrink_core.search.quadratic import calibrate
 from inshrink_core.search.search import search
 from inshrink_core.search.space import LatticeLine
-from inshrink_core.search.trials import Trial, TrialLog
-from inshrink_core.search.walk import TrialRunner
+from inshrink_core.search.trials import Trial, TrialLog, TrialRunner
 from tests.search.evaluators import InProcess
 from tests.training import batch, model, write_run
 

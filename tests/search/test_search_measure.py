@@ -12,15 +12,14 @@ from inshrink_core.checkpoint import MODEL_ROLES, LayerType
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import ConfigError, EvaluatorError
 from inshrink_core.formats import open_run
-from inshrink_core.search.allocation import allocate
 from inshrink_core.search.bounds import Bounds
-from inshrink_core.search.chains import ChainBench, estimate_ratio
 from inshrink_core.search.judge import Judge, evaluator_digest
 from inshrink_core.search.measure import encode_chain, encode_step, following
+from inshrink_core.search.quadratic import allocate
 from inshrink_core.search.sampling import RatioEstimate, sample_keys
+from inshrink_core.search.search import ChainTrials, estimate_ratio
 from inshrink_core.search.space import Candidate, LatticeLine, space_of
-from inshrink_core.search.trials import TrialLog
-from inshrink_core.search.walk import Position, TrialRunner
+from inshrink_core.search.trials import Position, TrialLog, TrialRunner
 from inshrink_core.verbs.compress import compress
 from tests.builders import memory_checkpoint, seeded
 from tests.search.evaluators import InProcess
@@ -197,7 +196,7 @@ def test_replicas_measure_chains_side_by_side_to_the_same_end(run, tmp_path, ask
     both.judge = Judge([InProcess(tmp_path), InProcess(tmp_path)], run.__getitem__, Bounds(max_drop=0.01))
     both.runner.base, both.runner.judge = base("qd"), both.judge
     outcomes = [
-        ChainBench(runner=one.runner, bounds=one.judge.bounds(5)).outcomes(cube)(cube.points()[:4])
+        ChainTrials(runner=one.runner, bounds=one.judge.bounds(5)).outcomes(cube)(cube.points()[:4])
         for one in (alone, both)
     ]
     assert outcomes[0] == outcomes[1]

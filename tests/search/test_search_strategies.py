@@ -7,11 +7,15 @@ import statistics
 import pytest
 
 from inshrink_core.checkpoint import LayerType
-from inshrink_core.search.bracket import Bracket
-from inshrink_core.search.guided import GuidedExhaustive
-from inshrink_core.search.neighbourhood import DeltaNeighbourhood, Grid, Random
 from inshrink_core.search.space import space_of
-from inshrink_core.search.strategies import Outcome, explore
+from inshrink_core.search.strategies import (
+    Bracket,
+    DeltaNeighbourhood,
+    Everything,
+    GuidedExhaustive,
+    Outcome,
+    explore,
+)
 
 CUBE = space_of("inshrinkerator", frozenset())
 
@@ -169,14 +173,14 @@ def test_neighbourhood_falls_back_on_the_whole_cube():
     assert explored.best.ratio >= 0.95 * best.ratio
 
 
-def test_grid_asks_for_every_point_and_random_for_the_same_in_a_seeds_order():
+def test_everything_is_every_point_in_the_order_of_the_space_or_of_a_seed():
     surface = Surface(1)
-    everything = explore(Grid(space=CUBE), surface.measure)
+    everything = explore(Everything(space=CUBE), surface.measure)
     # Without pruning the metric of pruning changes nothing: 18 of 216 points are the same as others.
     assert len(everything.outcomes) == 198
     assert everything.best.ratio == surface.truth()
     one, two, other = (
-        [o.point for o in explore(Random(space=CUBE, seed=s), surface.measure, budget=20).outcomes]
+        [o.point for o in explore(Everything(space=CUBE, seed=s), surface.measure, budget=20).outcomes]
         for s in (1, 1, 2)
     )
     assert one == two != other

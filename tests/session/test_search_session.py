@@ -13,12 +13,12 @@ from inshrink_core.codecs.lattice.config import LatticeConfig
 from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.formats import open_run
-from inshrink_core.search.bounded import StepTrials
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.prior import DROP_PER_NAT
 from inshrink_core.search.search import search
 from inshrink_core.search.space import Candidate
+from inshrink_core.search.trials import Position, TrialRunner
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate
 from inshrink_core.verbs.restore import restore
@@ -127,14 +127,16 @@ def test_the_same_restored_state_is_evaluated_once(run, evaluator):
     step = run.steps[0]
     base = make_chain_config("", "lattice", None, None, 32, "cpu", 1)
     with Judge([evaluator], run.__getitem__, Bounds(max_divergence=1e-3)) as judge:
-        trials = StepTrials(base, judge, run[step], Standing(), None)
+        runner = TrialRunner(checkpoints=run.__getitem__, steps=(step,), base=base, judge=judge, log=None)
+        position = Position(runner, Standing())
         # One step of 2.5 for all tensors, said in two ways.
-        one = trials(Candidate(codec="lattice", settings={"coarseness": 2.5}))
+        one = runner.trial(step, Candidate(codec="lattice", settings={"coarseness": 2.5}), position)
         asked = evaluator.asked
         override = {"match": "*", "coarseness": 2.5}
-        other = trials(Candidate(codec="lattice", settings={"coarseness": 1.0}, overrides=(override,)))
+        candidate = Candidate(codec="lattice", settings={"coarseness": 1.0}, overrides=(override,))
+        other = runner.trial(step, candidate, position)
     assert evaluator.asked == asked
-    assert trials.evaluations == 1
+    assert runner.evaluations == 1
     assert (one.drop, one.divergence) == (other.drop, other.divergence)
 
 
