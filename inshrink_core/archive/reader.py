@@ -80,8 +80,8 @@ class ArchiveReader:
         self._storage = storage
         self._indices: OrderedDict[tuple[bytes, int], FrameIndex] = OrderedDict()
         self._caching = threading.Lock()
-        self._catalog: Catalog = load_catalog(storage)
         self._warned = False
+        self.refresh()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> ArchiveReader:
@@ -208,7 +208,8 @@ class ArchiveReader:
 
     def refresh(self) -> None:
         """See what was committed or removed since."""
-        self._catalog = load_catalog(self._storage)
+        self._catalog: Catalog = load_catalog(self._storage)
+        self._chains: dict[bytes, tuple[FrameInfo, ...]] = {}
 
     def info(self, frame_id: bytes) -> FrameInfo:
         """Return a frame by id.
@@ -259,7 +260,10 @@ class ArchiveReader:
         NotFoundError
             No frame has that id.
         """
-        frame = self.info(frame_id)
+        known = self._chains.get(frame_id)
+        if known is not None:
+            return known
+        chains, frame = self._chains, self.info(frame_id)
         line = {frame_id: frame}
         while frame.kind is FrameKind.DELTA:
             parent_id = frame.parent_id or b""
@@ -274,7 +278,10 @@ class ArchiveReader:
                     where=f"{self.path}, {frame.path}",
                     remedy="fetch its file from where the archive came from",
                 ) from error
-        return tuple(reversed(line.values()))
+        if len(chains) >= _N_CACHED_INDICES:
+            chains.clear()
+        chains[frame_id] = tuple(reversed(line.values()))
+        return chains[frame_id]
 
     def find(self, step: int, branch: int | None = None) -> FrameInfo:
         """Return the frame of a step: in the history of the head, else on the newest branch that has it.
