@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive.document import decompress_document, unpack_value
 from inshrink_core.archive.index import FrameIndex, block_entries, parse_index
 from inshrink_core.archive.layout import (
+    FRAME,
     FRAME_HEADER_NBYTES,
-    FRAME_TRAILER_NBYTES,
     LARGE_ALIGNMENT,
-    RESTORE_REMEDY,
+    TRAILER_NBYTES,
     FrameHeader,
-    FrameTrailer,
+    Trailer,
     crc32c,
+    damaged,
 )
-from inshrink_core.archive.storage import Storage, storage_error
+from inshrink_core.archive.storage import Storage, storage_errors
 from inshrink_core.errors import DamagedError, MissingFrameError, NotFoundError
 from inshrink_core.frame import BlockEntry, FrameInfo
 
@@ -33,34 +35,34 @@ tensor. Each frame that is open holds no more than this."""
 def _read(storage: Storage, path: str, offset: int, nbytes: int) -> bytes:
     """Read exactly, in Inshrink's errors: a frame may vanish or shrink between two calls."""
     where = f"{storage.name}, frame {path}"
-    try:
+    with _frame_errors(where):
         content = storage.read(path, offset, nbytes)
-    except FileNotFoundError as error:
-        raise _missing(where) from error
-    except OSError as error:
-        raise storage_error(error, "the frame cannot be read", where) from error
     if len(content) != nbytes:
-        raise DamagedError(
+        raise damaged(
             f"the frame ends early, at offset {offset + len(content)}",
-            where=where,
+            where,
             expected=f"{nbytes} bytes from offset {offset}",
             found=f"{len(content)}",
-            remedy=RESTORE_REMEDY,
         )
     return content
 
 
-def _missing(where: str) -> MissingFrameError:
-    return MissingFrameError(
-        "the frame's file is missing", where=where, remedy="fetch it from where the archive came from"
-    )
+@contextlib.contextmanager
+def _frame_errors(where: str) -> Iterator[None]:
+    with storage_errors("the frame cannot be read", where):
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise MissingFrameError(
+                "the frame's file is missing", where=where, remedy="fetch it from where the archive came from"
+            ) from error
 
 
 class FrameEnvelope(NamedTuple):
     """A frame without its blocks: header, trailer and the compressed index, checksums verified."""
 
     header: FrameHeader
-    trailer: FrameTrailer
+    trailer: Trailer
     document: bytes
 
 
@@ -75,23 +77,19 @@ def read_envelope(storage: Storage, path: str) -> FrameEnvelope:
         It is not a whole frame of a version known here.
     """
     where = f"{storage.name}, frame {path}"
-    try:
+    with _frame_errors(where):
         size = storage.size(path)
-    except FileNotFoundError as error:
-        raise _missing(where) from error
-    except OSError as error:
-        raise storage_error(error, "the frame cannot be read", where) from error
     head = _read(storage, path, 0, min(FRAME_HEADER_NBYTES, size))
     header = FrameHeader.parse(head, where)
     suffix = _read(storage, path, size - min(_SUFFIX_NBYTES, size), min(_SUFFIX_NBYTES, size))
-    tail = suffix[-FRAME_TRAILER_NBYTES:]
-    trailer = FrameTrailer.parse(tail, size, where)
-    beyond = trailer.index_nbytes + FRAME_TRAILER_NBYTES
+    tail = suffix[-TRAILER_NBYTES:]
+    trailer = Trailer.parse(FRAME, tail, size, where)
+    beyond = trailer.nbytes + TRAILER_NBYTES
     if beyond <= len(suffix):
-        index = suffix[-beyond:-FRAME_TRAILER_NBYTES]
+        index = suffix[-beyond:-TRAILER_NBYTES]
     else:
-        index = _read(storage, path, trailer.index_offset, trailer.index_nbytes)
-    trailer.check_crc(tail, head, index, where)
+        index = _read(storage, path, trailer.offset, trailer.nbytes)
+    trailer.check_crc(FRAME, tail, head, index, where)
     return FrameEnvelope(header, trailer, index)
 
 
@@ -104,8 +102,8 @@ def read_index(storage: Storage, path: str, envelope: FrameEnvelope, parent: Fra
         The index contradicts itself, its parent or the file.
     """
     where = f"{storage.name}, frame {path}"
-    raw = decompress_document(envelope.document, envelope.trailer.index_raw_nbytes, where)
-    return parse_index(raw, parent, envelope.trailer.index_offset, where)
+    raw = decompress_document(envelope.document, envelope.trailer.raw_nbytes, where)
+    return parse_index(raw, parent, envelope.trailer.offset, where)
 
 
 class FrameReader:

@@ -7,6 +7,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -371,14 +372,13 @@ class ArchiveReader:
 
     def _read_index(self, frame: FrameInfo, parent: FrameIndex | None) -> FrameIndex:
         envelope = read_envelope(self._storage, frame.path)
-        header = envelope.header
-        expected = (frame.frame_id, frame.parent_id, frame.step, frame.kind, frame.branch, frame.generation)
-        if header != (self.archive_id, *expected) or envelope.trailer.file_nbytes != frame.nbytes:
+        archive_id, found = envelope.header.archive_id, envelope.header.info(envelope.trailer.file_nbytes)
+        if archive_id != self.archive_id or found != replace(frame, digest=b""):
             raise DamagedError(
                 "the frame's file is not the one the manifest lists",
                 where=f"{self.path}, frame {frame.path} (step {frame.step})",
                 expected=f"id {frame.frame_id.hex()} of {frame.nbytes} bytes",
-                found=f"id {header.frame_id.hex()} of {envelope.trailer.file_nbytes} bytes",
+                found=f"id {found.frame_id.hex()} of {found.nbytes} bytes",
                 remedy="restore the frame from a backup",
             )
         return read_index(self._storage, frame.path, envelope, parent)
