@@ -19,9 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from inshrink_core.search.guided import GuidedExhaustive
-from inshrink_core.search.walk import Position, TrialRunner
-
 import inshrink_core
 from benchmarks import results, runs, train_char_gpt
 from inshrink_core.chain.defaults import make_chain_config
@@ -32,8 +29,14 @@ from inshrink_core.search.measure import encode_chain
 from inshrink_core.search.quadratic import damage_of, sensitivities
 from inshrink_core.search.sampling import RatioEstimate
 from inshrink_core.search.space import CubePoint, space_of
-from inshrink_core.search.strategies import Outcome, explore
-from inshrink_core.search.trials import TrialLog
+from inshrink_core.search.strategies import (
+    DeltaNeighbourhood,
+    Everything,
+    GuidedExhaustive,
+    Outcome,
+    explore,
+)
+from inshrink_core.search.trials import Position, TrialLog, TrialRunner
 
 MAX_DROP = 0.01
 GRID_STEPS = 6

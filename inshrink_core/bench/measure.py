@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from inshrink_core.analysis.gain import restore_gain
+from inshrink_core.analysis.gain import measure_gain
 from inshrink_core.bench.report import REPEAT, Point
 from inshrink_core.bench.variants import Variant, as_record
 from inshrink_core.chain import Archive
@@ -134,7 +134,7 @@ class Bench:
             begun = time.perf_counter()
             _decode(Archive.open(target), self.steps[-1:])
             restore_seconds = time.perf_counter() - begun
-            gain = restore_gain(target, self.run).pooled
+            gain = measure_gain(Archive.open(target), self.run).pooled
             judged, failure = self._judge(target, evaluated)
         first = self.originals(self.steps[0])
         point = Point(
