@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.chain import Archive, Standing, StepGain, TensorGain, pool, step_gain, stored_view
-from inshrink_core.chain.defaults import chain_config_of
+from inshrink_core.chain.defaults import chain_config_of, make_chain_config
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import InputError
+from inshrink_core.execution import ResultStore, cache_folder, parse_record
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
 from inshrink_core.verbs.compress import compress
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
     from inshrink_core.codec import CodecConfig
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["RestoreGain", "restore_gain", "restore_gain_of_run"]
+__all__ = ["RestoreGain", "measure_gain", "restore_gain", "restore_gain_of_run"]
+
+# Of what is kept: raised when a record, or what is measured, changes.
+_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +113,8 @@ def restore_gain(
     Notes
     -----
     Necessary, not sufficient, for training to survive restores: only a rehearsal judges that. Costs
-    about as much as encoding every step once more.
+    about as much as encoding every step once more. What was measured is kept in the run's cache, gain and
+    noise together, and not measured again.
 
     Examples
     --------
@@ -119,8 +125,28 @@ def restore_gain(
     >>> round(restore_gain(target, run).pooled.gain, 3)
     1.0
     """
-    opened = archive if isinstance(archive, Archive) else Archive.open(archive)
     run = against if isinstance(against, Run) else open_run(against)
+    opened = archive if isinstance(archive, Archive) else Archive.open(archive)
+    return measure_gain(opened, run, steps=steps, progress=progress, folder=cache_folder(run.directory))
+
+
+def measure_gain(
+    opened: Archive,
+    run: Run,
+    *,
+    steps: Iterable[int] | None = None,
+    progress: OnProgress | None = None,
+    folder: Path | None = None,
+) -> RestoreGain:
+    """Measure as `restore_gain` does.
+
+    Parameters
+    ----------
+    opened, run, steps, progress
+        As `restore_gain` takes them.
+    folder
+        Where steps that were measured are kept; None for an archive that is gone afterwards.
+    """
     pairs = _pairs(opened, run, steps)
     if not pairs:
         raise InputError(
@@ -130,8 +156,14 @@ def restore_gain(
         )
     walk = opened.sequential()
     results: list[StepGain] = []
+    kept = ResultStore(folder, "gain", partial(parse_record, StepGain))
     for before, info in pairs:
-        results.append(_one(walk, run, before, info))
+        key = {
+            "version": _VERSION,
+            "frames": [opened.reader.archive_id.hex(), before.frame_id.hex(), info.frame_id.hex()],
+            "run": [run.identity(before.step), run.identity(info.step)],
+        }
+        results.append(kept.remembered("gain", key, partial(_one, walk, run, before, info), asdict))
         if progress is not None:
             progress(Progress("gain", len(results), len(pairs), info.step))
     meta = opened.frame(pairs[-1][1]).meta
@@ -156,10 +188,21 @@ def restore_gain_of_run(
     progress
         Called after each tensor that is compressed and each step that is measured.
     """
-    with tempfile.TemporaryDirectory(prefix="inshrink-gain-") as scratch:
-        archive = Path(scratch) / "gain.inshrink"
-        compress(run, archive, codec=codec, config=config, progress=progress)
-        return restore_gain(archive, run, progress=progress)
+
+    def measured() -> RestoreGain:
+        with tempfile.TemporaryDirectory(prefix="inshrink-gain-") as scratch:
+            archive = Path(scratch) / "gain.inshrink"
+            compress(run, archive, codec=codec, config=config, progress=progress)
+            return measure_gain(Archive.open(archive), run, progress=progress)
+
+    chain = make_chain_config("", codec, config, None, 32, "cpu", None)
+    key = {
+        "version": _VERSION,
+        "run": [run.identity(step) for step in run.steps],
+        "chain": chain.record(),
+    }
+    kept = ResultStore(cache_folder(run.directory), "gain", partial(parse_record, RestoreGain))
+    return kept.remembered("gain-of-run", key, measured, asdict)
 
 
 def _pairs(archive: Archive, run: Run, steps: Iterable[int] | None) -> list[tuple[FrameInfo, FrameInfo]]:

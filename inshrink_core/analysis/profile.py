@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TextIO
 
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.errors import InputError, NotFoundError, StorageError
+from inshrink_core.errors import InputError, NotFoundError
 from inshrink_core.execution import ResultStore, cache_folder
 from inshrink_core.report import Report
 from inshrink_core.sensitivity import ScoreHistogram, Scores, SensitivityMetric, Summary, scores
@@ -40,8 +39,6 @@ STATISTICS = ("mean", "p50", "p99")
 """What a table says of the scores of a row."""
 # Part of every key: raised when a record or what is measured changes.
 _VERSION: Final = 2
-
-_logger = logging.getLogger(__name__)
 
 OnStep = Callable[[int, int, int], None]
 
@@ -115,10 +112,7 @@ def profile(
             reader = _StepReader(run, step, before if SensitivityMetric.UPDATE in lacking else None)
             for metric, record in _measure(reader, lacking).items():
                 found[metric] = record
-                try:
-                    cache.keep(metric.value, keys[metric], _pack(record))
-                except StorageError as error:
-                    _logger.info("a measurement is not kept: %s", error)
+                cache.try_keep(metric.value, keys[metric], _pack(record))
             bytes_read += reader.bytes_read
         for metric, known in found.items():
             if known is not None:

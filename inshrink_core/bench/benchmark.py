@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +15,12 @@ from inshrink_core.bench.variants import Variant, choose_variants
 from inshrink_core.chain import OPTIMIZER_CHOICES
 from inshrink_core.chain.defaults import resolve_device
 from inshrink_core.errors import InputError
-from inshrink_core.evaluate import EvaluatorRequest, OriginalEvaluations
+from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import ResultStore, parse_record
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
+from inshrink_core.search.bounds import Bounds
+from inshrink_core.search.judge import Judge
 from inshrink_core.search.search import choose_steps
 from inshrink_core.search.strategies import Outcome, Sweep, explore
 
@@ -89,7 +90,8 @@ def bench(
     Notes
     -----
     Nothing is interpolated: every ratio was measured, on a chain whose every step was restored and
-    evaluated. Each original step is evaluated once.
+    evaluated. Each original step is evaluated once, the first one twice, to see that the evaluator is
+    steady.
 
     Examples
     --------
@@ -118,20 +120,16 @@ def bench(
     request = EvaluatorRequest(
         evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
     )
-    with (
-        tempfile.TemporaryDirectory(prefix="inshrink-bench-") as scratch,
-        request.resolve(opened.settings, opened.directory) as judge,
-    ):
+    resolved = request.resolve(opened.settings, opened.directory)
+    with Judge([resolved], opened.__getitem__, Bounds()) as judge:
         common = Bench(
             run=opened,
             steps=chosen,
-            evaluator=judge,
-            originals=OriginalEvaluations(lambda step: judge.evaluate(opened[step]), Path(scratch)),
+            judge=judge,
             optimizer=optimizer,
             keyframe_every=keyframe_every,
             device=resolve_device(device),
             threads=threads,
-            folder=Path(scratch),
         )
         session = _Session(
             bench=common,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import gc
 import math
 import tempfile
@@ -11,18 +10,18 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from inshrink_core.analysis.gain import restore_gain
+from inshrink_core.analysis.gain import measure_gain
 from inshrink_core.bench.report import REPEAT, Point
 from inshrink_core.bench.variants import Variant, as_record
 from inshrink_core.chain import Archive
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import EvaluatorError
-from inshrink_core.evaluate import Comparison, Evaluator, OriginalEvaluations, compare_steps
-from inshrink_core.metrics import drop
-from inshrink_core.search.judge import evaluator_digest
+from inshrink_core.search.bounds import Figures
+from inshrink_core.search.judge import Judge
 from inshrink_core.verbs.compress import compress
 
 if TYPE_CHECKING:
@@ -36,6 +35,8 @@ __all__ = ["Bench", "PeakMemory"]
 _VERSION: Final = 2
 
 _MEGA: Final = 1e6
+
+_SCRATCH: Final = "inshrink-bench-"
 
 # A keyframe and a delta: what is compiled at first use is compiled then.
 _WARM_STEPS: Final = 2
@@ -58,23 +59,19 @@ class Bench:
     ----------
     run, steps
         What is compressed.
-    evaluator, originals
-        What judges it, and what that says of the originals.
+    judge
+        The evaluator.
     optimizer, keyframe_every, device, threads
         As `inshrink_core.verbs.compress` takes them.
-    folder
-        Where archives stand while they are measured.
     """
 
     run: Run
     steps: tuple[int, ...]
-    evaluator: Evaluator
-    originals: OriginalEvaluations
+    judge: Judge
     optimizer: str
     keyframe_every: int
     device: str
     threads: int | None
-    folder: Path
 
     def key(self, variant: Variant | None, value: float | None) -> dict[str, Any]:
         """Return everything that a measured point depends on, as JSON values.
@@ -93,7 +90,7 @@ class Bench:
             "version": _VERSION,
             "run": [self.run.identity(step) for step in self.steps],
             "steps": list(self.steps),
-            "evaluator": evaluator_digest(self.evaluator),
+            "evaluator": self.judge.digest,
             "codec": REPEAT,
         }
         if variant is not None:
@@ -109,7 +106,7 @@ class Bench:
 
     def warm_up(self, variant: Variant, value: float | None) -> None:
         """Compress two steps and decode them, so that no compilation is measured."""
-        with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
             target = Path(scratch) / "warm.inshrink"
             self._compress(variant, value, target, self.steps[:_WARM_STEPS])
             _decode(Archive.open(target), self.steps[:_WARM_STEPS])
@@ -124,7 +121,7 @@ class Bench:
         evaluated
             Called with the number of steps evaluated so far.
         """
-        with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
             target = Path(scratch) / "bench.inshrink"
             with PeakMemory() as memory:
                 report = self._compress(variant, value, target, self.steps)
@@ -134,15 +131,12 @@ class Bench:
             begun = time.perf_counter()
             _decode(Archive.open(target), self.steps[-1:])
             restore_seconds = time.perf_counter() - begun
-            gain = restore_gain(target, self.run).pooled
-            judged, failure = self._judge(target, evaluated)
-        first = self.originals(self.steps[0])
-        point = Point(
+            gain = measure_gain(Archive.open(target), self.run).pooled
+            figures, failure = self._judged(target, evaluated)
+        return Point(
             codec=variant.label,
             config=as_record(variant.config(value)),
             knob=value,
-            metric=first.metric,
-            direction=first.direction.value,
             ratio_weights=report.size.ratio_weights,
             ratio_total=report.size.ratio_total,
             restore_gain=gain.gain,
@@ -152,33 +146,37 @@ class Bench:
             restore_seconds=restore_seconds,
             peak_memory_bytes=memory.nbytes,
             failure=failure,
+            **self._summary(figures, figures),
         )
-        return point if judged is None else _with_figures(point, judged)
 
     def repeat(self, evaluated: Callable[[int], None]) -> Point:
         """Return the point of the stale copy; evaluates every original step."""
-        drops: list[float | None] = [None]
-        divergences: list[float | None] = [None]
-        for done, (before, step) in enumerate(zip(self.steps, self.steps[1:], strict=False), start=1):
-            stale, now = self.originals(before), self.originals(step)
-            drops.append(drop(now.value, stale.value, now.direction))
-            divergences.append(now.divergence(stale))
+        figures = [Figures()]
+        for done, (before, step) in enumerate(pairwise(self.steps), start=1):
+            figures.append(self.judge.stale(step, before) or Figures())
             evaluated(done)
-        first = self.originals(self.steps[0])
-        zeros = [step for step in self.steps if self.originals(step).value == 0]
+        zeros = [step for step in self.steps if self.judge.original(step).value == 0]
         return Point(
             codec=REPEAT,
-            metric=first.metric,
-            direction=first.direction.value,
-            max_drop=_worst(drops[1:]),
-            max_divergence=_worst(divergences[1:]),
-            mean_divergence=_mean(divergences[1:]),
             restore_gain=0.0,
             restore_noise=1.0,
-            drops=tuple(drops),
-            divergences=tuple(divergences),
             failure=f"the metric is 0 at step {zeros[0]}" if zeros else "",
+            **self._summary(figures, figures[1:]),
         )
+
+    def _summary(self, figures: Sequence[Figures], counted: Sequence[Figures]) -> dict[str, Any]:
+        """Return what a point says of its steps; over steps of which one is not known, nothing is."""
+        drops, divergences = ([getattr(one, name) for one in counted] for name in ("drop", "divergence"))
+        self.judge.original(self.steps[0])  # tells the metric
+        return {
+            "metric": self.judge.metric,
+            "direction": self.judge.direction,
+            "max_drop": _all_known(max, drops),
+            "max_divergence": _all_known(max, divergences),
+            "mean_divergence": _all_known(_mean, divergences),
+            "drops": tuple(one.drop for one in figures),
+            "divergences": tuple(one.divergence for one in figures),
+        }
 
     def _compress(self, variant: Variant, value: float | None, target: Path, steps: Sequence[int]) -> Any:
         return compress(
@@ -193,20 +191,18 @@ class Bench:
             threads=self.threads,
         )
 
-    def _judge(self, target: Path, evaluated: Callable[[int], None]) -> tuple[Comparison | None, str]:
+    def _judged(self, target: Path, evaluated: Callable[[int], None]) -> tuple[list[Figures], str]:
         """Evaluate what was restored; a state the evaluator refuses keeps no bound, that is all."""
+        walk, figures = Archive.open(target).sequential(), []
         try:
-            comparison = compare_steps(
-                self.run,
-                Archive.open(target).sequential(),
-                self.evaluator,
-                steps=self.steps,
-                known=self.originals,
-                progress=lambda done, total, step: evaluated(done),
-            )
+            for done, step in enumerate(self.steps, start=1):
+                figures.append(self.judge.figures(step, walk[step]))
+                if figures[-1].failure:
+                    return [], figures[-1].failure
+                evaluated(done)
         except EvaluatorError as error:
-            return None, str(error)
-        return comparison, ""
+            return [], str(error)
+        return figures, ""
 
 
 def _decode(archive: Archive, steps: Sequence[int]) -> int:
@@ -220,28 +216,13 @@ def _decode(archive: Archive, steps: Sequence[int]) -> int:
     return nbytes
 
 
-def _with_figures(point: Point, judged: Comparison) -> Point:
-    """Add what the evaluator said; the worst over steps of which one is not known is not known."""
-    drops = tuple(step.drop for step in judged.steps)
-    divergences = tuple(step.divergence for step in judged.steps)
-    return dataclasses.replace(
-        point,
-        max_drop=_worst(drops),
-        max_divergence=_worst(divergences),
-        mean_divergence=_mean(divergences),
-        drops=drops,
-        divergences=divergences,
-    )
-
-
-def _worst(values: Sequence[float | None]) -> float | None:
+def _all_known(summary: Callable[[Sequence[float]], float], values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return max(known) if known and len(known) == len(values) else None
+    return summary(known) if known and len(known) == len(values) else None
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 class PeakMemory:

@@ -287,16 +287,10 @@ class BenchReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink bench --json``."""
-        return {
-            "run": self.run,
-            "metric": self.metric,
-            "direction": self.direction,
-            "optimizer": self.optimizer,
+        plain = ("run", "metric", "direction", "optimizer", "measured", "resumed", "seconds")
+        return {name: getattr(self, name) for name in plain} | {
             "steps": list(self.steps),
             "rows": [row.to_json() for row in self.rows],
-            "measured": self.measured,
-            "resumed": self.resumed,
-            "seconds": self.seconds,
             "notes": list(self.notes),
             "files": list(self.files),
         }

@@ -239,6 +239,37 @@ class ResultStore(Generic[_Result]):
         if path is not None:
             keep_result(path, key, self._field, value)
 
+    def try_keep(self, label: str, key: Mapping[str, Any], value: Any) -> None:
+        """Write a result that can be made again: one that cannot be written is not kept."""
+        try:
+            self.keep(label, key, value)
+        except StorageError as error:
+            _logger.info("%s", error)
+
+    def remembered(
+        self,
+        label: str,
+        key: Mapping[str, Any],
+        make: Callable[[], _Result],
+        document: Callable[[_Result], Any],
+    ) -> _Result:
+        """Return a result, made and kept where there is none.
+
+        Parameters
+        ----------
+        label, key
+            What is asked for.
+        make
+            Makes it.
+        document
+            Returns it as JSON values.
+        """
+        result = self.load(label, key)
+        if result is None:
+            result = make()
+            self.try_keep(label, key, document(result))
+        return result
+
 
 class ResultLog(Generic[_Result]):
     """Results by key, in memory and, with a path, in a file that every new one is added to at once.

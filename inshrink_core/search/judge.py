@@ -6,31 +6,36 @@ import hashlib
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import EvaluatorError, InputError, NotFiniteError
-from inshrink_core.evaluate import Evaluation, OriginalEvaluations, StateEvaluator, StreamingEvaluator
+from inshrink_core.evaluate import (
+    Evaluation,
+    OriginalEvaluations,
+    PartialEvaluation,
+    StateEvaluator,
+    StreamingEvaluator,
+)
 from inshrink_core.metrics import Direction, divergence, drop
 from inshrink_core.search.bounds import Bounds, Figures, Partial, figures_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inshrink_core.evaluate import Evaluation, PartialEvaluation
-
 __all__ = ["CONFIDENT_ERRORS", "EarlyExit", "Judge", "evaluator_digest"]
 
+# Share of the tightest bound by which two evaluations of one state may differ.
 _STEADY: Final = 0.01
-"""Share of the tightest bound by which two evaluations of one state may differ."""
 
+# Bound in whose place a search without a bound on the drop is judged steady.
 _TIGHTEST: Final = 1e-3
-"""Bound in whose place a search without a bound on the drop is judged steady."""
+
+_Answer = TypeVar("_Answer", Evaluation, "Evaluation | PartialEvaluation")
 
 
 class Judge:
@@ -101,9 +106,10 @@ class Judge:
 
     def _first_word(self, step: int) -> Evaluation:
         """Ask about an original; twice about the first of all."""
-        found = self._ask(self._originals(step))
+        found = self._ask(lambda evaluator: evaluator.evaluate(self._originals(step)))
         if not len(self._known):
-            self._require_steady(found, self._ask(self._originals(step)))
+            again = self._ask(lambda evaluator: evaluator.evaluate(self._originals(step)))
+            self._require_steady(found, again)
             self.metric, self.direction = found.metric, found.direction.value
         return found
 
@@ -145,15 +151,23 @@ class Judge:
             The evaluator raised, hung or died.
         """
         first = self.original(step)
-        ended = EarlyExit(first, self._bounds.completed(first), self.spec) if until_broken else None
+        ended = EarlyExit(first, self._bounds.completed(first), self.spec)
+
+        def ask(evaluator: StateEvaluator) -> Evaluation | PartialEvaluation:
+            if until_broken and isinstance(evaluator, StreamingEvaluator):
+                return evaluator.evaluate_until(state, ended)
+            return evaluator.evaluate(state)
+
         try:
-            second = self._ask(state) if ended is None else self._ask_until(state, ended)
+            found = self._ask(ask)
         except NotFiniteError as error:
             return Figures(failure=error.what)
-        if second is None:
-            return _given_up(ended)
+        if not isinstance(found, Evaluation):
+            if ended.figures is None:
+                raise RuntimeError("an evaluation was ended without a bound being broken")
+            return ended.figures
         try:
-            return figures_of(first, second)
+            return figures_of(first, found)
         except InputError as error:
             return Figures(failure=str(error))
 
@@ -182,43 +196,17 @@ class Judge:
                 remedy="fix its seed, and evaluate the same samples every time",
             )
 
-    def _ask(self, state: Mapping[str, Tensor] | Checkpoint) -> Evaluation:
-        """Ask about a state in full."""
-        with self._borrowed() as evaluator:
-            found = evaluator.evaluate(state)
-            self.seconds += found.seconds
-            return found
-
-    def _ask_until(self, state: Mapping[str, Tensor] | Checkpoint, ended: EarlyExit) -> Evaluation | None:
-        """Ask about a state; None where a bound was broken before the end."""
-        with self._borrowed() as evaluator:
-            if not isinstance(evaluator, StreamingEvaluator):
-                whole = evaluator.evaluate(state)
-                self.seconds += whole.seconds
-                return whole
-            begun = time.perf_counter()
-            found = evaluator.evaluate_until(state, ended)
-            if isinstance(found, Evaluation):
-                self.seconds += found.seconds
-                return found
-            self.seconds += time.perf_counter() - begun
-            return None
-
-    @contextmanager
-    def _borrowed(self) -> Iterator[StateEvaluator]:
-        """Take an evaluator that is free: each is for one thread at a time."""
+    def _ask(self, ask: Callable[[StateEvaluator], _Answer]) -> _Answer:
+        """Ask an evaluator that is free, for each is for one thread at a time; count the time it takes."""
         evaluator = self._free.get()
+        begun = time.perf_counter()
         try:
-            yield evaluator
+            answer = ask(evaluator)
         finally:
             self._free.put(evaluator)
-
-
-def _given_up(ended: EarlyExit | None) -> Figures:
-    """Return what was known when an evaluation was ended."""
-    if ended is None or ended.figures is None:
-        raise RuntimeError("an evaluation was ended without a bound being broken")
-    return ended.figures
+        elapsed = time.perf_counter() - begun
+        self.seconds += answer.seconds if isinstance(answer, Evaluation) else elapsed
+        return answer
 
 
 def evaluator_digest(evaluator: StateEvaluator) -> str:
@@ -269,31 +257,28 @@ class EarlyExit:
             More rows of predictions than the original has.
         """
         self._add_rows(so_far)
-        known = self._comparable(so_far)
-        certain = None if known is None else self._drop_of(_best_in_range(so_far, known))
-        confident = None if known is None else self._drop_of(_best_believed(so_far, known))
-        divergence_so_far = self._least_divergence()
-        for rule, least_drop in (("certain", certain), ("confident", confident)):
-            if self._bounds.is_broken_by(least_drop, divergence_so_far):
+        whole = self._original.log_probs
+        # A divergence is never negative: what all rows have so far is the least that they have in the end.
+        least_divergence = None if whole is None or not self._n_rows else self._total_divergence / len(whole)
+        mean = so_far.value if so_far.metric == self._original.metric else None
+        if mean is not None and not math.isfinite(mean):
+            mean = None
+        for rule, best in (("certain", _best_in_range), ("confident", _best_believed)):
+            least_drop = None if mean is None else self._drop_of(best(so_far, mean))
+            if self._bounds.is_broken_by(least_drop, least_divergence):
                 self.figures = Figures(
-                    drop=None if known is None else self._drop_of(known),
+                    drop=self._drop_of(mean),
                     divergence=self._total_divergence / self._n_rows if self._n_rows else None,
                     partial=Partial(
                         rule=rule,
                         n=so_far.n,
                         of=so_far.of,
                         least_drop=least_drop,
-                        least_divergence=divergence_so_far,
+                        least_divergence=least_divergence,
                     ),
                 )
                 return True
         return False
-
-    def _comparable(self, so_far: PartialEvaluation) -> float | None:
-        """Return the mean so far; None for another metric than the one that counts, or no number."""
-        if so_far.metric != self._original.metric or so_far.value is None:
-            return None
-        return so_far.value if math.isfinite(so_far.value) else None
 
     def _drop_of(self, value: float | None) -> float | None:
         return None if value is None else drop(self._original.value, value, self._original.direction)
@@ -318,11 +303,6 @@ class EarlyExit:
             self._is_comparable = False
             return
         self._n_rows = end
-
-    def _least_divergence(self) -> float | None:
-        """Return what the mean over all rows is at least."""
-        whole = self._original.log_probs
-        return None if whole is None or not self._n_rows else self._total_divergence / len(whole)
 
 
 def _best_in_range(so_far: PartialEvaluation, mean: float) -> float | None:

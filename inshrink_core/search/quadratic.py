@@ -11,9 +11,11 @@ import itertools
 import math
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
 
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.chain import ChainConfig, Standing
@@ -127,79 +129,115 @@ def _mean(values: Tensor | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Factors from ½ Σ h·e² to figures, by step, from trials.
+    """What trials tell of the way from ½ Σ h·e² to figures, by step.
 
     Parameters
     ----------
-    drop, divergence
-        Factor by step: what squared gradients have to do with curvature changes as training goes on. Empty
-        where no trial tells it.
+    lines
+        For ``drop`` and ``divergence``, by step: damages that were measured, ascending, and the figure over
+        the damage at each. What squared gradients have to do with curvature changes as training goes on, and
+        as errors grow.
     rank_correlation
-        Spearman's, between what the factors predict and what was measured (divergence where there is one,
-        else drop); None for fewer than three trials.
+        Spearman's, between what one factor a step predicts and what was measured (divergence where there is
+        one, else drop); None for fewer than three trials.
     drop_rank_correlation
         The same of drops, whether there is a divergence or not.
     n_trials
         Trials it comes from.
     """
 
-    drop: Mapping[int, float]
-    divergence: Mapping[int, float]
+    lines: Mapping[str, Mapping[int, tuple[tuple[float, float], ...]]]
     rank_correlation: float | None = None
     drop_rank_correlation: float | None = None
     n_trials: int = 0
 
     def predict(self, figure: str, step: int, damage: float | None) -> float | None:
-        """Return a predicted ``drop`` or ``divergence``, by the factor of the nearest step that has one."""
-        factors = self.drop if figure == "drop" else self.divergence
-        if damage is None or not factors:
+        """Return a predicted ``drop`` or ``divergence``, from the nearest step of which trials tell one.
+
+        Notes
+        -----
+        At a damage that was measured, it is the figure that was measured. Between two of them the quotient of
+        figure and damage goes from one to the other with the damage's logarithm; beyond, it is that of the
+        nearest.
+        """
+        lines = self.lines[figure]
+        if damage is None or not lines:
             return None
-        return damage * factors[min(factors, key=lambda known: (abs(known - step), known))]
+        if damage <= 0:
+            return 0.0
+        line = lines[min(lines, key=lambda known: (abs(known - step), known))]
+        damages, quotients = zip(*line, strict=True)
+        return damage * float(np.interp(math.log(damage), np.log(damages), quotients))
 
 
 def calibrate(trials: Sequence[Trial]) -> Calibration:
-    """Fit the factors to trials that have been measured.
+    """Fit the way from damage to figures to trials that have been measured in full.
 
     Notes
     -----
-    A divergence is positive and spans decades: its factor is the median of quotients. A drop has the
-    metric's noise and may be negative: its factor is that of least squares through the origin, not below 0.
+    For the rank correlations, which say how far the model orders configurations, a step has one factor. A
+    divergence is positive and spans decades: its factor is the median of quotients. A drop has the metric's
+    noise and may be negative: its factor is that of least squares through the origin, not below 0.
     """
-    measured = [one for one in trials if not one.failure and one.partial is None]
-    usable = [one for one in measured if one.damage is not None and one.damage > 0]
-    by_step: dict[int, list[Trial]] = {}
+    usable = [one for one in trials if one.damage and not one.failure and one.partial is None]
+    pairs: dict[str, dict[int, list[tuple[float, float]]]] = {"drop": {}, "divergence": {}}
     for one in usable:
-        by_step.setdefault(one.step, []).append(one)
-    drops = {step: factor for step, group in by_step.items() if (factor := _slope(group)) is not None}
-    quotients = {step: factor for step, group in by_step.items() if (factor := _median(group)) is not None}
-    fitted = Calibration(drop=drops, divergence=quotients)
-    by_drop = _correlation(fitted, "drop", usable)
-    return replace(
-        fitted,
-        rank_correlation=_correlation(fitted, "divergence", usable) if quotients else by_drop,
+        for figure, by_step in pairs.items():
+            value = getattr(one, figure)
+            if value is not None:
+                by_step.setdefault(one.step, []).append((one.damage or 0.0, value))
+    by_drop = _correlation(pairs["drop"], _slope)
+    diverging = {
+        step: known
+        for step, group in pairs["divergence"].items()
+        if (known := [pair for pair in group if pair[1]])
+    }
+    return Calibration(
+        lines={
+            figure: {step: _line(group) for step, group in by_step.items()}
+            for figure, by_step in pairs.items()
+        },
+        rank_correlation=_correlation(pairs["divergence"], _median, diverging) if diverging else by_drop,
         drop_rank_correlation=by_drop,
         n_trials=len(usable),
     )
 
 
-def _correlation(fitted: Calibration, figure: str, trials: Sequence[Trial]) -> float | None:
-    """Rank correlation of what the factors predict and what was measured."""
-    pairs = [(fitted.predict(figure, one.step, one.damage), getattr(one, figure)) for one in trials]
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    return rank_correlation([a for a, _ in known], [b for _, b in known])
+_Pairs = Sequence[tuple[float, float]]
 
 
-def _slope(trials: Sequence[Trial]) -> float | None:
+def _line(pairs: _Pairs) -> tuple[tuple[float, float], ...]:
+    """Return the mean quotient of figure and damage at each damage, ascending."""
+    quotients: dict[float, list[float]] = {}
+    for damage, value in sorted(pairs):
+        quotients.setdefault(damage, []).append(value / damage)
+    return tuple((damage, statistics.fmean(group)) for damage, group in quotients.items())
+
+
+def _correlation(
+    by_step: Mapping[int, _Pairs],
+    fit: Callable[[_Pairs], float],
+    telling: Mapping[int, _Pairs] | None = None,
+) -> float | None:
+    """Rank correlation of what one factor a step predicts and what was measured; `telling` are fitted."""
+    factors = {step: fit(group) for step, group in (telling or by_step).items()}
+    predicted, measured = [], []
+    for step, group in by_step.items():
+        factor = factors[min(factors, key=lambda known: (abs(known - step), known))]
+        predicted += [damage * factor for damage, _ in group]
+        measured += [value for _, value in group]
+    return rank_correlation(predicted, measured)
+
+
+def _slope(pairs: _Pairs) -> float:
     """Factor of a drop, by least squares through the origin."""
-    pairs = [(one.damage or 0.0, one.drop) for one in trials if one.drop is not None]
-    squares = math.fsum(damage * damage for damage, _ in pairs)
-    return max(math.fsum(a * b for a, b in pairs) / squares, 0.0) if squares > 0 else None
+    product = math.fsum(damage * value for damage, value in pairs)
+    return max(product / math.fsum(damage * damage for damage, _ in pairs), 0.0)
 
 
-def _median(trials: Sequence[Trial]) -> float | None:
+def _median(pairs: _Pairs) -> float:
     """Factor of a divergence, by the median of quotients."""
-    quotients = [one.divergence / one.damage for one in trials if one.divergence and one.damage]
-    return statistics.median(quotients) if quotients else None
+    return statistics.median(value / damage for damage, value in pairs)
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inshrink_core.chain import ChainConfig
-from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.chain.defaults import make_chain_config, make_configs
 from inshrink_core.checkpoint import MODEL_ROLES
+from inshrink_core.errors import InputError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.search.measure import encode_chain
 from inshrink_core.search.prior import prior_of
@@ -23,7 +25,9 @@ from inshrink_core.search.sampling import (
     scaled_damage,
     scaled_nbytes,
 )
-from inshrink_core.search.search import choose_steps, known_trials
+from inshrink_core.search.search import Chain, choose_steps, known_trials
+from inshrink_core.search.space import Candidate
+from inshrink_core.search.trials import Trial
 
 if TYPE_CHECKING:
     import os
@@ -89,23 +93,15 @@ class EstimateReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink estimate --json``."""
-        return {
-            "estimate": True,
-            "codec": self.codec,
-            "config": dict(self.config),
-            "overrides": [dict(one) for one in self.overrides],
-            "ratio_total": self.ratio_total,
-            "ratio_weights": self.ratio_weights,
-            "drop": self.drop,
-            "divergence": self.divergence,
-            "basis": self.basis,
-            "rank_correlation": self.rank_correlation,
-            "n_trials": self.n_trials,
-            "n_steps": self.n_steps,
-            "sampled": self.sampled,
-            "seconds": self.seconds,
-            "notes": list(self.notes),
-        }
+        return (
+            {"estimate": True}
+            | {name: getattr(self, name) for name in self.__dataclass_fields__}
+            | {
+                "config": dict(self.config),
+                "overrides": [dict(one) for one in self.overrides],
+                "notes": list(self.notes),
+            }
+        )
 
 
 def estimate(
@@ -143,9 +139,10 @@ def estimate(
     Notes
     -----
     Encodes a sample of the tensors, of every layer type, in closed loop; at most `_NUMEL` elements, unless
-    the steps are large. The drop is ½ Σ h·e² times a factor that trials of the same step tell
-    (`inshrink_core.search.quadratic`); without trials it is a rule of thumb, right to an order of magnitude
-    at best.
+    the steps are large. Drop and divergence come from ½ Σ h·e² and trials of the same steps, of the same
+    codec where there are any (`inshrink_core.search.quadratic.Calibration`). They equal the measurement
+    where this configuration was measured, and are corrected in the same way near it. Without trials they are
+    rules of thumb, right to an order of magnitude at best.
 
     Examples
     --------
@@ -163,10 +160,23 @@ def estimate(
     n_steps = sum(len(stretch) for stretch in stretches)
     keys = sample_keys(opened[chosen[0]], max(_LEAST_NUMEL, _NUMEL // n_steps))
     rows = [row for stretch in stretches for row in _encode(opened, chain, stretch, keys)]
-    calibration = calibrate(known_trials(opened, None if trials is None else Path(trials)))
-    drop, divergence = _figures(calibration, chain, rows)
+    known = known_trials(opened, None if trials is None else Path(trials))
+    calibration = calibrate([one for one in known if one.config.get("codec") == chain.codec])
+    if not calibration.n_trials:
+        calibration = calibrate(known)
+    measured = _measured(known, chain, chosen)
+    raw: float
+    nbytes: float
+    if measured is not None:
+        drop, divergence = measured.drop, measured.divergence
+        raw = sum(trial.raw_weights for trial in measured.trials)
+        nbytes = sum(trial.weights_nbytes for trial in measured.trials)
+    else:
+        drop, divergence = _figures(calibration, chain, rows)
+        raw = len(chosen) * sum(row.raw for row in rows) / len(rows)
+        keyframes, deltas = ([row.nbytes for row in rows if row.keyframe is kind] for kind in (True, False))
+        nbytes = in_proportion(keyframes, deltas, len(chosen), chain.keyframe_every)
     specs = [spec for spec in opened[chosen[0]].specs if spec.role in MODEL_ROLES]
-    raw, nbytes = _sizes(rows, len(chosen), chain.keyframe_every)
     rest = estimate_rest(chain, [opened[step] for step in middle_of(chosen)], len(chosen), keys)
     return EstimateReport(
         codec=chain.codec,
@@ -230,15 +240,30 @@ def _encode(run: Run, chain: ChainConfig, steps: Sequence[int], keys: frozenset[
         before = checkpoint
 
 
-def _sizes(rows: Sequence[_Row], n_steps: int, keyframe_every: int) -> tuple[float, float]:
-    """Return raw bytes of a chain's weights, and the bytes that hold them.
+def _measured(trials: Sequence[Trial], chain: ChainConfig, steps: Sequence[int]) -> Chain | None:
+    """Return the chain of a configuration that was measured in full; None where a step is missing."""
+    same: dict[str, bool] = {}
+    found: dict[int, Trial] = {}
+    for one in trials:
+        key = json.dumps(one.config, sort_keys=True)
+        if key not in same:
+            same[key] = one.config.get("codec") == chain.codec and _is_config(one.config, chain)
+        if same[key] and not one.failure and one.partial is None:
+            found[one.step] = one
+    if not set(steps) <= set(found):
+        return None
+    return Chain(
+        candidate=Candidate(codec=chain.codec), trials=tuple(found[step] for step in steps), whole=True
+    )
 
-    Keyframes and deltas are put together in the proportion that the whole chain has them.
-    """
-    keyframes = [row.nbytes for row in rows if row.keyframe]
-    deltas = [row.nbytes for row in rows if not row.keyframe]
-    nbytes = in_proportion(keyframes, deltas, n_steps, keyframe_every)
-    return n_steps * sum(row.raw for row in rows) / len(rows), nbytes
+
+def _is_config(document: Mapping[str, Any], chain: ChainConfig) -> bool:
+    """Whether a trial's configuration says what a chain is written with."""
+    settings = {**document["settings"], "overrides": document.get("override", [])}
+    try:
+        return make_configs(chain.codec, settings) == (chain.config, chain.overrides)
+    except InputError:  # settings of another version
+        return False
 
 
 def _figures(

@@ -48,9 +48,18 @@ def test_factors_are_told_by_trials_of_the_same_step_and_used_at_the_nearest():
     assert fitted.predict("divergence", 10, 4.0) == pytest.approx(2.0)
     assert fitted.predict("divergence", 60, 1.0) == pytest.approx(5.0)
     assert fitted.predict("drop", 0, 1.0) == pytest.approx(0.02)
-    assert fitted.predict("drop", 90, 1.0) == 0
+    assert fitted.predict("drop", 90, 1.0) == pytest.approx(-0.01)
     assert fitted.rank_correlation == pytest.approx(1.0)
     assert fitted.n_trials == 3
+
+
+def test_a_prediction_is_what_was_measured_and_goes_from_one_measurement_to_the_next():
+    fitted = calibrate([trial(10, 1.0, divergence=1.0), trial(10, 4.0, divergence=8.0)])
+    assert [fitted.predict("divergence", 10, damage) for damage in (1.0, 4.0)] == [1.0, 8.0]
+    assert fitted.predict("divergence", 10, 2.0) == pytest.approx(2.0 * 1.5)
+    assert fitted.predict("divergence", 10, 0.5) == pytest.approx(0.5)
+    assert fitted.predict("divergence", 10, 8.0) == pytest.approx(16.0)
+    assert fitted.predict("divergence", 10, 0.0) == 0
 
 
 def test_without_trials_nothing_is_predicted():

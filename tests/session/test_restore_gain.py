@@ -110,3 +110,20 @@ def test_without_optimizer_state_the_encoder_sees_none(run, tmp_path):
     assert restore_gain(dropped, run).pooled.gain == pytest.approx(
         restore_gain(kept, run).pooled.gain, rel=0.05
     )
+
+
+@pytest.mark.parametrize("archived", [True, False])
+def test_gain_and_noise_are_measured_together_and_once(run, tmp_path, monkeypatch, archived):
+    target = tmp_path / "a.inshrink"
+    compress(run, target, codec="uniform", config={"bits": 7})
+
+    def measured():
+        if archived:
+            return restore_gain(target, run)
+        return restore_gain_of_run(run, codec="uniform", config={"bits": 7})
+
+    first = measured()
+    monkeypatch.setattr("inshrink_core.analysis.gain.step_gain", None)
+    assert measured() == first
+    with pytest.raises(TypeError):  # another archive is measured
+        restore_gain_of_run(run, codec="uniform", config={"bits": 6})

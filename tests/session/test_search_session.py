@@ -16,7 +16,7 @@ from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.prior import DROP_PER_NAT
-from inshrink_core.search.search import search
+from inshrink_core.search.search import known_trials, last_report, search
 from inshrink_core.search.space import Candidate
 from inshrink_core.search.trials import Position, TrialRunner
 from inshrink_core.verbs.compress import compress
@@ -362,3 +362,51 @@ def test_without_an_output_trials_are_kept_inside_of_the_run(tmp_path, evaluator
     assert found.log == tmp_path / "run" / ".inshrink" / "search.jsonl"
     assert search(own, max_divergence=1e-3, gain=False).evaluations == 0
     assert estimate(own).n_trials == len(found.trials)
+
+
+def test_an_estimate_equals_what_was_measured_and_is_corrected_in_the_same_way_beside_it(
+    run, tmp_path, evaluator
+):
+    found = search(run, max_divergence=1e-3, strategy="bracket", output=tmp_path / "s.json", gain=False)
+    whole = {json.dumps(trial.config) for trial in found.trials if trial.step == run.steps[-1]}
+    assert len(whole) > 1
+    for config in whole:
+        trials = [trial for trial in found.trials if json.dumps(trial.config) == config]
+        told = estimate(run, config=json.loads(config)["settings"], trials=found.log)
+        assert told.divergence == max(trial.divergence for trial in trials)
+        assert told.drop == max(trial.drop for trial in trials)
+        assert told.ratio_weights == sum(t.raw_weights for t in trials) / sum(
+            t.weights_nbytes for t in trials
+        )
+    # Between what was measured and a little beyond it.
+    for factor in (0.9, 1.1):
+        beside = {"coarseness": found.best.candidate.settings["coarseness"] * factor}
+        told = estimate(run, config=beside, trials=found.log)
+        truth = search(
+            run, max_divergence=10.0, config=beside, output=tmp_path / f"{factor}.json", gain=False
+        ).best  # which is not coarsened, for such a bound says nothing
+        assert told.divergence == pytest.approx(truth.divergence, rel=0.15)
+
+
+def test_a_finished_search_is_told_of_while_another_one_is_interrupted(tmp_path, evaluator):
+    own = open_run(write_run(tmp_path / "run", n_steps=3))
+    assert last_report(own) is None
+    finished = search(own, max_divergence=1e-3, gain=False)
+
+    def interrupt(now):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(own, max_divergence=1e-4, gain=False, progress=interrupt)
+    told = last_report(own)
+    assert told["best"] == json.loads(json.dumps(finished.to_json()["best"]))
+    assert [row["weights_nbytes"] for row in told["trials"]] == [t.weights_nbytes for t in finished.trials]
+    assert len(known_trials(own)) == len(finished.trials) + 1
+
+
+def test_what_is_left_at_the_start_of_a_search_is_about_what_follows(run, tmp_path, evaluator):
+    seen = []
+    search(run, max_divergence=1e-3, output=tmp_path / "s.json", gain=False, progress=seen.append)
+    follows = len(seen) - 1
+    assert follows / 3 <= seen[0].left <= follows * 3
+    assert seen[-1].left <= len(run.steps)
