@@ -155,7 +155,7 @@ def sensitivity(
     --------
     >>> import inshrink_core
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> table = inshrink_core.sensitivity(run, "fisher", steps=(400, 800)).by("layer_type")
+    >>> table = inshrink_core.analysis.sensitivity(run, "fisher", steps=(400, 800)).by("layer_type")
     >>> table.rows, table.mean.shape
     (('convolution', 'vector', 'linear'), (3, 2))
     """

@@ -91,7 +91,7 @@ def inspect(
     --------
     >>> import inshrink_core
     >>> inspect(inshrink_core.sample("digits-cnn")).facts["n_parameters"]
-    72058
+    44762
     """
     try:
         opened = source if isinstance(source, Run | Archive) else open_any(source, **options)

@@ -340,7 +340,7 @@ def load_state_dict(archive: Archive | str | os.PathLike[str], step: int | None 
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
     >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
     >>> report = inshrink_core.compress(run, target, steps=[400])
-    >>> sorted(inshrink_core.load_state_dict(target, 400))[:2]
+    >>> sorted(inshrink_core.verbs.load_state_dict(target, 400))[:2]
     ['bn1.bias', 'bn1.num_batches_tracked']
     """
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)

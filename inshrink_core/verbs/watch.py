@@ -102,7 +102,7 @@ def watch(
     --------
     >>> import inshrink_core, tempfile, pathlib
     >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
-    >>> report = inshrink_core.watch(
+    >>> report = inshrink_core.verbs.watch(
     ...     inshrink_core.sample("digits-cnn"), target, interval=0.1, until=25
     ... )
     >>> report.ended, report.steps("archived")
