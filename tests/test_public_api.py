@@ -6,7 +6,9 @@ import doctest
 import inspect
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +80,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_dir_lists_the_public_names() -> None:
     assert set(dir(inshrink_core)) == set(inshrink_core.__all__)
+
+
+def test_a_run_and_its_archive_are_mappings_from_step_to_checkpoint(tmp_path: Path) -> None:
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    inshrink_core.compress(run, tmp_path / "a.inshrink", steps=run.steps[:2], codec="lossless")
+    archive = inshrink_core.open(tmp_path / "a.inshrink")
+    for opened, steps in ((run, run.steps), (archive, run.steps[:2])):
+        assert isinstance(opened, Mapping)
+        assert tuple(opened) == tuple(opened.keys()) == opened.steps == steps
+        assert [checkpoint.step for checkpoint in opened.values()] == list(steps)
+        assert (steps[0] in opened, 7 in opened, len(opened)) == (True, False, len(steps))
+        assert opened.get(7) is None
+        with pytest.raises(KeyError, match=r"no .*step"):
+            _ = opened[7]

@@ -135,7 +135,7 @@ def compress(
         bool,
         typer.Option(
             "--allow-damaged",
-            help="Archive files that do not match their own checksums, too; the archive says so for ever.",
+            help="Archive files that do not match their own checksums, too; the archive will always say so.",
         ),
     ] = False,
     out: Output,

@@ -168,7 +168,7 @@ class _Watcher:
         self._sights = Sights(interval)
 
     def say(self, event: WatchEvent) -> None:
-        """Note an event, and tell whoever listens."""
+        """Note an event, and report it to the listener, if there is one."""
         self.report.events.append(event)
         if self._on_event is not None:
             self._on_event(event)
