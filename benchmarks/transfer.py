@@ -153,7 +153,7 @@ def starts(folder: Path, chains: tuple[float, ...], ratios: tuple[float | None, 
         target = folder / f"{coarseness}.inshrink"
         report = inshrink_core.compress(run, target, config={"coarseness": coarseness}, optimizer="exact")
         for ratio in ratios:
-            exported = inshrink_core.export(
+            exported = inshrink_core.verbs.export(
                 target,
                 folder / "model.inshrink",
                 weights_only=True,
@@ -161,7 +161,7 @@ def starts(folder: Path, chains: tuple[float, ...], ratios: tuple[float | None, 
                 ratio=ratio or 1.0,
                 force=True,
             )
-            weights = inshrink_core.load_state_dict(folder / "model.inshrink")
+            weights = inshrink_core.verbs.load_state_dict(folder / "model.inshrink")
             name = f"lattice {coarseness:g}, " + ("exact" if ratio is None else f"at least {ratio:g}")
             yield Start(
                 name,

@@ -113,6 +113,9 @@ class InshrinkError(Exception):
             message += f"; {remedy}"
         super().__init__(message)
 
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError would show its repr
+
 
 class InputError(InshrinkError, ValueError):
     """Fix an argument: what was asked for cannot be done as asked."""
@@ -122,7 +125,7 @@ class ConfigError(InputError):
     """Fix the config: an unknown key or a value out of range."""
 
 
-class NotFoundError(InputError):
+class NotFoundError(InputError, KeyError):
     """A path, step or tensor that is not there."""
 
 

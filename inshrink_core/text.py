@@ -260,7 +260,7 @@ def steps_in_short(steps: Sequence[int]) -> str:
 def printable(text: str) -> str:
     r"""Return text on one line that a terminal cannot mistake for commands.
 
-    Names of tensors and files come from whoever made them, so an escape sequence in one is shown as
+    Names of tensors and files come from strangers, so an escape sequence in one is shown as
     what it is.
 
     Examples

@@ -1,7 +1,7 @@
 """Tensors of any dtype as plain numbers: what norms, histograms and scores are computed from.
 
 Most operations of PyTorch refuse some dtype (float8 is not promoted, float4 not even converted), so
-whoever measures values takes them from here. Codecs that store bits need none of this.
+code that measures values takes them from here. Codecs store bits and do not need it.
 """
 
 from __future__ import annotations

@@ -6,20 +6,48 @@ import doctest
 import inspect
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import inshrink_core
 
-NAMES = [name for name in inshrink_core.__all__ if name != "errors"]
+PACKAGES = ("inshrink_core", "inshrink_core.verbs", "inshrink_core.analysis", "inshrink_core.training")
+NAMES = [
+    (package, name)
+    for package in PACKAGES
+    for name in import_module(package).__all__
+    if not inspect.ismodule(getattr(import_module(package), name))
+]
+REPORTS = ("Comparison", "Movement", "Profile", "Trajectory", "TrainingResult", "Verification")
+"""Beside those whose names end in what they are."""
+
+VERBS = [
+    (package, name)
+    for package, name in NAMES
+    if not name.endswith(("Report", "Diff", "Event", "Inventory", "Bounds", "Gain", "Rehearsal", *REPORTS))
+    and name not in ("Task", "task_names")
+]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_public_name_has_an_example_that_runs(name: str) -> None:
-    value = getattr(inshrink_core, name)
+def test_what_most_people_need_is_about_a_dozen_names() -> None:
+    assert len([name for package, name in NAMES if package == "inshrink_core"]) <= 13
+
+
+@pytest.mark.parametrize(("package", "name"), NAMES)
+def test_every_public_name_is_what_it_says_and_documented(package: str, name: str) -> None:
+    value = getattr(import_module(package), name)
+    assert inspect.getdoc(value)
+    assert not inspect.ismodule(value)
+
+
+@pytest.mark.parametrize(("package", "name"), VERBS)
+def test_every_public_verb_has_an_example_that_runs(package: str, name: str) -> None:
+    value = getattr(import_module(package), name)
     documented = inspect.getdoc(value) or ""
-    assert ">>>" in documented, f"inshrink_core.{name} shows no example"
+    assert ">>>" in documented, f"{package}.{name} shows no example"
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     report: list[str] = []
     namespace = dict(vars(import_module(value.__module__)))
@@ -36,6 +64,15 @@ def test_importing_the_package_and_opening_a_run_imports_neither_torch_nor_numba
     assert done.stdout.strip() == "[]"
 
 
+def test_the_help_of_the_command_imports_no_torch() -> None:
+    script = (
+        "import sys; from inshrink_core.cli import main; main(['--help']);"
+        "print([m for m in ('torch', 'numba') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = inshrink_core.no_such_name
@@ -43,3 +80,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_dir_lists_the_public_names() -> None:
     assert set(dir(inshrink_core)) == set(inshrink_core.__all__)
+
+
+def test_a_run_and_its_archive_are_mappings_from_step_to_checkpoint(tmp_path: Path) -> None:
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    inshrink_core.compress(run, tmp_path / "a.inshrink", steps=run.steps[:2], codec="lossless")
+    archive = inshrink_core.open(tmp_path / "a.inshrink")
+    for opened, steps in ((run, run.steps), (archive, run.steps[:2])):
+        assert isinstance(opened, Mapping)
+        assert tuple(opened) == tuple(opened.keys()) == opened.steps == steps
+        assert [checkpoint.step for checkpoint in opened.values()] == list(steps)
+        assert (steps[0] in opened, 7 in opened, len(opened)) == (True, False, len(steps))
+        assert opened.get(7) is None
+        with pytest.raises(KeyError, match=r"no .*step"):
+            _ = opened[7]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from inshrink_app.jobs.report import Report
 
 if TYPE_CHECKING:
-    from inshrink_core import Archive, Evaluator, Run
-    from inshrink_core.evaluate import EvaluatedStep, Evaluation
+    from inshrink_core import Archive, Run
+    from inshrink_core.evaluate import EvaluatedStep, Evaluation, Evaluator
 
 __all__ = ["run", "trusted_evaluator"]
 

@@ -37,7 +37,7 @@ def digests(archive: Path) -> dict[int, str]:
     shutil.rmtree(scratch, ignore_errors=True)
     view, found = inshrink_core.Archive.open(archive).sequential(), {}
     for step in view.steps:
-        paths = inshrink_core.write_checkpoint(view[step], scratch / str(step))
+        paths = inshrink_core.formats.write_checkpoint(view[step], scratch / str(step))
         contents = [(path.relative_to(scratch).as_posix(), path.read_bytes()) for path in paths]
         found[step] = "|".join(f"{path}:{zlib.crc32(data):08x}:{len(data)}" for path, data in contents)
     shutil.rmtree(scratch, ignore_errors=True)

@@ -168,7 +168,7 @@ class Watch(Compress):
     name = "watch"
 
     def act(self, root: Path, note: Note) -> None:
-        report = inshrink_core.watch(
+        report = inshrink_core.verbs.watch(
             root / RUN,
             root / ARCHIVE,
             interval=0.001,
@@ -194,7 +194,7 @@ class Prune(Verb):
         _compress(root, keyframe_every=32)
 
     def act(self, root: Path, note: Note) -> None:
-        inshrink_core.prune(root / ARCHIVE, keep=(3,), keep_last=2, apply=True)
+        inshrink_core.verbs.prune(root / ARCHIVE, keep=(3,), keep_last=2, apply=True)
 
 
 class Saving(Verb):
@@ -251,7 +251,7 @@ class Pack(_OneFile):
     target = f"{OUT}/{PACKED}"
 
     def act(self, root: Path, note: Note, *, force: bool = False) -> None:
-        inshrink_core.pack(root / ARCHIVE, root / self.target, force=force)
+        inshrink_core.verbs.pack(root / ARCHIVE, root / self.target, force=force)
 
 
 class Unpack(_OneFile):
@@ -263,10 +263,10 @@ class Unpack(_OneFile):
 
     def prepare(self, root: Path) -> None:
         super().prepare(root)
-        inshrink_core.pack(root / ARCHIVE, root / PACKED)
+        inshrink_core.verbs.pack(root / ARCHIVE, root / PACKED)
 
     def act(self, root: Path, note: Note, *, force: bool = False) -> None:
-        inshrink_core.unpack(root / PACKED, root / self.target)
+        inshrink_core.verbs.unpack(root / PACKED, root / self.target)
 
     def again(self, root: Path) -> bool:
         # What is there is whole, as was judged before, and refusing to replace it is right.
@@ -281,7 +281,7 @@ class Export(_OneFile):
     target = f"{OUT}/model.inshrink"
 
     def act(self, root: Path, note: Note, *, force: bool = False) -> None:
-        inshrink_core.export(root / ARCHIVE, root / self.target, step=3, force=force)
+        inshrink_core.verbs.export(root / ARCHIVE, root / self.target, step=3, force=force)
 
 
 class Restore(Verb):

@@ -168,7 +168,7 @@ def truth_of(base: str) -> Truth:
         out = scratch.absent("truth")
         inshrink_core.restore(path, out, steps=[step], threads=1)
         truth["files"][step] = folder_digest(out)
-        truth["state"][step] = state_digest(inshrink_core.load_state_dict(path, step))
+        truth["state"][step] = state_digest(inshrink_core.verbs.load_state_dict(path, step))
     return truth
 
 
@@ -295,7 +295,7 @@ class Examination:
     def _read_otherwise(self, archive: Archive, steps: Sequence[int], restored: dict[int, Path]) -> None:
         """Whatever way a tensor is read, it is the same."""
         for step in {*restored, *(steps[-1:] if self._rng.random() < 0.5 else ())}:
-            state = self._tried(lambda step=step: inshrink_core.load_state_dict(archive, step))
+            state = self._tried(lambda step=step: inshrink_core.verbs.load_state_dict(archive, step))
             if state is None:
                 excused = step not in restored or self._holds_other_names(archive, step)
                 self._require(excused, "what restores also loads", f"step {step}")
@@ -304,7 +304,9 @@ class Examination:
             if self._sealed and step in restored:
                 self._written_as_decoded(archive, step, restored[step])
         if len(steps) > 1:
-            self._often_enough(lambda: self._tried(lambda: inshrink_core.diff(archive, everything=True)))
+            self._often_enough(
+                lambda: self._tried(lambda: inshrink_core.verbs.diff(archive, everything=True))
+            )
 
     @staticmethod
     def _holds_other_names(archive: Archive, step: int) -> bool:
@@ -338,14 +340,16 @@ class Examination:
         self._often_enough(self._export)
         if self._path.is_dir() and steps:
             keep = steps[-1]
-            self._often_enough(lambda: self._tried(lambda: inshrink_core.prune(self._path, keep=[keep])))
+            self._often_enough(
+                lambda: self._tried(lambda: inshrink_core.verbs.prune(self._path, keep=[keep]))
+            )
         if self._path.is_dir():
             self._often_enough(lambda: self._append(steps, restored))
 
     def _export(self) -> None:
         whole = self._rng.random() < 0.5
         out = scratch.absent("exported.inshrink")
-        self._tried(lambda: inshrink_core.export(self._path, out, weights_only=not whole))
+        self._tried(lambda: inshrink_core.verbs.export(self._path, out, weights_only=not whole))
 
     def _append(self, steps: Sequence[int], restored: dict[int, Path]) -> None:
         before = {step: folder_digest(folder) for step, folder in restored.items()}

@@ -117,20 +117,20 @@ def _branched(folder: Path, run: Path) -> Path:
 def _pruned(folder: Path, run: Path) -> Path:
     path = folder / "pruned.inshrink"
     inshrink_core.compress(run, path, codec="lattice", optimizer="compressed")
-    inshrink_core.prune(path, keep=STEPS[1:], apply=True)
+    inshrink_core.verbs.prune(path, keep=STEPS[1:], apply=True)
     return path
 
 
 def _rekeyed(folder: Path, run: Path) -> Path:
     path = folder / "rekeyed.inshrink"
     inshrink_core.compress(run, path, codec="inshrinkerator", keyframe_every=2)
-    inshrink_core.prune(path, keep_last=1, apply=True)
+    inshrink_core.verbs.prune(path, keep_last=1, apply=True)
     return path
 
 
 def _exported(folder: Path, run: Path) -> Path:
     inshrink_core.compress(run, folder / "whole.inshrink")
-    inshrink_core.export(folder / "whole.inshrink", folder / "weights.inshrink", weights_only=True)
+    inshrink_core.verbs.export(folder / "whole.inshrink", folder / "weights.inshrink", weights_only=True)
     return folder / "weights.inshrink"
 
 

@@ -1,1 +1,20 @@
-"""Looking into runs: sensitivities over training, the inside of a tensor, its course, restore gain."""
+"""What the tensors of a run and of its archive tell: sensitivity, movement, anatomy, restore gain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inshrink_core.lazy import index
+
+if TYPE_CHECKING:
+    from inshrink_core.analysis.anatomy import anatomy as anatomy
+    from inshrink_core.analysis.gain import RestoreGain as RestoreGain
+    from inshrink_core.analysis.gain import restore_gain as restore_gain
+    from inshrink_core.analysis.movement import Movement as Movement
+    from inshrink_core.analysis.profile import Profile as Profile
+    from inshrink_core.analysis.profile import SensitivityReport as SensitivityReport
+    from inshrink_core.analysis.profile import sensitivity as sensitivity
+    from inshrink_core.analysis.trajectory import Trajectory as Trajectory
+    from inshrink_core.analysis.trajectory import trajectory as trajectory
+
+__all__ = index(__name__)

@@ -172,7 +172,8 @@ def anatomy(
     --------
     >>> import inshrink_core
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> seen = inshrink_core.anatomy(run, 400, "fc1.weight", "inshrinkerator", {"bins": 8, "prune": 0.25})
+    >>> settings = {"bins": 8, "prune": 0.25}
+    >>> seen = inshrink_core.analysis.anatomy(run, 400, "fc1.weight", "inshrinkerator", settings)
     >>> seen.level_kind, [part.name for part in seen.histogram.parts]
     ('codebook', ['pruned', 'quantized', 'protected'])
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TextIO
 
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.errors import InputError, NotFoundError, StorageError
 from inshrink_core.execution import ResultStore, cache_folder
 from inshrink_core.report import Report
 from inshrink_core.sensitivity import ScoreHistogram, Scores, SensitivityMetric, Summary, scores
@@ -152,7 +152,7 @@ def sensitivity(
     --------
     >>> import inshrink_core
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> table = inshrink_core.sensitivity(run, "fisher", steps=(400, 800)).by("layer_type")
+    >>> table = inshrink_core.analysis.sensitivity(run, "fisher", steps=(400, 800)).by("layer_type")
     >>> table.rows, table.mean.shape
     (('convolution', 'vector', 'linear'), (3, 2))
     """

@@ -100,7 +100,7 @@ def trajectory(
     --------
     >>> import inshrink_core
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> found = inshrink_core.trajectory(run, "fc1.weight", steps=run.steps[:3])
+    >>> found = inshrink_core.analysis.trajectory(run, "fc1.weight", steps=run.steps[:3])
     >>> found.rms.shape, bool(found.movement[1] > 0)
     ((3,), True)
     """

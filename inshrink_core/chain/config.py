@@ -139,6 +139,11 @@ class ChainConfig:
         }
         return record | ({"overrides": [one.to_json() for one in self.overrides]} if self.overrides else {})
 
+    def settings(self) -> dict[str, Any]:
+        """Return settings and overrides as they are asked for: what makes the same chain again."""
+        overrides = {"overrides": [one.to_json() for one in self.overrides]} if self.overrides else {}
+        return self._settings() | overrides
+
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = dataclasses.asdict(self.config)  # type: ignore[call-overload]
         return settings

@@ -61,7 +61,8 @@ def step_needs(
     checkpoint
         The same, where it is open already.
     layout
-        As what it is written (`inshrink_core.write_checkpoint`); by default as it was, where it can be.
+        As what it is written (`inshrink_core.formats.write_checkpoint`); by default as it was, where it can
+        be.
 
     Raises
     ------

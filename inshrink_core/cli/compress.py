@@ -135,7 +135,7 @@ def compress(
         bool,
         typer.Option(
             "--allow-damaged",
-            help="Archive files that do not match their own checksums, too; the archive says so for ever.",
+            help="Archive files that do not match their own checksums, too; the archive will always say so.",
         ),
     ] = False,
     out: Output,
@@ -175,7 +175,7 @@ def _watch(run: str, output: Path, out: Output, options: Mapping[str, Any]) -> N
             typer.echo(printable(f"{event.kind}{step}{detail}"), err=True)
 
     with out.progress("compress") as progress:
-        report = inshrink_core.watch(run, output, on_event=tell, progress=progress, **options)
+        report = inshrink_core.verbs.watch(run, output, on_event=tell, progress=progress, **options)
     out.present(report, _show_watch)
 
 

@@ -50,7 +50,7 @@ def diff(
 
     opened = reading.open_any(path)
     with out.progress("diff") as progress:
-        moved = inshrink_core.diff(opened, steps=steps, everything=everything, progress=progress)
+        moved = inshrink_core.verbs.diff(opened, steps=steps, everything=everything, progress=progress)
     if csv_file is not None:
         moved.write_csv(csv_file)
     out.present(moved, lambda console, moved: _show(console, moved, everything))

@@ -45,7 +45,7 @@ def estimate(
     import inshrink_core
 
     opened = reading.open(run)
-    report = inshrink_core.estimate(
+    report = inshrink_core.verbs.estimate(
         opened, **writing.keywords(), **vars(computing), steps=steps_of(opened, steps), trials=trials
     )
     out.present(report, _show)

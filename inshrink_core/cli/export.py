@@ -90,7 +90,7 @@ def export(
     if output is not None:
         limits = limiting.limits()
         with out.progress("export") as progress:
-            made = inshrink_core.export(
+            made = inshrink_core.verbs.export(
                 archive,
                 output,
                 step=step,
@@ -106,9 +106,9 @@ def export(
         return
     with out.progress("pack" if pack else "unpack") as progress:
         if pack is not None:
-            copied = inshrink_core.pack(archive, pack, force=force, progress=progress)
+            copied = inshrink_core.verbs.pack(archive, pack, force=force, progress=progress)
         else:
-            copied = inshrink_core.unpack(archive, unpack or "", progress=progress)
+            copied = inshrink_core.verbs.unpack(archive, unpack or "", progress=progress)
     out.present(copied, _show_pack)
 
 

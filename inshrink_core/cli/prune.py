@@ -78,7 +78,7 @@ def prune(
         frames = inshrink_core.Archive.open(archive).reader.frames
         steps = choose_steps(keep, sorted({frame.step for frame in frames}), str(archive))
     with out.progress("prune", stage="prune") as progress:
-        report = inshrink_core.prune(
+        report = inshrink_core.verbs.prune(
             archive,
             keep_every=keep_every,
             keep_last=keep_last,

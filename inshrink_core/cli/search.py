@@ -115,7 +115,7 @@ def search(
 
 @contextmanager
 def _live_table(*, hidden: bool) -> Iterator[OnSearch | None]:
-    """Show the last trials on stderr as they come; nothing where no one watches."""
+    """Show the last trials on stderr as they come, if that is a terminal."""
     if hidden or not sys.stderr.isatty():
         yield None
         return

@@ -55,7 +55,7 @@ def show_table(
 
 
 def show_originals(console: Console, text: str) -> None:
-    """Print what vouched for the originals, where that was not their own checksums."""
+    """Print what is known of the originals' checksums, unless all of them matched."""
     if text != "checked":
         console.print(printable(f"checksums of the originals: {text}"), soft_wrap=True)
 

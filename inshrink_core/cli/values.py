@@ -37,7 +37,7 @@ def choose_steps(texts: Sequence[str], available: Sequence[int], where: str) -> 
         Values of the option: ``100``, ``100,200``, ``100:500``, ``:500``, ``100:``, ``0:500:5``.
     available
         Every step there is. Steps of a range come from these; a step named by itself is passed on
-        even if it is not there, so that whoever reads it can say so.
+        even if it is not there: reading it raises the error.
     where
         The run or archive, for messages.
 

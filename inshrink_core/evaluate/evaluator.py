@@ -76,7 +76,8 @@ class Evaluator:
     >>> import inshrink_core
     >>> directory = inshrink_core.sample("digits-cnn")
     >>> state = inshrink_core.open(directory)[2000].state_dict()
-    >>> with inshrink_core.Evaluator(f"{directory}/evaluator.py:evaluate", metric="accuracy") as evaluator:
+    >>> from inshrink_core.evaluate import Evaluator
+    >>> with Evaluator(f"{directory}/evaluator.py:evaluate", metric="accuracy") as evaluator:
     ...     evaluator.evaluate(state).value > 0.97
     True
     """

@@ -124,7 +124,7 @@ class _Empty:
 
 
 def empty_directory() -> Path:
-    """Return a folder of this process that is empty and nobody else's: where children work.
+    """Return an empty folder that belongs to this process alone: children work there.
 
     It lasts as long as the process, and is made anew where somebody tidied it away.
     """

@@ -108,10 +108,10 @@ def _refuse_two_models(parsed: list[ParsedCheckpoint]) -> None:
             )
 
 
-class Run:
+class Run(Mapping[int, Checkpoint]):
     """The checkpoints of one training: a mapping from step to `Checkpoint`, headers in memory only.
 
-    Made by `open_run`. Iterating gives the checkpoints in step order.
+    Made by `open_run`. Iterating gives the steps, ascending.
 
     Parameters
     ----------
@@ -216,9 +216,12 @@ class Run:
             self._accepted[step] = accepting_damage(checkpoint)
         return self._accepted[step]
 
-    def __iter__(self) -> Iterator[Checkpoint]:
-        for step in self.steps:
-            yield self[step]
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.steps)
+
+    # Two runs are compared as objects: as mappings, every checkpoint would be read.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __len__(self) -> int:
         return len(self.steps)

@@ -265,7 +265,7 @@ def write_checkpoint(
     --------
     >>> import inshrink_core, tempfile
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> inshrink_core.write_checkpoint(run[400], tempfile.mkdtemp(), layout="safetensors")[0].name
+    >>> inshrink_core.formats.write_checkpoint(run[400], tempfile.mkdtemp(), layout="safetensors")[0].name
     'model.safetensors'
     """
     if layout not in _LAYOUTS:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.chain import Archive, archive_size
-from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.errors import EvaluatorError, InshrinkError, NotFiniteError
 from inshrink_core.evaluate import Evaluation
@@ -35,16 +32,14 @@ from inshrink_core.training.spool import spool_folder
 from inshrink_core.training.tasks import Task
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from inshrink_core.chain import Appended, ChainConfig, ChainWriter
     from inshrink_core.chain.append import TensorDone
     from inshrink_core.checkpoint import FileLayout, TensorSpec
-    from inshrink_core.training.tasks import Task
 
 __all__ = [
     "RehearsedWriter",
     "Schedule",
+    "Setup",
     "TaskEvaluator",
     "isolated",
     "open_rehearsed",
@@ -59,6 +54,9 @@ generator takes 32 bits of its seed, so seed and step cannot stand side by side 
 
 _WRONG_SEED: Final = 0x5EED
 """Of the model that a restore overwrites: had the restore not, its values would show."""
+
+_IGNORED: Final = -100
+"""Class of targets that PyTorch's losses leave out, unless told another."""
 
 OnStep = Callable[[int], None]
 """Called with the step, after each."""
@@ -106,14 +104,30 @@ def _rounded(numerator: int, denominator: int) -> int:
     return (2 * numerator + denominator) // (2 * denominator)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is trained, when it is saved and fails, and where it runs.
+
+    Parameters
+    ----------
+    task, schedule, device
+        The task, its saves and failures, and the device of its model.
+    """
+
+    task: Task
+    schedule: Schedule
+    device: str
+
+
 class _Training:
     """A model, its optimizer, and the losses since the last save."""
 
-    def __init__(self, task: Task, seed: int, model_seed: int, n_steps: int, device: str) -> None:
-        self.task, self.seed, self.n_steps, self.device = task, seed, n_steps, device
+    def __init__(self, setup: Setup, seed: int, model_seed: int) -> None:
+        self.task, self.seed, self.device = setup.task, seed, setup.device
+        self.n_steps = setup.schedule.n_steps
         torch.manual_seed(model_seed)
-        self.model = task.build().to(device)
-        self.optimizer = task.optimizer(self.model)
+        self.model = self.task.build().to(self.device)
+        self.optimizer = self.task.optimizer(self.model)
         self._peaks = [group["lr"] for group in self.optimizer.param_groups]
         self._losses: list[Tensor] = []
 
@@ -164,35 +178,17 @@ def isolated(threads: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def train_uninterrupted(
-    task: Task, seed: int, schedule: Schedule, *, device: str, on_step: OnStep | None = None
-) -> TrainingResult:
+def train_uninterrupted(setup: Setup, seed: int, *, on_step: OnStep | None = None) -> TrainingResult:
     """Train from the first step to the last, evaluating where the other training is saved."""
-    begun = time.perf_counter()
-    training = _Training(task, seed, seed, schedule.n_steps, device)
-    metrics, losses, at = [], [], 0
-    for step in schedule.saved_at:
-        training.advance(range(at + 1, step + 1), None, on_step)
-        metrics.append(task.evaluate(training.model))
-        losses.append(training.take_loss())
-        at = step
-    return TrainingResult(
-        seed=seed,
-        steps=schedule.saved_at,
-        metrics=tuple(metrics),
-        train_losses=tuple(losses),
-        seconds=time.perf_counter() - begun,
-    )
+    return _train(setup, _Training(setup, seed, seed), None, on_step)
 
 
 def train_restored(
-    task: Task,
+    setup: Setup,
     seed: int,
-    schedule: Schedule,
     archive: Path,
+    chain: ChainConfig,
     *,
-    saver_options: Mapping[str, Any],
-    device: str,
     bounds: Bounds | None = None,
     on_step: OnStep | None = None,
 ) -> TrainingResult:
@@ -200,88 +196,117 @@ def train_restored(
 
     Parameters
     ----------
+    setup, seed
+        What is trained.
     archive
         Where the saver saves; what an unfinished training left there is removed.
-    saver_options
-        Keywords of `Saver`.
+    chain
+        How frames are written.
     bounds
         What is promised of every save as restored: each is then written with the smallest frame found that
-        keeps them, judged by the task itself. None: all saves are written as `saver_options` say.
+        keeps them, with the task itself as the evaluator. By default all saves are written as `chain` says.
 
     Notes
     -----
     Weights, buffers and the optimizer's state come out of the archive through `Saver.restore` alone;
     the state of torch's generator is saved beside them.
     """
-    if bounds is None:
-        return _train_restored(task, seed, schedule, archive, saver_options, device, None, on_step)
-    base = make_chain_config(
-        "",
-        saver_options["codec"],
-        saver_options["config"],
-        saver_options["optimizer_state"],
-        saver_options["keyframe_every"],
-        "cpu",
-        1,
-    )
-    with open_rehearsed(task, base, bounds, device) as writer:
-        result = _train_restored(task, seed, schedule, archive, saver_options, device, writer, on_step)
-        return dataclasses.replace(result, promise=writer.promise())
+    with contextlib.ExitStack() as stack:
+        writer = None
+        if bounds is not None:
+            base = replace(chain, device="cpu", threads=1)
+            writer = stack.enter_context(open_rehearsed(setup.task, base, bounds, setup.device))
+        _remove_archive(archive)
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        training = _Training(setup, seed, seed)
+        failing = _Failing(setup, archive, chain, writer, training)
+        try:
+            result = _train(setup, training, failing, on_step)
+            failing.saver.close()
+        except BaseException:
+            with contextlib.suppress(InshrinkError):
+                failing.saver.close()
+            raise
+        size = archive_size(Archive.open(archive))
+        return replace(
+            result,
+            raw_weights=size.raw_weights,
+            weights_nbytes=size.weights_nbytes,
+            raw_total=size.raw_total,
+            nbytes=size.nbytes,
+            promise=None if writer is None else writer.promise(),
+        )
 
 
-def _train_restored(
-    task: Task,
-    seed: int,
-    schedule: Schedule,
-    archive: Path,
-    saver_options: Mapping[str, Any],
-    device: str,
-    writer: StepWriter | None,
-    on_step: OnStep | None,
+def _train(
+    setup: Setup, training: _Training, failing: _Failing | None, on_step: OnStep | None
 ) -> TrainingResult:
-    """Train with failures, each save written by `writer`."""
-    begun, waited = time.perf_counter(), 0.0
-    _remove_archive(archive)
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    training = _Training(task, seed, seed, schedule.n_steps, device)
-    saver = Saver(archive, training.model, training.optimizer, **saver_options, step_writer=writer)
-    # A writer sets the codec save by save: the archive's newest need not be the one it began with.
-    own = () if writer is None else ("codec", "config")
-    again = {name: value for name, value in saver_options.items() if name not in own}
+    """Train from the first step to the last, and evaluate at every save."""
+    begun = time.perf_counter()
     metrics, losses, at = [], [], 0
-    try:
-        for step in schedule.saved_at:
-            training.advance(range(at + 1, step + 1), saver.record, on_step)
-            metrics.append(task.evaluate(training.model))
-            losses.append(training.take_loss())
-            asked = time.perf_counter()
-            saver.save(step, _generator_states(device))
-            waited += time.perf_counter() - asked
-            at = step
-            if step in schedule.restored_at:
-                saver.close()
-                training = _Training(task, seed, _WRONG_SEED, schedule.n_steps, device)
-                saver = Saver(archive, training.model, training.optimizer, **again, step_writer=writer)
-                saver.restore(step)
-                _set_generator_states(saver.extra, device)
-        saver.close()
-    except BaseException:
-        with contextlib.suppress(InshrinkError):
-            saver.close()
-        raise
-    size = archive_size(Archive.open(archive))
+    for step in setup.schedule.saved_at:
+        record = None if failing is None else failing.saver.record
+        training.advance(range(at + 1, step + 1), record, on_step)
+        metrics.append(setup.task.evaluate(training.model))
+        losses.append(training.take_loss())
+        if failing is not None:
+            training = failing.save(training, step)
+        at = step
     return TrainingResult(
-        seed=seed,
-        steps=schedule.saved_at,
+        seed=training.seed,
+        steps=setup.schedule.saved_at,
         metrics=tuple(metrics),
         train_losses=tuple(losses),
         seconds=time.perf_counter() - begun,
-        save_seconds=waited,
-        raw_weights=size.raw_weights,
-        weights_nbytes=size.weights_nbytes,
-        raw_total=size.raw_total,
-        nbytes=size.nbytes,
+        save_seconds=0.0 if failing is None else failing.waited,
     )
+
+
+class _Failing:
+    """Saves a training, and lets it fail where the schedule says so."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        archive: Path,
+        chain: ChainConfig,
+        writer: StepWriter | None,
+        training: _Training,
+    ) -> None:
+        self._setup, self._archive, self._writer = setup, archive, writer
+        self._chain = chain
+        self.waited = 0.0
+        self.saver = self._open(training, chain.codec, chain.settings())
+
+    def _open(self, training: _Training, codec: str | None, config: Mapping[str, Any] | None) -> Saver:
+        return Saver(
+            self._archive,
+            training.model,
+            training.optimizer,
+            codec=codec,
+            config=config,
+            optimizer_state=self._chain.optimizer,
+            keyframe_every=self._chain.keyframe_every,
+            device="cpu",
+            step_writer=self._writer,
+        )
+
+    def save(self, training: _Training, step: int) -> _Training:
+        """Save, and return what training goes on with: after a failure, what came out of the archive."""
+        device = self._setup.device
+        asked = time.perf_counter()
+        self.saver.save(step, _generator_states(device))
+        self.waited += time.perf_counter() - asked
+        if step not in self._setup.schedule.restored_at:
+            return training
+        self.saver.close()
+        restored = _Training(self._setup, training.seed, _WRONG_SEED)
+        # A writer sets the codec save by save: the archive's newest need not be the one it began with.
+        known = (None, None) if self._writer is not None else (self._chain.codec, self._chain.settings())
+        self.saver = self._open(restored, *known)
+        self.saver.restore(step)
+        _set_generator_states(self.saver.extra, device)
+        return restored
 
 
 def _generator_states(device: str) -> dict[str, Any]:
@@ -313,7 +338,7 @@ class RehearsedWriter:
     base
         How frames are made, but for what is searched.
     task
-        What judges.
+        The task, which evaluates its own model.
     bounds
         What is promised of every restored step.
     device
@@ -326,7 +351,7 @@ class RehearsedWriter:
         self._bounded = BoundedWriter(base, self.judge, self._originals.get)
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
-        """Write a save with the smallest frame found that keeps the bounds, exactly where there is none."""
+        """Write a save with the smallest frame found that keeps the bounds, or exactly if none does."""
         self._originals[checkpoint.step] = checkpoint
         appended = self._bounded.append(chain, checkpoint, done)
         # The files of a save are gone after a failure; the next one may want to know what moved since.
@@ -341,7 +366,7 @@ class RehearsedWriter:
         return promise.to_json() | {"frames": [{"step": step, **promise.step_json(step)} for step in steps]}
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_rehearsed(task: Task, base: ChainConfig, bounds: Bounds, device: str) -> Iterator[RehearsedWriter]:
     """Yield a writer; what its judge keeps in files goes with it."""
     writer = RehearsedWriter(base, task, bounds, device)
@@ -381,10 +406,6 @@ def _held(checkpoint: Checkpoint) -> Checkpoint:
     specs = tuple(spec for spec in checkpoint.specs if spec.role in MODEL_ROLES)
     tensors = {spec.key: checkpoint[spec.key].clone() for spec in specs}
     return replace(checkpoint, specs=specs, files=(), source=_Held(tensors))
-
-
-_IGNORED: Final = -100
-"""Class of targets that PyTorch's losses leave out, unless told another."""
 
 
 class TaskEvaluator:
@@ -459,7 +480,7 @@ class TaskEvaluator:
 
 
 def _judge(task: Task, model: torch.nn.Module) -> tuple[float, Tensor | None]:
-    """Return a model's metric and predictions; the latter as the task says, or as its metric is taken of."""
+    """Return a model's metric, and predictions: the task's own, or what its metric is computed from."""
     own: Callable[[torch.nn.Module], Tensor] | None = getattr(task, "log_probs", None)
     if own is not None:
         return float(task.evaluate(model)), own(model)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,9 +24,9 @@ from inshrink_core.training.tasks import find_task
 if TYPE_CHECKING:
     import os
 
+    from inshrink_core.chain import ChainConfig
     from inshrink_core.codec import CodecConfig
-    from inshrink_core.training.failing import Schedule
-    from inshrink_core.training.tasks import Task
+    from inshrink_core.training.failing import Schedule, Setup
 
 __all__ = ["Rehearsal", "TrainingResult", "half_width", "parse_training", "rehearse"]
 
@@ -67,7 +67,8 @@ def rehearse(
         Trainings of each kind, with the seeds 0 to ``seeds - 1``.
     max_drop, max_divergence
         Bounds on every save as restored, as `inshrink_core.compress` takes them: each save is written with
-        the smallest frame found that keeps them, judged by the task itself, and exactly where there is none.
+        the smallest frame found that keeps them, with the task itself as the evaluator, or exactly if no
+        smaller one does.
     device
         Where training happens; ``auto`` is CUDA where there is one. The control (codec ``lossless``) is at
         exactly zero on the CPU, where the same operations give the same bits.
@@ -115,7 +116,7 @@ def rehearse(
     >>> result.restored_at, result.excess
     ((3, 6, 9), 0.0)
     """
-    from inshrink_core.training.failing import Schedule, isolated, require_judgeable
+    from inshrink_core.training.failing import Schedule, Setup, isolated, require_judgeable
 
     bounds = Bounds.promised(max_drop, max_divergence)
     found, identity = find_task(task)
@@ -129,41 +130,30 @@ def rehearse(
         threads,
     )
     chain = make_chain_config("", codec, config, optimizer, keyframe_every, "cpu", threads)
-    codec = chain.codec
     if bounds is not None:
-        space_of(codec, frozenset())  # refuses a codec without anything to search
-    record = chain.record()
-    entries = {"overrides": record["overrides"]} if chain.overrides else {}
-    written: dict[str, Any] = {
-        "codec": codec,
-        "config": record["config"] | entries,
-        "optimizer_state": chain.optimizer,
-        "keyframe_every": keyframe_every,
-    }
+        space_of(chain.codec, frozenset())  # refuses a codec without anything to search
+    setup = Setup(task=found, schedule=schedule, device=resolve_device(device))
     runner = _Runner(
-        found,
-        identity,
-        schedule,
-        Path(directory),
-        written,
-        resolve_device(device),
-        threads,
-        keep_archives,
-        progress,
+        setup=setup,
+        identity=identity,
+        directory=Path(directory),
+        chain=chain,
         bounds=bounds,
-        recorded=record["optimizer"],
+        threads=threads,
+        keep_archives=keep_archives,
+        progress=progress,
         total=2 * seeds * schedule.n_steps,
     )
     with isolated(threads):
         if bounds is not None:
-            require_judgeable(found, bounds, resolve_device(device))
+            require_judgeable(found, bounds, setup.device)
         pairs = [(runner.uninterrupted(seed), runner.restored(seed)) for seed in range(seeds)]
     return Rehearsal(
         task=found.name,
         metric=found.metric,
         direction=found.direction,
-        codec=codec,
-        config=written["config"],
+        codec=chain.codec,
+        config=chain.settings(),
         optimizer=chain.optimizer,
         n_steps=schedule.n_steps,
         n_saves=schedule.n_saves,
@@ -193,100 +183,98 @@ def _checked(schedule: Schedule, seeds: int, threads: int) -> Schedule:
     return schedule
 
 
+@dataclass(slots=True, kw_only=True)
 class _Runner:
     """Runs the trainings that are not there yet, and counts the steps of all."""
 
-    def __init__(
-        self,
-        task: Task,
-        identity: str,
-        schedule: Schedule,
-        directory: Path,
-        written: Mapping[str, Any],
-        device: str,
-        threads: int,
-        keep_archives: bool,
-        progress: OnProgress | None,
-        *,
-        bounds: Bounds | None,
-        recorded: str,
-        total: int,
-    ) -> None:
-        import torch
-
-        self._task, self._schedule, self._written = task, schedule, written
-        self._device, self._keep_archives, self._bounds = device, keep_archives, bounds
-        self._progress, self._total, self._done = progress, total, 0
-        self._recorded = recorded
-        self._store = ResultStore(directory / "results", "result", parse_training)
-        self._archives = directory / "archives"
-        self._key = {
-            "task": identity,
-            "n_steps": schedule.n_steps,
-            "saved_at": list(schedule.saved_at),
-            "device": device,
-            "threads": threads,
-            "torch": torch.__version__,
-        }
+    setup: Setup
+    identity: str
+    directory: Path
+    chain: ChainConfig
+    bounds: Bounds | None
+    threads: int
+    keep_archives: bool
+    progress: OnProgress | None
+    total: int
+    done: int = 0
 
     def uninterrupted(self, seed: int) -> TrainingResult:
         """Return the training without failures."""
         from inshrink_core.training.failing import train_uninterrupted
 
-        key = self._key | {"seed": seed}
-        result = self._store.load(f"uninterrupted-seed{seed}", key)
-        if result is None:
-            result = train_uninterrupted(
-                self._task,
-                seed,
-                self._schedule,
-                device=self._device,
-                on_step=self._reporter(f"seed {seed}, uninterrupted"),
-            )
-            self._store.keep(f"uninterrupted-seed{seed}", key, dataclasses.asdict(result))
-        self._done += self._schedule.n_steps
-        return result
+        on_step = self._reporter(f"seed {seed}, uninterrupted")
+        return self._kept(
+            "uninterrupted",
+            self._key(seed),
+            lambda _: train_uninterrupted(self.setup, seed, on_step=on_step),
+        )
 
     def restored(self, seed: int) -> TrainingResult:
         """Return the training with failures."""
         from inshrink_core import __version__
         from inshrink_core.training.failing import train_restored
 
-        bitstream = get_codec(self._written["codec"]).bitstream
-        key = {**self._key, **self._written, "seed": seed, "bitstream": bitstream, "inshrink": __version__}
-        # In the words that frames have, so that a renamed option finds what was kept.
-        key["optimizer_state"] = self._recorded
-        key["restored_at"] = list(self._schedule.restored_at)
-        if self._bounds is not None:
-            key["bounds"] = _bounds_key(self._bounds)
-        label = f"restored-seed{seed}"
-        result = self._store.load(label, key)
+        key = self._key(seed) | {
+            "codec": self.chain.codec,
+            "config": self.chain.settings(),
+            # In the words that frames have, so that what was kept under an older name of it is found.
+            "optimizer_state": self.chain.record()["optimizer"],
+            "keyframe_every": self.chain.keyframe_every,
+            "bitstream": get_codec(self.chain.codec).bitstream,
+            "inshrink": __version__,
+            "restored_at": list(self.setup.schedule.restored_at),
+        }
+        if self.bounds is not None:
+            key["bounds"] = _bounds_key(self.bounds)
+        on_step = self._reporter(f"seed {seed}, restored")
+
+        return self._kept(
+            "restored",
+            key,
+            lambda name: train_restored(
+                self.setup, seed, self._archive(name), self.chain, bounds=self.bounds, on_step=on_step
+            ),
+        )
+
+    def _archive(self, name: str) -> Path:
+        return self.directory / "archives" / f"{name}.inshrink"
+
+    def _key(self, seed: int) -> dict[str, Any]:
+        """Return what every training depends on."""
+        import torch
+
+        schedule = self.setup.schedule
+        return {
+            "task": self.identity,
+            "n_steps": schedule.n_steps,
+            "saved_at": list(schedule.saved_at),
+            "device": self.setup.device,
+            "threads": self.threads,
+            "torch": torch.__version__,
+            "seed": seed,
+        }
+
+    def _kept(self, kind: str, key: dict[str, Any], train: Callable[[str], TrainingResult]) -> TrainingResult:
+        """Return a result that is there already, or make and keep it."""
+        label = f"{kind}-seed{key['seed']}"
+        store = ResultStore(self.directory / "results", "result", parse_training)
+        result = store.load(label, key)
         if result is None:
-            archive = self._archives / f"{self._store.name_of(label, key)}.inshrink"
-            result = train_restored(
-                self._task,
-                seed,
-                self._schedule,
-                archive,
-                saver_options=self._written,
-                device=self._device,
-                bounds=self._bounds,
-                on_step=self._reporter(f"seed {seed}, restored"),
-            )
-            self._store.keep(label, key, dataclasses.asdict(result))
-            if not self._keep_archives:
-                shutil.rmtree(archive)
-        self._done += self._schedule.n_steps
+            result = train(store.name_of(label, key))
+            store.keep(label, key, dataclasses.asdict(result))
+            if not self.keep_archives:
+                shutil.rmtree(self._archive(store.name_of(label, key)), ignore_errors=True)
+        self.done += self.setup.schedule.n_steps
         return result
 
     def _reporter(self, detail: str) -> Any:
         """Return what a training calls after each step."""
-        progress = self._progress
+        progress = self.progress
         if progress is None:
             return None
 
         def report(step: int) -> None:
-            progress(Progress("rehearse", self._done + step, self._total, step, detail))
+            progress(Progress("rehearse", self.done + step, self.total, step, detail))
 
         return report
 

@@ -522,10 +522,10 @@ class Archiver:
                 self._writer.close()
 
     def close_quietly(self) -> None:
-        """Close where no one is left to raise to: what could not be archived stays in the spool."""
+        """Close without raising: what could not be archived stays in the spool."""
         try:
             self.close()
-        except Exception as error:  # whatever it is, at the interpreter's end there is no one to catch it
+        except Exception as error:  # at the interpreter's end nothing could catch it
             _logger.warning("a save is not archived yet and waits in the spool: %s", error)
 
     def _work(self) -> None:

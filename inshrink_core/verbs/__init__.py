@@ -1,1 +1,43 @@
-"""What a user does with a run or an archive: one file a verb, its report beside it."""
+"""What a user does with a run or an archive: every verb of the command line, and its report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inshrink_core.lazy import index
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import Verification as Verification
+    from inshrink_core.chain import verify_archive as verify
+    from inshrink_core.evaluate import Comparison as Comparison
+    from inshrink_core.formats import write_checkpoint as write_checkpoint
+    from inshrink_core.search.bounds import Bounds as Bounds
+    from inshrink_core.search.search import SearchReport as SearchReport
+    from inshrink_core.search.search import search as search
+    from inshrink_core.verbs.compare import CheckedBounds as CheckedBounds
+    from inshrink_core.verbs.compare import compare as compare
+    from inshrink_core.verbs.compress import CompressReport as CompressReport
+    from inshrink_core.verbs.compress import compress as compress
+    from inshrink_core.verbs.diff import StepDiff as StepDiff
+    from inshrink_core.verbs.diff import diff as diff
+    from inshrink_core.verbs.estimate import EstimateReport as EstimateReport
+    from inshrink_core.verbs.estimate import estimate as estimate
+    from inshrink_core.verbs.export import ExportReport as ExportReport
+    from inshrink_core.verbs.export import export as export
+    from inshrink_core.verbs.inspect import Inventory as Inventory
+    from inshrink_core.verbs.inspect import inspect as inspect
+    from inshrink_core.verbs.pack import PackReport as PackReport
+    from inshrink_core.verbs.pack import pack as pack
+    from inshrink_core.verbs.pack import unpack as unpack
+    from inshrink_core.verbs.prune import ForgetReport as ForgetReport
+    from inshrink_core.verbs.prune import PruneReport as PruneReport
+    from inshrink_core.verbs.prune import forget_missing as forget_missing
+    from inshrink_core.verbs.prune import prune as prune
+    from inshrink_core.verbs.restore import RestoreReport as RestoreReport
+    from inshrink_core.verbs.restore import load_state_dict as load_state_dict
+    from inshrink_core.verbs.restore import restore as restore
+    from inshrink_core.verbs.watch import WatchEvent as WatchEvent
+    from inshrink_core.verbs.watch import WatchReport as WatchReport
+    from inshrink_core.verbs.watch import watch as watch
+
+__all__ = index(__name__)

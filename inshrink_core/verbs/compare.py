@@ -110,7 +110,7 @@ def compare(
     gain: bool = False,
     progress: OnProgress | None = None,
 ) -> Comparison:
-    """Evaluate every step as trained, as restored, and as the stale copy.
+    """Evaluate every step as trained, as restored, and with the previous checkpoint in its place.
 
     Parameters
     ----------

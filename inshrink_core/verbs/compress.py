@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,28 +23,26 @@ from inshrink_core.chain import (
     tensor_digest,
 )
 from inshrink_core.chain.defaults import make_chain_config
-from inshrink_core.errors import DamagedError, NotFoundError, StepConflictError
+from inshrink_core.errors import DamagedError, StepConflictError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import recycling
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
 from inshrink_core.report import Report
 from inshrink_core.search.bounded import AsConfigured, BoundedWriter, StepWriter, open_bounded
 from inshrink_core.search.bounds import Bounds
+from inshrink_core.search.search import choose_steps
 
 if TYPE_CHECKING:
     import os
 
-    from torch import Tensor
-
-    from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
+    from inshrink_core.checkpoint import Checkpoint, TensorSpec
     from inshrink_core.codec import CodecConfig
     from inshrink_core.errors import CheckFailedError
     from inshrink_core.formats import Skipped
     from inshrink_core.frame import FrameInfo
     from inshrink_core.search.bounded import Promise
 
-__all__ = ["CompressReport", "compress", "reading_ahead"]
+__all__ = ["CompressReport", "compress"]
 
 
 def compress(
@@ -91,14 +86,14 @@ def compress(
     resumed_from
         The archived step that training was restored from: the steps of `run` after it open a branch.
     max_drop, max_divergence
-        Bounds on every restored step (`inshrink_core.search.bounds.Bounds`): each is then written with the
-        smallest frame found that keeps them, and exactly where there is none.
+        Bounds on every restored step (`inshrink_core.verbs.Bounds`): each is then written with the smallest
+        frame found that keeps them, or exactly if no smaller one does.
     evaluator, metric, direction, trust_run, timeout
-        What judges the bounds, as `inshrink_core.compare` takes them.
+        The evaluator of the bounds, as for `inshrink_core.compare`.
     device, threads
         Where and how many tensors at a time are encoded; neither changes the bytes.
     allow_damaged
-        Archive files that do not match their own checksums as they are; the archive says so for ever.
+        Archive files that do not match their own checksums, too; the archive will always say so.
     progress
         Called after each tensor.
 
@@ -130,7 +125,8 @@ def compress(
         opened = opened.allowing_damage()
     elif steps is None and opened.rotten:
         raise DamagedError(opened.rotten[0].reason, where=str(opened.path))
-    chosen = _choose_steps(opened, steps)
+    asked_for = None if steps is None else tuple(steps)
+    chosen = () if asked_for == () else choose_steps(opened, asked_for)
     chain_config = make_chain_config(archive, codec, config, optimizer, keyframe_every, device, threads)
     if resumed_from is not None:
         # Before the writer makes an archive: a branch needs one that is there.
@@ -307,21 +303,6 @@ class _Session:
         self.squared_norm += appended.squared_norm
 
 
-def _choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
-    """Return the steps to write, ascending; every one must exist."""
-    if steps is None:
-        return run.steps
-    chosen = tuple(sorted(set(steps)))
-    for step in chosen:
-        if step not in run.steps:
-            raise NotFoundError(
-                f"the run has no step {step}",
-                where=str(run.path),
-                remedy=f"it has {run.steps[0]} to {run.steps[-1]}; `inshrink inspect` lists them",
-            )
-    return chosen
-
-
 def _branch_point(writer: ArchiveWriter, resumed_from: int | None) -> tuple[FrameInfo | None, int | None]:
     """Return the frame to continue from and the branch to write, (None, None) for the head's own."""
     if resumed_from is None:
@@ -357,7 +338,7 @@ class CompressReport(Report):
     left_out
         What of the run was not read, and why.
     originals
-        What vouched for the files of the steps in the archive.
+        What is known of the checksums of the original files.
     device
         Where the steps were encoded.
     """
@@ -418,80 +399,3 @@ class CompressReport(Report):
         promised = {} if self.promise is None else self.promise.to_json()
         left_out = [f"{row.path}: {row.reason}" for row in self.left_out]
         return promised | Report.to_json(self) | {"left_out": left_out}
-
-
-@contextmanager
-def reading_ahead(checkpoint: Checkpoint, order: Iterable[TensorSpec], threads: int) -> Iterator[Checkpoint]:
-    """Give the same checkpoint, of which threads read tensors ahead while the context is open.
-
-    Parameters
-    ----------
-    checkpoint
-        Its source may be read by several threads.
-    order
-        In which its tensors will probably be asked for; any other order works, only slower.
-    threads
-        How many tensors to read at a time; 1 reads each when it is asked for.
-
-    Notes
-    -----
-    Tensors that were read and not asked for yet have at most ``threads + 1`` times the bytes of the
-    largest one.
-    """
-    if threads <= 1:
-        with recycling():
-            yield checkpoint
-        return
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="inshrink") as pool:
-        ahead = _ReadAhead(checkpoint.source, order, threads, pool)
-        try:
-            with recycling():
-                yield replace(checkpoint, source=ahead)
-        finally:
-            ahead.stop()
-
-
-class _ReadAhead:
-    """A `TensorSource` that knows what will be asked for next."""
-
-    def __init__(
-        self, source: TensorSource, order: Iterable[TensorSpec], threads: int, pool: ThreadPoolExecutor
-    ) -> None:
-        self._source, self._pool = source, pool
-        self._next = deque(order)
-        self._room = (threads + 1) * max((spec.nbytes for spec in self._next), default=0)
-        self._started: dict[str, Future[Tensor]] = {}
-        self._taken: set[str] = set()
-        self._lock = threading.Lock()
-
-    def read(self, spec: TensorSpec) -> Tensor:
-        """Return a tensor, which is being read already if all goes in order."""
-        with self._lock:
-            self._start_some()
-            self._taken.add(spec.key)
-            future = self._started.pop(spec.key, None)
-        if future is None:
-            return self._source.read(spec)
-        tensor = future.result()
-        with self._lock:
-            self._room += spec.nbytes
-            self._start_some()
-        return tensor
-
-    def skeleton(self, layout: FileLayout) -> bytes:
-        """Return the bytes of a file outside its tensors."""
-        return self._source.skeleton(layout)
-
-    def stop(self) -> None:
-        """Start nothing more."""
-        with self._lock:
-            self._next.clear()
-            for future in self._started.values():
-                future.cancel()
-
-    def _start_some(self) -> None:
-        while self._next and self._next[0].nbytes <= self._room:
-            spec = self._next.popleft()
-            if spec.key not in self._taken:
-                self._room -= spec.nbytes
-                self._started[spec.key] = self._pool.submit(self._source.read, spec)

@@ -162,7 +162,7 @@ def diff(
     Examples
     --------
     >>> import inshrink_core
-    >>> moved = inshrink_core.diff(inshrink_core.sample("digits-cnn"), steps=(200, 400))
+    >>> moved = inshrink_core.verbs.diff(inshrink_core.sample("digits-cnn"), steps=(200, 400))
     >>> moved.total.changed > 0.9
     True
     """

@@ -148,7 +148,7 @@ def estimate(
     --------
     >>> import inshrink_core
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> report = inshrink_core.estimate(run, config={"coarseness": 4}, steps=run.steps[-3:])
+    >>> report = inshrink_core.verbs.estimate(run, config={"coarseness": 4}, steps=run.steps[-3:])
     >>> report.ratio_total > 5
     True
     """

@@ -164,7 +164,7 @@ def export(
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
     >>> report = inshrink_core.compress(run, folder / "digits.inshrink", steps=[200, 400])
-    >>> report = inshrink_core.export(
+    >>> report = inshrink_core.verbs.export(
     ...     folder / "digits.inshrink", folder / "model.inshrink", step=400, weights_only=True
     ... )
     >>> report.ratio_float32 > 8

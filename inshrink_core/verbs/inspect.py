@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -91,18 +91,16 @@ def inspect(
     --------
     >>> import inshrink_core
     >>> inspect(inshrink_core.sample("digits-cnn")).facts["n_parameters"]
-    72058
+    44762
     """
     try:
         opened = source if isinstance(source, Run | Archive) else open_any(source, **options)
     except NoCheckpointError as error:
         if not error.skipped:
             raise
-        return _nothing(os.fspath(source), error)  # type: ignore[arg-type]
-    if isinstance(opened, Archive):
-        found = _inspect_archive(opened)
-    else:
-        found = Inventory(path=str(opened.path), facts=_run_facts(opened))
+        facts = _run_facts(_Tensors(archived=False), error.skipped)
+        return Inventory(path=str(source), facts=facts, failure=error)
+    found = _inspect_archive(opened) if isinstance(opened, Archive) else _inspect_run(opened)
     if not gain:
         return found
     if isinstance(opened, Archive):
@@ -206,39 +204,32 @@ def _ratio(raw: int, archived: int) -> float | None:
     return raw / archived if raw and archived else None
 
 
-def _nothing(path: str, error: NoCheckpointError) -> Inventory:
-    """Return the inventory of a directory without a readable checkpoint."""
-    facts: dict[str, Any] = {
-        "kind": "run",
-        "format": None,
-        "steps": [],
-        "n_parameters": 0,
-        "tensors": [],
-        "roles": {},
-        "raw_bytes": 0,
-        "bytes_read": 0,
-        "skipped": _skipped(error.skipped),
-        "notes": [],
-    }
-    return Inventory(path=path, facts=facts, failure=error)
-
-
-def _run_facts(run: Run) -> dict[str, Any]:
-    """Return the document of a run; reads the header of every checkpoint."""
+def _inspect_run(run: Run) -> Inventory:
+    """Return the inventory of a run; reads the header of every checkpoint."""
     tensors = _Tensors(archived=False)
     for step in run.steps:
         tensors.add_step((spec, 0, None) for spec in run[step].specs)
+    facts = _run_facts(tensors, run.skipped, run.format, run.steps)
+    return Inventory(
+        path=str(run.path), facts={**facts, "bytes_read": run.bytes_read, "notes": list(run.notes)}
+    )
+
+
+def _run_facts(
+    tensors: _Tensors, skipped: Iterable[Any], layout: str | None = None, steps: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Return the document of a run, or of a directory without a readable checkpoint."""
     return {
         "kind": "run",
-        "format": run.format,
-        "steps": list(run.steps),
+        "format": layout,
+        "steps": list(steps),
         "n_parameters": tensors.n_parameters,
         "tensors": tensors.rows(),
         "roles": tensors.roles(),
         "raw_bytes": tensors.raw_bytes,
-        "bytes_read": run.bytes_read,
-        "skipped": _skipped(run.skipped),
-        "notes": list(run.notes),
+        "bytes_read": 0,
+        "skipped": [{"path": str(row[0]), "reason": str(row[1])} for row in skipped],
+        "notes": [],
     }
 
 
@@ -363,8 +354,3 @@ def _archive_notes(archive: Archive, broken: Iterable[FrameInfo]) -> list[str]:
         notes.append(f"{catalog.manifest_problem.what}: frames that are gone cannot be told")
         notes += [f"this frame cannot be read: {path}" for path in catalog.unknown]
     return notes
-
-
-def _skipped(rows: Iterable[Any]) -> list[dict[str, str]]:
-    """Return what was left out, and why."""
-    return [{"path": str(row[0]), "reason": str(row[1])} for row in rows]

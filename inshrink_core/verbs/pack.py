@@ -79,7 +79,7 @@ def pack(
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
     >>> report = inshrink_core.compress(run, folder / "digits.inshrink", steps=[200, 400])
-    >>> report = inshrink_core.pack(folder / "digits.inshrink", folder / "packed.inshrink")
+    >>> report = inshrink_core.verbs.pack(folder / "digits.inshrink", folder / "packed.inshrink")
     >>> inshrink_core.open(folder / "packed.inshrink").steps
     (200, 400)
     """
@@ -121,8 +121,8 @@ def unpack(
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
     >>> report = inshrink_core.compress(run, folder / "digits.inshrink", steps=[200])
-    >>> report = inshrink_core.pack(folder / "digits.inshrink", folder / "packed.inshrink")
-    >>> report = inshrink_core.unpack(folder / "packed.inshrink", folder / "again.inshrink")
+    >>> report = inshrink_core.verbs.pack(folder / "digits.inshrink", folder / "packed.inshrink")
+    >>> report = inshrink_core.verbs.unpack(folder / "packed.inshrink", folder / "again.inshrink")
     >>> inshrink_core.compress(run, folder / "again.inshrink", steps=[200, 400]).appended
     (400,)
     """

@@ -159,7 +159,7 @@ def prune(
     >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
     >>> report = inshrink_core.compress(run, target, steps=run.steps[:4])
-    >>> report = inshrink_core.prune(target, keep_last=2, apply=True)
+    >>> report = inshrink_core.verbs.prune(target, keep_last=2, apply=True)
     >>> inshrink_core.open(target).steps == run.steps[2:4]
     True
     """

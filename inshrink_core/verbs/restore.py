@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -21,22 +25,21 @@ from inshrink_core.chain import (
     step_needs,
 )
 from inshrink_core.errors import InputError, NotFoundError, TooLargeError
-from inshrink_core.execution import Limits, default_threads
+from inshrink_core.execution import Limits, default_threads, recycling
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run, write_checkpoint
 from inshrink_core.formats.write import restorable_layout, written_nbytes
 from inshrink_core.report import Report
-from inshrink_core.verbs.compress import reading_ahead
 
 if TYPE_CHECKING:
     import os
 
     from torch import Tensor
 
-    from inshrink_core.checkpoint import Checkpoint
+    from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["RestoreReport", "known_steps", "load_state_dict", "open_any", "restore"]
+__all__ = ["RestoreReport", "known_steps", "load_state_dict", "open_any", "reading_ahead", "restore"]
 
 _LAYOUTS: Final = ("same", "safetensors", "torch")
 
@@ -64,7 +67,7 @@ class RestoreReport(Report):
     stored
         Which roles came back bit for bit, and which with an error.
     originals
-        What vouched for the originals of these steps; a restored file is no better than they were.
+        What is known of the checksums of the original files; a restored file is no better than its original.
     """
 
     steps: tuple[int, ...]
@@ -340,9 +343,86 @@ def load_state_dict(archive: Archive | str | os.PathLike[str], step: int | None 
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
     >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
     >>> report = inshrink_core.compress(run, target, steps=[400])
-    >>> sorted(inshrink_core.load_state_dict(target, 400))[:2]
+    >>> sorted(inshrink_core.verbs.load_state_dict(target, 400))[:2]
     ['bn1.bias', 'bn1.num_batches_tracked']
     """
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
     info = opened.last if step is None else opened.reader.find(step)
     return opened.checkpoint(info).state_dict()
+
+
+@contextmanager
+def reading_ahead(checkpoint: Checkpoint, order: Iterable[TensorSpec], threads: int) -> Iterator[Checkpoint]:
+    """Give the same checkpoint, of which threads read tensors ahead while the context is open.
+
+    Parameters
+    ----------
+    checkpoint
+        Its source may be read by several threads.
+    order
+        In which its tensors will probably be asked for; any other order works, only slower.
+    threads
+        How many tensors to read at a time; 1 reads each when it is asked for.
+
+    Notes
+    -----
+    Tensors that were read and not asked for yet have at most ``threads + 1`` times the bytes of the
+    largest one.
+    """
+    if threads <= 1:
+        with recycling():
+            yield checkpoint
+        return
+    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="inshrink") as pool:
+        ahead = _ReadAhead(checkpoint.source, order, threads, pool)
+        try:
+            with recycling():
+                yield replace(checkpoint, source=ahead)
+        finally:
+            ahead.stop()
+
+
+class _ReadAhead:
+    """A `TensorSource` that knows what will be asked for next."""
+
+    def __init__(
+        self, source: TensorSource, order: Iterable[TensorSpec], threads: int, pool: ThreadPoolExecutor
+    ) -> None:
+        self._source, self._pool = source, pool
+        self._next = deque(order)
+        self._room = (threads + 1) * max((spec.nbytes for spec in self._next), default=0)
+        self._started: dict[str, Future[Tensor]] = {}
+        self._taken: set[str] = set()
+        self._lock = threading.Lock()
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        """Return a tensor, which is being read already if all goes in order."""
+        with self._lock:
+            self._start_some()
+            self._taken.add(spec.key)
+            future = self._started.pop(spec.key, None)
+        if future is None:
+            return self._source.read(spec)
+        tensor = future.result()
+        with self._lock:
+            self._room += spec.nbytes
+            self._start_some()
+        return tensor
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        """Return the bytes of a file outside its tensors."""
+        return self._source.skeleton(layout)
+
+    def stop(self) -> None:
+        """Start nothing more."""
+        with self._lock:
+            self._next.clear()
+            for future in self._started.values():
+                future.cancel()
+
+    def _start_some(self) -> None:
+        while self._next and self._next[0].nbytes <= self._room:
+            spec = self._next.popleft()
+            if spec.key not in self._taken:
+                self._room -= spec.nbytes
+                self._started[spec.key] = self._pool.submit(self._source.read, spec)

@@ -102,7 +102,7 @@ def watch(
     --------
     >>> import inshrink_core, tempfile, pathlib
     >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
-    >>> report = inshrink_core.watch(
+    >>> report = inshrink_core.verbs.watch(
     ...     inshrink_core.sample("digits-cnn"), target, interval=0.1, until=25
     ... )
     >>> report.ended, report.steps("archived")
@@ -168,7 +168,7 @@ class _Watcher:
         self._sights = Sights(interval)
 
     def say(self, event: WatchEvent) -> None:
-        """Note an event, and tell whoever listens."""
+        """Note an event, and report it to the listener, if there is one."""
         self.report.events.append(event)
         if self._on_event is not None:
             self._on_event(event)

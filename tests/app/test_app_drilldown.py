@@ -123,7 +123,7 @@ def test_gain_and_noise_are_measured_as_any_other_metric(root: Path, metric: str
     request = {"path": str(path), "archive": str(archive), "metric": metric, "output": str(output)}
     action.run(request, Report())
     found = measuring.sensitivity_loader(metric)(output)
-    measured = inshrink_core.restore_gain(archive, path)
+    measured = inshrink_core.analysis.restore_gain(archive, path)
     assert found["tensor"].steps == (10, 20, 30)
     assert np.isnan(found["tensor"].values["mean"][:, 0]).all()
     row = [row.name for row in found["tensor"].rows].index("fc2.weight")

@@ -319,6 +319,6 @@ def test_one_step_restores_to_what_a_module_loads(archived: Path, tmp_path: Path
     request = {"kind": "step", "target": str(target), "steps": [20], "weights_only": True, "exact": True}
     document = export(archived, tmp_path / "result", **request)
     assert document["steps"] == [20]
-    state = inshrink_core.load_state_dict(target)
+    state = inshrink_core.verbs.load_state_dict(target)
     original = torch.load(archived / "step_000020.pt", weights_only=True)["model"]
     assert all(torch.equal(state[name], value) for name, value in original.items())

@@ -33,7 +33,7 @@ def verified(path: Path, **limits: Any) -> None:
 
 
 def exported(path: Path, **limits: Any) -> None:
-    inshrink_core.export(path, path.parent / "one.inshrink", **limits)
+    inshrink_core.verbs.export(path, path.parent / "one.inshrink", **limits)
 
 
 DECODERS = [restored, read, verified, exported]

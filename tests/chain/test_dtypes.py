@@ -88,9 +88,9 @@ def leaves(content: object) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("codec", "optimizer"),
     [
-        *((codec, "lattice") for codec in CODECS),
+        *((codec, "compressed") for codec in CODECS),
         *(("lattice", choice) for choice in OPTIMIZER_CHOICES if choice != "compressed"),
-        ("lossless", "lossless"),
+        ("lossless", "exact"),
     ],
 )
 def test_a_run_of_every_dtype_is_compressed_and_restored(
@@ -107,7 +107,9 @@ def test_a_run_of_every_dtype_is_compressed_and_restored(
                 assert bits(archive[info.step][tensor.spec.key]) == bits(original), tensor.spec.key
     checked = inshrink_core.verify(tmp_path / "a", deep=True, against=run)
     assert checked.ok, checked.problems
-    assert len(inshrink_core.diff(tmp_path / "a", steps=STEPS, everything=True).tensors) > len(DTYPE_SIZES)
+    assert len(inshrink_core.verbs.diff(tmp_path / "a", steps=STEPS, everything=True).tensors) > len(
+        DTYPE_SIZES
+    )
     if optimizer != "drop":
         report = inshrink_core.restore(tmp_path / "a", tmp_path / "out", steps=[2])
         restored, original = torch.load(report.paths[0]), content_of(2)
@@ -120,15 +122,15 @@ def test_a_run_of_every_dtype_is_compressed_and_restored(
 def test_a_run_of_every_dtype_is_measured(run_path: Path, tmp_path: Path):
     run = inshrink_core.open(run_path)
     for metric in ("magnitude", "taylor", "fisher", "update"):
-        assert inshrink_core.sensitivity(run, metric).by("tensor")
+        assert inshrink_core.analysis.sensitivity(run, metric).by("tensor")
     inshrink_core.compress(run, tmp_path / "a", codec="lattice")
     archive = Archive.open(tmp_path / "a")
     for dtype in sorted(set(DTYPE_SIZES) - ROUNDED - {"int16", "int32"}):
         moment = f"with_{dtype}.weight@exp_avg"
         for key in (f"{dtype}.weight", f"with_{dtype}.weight", *([moment] if moment in archive[2] else [])):
-            inshrink_core.anatomy(archive, 2, key, against=run)
-            inshrink_core.anatomy(run, 2, key)
-            inshrink_core.trajectory(run, key)
+            inshrink_core.analysis.anatomy(archive, 2, key, against=run)
+            inshrink_core.analysis.anatomy(run, 2, key)
+            inshrink_core.analysis.trajectory(run, key)
     assert main(["inspect", str(tmp_path / "a"), "--tensors"]) == 0
     assert main(["inspect", str(run_path), "--tensors"]) == 0
     assert main(["estimate", str(run_path)]) == 0

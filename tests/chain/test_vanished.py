@@ -25,7 +25,7 @@ def test_a_reader_goes_on_with_the_frames_that_a_prune_put_in_place(archive_path
     info = fresh.last
     wanted = {key: tensor.clone() for key, tensor in used.checkpoint(info).items()}
     checkpoint = used.checkpoint(info)
-    inshrink_core.prune(archive_path, keep_last=1, apply=True)
+    inshrink_core.verbs.prune(archive_path, keep_last=1, apply=True)
     assert not (archive_path / info.path).exists()
     for archive in (fresh, used):
         for key, tensor in archive.checkpoint(info).items():
@@ -37,7 +37,7 @@ def test_a_reader_goes_on_with_the_frames_that_a_prune_put_in_place(archive_path
 def test_a_step_that_a_prune_removed_is_reported_as_gone(archive_path: Path) -> None:
     archive = Archive.open(archive_path)
     checkpoint = archive[10]
-    inshrink_core.prune(archive_path, keep_last=1, apply=True)
+    inshrink_core.verbs.prune(archive_path, keep_last=1, apply=True)
     with pytest.raises(MissingFrameError, match=r"step 10.*removed"):
         _ = checkpoint["0.weight"]
 
@@ -59,7 +59,7 @@ def test_readers_that_open_while_prunes_run_find_every_step_that_stays(archive_p
     for reader in readers:
         reader.start()
     for keep in (3, 2, 1):
-        inshrink_core.prune(archive_path, keep_last=keep, apply=True)
+        inshrink_core.verbs.prune(archive_path, keep_last=keep, apply=True)
     done.set()
     for reader in readers:
         reader.join()

@@ -51,12 +51,12 @@ def test_a_restore_does_not_give_the_abandoned_branch_where_the_head_is_missing(
     for ask in (
         lambda: inshrink_core.restore(beheaded, tmp_path / "out"),
         lambda: inshrink_core.restore(beheaded, tmp_path / "out", steps=[15]),
-        lambda: inshrink_core.load_state_dict(beheaded),
-        lambda: inshrink_core.export(beheaded, tmp_path / "one.inshrink"),
-        lambda: inshrink_core.pack(beheaded, tmp_path / "packed.inshrink"),
-        lambda: inshrink_core.unpack(beheaded, tmp_path / "unpacked.inshrink"),
-        lambda: inshrink_core.prune(beheaded, keep_last=1),
-        lambda: inshrink_core.diff(beheaded),
+        lambda: inshrink_core.verbs.load_state_dict(beheaded),
+        lambda: inshrink_core.verbs.export(beheaded, tmp_path / "one.inshrink"),
+        lambda: inshrink_core.verbs.pack(beheaded, tmp_path / "packed.inshrink"),
+        lambda: inshrink_core.verbs.unpack(beheaded, tmp_path / "unpacked.inshrink"),
+        lambda: inshrink_core.verbs.prune(beheaded, keep_last=1),
+        lambda: inshrink_core.verbs.diff(beheaded),
         lambda: Archive.open(beheaded)[15],
     ):
         with pytest.raises(MissingFrameError, match="step 15"):
@@ -89,7 +89,7 @@ def test_nothing_is_appended_behind_a_missing_head_but_a_new_branch(
     with pytest.raises(MissingFrameError, match="step 15"):
         inshrink_core.compress(run_path, beheaded)
     with pytest.raises(MissingFrameError, match="step 15"):
-        inshrink_core.watch(run_path, beheaded, interval=0.01, idle=5)
+        inshrink_core.verbs.watch(run_path, beheaded, interval=0.01, idle=5)
     assert sorted(path.name for path in (beheaded / "frames").iterdir()) == before
     again = tmp_path / "again"
     again.mkdir()

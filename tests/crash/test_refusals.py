@@ -112,7 +112,7 @@ def archive(tmp_path_factory) -> Path:
 def test_export_says_what_the_system_refused(archive, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match="the step cannot be exported"):
-        inshrink_core.export(archive, tmp_path / "file" / "model.inshrink")
+        inshrink_core.verbs.export(archive, tmp_path / "file" / "model.inshrink")
 
 
 def test_an_error_of_the_disk_comes_with_a_remedy(archive, tmp_path, monkeypatch):
@@ -121,7 +121,7 @@ def test_an_error_of_the_disk_comes_with_a_remedy(archive, tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(StorageError) as caught:
-        inshrink_core.pack(archive, tmp_path / "packed.inshrink")
+        inshrink_core.verbs.pack(archive, tmp_path / "packed.inshrink")
     assert caught.value.remedy
     assert list(tmp_path.iterdir()) == []
 
@@ -136,7 +136,7 @@ def test_an_unpack_whose_name_cannot_be_synced_leaves_nothing(archive, tmp_path,
 
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(StorageError):
-        inshrink_core.unpack(archive, target)
+        inshrink_core.verbs.unpack(archive, target)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,11 +144,11 @@ def test_prune_again_deletes_what_a_killed_prune_had_still_to_delete(tmp_path):
     target = tmp_path / "a.inshrink"
     inshrink_core.compress(write_run(tmp_path / "run", 4), target, codec="lossless")
     kept = {path.name: path.read_bytes() for path in (target / FRAME_FOLDER).iterdir()}
-    inshrink_core.prune(target, keep_last=1, apply=True)
+    inshrink_core.verbs.prune(target, keep_last=1, apply=True)
     for name, content in kept.items():
         (target / FRAME_FOLDER / name).write_bytes(content)
     assert inshrink_core.verify(target).notes
-    inshrink_core.prune(target, keep_last=1, apply=True)
+    inshrink_core.verbs.prune(target, keep_last=1, apply=True)
     assert not inshrink_core.verify(target).notes
     assert len(list((target / FRAME_FOLDER).iterdir())) == 1
 

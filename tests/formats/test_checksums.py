@@ -135,7 +135,7 @@ def test_accepted_damage_is_told_for_ever_and_stays_damage(codec: str, original:
     with pytest.raises(RottenError):
         read_everything(restored.paths[0])
     exported = tmp_path / "one.inshrink"
-    inshrink_core.export(archive, exported, step=7)
+    inshrink_core.verbs.export(archive, exported, step=7)
     assert "DAMAGED" in inshrink_core.verify(exported).originals.text
 
 
@@ -221,7 +221,7 @@ def test_a_watch_tells_a_rotten_checkpoint_and_goes_on(tmp_path: Path):
     for step, name in ((1, "data.pkl"), (2, "data/0")):
         entry = next(e for e in entries(folder / f"{step}.pt") if e.name.endswith(name))
         flip(folder / f"{step}.pt", entry.offset + entry.nbytes - 3)
-    report = inshrink_core.watch(folder, tmp_path / "a.inshrink", interval=0.05, idle=0.8)
+    report = inshrink_core.verbs.watch(folder, tmp_path / "a.inshrink", interval=0.05, idle=0.8)
     assert report.steps("archived") == (3,)
     assert sorted(event.step or 0 for event in report.damaged) == [0, 2]
     assert report.failure is not None

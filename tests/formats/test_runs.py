@@ -30,7 +30,7 @@ def test_open_run_imports_neither_torch_nor_numpy(tmp_path):
     script = (
         "import sys; from inshrink_core.formats import open_run\n"
         f"for p in ({str(tmp_path / 'run')!r}, {str(tmp_path / 'hf')!r}):\n"
-        "    run = open_run(p); list(run); run.identity(run.steps[0]); run.log; run.settings\n"
+        "    run = open_run(p); list(run.values()); run.identity(run.steps[0]); run.log; run.settings\n"
         "print([m for m in ('torch', 'numpy', 'numba') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

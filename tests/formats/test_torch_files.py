@@ -23,7 +23,7 @@ def _round_trip(path, tmp_path):
 
 def test_every_tensor_has_the_values_that_torch_loads(tmp_path):
     run = open_run(save_run(tmp_path / "run"))
-    for checkpoint in run:
+    for checkpoint in run.values():
         loaded = torch.load(run.path_of(checkpoint.step), weights_only=True)
         state = checkpoint.state_dict()
         assert state.keys() == loaded["model"].keys()
@@ -32,7 +32,7 @@ def test_every_tensor_has_the_values_that_torch_loads(tmp_path):
 
 def test_restoring_the_same_layout_gives_the_same_bytes(tmp_path):
     run = open_run(save_run(tmp_path / "run"))
-    for checkpoint in run:
+    for checkpoint in run.values():
         (path,) = write_checkpoint(checkpoint, tmp_path / "out")
         assert path.read_bytes() == run.path_of(checkpoint.step).read_bytes()
         torch.load(path, weights_only=True)

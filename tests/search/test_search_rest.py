@@ -15,7 +15,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize("optimizer", ["compressed", "exact", "drop"])
 def test_the_estimated_ratio_of_everything_is_near_that_of_the_archive(run, tmp_path, optimizer):
-    told = inshrink_core.estimate(run, optimizer=optimizer)
+    told = inshrink_core.verbs.estimate(run, optimizer=optimizer)
     inshrink_core.compress(run, tmp_path / "a.inshrink", optimizer=optimizer)
     frames = archive_size(inshrink_core.open(tmp_path / "a.inshrink")).frames
     real = sum(frame.raw_total for frame in frames) / sum(frame.info.nbytes for frame in frames)
@@ -25,4 +25,4 @@ def test_the_estimated_ratio_of_everything_is_near_that_of_the_archive(run, tmp_
 
 def test_overrides_of_weights_do_not_stand_in_the_way(run):
     config = {"overrides": [{"layer_type": "linear", "coarseness": 2.0}]}
-    assert inshrink_core.estimate(run, config=config).ratio_total > 1
+    assert inshrink_core.verbs.estimate(run, config=config).ratio_total > 1

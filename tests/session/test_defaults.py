@@ -228,8 +228,8 @@ def test_help_and_documentation_tell_the_coarseness_that_the_codec_has(capsys):
 @pytest.mark.parametrize(("options", "lossy"), [({}, STATE | {"weight"}), ({"codec": "lossless"}, set())])
 def test_what_was_exact_is_exact_in_a_frame_that_was_made_anew(run_path, tmp_path, options, lossy):
     inshrink_core.compress(run_path, tmp_path / "a.inshrink", **options)
-    inshrink_core.export(tmp_path / "a.inshrink", tmp_path / "one.inshrink", step=15)
-    inshrink_core.prune(tmp_path / "a.inshrink", keep_last=2, apply=True)
+    inshrink_core.verbs.export(tmp_path / "a.inshrink", tmp_path / "one.inshrink", step=15)
+    inshrink_core.verbs.prune(tmp_path / "a.inshrink", keep_last=2, apply=True)
     for path in ("one.inshrink", "a.inshrink"):
         stored = inshrink_core.verify(tmp_path / path).stored
         assert set(stored.lossy) == lossy

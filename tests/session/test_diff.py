@@ -35,7 +35,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_movement_is_what_arithmetic_says(run: Path) -> None:
-    moved = inshrink_core.diff(run)
+    moved = inshrink_core.verbs.diff(run)
     rows = {row.spec.key: row.movement for row in moved.tensors}
     assert moved.steps == (1, 2)
     attention = rows["attn.weight"]
@@ -54,7 +54,7 @@ def test_movement_is_what_arithmetic_says(run: Path) -> None:
 
 
 def test_rows_stand_by_falling_movement_and_from_nothing_first(run: Path) -> None:
-    moved = inshrink_core.diff(run)
+    moved = inshrink_core.verbs.diff(run)
     assert [row.spec.key for row in moved.tensors] == [
         "zero.weight", "norm.weight", "attn.weight", "fc.weight",
     ]  # fmt: skip
@@ -63,7 +63,7 @@ def test_rows_stand_by_falling_movement_and_from_nothing_first(run: Path) -> Non
 
 def test_counters_stand_last_and_the_total_is_of_weights(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", n_steps=2)
-    moved = inshrink_core.diff(run)
+    moved = inshrink_core.verbs.diff(run)
     assert moved.tensors[-1].spec.key == "1.num_batches_tracked"
     weights = [row.spec for row in moved.tensors if row.spec.role.value == "weight"]
     assert moved.total.n_values == sum(spec.numel for spec in weights)
@@ -71,12 +71,12 @@ def test_counters_stand_last_and_the_total_is_of_weights(tmp_path: Path) -> None
 
 
 def test_tensors_of_one_step_only_are_named(run: Path) -> None:
-    moved = inshrink_core.diff(run)
+    moved = inshrink_core.verbs.diff(run)
     assert (moved.added, moved.removed, moved.reshaped) == (("new",), ("old",), ("other",))
 
 
 def test_layers_add_up_to_the_total(run: Path) -> None:
-    moved = inshrink_core.diff(run)
+    moved = inshrink_core.verbs.diff(run)
     assert set(moved.layers) == {"attention", "linear", "vector"}
     total = Movement()
     for movement in moved.layers.values():
@@ -89,7 +89,7 @@ def test_values_that_are_not_finite_count_as_changed_and_break_nothing(tmp_path:
     nan, inf = math.nan, math.inf
     save(tmp_path / "r", 1, w=torch.tensor([[1.0, nan, inf, -0.0, 2.0]]))
     save(tmp_path / "r", 2, w=torch.tensor([[1.0, nan, 1.0, 0.0, 3.0]]))
-    movement = inshrink_core.diff(tmp_path / "r").tensors[0].movement
+    movement = inshrink_core.verbs.diff(tmp_path / "r").tensors[0].movement
     assert movement.n_changed == 3
     assert movement.max_abs == inf
     assert movement.squared == 1.0
@@ -101,7 +101,7 @@ def test_values_that_are_not_finite_count_as_changed_and_break_nothing(tmp_path:
 def test_every_dtype_is_measured(tmp_path: Path, dtype: torch.dtype) -> None:
     save(tmp_path / "r", 1, w=torch.tensor([[1, 0], [1, 1]]).to(dtype))
     save(tmp_path / "r", 2, w=torch.tensor([[1, 1], [1, 1]]).to(dtype))
-    movement = inshrink_core.diff(tmp_path / "r").tensors[0].movement
+    movement = inshrink_core.verbs.diff(tmp_path / "r").tensors[0].movement
     assert movement.n_changed == 1
     assert movement.squared == 1.0
     assert movement.relative == pytest.approx(math.sqrt(1 / 3))
@@ -113,30 +113,30 @@ def test_slices_change_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     generator = torch.Generator().manual_seed(3)
     for step in (1, 2):
         save(tmp_path / "r", step, w=torch.randn(50, 7, generator=generator))
-    whole = inshrink_core.diff(tmp_path / "r").total.to_json()
+    whole = inshrink_core.verbs.diff(tmp_path / "r").total.to_json()
     monkeypatch.setattr(sys.modules["inshrink_core.analysis.movement"], "_CHUNK", 11)
-    assert inshrink_core.diff(tmp_path / "r").total.to_json() == pytest.approx(whole)
+    assert inshrink_core.verbs.diff(tmp_path / "r").total.to_json() == pytest.approx(whole)
 
 
 def test_archive_is_compared_step_by_step_and_optimizer_only_if_asked(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", n_steps=3)
     inshrink_core.compress(run, tmp_path / "a", codec="lossless")
-    of_run, of_archive = (inshrink_core.diff(path, steps=(5, 15)) for path in (run, tmp_path / "a"))
+    of_run, of_archive = (inshrink_core.verbs.diff(path, steps=(5, 15)) for path in (run, tmp_path / "a"))
     assert of_run.rows() == of_archive.rows()
     assert not any("@" in row.spec.key for row in of_run.tensors)
-    everything = inshrink_core.diff(run, steps=(5, 15), everything=True)
+    everything = inshrink_core.verbs.diff(run, steps=(5, 15), everything=True)
     assert any(row.spec.key.endswith("@exp_avg") for row in everything.tensors)
     assert "exp_avg" in everything.layers
 
 
 def test_steps_that_are_not_there_or_not_two_are_told(run: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="step 7"):
-        inshrink_core.diff(run, steps=(1, 7))
+        inshrink_core.verbs.diff(run, steps=(1, 7))
     with pytest.raises(InputError, match="against itself"):
-        inshrink_core.diff(run, steps=(1, 1))
+        inshrink_core.verbs.diff(run, steps=(1, 1))
     save(tmp_path / "one", 1, w=torch.ones(2, 2))
     with pytest.raises(InputError, match="takes two steps"):
-        inshrink_core.diff(tmp_path / "one")
+        inshrink_core.verbs.diff(tmp_path / "one")
 
 
 def test_progress_is_told_and_may_cancel(run: Path) -> None:
@@ -144,4 +144,4 @@ def test_progress_is_told_and_may_cancel(run: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        inshrink_core.diff(run, progress=cancel)
+        inshrink_core.verbs.diff(run, progress=cancel)

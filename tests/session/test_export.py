@@ -77,7 +77,7 @@ def bits(archive: Path, step: int) -> dict[str, bytes]:
 
 
 def test_whole_step_restores_the_same_files_from_one(archive_path: Path, tmp_path: Path) -> None:
-    report = inshrink_core.export(archive_path, tmp_path / "one.inshrink", step=15)
+    report = inshrink_core.verbs.export(archive_path, tmp_path / "one.inshrink", step=15)
     assert (report.exact, report.weights_only, report.relative_error) == (True, False, 0.0)
     assert inshrink_core.open(tmp_path / "one.inshrink").steps == (15,)
     assert bits(tmp_path / "one.inshrink", 15) == bits(archive_path, 15)
@@ -89,18 +89,18 @@ def test_whole_step_restores_the_same_files_from_one(archive_path: Path, tmp_pat
 
 
 def test_export_needs_nothing_but_its_file(archive_path: Path, tmp_path: Path) -> None:
-    inshrink_core.export(archive_path, tmp_path / "one.inshrink", step=20, weights_only=True)
+    inshrink_core.verbs.export(archive_path, tmp_path / "one.inshrink", step=20, weights_only=True)
     (tmp_path / "elsewhere").mkdir()
     moved = shutil.move(tmp_path / "one.inshrink", tmp_path / "elsewhere")
     assert check_archive(moved) == ()
     assert inshrink_core.verify(moved, deep=True).ok
     network = model()
-    network.load_state_dict(inshrink_core.load_state_dict(moved))
+    network.load_state_dict(inshrink_core.verbs.load_state_dict(moved))
     assert list((tmp_path).iterdir()) == [tmp_path / "elsewhere"]
 
 
 def test_weights_only_with_exact_keeps_every_bit_of_the_weights(archive_path: Path, tmp_path: Path) -> None:
-    report = inshrink_core.export(archive_path, tmp_path / "m", step=20, weights_only=True, exact=True)
+    report = inshrink_core.verbs.export(archive_path, tmp_path / "m", step=20, weights_only=True, exact=True)
     expected = {key: digest for key, digest in bits(archive_path, 20).items() if "@" not in key}
     assert bits(tmp_path / "m", 20) == expected
     assert report.exact
@@ -109,13 +109,13 @@ def test_weights_only_with_exact_keeps_every_bit_of_the_weights(archive_path: Pa
 def test_weights_only_are_at_least_eight_times_smaller_than_float32(
     trainer_archive: Path, tmp_path: Path
 ) -> None:
-    report = inshrink_core.export(trainer_archive, tmp_path / "m", weights_only=True)
+    report = inshrink_core.verbs.export(trainer_archive, tmp_path / "m", weights_only=True)
     assert report.ratio_float32 is not None
     assert 8 <= report.ratio_float32 < 9
     assert not report.exact
     assert 0 < report.relative_error < 0.1
-    loaded = inshrink_core.load_state_dict(tmp_path / "m")
-    original = inshrink_core.load_state_dict(trainer_archive)
+    loaded = inshrink_core.verbs.load_state_dict(tmp_path / "m")
+    original = inshrink_core.verbs.load_state_dict(trainer_archive)
     error = (loaded["fc.weight"] - original["fc.weight"]).norm() / original["fc.weight"].norm()
     assert float(error) < 0.1
     assert torch.equal(loaded["count"], original["count"])
@@ -125,13 +125,13 @@ def test_weights_only_are_at_least_eight_times_smaller_than_float32(
 def test_any_ratio_asked_for_is_reached_and_hardly_exceeded(
     trainer_archive: Path, tmp_path: Path, ratio: float
 ) -> None:
-    report = inshrink_core.export(trainer_archive, tmp_path / "m", weights_only=True, ratio=ratio)
+    report = inshrink_core.verbs.export(trainer_archive, tmp_path / "m", weights_only=True, ratio=ratio)
     assert report.ratio_float32 is not None
     assert ratio <= report.ratio_float32 < 1.15 * ratio
 
 
 def test_weights_that_are_small_enough_stay_exact(archive_path: Path, tmp_path: Path) -> None:
-    report = inshrink_core.export(archive_path, tmp_path / "m", weights_only=True, ratio=1.0)
+    report = inshrink_core.verbs.export(archive_path, tmp_path / "m", weights_only=True, ratio=1.0)
     assert report.exact
     assert inshrink_core.verify(tmp_path / "m", deep=True).ok
 
@@ -141,7 +141,7 @@ def test_model_folder_has_config_and_tokenizer_and_no_training_state(
 ) -> None:
     from safetensors.torch import load_file
 
-    report = inshrink_core.export(trainer_archive, tmp_path / "m", step=20, weights_only=True)
+    report = inshrink_core.verbs.export(trainer_archive, tmp_path / "m", step=20, weights_only=True)
     inshrink_core.restore(tmp_path / "m", tmp_path / "model", layout="safetensors")
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
@@ -157,12 +157,12 @@ def test_model_folder_has_config_and_tokenizer_and_no_training_state(
 
 def test_exporting_twice_gives_the_same_bytes(trainer_archive: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        inshrink_core.export(trainer_archive, tmp_path / name, weights_only=True)
+        inshrink_core.verbs.export(trainer_archive, tmp_path / name, weights_only=True)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_export_says_where_it_comes_from(archive_path: Path, tmp_path: Path) -> None:
-    inshrink_core.export(archive_path, tmp_path / "one", step=10)
+    inshrink_core.verbs.export(archive_path, tmp_path / "one", step=10)
     source, made = Archive.open(archive_path), Archive.open(tmp_path / "one")
     meta = made.frame(made.frames[0]).meta
     assert meta["source"] == [source.reader.archive_id, source.reader.find(10).frame_id]
@@ -172,7 +172,7 @@ def test_export_says_where_it_comes_from(archive_path: Path, tmp_path: Path) -> 
 def test_weights_only_export_is_compared_with_the_original_run(
     archive_path: Path, run_path: Path, tmp_path: Path
 ) -> None:
-    inshrink_core.export(archive_path, tmp_path / "m", step=10, weights_only=True)
+    inshrink_core.verbs.export(archive_path, tmp_path / "m", step=10, weights_only=True)
     verification = inshrink_core.verify(tmp_path / "m", against=inshrink_core.open(run_path))
     assert verification.ok
     assert {row.step for row in verification.errors} == {10}
@@ -180,15 +180,15 @@ def test_weights_only_export_is_compared_with_the_original_run(
 
 def test_export_refuses_what_makes_no_sense(archive_path: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no frame of step 7"):
-        inshrink_core.export(archive_path, tmp_path / "m", step=7)
+        inshrink_core.verbs.export(archive_path, tmp_path / "m", step=7)
     with pytest.raises(InputError, match="at least 1"):
-        inshrink_core.export(archive_path, tmp_path / "m", weights_only=True, ratio=0.5)
+        inshrink_core.verbs.export(archive_path, tmp_path / "m", weights_only=True, ratio=0.5)
     (tmp_path / "there").write_text("mine")
     with pytest.raises(ExistsError):
-        inshrink_core.export(archive_path, tmp_path / "there")
+        inshrink_core.verbs.export(archive_path, tmp_path / "there")
     assert (tmp_path / "there").read_text() == "mine"
     assert list(tmp_path.iterdir()) == [tmp_path / "there"]
-    inshrink_core.export(archive_path, tmp_path / "there", force=True)
+    inshrink_core.verbs.export(archive_path, tmp_path / "there", force=True)
     assert inshrink_core.open(tmp_path / "there").steps == (20,)
 
 
@@ -197,14 +197,14 @@ def test_cancelled_export_leaves_nothing_behind(archive_path: Path, tmp_path: Pa
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        inshrink_core.export(archive_path, tmp_path / "m", progress=cancel)
+        inshrink_core.verbs.export(archive_path, tmp_path / "m", progress=cancel)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_packed_archive_is_inspected_verified_restored_and_compared(
     archive_path: Path, run_path: Path, tmp_path: Path
 ) -> None:
-    report = inshrink_core.pack(archive_path, tmp_path / "p")
+    report = inshrink_core.verbs.pack(archive_path, tmp_path / "p")
     assert report.steps == STEPS
     assert report.nbytes == (tmp_path / "p").stat().st_size
     run = inshrink_core.open(run_path)
@@ -216,12 +216,12 @@ def test_packed_archive_is_inspected_verified_restored_and_compared(
     for step in STEPS:
         name = f"step_{step}.pt"
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    inshrink_core.unpack(tmp_path / "p", tmp_path / "u")
+    inshrink_core.verbs.unpack(tmp_path / "p", tmp_path / "u")
     assert inshrink_core.compress(run, tmp_path / "u").appended == ()
 
 
 def test_damage_to_a_packed_archive_is_found_and_told(archive_path: Path, tmp_path: Path) -> None:
-    inshrink_core.pack(archive_path, tmp_path / "p")
+    inshrink_core.verbs.pack(archive_path, tmp_path / "p")
     whole = (tmp_path / "p").read_bytes()
     expected = {step: bits(archive_path, step) for step in STEPS}
     for position in range(5, len(whole), len(whole) // 40):

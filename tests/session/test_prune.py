@@ -73,7 +73,7 @@ def test_every_step_kept_decodes_to_the_same_bits(
 ) -> None:
     target = compressed(run_path, tmp_path / "a", codec, optimizer)
     before = frame_bits(target)
-    report = inshrink_core.prune(target, keep_every=10, keep_last=2, apply=True)
+    report = inshrink_core.verbs.prune(target, keep_every=10, keep_last=2, apply=True)
     after = frame_bits(target)
     assert sorted(after) == [(10, 0), (20, 0), (30, 0), (40, 0), (45, 0)]
     assert all(after[place] == before[place] for place in after)
@@ -83,10 +83,10 @@ def test_every_step_kept_decodes_to_the_same_bits(
 
 def test_without_apply_nothing_is_changed_and_the_plan_is_what_is_done(path: Path) -> None:
     files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    plan = inshrink_core.prune(path, keep_last=2)
+    plan = inshrink_core.verbs.prune(path, keep_last=2)
     assert not plan.applied
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == files
-    done = inshrink_core.prune(path, keep_last=2, apply=True)
+    done = inshrink_core.verbs.prune(path, keep_last=2, apply=True)
     assert done.applied
     assert (plan.plan.kept, plan.plan.removed, plan.plan.rekeyed) == (
         done.plan.kept,
@@ -99,14 +99,14 @@ def test_without_apply_nothing_is_changed_and_the_plan_is_what_is_done(path: Pat
 
 def test_only_steps_that_lose_their_reference_are_re_keyed(path: Path) -> None:
     # keyframes at 5, 25 and 45
-    report = inshrink_core.prune(path, keep=[15, 20, 25, 30], apply=True)
+    report = inshrink_core.verbs.prune(path, keep=[15, 20, 25, 30], apply=True)
     assert [frame.step for frame in report.plan.rekeyed] == [15]
     kinds = {frame.step: frame.kind.value for frame in Archive.open(path).frames}
     assert kinds == {15: "keyframe", 20: "delta", 25: "keyframe", 30: "delta", 45: "keyframe"}
 
 
 def test_the_last_step_stays_and_is_the_head_where_training_goes_on(path: Path, run_path: Path) -> None:
-    inshrink_core.prune(path, keep=[5], apply=True)
+    inshrink_core.verbs.prune(path, keep=[5], apply=True)
     archive = Archive.open(path)
     assert archive.steps == (5, 45)
     assert archive.reader.head is not None
@@ -115,8 +115,8 @@ def test_the_last_step_stays_and_is_the_head_where_training_goes_on(path: Path, 
 
 def test_pruning_again_and_appending_go_on(path: Path, run_path: Path, tmp_path: Path) -> None:
     before = frame_bits(path)
-    inshrink_core.prune(path, keep_every=10, apply=True)
-    inshrink_core.prune(path, keep_every=20, apply=True)
+    inshrink_core.verbs.prune(path, keep_every=10, apply=True)
+    inshrink_core.verbs.prune(path, keep_every=20, apply=True)
     assert Archive.open(path).steps == (20, 40, 45)
     longer = write_run(tmp_path / "longer", n_steps=N_STEPS + 1)
     inshrink_core.compress(longer, path, steps=[45, 50])
@@ -124,11 +124,11 @@ def test_pruning_again_and_appending_go_on(path: Path, run_path: Path, tmp_path:
     after = frame_bits(path)
     assert all(after[place] == before[place] for place in after if place != (50, 0))
     assert check_archive(path) == ()
-    assert inshrink_core.prune(path, keep_every=20, keep_last=2, apply=True).plan.removed == ()
+    assert inshrink_core.verbs.prune(path, keep_every=20, keep_last=2, apply=True).plan.removed == ()
 
 
 def test_compressing_the_same_run_again_does_not_bring_pruned_steps_back(path: Path, run_path: Path) -> None:
-    inshrink_core.prune(path, keep_every=20, apply=True)
+    inshrink_core.verbs.prune(path, keep_every=20, apply=True)
     report = inshrink_core.compress(run_path, path)
     assert report.appended == ()
     assert report.skipped == inshrink_core.open(run_path).steps
@@ -139,7 +139,7 @@ def test_branches_keep_their_ends_and_what_they_came_from(path: Path, run_path: 
     branched(run_path, path, tmp_path)
     before = frame_bits(path)
     assert (30, 1) in before
-    report = inshrink_core.prune(path, keep_last=1, apply=True)
+    report = inshrink_core.verbs.prune(path, keep_last=1, apply=True)
     after = frame_bits(path)
     assert sorted(after) == [(20, 0), (30, 1), (45, 0)]
     assert all(after[place] == before[place] for place in after)
@@ -156,7 +156,7 @@ def test_branches_keep_their_ends_and_what_they_came_from(path: Path, run_path: 
 def test_older_branches_are_dropped_only_if_asked(path: Path, run_path: Path, tmp_path: Path) -> None:
     branched(run_path, path, tmp_path)
     before = frame_bits(path)
-    inshrink_core.prune(path, keep_last=3, drop_branches=True, apply=True)
+    inshrink_core.verbs.prune(path, keep_last=3, drop_branches=True, apply=True)
     after = frame_bits(path)
     assert sorted(after) == [(20, 0), (25, 1), (30, 1)]
     assert all(after[place] == before[place] for place in after)
@@ -170,7 +170,7 @@ def test_a_record_of_a_removed_origin_stays_and_is_reported(
     inshrink_core.restore(path, tmp_path / "more", steps=[30])
     shutil.copy(run_path / "step_35.pt", tmp_path / "more" / "step_35.pt")
     inshrink_core.compress(tmp_path / "more", path)  # its training came from step 30
-    report = inshrink_core.prune(path, keep_last=2, drop_branches=True, apply=True)
+    report = inshrink_core.verbs.prune(path, keep_last=2, drop_branches=True, apply=True)
     archive = Archive.open(path)
     assert archive.steps == (30, 35)
     assert [frame.step for frame in report.plan.lost_origins] == [30]
@@ -181,44 +181,44 @@ def test_a_record_of_a_removed_origin_stays_and_is_reported(
 def test_smallest_never_plans_for_more_than_there_is(path: Path, run_path: Path, tmp_path: Path) -> None:
     branched(run_path, path, tmp_path)
     for rules in ({"keep_last": 1}, {"keep_every": 10}, {"keep": [15, 40]}):
-        plan = inshrink_core.prune(path, smallest=True, **rules)  # type: ignore[arg-type]
-        full = inshrink_core.prune(path, **rules)  # type: ignore[arg-type]
+        plan = inshrink_core.verbs.prune(path, smallest=True, **rules)  # type: ignore[arg-type]
+        full = inshrink_core.verbs.prune(path, **rules)  # type: ignore[arg-type]
         assert plan.freed >= 0
         assert plan.after <= full.after
     before = frame_bits(path)
-    inshrink_core.prune(path, keep=[15, 40], smallest=True, apply=True)
+    inshrink_core.verbs.prune(path, keep=[15, 40], smallest=True, apply=True)
     after = frame_bits(path)
     assert all(after[place] == before[place] for place in after)
 
 
 def test_bad_rules_are_refused(path: Path) -> None:
     with pytest.raises(InputError, match="nothing says what to keep"):
-        inshrink_core.prune(path)
+        inshrink_core.verbs.prune(path)
     with pytest.raises(InputError, match="--keep-every"):
-        inshrink_core.prune(path, keep_every=0)
+        inshrink_core.verbs.prune(path, keep_every=0)
     with pytest.raises(InputError, match="--keep-last"):
-        inshrink_core.prune(path, keep_last=-1)
+        inshrink_core.verbs.prune(path, keep_last=-1)
     with pytest.raises(NotFoundError, match="step 7 to keep"):
-        inshrink_core.prune(path, keep=[7])
+        inshrink_core.verbs.prune(path, keep=[7])
 
 
 def test_packed_archive_is_not_pruned(path: Path, tmp_path: Path) -> None:
-    inshrink_core.pack(path, tmp_path / "p")
+    inshrink_core.verbs.pack(path, tmp_path / "p")
     with pytest.raises(InputError, match="--unpack"):
-        inshrink_core.prune(tmp_path / "p", keep_last=1, apply=True)
+        inshrink_core.verbs.prune(tmp_path / "p", keep_last=1, apply=True)
 
 
 def test_archive_with_a_missing_frame_is_not_pruned(path: Path) -> None:
     (path / Archive.open(path).frames[3].path).unlink()
     with pytest.raises(MissingFrameError, match="step 20 is missing"):
-        inshrink_core.prune(path, keep_last=1, apply=True)
+        inshrink_core.verbs.prune(path, keep_last=1, apply=True)
 
 
 def test_archive_being_written_is_not_pruned(path: Path) -> None:
     from inshrink_core.archive import ArchiveWriter
 
     with ArchiveWriter(path), pytest.raises(LockedError):
-        inshrink_core.prune(path, keep_last=1, apply=True)
+        inshrink_core.verbs.prune(path, keep_last=1, apply=True)
 
 
 def test_frame_that_cannot_be_decoded_stops_pruning_before_anything_is_lost(path: Path) -> None:
@@ -228,7 +228,7 @@ def test_frame_that_cannot_be_decoded_stops_pruning_before_anything_is_lost(path
     file.write_bytes(content)
     steps = Archive.open(path).steps
     with pytest.raises(inshrink_core.errors.DamagedError):
-        inshrink_core.prune(path, keep=[20], apply=True)
+        inshrink_core.verbs.prune(path, keep=[20], apply=True)
     assert Archive.open(path).steps == steps
     assert len(list((path / "frames").iterdir())) == N_STEPS
 
@@ -243,7 +243,7 @@ def test_cancelled_pruning_leaves_the_archive_as_it_was(path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        inshrink_core.prune(path, keep_every=10, apply=True, progress=cancel)
+        inshrink_core.verbs.prune(path, keep_every=10, apply=True, progress=cancel)
     assert ArchiveReader.open(path).frames == before
     assert check_archive(path) == ()
     assert len(list((path / "frames").iterdir())) == N_STEPS
@@ -268,7 +268,7 @@ def test_disk_that_fills_at_any_sync_leaves_the_archive_as_it_was_or_pruned(
         with monkeypatch.context() as system:
             system.setattr("os.fsync", fsync)
             with contextlib.suppress(StorageError):
-                inshrink_core.prune(path, keep_every=20, apply=True)
+                inshrink_core.verbs.prune(path, keep_every=20, apply=True)
         after = frame_bits(path)
         outcomes.add(len(after))
         assert all(after[place] == before[place] for place in after)

@@ -66,7 +66,7 @@ def test_each_checkpoint_is_archived_before_the_trainer_deletes_it(finished: Pat
     folder.mkdir()
     trainer = Trainer(finished, folder, keep=1)
     trainer.start()
-    report = inshrink_core.watch(
+    report = inshrink_core.verbs.watch(
         folder, tmp_path / "a", interval=INTERVAL, until=30, idle=60, on_event=trainer.hear, **OPTIONS
     )
     trainer.join()
@@ -84,10 +84,10 @@ def test_watch_ends_when_nothing_new_comes_and_goes_on_later(finished: Path, tmp
     folder.mkdir()
     for step in (5, 10):
         shutil.copy(finished / f"step_{step}.pt", folder)
-    first = inshrink_core.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.5, **OPTIONS)
+    first = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.5, **OPTIONS)
     assert (first.ended, first.steps("archived")) == ("idle", (5, 10))
     shutil.copy(finished / "step_15.pt", folder)
-    second = inshrink_core.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.5)
+    second = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.5)
     assert second.steps("archived") == (15,)
     assert second.steps("skipped") == (5, 10)
     assert second.size is not None
@@ -95,7 +95,7 @@ def test_watch_ends_when_nothing_new_comes_and_goes_on_later(finished: Path, tmp
 
 
 def test_until_archives_nothing_beyond_the_step(finished: Path, tmp_path: Path) -> None:
-    report = inshrink_core.watch(finished, tmp_path / "a", interval=INTERVAL, until=12, **OPTIONS)
+    report = inshrink_core.verbs.watch(finished, tmp_path / "a", interval=INTERVAL, until=12, **OPTIONS)
     assert report.steps("archived") == (5, 10, 15)
     assert Archive.open(tmp_path / "a").steps == (5, 10, 15)
 
@@ -105,11 +105,11 @@ def test_half_written_checkpoint_waits_until_it_is_whole(finished: Path, tmp_pat
     folder.mkdir()
     content = (finished / "step_5.pt").read_bytes()
     (folder / "step_5.pt").write_bytes(content[:3000])
-    report = inshrink_core.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.3, **OPTIONS)
+    report = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.3, **OPTIONS)
     assert report.steps("archived") == ()
     assert not is_archive(tmp_path / "a")
     (folder / "step_5.pt").write_bytes(content)
-    report = inshrink_core.watch(folder, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
+    report = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
     assert report.steps("archived") == (5,)
 
 
@@ -125,14 +125,14 @@ def test_directory_is_finished_when_it_has_what_the_one_before_had(finished: Pat
                 (folder / f"checkpoint-{step}" / name).write_text("{}")
 
     save(5, "model.pt", "config.json", "rng.json")
-    inshrink_core.watch(folder, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
+    inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
     save(10, "model.pt", "config.json")
 
     def late(event: WatchEvent) -> None:
         if event.kind == "skipped":
             threading.Timer(6 * INTERVAL, save, (10, "rng.json")).start()
 
-    report = inshrink_core.watch(
+    report = inshrink_core.verbs.watch(
         folder, tmp_path / "a", interval=INTERVAL, until=10, on_event=late, **OPTIONS
     )
     assert report.steps("archived") == (10,)
@@ -153,7 +153,7 @@ def test_checkpoint_that_vanishes_while_it_is_read_is_told_and_left_out(
         return real(run, archive, **options)
 
     monkeypatch.setattr(module, "compress", deleted_meanwhile)
-    report = inshrink_core.watch(folder, tmp_path / "a", interval=INTERVAL, until=30, **OPTIONS)
+    report = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, until=30, **OPTIONS)
     assert report.steps("vanished") == (10,)
     assert report.steps("archived") == (5, 15, 20, 25, 30)
     assert inshrink_core.verify(tmp_path / "a", deep=True).ok
@@ -164,14 +164,14 @@ def test_checkpoint_deleted_before_it_was_archived_is_told(finished: Path, tmp_p
     folder.mkdir()
     shutil.copy(finished / "step_5.pt", folder)
     threading.Timer(3.5 * INTERVAL, (folder / "step_5.pt").unlink).start()
-    report = inshrink_core.watch(folder, tmp_path / "a", interval=3 * INTERVAL, idle=1.0, **OPTIONS)
+    report = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=3 * INTERVAL, idle=1.0, **OPTIONS)
     assert report.steps("archived") + report.steps("vanished") in ((5,), (5, 5))
 
 
 def test_steps_that_were_pruned_do_not_come_back(finished: Path, tmp_path: Path) -> None:
     inshrink_core.compress(finished, tmp_path / "a", steps=[5, 10, 15], codec="lossless")
-    inshrink_core.prune(tmp_path / "a", keep_last=1, apply=True)
-    report = inshrink_core.watch(finished, tmp_path / "a", interval=INTERVAL, until=20)
+    inshrink_core.verbs.prune(tmp_path / "a", keep_last=1, apply=True)
+    report = inshrink_core.verbs.watch(finished, tmp_path / "a", interval=INTERVAL, until=20)
     assert report.steps("skipped") == (5, 10, 15)
     assert Archive.open(tmp_path / "a").steps == (15, 20)
 
@@ -189,7 +189,7 @@ def test_checkpoint_written_again_with_other_values_ends_the_watch(finished: Pat
             shutil.copy(finished / "step_10.pt", folder / "step_5.pt")
 
     with pytest.raises((StepConflictError, InputError)):
-        inshrink_core.watch(
+        inshrink_core.verbs.watch(
             folder,
             tmp_path / "a",
             interval=INTERVAL,
@@ -202,18 +202,18 @@ def test_checkpoint_written_again_with_other_values_ends_the_watch(finished: Pat
 
 def test_bad_arguments_and_an_archive_being_written_are_told(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no such directory"):
-        inshrink_core.watch(tmp_path / "nothing", tmp_path / "a")
+        inshrink_core.verbs.watch(tmp_path / "nothing", tmp_path / "a")
     for bad in ({"interval": 0.0}, {"idle": -1.0}, {"until": -5}):
         with pytest.raises(InputError):
-            inshrink_core.watch(finished, tmp_path / "a", **bad)  # type: ignore[arg-type]
+            inshrink_core.verbs.watch(finished, tmp_path / "a", **bad)  # type: ignore[arg-type]
     with ArchiveWriter(tmp_path / "a", create=True), pytest.raises(LockedError):
-        inshrink_core.watch(finished, tmp_path / "a", interval=INTERVAL, **OPTIONS)
+        inshrink_core.verbs.watch(finished, tmp_path / "a", interval=INTERVAL, **OPTIONS)
 
 
 def test_archive_that_another_process_writes_is_waited_for(finished: Path, tmp_path: Path) -> None:
     other = ArchiveWriter(tmp_path / "a", create=True)
     threading.Timer(4 * INTERVAL, other.close).start()
-    report = inshrink_core.watch(finished, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
+    report = inshrink_core.verbs.watch(finished, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
     assert report.steps("archived") == (5,)
 
 

@@ -90,7 +90,7 @@ def _prune_python(path: str, rules: services.PruneRules) -> str:
     if not rules.says_something:
         return ""
     said = ", ".join(f"{name}={value!r}" for name, value in rules._asdict().items() if value)
-    return f"\n\nplan = inshrink_core.prune({path!r}, {said})\nprint(plan.freed)"
+    return f"\n\nplan = inshrink_core.verbs.prune({path!r}, {said})\nprint(plan.freed)"
 
 
 def _make_snippet(run: str) -> tuple[str, str]:

@@ -123,7 +123,7 @@ def _pack(archive: str, target: str) -> tuple[str, str]:
     """Return how an archive is copied into one file."""
     return (
         f"inshrink export {shlex.quote(archive)} --pack {shlex.quote(target)}",
-        f"inshrink_core.pack({archive!r}, {target!r})",
+        f"inshrink_core.verbs.pack({archive!r}, {target!r})",
     )
 
 
@@ -181,6 +181,7 @@ def _step(shown: Subject, request: ExportRequest, target: str) -> tuple[str, str
     command += f"inshrink export {shlex.quote(archive)} --step {step}{kept} -o {shlex.quote(target)}"
     how = f"weights_only={request.weights_only}, exact={request.exact}, ratio={request.ratio:g}"
     python += (
-        f"report = inshrink_core.export({archive!r}, {target!r}, step={step}, {how})\nprint(report.nbytes)"
+        f"report = inshrink_core.verbs.export({archive!r}, {target!r}, step={step}, {how})\n"
+        "print(report.nbytes)"
     )
     return command, python

@@ -58,8 +58,8 @@ def _snippets(shown: Subject, seen: DrillDown, way: str, metric: str | None) -> 
     snippets.show(
         f"inshrink sensitivity {shlex.quote(path)} {options}",
         f"import inshrink_core\n\nrun = inshrink_core.open({quoted})\n"
-        f"seen = inshrink_core.anatomy({arguments})\n"
+        f"seen = inshrink_core.analysis.anatomy({arguments})\n"
         "print(seen.bits_per_weight, seen.entropy, seen.histogram.parts)\n"
-        f"print(inshrink_core.trajectory(run, {seen.name!r}).relative_movement)",
+        f"print(inshrink_core.analysis.trajectory(run, {seen.name!r}).relative_movement)",
         key="drill.snippets",
     )

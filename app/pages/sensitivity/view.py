@@ -97,7 +97,7 @@ def _snippets(shown: Subject, metric: str, by: str, statistic: str) -> None:
     snippets.show(
         f"inshrink sensitivity {shlex.quote(path)} --metric {metric} --by {by} --statistic {statistic}",
         f"import inshrink_core\n\nrun = inshrink_core.open({path!r})\n"
-        f"measured = inshrink_core.sensitivity(run, {metric!r}).by({by!r})\n"
+        f"measured = inshrink_core.analysis.sensitivity(run, {metric!r}).by({by!r})\n"
         f"print(measured.rows, measured.{statistic}[:, -1])",
     )
 
@@ -117,7 +117,8 @@ def _gain_snippets(shown: Subject, metric: str) -> None:
     run = path.removesuffix(".inshrink") if shown.kind == "archive" else path
     snippets.show(
         f"inshrink inspect {shlex.quote(archive)} --gain --against {shlex.quote(run)}",
-        f"import inshrink_core\n\nmeasured = inshrink_core.restore_gain({archive!r}, {run!r})\n{lines}",
+        "import inshrink_core\n\n"
+        f"measured = inshrink_core.analysis.restore_gain({archive!r}, {run!r})\n{lines}",
     )
 
 

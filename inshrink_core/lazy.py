@@ -1,0 +1,72 @@
+"""Packages whose public names load on first use (PEP 562), each said once."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+__all__ = ["index"]
+
+
+def index(package: str) -> list[str]:
+    """Make what a package imports for type checkers load on first use; return the names, for ``__all__``.
+
+    Parameters
+    ----------
+    package
+        Name of the package, which calls this while it is imported. Under ``if TYPE_CHECKING:`` it has lines
+        ``from MODULE import NAME as PUBLIC``.
+
+    Notes
+    -----
+    A public name hides a submodule of the same name: ``from PACKAGE.MODULE import NAME`` reaches the
+    submodule, ``import PACKAGE.MODULE as module`` does not.
+    """
+    module = sys.modules[package]
+    where = {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for block in ast.parse(_source(module)).body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    module.__dict__["_where"] = where
+    module.__class__ = _Index
+    return sorted(where)
+
+
+def _source(module: ModuleType) -> str:
+    """Return the text of a module, wherever it was loaded from."""
+    loader: Any = module.__spec__.loader if module.__spec__ is not None else None
+    return str(loader.get_source(module.__name__))
+
+
+class _Index(ModuleType):
+    """A package with names that are loaded when they are asked for."""
+
+    _where: dict[str, tuple[str, str]]
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._where:
+            raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
+        source, attribute = self._where[name]
+        if source == self.__name__:
+            value: Any = import_module(f"{source}.{attribute}")
+        else:
+            value = getattr(import_module(source), attribute)
+        self.__dict__[name] = value
+        return value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Importing a submodule must not hide the public name that it shares.
+        is_submodule = isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}"
+        if is_submodule and self._where.get(name, (self.__name__, ""))[0] != self.__name__:
+            return
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._where)
