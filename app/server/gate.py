@@ -50,7 +50,7 @@ HEADERS = {
 
 _INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 _HAS_PAGE_PATH = re.compile(r"/[a-z]*\Z")
-"""The first page, and every other by its name. What the server answers itself has a dot, a dash or a folder."""
+"""The first page, and every other by its name. All else that is served has a dot or lies in a folder."""
 
 _BACKEND = "<script>window.__streamlit = {BACKEND_BASE_URL: location.origin + '/'}</script>"
 """Tells Streamlit's page where its server is. Unasked it looks below its own address first: two 404s."""
