@@ -15,9 +15,8 @@ import streamlit as st
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import list_folder, settings
 from inshrink_app.services.archives import original_of
-from inshrink_app.services.engines import engines
 from inshrink_app.services.failures import reported
-from inshrink_app.services.opening import engine_of, samples
+from inshrink_app.services.opening import engine_at, engine_of, samples
 from inshrink_app.widgets.tables import MODEL_ROLES, ServiceError, Subject
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARCHIVE",
-    "CODECS",
     "course",
     "course_steps",
     "diff_cost",
@@ -125,7 +123,7 @@ def _drill_down(
 def _archive_of(subject: Subject) -> Run | Archive | None:
     """Open the archive that lies beside a run."""
     facts = subject.archive
-    return None if facts is None else engines().get(str(facts.path), f"{facts.nbytes}-{len(facts.frames)}")
+    return None if facts is None else engine_at(str(facts.path), f"{facts.nbytes}-{len(facts.frames)}")
 
 
 def gain_partner(subject: Subject) -> str | None:

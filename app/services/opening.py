@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import streamlit as st
 from inshrink_app.server.recent import remember_recent
 from inshrink_app.server.roots import OutsideRootsError, settings
-from inshrink_app.services.engines import engines
 from inshrink_app.services.failures import reported
 from inshrink_app.services.headers import files_stamp, forget_headers, keep_headers, kept_headers
 from inshrink_app.services.inside import is_inside, is_sample, require_inside
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Opened",
     "Sample",
+    "engine_at",
     "engine_of",
     "load_subject",
     "opened",
@@ -33,6 +33,9 @@ __all__ = [
     "resolve",
     "samples",
 ]
+
+_MOST_OPEN = 4
+"""Headers of a run of 400 tensors and 200 checkpoints take some 100 MB of memory."""
 
 _LONGEST_SHOWN = 400
 """Signs of a refused path that are repeated to its reader."""
@@ -134,7 +137,34 @@ def engine_of(subject: Subject) -> tuple[Run | Archive, str]:
         It cannot be opened any more.
     """
     found = opened(str(subject.path))
-    return engines().get(str(found.subject.path), found.token), found.token
+    return engine_at(str(found.subject.path), found.token), found.token
+
+
+@st.cache_resource(show_spinner=False, max_entries=_MOST_OPEN)
+def engine_at(path: str, token: str, _made: Run | Archive | None = None) -> Run | Archive:
+    """Return the engine's run or archive at a path; a few stay open, shared by all sessions.
+
+    Parameters
+    ----------
+    path
+        Its real path.
+    token
+        Changes with its files.
+    _made
+        It, where the caller has just opened it.
+
+    Raises
+    ------
+    ServiceError
+        It cannot be opened.
+    """
+    import inshrink_core
+
+    if _made is not None:
+        return _made
+    require_inside(Path(path))
+    with reported():
+        return inshrink_core.open(path)
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -165,7 +195,7 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
             # Not the folder's time: measuring writes its cache into the folder.
             files = " ".join(engine.identity(step) for step in engine.steps)
             found = Opened(_run_subject(engine), hashlib.sha256(files.encode()).hexdigest())
-    engines().put(path, found.token, engine)
+    engine_at(path, found.token, engine)
     if stamp is not None and found.subject.kind == "run":
         keep_headers(found.subject, found.token, stamp)
     return found

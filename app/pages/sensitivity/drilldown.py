@@ -31,13 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["show_tensor"]
 
 _WAY, _LOG, _STEP = "drill.way", "drill.log", "inside.step"
-_WAYS = {
-    "archive": "As archived",
-    "lattice": "Lattice",
-    "inshrinkerator": "Inshrinkerator",
-    "uniform": "Uniform",
-    "lossless": "Lossless",
-}
 _LEVELS = {
     "codebook": "codebook",
     "lattice": "lattice",
@@ -119,7 +112,7 @@ def _way(shown: Subject, step: int) -> str:
     picked = st.segmented_control(
         "Stored",
         ways,
-        format_func=lambda name: inked(_WAYS[name]),
+        format_func=lambda name: inked("As archived" if name == services.ARCHIVE else name.capitalize()),
         key=_WAY,
         required=True,
         help="Where the levels come from: the archive beside this run, or a codec that is tried on this "
