@@ -104,14 +104,18 @@ def explorer(hosts: Sequence[str]) -> App:
     import streamlit as st
     from inshrink_app.server import downloads, gate
     from inshrink_app.widgets import problem
+    from streamlit.runtime.pages_manager import PagesManager
 
-    said = gate.headers(Path(st.__file__).parent / "static" / "index.html")
+    # Before a session has run our script, Streamlit takes a folder "pages" beside it for one of its own.
+    PagesManager.uses_pages_directory = False
+    page = gate.shell(Path(st.__file__).parent / "static" / "index.html")
+    said = gate.headers(page)
 
     class Guarded(st.App):  # type: ignore[misc,unused-ignore]
         """The application as the server calls it: nothing is answered but through the gate."""
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            await gate.guarded(super().__call__, hosts, said)(scope, receive, send)
+            await gate.guarded(super().__call__, hosts, said, page)(scope, receive, send)
 
     return Guarded(_SCRIPT, routes=downloads.routes(), on_script_error=problem.show_unexpected)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["HEADERS", "guarded", "headers"]
+__all__ = ["HEADERS", "guarded", "headers", "shell"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -49,27 +49,40 @@ HEADERS = {
 }
 
 _INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+_HAS_PAGE_PATH = re.compile(r"/[a-z]*\Z")
+"""The first page, and every other by its name. All else that is served has a dot or lies in a folder."""
+
+_BACKEND = "<script>window.__streamlit = {BACKEND_BASE_URL: location.origin + '/'}</script>"
+"""Tells Streamlit's page where its server is. Unasked it looks below its own address first: two 404s."""
+
 _REFUSED = b"This server is not called so, or is not spoken to from there.\n"
 
 
-def headers(index: Path) -> dict[str, str]:
+def shell(index: Path) -> str:
+    """Return the page that a browser gets under every address: Streamlit's, told where its server is."""
+    return index.read_text(encoding="utf-8").replace("<script>", f"{_BACKEND}\n    <script>", 1)
+
+
+def headers(page: str) -> dict[str, str]:
     """Return what every answer says.
 
     Parameters
     ----------
-    index
-        Streamlit's page: what is written into it as scripts may run, by digest, and no other inline script.
+    page
+        What `shell` returns: the scripts written into it may run, by digest, and no other inline script.
     """
     digests = [
         base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        for script in _INLINE_SCRIPT.findall(index.read_text(encoding="utf-8"))
+        for script in _INLINE_SCRIPT.findall(page)
     ]
     scripts = " ".join([_POLICY["script-src"], *(f"'sha256-{digest}'" for digest in digests)])
     policy = {**_POLICY, "script-src": scripts}
     return {"Content-Security-Policy": "; ".join(f"{key} {value}" for key, value in policy.items())} | HEADERS
 
 
-def guarded(application: Application, hosts: Iterable[str], said: dict[str, str]) -> Application:
+def guarded(
+    application: Application, hosts: Iterable[str], said: dict[str, str], page: str = ""
+) -> Application:
     """Return an ASGI application that refuses strangers and says the headers on every answer.
 
     Parameters
@@ -80,6 +93,8 @@ def guarded(application: Application, hosts: Iterable[str], said: dict[str, str]
         Names that this server may be called by; any other is a page that rebinds its own name to us.
     said
         The headers.
+    page
+        What is answered under the address of a page; empty: what the application answers.
     """
     allowed = {_bare(host) for host in hosts}
     lines = [(name.lower().encode(), value.encode()) for name, value in said.items()]
@@ -100,6 +115,8 @@ def guarded(application: Application, hosts: Iterable[str], said: dict[str, str]
 
         if scope["type"] in ("http", "websocket") and not _is_welcome(scope, allowed):
             await _refuse(scope, speak)
+        elif page and scope.get("method") in ("GET", "HEAD") and _HAS_PAGE_PATH.match(scope["path"]):
+            await _say(scope, speak, 200, "text/html", page.encode(), (b"cache-control", b"no-cache"))
         else:
             await application(scope, receive, speak)
 
@@ -120,19 +137,24 @@ def _is_welcome(scope: Message, allowed: set[str]) -> bool:
 
 async def _refuse(scope: Message, send: Send) -> None:
     """Answer 403, to a handshake too."""
-    kind = "http.response"
-    if scope["type"] == "websocket":
-        if "websocket.http.response" not in (scope.get("extensions") or {}):
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        kind = "websocket.http.response"
-    plain = [
-        (b"content-type", b"text/plain; charset=utf-8"),
-        (b"content-length", str(len(_REFUSED)).encode()),
+    if scope["type"] == "websocket" and "websocket.http.response" not in (scope.get("extensions") or {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    await _say(scope, send, 403, "text/plain", _REFUSED)
+
+
+async def _say(
+    scope: Message, send: Send, status: int, kind: str, body: bytes, *more: tuple[bytes, bytes]
+) -> None:
+    """Answer with a text; to a handshake by what its extension is called."""
+    event = "http.response" if scope["type"] == "http" else "websocket.http.response"
+    lines = [
+        (b"content-type", f"{kind}; charset=utf-8".encode()),
+        (b"content-length", str(len(body)).encode()),
+        *more,
     ]
-    await send({"type": f"{kind}.start", "status": 403, "headers": plain})
-    body = b"" if scope.get("method") == "HEAD" else _REFUSED
-    await send({"type": f"{kind}.body", "body": body})
+    await send({"type": f"{event}.start", "status": status, "headers": lines})
+    await send({"type": f"{event}.body", "body": b"" if scope.get("method") == "HEAD" else body})
 
 
 def _without_port(host: str) -> str:

@@ -1,8 +1,8 @@
 """What the pages ask: the only part of the explorer that imports the engine, and the only that caches.
 
 The engine is imported inside the functions, so that the first page does not wait for it. What comes back
-are the plain values of `tables`; what goes wrong is a `ServiceError` that a page can show. Long work
-happens in another process (`inshrink_app.jobs.worker`).
+are its reports and the values of `tables`; what goes wrong is a `ServiceError` that a page can show. Long
+work happens in another process (`inshrink_app.jobs.worker`).
 """
 
 from inshrink_app.jobs.registry import MOST_AT_WORK
@@ -18,13 +18,15 @@ from inshrink_app.services.comparing import (
     newest_comparison,
     start_compare,
 )
-from inshrink_app.services.differing import diff_cost, moved_between, other_runs
 from inshrink_app.services.drilldown import (
     ARCHIVE,
     course,
     course_steps,
+    diff_cost,
     drill_cost,
     drill_down,
+    moved_between,
+    other_runs,
     stored_ways,
 )
 from inshrink_app.services.estimating import (

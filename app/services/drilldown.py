@@ -1,30 +1,44 @@
-"""Looking into one tensor: small questions, answered in this process.
+"""Looking into a run: one tensor of a step or over the steps, and what moved between two steps.
 
-Each reads what it says and no more; answers are cached by what the files were when they were asked.
+These questions are small and are answered in this process. Each reads what it says and no more; answers are
+cached by what the files were when they were asked.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import streamlit as st
-from inshrink_app.pages.sensitivity.drill_figures import Course, DrillDown, PartRow, ScoreMap
+from inshrink_app.server.recent import load_recent
+from inshrink_app.server.roots import list_folder, settings
 from inshrink_app.services.archives import original_of
-from inshrink_app.services.engines import engines
 from inshrink_app.services.failures import reported
-from inshrink_app.services.opening import engine_of
-from inshrink_app.widgets.tables import MODEL_ROLES, Subject
+from inshrink_app.services.opening import engine_at, engine_of, samples
+from inshrink_app.widgets.tables import MODEL_ROLES, ServiceError, Subject
+
+if TYPE_CHECKING:
+    from inshrink_core import Archive, Run
+    from inshrink_core.analysis.anatomy import Anatomy
+    from inshrink_core.analysis.trajectory import Trajectory
+    from inshrink_core.verbs.diff import StepDiff
 
 __all__ = [
     "ARCHIVE",
-    "CODECS",
     "course",
     "course_steps",
+    "diff_cost",
     "drill_cost",
     "drill_down",
     "gain_partner",
+    "moved_between",
+    "other_runs",
     "stored_ways",
 ]
+
+_log = logging.getLogger(__name__)
 
 ARCHIVE = "archive"
 """Stands for "as it lies in the archive" among the codecs."""
@@ -38,6 +52,8 @@ _READINGS = 6
 _COURSE_BYTES = 200_000_000
 """A course reads no more than this unless it is asked to."""
 
+_MOST_OTHER_RUNS = 50
+
 
 def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
     """Return the ways a tensor can be shown: as an archive holds it, or as a codec would store it."""
@@ -47,19 +63,18 @@ def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
     return (ARCHIVE, *CODECS) if archived else CODECS
 
 
+def _nbytes_of(subject: Subject, tensor: str | None = None) -> int:
+    """Return the raw bytes of a weight or buffer of the last checkpoint, or of all of them."""
+    rows = (row for row in subject.tensors if row.role in MODEL_ROLES)
+    return sum(row.nbytes for row in rows if tensor is None or row.name == tensor)
+
+
 def drill_cost(subject: Subject, tensor: str) -> int:
     """Return the bytes of the tensors that `drill_down` may read."""
-    return _READINGS * sum(
-        row.nbytes for row in subject.tensors if row.name == tensor and row.role in MODEL_ROLES
-    )
+    return _READINGS * _nbytes_of(subject, tensor)
 
 
-def _nbytes_of(subject: Subject, tensor: str) -> int:
-    """Return the raw bytes of a weight or buffer; 0 where the last checkpoint has none of this name."""
-    return sum(row.nbytes for row in subject.tensors if row.name == tensor and row.role in MODEL_ROLES)
-
-
-def drill_down(subject: Subject, step: int, tensor: str, way: str, metric: str | None) -> DrillDown:
+def drill_down(subject: Subject, step: int, tensor: str, way: str, metric: str | None) -> Anatomy:
     """Look into one tensor of one step.
 
     Parameters
@@ -78,92 +93,55 @@ def drill_down(subject: Subject, step: int, tensor: str, way: str, metric: str |
     ServiceError
         It cannot be read.
     """
-    _, token = engine_of(subject)
-    stamp = ""
-    if subject.archive is not None and way == ARCHIVE:
-        stamp = str(subject.archive.nbytes)
-    return _drill_down(str(subject.path), f"{token}{stamp}", step, tensor, way, metric, subject)
+    stamp = _stamp(subject) if way == ARCHIVE else engine_of(subject)[1]
+    return _drill_down(str(subject.path), stamp, step, tensor, way, metric, subject)
+
+
+def _stamp(subject: Subject) -> str:
+    """Return what changes with a run or its archive."""
+    return f"{engine_of(subject)[1]}-{subject.archive.nbytes if subject.archive is not None else 0}"
 
 
 @st.cache_resource(show_spinner=False, max_entries=200)
 def _drill_down(
     path: str, stamp: str, step: int, tensor: str, way: str, metric: str | None, _subject: Subject
-) -> DrillDown:
+) -> Anatomy:
     from inshrink_core.analysis.anatomy import anatomy
 
     with reported():
         engine, _ = engine_of(_subject)
         if way != ARCHIVE:
-            return _plain(anatomy(engine, step, tensor, way, metric=metric))
+            return anatomy(engine, step, tensor, way, metric=metric)
         if _subject.kind == "archive":
-            return _plain(anatomy(engine, step, tensor, against=_originals(_subject), metric=metric))
-        return _plain(anatomy(_archive_of(_subject), step, tensor, against=engine, metric=metric))  # type: ignore[arg-type]
+            original = original_of(_subject)
+            against = None if original is None else engine_of(original)[0]
+            return anatomy(engine, step, tensor, against=against, metric=metric)  # type: ignore[arg-type]
+        archive = _archive_of(_subject)
+        return anatomy(archive or engine, step, tensor, against=engine, metric=metric)  # type: ignore[arg-type]
 
 
-def _archive_of(subject: Subject) -> Any:
+def _archive_of(subject: Subject) -> Run | Archive | None:
     """Open the archive that lies beside a run."""
-    if subject.archive is None:
-        return None
     facts = subject.archive
-    return engines().get(str(facts.path), f"{facts.nbytes}-{len(facts.frames)}")
-
-
-def _originals(subject: Subject) -> Any:
-    """Open the run an archive was made of, where it is known; None otherwise."""
-    original = original_of(subject)
-    return None if original is None else engine_of(original)[0]
+    return None if facts is None else engine_at(str(facts.path), f"{facts.nbytes}-{len(facts.frames)}")
 
 
 def gain_partner(subject: Subject) -> str | None:
     """Return the path of a run's archive or of an archive's run, where one is known."""
-    if subject.kind == "run":
-        return str(subject.archive.path) if subject.archive is not None else None
-    original = original_of(subject)
-    return None if original is None else str(original.path)
-
-
-def _plain(seen: Any) -> DrillDown:
-    """Copy the engine's answer into plain values."""
-    told = seen.sensitivity
-    return DrillDown(
-        name=seen.spec.key,
-        step=seen.step,
-        dtype=seen.spec.dtype,
-        shape=tuple(seen.spec.shape),
-        numel=seen.spec.numel,
-        codec=seen.codec,
-        config=dict(seen.config),
-        estimated=seen.estimated,
-        restored=seen.restored,
-        kind=seen.kind,
-        edges=seen.histogram.edges,
-        counts=seen.histogram.counts,
-        parts=tuple(PartRow(*part) for part in seen.histogram.parts),
-        n_nonfinite=seen.histogram.n_nonfinite,
-        rms=seen.histogram.rms,
-        level_kind=seen.level_kind,
-        points=seen.points,
-        spacing=seen.spacing,
-        entropy=seen.entropy,
-        bits_per_weight=seen.bits_per_weight,
-        nbytes=seen.nbytes,
-        keyframe_nbytes=seen.keyframe_nbytes,
-        sensitivity=None if told is None else ScoreMap(*told),
-        document=seen.to_json(),
-    )
+    partner = subject.archive if subject.kind == "run" else original_of(subject)
+    return None if partner is None else str(partner.path)
 
 
 def course_steps(subject: Subject, tensor: str, *, every: bool) -> tuple[int, ...]:
     """Return the steps that a course reads: all, or evenly many of them that cost at most 200 MB."""
-    nbytes = max(1, _nbytes_of(subject, tensor))
-    most = max(2, _COURSE_BYTES // nbytes)
+    most = max(2, _COURSE_BYTES // max(1, _nbytes_of(subject, tensor)))
     n = len(subject.steps)
     if every or n <= most:
         return subject.steps
     return tuple(subject.steps[round(i * (n - 1) / (most - 1))] for i in range(most))
 
 
-def course(subject: Subject, tensor: str, *, every: bool = False) -> Course:
+def course(subject: Subject, tensor: str, *, every: bool = False) -> Trajectory:
     """Follow one tensor over the steps.
 
     Raises
@@ -171,25 +149,56 @@ def course(subject: Subject, tensor: str, *, every: bool = False) -> Course:
     ServiceError
         It cannot be read.
     """
-    _, token = engine_of(subject)
     steps = course_steps(subject, tensor, every=every)
-    size = subject.archive.nbytes if subject.archive is not None else 0
-    return _course(str(subject.path), f"{token}-{size}", tensor, steps, subject)
+    return _course(str(subject.path), _stamp(subject), tensor, steps, subject)
 
 
 @st.cache_resource(show_spinner=False, max_entries=200)
-def _course(path: str, stamp: str, tensor: str, steps: tuple[int, ...], _subject: Subject) -> Course:
+def _course(path: str, stamp: str, tensor: str, steps: tuple[int, ...], _subject: Subject) -> Trajectory:
     from inshrink_core.analysis.trajectory import trajectory
 
     with reported():
-        engine, _ = engine_of(_subject)
         archive = _archive_of(_subject) if _subject.kind == "run" else None
-        found = trajectory(engine, tensor, steps=steps, archive=archive)
-    return Course(
-        steps=found.steps,
-        rms=found.rms,
-        movement=found.movement,
-        relative_movement=found.relative_movement,
-        bits_per_weight=found.bits_per_weight,
-        n_left_out=len(_subject.steps) - len(steps),
-    )
+        return trajectory(engine_of(_subject)[0], tensor, steps=steps, archive=archive)  # type: ignore[arg-type]
+
+
+def diff_cost(subject: Subject) -> int:
+    """Return the bytes that `moved_between` reads."""
+    return 2 * _nbytes_of(subject)
+
+
+def moved_between(subject: Subject, first: int, second: int) -> StepDiff:
+    """Measure what moved between two steps.
+
+    Raises
+    ------
+    ServiceError
+        They cannot be read.
+    """
+    return _moved(str(subject.path), engine_of(subject)[1], first, second, subject)
+
+
+@st.cache_resource(show_spinner=False, max_entries=50)
+def _moved(path: str, token: str, first: int, second: int, _subject: Subject) -> StepDiff:
+    from inshrink_core.verbs.diff import diff
+
+    with reported():
+        return diff(engine_of(_subject)[0], steps=(first, second))
+
+
+def other_runs(subject: Subject) -> tuple[Path, ...]:
+    """Return runs and archives that a run can be laid over: recent ones, its neighbours, and samples."""
+    recent = (Path(os.path.realpath(row.path)) for row in load_recent())
+    known = {real: None for real in recent if settings().allows(real) and real.exists()}
+    if settings().allows(subject.path.parent):
+        try:
+            entries = list_folder(subject.path.parent).entries
+            known |= {entry.path: None for entry in entries if entry.kind in ("run", "archive")}
+        except OSError as error:
+            _log.info("the neighbours of a run cannot be listed: %s", error)
+    try:
+        known |= {sample.path: None for sample in samples()}
+    except ServiceError:
+        _log.info("there are no samples to lay a run over")
+    known.pop(subject.path, None)
+    return tuple(known)[:_MOST_OTHER_RUNS]

@@ -13,14 +13,17 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inshrink_app.server.recent import recent_file
-from inshrink_app.widgets.tables import Subject, TensorRow
+from inshrink_app.widgets.tables import Subject
+
+if TYPE_CHECKING:
+    from inshrink_core.checkpoint import TensorSpec
 
 __all__ = ["files_stamp", "forget_headers", "keep_headers", "kept_headers"]
 
-_VERSION = 1
+_VERSION = 2
 """Raised when what is kept changes."""
 
 _MAX_BYTES = 64 << 20
@@ -99,7 +102,9 @@ def keep_headers(subject: Subject, token: str, stamp: str) -> None:
         "name": subject.name,
         "format": subject.format,
         "steps": subject.steps,
-        "tensors": subject.tensors,
+        "tensors": [
+            (row.name, row.role, row.dtype, row.shape, row.exact, row.layer) for row in subject.tensors
+        ],
         "total_bytes": subject.total_bytes,
         "skipped": subject.skipped,
         "notes": subject.notes,
@@ -137,7 +142,7 @@ def _subject(folder: Path, document: Any, nbytes: int) -> Subject:
         kind="run",
         format=str(document["format"]),
         steps=tuple(int(step) for step in document["steps"]),
-        tensors=tuple(_tensor(*row) for row in document["tensors"]),
+        tensors=tuple(_spec(*row) for row in document["tensors"]),
         total_bytes=int(document["total_bytes"]),
         bytes_read=nbytes,
         skipped=tuple((str(path), str(reason)) for path, reason in document["skipped"]),
@@ -149,9 +154,14 @@ def _subject(folder: Path, document: Any, nbytes: int) -> Subject:
     )
 
 
-def _tensor(
-    name: str, role: str, layer: str, dtype: str, shape: list[int], numel: int, nbytes: int
-) -> TensorRow:
-    return TensorRow(
-        str(name), str(role), str(layer), str(dtype), tuple(map(int, shape)), int(numel), int(nbytes)
+def _spec(name: str, role: str, dtype: str, shape: list[int], exact: bool, layer: str) -> TensorSpec:
+    from inshrink_core.checkpoint import LayerType, TensorRole, TensorSpec
+
+    return TensorSpec(
+        name=str(name),
+        role=TensorRole(role),
+        dtype=str(dtype),
+        shape=tuple(map(int, shape)),
+        exact=bool(exact),
+        layer=LayerType(layer),
     )

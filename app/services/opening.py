@@ -1,4 +1,4 @@
-"""Opening runs and archives inside of the roots; what their headers told is cached."""
+"""Opening runs and archives inside of the roots, and what their headers tell of them, cached."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import streamlit as st
 from inshrink_app.server.recent import remember_recent
 from inshrink_app.server.roots import OutsideRootsError, settings
-from inshrink_app.services.engines import engines
 from inshrink_app.services.failures import reported
 from inshrink_app.services.headers import files_stamp, forget_headers, keep_headers, kept_headers
-from inshrink_app.services.inside import is_sample, require_inside
-from inshrink_app.services.subjects import archive_of_run, archive_subject, run_subject
+from inshrink_app.services.inside import is_inside, is_sample, require_inside
 from inshrink_app.widgets.formatting import elide
-from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+from inshrink_app.widgets.tables import ArchiveFacts, FrameRow, Problem, ServiceError, Subject
 
 if TYPE_CHECKING:
     from inshrink_core import Archive, Run
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Opened",
     "Sample",
+    "engine_at",
     "engine_of",
     "load_subject",
     "opened",
@@ -35,6 +34,8 @@ __all__ = [
     "samples",
 ]
 
+_MOST_OPEN = 4
+"""Headers of a run of 400 tensors and 200 checkpoints take some 100 MB of memory."""
 
 _LONGEST_SHOWN = 400
 """Signs of a refused path that are repeated to its reader."""
@@ -105,6 +106,7 @@ def refresh(path: Path) -> None:
     """Forget what is known of a run, so that checkpoints written since are seen."""
     forget_headers(path)
     _open_at.clear(str(path), *_stamp(path))
+    _archive_at.clear()
 
 
 def remember(subject: Subject) -> None:
@@ -113,17 +115,60 @@ def remember(subject: Subject) -> None:
 
 
 def opened(text: str) -> Opened:
-    """Return the open run at a path, from the cache unless its folder has changed."""
+    """Return the open run at a path, from the cache unless its folder or its archive has changed."""
     path = resolve(text)
     if not path.exists():
         raise ServiceError(
             Problem("there is nothing at this path", str(path), "it may have been moved; open it anew")
         )
-    return _open_at(str(path), *_stamp(path))
+    found = _open_at(str(path), *_stamp(path))
+    if found.subject.kind == "archive":
+        return found
+    archive = _archive_of_run(found.subject)
+    return Opened(dataclasses.replace(found.subject, archive=archive), found.token) if archive else found
+
+
+def engine_of(subject: Subject) -> tuple[Run | Archive, str]:
+    """Return the engine's run or archive of what is on screen, and the token of its files.
+
+    Raises
+    ------
+    ServiceError
+        It cannot be opened any more.
+    """
+    found = opened(str(subject.path))
+    return engine_at(str(found.subject.path), found.token), found.token
+
+
+@st.cache_resource(show_spinner=False, max_entries=_MOST_OPEN)
+def engine_at(path: str, token: str, _made: Run | Archive | None = None) -> Run | Archive:
+    """Return the engine's run or archive at a path; a few stay open, shared by all sessions.
+
+    Parameters
+    ----------
+    path
+        Its real path.
+    token
+        Changes with its files.
+    _made
+        It, where the caller has just opened it.
+
+    Raises
+    ------
+    ServiceError
+        It cannot be opened.
+    """
+    import inshrink_core
+
+    if _made is not None:
+        return _made
+    require_inside(Path(path))
+    with reported():
+        return inshrink_core.open(path)
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Return what changes when a checkpoint is added: the folder's time and size."""
+    """Return what changes when a checkpoint or a frame is added: the time and size of a folder or file."""
     try:
         status = path.stat()
     except OSError:
@@ -141,31 +186,106 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     stamp = files_stamp(Path(path)) if Path(path).is_dir() else None
     kept = kept_headers(Path(path), stamp) if stamp is not None else None
     if kept is not None:
-        subject, token = kept
-        return Opened(
-            dataclasses.replace(subject, archive=archive_of_run(subject.path, subject.steps)), token
-        )
+        return Opened(*kept)
     with reported():
         engine = inshrink_core.open(path)
         if isinstance(engine, Archive):
-            found = Opened(archive_subject(engine), f"{mtime_ns}-{size}")
+            found = Opened(_archive_subject(engine), f"{mtime_ns}-{size}")
         else:
             # Not the folder's time: measuring writes its cache into the folder.
             files = " ".join(engine.identity(step) for step in engine.steps)
-            found = Opened(run_subject(engine), hashlib.sha256(files.encode()).hexdigest())
-    engines().put(path, found.token, engine)
+            found = Opened(_run_subject(engine), hashlib.sha256(files.encode()).hexdigest())
+    engine_at(path, found.token, engine)
     if stamp is not None and found.subject.kind == "run":
         keep_headers(found.subject, found.token, stamp)
     return found
 
 
-def engine_of(subject: Subject) -> tuple[Run | Archive, str]:
-    """Return the engine's run or archive of what is on screen, and the token of its files.
+def _run_subject(run: Run) -> Subject:
+    """Gather what the headers of a run tell."""
+    path = Path(os.path.realpath(run.path))
+    # The log of a folder called "checkpoints" may lie beside it, out of the roots.
+    logged = run.log if not run.log or is_inside(Path(os.path.realpath(run.log.origin))) else {}
+    return Subject(
+        path=path,
+        name=run.name,
+        kind="run",
+        format=str(run.format),
+        steps=tuple(run.steps),
+        tensors=tuple(run[run.steps[-1]].specs) if run.steps else (),
+        total_bytes=sum(run.nbytes_of(step) for step in run.steps),
+        bytes_read=run.bytes_read,
+        skipped=tuple(_skipped(path, skipped.path, skipped.reason) for skipped in run.skipped),
+        notes=tuple(run.notes),
+        log={name: tuple(series) for name, series in logged.items()},
+    )
 
-    Raises
-    ------
-    ServiceError
-        It cannot be opened any more.
-    """
-    found = opened(str(subject.path))
-    return engines().get(str(found.subject.path), found.token), found.token
+
+def _skipped(run: Path, path: str, reason: str) -> tuple[str, str]:
+    """Name a file that was left out as its reader sees it: within the run, and once."""
+    shown = str(Path(path).relative_to(run)) if Path(path).is_relative_to(run) else path
+    return (shown, reason.removeprefix(f"{path}: "))
+
+
+def _archive_subject(archive: Archive) -> Subject:
+    """Gather what the indexes of an archive tell."""
+    from inshrink_core.chain import original_checks
+
+    facts = _archive_facts(archive)
+    checks = original_checks(archive, archive.frames).text if archive.steps else ""
+    return Subject(
+        path=facts.path,
+        name=facts.path.name,
+        kind="archive",
+        format="inshrink archive",
+        steps=tuple(archive.steps),
+        tensors=tuple(archive[archive.steps[-1]].specs) if archive.steps else (),
+        total_bytes=facts.nbytes,
+        bytes_read=archive.bytes_read,
+        notes=("steps come from the archive", f"checksums of the originals: {checks}") if checks else (),
+        archive=facts,
+    )
+
+
+def _archive_facts(archive: Archive) -> ArchiveFacts:
+    """Add up an archive's sizes."""
+    from inshrink_core.chain import archive_size
+
+    size = archive_size(archive)
+    return ArchiveFacts(
+        path=Path(os.path.realpath(archive.path)),
+        raw_bytes=size.raw_total,
+        nbytes=size.nbytes,
+        ratio_weights=size.ratio_weights,
+        ratio_total=size.ratio_total,
+        frames=tuple(
+            FrameRow(row.info.step, row.info.kind.value, row.info.nbytes, row.ratio_total, row.ratio_weights)
+            for row in size.frames
+        ),
+    )
+
+
+def _archive_of_run(run: Subject) -> ArchiveFacts | None:
+    """Look for the run's archive where `inshrink compress` most often puts it, inside of the roots."""
+    for folder in (run.path.parent, *settings().roots):
+        real = Path(os.path.realpath(folder / f"{run.path.name}.inshrink"))
+        if settings().allows(real) and real.exists():
+            found = _archive_at(str(real), *_stamp(real))
+            # One that holds steps the run never had is another run's.
+            if found is not None and {frame.step for frame in found.frames} <= set(run.steps):
+                return found
+    return None
+
+
+@st.cache_resource(show_spinner=False, max_entries=64)
+def _archive_at(path: str, mtime_ns: int, size: int) -> ArchiveFacts | None:
+    """Return the sizes of an archive; None where it is empty, damaged, or leads out of the roots."""
+    from inshrink_core.chain import Archive
+    from inshrink_core.errors import InshrinkError
+
+    try:
+        require_inside(Path(path))
+        archive = Archive.open(path)
+        return _archive_facts(archive) if archive.steps else None
+    except (InshrinkError, ServiceError, OSError):
+        return None

@@ -1,41 +1,49 @@
-"""Small buttons that hand over the table on screen as CSV and JSON, and links to files of any size."""
+"""Small buttons that hand over what is on screen as files, and links to files of any size."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pandas as pd
 import streamlit as st
 from inshrink_app.widgets.formatting import bytes_text
 
-__all__ = ["file_link", "table_buttons"]
+__all__ = ["buttons", "file_link", "table_buttons"]
+
+_MIME = {".csv": "text/csv", ".json": "application/json"}
 
 
-def table_buttons(table: pd.DataFrame, stem: str) -> None:
-    """Offer a table of at most some MB in both forms, side by side; larger things are not for a button.
+def buttons(*files: tuple[str, str, Callable[[], bytes] | bytes]) -> None:
+    """Offer files of at most some MB, side by side.
 
     Parameters
     ----------
-    table
-        What is on screen.
-    stem
-        File name without suffix; also the widgets' key.
+    *files
+        Of each the label, the name, which is also the widget's key, and the content or what makes it once it
+        is asked for.
     """
     with st.container(horizontal=True, gap="small"):
-        for label, mime, content in (
-            ("CSV", "text/csv", table.to_csv(index=False)),
-            ("JSON", "application/json", table.to_json(orient="records", indent=1)),
-        ):
-            name = f"{stem}.{label.lower()}"
+        for label, name, content in files:
             st.download_button(
                 label,
-                content.encode(),
+                content,
                 file_name=name,
-                mime=mime,
+                mime=_MIME[Path(name).suffix],
                 key=name,
                 on_click="ignore",
                 type="tertiary",
                 icon=":material/download:",
                 help=f"Download {name}",
             )
+
+
+def table_buttons(table: pd.DataFrame, stem: str) -> None:
+    """Offer a table as CSV and as JSON under a name without suffix."""
+    buttons(
+        ("CSV", f"{stem}.csv", table.to_csv(index=False).encode()),
+        ("JSON", f"{stem}.json", table.to_json(orient="records", indent=1).encode()),
+    )
 
 
 def file_link(label: str, url: str, nbytes: int, *, primary: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""Tables to Plotly figures. No Streamlit here, and no colours of its own but the maps of `theme`.
+"""What figures have in common: their room, their axes and the ticks on them. No Streamlit here.
 
 A figure is a function of its data alone, never of what is selected in it, and leaves text and background
-to Streamlit's theme, so that one figure serves light and dark. The heatmap has a module of its own.
+to Streamlit's theme, so that one figure serves light and dark. Its colours are those of `theme`.
 """
 
 from __future__ import annotations
@@ -12,27 +12,21 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.theme import CATEGORICAL
-from inshrink_app.widgets.formatting import (
-    bytes_text,
-    count_text,
-    elide,
-    html_text,
-    power_text,
-    ratio_text,
-    share_text,
-)
-from inshrink_app.widgets.tables import FrameRow
-from plotly.subplots import make_subplots
+from inshrink_app.theme import GAP
+from inshrink_app.widgets.formatting import bytes_text, html_text, power_text, value_text
+from numpy.typing import NDArray
 
 __all__ = [
     "CONFIG",
+    "TOOLBAR",
     "byte_ticks",
-    "frames_figure",
-    "log_figure",
-    "log_groups",
+    "colour_bar",
+    "columns_axis",
+    "gaps",
+    "lay_out",
+    "linear_scale_ticks",
+    "log_scale_ticks",
     "log_ticks",
-    "sizes_figure",
     "steps_axis",
     "thinned",
     "tick_text",
@@ -46,169 +40,63 @@ CONFIG: Mapping[str, object] = {
 }
 """Plotly's own buttons: no logo, no wheel that takes the page's scrolling away."""
 
-_DASHES = ("solid", "dash", "dot")
-_DASH_SIGNS = ("\u2501", "\u2505", "\u2509")
-_MAX_IN_TITLE = 3
-_NAME_WIDTH = 34
-_MAX_FRAME_LABELS = 13
+TOOLBAR = 28
+"""Pixels above a figure for Plotly's buttons: on a touch screen they are always there."""
 
-
-def thinned(values: Sequence[str], texts: Sequence[str], limit: int) -> dict[str, list[str]]:
-    """Label every k-th position, so that labels never overlap."""
-    stride = max(1, math.ceil(len(values) / limit))
-    return {"tickvals": list(values[::stride]), "ticktext": list(texts[::stride])}
-
-
-def sizes_figure(sizes: Mapping[str, int], colour: int = 0) -> go.Figure:
-    """Draw bytes by kind as bars, largest first, each with its size written out."""
-    # Reversed first, so that of equal sizes the one that comes first in the file stands on top.
-    ordered = sorted(reversed(list(sizes.items())), key=lambda item: item[1])
-    total = sum(sizes.values()) or 1
-    labels = [html_text(name) for name, _ in ordered]
-    figure = go.Figure(
-        go.Bar(
-            x=[size for _, size in ordered],
-            y=labels,
-            orientation="h",
-            marker_color=CATEGORICAL[colour],
-            text=[f"{bytes_text(size)} · {share_text(size / total)}" for _, size in ordered],
-            textposition="outside",
-            cliponaxis=False,
-            hovertemplate="%{y}: %{text}<extra></extra>",
-        )
-    )
-    figure.update_layout(
-        height=34 * max(2, len(ordered)) + 16, margin={"l": 8, "r": 8, "t": 4, "b": 4}, bargap=0.35
-    )
-    largest = max(sizes.values(), default=1) or 1
-    # Room for the text beside the longest bar, which lies outside of it.
-    figure.update_xaxes(visible=False, range=[0, largest * 1.6], fixedrange=True)
-    figure.update_yaxes(showgrid=False, automargin=True, fixedrange=True, ticklabelstandoff=4)
-    return figure
-
-
-def log_groups(names: Sequence[str]) -> dict[str, list[str]]:
-    """Group training metrics that share a scale by the last word of their names.
-
-    Examples
-    --------
-    >>> log_groups(["loss", "eval_loss", "lr", "val/accuracy"])
-    {'loss': ['loss', 'eval_loss'], 'lr': ['lr'], 'accuracy': ['val/accuracy']}
-    """
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        last = name.replace("/", "_").replace(".", "_").replace("-", "_").rsplit("_", 1)[-1]
-        groups.setdefault(last or name, []).append(name)
-    return groups
-
-
-def log_figure(log: Mapping[str, Sequence[tuple[int, float]]], groups: Mapping[str, list[str]]) -> go.Figure:
-    """Draw training metrics by step, one panel per group, side by side; titles serve as legends."""
-    figure = make_subplots(
-        rows=1,
-        cols=max(1, len(groups)),
-        subplot_titles=[_legend(members) for members in groups.values()],
-        horizontal_spacing=0.075,
-    )
-    for column, members in enumerate(groups.values(), start=1):
-        for position, name in enumerate(members):
-            series = log[name]
-            figure.add_trace(
-                go.Scatter(
-                    x=np.asarray([step for step, _ in series], dtype=np.int64),
-                    y=np.asarray([value for _, value in series], dtype=np.float64),
-                    name=html_text(name),
-                    mode="lines+markers" if len(series) < 3 else "lines",
-                    line={
-                        "color": CATEGORICAL[position % len(CATEGORICAL)],
-                        "width": 2,
-                        "dash": _DASHES[position % len(_DASHES)],
-                    },
-                    hovertemplate=f"{html_text(name)} = %{{y:.4~g}}<br>step %{{x:,}}<extra></extra>",
-                ),
-                row=1,
-                col=column,
-            )
-    figure.update_layout(height=250, margin={"l": 8, "r": 8, "t": 34, "b": 8}, showlegend=False)
-    figure.update_annotations(font={"size": 13})
-    figure.update_xaxes(rangemode="tozero", **steps_axis(5))
-    figure.update_yaxes(automargin=True, nticks=6)
-    return figure
-
-
-def _legend(members: Sequence[str]) -> str:
-    """Return a panel's title: each metric's name behind a sign in its colour and its dash."""
-    return "   ".join(
-        f"<span style='color:{CATEGORICAL[i]}'><b>{_DASH_SIGNS[i]}</b></span> "
-        f"{html_text(elide(name, _NAME_WIDTH))}"
-        for i, name in enumerate(members[:_MAX_IN_TITLE])
-    )
-
-
-def frames_figure(frames: Sequence[FrameRow]) -> go.Figure:
-    """Draw the bytes of each frame of an archive, keyframes apart from delta frames."""
-    figure = go.Figure()
-    for position, (kind, label) in enumerate((("keyframe", "Keyframe"), ("delta", "Delta frame"))):
-        rows = [row for row in frames if (row.kind == "keyframe") == (kind == "keyframe")]
-        figure.add_trace(
-            go.Bar(
-                x=[count_text(row.step) for row in rows],
-                y=np.asarray([row.nbytes for row in rows], dtype=np.float64),
-                name=label,
-                marker_color=CATEGORICAL[position],
-                customdata=[
-                    [
-                        bytes_text(row.nbytes),
-                        ratio_text(row.ratio_total),
-                    ]
-                    for row in rows
-                ],
-                hovertemplate=(
-                    f"{label} of step %{{x}}<br>%{{customdata[0]}}, %{{customdata[1]}} in all<extra></extra>"
-                ),
-            )
-        )
-    labels = [count_text(row.step) for row in frames]
-    figure.update_layout(
-        height=280,
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
-        bargap=0.15,
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
-    )
-    figure.update_xaxes(
-        type="category",
-        categoryorder="array",
-        categoryarray=labels,
-        tickangle=0,
-        title=title("Step"),
-        **thinned(labels, labels, _MAX_FRAME_LABELS),
-    )
-    figure.update_yaxes(
-        rangemode="tozero", automargin=True, **byte_ticks(max((r.nbytes for r in frames), default=1))
-    )
-    return figure
-
-
-def byte_ticks(largest: int) -> dict[str, list[object]]:
-    """Return about four round ticks of an axis of bytes, written as sizes."""
-    rough = max(1.0, largest / 4)
-    decade = 10.0 ** math.floor(math.log10(rough))
-    stride = next(m * decade for m in (1, 2, 5, 10) if m * decade >= rough)
-    ticks = [i * stride for i in range(int(largest / stride) + 2)]
-    return {"tickvals": list(ticks), "ticktext": [bytes_text(tick) for tick in ticks]}
-
+_LEGEND = 26
+"""Pixels of a line of legends or titles above the axes."""
 
 _STANDOFF = 10
 """Pixels between the labels of an axis and its title."""
 
-_FEW_DECADES = 2.5
-_MOST_DECADES = 7
+_MAX_COLUMN_LABELS = 13
+_MOST_TICKS = 8
+_LARGEST_POWER = 307
+"""Powers of ten that a float holds with all of its digits, in both directions."""
+
 _SMALLEST_IN_FULL, _LARGEST_IN_FULL = 1e-3, 1e4
+
+
+def lay_out(figure: go.Figure, height: float, *, legend: bool = False, titles: bool = False) -> None:
+    """Give a figure its height and its margins, with room above for the buttons.
+
+    Parameters
+    ----------
+    figure
+        Changed in place.
+    height
+        Pixels, without what stands above the axes.
+    legend, titles
+        Whether a line of legends, or the titles of its panels, stand above the axes.
+    """
+    above = TOOLBAR + (_LEGEND if legend or titles else 0)
+    figure.update_layout(
+        height=height + above, margin={"l": 8, "r": 8, "t": above, "b": 8}, showlegend=legend
+    )
+    if legend:
+        figure.update_layout(legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0})
+    if titles:
+        figure.update_annotations(font={"size": 13})
 
 
 def title(text: str) -> dict[str, Any]:
     """Return the title of an axis, clear of its labels."""
     return {"text": text, "standoff": _STANDOFF}
+
+
+def thinned(values: Sequence[str], texts: Sequence[str], limit: int) -> dict[str, list[str]]:
+    """Label every k-th position, so that labels never overlap, and always the last one.
+
+    Examples
+    --------
+    >>> thinned("abcdefg", "ABCDEFG", 4)["ticktext"], thinned("abcdef", "ABCDEF", 4)["ticktext"]
+    (['A', 'C', 'E', 'G'], ['A', 'C', 'F'])
+    """
+    stride = max(1, math.ceil(len(values) / limit))
+    places = list(range(0, len(values), stride))
+    if places and places[-1] != len(values) - 1:
+        places[-1 if len(places) > 1 else len(places) :] = [len(values) - 1]
+    return {"tickvals": [values[i] for i in places], "ticktext": [texts[i] for i in places]}
 
 
 def steps_axis(n_ticks: int) -> dict[str, Any]:
@@ -222,7 +110,93 @@ def steps_axis(n_ticks: int) -> dict[str, Any]:
     }
 
 
-def tick_text(value: float) -> str:
+def columns_axis(labels: Sequence[str]) -> dict[str, Any]:
+    """Return an axis on which every step, or every few of them, is a column."""
+    return {
+        "type": "category",
+        "title": title("Step"),
+        "showgrid": False,
+        "tickangle": 0,
+        **thinned(labels, labels, _MAX_COLUMN_LABELS),
+    }
+
+
+def gaps(values: NDArray[Any], columns: Sequence[str], rows: Sequence[str], hover: str) -> go.Heatmap:
+    """Draw grey where a heatmap has no value, with a hover that says so."""
+    present = np.isfinite(values)
+    if present.all():
+        return go.Heatmap(visible=False)
+    return go.Heatmap(
+        z=np.where(present, np.float32("nan"), np.float32(0)),
+        x=columns,
+        y=rows,
+        colorscale=[[0, GAP], [1, GAP]],
+        opacity=0.35,
+        showscale=False,
+        hoverongaps=False,
+        hovertemplate=hover,
+    )
+
+
+def colour_bar(text: str, ticks: Mapping[str, Sequence[object]], **more: object) -> dict[str, Any]:
+    """Return the scale beside a heatmap."""
+    bar = {"title": {"text": html_text(text), "side": "top"}, "thickness": 12, "outlinewidth": 0, "xpad": 8}
+    return {**bar, **ticks, **more}
+
+
+def _round_values(low: float, high: float, most: int = 5) -> list[float]:
+    """Return about so many multiples of 1, 2 or 5 times a power of ten between two values."""
+    rough = max((high - low) / most, 1e-9 * max(abs(low), abs(high)), 10.0**-_LARGEST_POWER)
+    decade = 10.0 ** math.floor(math.log10(rough))
+    stride = next(m * decade for m in (1, 2, 5, 10, 20) if m * decade >= rough)
+    return [k * stride for k in range(math.ceil(low / stride), math.floor(high / stride) + 1)]
+
+
+def _log_values(low: float, high: float) -> list[float]:
+    """Return round values between two positive ones: powers of ten, or more where those are few."""
+    first = max(-_LARGEST_POWER, math.floor(math.log10(low)))
+    powers = range(first, min(_LARGEST_POWER, math.ceil(math.log10(high))) + 1)
+    for mantissas in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
+        values = [round(m * 10.0**power, 12 - power) for power in powers for m in mantissas]
+        values = [value for value in values if low <= value <= high]
+        if len(values) > 2:
+            return values[:: math.ceil(len(values) / _MOST_TICKS)] if mantissas == (1,) else values
+    return _round_values(low, high)
+
+
+def _texts(values: Sequence[float], text: Callable[[float, int], str]) -> list[str]:
+    """Write values with three digits, or as many as it takes to tell them apart."""
+    for digits in range(3, 15):
+        texts = [text(value, digits) for value in values]
+        if len(set(texts)) == len(texts):
+            break
+    return texts
+
+
+def byte_ticks(largest: float) -> dict[str, list[object]]:
+    """Return about four round ticks of an axis of bytes, written as sizes."""
+    ticks = _round_values(0, 1.1 * max(1.0, largest), 4)
+    return {"tickvals": [*ticks], "ticktext": [bytes_text(tick) for tick in ticks]}
+
+
+def linear_scale_ticks(low: float, high: float) -> dict[str, list[object]]:
+    """Return about five round ticks between two values."""
+    ticks = _round_values(low, high)
+    return {"tickvals": [*ticks], "ticktext": [*_texts(ticks, value_text)]}
+
+
+def log_scale_ticks(low: float, high: float) -> dict[str, list[object]]:
+    """Return ticks between two decimal logarithms, at logarithms."""
+    ends = [10.0 ** max(-_LARGEST_POWER, min(_LARGEST_POWER, end)) for end in (low, high)]
+    values = _log_values(*ends)
+    text = tick_text if len(values) > 2 and values[-1] / values[0] >= 100 else value_text
+    return {
+        "tickvals": [min(high, max(low, math.log10(value))) for value in values],
+        "ticktext": [*_texts(values, text)],
+    }
+
+
+def tick_text(value: float, digits: int = 3) -> str:
     """Return a round positive value as the label of a tick.
 
     Examples
@@ -231,10 +205,10 @@ def tick_text(value: float) -> str:
     ('3·10⁻³', '10⁻³', '2', '10⁵')
     """
     if 1 <= value <= 10:
-        return f"{value:g}"
-    exponent = math.floor(math.log10(value) + 1e-9)
-    mantissa = f"{value / 10.0**exponent:.3g}"
-    return power_text(exponent) if mantissa == "1" else f"{mantissa}·{power_text(exponent)}"
+        return f"{value:.{digits}g}"
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    power = power_text(int(exponent))
+    return power if float(mantissa) == 1 else f"{float(mantissa):g}·{power}"
 
 
 def log_ticks(values: Iterable[float], text: Callable[[float], str] | None = None) -> dict[str, list[object]]:
@@ -252,16 +226,17 @@ def log_ticks(values: Iterable[float], text: Callable[[float], str] | None = Non
     dict
         For `update_xaxes` or `update_yaxes`; empty where nothing can be drawn.
     """
-    finite = [value for value in values if 0 < value < math.inf]
+    finite = [float(value) for value in values if 0 < value < math.inf]
     if not finite:
         return {}
-    first, last = math.floor(math.log10(min(finite))) - 1, math.ceil(math.log10(max(finite))) + 1
-    decades = math.log10(max(finite) / min(finite))
-    mantissas = (1, 1.5, 2, 3, 5, 7) if decades < 1 else (1, 2, 5) if decades < _FEW_DECADES else (1,)
-    stride = max(1, math.ceil(decades / _MOST_DECADES))
-    exponents = range(first, last, stride)
-    ticks = [round(m * 10.0**exponent, 12 - exponent) for exponent in exponents for m in mantissas]
-    if text is None:
-        in_full = min(finite) >= _SMALLEST_IN_FULL and max(finite) < _LARGEST_IN_FULL
-        text = "{:g}".format if in_full else tick_text
-    return {"tickvals": list(ticks), "ticktext": [text(tick) for tick in ticks]}
+    low, high = min(finite), max(finite)
+    first, last = (max(-_LARGEST_POWER, min(_LARGEST_POWER, math.log10(end))) for end in (low, high))
+    beyond = min(1.0, max(0.02, 0.05 * (last - first)))  # The axis reaches a little further than its values.
+    powers = {10.0 ** math.floor(first), 10.0 ** math.ceil(last)} if last - first < _MOST_TICKS else set()
+    ticks = sorted({*_log_values(10.0 ** (first - beyond), 10.0 ** (last + beyond)), *powers})
+    in_full = low >= _SMALLEST_IN_FULL and high < _LARGEST_IN_FULL
+    if text is not None:
+        texts = [text(tick) for tick in ticks]
+    else:
+        texts = [f"{tick:g}" for tick in ticks] if in_full else _texts(ticks, tick_text)
+    return {"tickvals": [*ticks], "ticktext": [*texts]}

@@ -6,6 +6,7 @@ import html
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "counted",
     "duration_text",
     "elide",
+    "elide_all",
     "fixed_format",
     "html_text",
     "inked",
@@ -81,16 +83,23 @@ def counted(n: int, noun: str) -> str:
     return f"{count_text(n)} {noun}{'' if n == 1 else 's'}"
 
 
-def value_text(value: float) -> str:
-    """Return a measured value with three significant digits, in powers of ten where it is far from one."""
+def value_text(value: float, digits: int = 3) -> str:
+    """Return a measured value with three significant digits, in powers of ten where it is far from one.
+
+    Examples
+    --------
+    >>> value_text(0.01234), value_text(1234.5), value_text(0.0012)
+    ('0.0123', '1,230', '1.20·10⁻³')
+    """
     if math.isnan(value):
         return "–"
-    if value == 0 or 1e-2 <= abs(value) < 1e4:
-        return f"{value:.3g}"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    exponent = math.floor(math.log10(abs(value)))
-    return f"{value / 10.0**exponent:.2f}·{power_text(exponent)}"
+    if value == 0 or 1e-2 <= abs(value) < 1e4:
+        rounded = float(f"{value:.{digits}g}")
+        return f"{rounded:,.15g}" if abs(rounded) >= 1000 else f"{value:.{digits}g}"
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return f"{mantissa}·{power_text(int(exponent))}"
 
 
 def power_text(exponent: int) -> str:
@@ -174,6 +183,24 @@ def elide(name: str, width: int) -> str:
         return name
     head = (width - 1) // 2
     return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
+
+
+def elide_all(names: Sequence[str], width: int) -> list[str]:
+    """Shorten names as `elide` does, but those that would look the same keep more of themselves.
+
+    Examples
+    --------
+    >>> elide_all(["runs/a/last.pt", "runs/b/last.pt", "checkpoint.pt"], 9)
+    ['runs/a…ast.pt', 'runs/b…ast.pt', 'chec…t.pt']
+    """
+    labels = {name: elide(name, width) for name in names}
+    while True:
+        counts = Counter(labels.values())
+        alike = [name for name, label in labels.items() if counts[label] > 1 and label != name]
+        if not alike:
+            return [labels[name] for name in names]
+        width += 4
+        labels |= {name: elide(name, width) for name in alike}
 
 
 def _printable(text: str) -> str:

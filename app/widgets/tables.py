@@ -1,16 +1,20 @@
-"""What services hand to views and figures: plain values, no objects of the engine."""
+"""What services hand to views and figures beside the engine's own reports; plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from inshrink_core.checkpoint import TensorSpec
+
 __all__ = [
+    "ASK_ABOVE_BYTES",
     "GROUPINGS",
     "METRICS",
     "MODEL_ROLES",
@@ -23,13 +27,15 @@ __all__ = [
     "Sensitivity",
     "ServiceError",
     "Subject",
-    "TensorRow",
 ]
 
 
 GROUPINGS = ("tensor", "block", "layer_type")
 MODEL_ROLES = ("weight", "buffer")
 STATISTICS = ("mean", "p50", "p99")
+
+ASK_ABOVE_BYTES = 200_000_000
+"""Reading more than this takes long enough that the reader is asked first."""
 
 
 class Problem(NamedTuple):
@@ -47,18 +53,6 @@ class ServiceError(Exception):
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         super().__init__(problem.what)
-
-
-class TensorRow(NamedTuple):
-    """One tensor of a checkpoint, without its values."""
-
-    name: str
-    role: str
-    layer: str
-    dtype: str
-    shape: tuple[int, ...]
-    numel: int
-    nbytes: int
 
 
 class FrameRow(NamedTuple):
@@ -132,7 +126,7 @@ class Subject:
     kind: str
     format: str
     steps: tuple[int, ...]
-    tensors: tuple[TensorRow, ...]
+    tensors: tuple[TensorSpec, ...]
     total_bytes: int
     bytes_read: int
     skipped: tuple[tuple[str, str], ...] = ()

@@ -16,9 +16,10 @@ from inshrink_app.widgets.tables import (
     Problem,
     Sensitivity,
     Subject,
-    TensorRow,
 )
 from streamlit.testing.v1 import AppTest, app_test
+
+from inshrink_core.checkpoint import TensorRole, TensorSpec
 
 MAIN = Path(__file__).parents[2] / "app" / "main.py"
 SAMPLE = Path(__file__).parents[2] / "sample_checkpoints" / "digits-cnn"
@@ -140,7 +141,7 @@ def subject(n_tensors: int = 6, n_steps: int = 5, **changes: Any) -> Subject:
         "format": "torch",
         "steps": tuple(10 * (i + 1) for i in range(n_steps)),
         "tensors": tuple(
-            TensorRow(f"layers.{i}.weight", "weight", "linear", "float32", (4, 3), 12, 48)
+            TensorSpec(name=f"layers.{i}.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(4, 3))
             for i in range(n_tensors)
         ),
         "total_bytes": 10**9,

@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 from inshrink_app import services
 from inshrink_app.actions import sensitivity as action
+from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.report import Report
 from inshrink_app.pages.sensitivity import changes as change_figures
 from inshrink_app.pages.sensitivity import drill_figures, heatmap
 from inshrink_app.pages.sensitivity import heatmap as heat_columns
-from inshrink_app.pages.sensitivity.drill_figures import Course
 from inshrink_app.services import ahead, drilldown, measuring, running
 from inshrink_app.widgets.tables import Sensitivity, ServiceError
 
 import inshrink_core
+from inshrink_core.analysis.anatomy import Anatomy
+from inshrink_core.analysis.trajectory import Trajectory
 from tests.app.builders import (
     FakeJobs,
     button,
@@ -56,12 +58,12 @@ def run(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # Services
 
 
-def test_a_look_inside_is_plain_values_and_is_taken_once(root: Path) -> None:
+def test_a_look_inside_is_the_engines_report_and_is_taken_once(root: Path) -> None:
     shown = services.load_subject(str(write_run(root / "run")))
     seen = services.drill_down(shown, 20, "fc1.weight", "inshrinkerator", None)
-    assert (seen.name, seen.step, seen.numel, seen.estimated) == ("fc1.weight", 20, 12, True)
-    assert seen.counts.sum() == 12
-    json.dumps(dict(seen.document))
+    assert (seen.spec.key, seen.step, seen.spec.numel, seen.estimated) == ("fc1.weight", 20, 12, True)
+    assert seen.histogram.counts.sum() == 12
+    json.dumps(seen.to_json())
     assert services.drill_down(shown, 20, "fc1.weight", "inshrinkerator", None) is seen
 
 
@@ -88,7 +90,7 @@ def test_a_tensor_that_is_not_there_is_a_problem_to_show(root: Path) -> None:
 
 def test_a_course_of_a_large_tensor_reads_some_steps_evenly() -> None:
     large = subject(1, 100)
-    tensor = large.tensors[0]._replace(nbytes=20_000_000)
+    tensor = dataclasses.replace(large.tensors[0], shape=(5_000_000,))
     large = dataclasses.replace(large, tensors=(tensor,))
     steps = services.course_steps(large, tensor.name, every=False)
     assert (len(steps), steps[0], steps[-1]) == (10, large.steps[0], large.steps[-1])
@@ -99,8 +101,8 @@ def test_a_course_of_a_large_tensor_reads_some_steps_evenly() -> None:
 def test_what_moved_comes_with_the_most_first(root: Path) -> None:
     shown = services.load_subject(str(write_run(root / "run")))
     moved = services.moved_between(shown, 10, 30)
-    assert {row.name for row in moved.rows} == set(NAMES)
-    relative = [row.relative for row in moved.rows]
+    assert {row.spec.key for row in moved.tensors} == set(NAMES)
+    relative = [row.movement.relative for row in moved.tensors]
     assert relative == sorted(relative, reverse=True)
 
 
@@ -135,7 +137,7 @@ def test_gain_and_noise_are_measured_as_any_other_metric(root: Path, metric: str
 # Figures
 
 
-def inside(root: Path, codec: str) -> drilldown.DrillDown:
+def inside(root: Path, codec: str) -> Anatomy:
     """Look into a tensor of a small run."""
     shown = services.load_subject(str(write_run(root / "run")))
     return services.drill_down(shown, 20, "fc1.weight", codec, None)
@@ -163,7 +165,8 @@ def test_a_lattice_too_fine_to_see_is_not_drawn(root: Path) -> None:
 
 def test_a_course_leaves_out_what_nothing_tells() -> None:
     nothing = np.full(3, np.nan)
-    course = Course(
+    course = Trajectory(
+        tensor="fc1.weight",
         steps=(1, 2, 3),
         rms=np.ones(3),
         movement=nothing,
@@ -234,7 +237,7 @@ def test_a_link_to_a_cell_shows_its_inside_and_marks_its_row(run: Path) -> None:
 def test_the_first_step_of_a_run_without_an_optimizer_tells_no_sensitivity(run: Path) -> None:
     app = explorer("sensitivity", run=str(run), layer="fc1.weight", step="10")
     assert not app.exception
-    assert "does not tell one" in texts(app)
+    assert "No sensitivity is known" in texts(app)
     assert charts(app) == 3
 
 
@@ -316,6 +319,59 @@ def test_two_runs_are_laid_over_each_other(run: Path) -> None:
     assert charts(app) == 2
     assert app.query_params["other"] == str(other)
     assert (app.dataframe[0].value["times"].dropna() == 1).all()
+
+
+def test_a_damaged_second_run_is_laid_over_whatever_its_values(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, damaged = tables(metric="fisher"), tables(metric="fisher")
+    mine["tensor"].values["mean"][:] = np.float32(1e-45)
+    damaged["tensor"].values["mean"][:] = np.asarray([3.4e38, np.inf, np.nan], np.float32)
+    other = write_run(run.parent / "other")
+    found = {str(run): mine, str(other): damaged}
+    jobs = {path: Job(state="finished", result=result) for path, result in found.items()}
+    monkeypatch.setattr(services, "sensitivity_job", lambda path, _metric: jobs[path])
+    app = explorer("sensitivity", run=str(run), view="runs", other=str(other), metric="fisher")
+    assert not app.exception
+    assert not app.error
+    assert charts(app) == 2
+
+
+def test_a_second_run_stays_though_others_were_opened_since_and_is_told_from_one_of_like_name(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "x" * 100
+    first, second = (write_run(run.parent / long / name / long / "run") for name in ("a", "b"))
+    monkeypatch.setattr(services, "other_runs", lambda _: (first, second))
+    app = explorer("sensitivity", run=str(run), view="runs", other=str(first))
+    picker = app.selectbox(key="runs.other")
+    assert len(set(picker.options)) == 2
+    assert picker.value == app.query_params["other"] == str(first)
+    monkeypatch.setattr(services, "other_runs", lambda _: (second,))
+    app.run()
+    assert app.selectbox(key="runs.other").value == app.query_params["other"] == str(first)
+
+
+def test_the_tensor_of_two_runs_stays_while_another_metric_is_measured(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_run(run.parent / "other")
+    app = explorer("sensitivity", run=str(run), view="runs", other=str(other))
+    app.selectbox(key="runs.tensor").set_value("fc2.weight").run()
+    job = services.sensitivity_job
+    monkeypatch.setattr(services, "sensitivity_job", lambda *_: Job(state="running"))
+    app.run()
+    assert "Measuring" in texts(app)
+    monkeypatch.setattr(services, "sensitivity_job", job)
+    app.run()
+    assert app.selectbox(key="runs.tensor").value == "fc2.weight"
+    assert app.session_state["runs.tensor"] == "fc2.weight"
+
+
+def test_rows_by_block_are_blocks_however_few_they_are(run: Path) -> None:
+    app = explorer("sensitivity", run=str(run), by="block")
+    assert not app.exception
+    assert list(app.dataframe[0].value["Block"]) == ["fc1", "fc2.weight"]
 
 
 def test_without_another_run_the_page_says_where_one_comes_from(

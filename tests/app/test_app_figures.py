@@ -6,10 +6,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from inshrink_app.pages.sensitivity import heatmap
+from inshrink_app.pages.overview import figures
+from inshrink_app.pages.sensitivity import changes, heatmap
 from inshrink_app.pages.sensitivity import heatmap as heat_columns
 from inshrink_app.pages.sensitivity import heatmap as heat_scale
-from inshrink_app.widgets import figures
 from inshrink_app.widgets import figures as axes
 from inshrink_app.widgets.tables import FrameRow, HeatRow
 
@@ -99,10 +99,15 @@ def test_zeros_take_the_lower_end_of_the_scale() -> None:
     assert heat.z[0, 0] == pytest.approx(heat.zmin)
 
 
-@pytest.mark.parametrize(("low", "high"), [(-9.2, 3.4), (-3.1, -2.9), (-2.5, -0.7), (5.0, 5.3)])
-def test_the_colour_scale_has_labels_inside_of_its_ends(low: float, high: float) -> None:
-    bar = heat_scale.colorbar("|w|", low, high, 300)
+@pytest.mark.parametrize("scale", ["log", "linear"])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(-9.2, 3.4), (-3.1, -2.9), (-2.5, -0.7), (5.0, 5.3), (0.32, 0.92), (0.01, 0.04), (-44.9, 38.5)],
+)
+def test_the_colour_scale_has_labels_inside_of_its_ends(low: float, high: float, scale: str) -> None:
+    bar = heat_scale.colorbar("|w|", low, high, 300, scale)
     assert 2 <= len(bar["tickvals"]) <= 12
+    assert len(set(bar["ticktext"])) == len(bar["tickvals"])
     assert all(low <= tick <= high for tick in bar["tickvals"])
 
 
@@ -156,6 +161,48 @@ def test_frames_are_told_apart_by_kind() -> None:
     keyframes, deltas = figures.frames_figure(frames).data
     assert (list(keyframes.x), list(deltas.x)) == (["10"], ["20"])
     assert figures.frames_figure([]).data[0].x in ((), None) or len(figures.frames_figure([]).data[0].x) == 0
+
+
+def test_the_last_step_has_its_label() -> None:
+    labels = [str(step) for step in range(10, 250, 10)]
+    shown = axes.columns_axis(labels)["ticktext"]
+    assert (shown[0], shown[-1]) == ("10", "240")
+    assert len(shown) <= 13
+    assert axes.thinned([], [], 5)["ticktext"] == []
+
+
+def test_names_that_differ_in_their_middle_keep_labels_that_differ() -> None:
+    names = [f"model.encoder.{part}.block.self_attention.output.dense.weight" for part in ("left", "right")]
+    assert len(set(heatmap.row_labels([*names, "model.head"]))) == 3
+
+
+def test_above_every_figure_is_room_for_the_buttons_that_touch_screens_always_show() -> None:
+    log = {"loss": ((1, 2.0), (2, 1.0))}
+    frames = [FrameRow(10, "keyframe", 9000, 4.0, 3.0)]
+    line = changes.Line("run", (1, 2), np.ones(2, np.float32))
+    drawn = [
+        heatmap.heatmap_figure(sensitivity_table(), "mean", clip=True),
+        changes.changes_figure(["a"], (1, 2), np.ones((1, 2)), "to step 1"),
+        figures.log_figure(log, {"loss": ["loss"]}),
+        figures.frames_figure(frames),
+        changes.overlay_figure([line], "|w|", log=True),
+    ]
+    for figure in drawn:
+        has_line = bool(figure.layout.showlegend or figure.layout.annotations)
+        assert figure.layout.margin.t >= axes.TOOLBAR + 24 * has_line
+
+
+@pytest.mark.parametrize(
+    "values", [[1e-45, 3.4e38], [1e-320, 1.0], [5e-324], [1e308, 1e-308], [1.02, 1.06], [7.0]]
+)
+def test_values_at_the_ends_of_what_a_float_holds_have_ticks(values: list[float]) -> None:
+    for kind in (np.float64, np.float32):
+        ticks = axes.log_ticks(
+            kind(value) for value in values if 1e-45 <= value <= 3.4e38 or kind is np.float64
+        )
+        if ticks:
+            assert len(ticks["tickvals"]) == len(set(ticks["ticktext"])) <= 12
+            assert all(0 < tick < np.inf for tick in ticks["tickvals"])
 
 
 @pytest.mark.parametrize(

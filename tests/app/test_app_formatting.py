@@ -28,7 +28,7 @@ def test_sizes_are_si_with_three_digits(n_bytes: float | None, text: str) -> Non
     [
         (0.0, "0"),
         (0.25, "0.25"),
-        (1234.0, "1.23e+03"),
+        (1234.0, "1,230"),
         (3.4e-7, "3.40·10⁻⁷"),
         (5e12, "5.00·10¹²"),
         (float("nan"), "–"),

@@ -7,11 +7,13 @@ import re
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 import streamlit
+from inshrink_app import launch
 from inshrink_app.server import gate
 
 from tests.app.browser import Server, browser_marks, new_page
@@ -116,8 +118,25 @@ def test_two_names_at_once_are_none(address: str) -> None:
 
 def test_the_policy_names_every_script_that_streamlit_writes_into_its_page() -> None:
     scripts = re.findall(r"<script>", (STATIC / "index.html").read_text())
-    said = gate.headers(STATIC / "index.html")["Content-Security-Policy"]
-    assert said.count("'sha256-") == len(scripts) > 0
+    said = gate.headers(gate.shell(STATIC / "index.html"))["Content-Security-Policy"]
+    assert said.count("'sha256-") == len(scripts) + 1 > 1
+
+
+def test_the_page_under_every_address_is_told_where_its_server_is(address: str) -> None:
+    for path in ("/", "/sensitivity", "/no"):
+        status, headers = ask(address, path)
+        assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+        with urllib.request.urlopen(f"{address}{path}", timeout=60) as answer:
+            text = answer.read().decode()
+        assert text.index("BACKEND_BASE_URL") < text.index("<script type")
+    assert ask(address, "/favicon.png")[1]["content-type"] == "image/png"
+
+
+def test_no_session_takes_the_folder_of_pages_for_streamlits_own() -> None:
+    from streamlit.runtime.pages_manager import PagesManager
+
+    launch.explorer(["127.0.0.1"])
+    assert PagesManager.uses_pages_directory is False
 
 
 @pytest.mark.browser

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.services import headers
-from inshrink_app.services.engines import Engines
+from inshrink_app.services import headers, opening
 from inshrink_app.widgets.tables import Subject
 
 import inshrink_core
@@ -60,13 +60,12 @@ def test_only_the_newest_are_kept(known: Subject, monkeypatch: pytest.MonkeyPatc
 
 
 def test_few_runs_are_open_at_a_time_and_each_once(root: Path) -> None:
-    engines = Engines()
     runs = [str(write_run(root / f"run{i}", (1,))) for i in range(6)]
-    first = engines.get(runs[0], "a")
-    assert engines.get(runs[0], "a") is first
-    for run in runs[1:]:
-        engines.get(run, "a")
-    assert not engines.has(runs[0], "a")
-    assert engines.has(runs[-1], "a")
-    engines.put(runs[-1], "b", first)
-    assert not engines.has(runs[-1], "a")
+    with ThreadPoolExecutor(8) as threads:
+        first, *others = threads.map(lambda _: opening.engine_at(runs[0], "a"), range(8))
+    assert all(other is first for other in others)
+    last = [opening.engine_at(run, "a") for run in runs[1:]][-1]
+    assert opening.engine_at(runs[0], "a") is not first
+    assert opening.engine_at(runs[-1], "a") is last
+    assert opening.engine_at(runs[-1], "b") is not last
+    assert opening.engine_at(runs[-1], "c", first) is first

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from inshrink_app import services
 from inshrink_app.server import roots
-from inshrink_app.services import archives, engines
+from inshrink_app.services import archives, opening
 from inshrink_app.widgets.tables import ServiceError
 
 from tests.app.builders import SAMPLE, linked, texts, write_run
@@ -102,7 +102,7 @@ def test_an_archive_whose_parts_are_links_out_of_the_roots_is_not_opened(
     with pytest.raises(ServiceError):
         archives.chain_of(str(archive))
     with pytest.raises(ServiceError):
-        engines.Engines().get(str(archive), "token")
+        opening.engine_at(str(archive), "token")
     # The run beside it is shown, without it.
     assert services.load_subject(str(archived)).archive is None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from inshrink_app import services
 from inshrink_app.widgets.formatting import bytes_text, share_text
+from streamlit.testing.v1 import AppTest
 
 from tests.app.builders import (
     SAMPLE,
@@ -124,6 +125,22 @@ def test_a_run_finds_its_archive_beside_it_and_both_tell_the_same_ratio(root: Pa
     assert not any(app.exception for app in found)
     assert ratios[0] == ratios[1]
     assert ratios[0].endswith("×")
+
+
+def test_an_archive_that_is_written_or_grows_while_its_run_is_open_is_seen(root: Path) -> None:
+    import inshrink_core
+
+    def told(app: AppTest) -> dict[str, str]:
+        assert not app.exception
+        return {metric.label: metric.value for metric in app.metric}
+
+    run = write_run(root / "run", (1, 2, 3))
+    app = explorer("overview", run=str(run))
+    assert "Ratio in all" not in told(app)
+    inshrink_core.compress(run, root / "run.inshrink", codec="lossless", steps=[1])
+    first = told(app.run())["Archive"]
+    inshrink_core.compress(run, root / "run.inshrink", codec="lossless")
+    assert told(app.run())["Archive"] != first
 
 
 def test_the_archive_of_another_run_is_not_claimed(root: Path) -> None:

@@ -126,6 +126,17 @@ def test_every_row_of_a_huge_model_can_be_opened_down_to_its_tensors() -> None:
     assert [group.name for group in groups] == GPT[:28]
 
 
+def test_few_tensors_have_a_row_a_block_where_blocks_are_asked_for() -> None:
+    names = ["conv.weight", "conv.bias", "net.fc.weight", "net.fc.bias", "scale"]
+    groups = groups_within(names, modules=True)
+    assert [(group.name, group.members) for group in groups] == [
+        ("conv", (0, 1)),
+        ("net.fc", (2, 3)),
+        ("scale", (4,)),
+    ]
+    assert groups_within(GPT, modules=True) == groups_within(GPT)
+
+
 def test_the_way_back_leads_through_the_modules_above() -> None:
     assert trail("") == ()
     assert trail("h.[0-3].x") == ("h", "h.[0-3]", "h.[0-3].x")

@@ -4,14 +4,38 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from typing import NamedTuple
 
 import pandas as pd
 import streamlit as st
-from inshrink_app.widgets import download, figures, listing, run_facts, snippets, subject
-from inshrink_app.widgets.formatting import bytes_text, count_text, markdown_text, shape_text
+from inshrink_app import services
+from inshrink_app.pages.overview import figures
+from inshrink_app.widgets import download, listing, snippets, subject
+from inshrink_app.widgets.figures import CONFIG
+from inshrink_app.widgets.formatting import (
+    bytes_text,
+    compact_count,
+    count_text,
+    counted,
+    markdown_text,
+    percent_text,
+    ratio_text,
+    shape_text,
+    share_text,
+    steps_text,
+)
 from inshrink_app.widgets.tables import ArchiveFacts, Subject
 
 _MAX_PANELS = 4
+
+
+class _Fact(NamedTuple):
+    """One figure: its name, its value, what stands below it and behind its question mark."""
+
+    label: str
+    value: str
+    below: str
+    tip: str | None = None
 
 
 def render() -> None:
@@ -19,7 +43,7 @@ def render() -> None:
     shown = subject.require("Overview")
     if shown is None:
         return
-    run_facts.show(shown)
+    _facts(shown)
     for note in shown.notes[1:]:
         st.caption(markdown_text(note[:1].upper() + note[1:] + "."))
     if len(shown.steps) == 1 and shown.kind == "run":
@@ -44,11 +68,112 @@ def render() -> None:
     )
 
 
+def _facts(shown: Subject) -> None:
+    """Draw the figures that every reader of a run or an archive wants first."""
+    facts = [
+        *_of_any(shown),
+        *(_of_run(shown) if shown.archive is None else _of_archive(shown, shown.archive)),
+    ]
+    with st.container(horizontal=True):
+        for fact in facts:
+            st.metric(
+                fact.label,
+                fact.value,
+                delta=fact.below,
+                delta_color="off",
+                delta_arrow="off",
+                border=True,
+                help=None if fact.tip is None else markdown_text(fact.tip),
+            )
+
+
+def _of_any(shown: Subject) -> list[_Fact]:
+    """Say how much there is."""
+    n_tensors = len({row.name for row in shown.tensors if row.role == "weight"})
+    return [
+        _Fact(
+            "Checkpoints",
+            count_text(len(shown.steps)),
+            steps_text(shown.steps),
+            # The engine's first note says where the steps come from.
+            next((note[:1].upper() + note[1:] + "." for note in shown.notes), None),
+        ),
+        _Fact(
+            "Parameters",
+            compact_count(shown.n_parameters),
+            counted(n_tensors, "tensor"),
+            f"{count_text(shown.n_parameters)} weights in the last checkpoint",
+        ),
+    ]
+
+
+def _of_run(shown: Subject) -> list[_Fact]:
+    """Say what a run without an archive takes, and how much of it was read."""
+    last = sum(row.nbytes for row in shown.tensors)
+    # Of tiny files the headers are most, and parts of them are read twice.
+    is_all = shown.bytes_read >= shown.total_bytes
+    return [
+        _Fact("Size on disk", bytes_text(shown.total_bytes), "all checkpoints"),
+        _Fact("Last checkpoint", bytes_text(last), f"{counted(len(shown.tensors), 'tensor')} in all"),
+        _Fact(
+            "Read so far",
+            bytes_text(shown.bytes_read),
+            "headers only" if is_all else f"of {bytes_text(shown.total_bytes)}",
+            "Opening reads headers only; weights are read when a page asks for them.",
+        ),
+    ]
+
+
+def _of_archive(shown: Subject, archive: ArchiveFacts) -> list[_Fact]:
+    """Say what the archive saves, and what it costs."""
+    held = (
+        "" if shown.kind == "archive" else f"{counted(len(archive.frames), 'step')} in {archive.path.name}. "
+    )
+    return [
+        _Fact("Raw size", bytes_text(archive.raw_bytes), "uncompressed"),
+        _Fact(
+            "Archive",
+            bytes_text(archive.nbytes),
+            _saved(archive),
+            f"{held}Saved is what the archive takes less than the steps it holds; the disk is free once the "
+            "checkpoints go.",
+        ),
+        _Fact(
+            "Ratio in all",
+            ratio_text(archive.ratio_total),
+            f"weights {ratio_text(archive.ratio_weights)}",
+            "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
+        ),
+        _worst_drop(archive),
+    ]
+
+
+def _saved(archive: ArchiveFacts) -> str:
+    """Say how much disk the archive saves."""
+    saved = archive.raw_bytes - archive.nbytes
+    if saved <= 0:
+        return "saves nothing"
+    return f"saves {bytes_text(saved)}, {share_text(saved / archive.raw_bytes)}"
+
+
+def _worst_drop(archive: ArchiveFacts) -> _Fact:
+    """Say what the newest comparison of the archive found, if there is one."""
+    found = services.newest_comparison(archive.path, archive.nbytes)
+    if found is None or found.worst is None:
+        return _Fact("Worst drop", "–", "not measured yet", "Restore & compare measures it.")
+    return _Fact(
+        "Worst drop",
+        percent_text(found.worst.drop),
+        f"step {count_text(found.worst.step)}",
+        f"Of {found.metric}, as measured on {counted(len(found.steps), 'step')} by the newest comparison.",
+    )
+
+
 def _skipped(shown: Subject) -> None:
     """List the files that were left out, with the reason of each."""
     n = len(shown.skipped)
     st.warning(
-        f"{n} file{'s were' if n > 1 else ' was'} left out. The rest of the run is fine to use.",
+        f"{counted(n, 'file')} {'were' if n > 1 else 'was'} left out. The rest of the run is fine to use.",
         icon=":material/warning:",
     )
     with st.expander(f"Files left out ({n})", expanded=n <= 3):
@@ -75,7 +200,7 @@ def _training(shown: Subject) -> None:
             chosen = picked or chosen
         st.plotly_chart(
             figures.log_figure(shown.log, {name: groups[name] for name in chosen}),
-            config=dict(figures.CONFIG),
+            config=dict(CONFIG),
             key="log",
             alt="Training metrics by step: " + ", ".join(chosen),
         )
@@ -93,7 +218,7 @@ def _sizes(shown: Subject) -> None:
     for row in shown.tensors:
         by_role[row.role] += row.nbytes
         if row.role == "weight":
-            by_layer[row.layer] += row.nbytes
+            by_layer[str(row.layer)] += row.nbytes
     left, right = st.columns(2, gap="medium")
     for column, title, kind, sizes, colour in (
         (left, "Size by role", "role", by_role, 0),
@@ -122,7 +247,7 @@ def _frames(archive: ArchiveFacts) -> None:
         n_keyframes = sum(frame.kind == "keyframe" for frame in archive.frames)
         st.plotly_chart(
             figures.frames_figure(archive.frames),
-            config=dict(figures.CONFIG),
+            config=dict(CONFIG),
             key="frames",
             alt=f"Bytes of each of {len(archive.frames)} frames, {n_keyframes} of them keyframes",
         )

@@ -1,24 +1,70 @@
-"""Changes of a metric between two steps, or between two runs: tables in, tables out."""
+"""Two steps of a run, and two runs: how a metric differs, and how far the weights moved."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
+import streamlit as st
+from inshrink_app import services, state
 from inshrink_app.pages.sensitivity.heatmap import bucket_steps, row_labels
-from inshrink_app.theme import CATEGORICAL, DIVERGING, GAP
-from inshrink_app.widgets.figures import log_ticks, steps_axis, thinned, title
-from inshrink_app.widgets.formatting import html_text, value_text
-from inshrink_app.widgets.tables import Sensitivity
+from inshrink_app.theme import CATEGORICAL, DIVERGING
+from inshrink_app.widgets import figures, listing, problem, snippets
+from inshrink_app.widgets.figures import (
+    colour_bar,
+    columns_axis,
+    gaps,
+    lay_out,
+    log_ticks,
+    steps_axis,
+    title,
+)
+from inshrink_app.widgets.formatting import (
+    bytes_text,
+    count_text,
+    elide,
+    elide_all,
+    html_text,
+    markdown_text,
+    shape_text,
+    value_text,
+)
+from inshrink_app.widgets.tables import ASK_ABOVE_BYTES, METRICS, Sensitivity, ServiceError, Subject
 from numpy.typing import NDArray
 
-__all__ = ["Changes", "Line", "between_runs", "between_steps", "changes_figure", "octaves", "overlay_figure"]
+if TYPE_CHECKING:
+    from inshrink_core.verbs.diff import StepDiff
+
+__all__ = [
+    "Changes",
+    "Line",
+    "between_runs",
+    "between_steps",
+    "changes_figure",
+    "octaves",
+    "overlay_figure",
+    "two_runs",
+    "two_steps",
+]
+
+_ROW_PIXELS = 19
+_SMALLEST_END = 0.05
+"""A scale narrower than this would blow noise up to full colour: 2^0.05 is four percent."""
+
+_MOST_DRAWN = 30
+_NAMES_LISTED = 20
+
+_FIRST, _SECOND = "a", "b"
+_OTHER, _TENSOR = "other", "runs.tensor"
+_PATH_WIDTH, _NAME_WIDTH = 90, 30
 
 
 class Changes(NamedTuple):
-    """Changes in octaves, the largest at the end first.
+    """Changes in octaves, the largest at the last step first.
 
     Parameters
     ----------
@@ -128,12 +174,6 @@ def _named(table: Sensitivity, which: NDArray[np.bool_]) -> tuple[str, ...]:
     return tuple(row.name for row, chosen in zip(table.rows, which, strict=True) if chosen)
 
 
-_ROW_PIXELS = 19
-_MAX_COLUMN_LABELS = 13
-_SMALLEST_END = 0.05
-"""A scale narrower than this would blow noise up to full colour: 2^0.05 is four percent."""
-
-
 class Line(NamedTuple):
     """One curve: its name, steps and values; NaN where there is none."""
 
@@ -159,26 +199,17 @@ def changes_figure(
     columns = bucket_steps(changes.astype(np.float32), steps)
     finite = np.abs(columns.values[np.isfinite(columns.values)])
     end = max(_SMALLEST_END, float(np.percentile(finite, 99)) if finite.size else 1.0)
+    ticks = [-end, -end / 2, 0.0, end / 2, end]
+    texts = [f"× {value_text(2.0**tick)}" for tick in ticks]
     rows = [f"<b>{html_text(name)}</b>" for name in names]
-    figure = go.Figure()
-    figure.add_trace(
-        go.Heatmap(
-            z=np.where(np.isfinite(columns.values), np.float32("nan"), np.float32(0)),
-            x=columns.labels,
-            y=rows,
-            colorscale=[[0, GAP], [1, GAP]],
-            opacity=0.35,
-            showscale=False,
-            hoverongaps=False,
-            hovertemplate="%{y}<br>step %{x}<br>no value in one of the two<extra></extra>",
-        )
-    )
+    missing = "%{y}<br>step %{x}<br>no value in one of the two<extra></extra>"
+    figure = go.Figure(gaps(columns.values, columns.labels, rows, missing))
     figure.add_trace(
         go.Heatmap(
             z=columns.values,
             x=columns.labels,
             y=rows,
-            customdata=np.exp2(columns.values),
+            customdata=np.exp2(columns.values.astype(np.float64)),
             zmin=-end,
             zmax=end,
             zmid=0,
@@ -187,18 +218,12 @@ def changes_figure(
             xgap=1 if len(columns.labels) <= 60 else 0,
             ygap=1,
             hovertemplate="%{y}<br>step %{x}<br>times %{customdata:.3~g}<extra></extra>",
-            colorbar=_octaves(end, what),
+            colorbar=colour_bar(what, {"tickvals": ticks, "ticktext": texts}),
         )
     )
-    height = max(200, len(names) * _ROW_PIXELS + 70)
-    figure.update_layout(height=height, margin={"l": 8, "r": 8, "t": 8, "b": 8}, hoverlabel={"align": "left"})
-    figure.update_xaxes(
-        type="category",
-        title=title("Step"),
-        showgrid=False,
-        tickangle=0,
-        **thinned(columns.labels, columns.labels, _MAX_COLUMN_LABELS),
-    )
+    lay_out(figure, max(192, len(names) * _ROW_PIXELS + 62))
+    figure.update_layout(hoverlabel={"align": "left"})
+    figure.update_xaxes(**columns_axis(columns.labels))
     figure.update_yaxes(
         type="category",
         autorange="reversed",
@@ -209,19 +234,6 @@ def changes_figure(
         ticktext=row_labels(names),
     )
     return figure
-
-
-def _octaves(end: float, what: str) -> dict[str, object]:
-    """Label the scale with quotients."""
-    places = [-end, -end / 2, 0.0, end / 2, end]
-    return {
-        "title": {"text": html_text(what), "side": "top"},
-        "tickvals": places,
-        "ticktext": [f"× {value_text(2.0**place)}" for place in places],
-        "thickness": 12,
-        "outlinewidth": 0,
-        "xpad": 8,
-    }
 
 
 def overlay_figure(lines: Sequence[Line], unit: str, *, log: bool) -> go.Figure:
@@ -252,12 +264,7 @@ def overlay_figure(lines: Sequence[Line], unit: str, *, log: bool) -> go.Figure:
                 hovertemplate=f"{html_text(line.name)}<br>step %{{x:,}}: %{{y:.4~g}}<extra></extra>",
             )
         )
-    figure.update_layout(
-        height=280,
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
-        showlegend=True,
-    )
+    lay_out(figure, 250, legend=True)
     figure.update_xaxes(**steps_axis(8))
     figure.update_yaxes(
         title=title(html_text(unit)),
@@ -266,3 +273,264 @@ def overlay_figure(lines: Sequence[Line], unit: str, *, log: bool) -> go.Figure:
         **(log_ticks(value for line in lines for value in line.values) if log else {}),
     )
     return figure
+
+
+def _draw(found: Changes, unit: str, alt: str) -> None:
+    """Draw the rows that differ most."""
+    if not found.names or not found.steps:
+        st.caption("There is nothing to compare.")
+        return
+    n = min(_MOST_DRAWN, len(found.names))
+    st.plotly_chart(
+        changes_figure(found.names[:n], found.steps, found.values[:n], unit),
+        config=dict(figures.CONFIG),
+        key="changes",
+        alt=alt,
+    )
+    rest = len(found.names) - n
+    said = f"; {count_text(rest)} others differ less." if rest else "."
+    st.caption(
+        f"The {count_text(n)} tensors that differ most{said} Blue: larger. Red: smaller. White: the same. "
+        "Grey: no value."
+    )
+
+
+def _list_names(names: Sequence[str], label: str) -> None:
+    """List tensors that one side lacks."""
+    if not names:
+        return
+    listed = "\n".join(names[:_NAMES_LISTED])
+    more = f"\n… and {count_text(len(names) - _NAMES_LISTED)} more" if len(names) > _NAMES_LISTED else ""
+    st.markdown(f"**{label}** ({count_text(len(names))})")
+    st.code(listed + more, language=None, wrap_lines=True)
+
+
+def _table_of(found: Changes, first: str, second: str) -> pd.DataFrame:
+    """List every tensor with both values, the largest change first."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = found.second / found.first
+    return pd.DataFrame(
+        {
+            "tensor": found.names,
+            "layer type": found.layers,
+            first: found.first,
+            second: found.second,
+            "times": times,
+        }
+    )
+
+
+def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str) -> None:
+    """Compare any two steps of a run: a metric by tensor, and how far the weights moved.
+
+    Parameters
+    ----------
+    shown
+        The run or archive.
+    tables
+        A metric by grouping.
+    statistic
+        What of its values counts.
+    """
+    table = tables["tensor"]
+    if len(table.steps) < 2:
+        with st.container(border=True):
+            st.header("There is one checkpoint", anchor=False)
+            st.write("A difference needs two steps.")
+        return
+    first, second = _steps(table.steps)
+    if first == second:
+        st.info("Choose two different steps.", icon=":material/info:")
+        return
+    found = between_steps(table, statistic, first, second)
+    label = METRICS[table.metric].label
+    with st.container(border=True):
+        _draw(found, f"to step {first:,}", f"{label} of tensors, as a multiple of step {first:,}")
+        _list_names(found.only_first, f"Only at step {count_text(first)}")
+        _list_names(found.only_second, f"Only at step {count_text(second)}")
+    moved = _moved(shown, first, second)
+    _steps_table(found, moved, (first, second), label)
+    if moved is not None:
+        _list_names(moved.reshaped, "With another shape or dtype")
+    path = str(shown.path)
+    snippets.show(
+        f"inshrink diff {shlex.quote(path)} --steps {first} {second}",
+        "import inshrink_core\n\n"
+        f"moved = inshrink_core.verbs.diff({path!r}, steps=({first}, {second}))\n"
+        "for row in moved.rows()[:10]:\n    print(row['key'], row['relative'], row['cosine'])",
+    )
+
+
+def _steps(steps: Sequence[int]) -> tuple[int, int]:
+    """Draw the two pickers, beginning with what the link says; by default the first and the last step."""
+    chosen = {}
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+        for key, label, default in ((_FIRST, "From step", steps[0]), (_SECOND, "To step", steps[-1])):
+            widget = f"steps.{key}"
+            if st.session_state.get(widget) not in steps:
+                known = state.choice(key, [str(step) for step in steps], str(default))
+                st.session_state[widget] = int(known)
+            chosen[key] = st.selectbox(label, steps, key=widget, format_func=count_text, width=170)
+        st.button("Swap", icon=":material/swap_horiz:", on_click=_swap)
+    state.publish(**{key: str(step) for key, step in chosen.items()})
+    return chosen[_FIRST], chosen[_SECOND]
+
+
+def _swap() -> None:
+    keys = (f"steps.{_FIRST}", f"steps.{_SECOND}")
+    st.session_state[keys[0]], st.session_state[keys[1]] = (st.session_state[key] for key in reversed(keys))
+
+
+def _moved(shown: Subject, first: int, second: int) -> StepDiff | None:
+    """Measure the movement of the weights; ask first where much must be read."""
+    cost = services.diff_cost(shown)
+    asked = f"diff.asked.{shown.path}"
+    if (cost > ASK_ABOVE_BYTES or not state.was_clicked()) and not st.session_state.get(asked):
+        if st.button(f"Measure movement (reads {bytes_text(cost)})", icon=":material/play_arrow:"):
+            state.clicked()
+            st.session_state[asked] = True
+            st.rerun()
+        return None
+    try:
+        with st.spinner("Comparing both steps…"):
+            return services.moved_between(shown, first, second)
+    except ServiceError as error:
+        problem.show(error.problem)
+        return None
+
+
+def _steps_table(found: Changes, moved: StepDiff | None, steps: tuple[int, int], label: str) -> None:
+    """List every tensor, the largest change first."""
+    before, after = (f"{label.lower()} at {step}" for step in steps)
+    frame = _table_of(found, before, after)
+    if moved is not None:
+        rows = {row.spec.key: row for row in moved.tensors}
+        known = [rows.get(name) for name in found.names]
+        frame.insert(2, "shape", [shape_text(row.spec.shape) if row else "" for row in known])
+        for column, name in (("moved", "relative"), ("cosine", "cosine"), ("changed", "changed")):
+            frame[column] = [getattr(row.movement, name) if row else None for row in known]
+    listing.show(
+        frame,
+        f"difference-{steps[0]}-{steps[1]}",
+        alt=f"Tensors by their change from step {steps[0]} to step {steps[1]}",
+        formats={
+            before: listing.SMALL,
+            after: listing.SMALL,
+            "times": "%.3f",
+            "moved": "%.4f",
+            "cosine": "%.4f",
+            "changed": listing.SHARE,
+        },
+        helps={
+            "times": "The value at the second step divided by that at the first",
+            "moved": "Norm of the difference divided by the norm at the first step",
+            "cosine": "Between the values at both steps",
+            "changed": "Share of values of which any bit changed",
+        },
+    )
+
+
+Measured = Callable[[Subject], Mapping[str, Sensitivity] | None]
+"""Returns a metric of a run by grouping, or draws how to come to it."""
+
+
+def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, measured: Measured) -> None:
+    """Lay a second run over this one: the same metric, tensors matched by name.
+
+    Parameters
+    ----------
+    shown
+        The run or archive on screen.
+    tables
+        A metric of it by grouping.
+    statistic
+        What of its values is compared.
+    measured
+        Measures the same metric of the second run.
+    """
+    other = _other(shown)
+    second = None if other is None else measured(other)
+    if other is None or second is None:
+        return
+    mine, theirs = tables["tensor"], second["tensor"]
+    metric = METRICS[mine.metric]
+    found = between_runs(mine, theirs, statistic)
+    if not found.names:
+        st.info("The two runs have no tensor of the same name.", icon=":material/info:")
+    names = (elide(shown.name, _NAME_WIDTH), elide(other.name, _NAME_WIDTH))
+    with st.container(border=True):
+        if found.steps:
+            _draw(found, f"to {names[0]}", f"{metric.label} of the second run, as a multiple of the first")
+        elif found.names:
+            st.caption("The two runs have no step in common; their curves can still be compared below.")
+        _list_names(found.only_first, f"Only in {markdown_text(names[0])}")
+        _list_names(found.only_second, f"Only in {markdown_text(names[1])}")
+    if found.names:
+        _overlaid(found, (mine, theirs), names, statistic)
+    path = str(other.path)
+    told = "update" if metric.pooled else mine.metric
+    snippets.show(
+        f"inshrink sensitivity {shlex.quote(path)} --metric {told} --by tensor --statistic {statistic}",
+        "import inshrink_core\n\n"
+        f"mine, other = (inshrink_core.analysis.sensitivity(inshrink_core.open(path), {told!r}).by('tensor')\n"
+        f"               for path in ({str(shown.path)!r}, {path!r}))\n"
+        "for name in set(mine.rows) & set(other.rows):\n"
+        f"    print(name, mine.{statistic}[mine.rows.index(name), -1], "
+        f"other.{statistic}[other.rows.index(name), -1])",
+    )
+
+
+def _other(shown: Subject) -> Subject | None:
+    """Let the reader choose the second run, from recent ones, neighbours and samples."""
+    options = [str(path) for path in services.other_runs(shown)]
+    widget = f"runs.{_OTHER}"
+    wanted = st.session_state.get(widget) or state.choice_text(_OTHER)
+    if wanted not in options and wanted and wanted != str(shown.path):
+        # It was chosen, or a link names it: other runs that were opened since do not displace it.
+        options.append(wanted)
+    if not options:
+        with st.container(border=True):
+            st.header("There is no second run", anchor=False)
+            st.write("You can compare this run with any run opened recently, or in the same folder.")
+        return None
+    labels = dict(zip(options, elide_all(options, _PATH_WIDTH), strict=True))
+    st.session_state[widget] = wanted if wanted in options else options[0]
+    chosen = st.selectbox("Second run", options, key=widget, format_func=labels.__getitem__, width=700)
+    state.publish(**{_OTHER: chosen})
+    try:
+        with st.spinner("Reading headers…"):
+            return services.load_subject(chosen)
+    except ServiceError as error:
+        problem.show(error.problem)
+        return None
+
+
+def _overlaid(
+    found: Changes, tables: tuple[Sensitivity, Sensitivity], names: tuple[str, str], statistic: str
+) -> None:
+    """Draw one tensor's course in both runs, and list all tensors."""
+    # Told to the browser each time: of another metric the tensors stand in another order.
+    kept = st.session_state.get(f"{_TENSOR}.kept")
+    st.session_state[_TENSOR] = st.session_state.get(_TENSOR, kept)
+    if st.session_state[_TENSOR] not in found.names:
+        st.session_state[_TENSOR] = found.names[0]
+    tensor = st.selectbox("Tensor", found.names, key=_TENSOR, width=420)
+    st.session_state[f"{_TENSOR}.kept"] = tensor
+    metric = METRICS[tables[0].metric]
+    lines = []
+    for table, name in zip(tables, names, strict=True):
+        place = [row.name for row in table.rows].index(tensor)
+        lines.append(Line(name, table.steps, table.values[statistic][place]))
+    st.plotly_chart(
+        overlay_figure(lines, metric.symbol, log=metric.scale == "log"),
+        config=dict(figures.CONFIG),
+        key=f"runs.course.{tensor}",
+        alt=f"{metric.label} of {tensor} in both runs, over the steps",
+    )
+    listing.show(
+        _table_of(found, "first run", "second run"),
+        "two-runs",
+        alt="Tensors by how much they differ between both runs at the last common step",
+        formats={"first run": listing.SMALL, "second run": listing.SMALL, "times": "%.3f"},
+        helps={"times": "The value in the second run divided by that in the first"},
+    )

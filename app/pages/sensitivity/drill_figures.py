@@ -4,149 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
-from inshrink_app.widgets.figures import log_ticks, steps_axis, title
-from inshrink_app.widgets.formatting import count_text, html_text, power_text, value_text
+from inshrink_app.widgets.figures import (
+    colour_bar,
+    lay_out,
+    log_scale_ticks,
+    log_ticks,
+    steps_axis,
+    title,
+)
+from inshrink_app.widgets.formatting import count_text, html_text
 from inshrink_app.widgets.tables import METRICS
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-__all__ = [
-    "HEIGHT",
-    "Course",
-    "DrillDown",
-    "Moved",
-    "MovedRow",
-    "PartRow",
-    "ScoreMap",
-    "course_figure",
-    "histogram_figure",
-    "level_lines",
-    "map_figure",
-]
+if TYPE_CHECKING:
+    from inshrink_core.analysis.anatomy import Anatomy, SensitivityMap
+    from inshrink_core.analysis.trajectory import Trajectory
 
+__all__ = ["course_figure", "histogram_figure", "level_lines", "map_figure"]
 
-class PartRow(NamedTuple):
-    """The values that were pruned, quantized or protected: how many, and the range of their magnitudes."""
-
-    name: str
-    n: int
-    share: float
-    smallest: float | None
-    largest: float | None
-
-
-class ScoreMap(NamedTuple):
-    """Sensitivity against magnitude: edges in decimal logarithms, and counts magnitude by sensitivity."""
-
-    metric: str
-    source: str | None
-    log_magnitude: NDArray[np.float64]
-    log_sensitivity: NDArray[np.float64]
-    counts: NDArray[np.int64]
-    n_zero: int
-    correlation: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DrillDown:
-    """One tensor of one step.
-
-    Parameters
-    ----------
-    name, step, dtype, shape, numel
-        Which tensor. Its name is untrusted text.
-    codec, config
-        What it was stored with, or would be.
-    estimated
-        Whether the codec was only tried on this tensor alone.
-    restored
-        Whether the values are those an archive restores.
-    kind
-        ``keyframe`` or ``delta``.
-    edges, counts, parts
-        Histogram of the values, by what became of them.
-    n_nonfinite, rms
-        Values that are NaN or infinite; root mean square of the others.
-    level_kind, points, spacing
-        The levels: what kind, those that occur where they are few, and their distance where it is even.
-    entropy, bits_per_weight, nbytes, keyframe_nbytes
-        What it costs.
-    sensitivity
-        None where the checkpoint does not tell one.
-    document
-        All of it as JSON values.
-    """
-
-    name: str
-    step: int
-    dtype: str
-    shape: tuple[int, ...]
-    numel: int
-    codec: str
-    config: Mapping[str, Any]
-    estimated: bool
-    restored: bool
-    kind: str
-    edges: NDArray[np.float64]
-    counts: NDArray[np.int64]
-    parts: tuple[PartRow, ...]
-    n_nonfinite: int
-    rms: float
-    level_kind: str
-    points: NDArray[np.float64]
-    spacing: float | None
-    entropy: float | None
-    bits_per_weight: float | None
-    nbytes: int
-    keyframe_nbytes: int | None
-    sensitivity: ScoreMap | None
-    document: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Course:
-    """One tensor over steps; float64 ``[steps]``, NaN where there is no value.
-
-    `n_left_out` steps are not among them, to read less.
-    """
-
-    steps: tuple[int, ...]
-    rms: NDArray[np.float64]
-    movement: NDArray[np.float64]
-    relative_movement: NDArray[np.float64]
-    bits_per_weight: NDArray[np.float64]
-    n_left_out: int = 0
-
-
-class MovedRow(NamedTuple):
-    """How far one tensor moved from one step to another."""
-
-    name: str
-    layer: str
-    shape: tuple[int, ...]
-    relative: float | None
-    rms: float
-    max_abs: float
-    cosine: float | None
-    changed: float
-
-
-class Moved(NamedTuple):
-    """What moved between two steps, the most first, and what only one of them has."""
-
-    rows: tuple[MovedRow, ...]
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    reshaped: tuple[str, ...]
-
-
-HEIGHT = 300
+_HEIGHT = 276
 
 _PART_LOOKS: Mapping[str, tuple[str, str]] = {
     "pruned": (CATEGORICAL[5], "x"),
@@ -158,10 +40,8 @@ _PART_LOOKS: Mapping[str, tuple[str, str]] = {
 _MOST_LINES = 300
 """Lattice points closer than this many across the values would be a grey surface."""
 
-_MARGIN = {"l": 8, "r": 8, "t": 8, "b": 8}
 
-
-def level_lines(seen: DrillDown) -> NDArray[np.float64]:
+def level_lines(seen: Anatomy) -> NDArray[np.float64]:
     """Return the levels that are drawn: those of the codebook, or the lattice where it is coarse enough.
 
     Returns
@@ -169,18 +49,19 @@ def level_lines(seen: DrillDown) -> NDArray[np.float64]:
     ndarray
         Ascending; empty where there are none, or too many to tell apart.
     """
-    if seen.edges.size == 0:
+    edges = seen.histogram.edges
+    if edges.size == 0:
         return np.empty(0)
-    low, high = float(seen.edges[0]), float(seen.edges[-1])
+    low, high = float(edges[0]), float(edges[-1])
     if seen.points.size:
         return seen.points[(seen.points >= low) & (seen.points <= high)]
     if seen.level_kind == "lattice" and seen.spacing and (high - low) / seen.spacing <= _MOST_LINES:
         first = math.ceil(low / seen.spacing)
-        return np.arange(first, math.floor(high / seen.spacing) + 1) * seen.spacing
+        return np.arange(first, math.floor(high / seen.spacing) + 1, dtype=np.float64) * seen.spacing
     return np.empty(0)
 
 
-def histogram_figure(seen: DrillDown, *, log: bool) -> go.Figure:
+def histogram_figure(seen: Anatomy, *, log: bool) -> go.Figure:
     """Draw how often values occur, stacked by what became of them, with a line at every level.
 
     Parameters
@@ -191,8 +72,9 @@ def histogram_figure(seen: DrillDown, *, log: bool) -> go.Figure:
         Counts on a logarithmic axis.
     """
     figure = go.Figure()
-    middles = (seen.edges[:-1] + seen.edges[1:]) / 2
-    for part, counts in zip(seen.parts, seen.counts, strict=True):
+    values = seen.histogram
+    middles = (values.edges[:-1] + values.edges[1:]) / 2
+    for part, counts in zip(values.parts, values.counts, strict=True):
         if part.n == 0:
             continue
         colour, hatch = _PART_LOOKS[part.name]
@@ -215,19 +97,12 @@ def histogram_figure(seen: DrillDown, *, log: bool) -> go.Figure:
                 hovertemplate=f"%{{y:,}} {part.name} values near %{{x:.3~g}}<extra></extra>",
             )
         )
-    top = float(seen.counts.sum(axis=0).max(initial=1))
+    top = float(values.counts.sum(axis=0).max(initial=1))
     lines = level_lines(seen)
     if lines.size:
         figure.add_trace(_lines(lines, top, log))
-    figure.update_layout(
-        height=HEIGHT,
-        margin=_MARGIN,
-        barmode="stack",
-        bargap=0,
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
-        hovermode="closest",
-        showlegend=True,
-    )
+    lay_out(figure, _HEIGHT, legend=True)
+    figure.update_layout(barmode="stack", bargap=0, hovermode="closest")
     figure.update_xaxes(title=title("Value"), showgrid=False, nticks=7)
     figure.update_yaxes(
         title=title("Values in a bin"),
@@ -240,7 +115,7 @@ def histogram_figure(seen: DrillDown, *, log: bool) -> go.Figure:
     return figure
 
 
-def _lines(levels: NDArray[np.float64], top: float, log: bool) -> go.Scattergl | go.Scatter:
+def _lines(levels: NDArray[np.float64], top: float, log: bool) -> go.Scatter:
     """Draw a thin line at every level, all of them one trace."""
     x = np.repeat(levels, 3)
     y = np.tile([0.5 if log else 0.0, top, np.nan], levels.size)
@@ -255,14 +130,13 @@ def _lines(levels: NDArray[np.float64], top: float, log: bool) -> go.Scattergl |
     )
 
 
-def map_figure(told: ScoreMap) -> go.Figure:
+def map_figure(told: SensitivityMap) -> go.Figure:
     """Draw how many values have which magnitude and which sensitivity, all axes logarithmic."""
     with np.errstate(divide="ignore"):
         logs = np.log10(told.counts.T.astype(np.float64))
     shown = np.where(told.counts.T > 0, logs, np.nan).astype(np.float32)
     most = max(1.0, float(np.nanmax(shown, initial=1.0)))
     ticks = list(range(math.floor(most) + 1))
-    symbol = METRICS[told.metric].symbol
     x, y = ((edges[:-1] + edges[1:]) / 2 for edges in (told.log_magnitude, told.log_sensitivity))
     figure = go.Figure(
         go.Heatmap(
@@ -275,40 +149,28 @@ def map_figure(told: ScoreMap) -> go.Figure:
             colorscale=SEQUENTIAL,
             hoverongaps=False,
             hovertemplate="%{customdata:,} values<extra></extra>",
-            colorbar={
-                "title": {"text": "Values", "side": "top"},
-                "tickvals": ticks,
-                "ticktext": [count_text(10**tick) for tick in ticks],
-                "thickness": 12,
-                "outlinewidth": 0,
-                "xpad": 8,
-            },
+            colorbar=colour_bar(
+                "Values",
+                {"tickvals": ticks, "ticktext": [count_text(10**tick) for tick in ticks]},
+            ),
         )
     )
-    figure.update_layout(height=HEIGHT, margin=_MARGIN)
-    figure.update_xaxes(title=title("|w|"), showgrid=False, **_decades(told.log_magnitude))
+    lay_out(figure, _HEIGHT)
+    figure.update_xaxes(title=title("|w|"), showgrid=False, **_ticks(told.log_magnitude))
     figure.update_yaxes(
-        title=title(html_text(symbol)),
+        title=title(html_text(METRICS[told.metric].symbol)),
         showgrid=False,
         automargin=True,
-        **_decades(told.log_sensitivity),
+        **_ticks(told.log_sensitivity),
     )
     return figure
 
 
-def _decades(edges: NDArray[np.float64]) -> dict[str, object]:
-    """Label an axis of decimal logarithms with powers of ten, or with three values where it spans less."""
-    low, high = float(edges[0]), float(edges[-1])
-    first, last = math.ceil(low), math.floor(high)
-    if last - first >= 1:
-        stride = math.ceil((last - first + 1) / 6)
-        places = [float(k) for k in range(first, last + 1, stride)]
-        return {"tickvals": places, "ticktext": [power_text(int(k)) for k in places]}
-    places = [low, (low + high) / 2, high]
-    return {"tickvals": places, "ticktext": [value_text(10**k) for k in places]}
+def _ticks(edges: NDArray[np.float64]) -> dict[str, list[object]]:
+    return log_scale_ticks(float(edges[0]), float(edges[-1]))
 
 
-def course_figure(course: Course, step: int) -> go.Figure:
+def course_figure(course: Trajectory, step: int) -> go.Figure:
     """Draw size, movement and, where an archive tells them, bits over the steps, side by side.
 
     Parameters
@@ -365,7 +227,6 @@ def course_figure(course: Course, step: int) -> go.Figure:
             col=place,
             **(log_ticks(shown) if scale == "log" else {"nticks": 5, "rangemode": "tozero"}),
         )
-    figure.update_layout(height=240, margin={"l": 8, "r": 8, "t": 30, "b": 8}, showlegend=False)
-    figure.update_annotations(font={"size": 13})
+    lay_out(figure, 210, titles=True)
     figure.update_xaxes(**steps_axis(5))
     return figure

@@ -1,29 +1,43 @@
-"""The inside of one tensor: its values, levels, sensitivity, course and cost."""
+"""The inside of one tensor: its values, levels, sensitivity, course and cost, and all of it to take away."""
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.pages.sensitivity import drill_charts, drill_take_away
+from inshrink_app.pages.sensitivity import drill_figures
 from inshrink_app.pages.sensitivity import selection as chosen
-from inshrink_app.pages.sensitivity.drill_figures import DrillDown
-from inshrink_app.pages.sensitivity.measurement import ASK_ABOVE_BYTES
 from inshrink_app.pages.sensitivity.selection import Event
-from inshrink_app.widgets import problem
-from inshrink_app.widgets.formatting import bytes_text, count_text, inked, share_text, value_text
-from inshrink_app.widgets.tables import Sensitivity, ServiceError, Subject
+from inshrink_app.widgets import download, figures, problem, snippets
+from inshrink_app.widgets.formatting import (
+    bytes_text,
+    count_text,
+    counted,
+    inked,
+    markdown_text,
+    share_text,
+    value_text,
+)
+from inshrink_app.widgets.tables import ASK_ABOVE_BYTES, METRICS, Sensitivity, ServiceError, Subject
+
+if TYPE_CHECKING:
+    from inshrink_core.analysis.anatomy import Anatomy
 
 __all__ = ["show_tensor"]
 
 _WAY, _LOG, _STEP = "drill.way", "drill.log", "inside.step"
-_WAYS = {
-    "archive": "As archived",
-    "lattice": "Lattice",
-    "inshrinkerator": "Inshrinkerator",
-    "uniform": "Uniform",
-    "lossless": "Lossless",
+_LEVELS = {
+    "codebook": "codebook",
+    "lattice": "lattice",
+    "grid": "uniform levels",
+    "rounded": "bfloat16",
+    "exact": "bit for bit",
+    "other": "no levels of its own",
 }
 
 
@@ -42,7 +56,9 @@ def show_tensor(shown: Subject, table: Sensitivity, tensor: str, step: int) -> N
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         _step_slider(table.steps, step)
         way = _way(shown, step)
-        st.toggle("Log counts", key=_LOG, width="content", help="Counts of the histogram as logarithms.")
+        st.toggle(
+            "Log counts", key=_LOG, width="content", help="Show the histogram's counts on a logarithmic axis."
+        )
     cost = services.drill_cost(shown, tensor)
     asked = f"drill.asked.{tensor}"
     if (cost > ASK_ABOVE_BYTES or not state.was_clicked()) and not st.session_state.get(asked):
@@ -60,11 +76,11 @@ def show_tensor(shown: Subject, table: Sensitivity, tensor: str, step: int) -> N
     _facts(seen)
     left, right = st.columns(2, gap="medium")
     with left:
-        drill_charts.histogram(seen, log=bool(st.session_state.get(_LOG)))
+        _histogram(seen, log=bool(st.session_state.get(_LOG)))
     with right:
-        drill_charts.score_map(seen)
-    drill_charts.course(shown, seen)
-    drill_take_away.show(shown, seen, way, metric)
+        _score_map(seen)
+    _course(shown, seen)
+    _take_away(shown, seen, way, metric)
 
 
 def _step_slider(steps: Sequence[int], step: int) -> None:
@@ -96,19 +112,20 @@ def _way(shown: Subject, step: int) -> str:
     picked = st.segmented_control(
         "Stored",
         ways,
-        format_func=lambda name: inked(_WAYS[name]),
+        format_func=lambda name: inked("As archived" if name == services.ARCHIVE else name.capitalize()),
         key=_WAY,
         required=True,
-        help="How its levels are chosen: as the archive beside this run holds them, or as a codec would "
-        "choose them for this tensor alone.",
+        help="Where the levels come from: the archive beside this run, or a codec that is tried on this "
+        "tensor alone.",
     )
     return picked or ways[0]
 
 
 def _ask(cost: int, asked: str) -> None:
-    """Say what a look inside costs before it is taken."""
+    """Say what looking inside costs before it is done."""
     st.write(
-        f"A look inside reads up to {bytes_text(cost)}: the tensor, the step before it, its optimizer state."
+        f"Looking inside reads up to {bytes_text(cost)}: the tensor, the same tensor one step earlier, and "
+        "its optimizer state."
     )
     st.button("Look inside", icon=":material/visibility:", key="drill.look", on_click=_allow, args=(asked,))
 
@@ -118,26 +135,25 @@ def _allow(asked: str) -> None:
     st.session_state[asked] = True
 
 
-def _facts(seen: DrillDown) -> None:
+def _facts(seen: Anatomy) -> None:
     """Draw what it costs and what became of its values."""
-    shares = {part.name: part for part in seen.parts}
+    shares = {part.name: part for part in seen.histogram.parts}
     basis = "estimated, this tensor alone" if seen.estimated else "measured in the archive"
     keyframe = (
         f" A block that stands alone would take {bytes_text(seen.keyframe_nbytes)}."
         if seen.keyframe_nbytes is not None and seen.kind == "delta"
         else ""
     )
+    bits, entropy = (
+        "–" if value is None else f"{value:.2f}" for value in (seen.bits_per_weight, seen.entropy)
+    )
     cards = [
-        (
-            "Bits per weight",
-            _number(seen.bits_per_weight),
-            f"{seen.kind.capitalize()} block, {basis}.{keyframe}",
-        ),
-        ("Bytes", bytes_text(seen.nbytes), f"Of its block in the frame, {basis}.{keyframe}"),
+        ("Bits per weight", bits, f"{seen.kind.capitalize()} block, {basis}.{keyframe}"),
+        ("Bytes", bytes_text(seen.nbytes), f"The tensor's block in the frame, {basis}.{keyframe}"),
         (
             "Entropy",
-            _number(seen.entropy),
-            "Bits a weight that its symbols carry, each given the one before; contexts may save more.",
+            entropy,
+            "Bits per weight in its symbols, each given the one before; more context takes less.",
         ),
         ("Pruned", share_text(shares["pruned"].share), _range_help(seen, "pruned")),
         ("Protected", share_text(shares["protected"].share), _range_help(seen, "protected")),
@@ -147,16 +163,144 @@ def _facts(seen: DrillDown) -> None:
             st.metric(label, value, help=said, border=True)
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
-
-
-def _range_help(seen: DrillDown, name: str) -> str:
+def _range_help(seen: Anatomy, name: str) -> str:
     """Say which magnitudes a part has."""
-    part = next(part for part in seen.parts if part.name == name)
+    part = next(part for part in seen.histogram.parts if part.name == name)
     if part.n == 0 or part.smallest is None or part.largest is None:
         return f"No value is {name}."
     return (
-        f"{count_text(part.n)} of {count_text(seen.numel)} values, "
+        f"{count_text(part.n)} of {count_text(seen.spec.numel)} values, "
         f"|w| from {value_text(part.smallest)} to {value_text(part.largest)}."
+    )
+
+
+def _histogram(seen: Anatomy, *, log: bool) -> None:
+    """Draw the values with their partition and levels."""
+    st.markdown("**Values and levels**")
+    st.plotly_chart(
+        drill_figures.histogram_figure(seen, log=log),
+        config=dict(figures.CONFIG),
+        key="drill.histogram",
+        alt=f"Histogram of {count_text(seen.spec.numel)} values by what became of them, with the levels of "
+        f"the {_LEVELS[seen.level_kind]}",
+    )
+    st.caption(_levels_text(seen))
+
+
+def _levels_text(seen: Anatomy) -> str:
+    """Say what the lines are, and what is not drawn."""
+    whose = "Restored" if seen.restored else "Original"
+    parts = [f"{whose} values, rms {value_text(seen.histogram.rms)}."]
+    drawn = drill_figures.level_lines(seen).size
+    if seen.level_kind == "exact":
+        parts.append("Stored bit for bit: there are no levels.")
+    elif seen.level_kind == "rounded":
+        parts.append("Each value is rounded to bfloat16.")
+    elif seen.level_kind == "other":
+        parts.append("The codec stores the difference from the step before, so there are no fixed levels.")
+    elif seen.spacing is not None:
+        lines = "" if drawn else ", too fine to be drawn"
+        parts.append(f"Levels with a spacing of {value_text(seen.spacing)}{lines}.")
+    else:
+        parts.append(f"Lines: the {count_text(seen.points.size)} codebook entries in use.")
+    if seen.histogram.n_nonfinite:
+        parts.append(f"{count_text(seen.histogram.n_nonfinite)} values are NaN or infinite.")
+    return markdown_text(" ".join(parts))
+
+
+def _score_map(seen: Anatomy) -> None:
+    """Draw sensitivity against magnitude."""
+    told = seen.sensitivity
+    st.markdown("**Sensitivity against magnitude**")
+    if told is None:
+        st.write(
+            "No sensitivity is known at this step: the checkpoint holds neither gradients nor Adam's "
+            "moments, and there is no earlier step of this shape."
+        )
+        return
+    st.plotly_chart(
+        drill_figures.map_figure(told),
+        config=dict(figures.CONFIG),
+        key="drill.map",
+        alt=f"How many values have which magnitude and which {METRICS[told.metric].label.lower()}",
+    )
+    together = ""
+    if told.correlation is not None:
+        # Adding zero turns a negative zero into a positive one.
+        together = f"Correlation of the logarithms {round(told.correlation, 2) + 0.0:.2f}. "
+    source = "Adam's first moment stands for the gradient. " if told.source == "exp_avg" else ""
+    zeros = (
+        f"Not drawn because one of the two is zero: {counted(told.n_zero, 'value')}." if told.n_zero else ""
+    )
+    st.caption(markdown_text(f"{METRICS[told.metric].symbol} over |w|. {together}{source}{zeros}"))
+
+
+def _course(shown: Subject, seen: Anatomy) -> None:
+    """Draw the tensor over the steps."""
+    every = bool(st.session_state.get("drill.every"))
+    try:
+        told = services.course(shown, seen.spec.key, every=every)
+    except ServiceError as error:
+        problem.show(error.problem)
+        return
+    if len(told.steps) < 2:
+        st.caption("A curve over the steps needs two checkpoints.")
+        return
+    st.markdown("**Over the steps**")
+    st.plotly_chart(
+        drill_figures.course_figure(told, seen.step),
+        config=dict(figures.CONFIG),
+        key="drill.course",
+        alt=f"Size, movement and cost of the tensor over {len(told.steps)} steps",
+    )
+    n_left_out = len(shown.steps) - len(told.steps)
+    if n_left_out or every:
+        cost = seen.spec.nbytes * len(shown.steps)
+        st.toggle(
+            f"Read every step ({bytes_text(cost)})",
+            key="drill.every",
+            help=f"{count_text(n_left_out)} steps were skipped to read less; each movement spans the steps "
+            "between two points.",
+        )
+
+
+def _take_away(shown: Subject, seen: Anatomy, way: str, metric: str | None) -> None:
+    """Offer what is on screen as files, and the lines that give the same."""
+    values = seen.histogram
+    stem = f"anatomy-step-{seen.step}"
+    bins = pd.DataFrame(
+        {
+            "from": values.edges[:-1],
+            "to": values.edges[1:],
+            **{part.name: counts for part, counts in zip(values.parts, values.counts, strict=True)},
+        }
+    )
+    document = json.dumps(seen.to_json(), indent=1)
+    download.buttons(
+        ("Histogram as CSV", f"{stem}.csv", bins.to_csv(index=False).encode()),
+        ("All as JSON", f"{stem}.json", document.encode()),
+    )
+    _snippets(shown, seen, way, metric)
+
+
+def _snippets(shown: Subject, seen: Anatomy, way: str, metric: str | None) -> None:
+    """Show the command nearest to this, and the lines that give it exactly."""
+    path = str(shown.path)
+    quoted = repr(path)
+    arguments = f"run, {seen.step}, {seen.spec.key!r}"
+    if way == "archive" and shown.kind == "run" and shown.archive is not None:
+        quoted = repr(str(shown.archive.path))
+        arguments += f", against={path!r}"
+    elif way != "archive":
+        arguments += f", {way!r}"
+    if metric is not None and seen.sensitivity is not None and seen.sensitivity.metric == metric:
+        arguments += f", metric={metric!r}"
+    options = f"--metric {metric or 'magnitude'} --by tensor --steps {seen.step}"
+    snippets.show(
+        f"inshrink sensitivity {shlex.quote(path)} {options}",
+        f"import inshrink_core\n\nrun = inshrink_core.open({quoted})\n"
+        f"seen = inshrink_core.analysis.anatomy({arguments})\n"
+        "print(seen.bits_per_weight, seen.entropy, seen.histogram.parts)\n"
+        f"print(inshrink_core.analysis.trajectory(run, {seen.spec.key!r}).relative_movement)",
+        key="drill.snippets",
     )

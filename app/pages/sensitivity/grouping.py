@@ -66,7 +66,9 @@ def _range_members(names: Sequence[str], parent: str, text: str) -> tuple[int, .
     return ()
 
 
-def groups_within(names: Sequence[str], within: str = "", limit: int = MOST_ROWS) -> tuple[Group, ...]:
+def groups_within(
+    names: Sequence[str], within: str = "", limit: int = MOST_ROWS, *, modules: bool = False
+) -> tuple[Group, ...]:
     """Return the rows of a module: its tensors where they are few, else the blocks they lie in.
 
     Parameters
@@ -77,6 +79,8 @@ def groups_within(names: Sequence[str], within: str = "", limit: int = MOST_ROWS
         As for `members_of`.
     limit
         Greatest number of rows.
+    modules
+        A row is the module that holds its tensors, however few they are.
 
     Notes
     -----
@@ -89,6 +93,12 @@ def groups_within(names: Sequence[str], within: str = "", limit: int = MOST_ROWS
     ['h.[0-1]', 'h.[2-3]', 'h.4']
     """
     places = members_of(names, within)
+    if modules:
+        holders: dict[str, list[int]] = {}
+        for i in places:
+            holders.setdefault(names[i].rpartition(".")[0] or names[i], []).append(i)
+        if len(holders) <= limit:
+            return tuple(Group(name, tuple(members)) for name, members in holders.items())
     if len(places) <= limit:
         return tuple(Group(names[i], (i,)) for i in places)
     parts = {i: names[i].split(".") for i in places}

@@ -1,17 +1,25 @@
-"""The heatmap of sensitivities: rows by steps, in logarithmic colours. No Streamlit here, as in `figures`."""
+"""The heatmap of sensitivities: rows by steps, in logarithmic or linear colours. No Streamlit here."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.theme import GAP, MARK, SEQUENTIAL
-from inshrink_app.widgets.figures import thinned, title
-from inshrink_app.widgets.formatting import count_text, elide, html_text, power_text, shape_text, value_text
+from inshrink_app.theme import MARK, SEQUENTIAL
+from inshrink_app.widgets.figures import (
+    TOOLBAR,
+    colour_bar,
+    columns_axis,
+    gaps,
+    linear_scale_ticks,
+    log_scale_ticks,
+    thinned,
+)
+from inshrink_app.widgets.formatting import count_text, counted, elide_all, html_text, shape_text
 from inshrink_app.widgets.tables import METRICS, HeatRow, Sensitivity
 from numpy.typing import NDArray
 
@@ -32,17 +40,38 @@ __all__ = [
 MAX_COLUMNS = 100
 """More columns are thinner than a reader can tell apart on a laptop's screen."""
 
+MAX_ANCHORS = 6000
+"""Cells that can be clicked: with more, the browser takes more than a fifth of a second to find which one
+it was."""
+
+_CLIPPED = (1.0, 99.0)
+"""Percentiles between which colours spread when outliers are clipped."""
+
+_LONGEST_COLORBAR = 420
+
+_MAX_STRIDE = 5
+"""Columns from one that can be clicked to the next, at most: further apart, a click misses its step."""
+
+_ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (10**9, 3))
+"""Pixels of a row by how many there are: (at most so many rows, pixels)."""
+
+_LETTER_PIXELS = 6.5
+"""Width of a letter of a label, rather more than less; a margin too narrow grows by itself."""
+
+_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, _ROOM_OF_STEPS = 14, 42, 56
+"""Pixels beside the letters: ticks, paddings, the bar itself; below, the labels of steps and their title."""
+
+_NAME_WIDTH = 34
+_MAX_ROW_LABELS = 60
+_NO_VALUE = "%{y}<br>step %{x}<br>no value at this step<extra></extra>"
+
 
 class Columns(NamedTuple):
-    """The columns of a heatmap: values ``[rows, columns]``, a label each, and the most steps in one.
-
-    `last` is the place of the last step in each column: what a click on it means.
-    """
+    """The columns of a heatmap: values ``[rows, columns]``, a label each, and the most steps in one."""
 
     values: NDArray[np.float32]
     labels: tuple[str, ...]
     steps_per_column: int
-    last: tuple[int, ...]
 
 
 def column_edges(n_steps: int, limit: int = MAX_COLUMNS) -> NDArray[np.int64]:
@@ -62,7 +91,7 @@ def bucket_steps(values: NDArray[np.float32], steps: Sequence[int], limit: int =
     """
     n_steps = len(steps)
     if n_steps <= limit:
-        return Columns(values, tuple(count_text(step) for step in steps), 1, tuple(range(n_steps)))
+        return Columns(values, tuple(count_text(step) for step in steps), 1)
     edges = column_edges(n_steps, limit)
     present = np.isfinite(values)
     sums = np.add.reduceat(np.where(present, values, 0).astype(np.float64), edges[:-1], axis=1)
@@ -73,17 +102,12 @@ def bucket_steps(values: NDArray[np.float32], steps: Sequence[int], limit: int =
         f"{count_text(steps[a])} – {count_text(steps[b - 1])}" if b - a > 1 else count_text(steps[a])
         for a, b in pairwise(edges)
     )
-    return Columns(means, labels, int(np.diff(edges).max()), tuple(int(b) - 1 for b in edges[1:]))
+    return Columns(means, labels, int(np.diff(edges).max()))
 
 
 def column_of(place: int, n_steps: int, limit: int = MAX_COLUMNS) -> int:
     """Return the column that holds a step, by the step's place."""
     return int(np.searchsorted(column_edges(n_steps, limit), place, side="right")) - 1
-
-
-_LONGEST_COLORBAR = 420
-_CLIPPED = (1.0, 99.0)
-"""Percentiles between which colours spread when outliers are clipped."""
 
 
 def linear_scale(values: NDArray[np.float32], clip: bool) -> tuple[NDArray[np.float32], float, float]:
@@ -118,69 +142,11 @@ def log_scale(values: NDArray[np.float32], clip: bool) -> tuple[NDArray[np.float
     return np.where(np.isfinite(values), logs, np.nan).astype(np.float32), low, high
 
 
-def colorbar(symbol: str, low: float, high: float, room: int, scale: str = "log") -> dict[str, object]:
-    """Label a scale: a logarithmic one with decades, or 1-2-5 where it spans few of them."""
-    ticks = _log_ticks(low, high) if scale == "log" else _linear_ticks(low, high)
-    return {
-        "title": {"text": html_text(symbol), "side": "top"},
-        "tickvals": [position for position, _ in ticks],
-        "ticktext": [text for _, text in ticks],
-        "thickness": 12,
-        "outlinewidth": 0,
-        "xpad": 8,
-        "lenmode": "pixels",
-        "len": min(_LONGEST_COLORBAR, room),
-        "y": 1,
-        "yanchor": "top",
-        "ypad": 0,
-    }
-
-
-def _linear_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Return about five round values between two."""
-    rough = (high - low) / 5
-    decade = 10.0 ** math.floor(math.log10(rough))
-    stride = next(m * decade for m in (1, 2, 5, 10) if m * decade >= rough)
-    first, last = math.ceil(low / stride), math.floor(high / stride)
-    return [(k * stride, value_text(k * stride)) for k in range(first, last + 1)]
-
-
-def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Return decades between two logarithms, or 1-2-5 where they are few."""
-    first, last = math.ceil(low), math.floor(high)
-    if last - first >= 2:
-        stride = math.ceil((last - first + 1) / 8)
-        ticks = [(float(e), power_text(e)) for e in range(first, last + 1, stride)]
-    else:
-        candidates = [
-            (math.log10(m) + e, m * 10.0**e)
-            for e in range(first - 2, last + 2)
-            for m in ((1, 2, 5) if high - low > 0.6 else (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9))
-        ]
-        ticks = [(position, value_text(value)) for position, value in candidates if low <= position <= high]
-    return ticks
-
-
-MAX_ANCHORS = 6000
-"""Cells that can be clicked: with more, the browser takes more than a fifth of a second to find which one
-it was."""
-
-_MAX_STRIDE = 5
-"""Columns from one that can be clicked to the next, at most: further apart, a click misses its step."""
-
-_ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (10**9, 3))
-"""Pixels of a row by how many there are: (at most so many rows, pixels)."""
-
-_LETTER_PIXELS = 6.5
-"""Width of a letter of a label, rather more than less; a margin too narrow grows by itself."""
-
-_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, _ROOM_OF_STEPS = 14, 42, 56
-"""Pixels beside the letters: ticks, paddings, the bar itself; below, the labels of steps and their title."""
-
-_NAME_WIDTH = 34
-_MAX_ROW_LABELS = 60
-_MAX_COLUMN_LABELS = 13
-_NO_VALUE = "%{y}<br>step %{x}<br>no value at this step<extra></extra>"
+def colorbar(symbol: str, low: float, high: float, room: int, scale: str = "log") -> dict[str, Any]:
+    """Return the scale beside the cells, with round values between its ends."""
+    ticks = log_scale_ticks(low, high) if scale == "log" else linear_scale_ticks(low, high)
+    place = {"lenmode": "pixels", "len": min(_LONGEST_COLORBAR, room), "y": 1, "yanchor": "top", "ypad": 0}
+    return colour_bar(symbol, ticks, **place)
 
 
 def heatmap_figure(
@@ -211,13 +177,12 @@ def heatmap_figure(
     colours, low, high = (log_scale if scale == "log" else linear_scale)(columns.values, clip)
     names = [_row_category(row) for row in table.rows]
     row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(names) <= most)
-    height = max(220, len(names) * row_pixels + 70)
+    height = TOOLBAR + max(220, len(names) * row_pixels + 62)
     symbol = METRICS[table.metric].symbol
     word = "" if METRICS[table.metric].pooled else f"{statistic} "
     hover = f"%{{y}}<br>step %{{x}}<br>{word}{html_text(symbol)} = "
-    bar = colorbar(symbol, low, high, height - 90, scale)
-    figure = go.Figure()
-    figure.add_trace(_gaps(columns, names))
+    bar = colorbar(symbol, low, high, height - TOOLBAR - 82, scale)
+    figure = go.Figure(gaps(columns.values, columns.labels, names, _NO_VALUE))
     figure.add_trace(
         go.Heatmap(
             z=colours,
@@ -246,14 +211,7 @@ def heatmap_figure(
         hoverdistance=200,
         showlegend=False,
     )
-    figure.update_xaxes(
-        type="category",
-        title=title("Step"),
-        showgrid=False,
-        tickangle=0,
-        range=[-0.5, len(columns.labels) - 0.5],
-        **thinned(columns.labels, columns.labels, _MAX_COLUMN_LABELS),
-    )
+    figure.update_xaxes(range=[-0.5, len(columns.labels) - 0.5], **columns_axis(columns.labels))
     figure.update_yaxes(
         type="category",
         range=[len(names) - 0.5, -0.5],
@@ -270,7 +228,7 @@ def _margin(rows: Sequence[str], bar: Sequence[str]) -> dict[str, float]:
     return {
         "l": _ROOM_OF_ROWS + _LETTER_PIXELS * max(map(len, rows), default=0),
         "r": _ROOM_OF_COLORBAR + _LETTER_PIXELS * max(map(len, bar), default=0),
-        "t": 8,
+        "t": TOOLBAR,
         "b": _ROOM_OF_STEPS,
     }
 
@@ -326,27 +284,10 @@ def _every(n: int, stride: int) -> NDArray[np.int64]:
     return np.minimum(np.arange(0, n, stride) + stride // 2, n - 1)
 
 
-def _gaps(columns: Columns, names: Sequence[str]) -> go.Heatmap:
-    """Draw grey where there is no value, with a hover that says so."""
-    if np.isfinite(columns.values).all():
-        return go.Heatmap(visible=False)
-    absent = np.where(np.isfinite(columns.values), np.float32("nan"), np.float32(0))
-    return go.Heatmap(
-        z=absent,
-        x=columns.labels,
-        y=names,
-        colorscale=[[0, GAP], [1, GAP]],
-        opacity=0.35,
-        showscale=False,
-        hoverongaps=False,
-        hovertemplate=_NO_VALUE,
-    )
-
-
 def _row_category(row: HeatRow) -> str:
     """Return a row's identity, which is also the head of its hover: full name, what it is, its shape."""
     if row.shape is None:
-        extent = f"{row.n_tensors} tensor{'s' * (row.n_tensors != 1)}, {count_text(row.numel)} values"
+        extent = f"{counted(row.n_tensors, 'tensor')}, {count_text(row.numel)} values"
     else:
         extent = shape_text(row.shape)
     kind = f"{row.layer} · " if row.layer and row.layer != row.name else ""
@@ -367,4 +308,4 @@ def row_labels(names: Sequence[str]) -> list[str]:
         if len({part[shared] for part in parts}) > 1:
             break
         shared += 1
-    return [html_text(elide(".".join(part[shared:]), _NAME_WIDTH)) for part in parts]
+    return [html_text(label) for label in elide_all([".".join(part[shared:]) for part in parts], _NAME_WIDTH)]

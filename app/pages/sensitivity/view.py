@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.pages.sensitivity import cells, grouping, measurement
-from inshrink_app.pages.sensitivity.two_runs import two_runs
-from inshrink_app.pages.sensitivity.two_steps import two_steps
-from inshrink_app.widgets import snippets, subject
-from inshrink_app.widgets.formatting import inked
-from inshrink_app.widgets.tables import METRICS, Subject
+from inshrink_app.jobs.registry import Job
+from inshrink_app.pages.sensitivity import cells, changes, grouping
+from inshrink_app.widgets import job_card, problem, snippets, subject
+from inshrink_app.widgets.formatting import bytes_text, counted, inked, remaining_text
+from inshrink_app.widgets.tables import ASK_ABOVE_BYTES, METRICS, Sensitivity, ServiceError, Subject
 
 _VIEWS = {"steps": "All steps", "diff": "Two steps", "runs": "Two runs"}
 _GROUPINGS = {"tensor": "Tensor", "block": "Block", "layer_type": "Layer type"}
@@ -19,6 +19,7 @@ _STATISTICS = {"mean": "Mean", "p50": "Median", "p99": "99th percentile"}
 
 _VIEW = "view"
 _METRIC_OF = "sensitivity.run"
+_POLL_SECONDS = 0.5
 
 
 def render() -> None:
@@ -33,12 +34,12 @@ def render() -> None:
     else:
         state.publish(**{_VIEW: view})
     st.caption(f"{METRICS[metric].symbol} — {METRICS[metric].meaning}")
-    tables = measurement.measured(shown, metric)
+    tables = _measured(shown, metric)
     if tables is not None:
         if view == "diff":
-            two_steps(shown, tables, statistic)
+            changes.two_steps(shown, tables, statistic)
         elif view == "runs":
-            two_runs(shown, tables, metric, statistic)
+            changes.two_runs(shown, tables, statistic, lambda other: _measured(other, metric, ".other"))
         else:
             cells.show(shown, tables, by, statistic)
     if view == "steps" or tables is None:
@@ -86,6 +87,105 @@ def _control(label: str, key: str, options: dict[str, str], default: str, *, nam
         label_visibility="visible" if named else "collapsed",
     )
     return chosen or default
+
+
+def _measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensitivity] | None:
+    """Return the tables of a metric by grouping; None where the page shows how to come to them instead.
+
+    Parameters
+    ----------
+    shown
+        What is measured.
+    metric
+        A key of `METRICS`.
+    key
+        Tells the widgets of several measurements on one page apart.
+    """
+    path = str(shown.path)
+    try:
+        job = services.sensitivity_job(path, metric)
+        is_wanted = job is None or job.state == "interrupted"
+        if is_wanted and state.was_clicked() and services.measuring_cost(shown, metric) <= ASK_ABOVE_BYTES:
+            services.forget_sensitivity(path, metric)
+            job = services.start_sensitivity(path, metric)
+    except (ServiceError, OSError) as error:
+        problem.show(error.problem if isinstance(error, ServiceError) else problem.of_os_error(error))
+        return None
+    if job is None:
+        _ask(shown, metric, key)
+    elif job.is_running:
+        _progress(path, metric, key)
+    elif job.state == "finished":
+        tables: Mapping[str, Sensitivity] = job.result
+        return tables
+    else:
+        _stopped(path, metric, job, key)
+    return None
+
+
+def _ask(shown: Subject, metric: str, key: str) -> None:
+    """Say what the question costs before it is asked."""
+    with st.container(border=True):
+        st.header("Not measured yet", anchor=False)
+        cost = services.measuring_cost(shown, metric)
+        st.write(
+            f"This reads up to {bytes_text(cost)} from {counted(len(shown.steps), 'checkpoint')}. The result "
+            "is kept on disk; checkpoints measured before are not read again."
+        )
+        if not state.was_clicked():
+            st.caption("A link brought you here, and a link alone starts nothing.")
+        if st.button(
+            f"Measure {METRICS[metric].label.lower()}",
+            type="primary",
+            icon=":material/play_arrow:",
+            key=f"measure{key}",
+        ):
+            state.clicked()
+            services.start_sensitivity(str(shown.path), metric)
+            st.rerun()
+
+
+@st.fragment(run_every=_POLL_SECONDS)
+def _progress(path: str, metric: str, key: str) -> None:
+    """Look at the job; the page is drawn anew once it has ended."""
+    job = services.sensitivity_job(path, metric)
+    if job is None or not job.is_running:
+        st.rerun()
+    with st.container(border=True):
+        st.header(f"Measuring {METRICS[metric].label.lower()}", anchor=False)
+        if job.state == "queued":
+            job_card.progress(job)
+            _cancel(path, metric, key)
+            return
+        unit = "steps" if METRICS[metric].pooled else "checkpoints"
+        how_far = f"{job.done:,} of {job.total:,} {unit}"
+        if "compress" in job.item:
+            how_far = "Compressing the run first"
+        text = f"{how_far} · {remaining_text(job.seconds, job.seconds_left)}"
+        st.progress(job.fraction, text=text if job.total else "Starting…")
+        _cancel(path, metric, key)
+
+
+def _cancel(path: str, metric: str, key: str) -> None:
+    """Offer to end it."""
+    if st.button("Cancel", icon=":material/close:", key=f"cancel{key}"):
+        services.cancel_sensitivity(path, metric)
+        st.rerun()
+
+
+def _stopped(path: str, metric: str, job: Job, key: str) -> None:
+    """Say that there is no measurement, why, and offer to try again."""
+    if job.problem is not None:
+        problem.show(job.problem)
+    elif job.state == "interrupted":
+        st.info("The explorer ended while this was measured.", icon=":material/info:")
+    else:
+        st.info("Measuring was cancelled. Nothing was changed.", icon=":material/info:")
+    if st.button("Measure again", type="primary", icon=":material/refresh:", key=f"again{key}"):
+        state.clicked()
+        services.forget_sensitivity(path, metric)
+        services.start_sensitivity(path, metric)
+        st.rerun()
 
 
 def _snippets(shown: Subject, metric: str, by: str, statistic: str) -> None:

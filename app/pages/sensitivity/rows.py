@@ -1,0 +1,288 @@
+"""The rows of a measurement: which of them are on screen, as a table, and the tensors that one stands for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+from inshrink_app.pages.sensitivity import grouping
+from inshrink_app.pages.sensitivity import selection as chosen
+from inshrink_app.pages.sensitivity.heatmap import bucket_steps
+from inshrink_app.pages.sensitivity.selection import Event, Selection
+from inshrink_app.widgets import download, listing
+from inshrink_app.widgets.formatting import (
+    count_text,
+    counted,
+    elide,
+    elide_all,
+    inked,
+    markdown_text,
+    shape_text,
+    value_text,
+)
+from inshrink_app.widgets.tables import METRICS, HeatRow, Sensitivity, Subject
+from numpy.typing import NDArray
+
+__all__ = ["View", "long_table", "narrowed", "show_group", "show_table", "summary", "tensors_of"]
+
+_FIND, _TABLE = "find", "sensitivity.table"
+_SCALES = {"log": "Log", "linear": "Linear"}
+_KINDS = {"tensor": "Tensor", "block": "Block", "layer_type": "Layer type"}
+
+_MOST_FOUND = 5000
+"""Names a search box can hold; the browser filters them."""
+
+_MOST_ROWS = 5000
+"""More rows than this make the browser slow, and nobody reads them."""
+
+_ROWS_WITHOUT_SCROLLING = 20
+_TREND_POINTS = 40
+_NAME_WIDTH = 60
+_MOST_LISTED = 200
+_LISTED_WITHOUT_SCROLLING = 6
+
+
+class View(NamedTuple):
+    """What of a measurement is on screen."""
+
+    shown: Subject
+    tensors: Sensitivity
+    table: Sensitivity
+    groups: tuple[grouping.Group, ...]
+    statistic: str
+    clip: bool
+    scale: str
+
+
+def tensors_of(tensors: Sensitivity, layer: str) -> tuple[int, ...]:
+    """Return the places of the tensors that a row stands for: a tensor, a layer type, or a module."""
+    for exact in ([row.name for row in tensors.rows], [row.layer for row in tensors.rows]):
+        if layer in exact:
+            return tuple(i for i, name in enumerate(exact) if name == layer)
+    return grouping.members_of([row.name for row in tensors.rows], layer) if layer else ()
+
+
+def narrowed(shown: Subject, tables: Mapping[str, Sensitivity], by: str, statistic: str) -> View:
+    """Draw search, filters and breadcrumb, and return what is left to be shown."""
+    tensors = tables["tensor"]
+    names = [row.name for row in tensors.rows]
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+        _find_box(names)
+        pattern, layers, clip, scale = _filters(tensors, by)
+    view = functools.partial(View, shown, tensors, statistic=statistic, clip=clip, scale=scale)
+    if by == "layer_type":
+        places = [i for i, row in enumerate(tables[by].rows) if pattern in row.name.casefold()]
+        return view(grouping.take(tables[by], places), ())
+    within = chosen.within() if by == "block" else ""
+    if not grouping.members_of(names, within):
+        within = ""
+    _breadcrumb(within)
+    inside = grouping.members_of(names, within)
+    matching = [
+        i
+        for i in inside
+        if pattern in names[i].casefold() and (not layers or tensors.rows[i].layer in layers)
+    ]
+    table = grouping.take(tensors, matching)
+    if by == "tensor":
+        return view(table, ())
+    groups = grouping.groups_within([names[i] for i in matching], within, modules=not within)
+    whole = tables["block"] if len(matching) == len(inside) else None
+    return view(grouping.aggregate(table, groups, whole), groups)
+
+
+def _find_box(names: Sequence[str]) -> None:
+    """Offer every tensor by name: the way to one without a mouse."""
+    found: Selection | None = st.session_state.get("sensitivity.selection")
+    options = list(names[:_MOST_FOUND])
+    st.session_state[_FIND] = found.layer if found is not None and found.layer in options else None
+    st.selectbox(
+        "Find a tensor",
+        options,
+        key=_FIND,
+        on_change=_found,
+        placeholder="Find a tensor",
+        label_visibility="collapsed",
+        width=300,
+    )
+
+
+def _found() -> None:
+    name = st.session_state.get(_FIND)
+    chosen.apply(Event("search", name) if name else Event("close"))
+
+
+def _filters(tensors: Sensitivity, by: str) -> tuple[str, list[str], bool, str]:
+    """Draw the filters; return the text, the layer types, whether to clip, and the scale."""
+    layers = sorted({row.layer for row in tensors.rows if row.layer})
+    metric = METRICS[tensors.metric]
+    pattern = st.text_input(
+        "Filter rows",
+        placeholder="Filter by name",
+        key="row_filter",
+        icon=":material/search:",
+        label_visibility="collapsed",
+        width=190,
+    )
+    picked: list[str] = []
+    if len(layers) > 1 and by != "layer_type":
+        picked = st.pills(
+            "Layer types",
+            layers,
+            selection_mode="multi",
+            format_func=inked,
+            key="layer_filter",
+            label_visibility="collapsed",
+        )
+    clip = st.toggle(
+        "Clip outliers",
+        value=True,
+        key="clip",
+        help="Spread the colours between the 1st and 99th percentile.",
+    )
+    key = f"scale.{'pooled' if metric.pooled else 'plain'}.{metric.scale}"
+    st.session_state.setdefault(key, metric.scale)
+    scale = st.segmented_control(
+        "Colours",
+        list(_SCALES),
+        format_func=lambda name: inked(_SCALES[name]),
+        key=key,
+        required=True,
+        label_visibility="collapsed",
+        help="Colours by the logarithm of a value, or by the value.",
+    )
+    return pattern.casefold(), picked, clip, scale or "log"
+
+
+def _breadcrumb(within: str) -> None:
+    """Show which modules are open, and lead back out of them."""
+    if not within:
+        return
+    with st.container(horizontal=True, vertical_alignment="center", gap="xxsmall"):
+        st.button("All", key="crumb.", type="tertiary", on_click=chosen.go_within, args=("",))
+        for module in grouping.trail(within):
+            st.markdown("›", width="content")
+            last = module.rpartition(".")[2]
+            st.button(
+                markdown_text(elide(last, 24)),
+                key=f"crumb.{module}",
+                type="tertiary",
+                on_click=chosen.go_within,
+                args=(module,),
+                disabled=module == within,
+            )
+
+
+def summary(table: Sensitivity, statistic: str) -> pd.DataFrame:
+    """Return a line a row: its first, last, smallest and largest value, and its course."""
+    values = table.values[statistic]
+    trend = bucket_steps(values, table.steps, _TREND_POINTS).values
+    is_log = METRICS[table.metric].scale == "log"
+    lines = [_line(row, values[i], trend[i], is_log) for i, row in enumerate(table.rows[:_MOST_ROWS])]
+    columns = [_KINDS[table.by], "layer", "Shape", "First", "Last", "Smallest", "Largest", "Course"]
+    frame = pd.DataFrame(lines, columns=columns)
+    if table.by == "tensor":
+        return frame.rename(columns={"layer": "Layer type"})
+    return frame.drop(columns="layer")
+
+
+def _line(row: HeatRow, values: NDArray[Any], trend: NDArray[Any], is_log: bool) -> tuple[object, ...]:
+    """Summarize one row of the heatmap."""
+    finite = values[np.isfinite(values)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        drawn = np.log10(trend.astype(np.float64)) if is_log else trend.astype(np.float64)
+    shape = shape_text(row.shape) if row.shape is not None else counted(row.n_tensors, "tensor")
+    ends = (finite[0], finite[-1], finite.min(), finite.max()) if finite.size else (np.nan,) * 4
+    return (row.name, row.layer, shape, *map(float, ends), [float(v) for v in drawn if np.isfinite(v)])
+
+
+def show_table(table: Sensitivity, frame: pd.DataFrame, selected: int | None) -> None:
+    """Draw the table, with the row of what is selected marked, and offer every value as files.
+
+    Parameters
+    ----------
+    table
+        What the heatmap shows.
+    frame
+        Its `summary`.
+    selected
+        Place of the selected row, if it is among them.
+    """
+    metric = METRICS[table.metric]
+    number = st.column_config.NumberColumn(format=listing.SMALL if metric.scale == "log" else "%.3f")
+    wanted = [] if selected is None or selected >= len(frame) else [selected]
+    state = st.session_state.get(_TABLE)
+    if state is None or list(state["selection"]["rows"]) != wanted:
+        st.session_state[_TABLE] = {"selection": {"rows": wanted, "columns": [], "cells": []}}
+    course = "log₁₀ of the value over the steps" if metric.scale == "log" else "Over the steps"
+    st.dataframe(
+        frame,
+        hide_index=True,
+        height="content" if len(frame) <= _ROWS_WITHOUT_SCROLLING else listing.HEIGHT,
+        placeholder="–",
+        alt=f"{metric.label} per row: first, last, smallest and largest value",
+        key=_TABLE,
+        on_select=functools.partial(_picked, [row.name for row in table.rows]),
+        selection_mode="single-row",
+        column_config=dict.fromkeys(("First", "Last", "Smallest", "Largest"), number)
+        | {"Course": st.column_config.LineChartColumn(width="medium", help=course)},
+    )
+    if len(table.rows) > _MOST_ROWS:
+        st.caption(f"The first {count_text(_MOST_ROWS)} of {count_text(len(table.rows))} rows.")
+    stem = f"sensitivity-{table.metric}"
+    download.buttons(
+        ("Download all values as CSV", f"{stem}.csv", lambda: long_table(table).to_csv(index=False).encode()),
+        ("As JSON", f"{stem}.json", lambda: long_table(table).to_json(orient="records").encode()),
+    )
+
+
+def _picked(names: Sequence[str]) -> None:
+    """Take in a click on a row."""
+    picked = st.session_state[_TABLE]["selection"]["rows"]
+    name = names[picked[0]] if picked and 0 <= picked[0] < len(names) else None
+    chosen.apply(Event("table", name))
+
+
+def long_table(table: Sensitivity) -> pd.DataFrame:
+    """Return every value with its row and step, all statistics side by side."""
+    n_rows, n_steps = len(table.rows), len(table.steps)
+    columns = {
+        table.by: np.repeat([row.name for row in table.rows], n_steps),
+        "step": np.tile(table.steps, n_rows),
+    }
+    return pd.DataFrame(columns | {name: values.ravel() for name, values in table.values.items()})
+
+
+def show_group(view: View, found: Selection) -> None:
+    """List the tensors of a block or a layer type at a step, the largest value first; a click opens one."""
+    tensors = view.tensors
+    places = tensors_of(tensors, found.layer)
+    values = tensors.values[view.statistic][:, tensors.steps.index(found.step)]
+    order = sorted(places, key=lambda i: -values[i] if np.isfinite(values[i]) else np.inf)[:_MOST_LISTED]
+    said = f"{counted(len(places), 'tensor')}, by {METRICS[tensors.metric].symbol} at step "
+    st.caption(markdown_text(f"{said}{count_text(found.step)}, the largest first."))
+    if len(places) > 1 and view.table.by == "block":
+        st.button(
+            "Show its rows",
+            icon=":material/zoom_in:",
+            on_click=chosen.go_within,
+            args=(found.layer,),
+            help="The heatmap of this block alone.",
+        )
+    names = [tensors.rows[i].name for i in order]
+    scrolls = len(order) > _LISTED_WITHOUT_SCROLLING
+    with st.container(height=260 if scrolls else "content", border=False, gap="xxsmall"):
+        for i, name, label in zip(order, names, elide_all(names, _NAME_WIDTH), strict=True):
+            st.button(
+                markdown_text(f"{label} · {value_text(float(values[i]))}"),
+                key=f"group.{name}",
+                type="tertiary",
+                on_click=chosen.apply,
+                args=(Event("table", name),),
+            )
+    if len(places) > _MOST_LISTED:
+        st.caption(f"{count_text(len(places) - _MOST_LISTED)} more are not listed; find them by name above.")
