@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +137,7 @@ def restore_gain(
     for before, info in pairs:
         results.append(_one(walk, run, before, info))
         if progress is not None:
-            progress(Progress("gain", len(results), len(pairs), info.step))
+            progress(Progress("gain", len(results), len(pairs), info.step, found=asdict(results[-1])))
     meta = opened.frame(pairs[-1][1]).meta
     return RestoreGain(codec=str(meta["codec"]), config=dict(meta["config"]), steps=tuple(results))
 

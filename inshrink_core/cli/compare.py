@@ -81,7 +81,7 @@ def compare(
 
         def progress(now: Progress) -> None:
             if advance is not None:
-                advance(now.done, now.total, now.step)
+                advance(now.done, now.total, now.step, now.found)
 
         comparison = inshrink_core.compare(
             opened,

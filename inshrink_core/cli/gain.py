@@ -68,7 +68,7 @@ def measure_gain(
         def progress(now: Progress) -> None:
             # Compressing, which comes first for a run, counts bytes.
             if advance is not None and now.stage == "gain":
-                advance(now.done, now.total, now.step)
+                advance(now.done, now.total, now.step, now.found)
 
         from inshrink_core.analysis.gain import restore_gain, restore_gain_of_run
 

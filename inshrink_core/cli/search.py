@@ -44,7 +44,7 @@ from inshrink_core.cli.options import (
     open_run,
     written_as,
 )
-from inshrink_core.cli.output import make_table, present, show_facts
+from inshrink_core.cli.output import as_lines, make_table, present, show_facts
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -151,6 +151,12 @@ def search(
 @contextmanager
 def _live_table(*, hidden: bool) -> Iterator[OnSearch | None]:
     """Show the last trials on stderr as they come; nothing where no one watches."""
+    lines = as_lines("search", "trials")
+    if lines is not None:
+        yield lambda now: lines(
+            now.evaluations, now.evaluations + now.left, now.trial.step, now.trial.to_json()
+        )
+        return
     if hidden or not sys.stderr.isatty():
         yield None
         return
