@@ -57,7 +57,10 @@ def sensitivity(
             help="abs(w), abs(g·w), Adam's second moment, or the movement since the step before.",
         ),
     ] = "magnitude",
-    by: Annotated[str, typer.Option(metavar="|".join(GROUPINGS), help="What a row is.")] = "tensor",
+    by: Annotated[
+        str,
+        typer.Option(metavar="|".join(GROUPINGS), help="What a row is; with --json also several, as a list a,b."),
+    ] = "tensor",
     statistic: Annotated[
         str, typer.Option(metavar="|".join(STATISTICS), help="What of a row's parameters the table shows.")
     ] = "mean",
@@ -78,20 +81,32 @@ def sensitivity(
 ) -> None:
     """Show how much the loss minds an error, per tensor and step."""
     _require("--metric", metric, METRICS)
-    _require("--by", by, GROUPINGS)
+    groupings = by.split(",")
+    for grouping in groupings:
+        _require("--by", grouping, GROUPINGS)
+    if len(groupings) > 1 and (csv_file is not None or not as_json):
+        raise InputError("--by with several groupings goes with --json", remedy="give one, or --json alone")
     _require("--statistic", statistic, STATISTICS)
     if csv_file == "-" and as_json:
         raise InputError("--csv - and --json both want stdout", remedy="give --csv a file")
     if csv_file not in (None, "-") and Path(str(csv_file)).is_file() and not force:
         raise ExistsError("the file exists", where=str(csv_file), remedy="give --force to overwrite it")
     from inshrink_core.analysis import profile
+    from inshrink_core.chain import Archive
 
     opened = open_run_or_archive(run, step_pattern, follow_links=follow_links)
     with progress_bar("profile", hidden=as_json or quiet, in_bytes=False) as advance:
         measured = profile.sensitivity(
-            opened, metric, steps=choose_steps(steps or [], opened.steps, str(opened.path)), progress=advance
+            opened.sequential() if isinstance(opened, Archive) else opened,
+            metric,
+            steps=choose_steps(steps or [], opened.steps, str(opened.path)),
+            progress=advance,
         )
-    document = _document(run, measured.by(by), measured.bytes_read)
+    documents = [_document(run, measured.by(grouping), measured.bytes_read) for grouping in groupings]
+    document = documents[0]
+    if len(documents) > 1:
+        restored = isinstance(opened, Archive)
+        document = {"run": run, "metric": metric, "restored": restored, "tables": documents}
     if csv_file is not None:
         _write_csv(csv_file, document)
     present(
