@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ JOB_STATES = ("queued", "running", "finished", "failed", "cancelled", "interrupt
 _RECORD_NAME = "job.json"
 _LOG_NAME = "log.txt"
 _LOCK_NAME = "lock"
+_ROWS_NAME = "rows.jsonl"
 _MAX_RECORD_BYTES = 1_000_000
 """A larger record was not written by us."""
 
@@ -43,6 +45,9 @@ _MAX_LOG_BYTES = 200_000
 
 _LAST_TIME = 4_102_444_800
 """The year 2100, as for recent runs."""
+
+_MAX_ROWS = 20_000
+"""Parts of a result that a page shows while it comes; what comes later is in the result alone."""
 
 _ID = re.compile(r"[0-9a-f]{16}")
 
@@ -91,13 +96,8 @@ class JobFolder:
 
     @property
     def output(self) -> Path:
-        """Where the worker writes its result."""
+        """The documents of its commands, once all have ended: one JSON list."""
         return self.path / "result"
-
-    @property
-    def errors(self) -> Path:
-        """What the worker wrote to its standard error."""
-        return self.path / "errors.txt"
 
     def make(self) -> None:
         """Create the folder, for this user alone: a request may name private paths."""
@@ -138,6 +138,20 @@ class JobFolder:
         except OSError:
             return ""
         return "\n".join(content.splitlines()[-lines:])
+
+    def add_row(self, row: dict[str, Any]) -> None:
+        """Keep a part of the result that is known already."""
+        with contextlib.suppress(OSError), (self.path / _ROWS_NAME).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the parts of the result that were kept; what a crash left of the last one is dropped."""
+        found: list[dict[str, Any]] = []
+        with contextlib.suppress(OSError), (self.path / _ROWS_NAME).open(encoding="utf-8") as file:
+            for line in islice(file, _MAX_ROWS):
+                with contextlib.suppress(ValueError, TypeError):
+                    found.append(dict(json.loads(line)))
+        return found
 
     def take_lock(self) -> bool:
         """Say that this process works on the job; False where another one does."""
@@ -195,7 +209,7 @@ def _parse(fields: Any, job_id: str) -> JobRecord:
     if fields["job_id"] != job_id or fields["state"] not in JOB_STATES:
         raise ValueError("this is another job's record")
     request, ended_at, problem = fields["request"], fields["ended_at"], fields["problem"]
-    if not isinstance(request, dict) or not isinstance(request.get("task"), str):
+    if not isinstance(request, dict) or not _are_commands(request.get("commands")):
         raise TypeError("this is no request")
     return JobRecord(
         job_id=job_id,
@@ -208,6 +222,14 @@ def _parse(fields: Any, job_id: str) -> JobRecord:
         started_at=_time(fields["started_at"]),
         ended_at=None if ended_at is None else _time(ended_at),
         problem=None if problem is None else Problem(*(str(part) for part in problem)),
+    )
+
+
+def _are_commands(value: Any) -> bool:
+    """Tell whether a value is a list of command lines, each of at least a verb and what it is about."""
+    return isinstance(value, list) and all(
+        isinstance(words, list) and len(words) > 1 and all(isinstance(word, str) for word in words)
+        for words in value
     )
 
 

@@ -1,32 +1,52 @@
-"""Following a worker: its request goes in, its messages come out, and its end becomes the job's."""
+"""Running the commands of a job: what they tell on the way, and what becomes of it at their end."""
 
 from __future__ import annotations
 
 import json
 import logging
+import shutil
 import subprocess
+import threading
 import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from inshrink_app.jobs.files import JobFolder
 from inshrink_app.jobs.job import Job, Load
 from inshrink_app.widgets.tables import Problem
 
-__all__ = ["end_process", "follow", "log_line"]
+__all__ = ["StartCommand", "end_process", "follow", "problem_of", "remove_scratch", "what_is_left"]
+
+StartCommand = Callable[[Sequence[str], bool], "subprocess.Popen[str]"]
+"""Starts `inshrink` with some words; and whether code may run that the reader has trusted."""
 
 _log = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_RECORDS = 1.0
 _SECONDS_TO_END = 1.5
-"""How long a cancelled worker may tidy up; after that it is killed, so that cancelling takes two seconds."""
+"""How long a cancelled command may tidy up; after that it is killed, so that cancelling takes two seconds."""
 
-_MAX_ROWS = 20_000
-_ERROR_TAIL = 4_000
+_SHARE = 1_000
+"""Progress of one command among several."""
 
+_LINES_KEPT = 60
+_HAS_RESULT = (0, 1)
+"""Exit codes of a verb that did its work; with 1 a check failed, and the document says which."""
+
+_DOINGS = {"compress": "encoding", "pack": "packing", "export": "writing"}
 _DIED = Problem(
     "the process that worked on this ended before it was done",
     remedy="try again; if it ends again, the machine may be short of memory",
 )
+
+
+class _FailedError(Exception):
+    """A command ended without a result."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        super().__init__(problem.what)
 
 
 def end_process(process: subprocess.Popen[str]) -> None:
@@ -38,34 +58,33 @@ def end_process(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def log_line(job: Job, text: str) -> None:
-    """Add a line to what is kept of a job."""
-    if job.folder is not None:
-        job.folder.log(text)
-
-
-def follow(job: Job, process: subprocess.Popen[str], load: Load) -> None:
-    """Send the request, take in progress until the worker ends, and load what it left."""
+def follow(job: Job, start: StartCommand, load: Load) -> None:
+    """Run the commands one after the other, take in what they tell, and load what they left."""
     folder = job.folder
     if folder is None:
         return
     folder.output.unlink(missing_ok=True)
-    state, result, problem = "failed", None, _DIED
+    state, result, problem = "failed", None, None
     try:
-        told = _converse(job, process, {**job.request, "output": str(folder.output)})
-        code = process.wait()
-        problem = told or _died(folder)
-        if code == 0 and told is None and folder.output.exists():
-            result = load(folder.output)
-            state = "finished"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        for place in range(len(job.commands)):
+            job.documents.append(_run(job, place, start))
+            if len(job.commands) > 1:
+                job.advance(
+                    (place + 1) * _SHARE, len(job.commands) * _SHARE, f"{place + 1} of {len(job.commands)}"
+                )
+        folder.output.write_text(json.dumps(job.documents), encoding="utf-8")
+        result = load(folder.output)
+        state = "finished"
+        remove_scratch(job)
+    except _FailedError as error:
+        problem = error.problem
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         _log.warning("a job failed: %s", error)
-        process.kill()
-        process.wait()
+        problem = _DIED
     if job.state == "running":
         job.ended_at = time.time()
-        job.result, job.problem = result, None if state == "finished" else problem
-        log_line(job, state if job.problem is None else f"{state}: {job.problem.what}")
+        job.result, job.problem = result, problem
+        job.log(state if problem is None else f"{state}: {problem.what}")
         # The state comes last: whoever sees it must find the result, and the record on disk.
         folder.write(job.record()._replace(state=state))
         job.state = state
@@ -74,37 +93,112 @@ def follow(job: Job, process: subprocess.Popen[str], load: Load) -> None:
     folder.release_lock()
 
 
-def _died(folder: JobFolder) -> Problem:
-    """Return the problem of a worker that ended without a word, with the end of what it wrote instead."""
+def remove_scratch(job: Job) -> None:
+    """Remove what the commands made for each other."""
+    for path in map(Path, job.request.get("scratch", ())):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def what_is_left(words: Sequence[str], told: Sequence[dict[str, Any]]) -> list[str] | None:
+    """Return what a command has still to do: a comparison not the steps that it told of; None for nothing."""
+    if words[0] != "compare" or "--steps" not in words:
+        return list(words)
+    known = {int(row["step"]) for row in told if row.get("of") == words[1] and "step" in row}
+    place = list(words).index("--steps") + 1
+    steps = [step for step in words[place].split(",") if int(step) not in known]
+    return [*words[:place], ",".join(steps), *words[place + 1 :]] if steps else None
+
+
+def _run(job: Job, place: int, start: StartCommand) -> Any:
+    """Run one command and return its document.
+
+    Raises
+    ------
+    _FailedError
+        It ended without a result.
+    """
+    words = what_is_left(job.commands[place], job.told())
+    if words is None:
+        return {}
+    if place or job.process is None:
+        if job.state != "running":  # Cancelled between two commands.
+            raise _FailedError(_DIED)
+        job.process = start(words, bool(job.request.get("trusted")))
+    process = job.process
+    if process is None or process.stdin is None:
+        raise OSError("there is no process")
+    process.stdin.close()
+    job.log("inshrink " + " ".join(words))
     try:
-        detail = folder.errors.read_bytes()[-_ERROR_TAIL:].decode("utf-8", "replace").strip()
-    except OSError:
-        detail = ""
-    return _DIED._replace(detail=detail)
+        text, said = _listen(job, process, place)
+        code = process.wait()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    try:
+        document = json.loads(text)
+        error = document.get("error")
+    except (ValueError, AttributeError):
+        raise _FailedError(_DIED._replace(detail="\n".join(said))) from None
+    if code in _HAS_RESULT and set(document) - {"error"}:
+        return document
+    raise _FailedError(problem_of(error) if error else _DIED._replace(detail="\n".join(said)))
 
 
-def _converse(job: Job, process: subprocess.Popen[str], request: dict[str, Any]) -> Problem | None:
-    """Exchange messages with the worker until it closes its output; return the problem it reported."""
-    stdin, stdout = process.stdin, process.stdout
-    if stdin is None or stdout is None:
-        raise OSError("the worker has no pipes")
-    problem, written_at = None, time.monotonic()
-    with stdin, stdout:
-        stdin.write(json.dumps(request) + "\n")
-        stdin.flush()
-        for line in stdout:
-            message = json.loads(line)
-            if "problem" in message:
-                problem = Problem(*message["problem"])
-            elif "log" in message:
-                log_line(job, str(message["log"]))
-            elif "row" in message:
-                if len(job.rows) < _MAX_ROWS:
-                    job.rows.append(dict(message["row"]))
-            else:
-                job.done, job.total = int(message["done"]), int(message["total"])
-                job.item = str(message.get("item", ""))
+def _listen(job: Job, process: subprocess.Popen[str], place: int) -> tuple[str, list[str]]:
+    """Take in the messages of a command until it ends; return its document, and what else it wrote."""
+    stdout, stderr = process.stdout, process.stderr
+    if stdout is None or stderr is None:
+        raise OSError("the command has no pipes")
+    stderr.reconfigure(errors="replace")  # type: ignore[attr-defined]
+    texts: list[str] = []
+    reader = threading.Thread(target=lambda: texts.append(stdout.read()), daemon=True)
+    reader.start()
+    said: deque[str] = deque(maxlen=_LINES_KEPT)
+    written_at = time.monotonic()
+    with stderr:
+        for line in stderr:
+            if not _take_in(job, line, place):
+                said.append(line.rstrip())
+                job.log(line)
             if job.folder is not None and time.monotonic() - written_at >= _SECONDS_BETWEEN_RECORDS:
                 written_at = time.monotonic()
                 job.folder.write(job.record())
-    return problem
+    reader.join()
+    stdout.close()
+    return "".join(texts), list(said)
+
+
+def _take_in(job: Job, line: str, place: int) -> bool:
+    """Take in a message; False for a line that is none."""
+    try:
+        message = json.loads(line)
+        verb, done, total, step = (message[name] for name in ("verb", "done", "total", "step"))
+    except (ValueError, TypeError, KeyError):
+        return False
+    n = len(job.commands)
+    item = f"step {int(step):,}"
+    if message.get("unit") == "trials":
+        item = f"trial {int(done):,}, {item}"
+    elif verb in _DOINGS:
+        item = f"{_DOINGS[verb]} {item}"
+    if n > 1:
+        done, total = place * _SHARE + int(_SHARE * done / max(1, total)), n * _SHARE
+    job.advance(int(done), int(total), item)
+    if isinstance(message.get("found"), dict):
+        words = job.commands[place]
+        job.tell({**message["found"], "of": words[1]})
+        job.log(f"{item} done")
+    return True
+
+
+def problem_of(error: dict[str, Any]) -> Problem:
+    """Return the problem that the document of a command tells, its parts apart again."""
+    where, remedy = str(error.get("where", "")), str(error.get("remedy", ""))
+    what = str(error.get("message", "")).removeprefix(f"{where}: ")
+    what = what.removesuffix(remedy).removesuffix("; ") if remedy else what
+    return Problem(what, where, remedy)

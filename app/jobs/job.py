@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import time
@@ -13,12 +14,20 @@ from typing import Any
 from inshrink_app.jobs.files import JobFolder, JobRecord
 from inshrink_app.widgets.tables import Problem
 
-__all__ = ["Job", "Load", "load_kept", "refresh_job", "revive"]
+__all__ = ["Job", "Load", "load_kept", "load_last", "refresh_job", "revive"]
 
 _log = logging.getLogger(__name__)
 
+_SURE = 0.02
+"""The share that has to be done before the remaining time is more than anyone's guess."""
+
 Load = Callable[[Path], Any]
-"""Turns a worker's output into what a page shows."""
+"""Turns what is kept of a job's result into what a page shows."""
+
+
+def load_last(path: Path) -> Any:
+    """Return the document of a job's last command."""
+    return json.loads(path.read_bytes())[-1]
 
 
 @dataclass(eq=False)
@@ -28,23 +37,25 @@ class Job:
     Parameters
     ----------
     process
-        The worker; None where the job waits, or was started by an explorer that has ended.
+        The command at work; None where the job waits, or was started by an explorer that has ended.
     state
         ``queued``, ``running``, ``finished``, ``failed``, ``cancelled`` or ``interrupted``.
     done, total
-        Progress, in whatever the worker counts.
+        Progress, in whatever the command counts.
     item
         What it is at now. Untrusted text.
-    rows
-        What the worker has found so far, in plain JSON values.
+    rows, documents
+        What the commands have told of their results so far, and the documents of those that have ended.
     started_at, ended_at
         Unix time, of the last attempt.
     result
-        What `load` made of the worker's output, when finished and asked for.
+        What `load` made of the documents of its commands, when finished and asked for.
     problem
         What went wrong, when failed.
     job_id, key, request
-        Its name in links, the question it answers as text, and the worker's request.
+        Its name in links, the question it answers as text, and what it does: ``commands``, words of
+        `inshrink` each; ``shown``, the path that the asking page is about; ``scratch``, what goes at the end;
+        ``trusted``, the ``file`` of an evaluator and its ``digest`` as its reader saw it.
     folder
         What is kept of it on disk.
     """
@@ -55,6 +66,7 @@ class Job:
     total: int = 0
     item: str = ""
     rows: list[dict[str, Any]] = field(default_factory=list)
+    documents: list[Any] = field(default_factory=list)
     started_at: float = field(default_factory=time.time)
     ended_at: float | None = None
     result: Any = None
@@ -63,11 +75,22 @@ class Job:
     key: str = ""
     request: Mapping[str, Any] = field(default_factory=dict)
     folder: JobFolder | None = None
+    _pace_from: tuple[float, int] | None = None
 
     @property
-    def task(self) -> str:
-        """What kind of work it is: a key of `inshrink_app.actions.ACTIONS`."""
-        return str(self.request.get("task", ""))
+    def commands(self) -> list[list[str]]:
+        """What it runs, one after the other: the words after `inshrink`."""
+        return list(self.request.get("commands", ()))
+
+    @property
+    def verb(self) -> str:
+        """The verb of its last command."""
+        return self.commands[-1][0] if self.commands else ""
+
+    @property
+    def shown(self) -> str:
+        """The path that the asking page is about."""
+        return str(self.request.get("shown", ""))
 
     @property
     def is_running(self) -> bool:
@@ -91,8 +114,45 @@ class Job:
 
     @property
     def seconds_left(self) -> float | None:
-        """How long it may still take; None while that is anyone's guess."""
-        return None if self.fraction < 0.02 else self.seconds * (1 - self.fraction) / self.fraction
+        """How long it may still take; None while that is anyone's guess.
+
+        What it took to begin does not count: a search starts an evaluator before its first trial.
+        """
+        if self._pace_from is None:
+            return None if self.fraction < _SURE else self.seconds * (1 - self.fraction) / self.fraction
+        begun, before = self._pace_from
+        if self.done <= before or self.fraction < _SURE:
+            return None
+        return (time.time() - begun) * max(0, self.total - self.done) / (self.done - before)
+
+    def advance(self, done: int, total: int, item: str) -> None:
+        """Take note of how far it is."""
+        self.done, self.total, self.item = done, total, item
+        if self._pace_from is None and done:
+            self._pace_from = (time.time(), done)
+
+    def begin(self) -> None:
+        """Forget the progress of an earlier attempt; what it told stays."""
+        self.process, self.done, self.total, self.item, self._pace_from = None, 0, 0, "", None
+        self.started_at, self.ended_at, self.result, self.problem = time.time(), None, None, None
+        self.rows, self.documents = self.told(), []
+
+    def tell(self, row: dict[str, Any]) -> None:
+        """Add a part of the result, and keep it."""
+        self.rows.append(row)
+        if self.folder is not None:
+            self.folder.add_row(row)
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return what the commands have told of their results, in earlier attempts too."""
+        if not self.rows and self.folder is not None:
+            self.rows = self.folder.rows()
+        return list(self.rows)
+
+    def log(self, text: str) -> None:
+        """Add a line to what is kept of it."""
+        if self.folder is not None:
+            self.folder.log(text)
 
     def log_text(self, lines: int = 200) -> str:
         """Return the last lines of what it told. Untrusted text."""
@@ -140,6 +200,7 @@ def refresh_job(job: Job) -> None:
     record = job.folder.read()
     if record is not None:
         _copy(record, job)
+    job.rows = job.folder.rows()
     if job.is_running and not job.folder.is_worked_on():
         job.state = "interrupted"
 
@@ -150,7 +211,7 @@ def load_kept(job: Job, load: Load) -> bool:
         return False
     try:
         job.result = load(job.folder.output)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         _log.info("a kept result cannot be read: %s", error)
         return False
     return True

@@ -1,9 +1,9 @@
-"""Long work in processes of its own, which the pages only look at.
+"""The jobs of the explorer: each is an `inshrink VERB … --json --progress jsonl` child, or several in a row.
 
-The process is `inshrink_app.jobs.worker`, started by `services.running`: its request goes in on standard
-input, progress comes back as one JSON object a line. It ends by itself when the explorer does, because its
-standard input closes. What a job was asked and how far it came is kept on disk (`jobs.files`), so that a job
-outlives its explorer as ``interrupted`` and can be resumed. A few are worked on at a time; the others wait.
+The words of its commands are all that a job is: its title, the command that a page shows, and what is kept on
+disk (`jobs.files`), so that it outlives its explorer as ``interrupted`` and can be resumed. A few are worked
+on at a time; the others wait. A command ends by itself when the explorer does, because nobody reads its
+progress any more.
 """
 
 from __future__ import annotations
@@ -12,27 +12,26 @@ import json
 import os
 import secrets
 import shutil
-import subprocess
 import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from inshrink_app.jobs.files import JobFolder, job_folders
-from inshrink_app.jobs.follow import end_process, follow, log_line
-from inshrink_app.jobs.job import Job, Load, load_kept, refresh_job, revive
+from inshrink_app.jobs.follow import StartCommand, end_process, follow, remove_scratch, what_is_left
+from inshrink_app.jobs.job import Job, Load, load_kept, load_last, refresh_job, revive
 from inshrink_app.widgets.tables import Problem
 
-__all__ = ["MOST_AT_WORK", "Job", "JobRegistry", "StartWorker"]
+__all__ = ["MOST_AT_WORK", "Job", "JobRegistry"]
 
-StartWorker = Callable[[Mapping[str, Any], IO[bytes]], "subprocess.Popen[str]"]
-"""Starts a worker for a request, with a file that takes its standard error."""
+Refuse = Callable[[Mapping[str, Any]], Problem | None]
+"""Says why a request may not be worked on; None where it may."""
 
 MOST_AT_WORK = min(2, os.cpu_count() or 1)
-"""Jobs that are worked on at a time: a worker uses every core, and the memory that its task takes."""
+"""Jobs that are worked on at a time: a command uses every core, and the memory that its work takes."""
 
 _MAX_JOBS = 64
 """Ended jobs that are remembered; what they found lies on disk."""
@@ -47,15 +46,23 @@ class JobRegistry:
     Parameters
     ----------
     start
-        Starts a worker for a request.
+        Starts a command.
     folder
         Where jobs are kept; by default they are forgotten with the registry.
     most
         Jobs that are worked on at a time; others are queued, and begin in the order they were asked for.
+    refuse
+        Asked right before a job begins, as what it may execute can change while it waits.
     """
 
-    def __init__(self, start: StartWorker, folder: Path | None = None, most: int = MOST_AT_WORK) -> None:
-        self._start_worker, self._most = start, most
+    def __init__(
+        self,
+        start: StartCommand,
+        folder: Path | None = None,
+        most: int = MOST_AT_WORK,
+        refuse: Refuse = lambda request: None,
+    ) -> None:
+        self._start_command, self._most, self._refuse = start, most, refuse
         self._waiting: list[tuple[Job, Load]] = []
         self._at_work: list[Job] = []
         if folder is None:
@@ -83,7 +90,7 @@ class JobRegistry:
             refresh_job(job)
         return job
 
-    def get(self, key: Hashable, load: Load | None = None) -> Job | None:
+    def get(self, key: Hashable, load: Load = load_last) -> Job | None:
         """Return the newest job that answers a question, if there is one.
 
         Parameters
@@ -94,12 +101,14 @@ class JobRegistry:
             Reads the result, where the job finished before this explorer started; a result that it cannot
             read counts as none.
         """
-        job = self._newest(key)
-        if job is None or job.state != "finished" or job.result is not None or load is None:
+        job = self.newest(key)
+        if job is None or job.state != "finished" or job.result is not None:
             return job
         return job if load_kept(job, load) else None
 
-    def start(self, key: Hashable, request: dict[str, Any], load: Load, *, again: bool = False) -> Job:
+    def start(
+        self, key: Hashable, request: dict[str, Any], load: Load = load_last, *, again: bool = False
+    ) -> Job:
         """Start a job, or return the one that runs or has finished under this key.
 
         Parameters
@@ -107,10 +116,10 @@ class JobRegistry:
         key
             What the job answers; equal questions share a job.
         request
-            Plain JSON values for the worker, ``task`` among them; ``output`` is added, the file it writes
-            its result to.
+            ``commands`` and the like (`Job`), plain JSON values. ``{job}`` in a word stands for the folder in
+            which the job may keep files of its own.
         load
-            Turns that file into the job's `result`; called in a thread.
+            Turns the documents of the commands into the job's `result`; called in a thread.
         again
             Work on it once more, although there is an answer.
         """
@@ -120,12 +129,13 @@ class JobRegistry:
                 return known
             name = secrets.token_hex(8)
             folder = JobFolder(self._folder / name)
+            request = json.loads(json.dumps(request).replace("{job}", json.dumps(str(folder.path))[1:-1]))
             job = Job(key=_text(key), request=request, job_id=name, folder=folder, state="new")
             self._run(job, load)
         self._forget_oldest()
         return job
 
-    def resume(self, job_id: str, load: Load) -> Job | None:
+    def resume(self, job_id: str, load: Load = load_last) -> Job | None:
         """Go on with a job that was interrupted, was cancelled or failed; None where there is none."""
         job = self.find(job_id)
         if job is not None and not job.is_running:
@@ -135,7 +145,7 @@ class JobRegistry:
 
     def cancel(self, key: Hashable) -> None:
         """End the running job of a question; see `stop`."""
-        job = self._newest(key)
+        job = self.newest(key)
         if job is not None:
             self.stop(job)
 
@@ -147,7 +157,7 @@ class JobRegistry:
                 return
             self._waiting = [(one, load) for one, load in self._waiting if one is not job]
             job.state, job.ended_at = "cancelled", time.time()
-        log_line(job, "cancelled")
+        job.log("cancelled")
         if job.process is not None:
             job.process.terminate()
             threading.Thread(target=end_process, args=(job.process,), daemon=True).start()
@@ -162,7 +172,7 @@ class JobRegistry:
 
     def forget(self, key: Hashable) -> None:
         """Drop a job that did not finish, so that it can be asked for anew."""
-        job = self._newest(key)
+        job = self.newest(key)
         if job is not None and not job.is_running and job.state != "finished":
             self.remove(job.job_id)
 
@@ -173,16 +183,18 @@ class JobRegistry:
             return
         with self._lock:
             self._jobs.pop(job_id, None)
+        remove_scratch(job)
         if job.folder is not None:
             job.folder.remove()
 
-    def _newest(self, key: Hashable) -> Job | None:
-        """Return the newest job under a key."""
+    def newest(self, key: Hashable, state: str = "") -> Job | None:
+        """Return the newest job under a key; of those in a state alone, where one is given."""
         text = _text(key)
         with self._lock:
             found = [job for job in self._jobs.values() if job.key == text]
         for job in found:
             refresh_job(job)
+        found = [job for job in found if state in ("", job.state)]
         return max(found, key=lambda job: job.started_at, default=None)
 
     def _run(self, job: Job, load: Load) -> None:
@@ -195,9 +207,7 @@ class JobRegistry:
             job.folder.make()
             if not job.folder.take_lock():
                 return
-            job.process = None
-            job.done, job.total, job.item, job.rows = 0, 0, "", []
-            job.started_at, job.ended_at, job.result, job.problem = time.time(), None, None, None
+            job.begin()
             job.state = "queued"
             self._jobs[job.job_id] = job
             self._waiting.append((job, load))
@@ -205,7 +215,7 @@ class JobRegistry:
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:
-        """Start workers for those that wait longest, while fewer than the most are at work."""
+        """Begin with those that wait longest, while fewer than the most are at work."""
         while True:
             with self._lock:
                 if not self._waiting or len(self._at_work) >= self._most:
@@ -216,28 +226,32 @@ class JobRegistry:
                 self._at_work.append(job)
             if job.folder is not None:
                 job.folder.write(job.record())
-            threading.Thread(target=self._follow, args=(job, job.process, load), daemon=True).start()
+            threading.Thread(target=self._follow, args=(job, load), daemon=True).start()
 
     def _begin(self, job: Job) -> bool:
-        """Start the worker of a job; one that the system refuses has failed."""
+        """Start the first command of a job; one that is refused, or that the system refuses, has failed."""
         if job.folder is None:
             return False
-        try:
-            with job.folder.errors.open("wb") as errors:
-                job.process = self._start_worker(job.request, errors)
-        except OSError as error:
-            job.ended_at, job.state = time.time(), "failed"
-            job.problem = Problem("no process could be started for this", detail=str(error))
+        problem = self._refuse(job.request)
+        if problem is None:
+            try:
+                words = what_is_left(job.commands[0], job.told())
+                if words is not None:
+                    job.process = self._start_command(words, bool(job.request.get("trusted")))
+            except OSError as error:
+                problem = Problem("no process could be started for this", detail=str(error))
+        if problem is not None:
+            job.ended_at, job.state, job.problem = time.time(), "failed", problem
             job.folder.write(job.record())
             job.folder.release_lock()
             return False
         job.started_at, job.state = time.time(), "running"
         return True
 
-    def _follow(self, job: Job, process: subprocess.Popen[str], load: Load) -> None:
-        """Follow a worker; a method, so that the registry's folder lasts as long as its workers."""
+    def _follow(self, job: Job, load: Load) -> None:
+        """Follow a job; a method, so that the registry's folder lasts as long as its commands."""
         try:
-            follow(job, process, load)
+            follow(job, self._start_command, load)
         finally:
             with self._lock:
                 self._at_work.remove(job)
@@ -250,7 +264,11 @@ class JobRegistry:
             self.remove(job.job_id)
         for job in ended[_MAX_RESULTS:]:
             if job.state == "finished" and job.folder is not None and job.folder.output.exists():
-                job.result, job.rows = None, []  # Read from disk again when it is asked for.
+                job.result, job.rows, job.documents = (
+                    None,
+                    [],
+                    [],
+                )  # Read from disk again when it is asked for.
 
 
 def _text(key: Hashable) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.pages.archive.tables import ArchiveChoice, Chain, ChainFrame
+from inshrink_app.pages.search.config import config_words
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import settings
 from inshrink_app.services.failures import reported
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from inshrink_core.chain import FrameSize
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["archives_of", "chain_of", "original_of"]
+__all__ = ["Chain", "ChainFrame", "archives_of", "chain_of", "original_of"]
 
 _SUFFIX = ".inshrink"
 _MAX_CANDIDATES = 64
@@ -34,7 +36,102 @@ _SETTING_NAMES = ("coarseness", "bins", "bits", "prune", "exact")
 """Settings of codecs that tell archives of one run apart; the page lists all of them elsewhere."""
 
 
-def archives_of(subject: Subject) -> tuple[ArchiveChoice, ...]:
+class ChainFrame(NamedTuple):
+    """One frame of an archive, with its place in the chain.
+
+    `parent_step` and `restored_step` are None where there is none; `on_line` says whether the head's history
+    holds it; `damage` is empty where its index could be read.
+    """
+
+    step: int
+    kind: str
+    branch: int
+    parent_id: str
+    frame_id: str
+    parent_step: int | None
+    restored_step: int | None
+    on_line: bool
+    nbytes: int
+    ratio_total: float | None
+    ratio_weights: float | None
+    codec: str
+    digest: str
+    damage: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """All frames of an archive.
+
+    Parameters
+    ----------
+    path
+        Where it lies.
+    is_packed
+        Whether it is one file, which is read and copied but not changed.
+    frames
+        In commit order, older branches included.
+    missing
+        Steps whose frames were committed and whose files are gone.
+    nbytes, raw_bytes
+        Bytes of the archive, and of the tensors on the head's line.
+    ratio_total, ratio_weights
+        Over the head's line.
+    codec, optimizer
+        How weights and optimizer state are stored.
+    config, overrides
+        What the newest frame was written with: settings, and those of some tensors instead.
+    originals
+        What vouched for the original files, in one line.
+    """
+
+    path: Path
+    is_packed: bool
+    frames: tuple[ChainFrame, ...]
+    missing: tuple[int, ...]
+    nbytes: int
+    raw_bytes: int
+    ratio_total: float | None
+    ratio_weights: float | None
+    codec: str
+    optimizer: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    overrides: tuple[Mapping[str, Any], ...] = ()
+    originals: str = ""
+
+    @property
+    def name(self) -> str:
+        """What to call it. Untrusted text."""
+        return self.path.name
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """Steps on the newest line of training."""
+        return tuple(sorted({frame.step for frame in self.frames if frame.on_line}))
+
+    @property
+    def n_branches(self) -> int:
+        """How many lines of training there are."""
+        return len({frame.branch for frame in self.frames})
+
+    @property
+    def n_keyframes(self) -> int:
+        """How many frames stand alone."""
+        return sum(frame.kind == "keyframe" for frame in self.frames)
+
+    @property
+    def state(self) -> list[str]:
+        """What changes with every commit: an answer is about one state of an archive."""
+        return [str(self.path), str(len(self.frames)), self.frames[-1].digest if self.frames else ""]
+
+    @property
+    def told_apart_by(self) -> str:
+        """The settings, in a few words, that tell archives of one run apart."""
+        shown = {name: self.config[name] for name in _SETTING_NAMES if self.config.get(name, False)}
+        return config_words({"settings": shown, "override": self.overrides})
+
+
+def archives_of(subject: Subject) -> tuple[Chain, ...]:
     """Return the archives of what is on screen: itself, or those of a run that lie beside it or in a root.
 
     One that is damaged, or holds steps that the run never had, is none of this run's.
@@ -74,16 +171,12 @@ def _archives_in(folder: Path) -> Iterator[Path]:
         return
 
 
-def _choice(path: Path) -> ArchiveChoice | None:
+def _choice(path: Path) -> Chain | None:
     """Open an archive for the list; None where it cannot be."""
     try:
-        chain = chain_of(str(path))
+        return chain_of(str(path))
     except ServiceError:
         return None
-    steps = tuple(sorted({frame.step for frame in chain.frames if frame.on_line}))
-    told = dict(text.split("=", 1) for text in chain.settings)
-    shown = ", ".join(f"{name} {told[name]}" for name in _SETTING_NAMES if told.get(name, "False") != "False")
-    return ArchiveChoice(path, path.name, steps, chain.nbytes, chain.ratio_total, chain.codec, shown)
 
 
 def original_of(subject: Subject) -> Subject | None:
@@ -186,7 +279,7 @@ def _summary(
 
     total = ArchiveSize(frames=tuple(sizes), manifest_nbytes=archive.reader.manifest_nbytes)
     path = Path(os.path.realpath(archive.path))
-    config = meta.get("config")
+    config, overrides = meta.get("config"), meta.get("overrides")
     return Chain(
         path=path,
         is_packed=path.is_file(),
@@ -199,9 +292,8 @@ def _summary(
         codec=str(meta.get("codec", "")),
         originals=_originals(archive),
         optimizer=optimizer_of(meta) if "optimizer" in meta else "",
-        settings=tuple(f"{name}={value}" for name, value in config.items())
-        if isinstance(config, dict)
-        else (),
+        config=config if isinstance(config, dict) else {},
+        overrides=tuple(overrides) if isinstance(overrides, list) else (),
     )
 
 

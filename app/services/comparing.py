@@ -1,24 +1,29 @@
-"""Comparing restored steps with the original ones: whose code judges them, and the job that does it."""
+"""Comparing restored steps with the original ones: whose code evaluates them, and what was found."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from inshrink_app.jobs.commands import steps_words
 from inshrink_app.jobs.job import Job
-from inshrink_app.pages.archive.tables import ArchiveChoice
-from inshrink_app.pages.compare.tables import ComparedStep, Comparison
-from inshrink_app.services import running
+from inshrink_app.services.archives import Chain
 from inshrink_app.services.failures import reported
-from inshrink_app.services.history import all_jobs, load_json, read_result
+from inshrink_app.services.jobs import all_jobs, job_of, start_job
 from inshrink_app.services.opening import opened, resolve
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
+if TYPE_CHECKING:
+    from inshrink_core.evaluate import EvaluatedStep
+
 __all__ = [
+    "Compared",
     "EvaluatorCode",
+    "compare_commands",
     "compare_job",
     "compared",
     "evaluator_of",
@@ -32,7 +37,7 @@ _MAX_CODE_BYTES = 200_000
 
 
 class EvaluatorCode(NamedTuple):
-    """The code that would judge a run.
+    """The code that would evaluate a run.
 
     `spec` is empty for the run's own evaluator; `is_bundled` says that it is ours, byte for byte, and needs
     no consent; `digest` is the SHA-256 of the file as it was shown.
@@ -47,6 +52,16 @@ class EvaluatorCode(NamedTuple):
     digest: str
     is_bundled: bool
 
+    @property
+    def words(self) -> list[str]:
+        """The options that have a command use it."""
+        return ["--evaluator", self.spec] if self.spec else [] if self.is_bundled else ["--trust-run"]
+
+    @property
+    def trusted(self) -> dict[str, str] | None:
+        """What a job is told of the reader's consent; None where none is needed."""
+        return None if self.is_bundled else {"file": str(self.path), "digest": self.digest}
+
 
 def evaluator_of(subject: Subject) -> EvaluatorCode | None:
     """Return the evaluator that a run names in ``inshrink.toml``, without executing it; None without one.
@@ -59,7 +74,7 @@ def evaluator_of(subject: Subject) -> EvaluatorCode | None:
     from inshrink_core.formats.settings import read_settings
     from inshrink_core.samples import is_trusted_sample
 
-    folder = subject.path if subject.path.is_dir() else subject.path.parent
+    folder = _folder_of(subject)
     with reported():
         told = read_settings(folder)
         if not told.file:
@@ -77,8 +92,21 @@ def evaluator_of(subject: Subject) -> EvaluatorCode | None:
         )
 
 
-def given_evaluator(text: str) -> EvaluatorCode:
+def _folder_of(subject: Subject) -> Path:
+    """Return the folder of a run; of a checkpoint file, the one that it lies in."""
+    return subject.path if subject.path.is_dir() else subject.path.parent
+
+
+def given_evaluator(text: str, subject: Subject) -> EvaluatorCode:
     """Return the evaluator that a reader names as ``FILE.py`` or ``FILE.py:FUNCTION``.
+
+    Parameters
+    ----------
+    text
+        What was typed; a relative path is looked for in the run's folder, and then where the explorer was
+        started.
+    subject
+        The run.
 
     Raises
     ------
@@ -88,7 +116,9 @@ def given_evaluator(text: str) -> EvaluatorCode:
     name, colon, function = text.strip().rpartition(":")
     if not colon or not function.isidentifier():
         name, function = text.strip(), "evaluate"
-    file = resolve(name)
+    beside = _folder_of(subject) / name
+    is_beside = "\0" not in name and not Path(name).is_absolute() and beside.is_file()
+    file = resolve(str(beside) if is_beside else name)
     if file.suffix != ".py" or not file.is_file():
         raise ServiceError(
             Problem("there is no such Python file", str(file), "give FILE.py or FILE.py:FUNCTION")
@@ -104,21 +134,64 @@ def _code(
     if file.stat().st_size > _MAX_CODE_BYTES:
         raise ServiceError(Problem("the evaluator is too large to be read before it runs", str(file)))
     content = file.read_bytes()
-    return EvaluatorCode(
-        spec,
-        file,
-        function,
-        metric,
-        direction,
-        content.decode("utf-8", "replace"),
-        hashlib.sha256(content).hexdigest(),
-        bundled,
-    )
+    digest = hashlib.sha256(content).hexdigest()
+    shown = content.decode("utf-8", "replace")
+    return EvaluatorCode(spec, file, function, metric, direction, shown, digest, bundled)
 
 
-def _key(
-    subject: Subject, archives: Sequence[ArchiveChoice], steps: Sequence[int], spec: str
-) -> tuple[str, ...]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """One archive against its run, as far as it is known.
+
+    Parameters
+    ----------
+    path
+        The archive.
+    metric, direction
+        What was measured, and which way it is better.
+    n_samples
+        How many samples the evaluator predicted, where it tells.
+    steps
+        Ascending.
+    standard_errors
+        Of the originals' metric, by step.
+    """
+
+    path: Path
+    metric: str
+    direction: str
+    n_samples: int | None
+    steps: tuple[EvaluatedStep, ...]
+    standard_errors: dict[int, float | None] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What to call the archive. Untrusted text."""
+        return self.path.name
+
+    @property
+    def worst(self) -> EvaluatedStep | None:
+        """The step that drops most."""
+        known = [row for row in self.steps if row.drop is not None]
+        return max(known, key=lambda row: row.drop or 0.0, default=None)
+
+    @property
+    def max_divergence(self) -> float | None:
+        """The largest divergence."""
+        return max((row.divergence for row in self.steps if row.divergence is not None), default=None)
+
+
+def compare_commands(
+    subject: Subject, archives: Sequence[Path], steps: Sequence[int], judge: EvaluatorCode | None
+) -> list[list[str]]:
+    """Return the commands that compare archives with their run, one each."""
+    own = ["--trust-run"] if judge is None else judge.words
+    return [
+        ["compare", str(path), "--against", str(subject.path), *own, *steps_words(steps)] for path in archives
+    ]
+
+
+def _key(subject: Subject, archives: Sequence[Chain], steps: Sequence[int], spec: str) -> tuple[str, ...]:
     """Name a comparison: another one once the run or an archive has changed."""
     path = str(subject.path)
     states = [f"{one.path} {one.nbytes} {one.steps[-1] if one.steps else ''}" for one in archives]
@@ -126,68 +199,59 @@ def _key(
 
 
 def compare_job(
-    subject: Subject, archives: Sequence[ArchiveChoice], steps: Sequence[int], spec: str
+    subject: Subject, archives: Sequence[Chain], steps: Sequence[int], judge: EvaluatorCode
 ) -> Job | None:
     """Return the comparison of these archives and steps, if one was started."""
-    return running.jobs().get(_key(subject, archives, steps, spec), load_json)
+    return job_of(_key(subject, archives, steps, judge.spec))
 
 
 def start_compare(
-    subject: Subject, archives: Sequence[ArchiveChoice], steps: Sequence[int], judge: EvaluatorCode
+    subject: Subject, archives: Sequence[Chain], steps: Sequence[int], judge: EvaluatorCode
 ) -> Job:
     """Compare; called only after the reader has said that the code may run, or where it is ours."""
-    request: dict[str, Any] = {
-        "task": "compare",
-        "path": str(subject.path),
-        "archives": [str(one.path) for one in archives],
-        "steps": list(steps),
-        "evaluator": judge.spec,
-        "trusted": "" if judge.is_bundled else judge.digest,
-    }
-    return running.jobs().start(_key(subject, archives, steps, judge.spec), request, load_json, again=True)
+    held = [[step for step in steps if step in one.steps] for one in archives]
+    commands = [
+        words
+        for one, own in zip(archives, held, strict=True)
+        if own
+        for words in compare_commands(subject, [one.path], own, judge)
+    ]
+    return start_job(
+        _key(subject, archives, steps, judge.spec), commands, subject.path, trusted=judge.trusted
+    )
 
 
-def compared(job: Job) -> tuple[Comparison, ...]:
+def compared(job: Job) -> tuple[Compared, ...]:
     """Return what a comparison has found, or has found so far, an archive each."""
-    if job.state == "finished" and isinstance(job.result, dict):
-        parts = {path: part["steps"] for path, part in job.result["archives"].items()}
-    else:
-        parts = {str(path): [] for path in job.request.get("archives", ())}
-        for row in list(job.rows):
-            parts.setdefault(str(row["archive"]), []).append(row)
-    return tuple(_comparison(path, rows) for path, rows in parts.items())
+    from inshrink_core.evaluate import EvaluatedStep
+
+    rows: dict[str, dict[int, dict[str, Any]]] = {words[1]: {} for words in job.commands}
+    for row in job.told():
+        rows.setdefault(str(row["of"]), {})[int(row["step"])] = row
+    found = []
+    for path, by_step in rows.items():
+        last = next(iter(by_step.values()), {})
+        steps = [
+            EvaluatedStep(**cast("dict[str, Any]", {name: row.get(name) for name in EvaluatedStep.__slots__}))
+            for _, row in sorted(by_step.items())
+        ]
+        found.append(
+            Compared(
+                path=Path(path),
+                metric=str(last.get("metric", "")),
+                direction=str(last.get("direction", "")),
+                n_samples=last.get("n"),
+                steps=tuple(steps),
+                standard_errors={step: row.get("standard_error") for step, row in by_step.items()},
+            )
+        )
+    return tuple(found)
 
 
-def newest_comparison(archive: Path, nbytes: int) -> Comparison | None:
+def newest_comparison(archive: Path, nbytes: int) -> Compared | None:
     """Return what the newest finished comparison found of an archive of this size; None without one."""
     state = json.dumps(f"{archive} {nbytes} ")[:-1]  # As it begins in the text of `_key`.
     for job in all_jobs():
-        if job.task != "compare" or job.state != "finished" or state not in job.key:
-            continue
-        if isinstance(read_result(job), dict):
-            return next((one for one in compared(job) if one.path == archive), None)
+        if job.verb == "compare" and job.state == "finished" and state in job.key:
+            return next((one for one in compared(job) if one.path == archive and one.steps), None)
     return None
-
-
-def _comparison(path: str, rows: Sequence[dict[str, Any]]) -> Comparison:
-    first = rows[0] if rows else {}
-    return Comparison(
-        path=Path(path),
-        name=Path(path).name,
-        metric=str(first.get("metric", "")),
-        direction=str(first.get("direction", "")),
-        n_samples=first.get("n"),
-        steps=tuple(
-            ComparedStep(
-                step=int(row["step"]),
-                original=float(row["original"]),
-                restored=float(row["restored"]),
-                drop=row["drop"],
-                divergence=row["divergence"],
-                stale_drop=row["stale_drop"],
-                stale_divergence=row["stale_divergence"],
-                standard_error=row.get("standard_error"),
-            )
-            for row in rows
-        ),
-    )

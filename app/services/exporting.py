@@ -1,37 +1,143 @@
-"""Exporting: where to, the job that writes it, and handing the file over."""
+"""Exporting and restoring: the commands that write, where to, how large it will be, and what was made."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import streamlit as st
+from inshrink_app.jobs.commands import option, settings_words, steps_words
 from inshrink_app.jobs.job import Job
-from inshrink_app.pages.export.form import ExportRequest
 from inshrink_app.server.downloads import downloads
 from inshrink_app.server.roots import settings
-from inshrink_app.services import running
-from inshrink_app.services.archives import chain_of
-from inshrink_app.services.history import load_json
-from inshrink_app.services.opening import resolve
-from inshrink_app.services.planning import is_like
-from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+from inshrink_app.services.archives import Chain, archives_of, chain_of
+from inshrink_app.services.jobs import documents_of, job_of, start_job
+from inshrink_app.services.opening import opened, resolve
+from inshrink_app.widgets.tables import MODEL_ROLES, Problem, ServiceError, Subject
 
 __all__ = [
+    "ExportRequest",
+    "Made",
+    "Plan",
     "download_url",
+    "errors_key",
+    "export_commands",
+    "export_made_at",
+    "export_plan",
     "export_target",
-    "newest_export",
+    "made_by",
+    "restore_target",
+    "restored_files",
     "start_export",
     "start_pack",
+    "start_trial",
+    "suggested_folder",
     "suggested_name",
+    "trial_job",
 ]
 
 _SUFFIX = ".inshrink"
+_N_TRIED = 2
+"""A keyframe and the delta after it: the least that tells the sizes of both."""
 
 
-def suggested_name(subject: Subject, request: ExportRequest) -> str:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportRequest:
+    """What to write.
+
+    Parameters
+    ----------
+    kind
+        ``chain``, ``step`` or ``pack``.
+    steps
+        The steps of a chain; the one step of ``step``; ignored for ``pack``.
+    codec, config, optimizer, keyframe_every
+        How a chain is written; ``drop`` leaves optimizer state out, None is the engine's default.
+    packed
+        One file instead of a folder.
+    weights_only, exact, ratio
+        Of ``step``: leave training state out; keep every bit; or how many times smaller than float32.
+    replace
+        Whether a file at the target may be replaced.
+    """
+
+    kind: str
+    steps: tuple[int, ...] = ()
+    codec: str = "lattice"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str | None = None
+    keyframe_every: int = 32
+    packed: bool = False
+    weights_only: bool = False
+    exact: bool = False
+    ratio: float = 8.0
+    replace: bool = False
+
+
+def export_commands(shown: Subject, request: ExportRequest, target: str, between: str) -> list[list[str]]:
+    """Return the commands that write what is asked for.
+
+    Parameters
+    ----------
+    shown
+        The run or archive.
+    request
+        What to write.
+    target
+        Where to.
+    between
+        Where an archive may be made on the way: of a chain that becomes one file, and of a step of a run,
+        whose bits go through a lossless archive.
+    """
+    path, force = str(shown.path), ["--force"] if request.replace else []
+    if request.kind == "pack":
+        return [["export", path, "--pack", target, *force]]
+    if request.kind == "chain":
+        made = between if request.packed else target
+        words = ["compress", path, "-o", made, "--codec", request.codec, *settings_words(request.config)]
+        words += ["--optimizer", request.optimizer] if request.optimizer else []
+        words += ["--keyframe-every", str(request.keyframe_every), *steps_words(request.steps, shown.steps)]
+        return [words, ["export", made, "--pack", target, *force]] if request.packed else [words]
+    step, first = str(request.steps[0] if request.steps else 0), []
+    if shown.kind == "run":
+        optimizer = "drop" if request.weights_only else "exact"
+        first = [["compress", path, "-o", between, "--codec", "lossless", "--optimizer", optimizer]]
+        first[0] += ["--steps", step]
+        path = between
+    words = ["export", path, "--step", step, "-o", target]
+    if request.weights_only:
+        words += ["--weights-only", *(["--exact"] if request.exact else ["--ratio", f"{request.ratio:g}"])]
+    return [*first, [*words, *force]]
+
+
+def start_export(shown: Subject, request: ExportRequest, target: Path) -> Job:
+    """Write the export; one that was cut off goes on where it stopped.
+
+    The name of what is made on the way tells its settings, so that another export begins anew.
+    """
+    told = export_commands(shown, replace(request, replace=False), str(target), "")
+    digest = hashlib.sha256(repr(told).encode()).hexdigest()[:8]
+    between = target.with_name(f".{target.name}-{digest}.building")
+    commands = export_commands(shown, request, str(target), str(between))
+    scratch = [between] if len(commands) > 1 else []
+    return start_job(("export", str(shown.path)), commands, shown.path, scratch=scratch)
+
+
+def start_pack(shown: Subject, archive: Path) -> Job:
+    """Copy an archive into one file beside it."""
+    request = ExportRequest(kind="pack", packed=True)
+    named = replace(shown, name=archive.name, path=archive)
+    commands = export_commands(named, request, suggested_name(named, request), "")
+    return start_job(("export", str(shown.path)), commands, shown.path)
+
+
+def suggested_name(shown: Subject, request: ExportRequest) -> str:
     """Return a file name that is free, or belongs to an archive that the export would go on with."""
-    stem = subject.name.removesuffix(_SUFFIX)
+    stem = shown.name.removesuffix(_SUFFIX)
     if request.kind == "step":
         kept = "weights" if request.weights_only else "checkpoint"
         stem = f"{stem}-step-{request.steps[0] if request.steps else 0}-{kept}"
@@ -39,97 +145,256 @@ def suggested_name(subject: Subject, request: ExportRequest) -> str:
         stem = f"{stem}-packed"
     elif request.optimizer == "drop":
         stem = f"{stem}-weights"
-    folder = _default_folder(subject)
+    folder = _default_folder(shown)
     for position in range(1, 100):
-        name = f"{stem}{_SUFFIX}" if position == 1 else f"{stem}-{position}{_SUFFIX}"
-        path = folder / name
+        path = folder / (f"{stem}{_SUFFIX}" if position == 1 else f"{stem}-{position}{_SUFFIX}")
         if not os.path.lexists(path) or (not request.packed and _goes_on(path, request)):
             return str(path)
     return str(folder / f"{stem}{_SUFFIX}")
 
 
-def _default_folder(subject: Subject) -> Path:
-    """Return where exports go by default: beside the run, or into the first root for a sample."""
-    parent = subject.path.parent
+def _default_folder(shown: Subject) -> Path:
+    """Return where files go by default: beside the run, or into the first root for a sample."""
+    parent = shown.path.parent
     return parent if settings().allows(parent) else settings().roots[0]
 
 
 def _goes_on(path: Path, request: ExportRequest) -> bool:
     """Return whether what lies at a path is an archive of the same settings, to be appended to."""
     try:
-        return request.kind == "chain" and is_like(chain_of(str(path)), request)
+        return request.kind == "chain" and _is_like(chain_of(str(path)), request)
     except ServiceError:
         return False
 
 
-def export_target(text: str) -> Path:
+def export_target(text: str, request: ExportRequest) -> Path:
     """Return the real path that an export may be written to.
 
     Raises
     ------
     ServiceError
-        It lies outside of the roots, has another suffix, or its folder does not exist.
+        It lies outside of the roots, has another suffix, has no folder to lie in, or may not be replaced.
     """
-    path = resolve(text)
-    if not settings().allows(path):
-        raise ServiceError(
-            Problem(
-                "an export goes into a folder of yours", text, "choose a folder that the explorer may see"
-            )
-        )
+    path = _own(text, "an export goes into a folder of yours")
     if path.suffix != _SUFFIX or path.name.startswith("."):
-        raise ServiceError(
-            Problem(
-                f"an archive's name ends in {_SUFFIX}", text, f"call it, for example, {path.stem}{_SUFFIX}"
-            )
-        )
+        remedy = f"call it, for example, {path.stem}{_SUFFIX}"
+        raise ServiceError(Problem(f"an archive's name ends in {_SUFFIX}", text, remedy))
     if not path.parent.is_dir():
-        raise ServiceError(
-            Problem("its folder does not exist", str(path.parent), "make the folder, or choose another one")
-        )
+        remedy = "make the folder, or choose another one"
+        raise ServiceError(Problem("its folder does not exist", str(path.parent), remedy))
+    if request.packed and path.is_dir():
+        raise ServiceError(Problem("a folder is there already", str(path), "choose another name"))
+    if request.packed and path.exists() and not request.replace:
+        remedy = "choose another name, or let it be replaced"
+        raise ServiceError(Problem("the file exists already", str(path), remedy))
     return path
 
 
-def start_export(subject: Subject, request: ExportRequest, target: Path) -> Job:
-    """Write the export; one that was cut off goes on where it stopped."""
-    values = asdict(request) | {
-        "task": "export",
-        "path": str(subject.path),
-        "target": str(target),
-        "steps": list(request.steps),
-    }
-    return running.jobs().start(("export", str(subject.path)), values, load_json, again=True)
+def _own(text: str, what: str) -> Path:
+    """Return a path that may be written to."""
+    path = resolve(text)
+    if not settings().allows(path):
+        raise ServiceError(Problem(what, text, "choose one that the explorer may see"))
+    return path
 
 
-def start_pack(subject: Subject, archive: Path) -> Job:
-    """Copy an archive into one file beside it."""
-    request = ExportRequest(kind="pack", packed=True)
-    named = suggested_name(_named_after(subject, archive), request)
-    values = asdict(request) | {
-        "task": "export",
-        "path": str(archive),
-        "target": named,
-        "shown": str(subject.path),
-    }
-    return running.jobs().start(("export", str(subject.path)), values, load_json, again=True)
+class PlannedFrame(NamedTuple):
+    """One frame that would be written; `nbytes` is an estimate, None where nothing tells."""
+
+    step: int
+    kind: str
+    raw_bytes: int
+    nbytes: int | None
 
 
-def _named_after(subject: Subject, archive: Path) -> Subject:
-    """Return a subject by which a copy of an archive is named."""
-    return replace(subject, name=archive.name, path=archive)
+class Plan(NamedTuple):
+    """The chain as it would be written; `basis` says what the estimates rest on, empty without any."""
+
+    frames: tuple[PlannedFrame, ...]
+    basis: str
+
+    @property
+    def raw_bytes(self) -> int:
+        """Raw bytes of all frames."""
+        return sum(frame.raw_bytes for frame in self.frames)
+
+    @property
+    def nbytes(self) -> int | None:
+        """Estimated bytes of all frames; None where one has none."""
+        sizes = [frame.nbytes for frame in self.frames]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def newest_export(subject: Subject) -> Job | None:
-    """Return the last export from a run or an archive."""
-    return running.jobs().get(("export", str(subject.path)), load_json)
+def export_plan(shown: Subject, request: ExportRequest) -> Plan:
+    """Tell which frames would be keyframes, and how large each would be about.
+
+    The estimates are the sizes, by step or in mean by kind of frame, in an archive of this run that was
+    written with the same codec, settings and optimizer state, or of two steps that were tried.
+    """
+    stored = [row for row in shown.tensors if row.role in MODEL_ROLES or request.optimizer != "drop"]
+    per_step = sum(row.nbytes for row in stored)
+    rows, basis = _known_sizes(shown, request)
+    by_step = {(step, kind): nbytes for step, kind, nbytes in rows}
+    by_kind: dict[str, list[int]] = {}
+    for _, kind, nbytes in rows:
+        by_kind.setdefault(kind, []).append(nbytes)
+    frames = []
+    for position, step in enumerate(request.steps):
+        kind = "keyframe" if position % request.keyframe_every == 0 else "delta"
+        sizes = by_kind.get(kind)
+        mean = None if sizes is None else round(sum(sizes) / len(sizes))
+        frames.append(PlannedFrame(step, kind, per_step, by_step.get((step, kind), mean)))
+    return Plan(tuple(frames), basis)
 
 
-def download_url(text: str) -> tuple[str, int] | None:
+def _known_sizes(shown: Subject, request: ExportRequest) -> tuple[list[tuple[int, str, int]], str]:
+    """Return step, kind and bytes of frames that were written with the same settings, and whose they are."""
+    trial = trial_job(shown, request)
+    if trial is not None and trial.state == "finished":
+        rows = [(int(row["step"]), str(row["kind"]), int(row["bytes"])) for row in trial.result["frames"]]
+        steps = ", ".join(f"{step:,}" for step, _, _ in rows)
+        return rows, f"steps {steps}, tried with these settings"
+    for one in archives_of(shown) if shown.kind == "run" else ():
+        if _is_like(one, request):
+            rows = [(frame.step, frame.kind, frame.nbytes) for frame in one.frames if frame.on_line]
+            return rows, f"{one.name}, written with these settings"
+    return [], ""
+
+
+def _is_like(chain: Chain, request: ExportRequest) -> bool:
+    """Return whether an archive was written as the request says, settings not asked for aside."""
+    told = {**chain.config, "overrides": list(chain.overrides)}
+    asked = {"overrides": [], **request.config}
+    same = all(name in told and told[name] == value for name, value in asked.items())
+    return same and (chain.codec, chain.optimizer) == (request.codec, request.optimizer)
+
+
+def _trial_key(shown: Subject, request: ExportRequest) -> tuple[str, ...]:
+    written = repr([request.codec, sorted(request.config.items()), request.optimizer])
+    return ("trial", str(shown.path), opened(str(shown.path)).token, written)
+
+
+def trial_job(shown: Subject, request: ExportRequest) -> Job | None:
+    """Return the trial of these settings on two steps, if there was one."""
+    if shown.kind != "run" or request.kind != "chain":
+        return None
+    return job_of(_trial_key(shown, request))
+
+
+def start_trial(shown: Subject, request: ExportRequest) -> Job:
+    """Encode two steps somewhere temporary, to estimate the rest from."""
+    middle = max(0, len(request.steps) // 2 - 1)
+    tried = replace(request, steps=request.steps[middle : middle + _N_TRIED], packed=False)
+    target = f"{{job}}/trial{_SUFFIX}"
+    commands = export_commands(shown, tried, target, "")
+    return start_job(_trial_key(shown, request), commands, shown.path, scratch=[Path(target)], again=False)
+
+
+class Made(NamedTuple):
+    """What an export has made: the archive as it lies there, and what only the export knows of it.
+
+    `digest` is the SHA-256 of the file, or of the manifest of a folder; `relative_error` is None where it
+    is not known; a copy has none against what it is a copy of.
+    """
+
+    kind: str
+    chain: Chain
+    digest: str
+    relative_error: float | None
+    left_out: tuple[str, ...]
+    weights_only: bool
+
+
+def made_by(job: Job) -> Made | None:
+    """Return what a finished export has made; None where that is not there any more.
+
+    Raises
+    ------
+    ServiceError
+        What lies there cannot be read.
+    """
+    last, documents = job.commands[-1], documents_of(job)
+    target = export_made_at(job)
+    if not target.exists() or not documents:
+        return None
+    is_copy = len(job.commands) == 1 and "--pack" in last
+    error = 0.0 if is_copy else documents[0 if "--pack" in last else -1].get("relative_error")
+    path = target if target.is_file() else target / "inshrink-manifest"
+    status = path.stat()
+    return Made(
+        kind="pack" if is_copy else "step" if "--step" in last else "chain",
+        chain=chain_of(str(target)),
+        digest=_sha256(str(path), status.st_mtime_ns, status.st_size),
+        relative_error=error,
+        left_out=tuple(map(str, documents[-1].get("left_out", ()))),
+        weights_only="--weights-only" in last,
+    )
+
+
+def export_made_at(job: Job) -> Path:
+    """Return where an export writes to."""
+    return Path(option(job.commands[-1], "-o", "--pack") or "")
+
+
+@st.cache_data(show_spinner=False, max_entries=512)
+def _sha256(path: str, mtime_ns: int, size: int) -> str:
+    """Return the digest of a file of any size, as it was at that time."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def download_url(path: Path) -> tuple[str, int] | None:
     """Return the address at which a file can be fetched, and its size; None where it is gone."""
     try:
-        path = resolve(text)
-        if not path.is_file() or not settings().allows(path):
+        real = resolve(str(path))
+        if not real.is_file() or not settings().allows(real):
             return None
-        return downloads.offer(path), path.stat().st_size
+        return downloads.offer(real), real.stat().st_size
     except (ServiceError, OSError):
         return None
+
+
+def errors_key(chain: Chain, original: Subject) -> tuple[str, ...]:
+    """Name the errors of an archive against its run: another measurement once either has changed."""
+    return ("verify", *chain.state, f"against {opened(str(original.path)).token}")
+
+
+def suggested_folder(shown: Subject, archive: Path, step: int) -> str:
+    """Return a folder that does not exist yet: beside the run, or in the first root for a sample."""
+    base, stem = _default_folder(shown), f"{archive.name.removesuffix(_SUFFIX)}-step-{step}"
+    names = [stem, *(f"{stem}-{i}" for i in range(2, 100))]
+    return str(next((base / name for name in names if not os.path.lexists(base / name)), base / stem))
+
+
+def restore_target(text: str) -> Path:
+    """Return the real path of a folder that files may be restored to: a new one, or an empty one.
+
+    Raises
+    ------
+    ServiceError
+        It lies outside of the roots, is no folder, or holds something.
+    """
+    path = _own(text, "files are restored to a folder of yours")
+    if not path.parent.is_dir():
+        raise ServiceError(
+            Problem("its folder does not exist", str(path.parent), "make it, or choose another")
+        )
+    try:
+        is_free = not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
+    except OSError:
+        is_free = False
+    if not is_free:
+        remedy = "choose a new folder; nothing is overwritten"
+        raise ServiceError(Problem("there is something at this path already", str(path), remedy))
+    return path
+
+
+def restored_files(document: Mapping[str, Any], folder: str) -> list[tuple[str, int, str]]:
+    """Return name, size and SHA-256 of every restored file that is still there."""
+    found = []
+    for path in map(Path, document["files"]):
+        if path.is_file():
+            status = path.stat()
+            digest = _sha256(str(path), status.st_mtime_ns, status.st_size)
+            found.append((os.path.relpath(path, folder), status.st_size, digest))
+    return found

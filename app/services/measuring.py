@@ -1,19 +1,23 @@
-"""Measuring sensitivities, in another process; the pages ask for tables."""
+"""Measuring sensitivities, restore gain and noise as jobs; the pages ask for tables."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from inshrink_app.jobs.registry import Job
+from inshrink_app.jobs.job import Job
 from inshrink_app.services import running
 from inshrink_app.services.drilldown import gain_partner
 from inshrink_app.services.opening import opened
 from inshrink_app.widgets.tables import GROUPINGS, METRICS, STATISTICS, HeatRow, Sensitivity, Subject
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from inshrink_core.evaluate.gain import TensorGain
 
 __all__ = [
     "cancel_sensitivity",
@@ -52,25 +56,39 @@ def measuring_cost(subject: Subject, metric: str) -> int:
 
 
 def _job_key(text: str, metric: str) -> tuple[str, str, str]:
-    """Name the measurement that a page asks for: the same in every tab, another when the run has changed."""
+    """Name the measurement that a page asks for: the same in every tab, another when the run has changed.
+
+    Gain and noise come of one measurement.
+    """
     found = opened(text)
-    return (str(found.subject.path), found.token, metric)
+    return (str(found.subject.path), found.token, "gain" if METRICS[metric].pooled else metric)
 
 
 def sensitivity_job(text: str, metric: str) -> Job | None:
     """Return the measurement of a metric, if one was started; its result maps groupings to tables."""
-    return running.jobs().get(_job_key(text, metric), sensitivity_loader(metric))
+    return _of(running.jobs().get(_job_key(text, metric), sensitivity_loader), metric)
+
+
+def _of(job: Job | None, metric: str) -> Job | None:
+    """Return a job with the tables of one metric as its result."""
+    if job is None or not isinstance(job.result, dict) or metric not in job.result:
+        return job
+    return dataclasses.replace(job, result=job.result[metric])
 
 
 def start_sensitivity(text: str, metric: str) -> Job:
     """Start measuring a metric in another process, or return the measurement that there is."""
     key = _job_key(text, metric)
-    request = {"task": "sensitivity", "path": key[0], "metric": metric}
+    words = ["sensitivity", key[0], "--metric", metric, "--by", ",".join(GROUPINGS)]
     if METRICS[metric].pooled:
         subject = opened(text).subject
         partner = gain_partner(subject)
-        request |= {} if partner is None else {"archive" if subject.kind == "run" else "run": partner}
-    return running.jobs().start(key, request, sensitivity_loader(metric))
+        pair = (partner, key[0]) if subject.kind == "run" else (key[0], partner)
+        words = ["inspect", pair[0] or key[0], "--gain"]
+        words += ["--against", pair[1]] if pair[0] and pair[1] else []
+    request = {"commands": [words], "shown": key[0]}
+    job = running.jobs().start(key, request, sensitivity_loader)
+    return _of(job, metric) or job
 
 
 def cancel_sensitivity(text: str, metric: str) -> None:
@@ -83,37 +101,114 @@ def forget_sensitivity(text: str, metric: str) -> None:
     running.jobs().forget(_job_key(text, metric))
 
 
-def sensitivity_loader(metric: str) -> Callable[[Path], dict[str, Sensitivity]]:
-    """Return what reads the worker's file: one table per grouping."""
-
-    def load(path: Path) -> dict[str, Sensitivity]:
-        with path.open("rb") as file:
-            header = json.loads(file.readline())
-            steps = tuple(int(step) for step in header["steps"])
-            return {
-                by: Sensitivity(
-                    metric=metric,
-                    by=by,
-                    rows=(rows := tuple(_heat_row(row) for row in header["rows"][by])),
-                    steps=steps,
-                    values={name: _read_values(file, len(rows), len(steps)) for name in STATISTICS},
-                    note=str(header["note"]),
-                )
-                for by in GROUPINGS
-            }
-
-    return load
+def sensitivity_loader(path: Path) -> dict[str, dict[str, Sensitivity]]:
+    """Read the document of a measurement: by metric, one table a grouping."""
+    document = json.loads(path.read_bytes())[-1]
+    return _gains(path, document) if "restore_gain" in document else _tables(document)
 
 
-def _read_values(file: BinaryIO, n_rows: int, n_steps: int) -> NDArray[np.float32]:
-    """Read one table of values; too few bytes are a ValueError."""
-    content = file.read(4 * n_rows * n_steps)
-    return np.frombuffer(content, "<f4").reshape(n_rows, n_steps)
+def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Sensitivity]]:
+    """Return the tables of ``inshrink sensitivity --by`` with several groupings."""
+    tables = {str(one["by"]): one for one in document["tables"]}
+    counts = {by: Counter(str(row[by]) for row in tables["tensor"]["rows"]) for by in ("block", "layer_type")}
+    found = {}
+    for by, table in tables.items():
+        rows = tuple(
+            HeatRow(
+                str(row["name"]),
+                str(row["layer_type"]),
+                counts[by][str(row["name"])] if by in counts else 1,
+                int(row["n_parameters"]),
+                None if row["shape"] is None else tuple(map(int, row["shape"])),
+            )
+            for row in table["rows"]
+        )
+        found[by] = Sensitivity(
+            metric=str(document["metric"]),
+            by=by,
+            rows=rows,
+            steps=tuple(map(int, table["steps"])),
+            values={
+                name: _array([row[name] for row in table["rows"]], table["steps"]) for name in STATISTICS
+            },
+            note=_note(tables["tensor"], restored=bool(document["restored"])),
+        )
+    return {str(document["metric"]): found}
 
 
-def _heat_row(row: list[Any]) -> HeatRow:
-    """Rebuild a row from the worker's header."""
-    name, layer, n_tensors, numel, shape = row
-    return HeatRow(
-        str(name), str(layer), int(n_tensors), int(numel), None if shape is None else tuple(map(int, shape))
-    )
+def _array(
+    rows: Sequence[Sequence[float | None]], steps: Sequence[int]
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return values by row and step; a gap is NaN."""
+    return np.asarray(rows, np.float32).reshape(-1, len(steps))
+
+
+def _note(table: Mapping[str, Any], *, restored: bool) -> str:
+    """Say what a reader must know to read the values right."""
+    notes = []
+    if restored:
+        notes.append("Measured on the restored weights, so the error of the compression is part of it.")
+    sources = {source for source in table["sources"] if source is not None}
+    if "exp_avg" in sources or "mixed" in sources:
+        notes.append(
+            "The checkpoints hold no gradients, so Adam's first moment stands for them."
+            if sources == {"exp_avg"}
+            else "Where a checkpoint holds no gradients, Adam's first moment stands for them."
+        )
+    n_left_out = sum(sum(row["n_nonfinite"]) for row in table["rows"])
+    if n_left_out:
+        notes.append(f"{n_left_out:,} values are NaN or infinite and are left out.")
+    return " ".join(notes)
+
+
+def _gains(path: Path, document: Mapping[str, Any]) -> dict[str, dict[str, Sensitivity]]:
+    """Pool the sums of each tensor, which the command told of, into blocks and layer types."""
+    from inshrink_core.evaluate.gain import TensorGain, pool
+
+    import inshrink_core
+
+    source = inshrink_core.open(document["path"])
+    steps = tuple(source.steps)
+    told = [
+        json.loads(line) for line in path.with_name("rows.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    found: dict[int, dict[str, TensorGain]] = {
+        row["step"]: {one["key"]: TensorGain(**one) for one in row["tensors"]} for row in told
+    }
+    known = {key for at in found.values() for key in at}
+    specs = {spec.key: spec for step in reversed(steps) for spec in source[step].specs if spec.key in known}
+    groups: dict[str, dict[str, list[Any]]] = {by: {} for by in GROUPINGS}
+    for spec in specs.values():
+        block = spec.name.rpartition(".")[0] or spec.name
+        for by, name in zip(GROUPINGS, (spec.key, block, str(spec.layer)), strict=True):
+            groups[by].setdefault(name, []).append(spec)
+    codec = document["restore_gain"]["codec"]
+    note = f"With the codec {codec}; a step without a step before it in the chain has no value."
+    tables: dict[str, dict[str, Sensitivity]] = {"gain": {}, "noise": {}}
+    for by, rows in groups.items():
+        pooled = [
+            [
+                pool(at[spec.key] for spec in members if spec.key in at)
+                for at in (found.get(s, {}) for s in steps)
+            ]
+            for members in rows.values()
+        ]
+        for metric, grouped in tables.items():
+            values = _array([[getattr(one, metric) for one in row] for row in pooled], steps)
+            grouped[by] = Sensitivity(
+                metric=metric,
+                by=by,
+                rows=tuple(_heat_row(name, members, by) for name, members in rows.items()),
+                steps=steps,
+                values=dict.fromkeys(STATISTICS, values),
+                note=note,
+            )
+    return tables
+
+
+def _heat_row(name: str, members: Sequence[Any], by: str) -> HeatRow:
+    """Return what a page shows of a row: of several tensors, the layer type of the largest."""
+    largest = max(members, key=lambda spec: spec.numel)
+    layer = name if by == "layer_type" else str(largest.layer)
+    shape = tuple(largest.shape) if by == "tensor" else None
+    return HeatRow(name, layer, len(members), sum(spec.numel for spec in members), shape)

@@ -1,183 +1,341 @@
-"""Searching a configuration: the job, and what it found, or has found so far, as points."""
+"""Searching a configuration: the commands, and what they found, or have found so far, as points."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from inshrink_app.actions.search import BASELINES
+import streamlit as st
+from inshrink_app.jobs.commands import option, settings_words, steps_words
+from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.job import Job
-from inshrink_app.pages.search.config import config_words
-from inshrink_app.pages.search.tables import Searched, SearchPoint, SearchRequest
-from inshrink_app.services import running
+from inshrink_app.pages.search.config import config_words, engine_settings
 from inshrink_app.services.comparing import EvaluatorCode
-from inshrink_app.services.history import load_json, read_result
+from inshrink_app.services.engines import engines
+from inshrink_app.services.failures import reported
+from inshrink_app.services.jobs import documents_of, job_of, newest_job, read_result, start_job
 from inshrink_app.services.opening import opened
-from inshrink_app.widgets.tables import Subject
+from inshrink_app.widgets.codecs import BASELINES
+from inshrink_app.widgets.tables import MODEL_ROLES, Subject
+
+if TYPE_CHECKING:
+    from inshrink_core.search.space import Candidate
+    from inshrink_core.verbs.estimate import EstimateReport
 
 __all__ = [
-    "BASELINE_NAMES",
+    "SearchPoint",
+    "SearchRequest",
+    "Searched",
     "baselines",
     "baselines_job",
+    "check_config",
+    "codec_settings",
+    "default_optimizer",
+    "estimated",
     "estimates",
     "estimates_job",
+    "front",
     "newest_search",
+    "search_words",
     "searched",
+    "searched_before",
     "start_baselines",
     "start_estimates",
     "start_search",
+    "steps_of",
+    "unmatched_overrides",
 ]
 
-BASELINE_NAMES = tuple(name for name, _, _ in BASELINES)
+_RUNGS = 7
+"""Configurations that are estimated: enough to see the course of a curve."""
 
 
-def newest_search(subject: Subject) -> Job | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchRequest:
+    """What to look for.
+
+    Parameters
+    ----------
+    goal
+        ``drop``, ``divergence`` or ``ratio``: which of the limits below counts.
+    max_drop, max_divergence, target_ratio
+        A relative drop, nats, and a ratio of the weights.
+    beside
+        The divergence that a drop is bound together with: None for the engine's own where the evaluator tells
+        predictions, infinity for none.
+    codec, strategy
+        What is searched, and how.
+    budget
+        Most configurations tried; None for as many as the strategy wants.
+    steps
+        Steps of the chain, ascending.
+    """
+
+    goal: str = "drop"
+    max_drop: float = 0.01
+    max_divergence: float = 0.003
+    target_ratio: float = 30.0
+    beside: float | None = None
+    codec: str = "lattice"
+    strategy: str = "auto"
+    budget: int | None = None
+    steps: tuple[int, ...] = ()
+
+    def limits(self) -> dict[str, float]:
+        """Return the limits that count, under the names that the engine has for them."""
+        name = {"drop": "max_drop", "divergence": "max_divergence"}.get(self.goal, "target_ratio")
+        limits = {name: float(getattr(self, name))}
+        if self.goal == "drop" and self.beside is not None:
+            limits["max_divergence"] = float(self.beside)
+        return limits
+
+
+class SearchPoint(NamedTuple):
+    """One configuration over the steps measured with it.
+
+    Parameters
+    ----------
+    label
+        Its settings in a few words. Untrusted text.
+    config
+        ``codec``, ``settings`` and, where there are, ``override``, as a config file says it.
+    ratio, drop, divergence
+        Of the weights of these steps together; and of the worst step, None where no step has one.
+    n_steps, whole
+        Steps measured, and whether these are all.
+    keeps
+        Whether every step measured keeps the bounds; of a search for a ratio, whether that is reached.
+    gain, noise
+        Mean restore gain and noise; None where not measured.
+    is_best
+        Whether the search settled on it.
+    baseline
+        The name of a baseline; empty for a trial of the search.
+    is_estimated
+        Whether nothing of it was measured.
+    """
+
+    label: str
+    config: Mapping[str, Any]
+    ratio: float
+    drop: float | None
+    divergence: float | None
+    n_steps: int
+    whole: bool
+    keeps: bool
+    gain: float | None = None
+    noise: float | None = None
+    is_best: bool = False
+    baseline: str = ""
+    is_estimated: bool = False
+
+    @property
+    def basis(self) -> str:
+        """What its figures are."""
+        return "estimated" if self.is_estimated else "measured"
+
+    def figure(self, name: str) -> float | None:
+        """Return the drop or the divergence; None for one that is no number."""
+        value = self.drop if name == "drop" else self.divergence
+        return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Searched:
+    """What a search has found, or has found so far.
+
+    Parameters
+    ----------
+    points
+        In the order they were begun.
+    max_drop, max_divergence, target_ratio
+        The limits; a divergence that stands beside a drop by default among them.
+    metric, direction, strategy
+        What was measured and how was looked; empty while that is not told.
+    steps, uninformative
+        Steps of the chain, and those where the bounds say nothing.
+    evaluations
+        Trials measured by this search; others were known from its log.
+    seconds
+        Wall time.
+    notes
+        What should be known.
+    """
+
+    points: tuple[SearchPoint, ...]
+    max_drop: float | None = None
+    max_divergence: float | None = None
+    target_ratio: float | None = None
+    metric: str = ""
+    direction: str = ""
+    strategy: str = ""
+    steps: tuple[int, ...] = ()
+    uninformative: tuple[int, ...] = ()
+    evaluations: int = 0
+    seconds: float = 0.0
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def best(self) -> SearchPoint | None:
+        """What the search settled on, or the largest ratio so far that keeps the bounds."""
+        settled = [point for point in self.points if point.is_best]
+        kept = [point for point in self.points if point.keeps and point.whole]
+        return settled[0] if settled else max(kept, key=lambda point: point.ratio, default=None)
+
+    def verdict(self, point: SearchPoint) -> str:
+        """Say whether a point is what was asked for."""
+        if self.target_ratio is not None:
+            return "reaches the ratio" if point.keeps else "below the ratio"
+        return "keeps the bounds" if point.keeps else "breaks a bound"
+
+    def bound(self, figure: str) -> float | None:
+        """Return the limit of the drop or of the divergence."""
+        return self.max_drop if figure == "drop" else self.max_divergence
+
+    def beyond(self, drop: float | None, divergence: float | None) -> str:
+        """Say which bound some figures break; nothing where they keep what is promised, or none is known."""
+        pairs = (("drop", drop, self.max_drop), ("divergence", divergence, self.max_divergence))
+        broken = [name for name, value, limit in pairs if None not in (value, limit) and value > limit]  # type: ignore[operator]
+        return " and ".join(broken)
+
+
+def front(points: Sequence[SearchPoint], figure: str) -> tuple[int, ...]:
+    """Return which whole points no other beats in ratio and figure at once, by ascending ratio.
+
+    Parameters
+    ----------
+    points
+        Trials and baselines; those with fewer steps than others are passed over, as their ratios are not
+        of the same chain, and so are estimates.
+    figure
+        ``drop`` or ``divergence``.
+    """
+    known = [
+        (i, point.figure(figure)) for i, point in enumerate(points) if point.whole and not point.is_estimated
+    ]
+    # Falling ratio; of equal ratios the better figure first, so that the other is beaten.
+    places = sorted((-points[i].ratio, value, i) for i, value in known if value is not None)
+    found: list[int] = []
+    least = math.inf
+    for _, value, place in places:
+        if value < least:
+            found.append(place)
+            least = value
+    return tuple(reversed(found))
+
+
+def _key(shown: Subject) -> tuple[str, ...]:
+    return ("search", str(shown.path))
+
+
+def newest_search(shown: Subject) -> Job | None:
     """Return the last search on a run."""
-    return running.jobs().get(("search", str(subject.path)), load_json)
+    return job_of(_key(shown))
 
 
-def start_search(subject: Subject, request: SearchRequest, judge: EvaluatorCode) -> Job:
+def searched_before(shown: Subject, job: Job) -> Searched | None:
+    """Return what the last finished search found, where the last of all did not finish; None for neither."""
+    if job.is_running or job.state == "finished":
+        return None
+    earlier = newest_job(_key(shown), "finished")
+    return None if earlier is None else searched(earlier, more=job.told())
+
+
+def _output(shown: Subject) -> str | None:
+    """Return where a search keeps its trials; None for inside of the run, where that can be written."""
+    folder = shown.path if shown.path.is_dir() else shown.path.parent
+    if os.access(folder, os.W_OK):
+        return None
+    name = hashlib.sha256(f"{shown.path} {opened(str(shown.path)).token}".encode()).hexdigest()[:16]
+    kept = jobs_folder().with_name("searches")
+    kept.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return str(kept / f"{name}.json")
+
+
+def search_words(
+    shown: Subject, request: SearchRequest, judge: EvaluatorCode | None, output: str
+) -> list[str]:
+    """Return the command that searches; without `output` it keeps trials alone."""
+    words = ["search", str(shown.path), "--codec", request.codec]
+    for name, limit in request.limits().items():
+        words += [f"--{name.replace('_', '-')}", f"{limit:g}"]
+    words += ["--strategy", request.strategy] if request.strategy != "auto" else []
+    words += ["--budget", str(request.budget)] if request.budget is not None else []
+    words += ["--trust-run"] if judge is None else judge.words
+    words += steps_words(request.steps, shown.steps)
+    return [*words, "-o", output] if output else words
+
+
+def start_search(shown: Subject, request: SearchRequest, judge: EvaluatorCode) -> Job:
     """Search; called only after the reader has said that the code may run, or where it is ours."""
-    values = _asked(subject, "search", request.steps, judge) | _as_json(request.limits())
-    values |= {"codec": request.codec, "strategy": request.strategy, "budget": request.budget}
-    return running.jobs().start(("search", str(subject.path)), values, load_json, again=True)
+    words = search_words(shown, request, judge, _output(shown) or "")
+    return start_job(_key(shown), [words], shown.path, trusted=judge.trusted)
 
 
-def _as_json(limits: Mapping[str, float]) -> dict[str, float | str]:
-    """Return bounds as JSON has them: an infinite one, which waives, as text."""
-    return {name: limit if math.isfinite(limit) else "inf" for name, limit in limits.items()}
+def steps_of(job: Job, shown: Subject) -> tuple[int, ...]:
+    """Return the steps that a command was asked for."""
+    told = option(job.commands[-1], "--steps")
+    return shown.steps if told is None else tuple(int(step) for step in told.split(","))
 
 
-def _asked(subject: Subject, kind: str, steps: Sequence[int], judge: EvaluatorCode) -> dict[str, Any]:
-    """Return what both kinds of work are told."""
-    return {
-        "task": "search",
-        "kind": kind,
-        "path": str(subject.path),
-        "steps": list(steps),
-        "evaluator": judge.spec,
-        "trusted": "" if judge.is_bundled else judge.digest,
-    }
+def searched(job: Job, *, more: Iterable[Mapping[str, Any]] = ()) -> Searched:
+    """Return what a search has found, or has found so far.
 
-
-def _baselines_key(subject: Subject, steps: Sequence[int], judge: EvaluatorCode) -> tuple[str, ...]:
-    token = opened(str(subject.path)).token
-    return ("baselines", str(subject.path), token, judge.digest, ",".join(map(str, steps)))
-
-
-def baselines_job(subject: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Job | None:
-    """Return the measuring of the baselines on these steps, if it was started."""
-    return running.jobs().get(_baselines_key(subject, steps, judge), load_json)
-
-
-def start_baselines(subject: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Job:
-    """Measure the baselines; under the same consent as a search."""
-    key = _baselines_key(subject, steps, judge)
-    return running.jobs().start(key, _asked(subject, "baselines", steps, judge), load_json)
-
-
-def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
-    """Return the baselines as points, those measured so far; nothing is promised of them."""
-    if job is None:
-        return ()
-    names = {json.dumps([codec, dict(settings)]): name for name, codec, settings in BASELINES}
-    points = _points(_rows(job), len(job.request.get("steps", ())), {})
-    named = [(names.get(json.dumps([p.config.get("codec"), p.config.get("settings")])), p) for p in points]
-    return tuple(p._replace(baseline=name, label=name, keeps=False) for name, p in named if name)
-
-
-def _estimates_key(subject: Subject, steps: Sequence[int], codec: str) -> tuple[str, ...]:
-    token = opened(str(subject.path)).token
-    return ("estimates", str(subject.path), token, codec, ",".join(map(str, steps)))
-
-
-def estimates_job(subject: Subject, steps: Sequence[int], codec: str) -> Job | None:
-    """Return the estimating of a codec from fine to coarse, if it was started."""
-    return running.jobs().get(_estimates_key(subject, steps, codec), load_json)
-
-
-def start_estimates(subject: Subject, steps: Sequence[int], codec: str) -> Job:
-    """Estimate a codec from fine to coarse; no evaluator is asked, so that no consent is needed."""
-    request = {
-        "task": "search",
-        "kind": "estimates",
-        "path": str(subject.path),
-        "steps": list(steps),
-        "codec": codec,
-    }
-    return running.jobs().start(_estimates_key(subject, steps, codec), request, load_json, again=True)
-
-
-def estimates(job: Job | None) -> tuple[SearchPoint, ...]:
-    """Return what was estimated, or has been so far, as points; nothing is promised of them."""
-    if job is None:
-        return ()
-    told = read_result(job) if job.state == "finished" else None
-    rows = told["rows"] if isinstance(told, dict) else list(job.rows)
-    return tuple(
-        SearchPoint(
-            label=config_words(row["config"]),
-            config=row["config"],
-            ratio=float(row["ratio"]),
-            drop=row["drop"],
-            divergence=row["divergence"],
-            n_steps=int(row["n_steps"]),
-            whole=True,
-            keeps=False,
-            is_estimated=True,
-        )
-        for row in rows
-    )
-
-
-def searched(job: Job) -> Searched:
-    """Return what a search has found, or has found so far."""
-    told = read_result(job) if job.state == "finished" else None
-    told = told if isinstance(told, dict) else {}
-    rows = _rows(job)
-    limits = _limits(job.request, told, rows)
-    steps = tuple(told.get("steps") or job.request.get("steps") or ())
+    Parameters
+    ----------
+    job
+        The search.
+    more
+        Trials of a later one that did not finish.
+    """
+    result = read_result(job) if job.state == "finished" else None
+    told: Mapping[str, Any] = result if isinstance(result, dict) else {}
+    rows = [*(told["trials"] if "trials" in told else job.told()), *more]
+    words = job.commands[-1]
+    limits = _limits(words, told, rows)
+    asked = option(words, "--steps")
+    steps = tuple(told.get("steps") or (int(one) for one in (asked.split(",") if asked else ())))
     points = _points(rows, len(steps), limits)
-    target = job.request.get("target_ratio")
-    if target is not None:
-        points = [point._replace(keeps=point.keeps and point.ratio >= target) for point in points]
+    target = option(words, "--target-ratio")
+    ratio = None if target is None else float(target)
+    if ratio is not None:
+        points = [point._replace(keeps=point.keeps and point.ratio >= ratio) for point in points]
     best = told.get("best")
     if best:
-        key = _key(best["config"])
-        points = [point._replace(is_best=_key(point.config) == key) for point in points]
+        key = _text(best["config"])
+        points = [point._replace(is_best=_text(point.config) == key) for point in points]
     return Searched(
         points=tuple(points),
         max_drop=limits.get("drop"),
         max_divergence=limits.get("divergence"),
-        target_ratio=target,
+        target_ratio=ratio,
         metric=str(told.get("metric", "")),
         direction=str(told.get("direction", "")),
         strategy=str(told.get("strategy", "")),
         steps=steps,
         uninformative=tuple(told.get("uninformative", ())),
         evaluations=int(told.get("evaluations", job.done)),
-        rank_correlation=told.get("rank_correlation"),
         seconds=float(told.get("seconds", 0.0)),
         notes=tuple(map(str, told.get("notes", ()))),
     )
 
 
-def _rows(job: Job) -> list[dict[str, Any]]:
-    """Return the trials of a job: of its result, else those told so far."""
-    told = read_result(job) if job.state == "finished" else None
-    return list(told["trials"]) if isinstance(told, dict) else list(job.rows)
-
-
 def _limits(
-    request: Mapping[str, Any], told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    words: Sequence[str], told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
     """Return the bounds; until the search has told its own, a divergence joins a drop as it will then."""
     if "bounds" in told:
         bounds = {name: float(limit) for name, limit in told["bounds"].items() if limit is not None}
         return {name: limit for name, limit in bounds.items() if math.isfinite(limit)}
-    limits = {"drop": request.get("max_drop"), "divergence": request.get("max_divergence")}
+    limits = {name: option(words, f"--max-{name}") for name in ("drop", "divergence")}
     known = {name: float(limit) for name, limit in limits.items() if limit is not None}
     if math.isinf(known.get("divergence", 0.0)):
         return {"drop": known["drop"]} if "drop" in known else {}
@@ -188,7 +346,7 @@ def _limits(
     return known
 
 
-def _key(config: Mapping[str, Any]) -> str:
+def _text(config: Mapping[str, Any]) -> str:
     return json.dumps(config, sort_keys=True)
 
 
@@ -200,26 +358,29 @@ def _points(
     config, key = None, ""
     for row in rows:
         if row["config"] != config:  # Trials of a chain follow each other, and a key costs more.
-            config, key = row["config"], _key(row["config"])
+            config, key = row["config"], _text(row["config"])
         chains.setdefault(key, {})[int(row["step"])] = row
-    return [_point(list(chain.values()), n_steps, limits) for chain in chains.values()]
+    most = n_steps or max(map(len, chains.values()), default=0)
+    return [_point(list(chain.values()), most, limits) for chain in chains.values()]
 
 
 def _point(chain: Sequence[Mapping[str, Any]], n_steps: int, limits: Mapping[str, float]) -> SearchPoint:
-    """Return one configuration over its steps."""
+    """Return one configuration over its steps, whose raw weights are all of one size."""
     config = chain[0]["config"]
-    nbytes = sum(int(row["weights_nbytes"]) for row in chain)
+    stored = [1 / row["ratio_weights"] for row in chain if row["ratio_weights"]]
+    drops, divergences = _known(chain, "drop"), _known(chain, "divergence")
+    gains, noises = _known(chain, "restore_gain"), _known(chain, "restore_noise")
     return SearchPoint(
         label=config_words(config),
         config=config,
-        ratio=sum(int(row["raw_weights"]) for row in chain) / nbytes if nbytes else 0.0,
-        drop=max(_known(chain, "drop"), default=None),
-        divergence=max(_known(chain, "divergence"), default=None),
+        ratio=len(stored) / math.fsum(stored) if stored else 0.0,
+        drop=max(drops, default=None),
+        divergence=max(divergences, default=None),
         n_steps=len(chain),
         whole=len(chain) >= n_steps,
         keeps=all(_keeps(row, limits) for row in chain),
-        gain=_mean(_known(chain, "restore_gain")),
-        noise=_mean(_known(chain, "restore_noise")),
+        gain=math.fsum(gains) / len(gains) if gains else None,
+        noise=math.fsum(noises) / len(noises) if noises else None,
     )
 
 
@@ -234,5 +395,225 @@ def _keeps(row: Mapping[str, Any], limits: Mapping[str, float]) -> bool:
     )
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+def _baselines_key(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> tuple[str, ...]:
+    token = opened(str(shown.path)).token
+    return ("baselines", str(shown.path), token, judge.digest, ",".join(map(str, steps)))
+
+
+def baselines_job(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Job | None:
+    """Return the measuring of the baselines on these steps, if it was started."""
+    return job_of(_baselines_key(shown, steps, judge))
+
+
+def start_baselines(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Job:
+    """Measure the baselines: a bench of codecs with everything held; under the same consent as a search."""
+    words = ["bench", str(shown.path), "--codecs", ",".join(_baseline_labels()), "--steps"]
+    words += [",".join(map(str, steps)), *judge.words, "-o", "{job}/bench"]
+    key = _baselines_key(shown, steps, judge)
+    return start_job(key, [words], shown.path, trusted=judge.trusted, again=False)
+
+
+def _baseline_labels() -> dict[str, str]:
+    """Return the name of every baseline by its label in a bench; what is not said is as it was published."""
+    labels = {}
+    for name, (codec, held) in BASELINES.items():
+        if held and "=" not in held:
+            held = f"{held}={dict(codec_settings(codec))[held]}"
+        labels[f"{codec}:{held}" if held else codec] = name
+    return labels
+
+
+def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
+    """Return the baselines as points, those measured so far; nothing is promised of them."""
+    folder = None if job is None else option(job.commands[-1], "-o")
+    points = []
+    names = _baseline_labels() if folder else {}
+    for path in sorted(Path(folder or "").glob("points/*.json")) if folder else ():
+        try:
+            row = json.loads(path.read_bytes())["point"]
+            name, settings = names[row["codec"]], dict(row["config"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        points.append(
+            SearchPoint(
+                label=name,
+                config={"codec": row["codec"].partition(":")[0], "settings": settings},
+                ratio=float(row["ratio_weights"] or 0.0),
+                drop=row["max_drop"],
+                divergence=row["max_divergence"],
+                n_steps=len(row["drops"]),
+                whole=True,
+                keeps=False,
+                gain=row["restore_gain"],
+                noise=row["restore_noise"],
+                baseline=name,
+            )
+        )
+    order = list(BASELINES)
+    return tuple(sorted(points, key=lambda point: order.index(point.baseline)))
+
+
+def _estimates_key(shown: Subject, steps: Sequence[int], codec: str, is_calibrated: bool) -> tuple[str, ...]:
+    token = opened(str(shown.path)).token
+    how = "calibrated" if is_calibrated else "uncalibrated"
+    return ("estimates", str(shown.path), token, codec, ",".join(map(str, steps)), how)
+
+
+def estimates_job(shown: Subject, steps: Sequence[int], codec: str, *, is_calibrated: bool) -> Job | None:
+    """Return the estimating of a codec from fine to coarse, if it was started.
+
+    Parameters
+    ----------
+    shown, steps, codec
+        What is estimated.
+    is_calibrated
+        Whether trials tell what an error costs; estimates from before are others.
+    """
+    return job_of(_estimates_key(shown, steps, codec, is_calibrated))
+
+
+def start_estimates(shown: Subject, steps: Sequence[int], codec: str, *, is_calibrated: bool) -> Job:
+    """Estimate a codec from fine to coarse; no evaluator is asked, so that no consent is needed."""
+    trials = _trials_words(shown)
+    commands = [
+        [
+            *["estimate", str(shown.path), "--codec", codec],
+            *settings_words(engine_settings(candidate.document())),
+            *steps_words(steps),
+            *trials,
+        ]
+        for candidate in _ladder(shown, codec)
+    ]
+    return start_job(_estimates_key(shown, steps, codec, is_calibrated), commands, shown.path)
+
+
+def _trials_words(shown: Subject) -> list[str]:
+    """Return the option that names the trials of searches, where they are not kept inside of the run."""
+    output = _output(shown)
+    log = None if output is None else Path(output).with_suffix(".trials.jsonl")
+    return ["--trials", str(log)] if log is not None and log.exists() else []
+
+
+def _ladder(shown: Subject, codec: str) -> list[Candidate]:
+    """Return a few configurations of a codec's space, from the finest to the coarsest."""
+    from inshrink_core.checkpoint import LayerType
+    from inshrink_core.search.space import LatticeLine, space_of
+
+    layers = frozenset(LayerType(row.layer) for row in shown.tensors if row.role in MODEL_ROLES)
+    space = space_of(codec, layers)
+    if isinstance(space, LatticeLine):
+        points = space.points()
+        # Spread over the middle of the line: its ends are there for searches alone.
+        first, last = len(points) // 4, len(points) - 1 - len(points) // 6
+        count = min(_RUNGS, last - first + 1)
+        chosen = [round(first + i * (last - first) / max(1, count - 1)) for i in range(count)]
+        return [space.candidate(points[place]) for place in chosen]
+    # The diagonal of the cube: every setting from its finest to its coarsest at once.
+    n = min(_RUNGS, max(space.shape))
+    places = [tuple(round(i * (size - 1) / max(1, n - 1)) for size in space.shape) for i in range(n)]
+    return [space.candidate(space.point(place)) for place in dict.fromkeys(places)]
+
+
+def estimates(job: Job | None) -> tuple[SearchPoint, ...]:
+    """Return what was estimated, or has been so far, as points; nothing is promised of them."""
+    points = []
+    if job is None:
+        return ()
+    for words, row in zip(job.commands, documents_of(job), strict=False):
+        more = {"override": row["overrides"]} if row["overrides"] else {}
+        config = {"codec": row["codec"], "settings": _asked(words, row["config"]), **more}
+        points.append(
+            SearchPoint(
+                label=config_words(config),
+                config=config,
+                ratio=float(row["ratio_weights"]),
+                drop=row["drop"],
+                divergence=row["divergence"],
+                n_steps=int(row["n_steps"]),
+                whole=True,
+                keeps=False,
+                is_estimated=True,
+            )
+        )
+    return tuple(points)
+
+
+def _asked(words: Sequence[str], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a command sets, as the engine understood them."""
+    names = [word.partition("=")[0] for place, word in enumerate(words) if words[place - 1] == "--set"]
+    return {name: config[name] for name in names if name in config}
+
+
+@st.cache_data(show_spinner=False, max_entries=32)
+def codec_settings(codec: str) -> tuple[tuple[str, Any], ...]:
+    """Return the settings of a codec with their defaults."""
+    from inshrink_core.codec import get_codec
+
+    with reported():
+        kind: Any = get_codec(codec).config_type
+    return tuple((one.name, one.default) for one in dataclasses.fields(kind))
+
+
+def default_optimizer(codec: str, config: Mapping[str, Any]) -> str:
+    """Return how the engine stores optimizer state beside such weights where nobody says."""
+    from inshrink_core.chain import default_optimizer as of_engine
+
+    with reported():
+        return of_engine(codec, config)
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Ask the engine whether a configuration can be used.
+
+    Raises
+    ------
+    ServiceError
+        A setting that the codec does not have, or a value out of its range.
+    """
+    from inshrink_core.chain.defaults import make_configs
+
+    with reported():
+        make_configs(str(config["codec"]), engine_settings(config))
+
+
+def unmatched_overrides(shown: Subject, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the overrides that mean no weight of a run; writing with them would be refused."""
+    rows = [row for row in shown.tensors if row.role in MODEL_ROLES]
+    found = []
+    for one in config.get("override", ()):
+        layer, match = one.get("layer_type"), str(one.get("match", "*"))
+        if not any(layer in (None, row.layer) and fnmatchcase(row.name, match) for row in rows):
+            found.append(f"{layer or ''} {match}".strip())
+    return tuple(found)
+
+
+def estimated(shown: Subject, steps: Sequence[int], config: Mapping[str, Any], known: int) -> EstimateReport:
+    """Estimate what a configuration would do, without the evaluator: a few seconds at most.
+
+    Parameters
+    ----------
+    shown, steps, config
+        The run, steps of the chain, and the configuration.
+    known
+        Trials there are; with more of them an estimate is another one.
+
+    Raises
+    ------
+    ServiceError
+        The configuration asks for what the codec does not have.
+    """
+    path, trials = str(shown.path), option(_trials_words(shown), "--trials")
+    return _estimated(path, opened(path).token, tuple(steps), _text(config), known, trials)
+
+
+@st.cache_data(show_spinner=False, max_entries=256)
+def _estimated(
+    path: str, token: str, steps: tuple[int, ...], config: str, known: int, trials: str | None
+) -> EstimateReport:
+    from inshrink_core.verbs.estimate import estimate
+
+    document = json.loads(config)
+    run: Any = engines().get(path, token)
+    settings = engine_settings(document)
+    with reported():
+        return estimate(run, codec=document["codec"], config=settings, steps=steps, trials=trials)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.pages.archive.tables import ArchiveChoice
+from inshrink_app.services import Chain
 from inshrink_app.widgets.formatting import bytes_text, elide, ratio_text, steps_text
 from inshrink_app.widgets.tables import Subject
 
@@ -14,9 +14,10 @@ ARCHIVE = "archive"
 EXPORT_PAGE = "pages/export/view.py"
 
 _NAME_WIDTH = 44
+_SETTINGS_WIDTH = 60
 
 
-def choose(shown: Subject) -> ArchiveChoice | None:
+def choose(shown: Subject) -> Chain | None:
     """Return the archive chosen among those of a run; None where it has none."""
     choices = services.archives_of(shown)
     if len(choices) < 2:
@@ -34,9 +35,10 @@ def choose(shown: Subject) -> ArchiveChoice | None:
     return names[str(chosen)]
 
 
-def choice_text(one: ArchiveChoice) -> str:
+def choice_text(one: Chain) -> str:
     """Say which archive it is, in one line of plain text."""
-    settings = f" {one.settings}" if one.settings else ""
+    told = one.told_apart_by
+    settings = f" {elide(told, _SETTINGS_WIDTH)}" if told else ""
     return (
         f"{elide(one.name, _NAME_WIDTH)} · {one.codec}{settings} · {steps_text(one.steps)} · "
         f"{bytes_text(one.nbytes)} · {ratio_text(one.ratio_total)}"

@@ -1,4 +1,4 @@
-"""Whose code judges a run, and the reader's word that it may be executed."""
+"""Whose code evaluates a run, and the reader's word that it may be executed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ask(original: Subject) -> tuple[EvaluatorCode | None, bool]:
     if judge is None:
         return None, False
     if judge.is_bundled:
-        st.caption("Judged by the evaluator of the bundled sample, which is ours and needs no consent.")
+        st.caption("The evaluator of the bundled sample is ours and needs no consent.")
         return judge, True
     with st.expander("The code that would run", icon=":material/code:"):
         st.code(str(judge.path), language=None, wrap_lines=True)
@@ -64,7 +64,7 @@ def _find(original: Subject) -> EvaluatorCode | None:
     if not typed.strip():
         return own
     try:
-        return services.given_evaluator(typed)
+        return services.given_evaluator(typed, original)
     except ServiceError as error:
         problem.show(error.problem)
         return None

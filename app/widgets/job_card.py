@@ -9,23 +9,58 @@ from inshrink_app.widgets import problem
 from inshrink_app.widgets.formatting import counted, elide, markdown_text, remaining_text, share_text
 from inshrink_app.widgets.tables import ServiceError
 
-__all__ = ["POLL_SECONDS", "cancel_button", "log", "progress", "resume_button", "running", "stopped"]
+__all__ = [
+    "POLL_SECONDS",
+    "cancel_button",
+    "current",
+    "log",
+    "progress",
+    "resume_button",
+    "running",
+    "settled",
+    "stopped",
+]
 
 POLL_SECONDS = 0.5
 
 _ITEM_WIDTH = 60
 
 
+def current(job: Job) -> Job:
+    """Return a job that a fragment draws as it is now; the page is drawn anew once it has ended."""
+    now = services.find_job(job.job_id)
+    if now is None or not now.is_running:
+        st.rerun()
+    return now
+
+
 @st.fragment(run_every=POLL_SECONDS)
 def running(job: Job, title: str) -> None:
     """Draw a job that runs; the page is drawn anew once it has ended."""
-    current = services.find_job(job.job_id)
-    if current is None or not current.is_running:
-        st.rerun()
+    now = current(job)
     with st.container(border=True):
         st.header(title, anchor=False)
-        progress(current)
-        cancel_button(current)
+        progress(now)
+        cancel_button(now)
+
+
+def settled(job: Job | None, title: str) -> bool:
+    """Draw a job that runs or did not finish; return whether there is nothing of that kind to draw.
+
+    Parameters
+    ----------
+    job
+        A job, or None where none was asked for.
+    title
+        What it is at.
+    """
+    if job is None or job.state == "finished":
+        return True
+    if job.is_running:
+        running(job, title)
+    else:
+        stopped(job, primary=False)
+    return False
 
 
 def progress(job: Job) -> None:

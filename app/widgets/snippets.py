@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-import streamlit as st
+from collections.abc import Sequence
 
-__all__ = ["show"]
+import streamlit as st
+from inshrink_app.jobs.commands import python_text, shell_text
+
+__all__ = ["of", "show"]
+
+
+def of(commands: Sequence[Sequence[str]], key: str = "snippets") -> None:
+    """Offer commands, which are the very ones that a job of the page runs, and the same in Python.
+
+    Parameters
+    ----------
+    commands
+        The words after `inshrink`, of each.
+    key
+        Tells two on one page apart.
+    """
+    show(shell_text(commands), python_text(commands), key)
 
 
 @st.fragment

@@ -165,7 +165,7 @@ def measure_gain(
         }
         results.append(kept.remembered("gain", key, partial(_one, walk, run, before, info), asdict))
         if progress is not None:
-            progress(Progress("gain", len(results), len(pairs), info.step))
+            progress(Progress("gain", len(results), len(pairs), info.step, found=asdict(results[-1])))
     meta = opened.frame(pairs[-1][1]).meta
     return RestoreGain(codec=str(meta["codec"]), config=dict(meta["config"]), steps=tuple(results))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect as inspection
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -27,7 +29,7 @@ from inshrink_core.cli import (
     ui,
     verify,
 )
-from inshrink_core.cli.output import error_document, write_document, write_error
+from inshrink_core.cli.output import error_document, progress_in, write_document, write_error
 from inshrink_core.errors import InshrinkError
 
 __all__ = ["app", "main"]
@@ -80,6 +82,31 @@ def _epilog(example: str, *paragraphs: str) -> str:
     return "\n\n".join((f"\b\nExample:\n{lines}", *paragraphs))
 
 
+def _reporting(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the option ``--progress``."""
+    option = Annotated[
+        str,
+        typer.Option(
+            "--progress",
+            metavar="bar|jsonl",
+            help="What stderr shows: a bar where that is a terminal, or one JSON object a line.",
+        ),
+    ]
+
+    @functools.wraps(verb)
+    def run(*, progress: str = "bar", **options: Any) -> None:
+        with progress_in(progress):
+            verb(**options)
+
+    given = inspection.signature(verb, eval_str=True)
+    shown = inspection.Parameter(
+        "progress", inspection.Parameter.KEYWORD_ONLY, default="bar", annotation=option
+    )
+    run.__signature__ = given.replace(parameters=[*given.parameters.values(), shown])  # type: ignore[attr-defined]
+    run.__annotations__ = {**verb.__annotations__, "progress": option}
+    return run
+
+
 app = typer.Typer(
     name="inshrink",
     add_completion=False,
@@ -94,7 +121,7 @@ app = typer.Typer(
 )
 for _verb in _VERBS:
     _name = _verb.__name__
-    app.command(_name, epilog=_epilog(_EXAMPLES[_name]))(_verb)
+    app.command(_name, epilog=_epilog(_EXAMPLES[_name]))(_verb if _name == "ui" else _reporting(_verb))
 
 
 def _show_version(wanted: bool) -> None:

@@ -310,7 +310,7 @@ class Output:
 
             def progress(now: Progress) -> None:
                 if advance is not None and stage in (None, now.stage):
-                    advance(now.done, now.total, now.step)
+                    advance(now.done, now.total, now.step, now.found)
 
             yield None if advance is None else progress
 

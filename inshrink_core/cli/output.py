@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import select
+import signal
+import stat
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import typer
 
-from inshrink_core.errors import InshrinkError
+from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.text import UNKNOWN, count, duration, printable, rate, size
 
 if TYPE_CHECKING:
@@ -23,10 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Advance",
+    "as_lines",
     "error_document",
     "make_table",
     "present",
     "progress_bar",
+    "progress_in",
     "show_facts",
     "show_warning",
     "write_document",
@@ -35,6 +43,13 @@ __all__ = [
 
 _PIPED_WIDTH = 100
 """Columns of a table that goes to a file or a pipe."""
+
+_STDERR = 2
+_SECONDS_BETWEEN_LINES = 0.2
+_SECONDS_TO_TIDY_UP = 1.5
+
+_lines: ContextVar[bool] = ContextVar("lines", default=False)
+"""Whether progress goes to stderr as JSON, one message a line."""
 
 
 def _console() -> Console:
@@ -170,8 +185,83 @@ def show_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
         console.print(line, soft_wrap=True)
 
 
-Advance = Callable[[int, int, int], None]
-"""Called with (done, total, step)."""
+class Advance(Protocol):
+    """Takes note of how far a verb has come."""
+
+    def __call__(self, done: int, total: int, step: int, found: Mapping[str, Any] | None = None, /) -> None:
+        """Say what is done of all, at which step, and what part of the result is known already."""
+
+
+@contextmanager
+def progress_in(form: str) -> Iterator[None]:
+    """Show the progress of the verb inside as a ``bar``, or as ``jsonl``: one message a line on stderr.
+
+    Whoever reads the messages may end the verb with SIGTERM, or by going away: both are an interruption,
+    as Ctrl-C is, and leave what was committed.
+    """
+    if form not in ("bar", "jsonl"):
+        raise InputError(f"--progress {form}", remedy="choose one of bar, jsonl")
+    if form == "bar":
+        yield
+        return
+    token = _lines.set(True)
+    ended = threading.Event()
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _interrupt) if in_main else None
+    if hasattr(select, "poll") and stat.S_ISFIFO(os.fstat(_STDERR).st_mode):
+        threading.Thread(target=_end_with_reader, args=(ended,), daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        _lines.reset(token)
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(signum: int, frame: object) -> NoReturn:
+    """Do as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def _end_with_reader(ended: threading.Event) -> None:
+    """Interrupt this process once nobody reads its stderr any more, and end it where that takes long."""
+    poll = select.poll()
+    poll.register(_STDERR, 0)
+    poll.poll()
+    if not ended.is_set():
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not ended.wait(_SECONDS_TO_TIDY_UP):
+            os._exit(1)
+
+
+def as_lines(verb: str, unit: str) -> Advance | None:
+    """Return what writes progress as JSON lines; None where that is not asked for.
+
+    Parameters
+    ----------
+    verb
+        What is being done.
+    unit
+        What is counted: ``bytes``, ``steps`` or ``trials``.
+    """
+    if not _lines.get():
+        return None
+    written_at = 0.0
+
+    def advance(done: int, total: int, step: int, found: Mapping[str, Any] | None = None, /) -> None:
+        nonlocal written_at
+        now = time.monotonic()
+        if found is None and done < total and now - written_at < _SECONDS_BETWEEN_LINES:
+            return
+        written_at = now
+        message: dict[str, Any] = {"verb": verb, "done": done, "total": total, "unit": unit, "step": step}
+        if found is not None:
+            message["found"] = _json_value(found)
+        sys.stderr.write(json.dumps(message, allow_nan=False) + "\n")
+        sys.stderr.flush()
+
+    return advance
 
 
 @contextmanager
@@ -183,7 +273,7 @@ def progress_bar(verb: str, *, hidden: bool, in_bytes: bool = True) -> Iterator[
     verb
         What is being done, as a word in front of the bar.
     hidden
-        Show nothing, as where the output is for a script.
+        Show no bar, as where the output is for a script.
     in_bytes
         True if progress counts bytes, False if it counts steps.
 
@@ -192,8 +282,9 @@ def progress_bar(verb: str, *, hidden: bool, in_bytes: bool = True) -> Iterator[
     Advance or None
         To be called as the action proceeds; None where nothing is shown.
     """
-    if hidden or not sys.stderr.isatty():
-        yield None
+    lines = as_lines(verb, "bytes" if in_bytes else "steps")
+    if lines is not None or hidden or not sys.stderr.isatty():
+        yield lines
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
@@ -214,7 +305,7 @@ def progress_bar(verb: str, *, hidden: bool, in_bytes: bool = True) -> Iterator[
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
         shown = bar.add_task(verb, total=None)
 
-        def advance(done: int, total: int, step: int) -> None:
+        def advance(done: int, total: int, step: int, found: Mapping[str, Any] | None = None, /) -> None:
             bar.update(shown, completed=done, total=total, description=f"{verb} step {step}")
 
         yield advance

@@ -21,7 +21,7 @@ from inshrink_core.cli.options import (
     steps_of,
     verb,
 )
-from inshrink_core.cli.output import make_table
+from inshrink_core.cli.output import as_lines, make_table
 from inshrink_core.cli.showing import show_facts, show_notes
 from inshrink_core.text import (
     UNKNOWN,
@@ -115,7 +115,13 @@ def search(
 
 @contextmanager
 def _live_table(*, hidden: bool) -> Iterator[OnSearch | None]:
-    """Show the last trials on stderr as they come, if that is a terminal."""
+    """Show the last trials on stderr as they come; nothing where no one watches."""
+    lines = as_lines("search", "trials")
+    if lines is not None:
+        yield lambda now: lines(
+            now.evaluations, now.evaluations + now.left, now.trial.step, now.trial.to_json()
+        )
+        return
     if hidden or not sys.stderr.isatty():
         yield None
         return

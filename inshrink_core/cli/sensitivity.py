@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inshrink_core.cli.options import Output, Reading, Steps, steps_of, verb
+from inshrink_core.cli.output import write_document
 from inshrink_core.cli.showing import show_facts, show_table
 from inshrink_core.errors import ExistsError, InputError
 from inshrink_core.text import UNKNOWN, printable, steps_in_short
@@ -49,7 +50,12 @@ def sensitivity(
             help="abs(w), abs(g·w), Adam's second moment, or the movement since the step before.",
         ),
     ] = "magnitude",
-    by: Annotated[str, typer.Option(metavar="|".join(GROUPINGS), help="What a row is.")] = "tensor",
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(GROUPINGS), help="What a row is; with --json also several, as a list a,b."
+        ),
+    ] = "tensor",
     statistic: Annotated[
         str, typer.Option(metavar="|".join(STATISTICS), help="What of a row's parameters the table shows.")
     ] = "mean",
@@ -65,23 +71,33 @@ def sensitivity(
     out: Output,
 ) -> None:
     """Show how much the loss minds an error, per tensor and step."""
+    groupings = by.split(",")
     for option, value, choices in (
         ("--metric", metric, METRICS),
-        ("--by", by, GROUPINGS),
+        *(("--by", grouping, GROUPINGS) for grouping in groupings),
         ("--statistic", statistic, STATISTICS),
     ):
         if value not in choices:
             raise InputError(f"{option} {value}", remedy=f"choose one of {', '.join(choices)}")
+    if len(groupings) > 1 and (csv_file is not None or not out.as_json):
+        raise InputError("--by with several groupings goes with --json", remedy="give one, or --json alone")
     if csv_file == "-" and out.as_json:
         raise InputError("--csv - and --json both want stdout", remedy="give --csv a file")
     if csv_file not in (None, "-") and Path(str(csv_file)).is_file() and not force:
         raise ExistsError("the file exists", where=str(csv_file), remedy="give --force to overwrite it")
     from inshrink_core.analysis.profile import sensitivity as measure
+    from inshrink_core.formats import Run
 
     opened = reading.open_any(run)
     with out.advance("profile") as advance:
-        profile = measure(opened, metric, steps=steps_of(opened, steps), progress=advance)
-    report = profile.report(run, by)
+        read = opened if isinstance(opened, Run) else opened.sequential()
+        profile = measure(read, metric, steps=steps_of(opened, steps), progress=advance)
+    if len(groupings) > 1:
+        tables = [profile.report(run, grouping).to_json() for grouping in groupings]
+        found = {"run": run, "metric": metric, "restored": read is not opened, "tables": tables}
+        write_document(found)
+        return
+    report = profile.report(run, groupings[0])
     if csv_file is not None:
         report.write_csv(sys.stdout if csv_file == "-" else Path(csv_file))
     if csv_file != "-":

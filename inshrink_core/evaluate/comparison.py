@@ -97,6 +97,7 @@ def compare_steps(
     steps: Iterable[int] | None = None,
     known: Callable[[int], Evaluation] | None = None,
     progress: Callable[[int, int, int], None] | None = None,
+    told: Callable[[EvaluatedStep, Evaluation], None] | None = None,
 ) -> Comparison:
     """Evaluate original and restored checkpoints, step by step.
 
@@ -113,6 +114,8 @@ def compare_steps(
         evaluator is asked.
     progress
         Called after each step with (steps done, steps in all, step).
+    told
+        Called before it with what was found, and what the evaluator says of the original.
 
     Raises
     ------
@@ -150,6 +153,8 @@ def compare_steps(
         first = as_trained(step)
         results.append(_compare_one(step, first, evaluator.evaluate(restored[step]), stale, evaluator))
         last = (step, first)
+        if told is not None:
+            told(results[-1], first)
         if progress is not None:
             progress(len(results), len(chosen), step)
     divergences = [step.divergence for step in results if step.divergence is not None]

@@ -138,7 +138,7 @@ def empty_directory() -> Path:
 def start_python(
     arguments: Sequence[str],
     *,
-    errors: IO[bytes],
+    errors: IO[bytes] | int,
     environment: Mapping[str, str],
     directory: Path | None = None,
     own_session: bool = False,
@@ -150,7 +150,7 @@ def start_python(
     arguments
         What follows ``-P``. Every path among them, and in what is sent, must be absolute.
     errors
-        Takes its standard error.
+        Takes its standard error; `subprocess.PIPE` for a pipe.
     environment
         `minimal_environment`, or `user_environment` for code that the user consented to.
     directory

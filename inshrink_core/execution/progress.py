@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["OnProgress", "Progress"]
 
@@ -22,6 +23,8 @@ class Progress:
         The training step at hand.
     detail
         The tensor or file at hand.
+    found
+        A part of the result that is known already, as JSON values; None where nothing new is.
     """
 
     stage: str
@@ -29,6 +32,7 @@ class Progress:
     total: int
     step: int
     detail: str = ""
+    found: Mapping[str, Any] | None = None
 
 
 OnProgress = Callable[[Progress], None]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from inshrink_core.analysis.gain import restore_gain
 from inshrink_core.chain import Archive
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import os
 
     from inshrink_core.checkpoint import Checkpoint
-    from inshrink_core.evaluate import Comparison, EvaluatedStep
+    from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluation
 
 __all__ = ["CheckedBounds", "compare"]
 
@@ -131,7 +131,7 @@ def compare(
     gain
         Measure restore gain and noise of each step too, which costs an encoding.
     progress
-        Called after each step.
+        Called after each step, with what was found of it.
 
     Raises
     ------
@@ -162,15 +162,26 @@ def compare(
         )
     restored: Mapping[int, Checkpoint] = opened.sequential()
 
+    found: dict[str, Any] = {}
+
+    def told(row: EvaluatedStep, original: Evaluation) -> None:
+        found.update(
+            asdict(row),
+            metric=original.metric,
+            direction=original.direction.value,
+            standard_error=original.standard_errors.get(original.metric),
+            n=None if original.log_probs is None else len(original.log_probs),
+        )
+
     def report(done: int, total: int, step: int) -> None:
         if progress is not None:
-            progress(Progress("compare", done, total, step))
+            progress(Progress("compare", done, total, step, found=dict(found)))
 
     asked = EvaluatorRequest(
         evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
     )
     with asked.resolve(run.settings, run.directory) as judge:
-        comparison = compare_steps(run, restored, judge, steps=common, progress=report)
+        comparison = compare_steps(run, restored, judge, steps=common, progress=report, told=told)
     return _with_gains(comparison, opened, run) if gain else comparison
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from inshrink_app.jobs.follow import StartCommand
 from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.registry import StartWorker
+from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.services import running
 from inshrink_app.widgets.tables import Problem
 
@@ -20,14 +23,16 @@ from inshrink_core.execution.process import start_python
 STEPS = (10, 20, 30, 40)
 
 
-def scripted(script: str) -> StartWorker:
-    """Return what starts a few lines of Python in the place of the worker."""
+def scripted(script: str) -> StartCommand:
+    """Return what starts a few lines of Python in the place of `inshrink`; its words are their arguments."""
     environment = dict(os.environ)
-    return lambda request, errors: start_python(["-c", script], errors=errors, environment=environment)
+    return lambda words, is_trusted: start_python(
+        ["-c", script, *words], errors=subprocess.PIPE, environment=environment
+    )
 
 
 class StubJobs:
-    """Every job that is started gets the state and result told for its task, at once."""
+    """Every job that is started gets the state and the document told for its verb, at once."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
@@ -35,8 +40,17 @@ class StubJobs:
         self.problem: Problem | None = None
         self.started: list[dict[str, Any]] = []
         self.kept: list[Job] = []
+        self.rows: dict[str, list[dict[str, Any]]] = {}
 
-    def put(self, task: str, state: str, *, key: Any = "", result: Any = None, **request: Any) -> Job:
+    def put(
+        self,
+        *commands: Sequence[str],
+        state: str = "finished",
+        key: Any = "",
+        result: Any = None,
+        shown: str = "",
+        **request: Any,
+    ) -> Job:
         job = Job(
             state=state,
             done=3,
@@ -44,20 +58,28 @@ class StubJobs:
             item="step 30",
             job_id=f"{len(self.kept):016x}",
             key=json.dumps(key),
-            request={"task": task, **request},
+            request={"commands": [list(words) for words in commands], "shown": shown, **request},
             result=result,
+            documents=[] if result is None else [result],
             started_at=1000.0 + len(self.kept),
             ended_at=None if state in ("queued", "running") else 1060.0 + len(self.kept),
         )
         self.kept.append(job)
         return job
 
-    def start(self, key: Any, request: dict[str, Any], load: Any, *, again: bool = False) -> Job:
+    def start(self, key: Any, request: dict[str, Any], load: Any = None, *, again: bool = False) -> Job:
         self.started.append(request)
-        result = self.answers.get(request["task"])
-        job = self.put(**{**request, "state": self.state, "key": key, "result": result})
+        result = self.answers.get(request["commands"][-1][0])
+        more = {name: value for name, value in request.items() if name != "commands"}
+        job = self.put(*request["commands"], state=self.state, key=key, result=result, **more)
         job.problem = self.problem if self.state == "failed" else None
+        job.rows = [dict(row) for row in self.rows.get(job.verb, ())]
         return job
+
+    @property
+    def last(self) -> list[str]:
+        """The words of the last command that was started."""
+        return list(self.started[-1]["commands"][-1])
 
     def jobs(self) -> tuple[Job, ...]:
         return tuple(reversed(self.kept))
@@ -66,7 +88,11 @@ class StubJobs:
         return next((job for job in self.kept if job.job_id == job_id), None)
 
     def get(self, key: Any, load: Any = None) -> Job | None:
-        return next((job for job in reversed(self.kept) if job.key == json.dumps(key)), None)
+        return self.newest(key)
+
+    def newest(self, key: Any, state: str = "") -> Job | None:
+        found = [job for job in self.kept if job.key == json.dumps(key) and state in ("", job.state)]
+        return found[-1] if found else None
 
     def place(self, job: Job) -> int | None:
         queued = [one for one in self.kept if one.state == "queued"]
@@ -75,7 +101,7 @@ class StubJobs:
     def stop(self, job: Job) -> None:
         job.state = "cancelled"
 
-    def resume(self, job_id: str, load: Any) -> Job | None:
+    def resume(self, job_id: str, load: Any = None) -> Job | None:
         job = self.find(job_id)
         if job is not None:
             job.state = "running"
@@ -91,6 +117,20 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> StubJobs:
     stub = StubJobs()
     monkeypatch.setattr(running, "jobs", lambda: stub)
     return stub
+
+
+def work(folder: Path, *commands: Sequence[str], **request: Any) -> Job:
+    """Have a registry like the explorer's run commands, and wait until they have ended."""
+    registry = JobRegistry(running.start_command, folder, refuse=running.refusal)
+    return wait(registry.start("key", {"commands": [list(words) for words in commands], **request}))
+
+
+def wait(job: Job) -> Job:
+    """Wait until a job has ended."""
+    ends = time.monotonic() + 200
+    while job.is_running and time.monotonic() < ends:
+        time.sleep(0.05)
+    return job
 
 
 def write_slow_run(folder: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from inshrink_app.pages.search.tables import SearchPoint
+from inshrink_app.services import SearchPoint
 
 from tests.app.job_stubs import STEPS, StubJobs
 
@@ -58,10 +58,12 @@ def document(**changes: Any) -> dict[str, Any]:
     }
 
 
-def put(jobs: StubJobs, run: Path, state: str = "finished", result: Any = None, **request: Any) -> Any:
-    asked = {"kind": "search", "path": str(run), "steps": list(STEPS), "codec": "lattice", "max_drop": 0.01}
-    asked |= {"strategy": "auto", "budget": None, "evaluator": "", "trusted": ""}
-    return jobs.put("search", state, key=("search", str(run)), result=result, **(asked | request))
+def put(
+    jobs: StubJobs, run: Path, state: str = "finished", result: Any = None, *more: str, steps: bool = True
+) -> Any:
+    words = ["search", str(run), "--codec", "lattice", *(more or ("--max-drop", "0.01"))]
+    words += ["--steps", ",".join(map(str, STEPS))] if steps else []
+    return jobs.put(words, state=state, key=("search", str(run)), result=result, shown=str(run))
 
 
 def point(ratio: float, drop: float | None, **changes: Any) -> SearchPoint:

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
+from inshrink_app.pages.archive.cards import PruneRules
 from inshrink_app.pages.archive.figure import MAX_COLUMNS, chain_figure
-from inshrink_app.pages.archive.tables import Chain, ChainFrame
+from inshrink_app.services import Chain, ChainFrame
+from inshrink_app.widgets.archive_picker import choice_text
 from inshrink_app.widgets.tables import Problem, ServiceError
 
 from tests.app.builders import button, charts, explorer, open_panel, texts, write_run
-from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, work
 
 __all__ = ["archived", "archived_template", "jobs"]
 
@@ -70,7 +72,7 @@ def chain(path: Path, frames: tuple[ChainFrame, ...], **changes: Any) -> Chain:
         "ratio_total": 3.0,
         "codec": "lattice",
         "optimizer": "lossless",
-        "settings": ("coarseness=2.5",),
+        "config": {"coarseness": 2.5},
     }
     return Chain(**(values | changes))
 
@@ -157,8 +159,7 @@ def test_verifying_starts_a_job_and_says_what_it_found(archived: Path, jobs: Stu
     app = explorer("archive", run=str(archived))
     button(app, "Verify deeply").click().run()
     assert not app.exception
-    assert jobs.started[0]["deep"] is True
-    assert jobs.started[0]["path"].endswith("run.inshrink")
+    assert jobs.last == ["verify", str(archived.with_name("run.inshrink")), "--deep"]
     assert "Sound: 4 frames checked and every tensor decoded" in texts(app)
 
 
@@ -190,23 +191,14 @@ def test_pruning_is_planned_first_and_done_only_with_a_word(archived: Path, jobs
     app.number_input(key="prune.last").set_value(2).run()
     button(app, "Dry run").click().run()
     assert not app.exception
-    assert jobs.started[-1] == {
-        "task": "prune",
-        "path": str(archived.with_name("run.inshrink")),
-        "dry_run": True,
-        "keep_every": None,
-        "keep_last": 2,
-        "keep": [],
-        "drop_branches": False,
-        "smallest": False,
-    }
+    assert jobs.last == ["prune", str(archived.with_name("run.inshrink")), "--keep-last", "2"]
     assert {metric.label: metric.value for metric in app.metric}["Removed"] == "1"
     assert list(app.dataframe[0].value["what becomes of it"]) == ["removed", "kept, becomes a keyframe"]
     assert button(app, "Prune").disabled
     next(box for box in app.checkbox if box.label.startswith("Remove")).check().run()
     button(app, "Prune").click().run()
     assert not app.exception
-    assert jobs.started[-1]["dry_run"] is False
+    assert jobs.last[-1] == "--apply"
     assert "Pruned: 1 step removed, 1.00 kB freed" in texts(app)
 
 
@@ -280,27 +272,30 @@ def test_the_figure_does_without_frames() -> None:
 
 
 def test_pruning_and_verifying_do_what_the_page_says(archived: Path, tmp_path: Path) -> None:
-    import json
-
-    from inshrink_app.actions import action
-    from inshrink_app.jobs.report import Report
-
     import inshrink_core
 
-    archive, output = archived.with_name("run.inshrink"), tmp_path / "result"
-    rules = {"keep_every": None, "keep_last": 2, "keep": [], "drop_branches": False, "smallest": False}
-    request = {"path": str(archive), "output": str(output), "dry_run": True, **rules}
-    action("prune")(request, Report())
-    assert json.loads(output.read_text())["removed"] == [10, 20]
+    archive = archived.with_name("run.inshrink")
+    words = PruneRules(keep_last=2).words(services.chain_of(str(archive)))
+    assert work(tmp_path / "a", words).result["removed"] == [10, 20]
     assert inshrink_core.open(archive).steps == STEPS
-    action("prune")(request | {"dry_run": False}, Report())
+    assert work(tmp_path / "b", [*words, "--apply"]).result["applied"]
     assert inshrink_core.open(archive).steps == (30, 40)
-    action("verify")({"path": str(archive), "deep": True, "output": str(output)}, Report())
-    assert services.verdict(json.loads(output.read_text())).ok
+    assert work(tmp_path / "c", ["verify", str(archive), "--deep"]).result["ok"]
+    (archive / "inshrink-manifest").write_bytes(b"damaged")
+    job = work(tmp_path / "d", ["verify", str(archive)])
+    assert job.state == "finished" or job.problem is not None
 
 
-def test_a_task_that_is_none_is_refused() -> None:
-    from inshrink_app.actions import action
+def test_archives_that_differ_in_their_overrides_alone_are_told_apart(archived: Path, jobs: StubJobs) -> None:
+    import inshrink_core
 
-    with pytest.raises(KeyError):
-        action("os.system")
+    for name, coarseness in (("a", 0.5), ("b", 4.0)):
+        overrides = [{"match": "fc1.weight", "coarseness": coarseness}]
+        target = archived.with_name(f"{name}.inshrink")
+        inshrink_core.compress(archived, target, codec="lattice", config={"overrides": overrides})
+    named = {one.name: choice_text(one) for one in services.archives_of(services.load_subject(str(archived)))}
+    assert "fc1.weight 0.5" in named["a.inshrink"]
+    assert "fc1.weight 4" in named["b.inshrink"]
+    app = explorer("archive", run=str(archived.with_name("b.inshrink")))
+    assert not app.exception
+    assert "1 override): fc1.weight 4" in texts(app).replace("\\", "")

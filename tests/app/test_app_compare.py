@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inshrink_app import services
+from inshrink_app.jobs.commands import option
+from inshrink_app.jobs.registry import JobRegistry
+from inshrink_app.services import running
 from inshrink_app.widgets.tables import Problem, ServiceError
 
 from tests.app.builders import SAMPLE, button, charts, explorer, rehearsed, texts, write_run
-from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, wait, work
 
 __all__ = ["archived", "archived_template", "jobs"]
 
@@ -42,10 +44,10 @@ def row(step: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def compared(archived: Path) -> dict[str, Any]:
+def compared(archived: Path) -> list[dict[str, Any]]:
     archive = str(archived.with_name("run.inshrink"))
     rows = [row(10, stale_drop=None, stale_divergence=None), row(20, drop=0.0), row(30), row(40, drop=None)]
-    return {"n": 540, "archives": {archive: {"steps": rows}}}
+    return [one | {"of": archive} for one in rows]
 
 
 def errors(**changes: Any) -> dict[str, Any]:
@@ -158,26 +160,34 @@ def test_consent_is_for_this_code_alone(archived: Path, jobs: StubJobs) -> None:
 
 
 def test_code_that_changed_after_consent_is_not_executed(archived: Path, tmp_path: Path) -> None:
-    from inshrink_app.actions import action
-    from inshrink_app.jobs.report import Report
-
-    from inshrink_core.errors import UntrustedCodeError
-
     marker = with_evaluator(archived)
-    judge = services.evaluator_of(services.load_subject(str(archived)))
+    shown = services.load_subject(str(archived))
+    judge = services.evaluator_of(shown)
     assert judge is not None
     (archived / "judge.py").write_text("raise SystemExit")
-    request = {
-        "path": str(archived),
-        "archives": [str(archived.with_name("run.inshrink"))],
-        "steps": [10],
-        "evaluator": "",
-        "output": str(tmp_path / "result"),
-    }
-    for trusted in (judge.digest, ""):
-        with pytest.raises(UntrustedCodeError):
-            action("compare")(request | {"trusted": trusted}, Report())
+    archive = archived.with_name("run.inshrink")
+    words = services.compare_commands(shown, [archive], (10,), judge)[0]
+    given = [*words[: words.index("--trust-run")], "--evaluator", f"{archived}/judge.py:evaluate"]
+    other = {"file": str(tmp_path / "other.py"), "digest": judge.digest}
+    (tmp_path / "other.py").write_text(judge.code)
+    for command, trusted in ((words, judge.trusted), (words, None), (given, None), (given, other)):
+        job = work(tmp_path / "jobs", command, trusted=trusted)
+        assert job.state == "failed"
+        assert job.problem is not None
+        assert "not the one that was trusted" in job.problem.what
     assert not marker.exists()
+
+
+def test_an_evaluator_named_by_a_relative_path_is_looked_for_in_the_run(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (archived / "own.py").write_text("def evaluate(state):\n    return {'loss': 1.0}\n")
+    monkeypatch.chdir("/")
+    shown = services.load_subject(str(archived))
+    judge = services.given_evaluator("own.py:evaluate", shown)
+    assert judge.spec == f"{archived / 'own.py'}:evaluate"
+    with pytest.raises(ServiceError, match="outside"):
+        services.given_evaluator("../../../etc/passwd", shown)
 
 
 def test_the_bundled_evaluator_needs_no_consent_and_a_changed_copy_does(root: Path) -> None:
@@ -212,11 +222,12 @@ def compare_page(archived: Path, **query: str) -> Any:
 
 
 def test_what_was_found_is_drawn_and_listed(archived: Path, jobs: StubJobs) -> None:
-    jobs.answers["compare"] = compared(archived)
+    jobs.rows["compare"] = compared(archived)
     app = compare_page(archived, bound="0.5")
     (request,) = jobs.started
-    assert request["steps"] == list(STEPS)
-    assert len(request["trusted"]) == 64
+    assert option(jobs.last, "--steps") == ",".join(map(str, STEPS))
+    assert "--trust-run" in jobs.last
+    assert len(request["trusted"]["digest"]) == 64
     assert charts(app) == 3
     values = {metric.label: metric for metric in app.metric}
     assert values["Worst drop"].value == "1.1 %"
@@ -230,7 +241,7 @@ def test_a_comparison_at_work_shows_what_it_has_found_so_far(archived: Path, job
     app = compare_page(archived)
     assert button(app, "Cancel")
     assert charts(app) == 0
-    jobs.kept[0].rows.append({"archive": str(archived.with_name("run.inshrink")), **row(10)})
+    jobs.kept[0].rows.append({"of": str(archived.with_name("run.inshrink")), **row(10)})
     app.run()
     assert not app.exception
     assert charts(app) == 3
@@ -251,35 +262,26 @@ def test_a_comparison_that_did_not_finish_can_go_on(archived: Path, jobs: StubJo
 def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures_nothing_again(
     archived: Path, tmp_path: Path
 ) -> None:
-    from inshrink_app.actions import action
-    from inshrink_app.jobs.report import Report
-
     import inshrink_core
 
     marker = with_evaluator(archived)
-    judge = services.evaluator_of(services.load_subject(str(archived)))
+    shown = services.load_subject(str(archived))
+    judge = services.evaluator_of(shown)
     assert judge is not None
-    archive = str(archived.with_name("run.inshrink"))
-    output = tmp_path / "result"
-    request = {
-        "path": str(archived),
-        "archives": [archive],
-        "steps": list(STEPS),
-        "evaluator": "",
-        "trusted": judge.digest,
-        "output": str(output),
-    }
-    action("compare")(request, Report())
+    archive = archived.with_name("run.inshrink")
+    commands = services.compare_commands(shown, [archive], STEPS, judge)
+    job = work(tmp_path, *commands, trusted=judge.trusted)
     assert marker.exists()
-    mine = json.loads(output.read_text())["archives"][archive]
-    theirs = inshrink_core.compare(archive, archived, trust_run=True).to_json()
-    assert mine["max_drop"] == theirs["max_drop"]
-    assert [{name: one[name] for name in theirs["steps"][0]} for one in mine["steps"]] == theirs["steps"]
+    theirs = inshrink_core.compare(archive, archived, trust_run=True)
+    assert job.result == theirs.to_json()
+    (mine,) = services.compared(job)
+    assert (mine.steps, mine.metric, mine.n_samples) == (theirs.steps, "loss", None)
 
     marker.unlink()
-    action("compare")(request, Report())
+    again = JobRegistry(running.start_command, tmp_path, refuse=running.refusal)
+    assert wait(again.resume(job.job_id)).state == "finished"
     assert not marker.exists()
-    assert json.loads(output.read_text())["archives"][archive] == mine
+    assert services.compared(again.jobs()[0]) == (mine,)
 
 
 def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact(archived: Path, jobs: StubJobs) -> None:
@@ -287,7 +289,7 @@ def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact(archived: Pat
     app = explorer("compare", run=str(archived))
     button(app, "Measure errors").click().run()
     assert not app.exception
-    assert jobs.started[0]["run"] == str(archived)
+    assert option(jobs.last, "--against") == str(archived)
     assert "Bit-exact: 1 of 4" in texts(app)
     table = app.dataframe[0].value
     assert list(table["tensor"]) == ["z", "<b>", "b", "a"]
@@ -330,8 +332,8 @@ def test_a_rehearsal_is_launched_and_plotted(root: Path, jobs: StubJobs) -> None
     app.number_input(key="rehearse.seeds").set_value(2).run()
     button(app, "Rehearse").click().run()
     assert not app.exception
-    (request,) = jobs.started
-    assert (request["training"], request["seeds"], request["codec"]) == ("digits-cnn", 2, "lattice")
+    assert jobs.last[:2] == ["rehearse", "digits-cnn"]
+    assert (option(jobs.last, "--seeds"), option(jobs.last, "--codec")) == ("2", "lattice")
     assert {metric.label: metric.value for metric in app.metric}["Excess at the end"] == "0.4 %"
     assert charts(app) == 1
     app.number_input(key="rehearse.seeds").set_value(5).run()
@@ -341,12 +343,9 @@ def test_a_rehearsal_is_launched_and_plotted(root: Path, jobs: StubJobs) -> None
 
 
 def test_only_shipped_trainings_are_executed(tmp_path: Path) -> None:
-    from inshrink_app.actions import action
-    from inshrink_app.jobs.report import Report
-
-    from inshrink_core.errors import NotFoundError
-
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')")
-    with pytest.raises(NotFoundError):
-        action("rehearse")({"training": f"{tmp_path}/evil.py:Task", "output": ""}, Report())
+    job = work(tmp_path / "jobs", ["rehearse", f"{tmp_path}/evil.py:Task", "-o", str(tmp_path)])
+    assert job.state == "failed"
+    assert job.problem is not None
+    assert "shipped trainings only" in job.problem.what
     assert not (tmp_path / "owned").exists()

@@ -5,39 +5,44 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from inshrink_app import services
 from inshrink_app.pages.compare import figures as comparison_figures
-from inshrink_app.pages.compare.tables import ComparedStep, Comparison
+from inshrink_app.services import Compared
 
+from inshrink_core.evaluate import EvaluatedStep
 from tests.app.builders import rehearsed
 
 
-def comparison(**changes: Any) -> Comparison:
+def comparison(**changes: Any) -> Compared:
     values: dict[str, Any] = {
-        "path": Path("/a.inshrink"),
-        "name": "<b>a</b>",
+        "path": Path("<b>a<b>"),
         "metric": "loss",
         "direction": "lower",
         "n_samples": None,
         "steps": (
-            ComparedStep(10, 1.0, 1.1, 0.1, 0.0, None, None),
-            ComparedStep(20, 1.0, 1.0, 0.0, 1e-3, 0.2, 0.1),
+            compared_step(10, 1.0, 1.1, 0.1, 0.0, None, None),
+            compared_step(20, 1.0, 1.0, 0.0, 1e-3, 0.2, 0.1),
         ),
     }
-    return Comparison(**(values | changes))
+    return Compared(**(values | changes))
+
+
+def compared_step(step: int, original: float, restored: float, *more: float | None) -> EvaluatedStep:
+    names = ("drop", "divergence", "stale_drop", "stale_divergence")
+    values: dict[str, Any] = dict(zip(names, more, strict=True))
+    return EvaluatedStep(step=step, original=original, restored=restored, **values)
 
 
 def test_figures_write_names_as_text_and_leave_gaps_where_nothing_is_known() -> None:
     found = [comparison()]
     drop = comparison_figures.drop_figure(found, 0.01)
-    assert [trace.name for trace in drop.data] == ["Stale copy", "&lt;b&gt;a&lt;/b&gt;"]
+    assert [trace.name for trace in drop.data] == ["Previous checkpoint", "&lt;b&gt;a&lt;b&gt;"]
     assert drop.layout.shapes[0].y0 == 1.0
     divergence = comparison_figures.divergence_figure(found).data[-1].y
     assert [value == value for value in divergence] == [False, True]
 
 
 def test_the_band_of_a_rehearsal_is_the_range_of_the_uninterrupted_seeds() -> None:
-    figure = comparison_figures.rehearsal_figure(services.rehearsal(rehearsed()))
+    figure = comparison_figures.rehearsal_figure(rehearsed())
     assert list(figure.data[0].y) == [3.0, 1.0]
     assert list(figure.data[1].y) == [2.0, 1.0]
     assert list(figure.data[2].y) == [2.5, 1.0]

@@ -16,16 +16,16 @@ from tests.app.job_stubs import scripted
 
 ECHO = """
 import json, sys
-request = json.loads(sys.stdin.readline())
-print(json.dumps({"log": "at work"}), flush=True)
-print(json.dumps({"row": {"step": 1}}), flush=True)
-print(json.dumps({"done": 1, "total": 1, "item": "step 10"}), flush=True)
-open(request["output"], "w").write(json.dumps(request["text"]))
+print("at work", file=sys.stderr)
+message = {"verb": "verify", "done": 1, "total": 1, "unit": "steps", "step": 10, "found": {"step": 1}}
+print(json.dumps(message), file=sys.stderr, flush=True)
+print(json.dumps({"text": json.loads(sys.argv[2])}))
 """
 STUBBORN = """
-import signal, sys, time
+import json, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print('{"done": 0, "total": 9}', flush=True)
+message = {"verb": "verify", "done": 0, "total": 9, "unit": "steps", "step": 10}
+print(json.dumps(message), file=sys.stderr, flush=True)
 time.sleep(60)
 """
 CRASHING = "import sys; sys.stderr.write('Segmentation something'); sys.exit(5)"
@@ -37,7 +37,11 @@ def registry(folder: Path, script: str = ECHO) -> JobRegistry:
 
 
 def load(path: Path) -> object:
-    return json.loads(path.read_text())
+    return json.loads(path.read_text())[-1]["text"]
+
+
+def asked(text: object = "hello") -> dict[str, object]:
+    return {"commands": [["verify", json.dumps(text)]]}
 
 
 def wait(job: Job) -> Job:
@@ -51,9 +55,7 @@ def leave(folder: Path, state: str = "running", **changes: object) -> JobFolder:
     """Leave what an explorer leaves that was killed."""
     kept = JobFolder(folder / JOB_ID)
     kept.make()
-    record = JobRecord(
-        JOB_ID, '"key"', {"task": "verify", "text": "hello"}, state, 3, 9, "step 3", 1e9, None, None
-    )
+    record = JobRecord(JOB_ID, '"key"', asked(), state, 3, 9, "step 3", 1e9, None, None)
     kept.write(record._replace(**changes))  # type: ignore[arg-type]
     return kept
 
@@ -66,21 +68,21 @@ def test_a_job_whose_explorer_was_killed_is_interrupted_and_goes_on_under_its_id
     assert jobs.resume(JOB_ID, load) is job
     wait(job)
     assert (job.state, job.result, job.job_id) == ("finished", "hello", JOB_ID)
-    assert job.rows == [{"step": 1}]
+    assert job.rows == [{"step": 1, "of": json.dumps("hello")}]
     assert "at work" in job.log_text()
 
 
 def test_a_finished_job_is_there_after_a_restart_with_its_result(tmp_path: Path) -> None:
-    wait(registry(tmp_path).start(("a", "b"), {"task": "verify", "text": [1, 2]}, load))
+    wait(registry(tmp_path).start(("a", "b"), asked([1, 2]), load))
     again = registry(tmp_path)
     job = again.get(("a", "b"), load)
     assert job is not None
     assert (job.state, job.result) == ("finished", [1, 2])
-    assert again.start(("a", "b"), {"task": "verify", "text": "other"}, load) is job
+    assert again.start(("a", "b"), asked("other"), load) is job
 
 
 def test_a_kept_result_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
-    job = wait(registry(tmp_path).start("key", {"task": "verify", "text": 1}, load))
+    job = wait(registry(tmp_path).start("key", asked(1), load))
     (tmp_path / job.job_id / "result").write_text("cut o")
     assert registry(tmp_path).get("key", load) is None
 
@@ -113,6 +115,7 @@ def test_a_job_of_another_explorer_is_seen_at_work_and_left_alone(tmp_path: Path
         b'{"job_id": "x"}',
         json.dumps({"job_id": JOB_ID, "state": "eternal"}).encode(),
         json.dumps({"job_id": JOB_ID, "state": "running", "request": ["task"]}).encode(),
+        json.dumps({"job_id": JOB_ID, "state": "running", "request": {"commands": [["verify"]]}}).encode(),
         b"[" * 100_000,
     ],
 )
@@ -135,7 +138,7 @@ def test_other_files_among_the_jobs_are_passed_over(tmp_path: Path) -> None:
 
 def test_a_worker_that_will_not_end_is_killed_within_two_seconds(tmp_path: Path) -> None:
     jobs = registry(tmp_path, STUBBORN)
-    job = jobs.start("key", {"task": "verify"}, load)
+    job = jobs.start("key", asked(), load)
     deadline = time.monotonic() + 60
     while not job.total and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -146,7 +149,7 @@ def test_a_worker_that_will_not_end_is_killed_within_two_seconds(tmp_path: Path)
 
 
 def test_what_a_worker_wrote_before_it_died_stands_in_the_details(tmp_path: Path) -> None:
-    job = wait(registry(tmp_path, CRASHING).start("key", {"task": "verify"}, load))
+    job = wait(registry(tmp_path, CRASHING).start("key", asked(), load))
     assert job.problem is not None
     assert "Segmentation something" in job.problem.detail
     kept = registry(tmp_path).jobs()[0]
@@ -155,18 +158,27 @@ def test_what_a_worker_wrote_before_it_died_stands_in_the_details(tmp_path: Path
 
 def test_an_ended_job_can_be_removed_with_everything_kept_of_it(tmp_path: Path) -> None:
     jobs = registry(tmp_path)
-    job = wait(jobs.start("key", {"task": "verify", "text": 1}, load))
+    job = wait(jobs.start("key", asked(1), load))
     jobs.remove(job.job_id)
     assert jobs.jobs() == ()
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_was_told_of_a_result_is_there_after_a_restart(tmp_path: Path) -> None:
+    job = wait(registry(tmp_path).start("key", asked(), load))
+    (again,) = registry(tmp_path).jobs()
+    assert again.told() == job.rows
+    (tmp_path / job.job_id / "rows.jsonl").write_text('{"step": 1}\n{"step"')
+    assert registry(tmp_path).jobs()[0].told() == [{"step": 1}]
+
+
 def test_asking_again_makes_a_new_job_and_keeps_the_old(tmp_path: Path) -> None:
     jobs = registry(tmp_path)
-    first = wait(jobs.start("key", {"task": "verify", "text": 1}, load))
-    second = wait(jobs.start("key", {"task": "verify", "text": 2}, load, again=True))
+    first = wait(jobs.start("key", asked(1), load))
+    second = wait(jobs.start("key", asked(2), load, again=True))
     assert {job.job_id for job in jobs.jobs()} == {first.job_id, second.job_id}
-    assert jobs.get("key") is second
+    assert jobs.get("key", load) is second
+    assert jobs.newest("key", "finished") is second
 
 
 def test_the_log_is_bounded_and_on_single_lines(tmp_path: Path) -> None:

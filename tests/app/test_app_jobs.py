@@ -3,45 +3,41 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from inshrink_app.jobs.follow import what_is_left
 from inshrink_app.jobs.registry import Job, JobRegistry
 from inshrink_app.widgets.tables import Problem
 
-from tests.app.builders import write_run
 from tests.app.job_stubs import scripted
 
-WELL_BEHAVED = """
-import json, sys
-request = json.loads(sys.stdin.readline())
-print(json.dumps({"done": 1, "total": 2, "item": "step 10"}), flush=True)
-open(request["output"], "w").write(request["text"])
+TELL = """
+import json, os, sys, time
+def tell(done, total, **more):
+    message = {"verb": "verify", "done": done, "total": total, "unit": "steps", "step": 10, **more}
+    print(json.dumps(message), file=sys.stderr, flush=True)
 """
-STUCK = 'import sys; print(\'{"done": 0, "total": 9}\', flush=True); sys.stdin.read(); sys.exit(1)'
-REFUSING = """
-import json, sys
-print(json.dumps({"problem": ["a", "b", "c", "d"]}), flush=True)
+WELL_BEHAVED = TELL + "tell(1, 2); print(json.dumps({'text': sys.argv[2]}))"
+STUCK = TELL + "tell(0, 9); time.sleep(600)"
+REFUSING = (
+    TELL
+    + """
+print(json.dumps({"error": {"message": "b: a; c", "where": "b", "remedy": "c", "exit_code": 3}}))
 sys.exit(3)
 """
+)
+FINDING = TELL + "print(json.dumps({'text': 'found', 'error': {'message': 'a check failed'}})); sys.exit(1)"
 DYING = "import os; os._exit(9)"
 BABBLING = "print('this is no JSON', flush=True)"
 EMPTY_HANDED = "pass"
 
 
 def registry(script: str) -> JobRegistry:
-    """Return a registry whose worker is a few lines of Python."""
+    """Return a registry whose commands are a few lines of Python."""
     return JobRegistry(scripted(script))
-
-
-def start_worker() -> subprocess.Popen[str]:
-    """Start the real worker."""
-    command = [sys.executable, "-m", "inshrink_app.jobs.worker"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def wait(job: Job, seconds: float = 60) -> Job:
@@ -52,9 +48,13 @@ def wait(job: Job, seconds: float = 60) -> Job:
     return job
 
 
-def start(jobs: JobRegistry, key: str = "key", **request: Any) -> Job:
-    """Start a job whose result is the text of its output."""
-    return jobs.start(key, {"text": "result", **request}, Path.read_text)
+def text_of(path: Path) -> str:
+    return str(json.loads(path.read_text())[-1]["text"])
+
+
+def start(jobs: JobRegistry, key: str = "key", *more: list[str]) -> Job:
+    """Start a job whose result is the text of its last command."""
+    return jobs.start(key, {"commands": [*more, ["verify", "result"]]}, text_of)
 
 
 def test_a_finished_job_has_its_result_and_its_progress() -> None:
@@ -74,9 +74,48 @@ def test_the_same_question_is_worked_on_once() -> None:
     assert jobs.get("other") is None
 
 
-def test_a_problem_of_the_worker_is_passed_on() -> None:
+def test_a_check_that_failed_is_a_result() -> None:
+    job = wait(start(registry(FINDING)))
+    assert (job.state, job.result) == ("finished", "found")
+
+
+def test_commands_run_one_after_the_other_and_what_they_made_for_each_other_goes(tmp_path: Path) -> None:
+    script = TELL + "open(sys.argv[2], 'a').write('x'); tell(1, 2); print(json.dumps({'text': sys.argv[2]}))"
+    between, target = tmp_path / "between", tmp_path / "target"
+    jobs = JobRegistry(scripted(script))
+    commands = [["compress", str(between)], ["export", str(target)]]
+    job = wait(jobs.start("key", {"commands": commands, "scratch": [str(between)]}, text_of))
+    assert (job.state, job.result, job.fraction) == ("finished", str(target), 1.0)
+    assert (between.exists(), target.exists()) == (False, True)
+
+
+def test_a_job_may_keep_files_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    jobs = JobRegistry(scripted(WELL_BEHAVED), tmp_path)
+    job = wait(jobs.start("key", {"commands": [["bench", "{job}/points"]]}, text_of))
+    assert job.result == str(tmp_path / job.job_id / "points")
+
+
+def test_a_comparison_that_goes_on_measures_no_step_again() -> None:
+    words = ["compare", "a.inshrink", "--against", "run", "--steps", "10,20,30"]
+    told = [{"of": "a.inshrink", "step": 10}, {"of": "b.inshrink", "step": 20}]
+    assert what_is_left(words, told) == [*words[:-1], "20,30"]
+    assert what_is_left(words, [{"of": "a.inshrink", "step": step} for step in (10, 20, 30)]) is None
+    assert what_is_left(["verify", "a.inshrink"], told) == ["verify", "a.inshrink"]
+
+
+def test_the_remaining_time_leaves_out_what_it_took_to_begin() -> None:
+    job = Job(state="running", started_at=time.time() - 100)
+    job.advance(1, 11, "trial 1")
+    assert job.seconds_left is None
+    assert job._pace_from is not None
+    job._pace_from = (time.time() - 2, 1)
+    job.advance(3, 11, "trial 3")
+    assert job.seconds_left == pytest.approx(8, abs=1)
+
+
+def test_a_problem_of_a_command_is_passed_on() -> None:
     job = wait(start(registry(REFUSING)))
-    assert (job.state, job.problem) == ("failed", Problem("a", "b", "c", "d"))
+    assert (job.state, job.problem) == ("failed", Problem("a", "b", "c"))
 
 
 @pytest.mark.parametrize("script", [DYING, BABBLING, EMPTY_HANDED])
@@ -90,7 +129,7 @@ def test_a_worker_that_ends_without_a_result_fails_in_words(script: str) -> None
 
 def test_a_result_that_cannot_be_loaded_fails_in_words() -> None:
     jobs = registry(WELL_BEHAVED)
-    job = wait(jobs.start("key", {"text": "no JSON"}, lambda path: json.loads(path.read_text())))
+    job = wait(jobs.start("key", {"commands": [["verify", "x"]]}, lambda path: json.loads("no JSON")))
     assert job.state == "failed"
 
 
@@ -110,32 +149,6 @@ def test_a_failed_job_can_be_started_anew() -> None:
     assert start(jobs) is not first
 
 
-def test_the_worker_leaves_when_the_explorer_does(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", tuple(range(1, 9)))
-    worker = start_worker()
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    with worker.stdin, worker.stdout:
-        request = {"path": str(run), "metric": "magnitude", "output": str(tmp_path / "result")}
-        worker.stdin.write(json.dumps(request) + "\n")
-        worker.stdin.close()
-        assert worker.wait(60) != 0
-    assert not (tmp_path / "result").exists()
-
-
-def test_the_worker_reports_what_the_engine_refuses(tmp_path: Path) -> None:
-    request = {"path": str(tmp_path / "nothing"), "metric": "magnitude", "output": str(tmp_path / "out")}
-    worker = start_worker()
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    with worker.stdin, worker.stdout:
-        worker.stdin.write(json.dumps(request) + "\n")
-        worker.stdin.flush()
-        message = json.loads(worker.stdout.readline())
-        assert worker.wait(60) == 2
-    assert "nothing" in " ".join(message["problem"])
-
-
 def test_results_of_older_jobs_leave_memory_and_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inshrink_app.jobs.registry._MAX_RESULTS", 1)
     jobs = registry(WELL_BEHAVED)
@@ -143,7 +156,7 @@ def test_results_of_older_jobs_leave_memory_and_are_read_again(monkeypatch: pyte
     wait(start(jobs, "b"))
     wait(start(jobs, "c"))
     assert first.result is None
-    again = jobs.get(json.loads(first.key), Path.read_text)
+    again = jobs.get(json.loads(first.key), text_of)
     assert again is first
     assert again.result == "result"
 
@@ -173,7 +186,7 @@ def test_a_queued_job_can_be_cancelled_before_it_begins_and_asked_for_again(tmp_
     assert (second.state, second.process, jobs.place(second)) == ("cancelled", None, None)
     assert json.loads((tmp_path / second.job_id / "job.json").read_text())["state"] == "cancelled"
     assert jobs.place(third) == 1
-    assert jobs.resume(second.job_id, Path.read_text) is second
+    assert jobs.resume(second.job_id, text_of) is second
     assert (second.state, jobs.place(second)) == ("queued", 2)
     for job in (second, third, first):
         jobs.stop(job)
@@ -181,7 +194,7 @@ def test_a_queued_job_can_be_cancelled_before_it_begins_and_asked_for_again(tmp_
 
 def test_a_queued_job_is_interrupted_by_the_end_of_its_explorer(tmp_path: Path) -> None:
     jobs = JobRegistry(scripted(STUCK), tmp_path, most=1)
-    first, second = start(jobs, "a", task="verify"), start(jobs, "b", task="verify")
+    first, second = start(jobs, "a"), start(jobs, "b")
     other = JobRegistry(scripted(STUCK), tmp_path, most=1)
     seen = other.find(second.job_id)
     assert seen is not None
@@ -192,14 +205,14 @@ def test_a_queued_job_is_interrupted_by_the_end_of_its_explorer(tmp_path: Path) 
     second.folder.release_lock()
     assert other.find(second.job_id) is seen
     assert seen.state == "interrupted"
-    assert other.resume(second.job_id, Path.read_text) is seen
+    assert other.resume(second.job_id, text_of) is seen
     assert seen.state == "running"
     other.stop(seen)
     jobs.stop(first)
 
 
 def test_a_job_that_the_system_does_not_start_fails_in_words_and_lets_the_next_one_in(tmp_path: Path) -> None:
-    def refuse(request: object, errors: object) -> Any:
+    def refuse(words: object, is_trusted: object) -> Any:
         raise OSError(11, "Resource temporarily unavailable")
 
     jobs = JobRegistry(refuse, tmp_path, most=1)

@@ -39,7 +39,7 @@ def test_without_jobs_the_page_says_what_will_stand_there(root: Path, jobs: Stub
 def test_every_state_is_named_and_offers_what_can_be_done(
     root: Path, jobs: StubJobs, state: str, offered: str
 ) -> None:
-    job = jobs.put("verify", state, path=str(root / "run.inshrink"))
+    job = jobs.put(["verify", str(root / "run.inshrink")], state=state)
     if state == "failed":
         job.problem = Problem("a frame is damaged", "frame 3", "restore a backup")
     app = explorer("jobs")
@@ -53,7 +53,7 @@ def test_every_state_is_named_and_offers_what_can_be_done(
 
 
 def test_cancel_and_resume_do_so(root: Path, jobs: StubJobs) -> None:
-    job = jobs.put("verify", "running", path=str(root / "run.inshrink"))
+    job = jobs.put(["verify", str(root / "run.inshrink")], state="running")
     app = explorer("jobs")
     button(app, "Cancel").click().run()
     assert job.state == "cancelled"
@@ -63,7 +63,7 @@ def test_cancel_and_resume_do_so(root: Path, jobs: StubJobs) -> None:
 
 
 def test_progress_says_how_long_it_took_and_may_take(root: Path, jobs: StubJobs) -> None:
-    jobs.put("verify", "running", path=str(root / "run.inshrink"))
+    jobs.put(["verify", str(root / "run.inshrink")], state="running")
     app = explorer("jobs")
     assert not app.exception
     (bar,) = app.get("progress")
@@ -74,7 +74,7 @@ def test_progress_says_how_long_it_took_and_may_take(root: Path, jobs: StubJobs)
 
 def test_the_result_is_shown_on_its_page(root: Path, jobs: StubJobs) -> None:
     (root / "empty").mkdir()
-    jobs.put("sensitivity", "finished", path=str(root / "empty"), metric="fisher")
+    jobs.put(["sensitivity", str(root / "empty"), "--metric", "fisher"], shown=str(root / "empty"))
     app = explorer("jobs")
     assert "Measure fisher of empty" in texts(app)
     button(app, "Show the result").click().run()
@@ -82,8 +82,10 @@ def test_the_result_is_shown_on_its_page(root: Path, jobs: StubJobs) -> None:
 
 
 def test_jobs_about_files_outside_of_the_roots_are_not_shown(root: Path, jobs: StubJobs) -> None:
-    jobs.put("verify", "finished", path="/etc/secret.inshrink")
-    jobs.put("compare", "interrupted", path=str(root / "run"), archives=["/etc/secret.inshrink"])
+    jobs.put(["verify", "/etc/secret.inshrink"])
+    jobs.put(["compare", str(root / "a"), "--against", "/etc/secret.inshrink"], state="interrupted")
+    jobs.put(["compare", str(root / "a"), "--evaluator", "/etc/secret.py:evaluate"], state="interrupted")
+    jobs.put(["export", str(root / "a"), "--pack", str(root / "b")], scratch=["/etc/secret"])
     app = explorer("jobs")
     assert "secret" not in texts(app)
     assert "No jobs yet" in texts(app)
@@ -92,7 +94,7 @@ def test_jobs_about_files_outside_of_the_roots_are_not_shown(root: Path, jobs: S
 
 
 def test_names_are_shown_as_text(root: Path, jobs: StubJobs) -> None:
-    job = jobs.put("verify", "running", path=str(root / "**b** [x](javascript:1).inshrink"))
+    job = jobs.put(["verify", str(root / "**b** [x](javascript:1).inshrink")], state="running")
     job.item = "<script>alert(1)</script>"
     app = explorer("jobs")
     assert not app.exception
@@ -103,8 +105,8 @@ def test_names_are_shown_as_text(root: Path, jobs: StubJobs) -> None:
 def test_the_job_of_the_link_comes_first_with_its_log_open(
     root: Path, jobs: StubJobs, tmp_path: Path
 ) -> None:
-    wanted = jobs.put("verify", "finished", path=str(root / "old.inshrink"))
-    jobs.put("verify", "finished", path=str(root / "new.inshrink"))
+    wanted = jobs.put(["verify", str(root / "old.inshrink")], state="finished")
+    jobs.put(["verify", str(root / "new.inshrink")], state="finished")
     wanted.folder = JobFolder(tmp_path / "log")
     wanted.folder.make()
     wanted.folder.log("checked everything")
@@ -117,8 +119,8 @@ def test_the_job_of_the_link_comes_first_with_its_log_open(
 
 
 def test_ended_jobs_can_be_cleared_and_running_ones_stay(root: Path, jobs: StubJobs) -> None:
-    jobs.put("verify", "finished", path=str(root / "a.inshrink"))
-    jobs.put("verify", "running", path=str(root / "b.inshrink"))
+    jobs.put(["verify", str(root / "a.inshrink")], state="finished")
+    jobs.put(["verify", str(root / "b.inshrink")], state="running")
     app = explorer("jobs")
     button(app, "Clear ended jobs").click().run()
     assert not app.exception
@@ -127,7 +129,7 @@ def test_ended_jobs_can_be_cleared_and_running_ones_stay(root: Path, jobs: StubJ
 
 def test_many_jobs_are_cut_to_the_newest_and_all_stand_in_the_table(root: Path, jobs: StubJobs) -> None:
     for position in range(50):
-        jobs.put("verify", "finished", path=str(root / f"{position}.inshrink"))
+        jobs.put(["verify", str(root / f"{position}.inshrink")], state="finished")
     app = explorer("jobs")
     assert not app.exception
     assert "The newest 20 of 50" in texts(app)
@@ -135,7 +137,7 @@ def test_many_jobs_are_cut_to_the_newest_and_all_stand_in_the_table(root: Path, 
 
 
 def test_the_filter_narrows_the_list_and_says_when_nothing_is_left(root: Path, jobs: StubJobs) -> None:
-    jobs.put("verify", "finished", path=str(root / "a.inshrink"))
+    jobs.put(["verify", str(root / "a.inshrink")], state="finished")
     app = explorer("jobs")
     app.segmented_control(key="jobs.filter").set_value("running").run()
     assert not app.exception

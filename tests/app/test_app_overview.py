@@ -106,9 +106,9 @@ def test_overview_tells_the_disk_saved_and_the_worst_drop_of_the_newest_comparis
     )
     row = {"step": 20, "original": 2.0, "restored": 2.1, "drop": 0.05, "divergence": None, "metric": "loss"}
     row |= {"stale_drop": None, "stale_divergence": None, "direction": "lower", "n": None}
-    found = {"archives": {str(facts.path): {"steps": [row]}}}
     key = ("compare", "", f"{facts.path} {facts.nbytes} 40")
-    jobs.put("compare", "finished", key=key, result=found, path=str(archived))
+    job = jobs.put(["compare", str(facts.path), "--against", str(archived)], key=key)
+    job.rows.append(row | {"of": str(facts.path)})
     app = explorer("overview", run=str(archived))
     told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
     assert told["Worst drop"] == ("5 %", "step 20")

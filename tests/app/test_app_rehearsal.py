@@ -50,19 +50,18 @@ def test_a_rehearsal_on_the_page_really_trains_and_restores_every_bit_losslessly
     button(app, "Rehearse").click().run()
     assert not app.exception
     (job,) = running.jobs().jobs()
-    assert job.task == "rehearse"
+    assert job.verb == "rehearse"
     wait_for(job)
 
-    # Each pair of trainings was told as soon as it was done.
-    assert [len(row["curves"]) for row in job.rows] == [1, 1]
+    # The pairs of trainings that are done are there while others run.
     so_far = rehearsal_so_far(job)
     assert so_far is not None
-    assert [curve.seed for curve in so_far.curves] == [0, 1]
-    found = services.rehearsal(services.read_result(job))
-    assert found.restored_at == (10,)
-    assert all(curve.uninterrupted == curve.restored for curve in found.curves)
-    assert found.curves[0].uninterrupted != found.curves[1].uninterrupted
-    assert found.excess == 0.0
+    assert [curve["seed"] for curve in so_far["curves"]] == [0, 1]
+    found = services.read_result(job)
+    assert found["restored_at"] == [10]
+    assert all(curve["uninterrupted"] == curve["restored"] for curve in found["curves"])
+    assert found["curves"][0]["uninterrupted"] != found["curves"][1]["uninterrupted"]
+    assert found["excess"] == 0.0
 
     app.run()
     assert not app.exception
@@ -70,14 +69,16 @@ def test_a_rehearsal_on_the_page_really_trains_and_restores_every_bit_losslessly
     assert {metric.label: metric.value for metric in app.metric}["Excess at the end"] == "0 %"
 
     # The trainings it kept open as a saved rehearsal, with the same curves.
-    (root / "kept").symlink_to(job.request["folder"])
-    folder = Path(job.request["folder"])
+    folder = services.rehearsals_folder()
+    (root / "kept").symlink_to(folder)
     copied = root / "copied"
     (copied / "results").mkdir(parents=True)
     for path in (folder / "results").iterdir():
         (copied / "results" / path.name).write_bytes(path.read_bytes())
     (again,) = services.saved_rehearsals(str(copied))
-    assert (again.curves, again.restored_at, again.metric) == (found.curves, found.restored_at, found.metric)
+    names = ("seed", "steps", "uninterrupted", "restored")
+    assert again["curves"] == [{name: curve[name] for name in names} for curve in found["curves"]]
+    assert (again["restored_at"], again["metric"]) == (found["restored_at"], found["metric"])
     with pytest.raises(ServiceError, match="outside"):
         services.saved_rehearsals(str(root / "kept"))
 

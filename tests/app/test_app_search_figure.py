@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from inshrink_app import services
 from inshrink_app.pages.search import figure as search_figure
-from inshrink_app.pages.search.tables import Searched, front
+from inshrink_app.services import Searched, front
 
 from tests.app.job_stubs import StubJobs, jobs
 from tests.app.search_builders import document, point, put, trial
@@ -35,7 +35,7 @@ def test_a_failure_keeps_no_bound_and_a_missing_figure_none_either(jobs: StubJob
 
 def test_of_a_search_for_a_ratio_a_point_is_judged_by_it(jobs: StubJobs) -> None:
     told = document(best=None, bounds={"drop": None, "divergence": None})
-    left = put(jobs, Path("/runs/x"), result=told, target_ratio=15.0, max_drop=None)
+    left = put(jobs, Path("/runs/x"), "finished", told, "--target-ratio", "15")
     found = services.searched(left)
     assert [found.verdict(one) for one in found.points] == [
         "below the ratio",

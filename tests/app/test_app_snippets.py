@@ -92,5 +92,5 @@ def test_comparing_and_restoring(
 
 def test_the_page_of_jobs(archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(archived.parent)
-    jobs.put("verify", "finished", path=str(archived.with_name("run.inshrink")))
+    jobs.put(["verify", str(archived.with_name("run.inshrink")), "--deep"])
     run_both(explorer("jobs"), archived.parent)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from inshrink_app.services import running
@@ -28,17 +26,11 @@ def evaluate(state):
 """
 
 
-def work(request: dict[str, Any], folder: Path) -> tuple[int, str]:
-    """Have a worker answer a request, and return its exit code and what it told."""
-    with (folder / "errors").open("wb") as errors:
-        worker = running.start_worker(request, errors)
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    with worker.stdin, worker.stdout:
-        worker.stdin.write(json.dumps({**request, "output": str(folder / "out")}) + "\n")
-        worker.stdin.flush()
-        told = worker.stdout.read()
-        return worker.wait(120), told + (folder / "errors").read_text()
+def work(words: list[str], is_trusted: bool) -> tuple[int, str, str]:
+    """Have a command run as the explorer starts it; return exit code, document and what else it told."""
+    process = running.start_command(words, is_trusted)
+    output, told = process.communicate(timeout=120)
+    return process.returncode, output, told
 
 
 def stand_in(folder: Path, traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +45,7 @@ def test_a_worker_executes_nothing_of_the_folder_that_the_explorer_was_started_i
 ) -> None:
     run = write_run(tmp_path / "downloaded")
     stand_in(run, tmp_path / "traces", monkeypatch)
-    code, told = work({"task": "sensitivity", "path": str(run), "metric": "magnitude"}, tmp_path)
+    code, _, told = work(["sensitivity", str(run), "--metric", "magnitude"], is_trusted=False)
     assert (code, executed(tmp_path / "traces")) == (0, []), told
 
 
@@ -65,29 +57,22 @@ def test_a_comparison_executes_the_evaluator_that_is_trusted_and_nothing_else_of
     judge.write_text(JUDGE)
     stand_in(archived, tmp_path / "traces", monkeypatch)
     monkeypatch.setenv("MY_DATA", "kept")
-    request = {
-        "task": "compare",
-        "path": str(archived),
-        "archives": [str(archived.with_name("run.inshrink"))],
-        "steps": [10, 20],
-        "evaluator": f"{judge}:evaluate",
-        "trusted": hashlib.sha256(judge.read_bytes()).hexdigest(),
-    }
-    code, told = work(request, tmp_path)
+    archive = str(archived.with_name("run.inshrink"))
+    words = ["compare", archive, "--against", str(archived), "--steps", "10,20"]
+    code, output, told = work([*words, "--evaluator", f"{judge}:evaluate"], is_trusted=True)
     assert (code, executed(tmp_path / "traces")) == (0, []), told
-    assert (tmp_path / "out").exists()
+    assert [row["step"] for row in json.loads(output)["steps"]] == [10, 20]
 
 
-@pytest.mark.parametrize(("trusted", "is_given"), [("", False), ("digest", True)])
+@pytest.mark.parametrize(("trusted", "is_given"), [(False, False), (True, True)])
 def test_only_a_worker_that_starts_trusted_code_gets_the_users_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: str, is_given: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool, is_given: bool
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    with (tmp_path / "errors").open("wb") as errors:
-        worker = running.start_worker({"task": "compare", "trusted": trusted}, errors)
+    worker = running.start_command(["verify", str(tmp_path)], trusted)
     process, until = Path(f"/proc/{worker.pid}"), time.monotonic() + 60
     # Until it has become another program, it has nothing, or what its parent has.
-    while b"inshrink_app.jobs.worker" not in (process / "cmdline").read_bytes() and time.monotonic() < until:
+    while b"inshrink_core.cli" not in (process / "cmdline").read_bytes() and time.monotonic() < until:
         time.sleep(0.01)
     given = (process / "environ").read_bytes()
     directory = Path(f"/proc/{worker.pid}/cwd").readlink()

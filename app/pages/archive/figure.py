@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.pages.archive.tables import ChainFrame
+from inshrink_app.services import ChainFrame
 from inshrink_app.theme import CATEGORICAL, GAP
 from inshrink_app.widgets.figures import thinned, title
 from inshrink_app.widgets.formatting import bytes_text, count_text, ratio_text

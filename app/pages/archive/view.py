@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
+from inshrink_app.pages.archive import cards
 from inshrink_app.pages.archive import figure as chain_figure
-from inshrink_app.pages.archive import prune_card, verify_card
-from inshrink_app.pages.archive.tables import Chain
-from inshrink_app.widgets import archive_picker, figures, listing, problem, snippets, subject
+from inshrink_app.pages.search.config import config_words
+from inshrink_app.services import Chain
+from inshrink_app.widgets import archive_picker, facts, figures, listing, problem, snippets, subject
 from inshrink_app.widgets.formatting import (
     bytes_text,
     count_text,
@@ -33,7 +32,8 @@ def render() -> None:
     chosen = archive_picker.choose(shown)
     if chosen is None:
         archive_picker.none_yet("An archive holds the checkpoints as a chain of keyframes and deltas.")
-        snippets.show(*_make_snippet(str(shown.path)))
+        run = str(shown.path)
+        snippets.of([["compress", run, "-o", f"{run.rstrip('/')}.inshrink"]])
         return
     try:
         chain = services.chain_of(str(chosen.path))
@@ -60,83 +60,54 @@ def _sections(chain: Chain) -> None:
     _facts(chain)
     _warnings(chain)
     _graph(chain)
-    verify_card.show(chain)
-    rules = prune_card.show(chain)
+    cards.verify(chain)
+    rules = cards.prune(chain)
     _frames(chain)
-    path = str(chain.path)
-    snippets.show(
-        f"inshrink verify {shlex.quote(path)} --deep" + _prune_command(path, rules),
-        f"import inshrink_core\n\nfound = inshrink_core.verify({path!r}, deep=True)\n"
-        f"print('sound' if found.ok else found.problems)\n"
-        f"for frame in inshrink_core.open({path!r}).frames:\n"
-        "    print(frame.step, frame.kind, frame.nbytes)" + _prune_python(path, rules),
-    )
-
-
-def _prune_command(path: str, rules: services.PruneRules) -> str:
-    """Return the dry run of the rules on screen as a command."""
-    if not rules.says_something:
-        return ""
-    options = [f" --keep-every {rules.keep_every}"] if rules.keep_every else []
-    options += [f" --keep-last {rules.keep_last}"] if rules.keep_last else []
-    options += [f" --keep {','.join(map(str, rules.keep))}"] if rules.keep else []
-    options += [" --drop-branches"] if rules.drop_branches else []
-    options += [" --smallest"] if rules.smallest else []
-    return f"\ninshrink prune {shlex.quote(path)}{''.join(options)}"
-
-
-def _prune_python(path: str, rules: services.PruneRules) -> str:
-    """Return the dry run of the rules on screen as Python lines."""
-    if not rules.says_something:
-        return ""
-    said = ", ".join(f"{name}={value!r}" for name, value in rules._asdict().items() if value)
-    return f"\n\nplan = inshrink_core.verbs.prune({path!r}, {said})\nprint(plan.freed)"
-
-
-def _make_snippet(run: str) -> tuple[str, str]:
-    """Return how an archive is made without the explorer."""
-    target = f"{run.rstrip('/')}.inshrink"
-    return (
-        f"inshrink compress {shlex.quote(run)} -o {shlex.quote(target)}",
-        f"import inshrink_core\n\nreport = inshrink_core.compress({run!r}, {target!r})\nprint(report.size)",
-    )
+    planned = [rules.words(chain)] if rules.says_something else []
+    snippets.of([["verify", str(chain.path), "--deep"], *planned])
 
 
 def _facts(chain: Chain) -> None:
     """Draw the row of figures that every reader wants first."""
     is_partial = any(frame.damage for frame in chain.frames)
-    line = sorted({frame.step for frame in chain.frames if frame.on_line})
-    facts = [
-        ("Frames", count_text(len(chain.frames)), counted(chain.n_keyframes, "keyframe"), None),
-        ("Steps", count_text(len(line)), steps_text(line), "Steps on the newest line of training."),
-        (
-            "Branches",
-            count_text(chain.n_branches),
-            "one line" if chain.n_branches == 1 else "lines of training",
-            "A branch begins where training was restored and went another way.",
-        ),
-        (
-            "Size",
-            bytes_text(chain.nbytes),
-            "with unreadable frames" if is_partial else f"of {bytes_text(chain.raw_bytes)} raw",
-            "One packed file." if chain.is_packed else "A folder of frames and a manifest.",
-        ),
-        (
-            "Ratio in all",
-            ratio_text(chain.ratio_total),
-            "of the readable frames" if is_partial else f"weights {ratio_text(chain.ratio_weights)}",
-            "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
-        ),
-    ]
-    with st.container(horizontal=True):
-        for label, value, below, tip in facts:
-            st.metric(label, value, delta=below, delta_color="off", delta_arrow="off", border=True, help=tip)
-    written = ", ".join(chain.settings)
-    st.caption(
-        markdown_text(
-            f"Codec {chain.codec}, optimizer state {chain.optimizer}" + (f" · {written}" if written else "")
-        )
+    n_branches = chain.n_branches
+    facts.row(
+        [
+            ("Frames", count_text(len(chain.frames)), counted(chain.n_keyframes, "keyframe")),
+            (
+                "Steps",
+                count_text(len(chain.steps)),
+                steps_text(chain.steps),
+                "Steps on the newest line of training.",
+            ),
+            (
+                "Branches",
+                count_text(n_branches),
+                "one line" if n_branches == 1 else "lines of training",
+                "A branch begins where training was restored and went another way.",
+            ),
+            (
+                "Size",
+                bytes_text(chain.nbytes),
+                "with unreadable frames" if is_partial else f"of {bytes_text(chain.raw_bytes)} raw",
+                "One packed file." if chain.is_packed else "A folder of frames and a manifest.",
+            ),
+            (
+                "Ratio in all",
+                ratio_text(chain.ratio_total),
+                "of the readable frames" if is_partial else f"weights {ratio_text(chain.ratio_weights)}",
+                "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
+            ),
+        ]
     )
+    parts = [f"Codec {chain.codec}, optimizer state {chain.optimizer}"]
+    parts += [", ".join(f"{name}={value}" for name, value in chain.config.items())] if chain.config else []
+    st.caption(markdown_text(" · ".join(parts)))
+    if chain.overrides:
+        words = config_words({"override": chain.overrides})
+        st.caption(
+            markdown_text(f"Of some tensors instead ({counted(len(chain.overrides), 'override')}): {words}")
+        )
 
 
 def _warnings(chain: Chain) -> None:

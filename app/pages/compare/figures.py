@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.pages.compare.tables import Comparison, RehearsalResult
+from inshrink_app.services import Compared
 from inshrink_app.theme import CATEGORICAL, GAP
 from inshrink_app.widgets.figures import log_ticks, steps_axis, title
 from inshrink_app.widgets.formatting import elide, html_text
@@ -21,12 +22,13 @@ _LEFT_ALONE = CATEGORICAL[0]
 _BOUND = CATEGORICAL[5]
 
 
-def metric_figure(found: Sequence[Comparison]) -> go.Figure:
+def metric_figure(found: Sequence[Compared]) -> go.Figure:
     """Draw the metric by step: as trained, and as restored from each archive."""
     figure = go.Figure()
     originals = {row.step: row for one in found for row in one.steps}
     rows = [originals[step] for step in sorted(originals)]
-    errors = [row.standard_error for row in rows]
+    known = {step: error for one in found for step, error in one.standard_errors.items()}
+    errors = [known.get(row.step) for row in rows]
     metric = html_text(found[0].metric) if found else ""
     figure.add_trace(
         go.Scatter(
@@ -48,8 +50,8 @@ def metric_figure(found: Sequence[Comparison]) -> go.Figure:
     return figure
 
 
-def drop_figure(found: Sequence[Comparison], bound: float) -> go.Figure:
-    """Draw the relative drop by step in percent, the bound, and the stale copy.
+def drop_figure(found: Sequence[Compared], bound: float) -> go.Figure:
+    """Draw the relative drop by step in percent, the bound, and the previous checkpoint.
 
     Parameters
     ----------
@@ -61,7 +63,9 @@ def drop_figure(found: Sequence[Comparison], bound: float) -> go.Figure:
     figure = go.Figure()
     stale = {row.step: row.stale_drop for one in found for row in one.steps if row.stale_drop is not None}
     _stale(
-        figure, {step: 100 * value for step, value in stale.items()}, "stale copy, step %{x:,}<br>%{y:.3g} %"
+        figure,
+        {step: 100 * value for step, value in stale.items()},
+        "previous checkpoint, step %{x:,}<br>%{y:.3g} %",
     )
     for position, one in enumerate(found):
         values = [math.nan if row.drop is None else 100 * row.drop for row in one.steps]
@@ -76,11 +80,11 @@ def drop_figure(found: Sequence[Comparison], bound: float) -> go.Figure:
     return figure
 
 
-def divergence_figure(found: Sequence[Comparison]) -> go.Figure:
+def divergence_figure(found: Sequence[Compared]) -> go.Figure:
     """Draw the divergence of the predictions by step, on a logarithmic axis; zero is not on it."""
     figure = go.Figure()
     stale = {row.step: row.stale_divergence for one in found for row in one.steps if row.stale_divergence}
-    _stale(figure, stale, "stale copy, step %{x:,}<br>%{y:.3g} nats")
+    _stale(figure, stale, "previous checkpoint, step %{x:,}<br>%{y:.3g} nats")
     for position, one in enumerate(found):
         figure.add_trace(
             _line(
@@ -94,7 +98,7 @@ def divergence_figure(found: Sequence[Comparison]) -> go.Figure:
 
 
 def _line(
-    one: Comparison, values: Sequence[float], position: int, what: str, form: str, unit: str = ""
+    one: Compared, values: Sequence[float], position: int, what: str, form: str, unit: str = ""
 ) -> go.Scatter:
     """Draw one archive, told apart by colour, mark and name."""
     name = html_text(elide(one.name, _NAME_WIDTH))
@@ -116,7 +120,7 @@ def _stale(figure: go.Figure, values: dict[int, float], hover: str) -> None:
             go.Scatter(
                 x=sorted(values),
                 y=np.asarray([values[step] for step in sorted(values)], dtype=np.float64),
-                name="Stale copy",
+                name="Previous checkpoint",
                 mode="lines",
                 line={"color": GAP, "width": 1.5, "dash": "dash"},
                 hovertemplate=f"{hover}<extra></extra>",
@@ -134,23 +138,24 @@ def _lay_out(figure: go.Figure, y: str) -> None:
     figure.update_yaxes(title=title(y), automargin=True, nticks=6)
 
 
-def rehearsal_figure(found: RehearsalResult) -> go.Figure:
+def rehearsal_figure(found: Mapping[str, Any]) -> go.Figure:
     """Draw trainings with failures against the range of those without: the noise of the seeds."""
     figure = go.Figure()
-    steps = list(found.curves[0].steps) if found.curves else []
-    calm = np.asarray([curve.uninterrupted for curve in found.curves], dtype=np.float64)
-    failed = np.asarray([curve.restored for curve in found.curves], dtype=np.float64)
-    metric = html_text(found.metric)
+    curves = found["curves"]
+    steps = list(curves[0]["steps"]) if curves else []
+    calm = np.asarray([curve["uninterrupted"] for curve in curves], dtype=np.float64)
+    failed = np.asarray([curve["restored"] for curve in curves], dtype=np.float64)
+    metric = html_text(str(found["metric"]))
     if calm.size:
         band = {"x": steps, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
-        if len(found.curves) > 1:
+        if len(curves) > 1:
             figure.add_trace(go.Scatter(y=calm.max(axis=0), showlegend=False, **band))
             figure.add_trace(
                 go.Scatter(
                     y=calm.min(axis=0),
                     fill="tonexty",
                     fillcolor="rgba(0, 114, 178, 0.22)",
-                    name=f"Range of {len(found.curves)} seeds, uninterrupted",
+                    name=f"Range of {len(curves)} seeds, uninterrupted",
                     **band,
                 )
             )
@@ -169,7 +174,7 @@ def rehearsal_figure(found: RehearsalResult) -> go.Figure:
                     hovertemplate=f"{name}, step %{{x:,}}<br>{metric} %{{y:.5g}}<extra></extra>",
                 )
             )
-    for step in found.restored_at:
+    for step in found["restored_at"]:
         figure.add_vline(x=step, line={"color": GAP, "width": 1, "dash": "dot"})
     _lay_out(figure, metric)
     figure.update_layout(height=340)

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-import shlex
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.pages.archive import restore_card, tensor_errors
-from inshrink_app.pages.archive.tables import ArchiveChoice
-from inshrink_app.pages.compare import rehearsal as rehearsal_card
-from inshrink_app.pages.compare import result as comparison_result
-from inshrink_app.pages.compare import saved_rehearsals
-from inshrink_app.services import EvaluatorCode
-from inshrink_app.widgets import archive_picker, evaluator_consent, job_card, problem, snippets, subject
-from inshrink_app.widgets.formatting import count_text, inked
+from inshrink_app.jobs.commands import option
+from inshrink_app.jobs.job import Job
+from inshrink_app.pages.compare import figures as comparison_figures
+from inshrink_app.pages.compare import rehearsals, tensors
+from inshrink_app.services import Chain, Compared, EvaluatorCode
+from inshrink_app.widgets import (
+    archive_picker,
+    evaluator_consent,
+    facts,
+    figures,
+    job_card,
+    listing,
+    problem,
+    snippets,
+    subject,
+)
+from inshrink_app.widgets.formatting import (
+    count_text,
+    elide,
+    fixed_format,
+    html_text,
+    inked,
+    markdown_text,
+    percent_text,
+    value_text,
+)
 from inshrink_app.widgets.tables import ServiceError, Subject
 
 _BOUND = "bound"
@@ -23,6 +42,7 @@ _WHICH = {"some": "A spread of steps", "all": "All steps", "chosen": "Chosen ste
 
 # Steps that are compared to begin with: enough to see a course, few enough to wait for.
 _SPREAD = 8
+_NAME_WIDTH = 40
 
 
 def render() -> None:
@@ -43,22 +63,23 @@ def render() -> None:
     archives, steps, bound = _choices(original, choices)
     judge = _compare(original, archives, steps, bound)
     if archives:
-        tensor_errors.show(shown, original, archives)
-        restore_card.show(shown, archives)
+        tensors.errors(shown, original, archives)
+        tensors.restore(shown, archives)
     _rehearsal(original)
     _snippet(original, archives[0] if archives else None, steps, judge)
 
 
-def _follow_link(original: Subject, choices: tuple[ArchiveChoice, ...]) -> None:
+def _follow_link(original: Subject, choices: tuple[Chain, ...]) -> None:
     """Choose what the comparison of a link is about, once; the reader may choose otherwise then."""
     job = services.linked_job(state.choice_text("job"), "compare", original.path)
-    if job is None or st.session_state.get("compare.followed") == job.job_id:
+    if job is None or job.verb != "compare" or st.session_state.get("compare.followed") == job.job_id:
         return
     st.session_state["compare.followed"] = job.job_id
     known = {str(one.path) for one in choices}
-    st.session_state["compare.archives"] = [one for one in job.request["archives"] if one in known]
+    st.session_state["compare.archives"] = [words[1] for words in job.commands if words[1] in known]
     st.session_state["compare.which"] = "chosen"
-    st.session_state["compare.steps"] = [step for step in job.request["steps"] if step in original.steps]
+    told = [step for words in job.commands for step in (option(words, "--steps") or "").split(",")]
+    st.session_state["compare.steps"] = [step for step in original.steps if str(step) in told]
 
 
 def _original(shown: Subject) -> Subject | None:
@@ -100,8 +121,8 @@ def _ask_for_original(shown: Subject) -> None:
 
 
 def _choices(
-    original: Subject, choices: tuple[ArchiveChoice, ...]
-) -> tuple[tuple[ArchiveChoice, ...], tuple[int, ...], float]:
+    original: Subject, choices: tuple[Chain, ...]
+) -> tuple[tuple[Chain, ...], tuple[int, ...], float]:
     """Draw the choice of archives, steps and bound, and return them."""
     with st.container(border=True):
         st.header("What to compare", anchor=False)
@@ -164,7 +185,7 @@ def _spread(steps: list[int]) -> tuple[int, ...]:
 
 
 def _compare(
-    original: Subject, archives: tuple[ArchiveChoice, ...], steps: tuple[int, ...], bound: float
+    original: Subject, archives: tuple[Chain, ...], steps: tuple[int, ...], bound: float
 ) -> EvaluatorCode | None:
     """Draw the comparison by the task metric, or what is needed for it; return the evaluator."""
     with st.container(border=True):
@@ -175,12 +196,12 @@ def _compare(
         judge, trusted = evaluator_consent.ask(original)
         if judge is None:
             return None
-        job = services.compare_job(original, archives, steps, judge.spec)
+        job = services.compare_job(original, archives, steps, judge)
         if job is not None and job.is_running:
-            comparison_result.live(job, bound)
+            _live(job, bound)
             return judge
         if job is not None and job.state == "finished":
-            comparison_result.show(job, bound)
+            _found(job, bound)
         elif job is not None:
             job_card.stopped(job, primary=False)
         again = job is not None and job.state == "finished"
@@ -205,29 +226,164 @@ def _rehearsal(original: Subject) -> None:
     """Draw the failure rehearsal of a sample, and those saved elsewhere."""
     training = services.training_of(original)
     if training is not None:
-        rehearsal_card.show(original, training)
-    saved_rehearsals.show()
+        rehearsals.rehearse(original, training)
+    rehearsals.saved()
 
 
 def _snippet(
-    original: Subject, archive: ArchiveChoice | None, steps: tuple[int, ...], judge: EvaluatorCode | None
+    original: Subject, archive: Chain | None, steps: tuple[int, ...], judge: EvaluatorCode | None
 ) -> None:
     """Show the same without the explorer."""
     run = str(original.path)
-    path = str(archive.path) if archive is not None else f"{run.rstrip('/')}.inshrink"
-    option, keyword = " --trust-run", ", trust_run=True"
-    if judge is not None and judge.is_bundled:
-        option = keyword = ""
-    elif judge is not None and judge.spec:
-        option, keyword = f" --evaluator {shlex.quote(judge.spec)}", f", evaluator={judge.spec!r}"
-    chosen = f" --steps {','.join(map(str, steps))}" if steps else ""
-    listed = f", steps={list(steps)!r}" if steps else ""
-    snippets.show(
-        f"inshrink compare {shlex.quote(path)} --against {shlex.quote(run)}{option}{chosen}\n"
-        f"inshrink verify {shlex.quote(path)} --against {shlex.quote(run)}\n"
-        f"inshrink restore {shlex.quote(path)} -o restored/",
-        f"import inshrink_core\n\nfound = inshrink_core.compare({path!r}, {run!r}{keyword}{listed})\n"
-        "for row in found.steps:\n    print(row.step, row.original, row.restored, row.drop)",
+    path = archive.path if archive is not None else Path(f"{run.rstrip('/')}.inshrink")
+    snippets.of(
+        [
+            *services.compare_commands(original, [path], steps, judge),
+            ["verify", str(path), "--against", run],
+            ["restore", str(path), "-o", "restored/"],
+        ]
+    )
+
+
+@st.fragment(run_every=job_card.POLL_SECONDS)
+def _live(job: Job, bound: float) -> None:
+    """Draw a comparison while it runs, each step as it arrives."""
+    now = job_card.current(job)
+    job_card.progress(now)
+    job_card.cancel_button(now)
+    found = [one for one in services.compared(now) if one.steps]
+    if found:
+        _charts(found, bound)
+
+
+def _found(job: Job, bound: float) -> None:
+    """Draw a finished comparison."""
+    found = [one for one in services.compared(job) if one.steps]
+    if not found:
+        st.caption("No step was compared.")
+        return
+    for one in found:
+        _verdict(one, bound)
+    _charts(found, bound)
+    _table(found, bound)
+
+
+def _verdict(one: Compared, bound: float) -> None:
+    """Say how one archive did, against the bound and against doing nothing."""
+    worst = one.worst
+    shown = [
+        (
+            "Worst drop",
+            "–" if worst is None else percent_text(worst.drop),
+            "no step has one"
+            if worst is None
+            else f"step {count_text(worst.step)}, "
+            + ("within the bound" if (worst.drop or 0.0) <= bound else "above the bound"),
+        ),
+        ("Largest divergence", _value(one.max_divergence), "of the predictions"),
+        (
+            "Metric",
+            elide(one.metric, 18),
+            f"{one.direction} is better" + (f", n = {count_text(one.n_samples)}" if one.n_samples else ""),
+        ),
+        ("Steps", count_text(len(one.steps)), _stale_note(one)),
+    ]
+    st.caption(markdown_text(elide(one.name, _NAME_WIDTH)))
+    facts.row(shown)
+
+
+def _value(value: float | None) -> str:
+    return "–" if value is None else value_text(value)
+
+
+def _stale_note(one: Compared) -> str:
+    """Say at how many steps a copy that stores nothing diverges no more: those steps prove little."""
+    pairs = [
+        (row.divergence, row.stale_divergence)
+        for row in one.steps
+        if row.divergence is not None and row.stale_divergence is not None
+    ]
+    if not pairs:
+        return "no divergence is known"
+    as_good = sum(stale <= own for own, stale in pairs)
+    return f"{as_good} no better than previous" if as_good else "all better than previous"
+
+
+def _charts(found: list[Compared], bound: float) -> None:
+    """Draw metric, drop and divergence by step."""
+    names = ", ".join(html_text(one.name) for one in found)
+    left, right = st.columns(2, gap="medium")
+    config = dict(figures.CONFIG)
+    left.plotly_chart(
+        comparison_figures.metric_figure(found),
+        config=config,
+        key="compare.metric",
+        alt=f"Metric by step, as trained and as restored from {names}",
+    )
+    right.plotly_chart(
+        comparison_figures.drop_figure(found, bound),
+        config=config,
+        key="compare.drop",
+        alt=f"Drop by step in percent, with the bound and the previous checkpoint, of {names}",
+    )
+    if any(row.divergence for one in found for row in one.steps):
+        st.plotly_chart(
+            comparison_figures.divergence_figure(found),
+            config=config,
+            key="compare.divergence",
+            alt=f"Divergence of the predictions by step, with the previous checkpoint, of {names}",
+        )
+    st.caption(
+        "Previous checkpoint: the original before this one, in its place; it stores nothing. A step where it "
+        "does as well proves little."
+    )
+
+
+def _table(found: list[Compared], bound: float) -> None:
+    """List every step."""
+    rows = [
+        (
+            one.name,
+            row.step,
+            row.original,
+            row.restored,
+            row.drop,
+            row.divergence,
+            row.stale_drop,
+            row.stale_divergence,
+            "–" if row.drop is None else "within" if row.drop <= bound else "above",
+        )
+        for one in found
+        for row in one.steps
+    ]
+    columns = [
+        "archive",
+        "step",
+        "original",
+        "restored",
+        "drop",
+        "divergence",
+        "drop of previous",
+        "divergence of previous",
+        "bound",
+    ]
+    table = pd.DataFrame(rows, columns=columns)
+    metric = fixed_format(
+        [value for one in found for row in one.steps for value in (row.original, row.restored)]
+    )
+    listing.show(
+        table,
+        "compare",
+        alt="Original and restored metric, drop and divergence of every step",
+        formats={
+            "original": metric,
+            "restored": metric,
+            "drop": listing.SHARE,
+            "drop of previous": listing.SHARE,
+            "divergence": listing.SMALL,
+            "divergence of previous": listing.SMALL,
+        },
+        hidden=[] if len(found) > 1 else ["archive"],
     )
 
 

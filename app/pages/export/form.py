@@ -2,89 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.pages.search import carried as search_carried
+from inshrink_app.pages.search import editor as search_editor
+from inshrink_app.services import ExportRequest
+from inshrink_app.widgets.codecs import LABELS, ask_for_knob
 from inshrink_app.widgets.formatting import count_text, inked
 from inshrink_app.widgets.tables import Subject
 
-__all__ = ["ExportRequest", "Plan", "PlannedFrame", "show"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportRequest:
-    """What to write.
-
-    Parameters
-    ----------
-    kind
-        ``chain``, ``step`` or ``pack``.
-    steps
-        The steps of a chain; the one step of ``step``; ignored for ``pack``.
-    codec, config, optimizer, keyframe_every
-        How a chain is written; ``drop`` leaves optimizer state out, None is the engine's default.
-    packed
-        One file instead of a folder.
-    weights_only, exact, ratio
-        Of ``step``: leave training state out; keep every bit; or how many times smaller than float32.
-    replace
-        Whether a file at the target may be replaced.
-    """
-
-    kind: str
-    steps: tuple[int, ...] = ()
-    codec: str = "lattice"
-    config: Mapping[str, Any] = field(default_factory=dict)
-    optimizer: str | None = None
-    keyframe_every: int = 32
-    packed: bool = False
-    weights_only: bool = False
-    exact: bool = False
-    ratio: float = 8.0
-    replace: bool = False
-
-
-class PlannedFrame(NamedTuple):
-    """One frame that would be written; `nbytes` is an estimate, None where nothing tells."""
-
-    step: int
-    kind: str
-    raw_bytes: int
-    nbytes: int | None
-
-
-class Plan(NamedTuple):
-    """The chain as it would be written; `basis` says what the estimates rest on, empty without any."""
-
-    frames: tuple[PlannedFrame, ...]
-    basis: str
-
-    @property
-    def raw_bytes(self) -> int:
-        """Raw bytes of all frames."""
-        return sum(frame.raw_bytes for frame in self.frames)
-
-    @property
-    def nbytes(self) -> int | None:
-        """Estimated bytes of all frames; None where one has none."""
-        sizes = [frame.nbytes for frame in self.frames]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+__all__ = ["show"]
 
 
 _KINDS = {"all": "All steps", "range": "A range", "step": "One step"}
-_CODECS = {
-    "lattice": "Lattice",
-    "inshrinkerator": "Inshrinkerator",
-    "uniform": "Uniform",
-    "lossless": "Lossless",
-}
+_CODECS = ("lattice", "inshrinkerator", "uniform", "lossless")
 _CODEC_HELP = (
     "Lattice is the default: smallest at equal accuracy. Inshrinkerator is the published codec. Uniform "
-    "rounds to a grid. Lossless keeps every bit."
+    "rounds to even spacings. Lossless keeps every bit."
 )
 _OPTIMIZERS = {
     "exact": "Bit-exact",
@@ -180,7 +115,7 @@ def _one_step(shown: Subject) -> ExportRequest:
 
 def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
     """Draw how a chain is written."""
-    codec, config = search_carried.show(shown) or _codec()
+    codec, config = search_editor.carried(shown) or _codec()
     has_optimizer = any(row.role not in ("weight", "buffer") for row in shown.tensors)
     optimizer = "drop"
     if has_optimizer and not st.toggle("Weights only", value=False, key="export.drop"):
@@ -234,31 +169,10 @@ def _codec() -> tuple[str, dict[str, Any]]:
             "Codec",
             list(_CODECS),
             index=list(_CODECS).index(codec),
-            format_func=_CODECS.__getitem__,
+            format_func=LABELS.__getitem__,
             help=_CODEC_HELP,
             key="export.codec_box",
         )
     )
     state.publish(codec=codec)
-    return codec, _settings(codec)
-
-
-def _settings(codec: str) -> dict[str, Any]:
-    """Draw the one setting of a codec that trades size for accuracy."""
-    if codec == "lattice":
-        value = st.slider(
-            "Coarseness",
-            0.5,
-            8.0,
-            float(dict(services.codec_settings(codec))["coarseness"]),
-            0.25,
-            key="export.coarseness",
-            help="Larger makes smaller frames and larger errors.",
-        )
-        return {"coarseness": float(value)}
-    if codec == "inshrinkerator":
-        bins = st.slider("Bins", 4, 64, 32, 4, key="export.bins", help="Values a tensor is rounded to.")
-        return {"bins": int(bins)}
-    if codec == "uniform":
-        return {"bits": int(st.slider("Bits", 2, 8, 8, key="export.bits", help="Width of a rounded weight."))}
-    return {}
+    return codec, ask_for_knob(codec, dict(services.codec_settings(codec)), "export")

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
+from inshrink_app.jobs.commands import shell_text
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.export import figure as export_figure
 from inshrink_app.pages.export import form as export_form
-from inshrink_app.pages.export import result as export_result
-from inshrink_app.pages.export import result as export_snippets
-from inshrink_app.pages.export.form import ExportRequest, PlannedFrame
-from inshrink_app.widgets import figures, job_card, listing, problem, snippets, subject
-from inshrink_app.widgets.formatting import bytes_text, count_text, counted, markdown_text, ratio_text
-from inshrink_app.widgets.tables import ServiceError, Subject
+from inshrink_app.services import ExportRequest, Made, Plan
+from inshrink_app.widgets import download, facts, figures, job_card, listing, problem, snippets, subject
+from inshrink_app.widgets.formatting import (
+    bytes_text,
+    count_text,
+    counted,
+    markdown_text,
+    ratio_text,
+    steps_text,
+    value_text,
+)
+from inshrink_app.widgets.tables import MODEL_ROLES, ServiceError, Subject
 
 _MAX_BARS = 120
+_SUFFIX = ".inshrink"
 
 
 def render() -> None:
@@ -26,7 +35,7 @@ def render() -> None:
     if shown is None:
         return
     linked = services.linked_job(state.choice_text("job"), "export", shown.path)
-    job = linked or services.newest_export(shown)
+    job = linked or services.job_of(("export", str(shown.path)))
     is_running = job is not None and job.is_running
     if job is not None:
         _job(shown, job)
@@ -39,7 +48,9 @@ def render() -> None:
         else:
             _other_plan(shown, request)
         target = _launch(shown, request, disabled=is_running)
-    snippets.show(*export_snippets.of(shown, request, target))
+    made = "folder" if request.kind == "chain" else "exact"
+    between = f"{target.removesuffix(_SUFFIX)}-{made}{_SUFFIX}"
+    snippets.of(services.export_commands(shown, request, target, between))
 
 
 def _job(shown: Subject, job: Job) -> None:
@@ -47,13 +58,76 @@ def _job(shown: Subject, job: Job) -> None:
     if job.is_running:
         job_card.running(job, "Exporting")
     elif job.state == "finished":
-        export_result.show(shown, job)
+        _result(shown, job)
     else:
         with st.container(border=True):
             st.header("The last export did not finish", anchor=False)
             job_card.stopped(job, primary=False)
     if not job.is_running:
         job_card.log(job)
+
+
+def _result(shown: Subject, job: Job) -> None:
+    """Draw what a finished export has made."""
+    with st.container(border=True):
+        st.header("Exported", anchor=False)
+        st.code(str(services.export_made_at(job)), language=None, wrap_lines=True)
+        try:
+            made = services.made_by(job)
+        except ServiceError as error:
+            problem.show(error.problem)
+            return
+        if made is None:
+            st.warning("It is not there any more.", icon=":material/warning:")
+            return
+        _figures(made)
+        if made.left_out:
+            st.caption(markdown_text("Left out: " + ", ".join(made.left_out) + "."))
+        what = "SHA-256 of the file" if made.chain.is_packed else "SHA-256 of the manifest"
+        st.caption(f"{what}, by which a copy is known")
+        st.code(made.digest, language=None, wrap_lines=True)
+        st.caption("Restore")
+        how = ["--step", str(made.chain.steps[-1])] if made.kind != "step" else []
+        how += ["--format", "safetensors"] if made.weights_only else []
+        words = ["restore", str(made.chain.path), *how, "-o", "restored/"]
+        st.code(shell_text([words]), language=None, wrap_lines=True)
+        _hand_over(shown, made)
+
+
+def _figures(made: Made) -> None:
+    """Draw the figures of the export; all of them measured."""
+    chain, error = made.chain, made.relative_error
+    facts.row(
+        [
+            ("Size", bytes_text(chain.nbytes), f"of {bytes_text(chain.raw_bytes)} raw"),
+            ("Ratio in all", ratio_text(chain.ratio_total), "measured"),
+            ("Ratio, weights", ratio_text(chain.ratio_weights), "measured"),
+            ("Steps", count_text(len(chain.steps)), steps_text(chain.steps)),
+            (
+                "Relative error",
+                "none" if error == 0 else "–" if error is None else value_text(float(error)),
+                "against the archive it copies" if made.kind == "pack" else "of the weights",
+            ),
+        ]
+    )
+
+
+def _hand_over(shown: Subject, made: Made) -> None:
+    """Offer the file, or to make one of a folder."""
+    path = made.chain.path
+    if not made.chain.is_packed:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            if st.button("Copy as one packed file", icon=":material/folder_zip:"):
+                job = services.start_pack(shown, path)
+                state.publish(job=job.job_id)
+                st.rerun()
+            st.caption("A folder cannot be downloaded as it is.")
+        return
+    offered = services.download_url(path)
+    if offered is None:
+        st.caption("The file lies outside of the folders that the explorer may see.")
+        return
+    download.file_link(f"Download {markdown_text(path.name)}", *offered)
 
 
 def _chain_plan(shown: Subject, request: ExportRequest) -> None:
@@ -67,10 +141,13 @@ def _chain_plan(shown: Subject, request: ExportRequest) -> None:
         n_keyframes = sum(frame.kind == "keyframe" for frame in plan.frames)
         estimated = plan.nbytes
         ratio = plan.raw_bytes / estimated if estimated else None
-        with st.container(horizontal=True):
-            _fact("Frames", count_text(len(plan.frames)), counted(n_keyframes, "keyframe"))
-            _fact("Raw size", bytes_text(plan.raw_bytes), "uncompressed")
-            _fact("Archive", bytes_text(estimated), f"estimated, {ratio_text(ratio)} in all")
+        facts.row(
+            [
+                ("Frames", count_text(len(plan.frames)), counted(n_keyframes, "keyframe")),
+                ("Raw size", bytes_text(plan.raw_bytes), "uncompressed"),
+                ("Archive", bytes_text(estimated), f"estimated, {ratio_text(ratio)} in all"),
+            ]
+        )
         frames = plan.frames[-_MAX_BARS:]
         known = estimated is not None
         st.plotly_chart(
@@ -87,11 +164,7 @@ def _chain_plan(shown: Subject, request: ExportRequest) -> None:
             st.caption(f"Sizes are estimated from {markdown_text(plan.basis)}.{cut}")
         else:
             _offer_trial(shown, request, cut)
-        _plan_table(plan.frames)
-
-
-def _fact(label: str, value: str, below: str) -> None:
-    st.metric(label, value, delta=below, delta_color="off", delta_arrow="off", border=True)
+        _plan_table(plan)
 
 
 def _offer_trial(shown: Subject, request: ExportRequest, cut: str) -> None:
@@ -101,19 +174,17 @@ def _offer_trial(shown: Subject, request: ExportRequest, cut: str) -> None:
         f"estimate from.{cut}"
     )
     job = services.trial_job(shown, request)
-    if job is not None and job.is_running:
-        job_card.running(job, "Trying two steps")
-    elif job is not None and job.state != "finished":
-        job_card.stopped(job, primary=False)
-    elif st.button("Try two steps", icon=":material/science:", help="Encodes two steps and keeps nothing."):
+    if job_card.settled(job, "Trying two steps") and st.button(
+        "Try two steps", icon=":material/science:", help="Encodes two steps and keeps nothing."
+    ):
         services.start_trial(shown, request)
         st.rerun()
 
 
-def _plan_table(frames: tuple[PlannedFrame, ...]) -> None:
+def _plan_table(plan: Plan) -> None:
     """List the frames that would be written."""
-    with st.expander(f"Frames ({count_text(len(frames))})", icon=":material/table_rows:"):
-        table = pd.DataFrame(frames, columns=["step", "kind", "raw bytes", "estimated bytes"])
+    with st.expander(f"Frames ({count_text(len(plan.frames))})", icon=":material/table_rows:"):
+        table = pd.DataFrame(plan.frames, columns=["step", "kind", "raw bytes", "estimated bytes"])
         table["estimated bytes"] = table["estimated bytes"].astype("Int64")
         listing.show(table, "plan", alt="Frames as they would be written, with step, kind and sizes")
 
@@ -130,17 +201,18 @@ def _other_plan(shown: Subject, request: ExportRequest) -> None:
                 "reads archives reads it as it is."
             )
             return
-        kept = [row for row in shown.tensors if row.role in ("weight", "buffer") or not request.weights_only]
-        raw = sum(row.nbytes for row in kept)
-        weights = sum(row.numel for row in kept if row.role in ("weight", "buffer"))
-        at_most = 4 * weights / request.ratio
+        kept = [row for row in shown.tensors if row.role in MODEL_ROLES or not request.weights_only]
+        weights = sum(row.numel for row in kept if row.role in MODEL_ROLES)
         coarsened = request.weights_only and not request.exact
-        with st.container(horizontal=True):
-            _fact("Step", count_text(request.steps[0]) if request.steps else "–", "one keyframe")
-            _fact("Tensors", count_text(len(kept)), "weights only" if request.weights_only else "everything")
-            _fact("Raw size", bytes_text(raw), "uncompressed")
-            if coarsened:
-                _fact("At most", bytes_text(at_most), f"{request.ratio:g}× below float32")
+        shown_facts = [
+            ("Step", count_text(request.steps[0]) if request.steps else "–", "one keyframe"),
+            ("Tensors", count_text(len(kept)), "weights only" if request.weights_only else "everything"),
+            ("Raw size", bytes_text(sum(row.nbytes for row in kept)), "uncompressed"),
+        ]
+        if coarsened:
+            at_most = bytes_text(4 * weights / request.ratio)
+            shown_facts.append(("At most", at_most, f"{request.ratio:g}× below float32"))
+        facts.row(shown_facts)
         st.write(
             "One file of one keyframe, which needs nothing else. It restores to files that "
             "`load_state_dict` or `from_pretrained` takes as they are."
@@ -162,7 +234,7 @@ def _launch(shown: Subject, request: ExportRequest, *, disabled: bool) -> str:
                 "This archive is there already: steps that it lacks are appended, nothing is replaced."
             )
         exists = Path(typed).is_file()
-        replace = exists and st.checkbox("Replace the file that is there")
+        replace = bool(exists and st.checkbox("Replace the file that is there"))
         if st.button(
             "Export",
             type="primary",
@@ -170,20 +242,18 @@ def _launch(shown: Subject, request: ExportRequest, *, disabled: bool) -> str:
             disabled=disabled or not request.steps,
             help="An export is running." if disabled else None,
         ):
-            _start(shown, request, typed, replace=replace)
+            _start(shown, dataclasses.replace(request, replace=replace), typed)
     return typed
 
 
-def _start(shown: Subject, request: ExportRequest, typed: str, *, replace: bool) -> None:
+def _start(shown: Subject, request: ExportRequest, typed: str) -> None:
     """Begin the export, or say why not."""
-    import dataclasses
-
     try:
-        target = services.export_target(typed)
+        target = services.export_target(typed, request)
     except ServiceError as error:
         problem.show(error.problem)
         return
-    job = services.start_export(shown, dataclasses.replace(request, replace=replace), target)
+    job = services.start_export(shown, request, target)
     state.publish(job=job.job_id)
     st.rerun()
 

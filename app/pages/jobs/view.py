@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -52,11 +51,7 @@ def render() -> None:
     shown = _filtered(jobs)
     _list(tuple(job.job_id for job in shown), poll=any(job.is_running for job in shown))
     _table(jobs)
-    path = next((services.describe(job).about for job in jobs if services.describe(job).about), "ARCHIVE")
-    snippets.show(
-        f"inshrink verify {shlex.quote(path)} --deep",
-        f"import inshrink_core\n\nfound = inshrink_core.verify({path!r}, deep=True)\nprint(found.ok)",
-    )
+    snippets.of(max(shown or list(jobs), key=lambda job: job.started_at).commands)
 
 
 def _nothing_yet() -> None:

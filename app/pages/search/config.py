@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from inshrink_app.pages.search.tables import SearchPoint
+if TYPE_CHECKING:
+    from inshrink_app.services import SearchPoint
 
 __all__ = [
     "OVERRIDE_COLUMNS",

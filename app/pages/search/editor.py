@@ -1,19 +1,18 @@
-"""A configuration to change by hand: what a point of the search had, or the default; estimates at once."""
+"""A configuration to change by hand, with estimates at once; and what is carried on to the Export page."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 import streamlit as st
-from inshrink_app import services
-from inshrink_app.pages.search import carried as search_carried
+from inshrink_app import services, state
 from inshrink_app.pages.search import config as search_config
-from inshrink_app.pages.search import result as search_result
-from inshrink_app.pages.search.config import Edit
-from inshrink_app.pages.search.tables import Searched, SearchPoint
-from inshrink_app.widgets import problem
+from inshrink_app.pages.search.config import Edit, engine_settings, toml_text
+from inshrink_app.services import Searched, SearchPoint
+from inshrink_app.widgets import facts, problem
 from inshrink_app.widgets.formatting import (
     counted,
     elide,
@@ -25,9 +24,13 @@ from inshrink_app.widgets.formatting import (
 )
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
-__all__ = ["forget", "show"]
+__all__ = ["carried", "forget", "pick", "show"]
+
+EXPORT_PAGE = "pages/export/view.py"
 
 _EDIT = "search.edit"
+_PICKED = "search.picked"
+_CARRIED = "carried"
 _LABEL_WIDTH = 90
 _MAX_NAMED = 5
 
@@ -35,6 +38,18 @@ _MAX_NAMED = 5
 def forget() -> None:
     """Begin anew with the best of the next search."""
     st.session_state.pop(_EDIT, None)
+
+
+def pick(place: object) -> None:
+    """Take note that a point was clicked; the next drawing loads it."""
+    if isinstance(place, int):
+        st.session_state[_PICKED] = place
+
+
+def _picked(n_points: int) -> int | None:
+    """Return the point that was picked since this was asked last; None for none."""
+    place = st.session_state.pop(_PICKED, None)
+    return place if isinstance(place, int) and 0 <= place < n_points else None
 
 
 def show(
@@ -71,14 +86,15 @@ def show(
             _tables(shown, edit)
             _buttons(edit)
         with right:
-            _figures(shown, edit, used, sum(one.n_steps for one in points if not one.is_estimated))
-            search_carried.offer(shown, edit)
+            known = sum(one.n_steps for one in points if not one.is_estimated)
+            beyond = _figures(shown, edit, used, known, found or Searched(points=()))
+            _offer(shown, edit, beyond)
 
 
 def _current(shown: Subject, found: Searched | None, points: Sequence[SearchPoint], codec: str) -> Edit:
     """Return what is in the editor; a point that was picked goes into it first."""
     edit: Edit | None = st.session_state.get(_EDIT)
-    place = search_result.picked(len(points))
+    place = _picked(len(points))
     if place is not None and edit is not None and edit.run == str(shown.path):
         edit.load(points[place])
     if edit is None or edit.run != str(shown.path) or (edit.origin is None and not edit.before):
@@ -176,29 +192,31 @@ def _buttons(edit: Edit) -> None:
             st.rerun()
 
 
-def _figures(shown: Subject, edit: Edit, steps: Sequence[int], known: int) -> None:
-    """Draw what was measured of the point that was loaded, and what is estimated of what stands here."""
-    origin = edit.origin
+def _figures(shown: Subject, edit: Edit, steps: Sequence[int], known: int, found: Searched) -> str:
+    """Draw what was measured of the point that was loaded, and what is estimated of what stands here.
+
+    Returns
+    -------
+    str
+        The bounds that the configuration breaks, as far as that is known; empty for none.
+    """
+    origin, beyond = edit.origin, ""
     if origin is not None:
         st.caption(f"{origin.basis.capitalize()}, as loaded, on {counted(origin.n_steps, 'step')}")
         _row(origin.ratio, origin.drop, origin.divergence, origin.basis)
+        beyond = "" if edit.is_changed else found.beyond(origin.drop, origin.divergence)
     if not edit.is_estimated:
         st.caption("Change the tables and press Estimate: the ratio and the drop that follow, in seconds.")
-        return
+        return beyond
     try:
         with st.spinner("Estimating…"):
             guess = services.estimated(shown, steps, edit.config, known)
     except ServiceError as error:
         problem.show(error.problem)
-        return
+        return beyond
     st.caption(f"Estimated, as it stands, on {counted(guess.n_steps, 'step')}")
-    _row(
-        guess.ratio,
-        guess.drop,
-        guess.divergence,
-        "estimated",
-        "" if guess.n_trials else "estimated, uncalibrated",
-    )
+    caveat = "" if guess.n_trials else "estimated, uncalibrated"
+    _row(guess.ratio_weights, guess.drop, guess.divergence, "estimated", caveat)
     words = f"Encoded: {share_text(guess.sampled)} of the weights. "
     if guess.n_trials:
         words += f"The drop is predicted from {counted(guess.n_trials, 'trial')}"
@@ -208,14 +226,86 @@ def _figures(shown: Subject, edit: Edit, steps: Sequence[int], known: int) -> No
     else:
         words += " ".join(note[:1].upper() + note[1:].rstrip(".") + "." for note in guess.notes)
     st.caption(markdown_text(words))
+    is_new = origin is None or edit.is_changed
+    return found.beyond(guess.drop, guess.divergence) if is_new else beyond
 
 
 def _row(ratio: float, drop: float | None, divergence: float | None, basis: str, caveat: str = "") -> None:
     """Draw the figures of one configuration, and what they are; a caveat is about drop and divergence."""
-    with st.container(horizontal=True, gap="small"):
-        for label, value, word in (
+    nats = "–" if divergence is None else value_text(divergence)
+    facts.row(
+        [
             ("Ratio", ratio_text(ratio), basis),
             ("Worst drop", percent_text(drop), caveat or basis),
-            ("Divergence", "–" if divergence is None else value_text(divergence), caveat or basis),
+            ("Divergence", nats, caveat or basis),
+        ]
+    )
+
+
+def carried(shown: Subject) -> tuple[str, dict[str, Any]] | None:
+    """Draw what was carried on for this run; return codec and settings, None where nothing was."""
+    config = _carried(shown)
+    if config is None:
+        return None
+    st.caption("Configuration from the Search page")
+    st.code(toml_text(config), language=None, wrap_lines=True)
+    if st.button("Choose settings here instead", icon=":material/close:", type="tertiary"):
+        state.retract(_CARRIED)
+        st.rerun()
+    return str(config["codec"]), engine_settings(config)
+
+
+def _carried(shown: Subject) -> dict[str, Any] | None:
+    """Read what is in the session; a link may say it too, and is not trusted to say sense."""
+    try:
+        told = json.loads(state.choice_text(_CARRIED))
+        config = told["config"]
+        if told["run"] != str(shown.path) or not isinstance(config["codec"], str):
+            return None
+        if not isinstance(config.get("settings", {}), dict):
+            return None
+        overrides = config.get("override", [])
+        if not isinstance(overrides, list) or not all(isinstance(one, dict) for one in overrides):
+            return None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return dict(config)
+
+
+def _offer(shown: Subject, edit: Edit, beyond: str) -> None:
+    """Offer the configuration as a file, and to compress with it; ask first where it breaks a bound."""
+    is_meant = True
+    if beyond:
+        st.warning(f"This configuration is beyond the bound on the {beyond}.", icon=":material/warning:")
+        is_meant = st.checkbox("Apply it all the same", key=f"search.beyond.{json.dumps(edit.config)}")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if st.button(
+            "Apply to compress",
+            icon=":material/arrow_forward:",
+            disabled=not is_meant,
+            help="Carries this configuration on to the Export page.",
         ):
-            st.metric(label, value, delta=word, delta_color="off", delta_arrow="off", border=True)
+            state.remember(
+                carried=json.dumps({"run": str(shown.path), "config": edit.config}),
+                codec=str(edit.config["codec"]),
+                what="all",
+            )
+            st.switch_page(EXPORT_PAGE)
+        for form, text in (
+            ("TOML", toml_text(edit.config)),
+            ("JSON", json.dumps(edit.config, indent=1) + "\n"),
+        ):
+            st.download_button(
+                form,
+                text.encode(),
+                file_name=f"config.{form.lower()}",
+                mime="application/json" if form == "JSON" else "application/toml",
+                key=f"search.config.{form}",
+                on_click="ignore",
+                type="tertiary",
+                icon=":material/download:",
+                help="For inshrink compress --config",
+            )
+    n = counted(len(edit.config.get("override", ())), "override")
+    with st.expander(f"As a file ({n})", icon=":material/description:"):
+        st.code(toml_text(edit.config), language=None, wrap_lines=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.pages.search.tables import Searched, SearchPoint, front
+from inshrink_app.services import Searched, SearchPoint, front
 from inshrink_app.theme import CATEGORICAL, GAP, MARK
 from inshrink_app.widgets.figures import log_ticks, title
 from inshrink_app.widgets.formatting import elide, html_text, percent_text, ratio_text, value_text

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import shlex
 
 import streamlit as st
 from inshrink_app import state
-from inshrink_app.pages.search.tables import CODECS, SearchRequest
-from inshrink_app.services import EvaluatorCode
+from inshrink_app.services import SearchRequest
+from inshrink_app.widgets.codecs import LABELS, STRATEGIES
 from inshrink_app.widgets.formatting import count_text, inked
 from inshrink_app.widgets.tables import Subject
 
-__all__ = ["of", "show"]
+__all__ = ["show"]
 
 _GOALS = {"drop": "Drop", "divergence": "Divergence", "ratio": "Ratio"}
 _BESIDES = {"default": "0.003 nats", "own": "Another", "none": "None"}
@@ -20,11 +19,11 @@ _WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
 _RECENT = 8
 _GOAL, _CHAIN, _CODEC, _STRATEGY = "goal", "chain", "codec", "strategy"
 _CODEC_HELP = (
-    "Lattice is the default: one global step, and a factor for each layer type. Inshrinkerator is the "
+    "Lattice is the default: one spacing for all, and a factor for each layer type. Inshrinkerator is the "
     "published codec, on its published grid."
 )
 _STRATEGY_HELP = (
-    "Automatic is allocation for the lattice: bracket the global step, then give each layer type its share. "
+    "Automatic is allocation for the lattice: bracket the spacing, then give each layer type its share. "
     "Of other codecs it is the guided search of their grid. Random and grid are there to compare with."
 )
 
@@ -36,9 +35,11 @@ def show(shown: Subject) -> SearchRequest:
         goal = _segmented("Bound", _GOAL, _GOALS, "drop")
         drop, divergence, ratio = _limits(goal)
         beside = _beside() if goal == "drop" else None
-        names = {name: label for name, (label, _) in CODECS.items()}
+        names = {name: LABELS[name] for name in STRATEGIES}
         codec = _choice("Codec", _CODEC, names, "lattice", _CODEC_HELP)
-        strategies = {name: "Automatic" if name == "auto" else name.capitalize() for name in CODECS[codec][1]}
+        strategies = {
+            name: "Automatic" if name == "auto" else name.capitalize() for name in STRATEGIES[codec]
+        }
         strategy = "auto"
         if goal != "ratio":
             strategy = _choice("Strategy", _STRATEGY, strategies, "auto", _STRATEGY_HELP)
@@ -108,7 +109,7 @@ def _limits(goal: str) -> tuple[float, float, float]:
 def _beside() -> float | None:
     """Draw the divergence that is bound together with the drop; None leaves it to the engine."""
     chosen = _segmented(
-        "Divergence beside it",
+        "Bound on the divergence",
         "beside",
         _BESIDES,
         "default",
@@ -173,61 +174,3 @@ def _steps(shown: Subject) -> tuple[int, ...]:
         key="search.range",
     )
     return tuple(step for step in shown.steps if first <= step <= last)
-
-
-_OPTIONS = {
-    "max_drop": "--max-drop",
-    "max_divergence": "--max-divergence",
-    "target_ratio": "--target-ratio",
-}
-
-
-def of(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None) -> tuple[str, str]:
-    """Return the command lines and the Python lines that search the same, and compress with what is found.
-
-    Parameters
-    ----------
-    shown
-        The run on screen.
-    request
-        What is asked for.
-    judge
-        Whose code judges; None for the run's own.
-    """
-    path = str(shown.path)
-    made = f"{path.rstrip('/')}-searched.inshrink"
-    found = f"{path.rstrip('/')}-search.json"
-    limits = request.limits()
-    words = [*(f"{_OPTIONS[name]} {limit:g}" for name, limit in limits.items()), f"--codec {request.codec}"]
-    lines = [f"{name}={_number(limit)}" for name, limit in limits.items()]
-    lines.append(f"codec={request.codec!r}")
-    if request.strategy != "auto":
-        words.append(f"--strategy {request.strategy}")
-        lines.append(f"strategy={request.strategy!r}")
-    if request.budget is not None:
-        words.append(f"--budget {request.budget}")
-        lines.append(f"budget={request.budget}")
-    if request.steps and request.steps != shown.steps:
-        words.append(f"--steps {','.join(map(str, request.steps))}")
-        lines.append(f"steps={list(request.steps)!r}")
-    if judge is not None and judge.spec:
-        words.append(f"--evaluator {shlex.quote(judge.spec)}")
-        lines.append(f"evaluator={judge.spec!r}")
-    elif judge is None or not judge.is_bundled:
-        words.append("--trust-run")
-        lines.append("trust_run=True")
-    command = (
-        f"inshrink search {shlex.quote(path)} {' '.join(words)} -o {shlex.quote(found)}\n"
-        f"inshrink compress {shlex.quote(path)} -o {shlex.quote(made)} --config {shlex.quote(found)}"
-    )
-    listed = "".join(f"    {line},\n" for line in lines)
-    python = (
-        f"import inshrink_core\n\nreport = inshrink_core.search(\n    {path!r},\n{listed})\n"
-        "print(report.best and report.best.to_json())"
-    )
-    return command, python
-
-
-def _number(limit: float) -> str:
-    """Return a limit as Python writes it."""
-    return f"{limit:g}" if math.isfinite(limit) else "float('inf')"

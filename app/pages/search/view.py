@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from typing import Any
 
+import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
+from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.search import editor as search_editor
+from inshrink_app.pages.search import figure as search_figure
 from inshrink_app.pages.search import form as search_form
-from inshrink_app.pages.search import form as search_snippets
-from inshrink_app.pages.search import result as search_result
-from inshrink_app.pages.search.tables import CODECS, Searched, SearchPoint, SearchRequest
-from inshrink_app.services import EvaluatorCode
-from inshrink_app.widgets import evaluator_consent, job_card, snippets, subject
-from inshrink_app.widgets.formatting import count_text, markdown_text
+from inshrink_app.services import EvaluatorCode, Searched, SearchPoint, SearchRequest, front
+from inshrink_app.widgets import evaluator_consent, facts, figures, job_card, listing, snippets, subject
+from inshrink_app.widgets.codecs import LABELS
+from inshrink_app.widgets.formatting import (
+    count_text,
+    counted,
+    duration_text,
+    elide,
+    inked,
+    markdown_text,
+    percent_text,
+    ratio_text,
+    value_text,
+)
 from inshrink_app.widgets.tables import Subject
 
+_CHART, _TABLE, _FIGURE = "search.chart", "search.table", "search.figure"
+_FIGURES = {"drop": "Drop", "divergence": "Divergence"}
 OPEN_PAGE = "pages/open/view.py"
 
 _BASELINES_HELP = (
@@ -33,23 +47,33 @@ def render() -> None:
         _archive(shown)
         return
     linked = services.linked_job(state.choice_text("job"), "search", shown.path)
-    if linked is not None and linked.request.get("kind") != "search":
-        linked = None
-    job = linked or services.newest_search(shown)
+    job = linked if linked is not None and linked.verb == "search" else services.newest_search(shown)
     left, right = st.columns([2, 3], gap="medium")
     with left:
         request = search_form.show(shown)
-        steps = request.steps if job is None else tuple(job.request.get("steps", ()))
+        steps = request.steps if job is None else services.steps_of(job, shown)
         judge, compared = _launch(shown, request, job, steps)
     with right:
-        guessing = services.estimates_job(shown, request.steps, request.codec)
+        before = None if job is None else services.searched_before(shown, job)
+        is_calibrated = any(point.whole for point in compared) or (
+            job is not None and bool((before or services.searched(job)).points)
+        )
+        guessing = services.estimates_job(shown, request.steps, request.codec, is_calibrated=is_calibrated)
         compared = (*compared, *services.estimates(guessing))
-        found = _found(request, job, compared)
-        _estimates(shown, request, guessing)
+        found = _found(request, job, before, compared)
+        _estimates(shown, request, guessing, is_calibrated=is_calibrated)
     if found is not None:
         _table(found, compared)
     search_editor.show(shown, found, compared, request.steps, request.codec)
-    snippets.show(*search_snippets.of(shown, request, judge))
+    _snippet(shown, request, judge)
+
+
+def _snippet(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None) -> None:
+    """Show the same without the explorer, and compressing with what is found."""
+    path = str(shown.path).rstrip("/")
+    words = services.search_words(shown, request, judge, f"{path}-search.json")
+    compress = ["compress", str(shown.path), "-o", f"{path}-searched.inshrink"]
+    snippets.of([words, [*compress, "--config", f"{path}-search.json"]])
 
 
 def _archive(shown: Subject) -> None:
@@ -70,7 +94,7 @@ def _archive(shown: Subject) -> None:
             state.set_run(None)
             st.switch_page(OPEN_PAGE)
     named = original if original is not None else shown
-    snippets.show(*search_snippets.of(named, SearchRequest(steps=named.steps), None))
+    _snippet(named, SearchRequest(steps=named.steps), None)
 
 
 def _launch(
@@ -78,7 +102,7 @@ def _launch(
 ) -> tuple[EvaluatorCode | None, tuple[SearchPoint, ...]]:
     """Ask whose code judges and whether it may, and begin; return it, and the baselines it judged."""
     with st.container(border=True):
-        st.header("What judges", anchor=False)
+        st.header("Evaluator", anchor=False)
         judge, trusted = evaluator_consent.ask(shown)
         if judge is None:
             return None, ()
@@ -104,82 +128,136 @@ def _launch(
             if measured is None and st.button(
                 "Measure baselines",
                 icon=":material/straighten:",
-                disabled=is_running or not trusted or not steps,
+                disabled=is_running or not trusted or len(steps) < 2,
                 help=_BASELINES_HELP,
             ):
                 services.start_baselines(shown, steps, judge)
                 st.rerun()
-        if measured is not None and measured.is_running:
-            job_card.running(measured, "Measuring baselines")
-        elif measured is not None and measured.state != "finished":
-            st.caption("Baselines")
-            job_card.stopped(measured, primary=False)
+        job_card.settled(measured, "Measuring baselines")
     return judge, services.baselines(measured)
 
 
-def _found(request: SearchRequest, job: Job | None, compared: tuple[SearchPoint, ...]) -> Searched | None:
-    """Draw what runs or ran last, and the baselines of its steps; return what was found."""
+def _found(
+    request: SearchRequest, job: Job | None, before: Searched | None, compared: tuple[SearchPoint, ...]
+) -> Searched | None:
+    """Draw what runs or ran last, and the baselines of its steps; return what was found.
+
+    Where the last search did not finish, what the one before it found stays, and its own trials join that.
+    """
     with st.container(border=True):
         if job is None:
             return _nothing_yet(request, compared)
         st.header("Searching" if job.is_running else "What was found", anchor=False)
         st.caption(markdown_text(_asked(job)))
         if job.is_running:
-            search_result.live(job, compared)
+            _live(job, compared)
             return None
         if job.state != "finished":
             job_card.stopped(job, primary=False)
-        found = services.searched(job)
-        if job.state == "finished":
-            search_result.facts(found)
+        found = before or services.searched(job)
+        if before is not None:
+            st.caption("From the search before it, with the trials of both:")
+        if before is not None or job.state == "finished":
+            _facts(found)
         if found.points:
-            search_result.chart(found, compared)
+            _figure(found, compared, _CHART, selectable=True)
         job_card.log(job)
     return found
 
 
-def _estimates(shown: Subject, request: SearchRequest, job: Job | None) -> None:
-    """Offer to estimate the codec from fine to coarse, or draw how far that is."""
-    if job is not None and job.is_running:
-        job_card.running(job, "Estimating")
-        return
-    if job is not None and job.state != "finished":
-        job_card.stopped(job, primary=False)
-        return
-    if job is None and st.button(
-        "Estimate without measuring",
-        icon=":material/calculate:",
-        disabled=not request.steps,
-        help=f"Encodes a sample of the weights with {CODECS[request.codec][0]} from fine to coarse. No "
-        "evaluator is asked, so no code of the run is executed.",
+def _estimates(shown: Subject, request: SearchRequest, job: Job | None, *, is_calibrated: bool) -> None:
+    """Offer to estimate the codec from fine to coarse, or draw how far that is.
+
+    Estimates that were made before anything was measured are made anew once trials tell what an error costs.
+    """
+    if job is None and is_calibrated and state.was_clicked():
+        earlier = services.estimates_job(shown, request.steps, request.codec, is_calibrated=False)
+        if earlier is not None and earlier.state == "finished":
+            services.start_estimates(shown, request.steps, request.codec, is_calibrated=True)
+            st.rerun()
+    if (
+        job_card.settled(job, "Estimating")
+        and job is None
+        and st.button(
+            "Estimate without measuring",
+            icon=":material/calculate:",
+            disabled=not request.steps,
+            help=f"Encodes a sample of the weights with {LABELS[request.codec]} from fine to coarse. No "
+            "evaluator is asked, so no code of the run is executed.",
+        )
     ):
-        services.start_estimates(shown, request.steps, request.codec)
+        services.start_estimates(shown, request.steps, request.codec, is_calibrated=is_calibrated)
         st.rerun()
 
 
-def _table(found: Searched, compared: tuple[SearchPoint, ...]) -> None:
-    """List what is on the scatter."""
-    n = len(found.points) + len(compared)
-    if n:
-        label = f"Configurations ({count_text(n)})"
-        with st.expander(label, icon=":material/table_rows:", expanded=True):
-            search_result.table(found, compared)
+def _table(found: Searched, compared: Sequence[SearchPoint]) -> None:
+    """List every configuration; a row picks it, as a click on its point does."""
+    points = (*found.points, *compared)
+    if not points:
+        return
+    shares = {place for name in _FIGURES for place in front(points, name)}
+    rows = [
+        (
+            point.label,
+            point.basis,
+            _word(found, point, place in shares),
+            point.ratio,
+            point.drop,
+            point.divergence,
+            point.n_steps,
+            point.gain,
+            point.noise,
+        )
+        for place, point in enumerate(points)
+    ]
+    columns = ["configuration", "figures", "is", "ratio", "drop", "divergence", "steps", "gain", "noise"]
+    listed = pd.DataFrame(rows, columns=columns)
+    label = f"Configurations ({count_text(len(points))})"
+    with st.expander(label, icon=":material/table_rows:", expanded=True):
+        listing.show(
+            listed,
+            "search",
+            alt="Configurations with ratio, worst drop, largest divergence and restore gain",
+            formats={
+                "ratio": listing.RATIO,
+                "drop": listing.SHARE,
+                "divergence": listing.SMALL,
+                "gain": "%.3f",
+                "noise": "%.3f",
+            },
+            key=_TABLE,
+            on_select=_row_chosen,
+            selection_mode="single-row",
+        )
+
+
+def _word(found: Searched, point: SearchPoint, is_on_front: bool) -> str:
+    """Say in a few words where a configuration stands."""
+    if point.is_estimated:
+        return "not measured"
+    if point.baseline:
+        return "baseline"
+    if point.is_best:
+        return "best"
+    if not point.whole:
+        return "given up" if not point.keeps else "not finished"
+    kept = found.verdict(point)
+    return f"{kept}, on the front" if is_on_front else kept
 
 
 def _asked(job: Job) -> str:
     """Say what a search was asked for."""
-    request = job.request
-    words = [str(request.get("codec", "")), f"{count_text(len(request.get('steps', ())))} steps"]
-    if request.get("max_drop") is not None:
-        words.insert(0, f"drop ≤ {100 * float(request['max_drop']):g} %")
-    if request.get("max_divergence") is not None:
-        limit = float(request["max_divergence"])
-        words.insert(0, f"divergence ≤ {limit:g} nats" if math.isfinite(limit) else "any divergence")
-    if request.get("target_ratio") is not None:
-        words.insert(0, f"smallest divergence at a ratio ≥ {float(request['target_ratio']):g}×")
-    if request.get("strategy") not in (None, "auto"):
-        words.append(str(request["strategy"]))
-    return " · ".join(words)
+    words = job.commands[-1]
+    drop, divergence = option(words, "--max-drop"), option(words, "--max-divergence")
+    ratio, steps = option(words, "--target-ratio"), option(words, "--steps")
+    told = [f"smallest divergence at a ratio ≥ {ratio}×"] if ratio is not None else []
+    if divergence is not None:
+        told.append("any divergence" if divergence == "inf" else f"divergence ≤ {divergence} nats")
+    told += [f"drop ≤ {100 * float(drop):g} %"] if drop is not None else []
+    told.append(str(option(words, "--codec")))
+    told.append("all steps" if steps is None else counted(len(steps.split(",")), "step"))
+    told += [str(option(words, "--strategy"))] if "--strategy" in words else []
+    return " · ".join(told)
 
 
 def _nothing_yet(request: SearchRequest, compared: tuple[SearchPoint, ...]) -> Searched | None:
@@ -193,10 +271,132 @@ def _nothing_yet(request: SearchRequest, compared: tuple[SearchPoint, ...]) -> S
     if not compared:
         st.caption("Nothing is written but a log of the trials, which the next search goes on from.")
         return None
-    limits = {name: limit for name, limit in request.limits().items() if math.isfinite(limit)}
-    found = Searched(points=(), steps=request.steps, **limits)
-    search_result.chart(found, compared)
+    told = request.limits()
+    drop, divergence = told.get("max_drop"), told.get("max_divergence")
+    found = Searched(
+        points=(),
+        steps=request.steps,
+        max_drop=drop,
+        max_divergence=None if divergence == float("inf") else divergence,
+        target_ratio=told.get("target_ratio"),
+    )
+    _figure(found, compared, _CHART, selectable=True)
     return found
+
+
+@st.fragment(run_every=job_card.POLL_SECONDS)
+def _live(job: Job, compared: Sequence[SearchPoint]) -> None:
+    """Draw a search while it runs, each trial as it arrives."""
+    current = job_card.current(job)
+    job_card.progress(current)
+    found = services.searched(current)
+    left = max(0, current.total - current.done)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        job_card.cancel_button(current)
+        if current.total:
+            best = "none yet" if found.best is None else ratio_text(found.best.ratio)
+            st.caption(f"Best so far {best} · at most {counted(left, 'evaluation')} left")
+    if found.points:
+        _figure(found, compared, "live", selectable=False)
+
+
+def _facts(found: Searched) -> None:
+    """Draw the figures of the best; all of them measured."""
+    best = found.best
+    if best is None:
+        asked = "reaches the ratio" if found.target_ratio is not None else "keeps the bounds at every step"
+        st.warning(
+            f"No configuration that was tried {asked}. Loosen what is asked for, search another codec, or "
+            "allow more configurations.",
+            icon=":material/warning:",
+        )
+        return
+    metric = elide(found.metric, 18) or "the metric"
+    shown = [
+        ("Ratio, weights", ratio_text(best.ratio), f"measured on {counted(best.n_steps, 'step')}"),
+        ("Worst drop", percent_text(best.drop), f"of {markdown_text(metric)}, measured"),
+        (
+            "Largest divergence",
+            "–" if best.divergence is None else value_text(best.divergence),
+            "nats, measured",
+        ),
+    ]
+    if best.gain is not None and best.noise is not None:
+        shown.append(("Restore gain", f"{best.gain:.3f}", f"noise {value_text(best.noise)}, measured"))
+    facts.row(shown)
+    took = f"{counted(found.evaluations, 'evaluation')} in {duration_text(found.seconds)}"
+    st.caption(markdown_text(f"Best: {best.label} · {took}"))
+    notes = list(found.notes)
+    if found.uninformative:
+        few, all_steps = counted(len(found.uninformative), "step"), count_text(len(found.steps))
+        notes.append(
+            f"at {few} of {all_steps} the previous checkpoint keeps the bounds too: they say nothing there"
+        )
+    for note in notes:
+        st.caption(markdown_text(f"{note[:1].upper()}{note[1:]}."))
+
+
+def _figure(found: Searched, compared: Sequence[SearchPoint], key: str, *, selectable: bool) -> None:
+    """Draw the scatter against what the reader chose."""
+    points = (*found.points, *compared)
+    options = [name for name in _FIGURES if any(point.figure(name) is not None for point in points)]
+    default = "divergence" if found.max_divergence is not None and "divergence" in options else "drop"
+    chosen = default
+    if len(options) > 1:
+        if st.session_state.get(_FIGURE) not in options:
+            st.session_state[_FIGURE] = default
+        chosen = (
+            st.segmented_control(
+                "Against",
+                options,
+                format_func=lambda name: inked(_FIGURES[name]),
+                key=f"{_FIGURE}.{key}",
+                default=st.session_state[_FIGURE],
+            )
+            or default
+        )
+        st.session_state[_FIGURE] = chosen
+    selecting: dict[str, Any] = {}
+    if selectable:
+        selecting = {"on_select": _clicked, "selection_mode": ("points",)}
+        st.session_state["search.n_points"] = len(points)
+    st.plotly_chart(
+        search_figure.search_figure(found, compared, chosen),
+        config=dict(figures.CONFIG),
+        key=key,
+        alt=f"Ratio of the weights against {_FIGURES[chosen].lower()} of {len(points)} configurations",
+        **selecting,
+    )
+    words = _legend_words(points)
+    if chosen == "divergence":
+        words += " A divergence of zero is not on this axis; the table has it."
+    st.caption(words + (" Click a point to load it into the editor." if selectable else ""))
+
+
+def _legend_words(points: Sequence[SearchPoint]) -> str:
+    """Say how the points are to be read, as far as there are such."""
+    if all(point.is_estimated for point in points):
+        return (
+            "Hollow diamonds are estimates: each is one configuration, encoded on a sample of the weights. "
+            "Nothing of it was measured; a search measures."
+        )
+    words = "Every point is one configuration, measured on the chain. Dim: another one is better in both. "
+    words += "Hollow circles: measured on some of the steps only; the ratio is not of the whole chain."
+    if any(point.is_estimated for point in points):
+        words += " Hollow diamonds: estimated, not measured."
+    return words
+
+
+def _clicked() -> None:
+    """Take in a click on the scatter."""
+    points, n_points = st.session_state[_CHART]["selection"]["points"], st.session_state["search.n_points"]
+    search_editor.pick(search_figure.clicked_point(points, n_points))
+
+
+def _row_chosen() -> None:
+    """Take in a choice in the table."""
+    rows = st.session_state[_TABLE]["selection"]["rows"]
+    search_editor.pick(int(rows[0]) if rows else None)
 
 
 render()

@@ -472,8 +472,9 @@ def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, 
     snippets.show(
         f"inshrink sensitivity {shlex.quote(path)} --metric {told} --by tensor --statistic {statistic}",
         "import inshrink_core\n\n"
-        f"mine, other = (inshrink_core.analysis.sensitivity(inshrink_core.open(path), {told!r}).by('tensor')\n"
-        f"               for path in ({str(shown.path)!r}, {path!r}))\n"
+        "mine, other = (\n"
+        f"    inshrink_core.analysis.sensitivity(inshrink_core.open(path), {told!r}).by('tensor')\n"
+        f"    for path in ({str(shown.path)!r}, {path!r})\n)\n"
         "for name in set(mine.rows) & set(other.rows):\n"
         f"    print(name, mine.{statistic}[mine.rows.index(name), -1], "
         f"other.{statistic}[other.rows.index(name), -1])",

@@ -1,0 +1,176 @@
+"""What the words of a command say: its title, the page of its result, and the same as shell and as Python.
+
+The words are those after `inshrink`: a verb, what it is about, and options, each with a value but for those
+of `_FLAGS`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["option", "page_of", "python_text", "settings_words", "shell_text", "steps_words", "title_of"]
+
+_FLAGS = frozenset(
+    {"--apply", "--deep", "--drop-branches", "--exact", "--force", "--gain", "--smallest", "--trust-run"}
+    | {"--weights-only"}
+)
+
+_PAGES = {
+    "bench": "search",
+    "compare": "compare",
+    "compress": "export",
+    "estimate": "search",
+    "export": "export",
+    "inspect": "sensitivity",
+    "prune": "archive",
+    "rehearse": "compare",
+    "restore": "compare",
+    "search": "search",
+    "sensitivity": "sensitivity",
+    "verify": "archive",
+}
+
+_POSITIONAL = {
+    "compare": "--against",
+    "compress": "-o",
+    "export": "-o",
+    "pack": "--pack",
+    "rehearse": "-o",
+    "restore": "-o",
+}
+"""The option whose value is the second argument of the function of a verb."""
+
+_KEYWORDS = {"--format": "layout", "--step": "steps", "-o": "output"}
+_LISTS = ("keep", "steps")
+_SHOWN = {
+    "compare": "for row in {}.steps:\n    print(row.step, row.original, row.restored, row.drop)",
+    "compress": "print({}.size.ratio_total)",
+    "estimate": "print({}.ratio_weights, {}.drop)",
+    "export": "print({}.nbytes)",
+    "pack": "print({}.nbytes)",
+    "prune": "print({}.freed)",
+    "rehearse": "print({}.to_json())",
+    "restore": "print({}.paths)",
+    "search": "print({}.best and {}.best.to_json())",
+    "verify": "print('sound' if {}.ok else {}.problems)",
+}
+
+
+def option(words: Sequence[str], *names: str) -> str | None:
+    """Return the value of an option under any of its names; None where it is not given.
+
+    Examples
+    --------
+    >>> option(["verify", "a.inshrink", "--against", "run"], "--against")
+    'run'
+    """
+    return next((words[i + 1] for i, word in enumerate(words[:-1]) if word in names), None)
+
+
+def steps_words(steps: Sequence[int], every: Sequence[int] = ()) -> list[str]:
+    """Return the option that chooses steps; nothing where they are all that there are."""
+    return [] if not steps or tuple(steps) == tuple(every) else ["--steps", ",".join(map(str, steps))]
+
+
+def settings_words(settings: Mapping[str, Any]) -> list[str]:
+    """Return the options that set a codec's settings; overrides are one of them.
+
+    Examples
+    --------
+    >>> settings_words({"coarseness": 2.5, "grid": "held"})
+    ['--set', 'coarseness=2.5', '--set', 'grid=held']
+    """
+    words = []
+    for name, value in settings.items():
+        words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+    return words
+
+
+def shell_text(commands: Sequence[Sequence[str]]) -> str:
+    """Return commands as lines of a shell."""
+    return "\n".join(shlex.join(["inshrink", *words]) for words in commands)
+
+
+def page_of(words: Sequence[str]) -> str:
+    """Return the page that shows the result of a command."""
+    return "compare" if words[0] == "verify" and "--against" in words else _PAGES.get(words[0], "jobs")
+
+
+def title_of(commands: Sequence[Sequence[str]]) -> str:
+    """Say what a job does. Names come from files and are untrusted."""
+    words = commands[-1]
+    verb, name = words[0], Path(commands[0][1]).name
+    target = Path(option(words, "-o", "--output", "--pack") or "").name
+    if verb == "sensitivity":
+        return f"Measure {option(words, '--metric')} of {name}"
+    if verb == "verify":
+        against = option(words, "--against")
+        if against:
+            return f"Errors of {name} against {Path(against).name}"
+        return f"Verify {name}" + (", every tensor decoded" if "--deep" in words else "")
+    if verb == "compare":
+        names = ", ".join(Path(one[1]).name for one in commands)
+        return f"Compare {names} with {Path(option(words, '--against') or '').name}"
+    if verb in ("compress", "export"):
+        return f"Try two steps of {name}" if target.startswith("trial.") else f"Export {name} to {target}"
+    return {
+        "bench": f"Measure baselines of {name}",
+        "estimate": f"Estimate {option(words, '--codec')} on {name}",
+        "inspect": f"Measure restore gain and noise of {name}",
+        "prune": f"Prune {name}" + ("" if "--apply" in words else ", dry run"),
+        "rehearse": f"Rehearse failures of {name}",
+        "restore": f"Restore step {option(words, '--step')} of {name}",
+        "search": f"Search {option(words, '--codec')} on {name}",
+    }.get(verb, verb)
+
+
+def python_text(commands: Sequence[Sequence[str]]) -> str:
+    """Return Python lines that do the same as some commands."""
+    lines = ["import inshrink_core", ""]
+    for words in commands:
+        verb = "pack" if words[0] == "export" and "--pack" in words else words[0]
+        lines += [f"found = {_call(verb, words)}", _SHOWN.get(verb, "print({})").replace("{}", "found")]
+    return "\n".join(lines)
+
+
+def _call(verb: str, words: Sequence[str]) -> str:
+    """Return the call of the function of a verb."""
+    arguments, named, settings = [repr(words[1])], {}, {}
+    rest = iter(words[2:])
+    for name in rest:
+        value = True if name in _FLAGS else _parse(next(rest))
+        keyword = _KEYWORDS.get(name, name.lstrip("-").replace("-", "_"))
+        if name == "--set":
+            key, _, text = str(value).partition("=")
+            settings[key] = _parse(text)
+        elif name == _POSITIONAL.get(verb):
+            arguments.append(repr(value))
+        elif keyword in _LISTS and not (verb == "export" and name == "--step"):
+            named[keyword] = repr([int(one) for one in str(value).split(",")])
+        elif verb == "verify" and name == "--against":
+            named[keyword] = f"inshrink_core.open({value!r})"
+        else:
+            named["step" if name == "--step" else keyword] = _literal(value)
+    if settings:
+        named["config"] = repr(settings)
+    return f"inshrink_core.{verb}({', '.join([*arguments, *(f'{k}={v}' for k, v in named.items())])})"
+
+
+def _parse(text: str) -> Any:
+    """Return a JSON value, or the text itself, as ``--set`` reads it."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _literal(value: Any) -> str:
+    """Return a value as Python writes it; a bound that is waived is infinite."""
+    if value == "inf" or (isinstance(value, float) and math.isinf(value)):
+        return "float('inf')"
+    return repr(value)

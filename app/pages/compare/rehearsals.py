@@ -1,0 +1,248 @@
+"""The failure rehearsal: training that is restored from the archive, against training that never fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+from inshrink_app import services
+from inshrink_app.jobs.commands import option, shell_text
+from inshrink_app.jobs.job import Job
+from inshrink_app.pages.compare.figures import rehearsal_figure
+from inshrink_app.services import Training
+from inshrink_app.widgets import facts, figures, job_card, listing, problem
+from inshrink_app.widgets.formatting import (
+    count_text,
+    counted,
+    fixed_format,
+    markdown_text,
+    percent_text,
+    ratio_text,
+)
+from inshrink_app.widgets.tables import ServiceError, Subject
+
+__all__ = ["rehearse", "saved"]
+
+_COUNTS = {"restore": "failure", "seed": "seed", "step": "step"}
+_CODECS = {"lattice": "Lattice", "inshrinkerator": "Inshrinkerator", "lossless": "Lossless, the control"}
+
+
+def rehearse(original: Subject, training: Training) -> None:
+    """Draw the card of a sample's training."""
+    with st.container(border=True):
+        st.header("Failure rehearsal", anchor=False)
+        training = _choose(training)
+        st.write(
+            f"Trains {markdown_text(training.name)} anew, with failures after which it goes on from what the "
+            "archive restores, and without. The difference at the end is what compression costs a training "
+            "that fails."
+        )
+        words = _words(training)
+        key = ("rehearse", *words[1:])
+        job = services.job_of(key)
+        if job is not None and job.is_running:
+            _live(job)
+            return
+        finished = services.finished_rehearsals(training)
+        if job is not None and job.state == "finished":
+            _result(job)
+        elif job is not None:
+            job_card.stopped(job, primary=False)
+        elif finished:
+            _earlier(finished)
+        if (job is None or job.state == "finished") and st.button(
+            "Rehearse" if job is None else "Rehearse again",
+            icon=":material/replay:",
+            help="Trainings that were finished with these settings are not repeated.",
+        ):
+            services.start_job(key, [words], original.path)
+            st.rerun()
+        st.code(shell_text([words]), language=None, wrap_lines=True)
+
+
+def _choose(own: Training) -> Training:
+    """Let the reader rehearse another of the shipped trainings than the sample's own."""
+    names = list(services.trainings())
+    picked = st.selectbox(
+        "Training",
+        names,
+        index=names.index(own.name),
+        key="rehearse.training",
+        help="The sample's own, or another that comes with Inshrink. Some take many minutes a pair.",
+    )
+    if picked == own.name:
+        return own
+    chosen = services.training_named(str(picked))
+    if chosen is None:
+        st.warning("This training needs a package that is not installed.", icon=":material/warning:")
+    return chosen or own
+
+
+def _words(training: Training) -> list[str]:
+    """Draw the controls and return the command that rehearses."""
+    first, second, third, fourth = st.columns(4)
+    own = f"rehearse.{training.name}"
+    codec = first.selectbox("Codec", list(_CODECS), format_func=_CODECS.__getitem__, key="rehearse.codec")
+    restores = second.number_input(
+        "Failures", 1, training.n_saves - 1, training.n_restores, key=f"{own}.restores"
+    )
+    seeds = third.number_input(
+        "Seeds", 1, 20, 3, key="rehearse.seeds", help="Pairs of trainings; one says little."
+    )
+    steps = fourth.number_input(
+        "Steps",
+        training.n_saves,
+        100_000,
+        training.n_steps,
+        training.n_saves,
+        key=f"{own}.steps",
+    )
+    words = ["rehearse", training.name, "-o", str(services.rehearsals_folder()), "--codec", str(codec)]
+    return [*words, "--restores", str(restores), "--seeds", str(seeds), "--steps", str(steps)]
+
+
+def _earlier(finished: tuple[Job, ...]) -> None:
+    """Offer what was rehearsed before with other settings."""
+    titles = {job.job_id: _title(job) for job in finished}
+    chosen = st.selectbox(
+        "Earlier rehearsals", list(titles), format_func=titles.__getitem__, key="rehearse.old"
+    )
+    job = next((job for job in finished if job.job_id == chosen), finished[0])
+    _result(job)
+
+
+def _title(job: Job) -> str:
+    """Name a rehearsal by its settings."""
+    words = job.commands[-1]
+    counts = [counted(int(option(words, f"--{name}s") or 0), word) for name, word in _COUNTS.items()]
+    return " · ".join([str(option(words, "--codec")), *counts])
+
+
+def _result(job: Job) -> None:
+    """Draw a finished rehearsal."""
+    document = services.read_result(job)
+    if not isinstance(document, dict):
+        st.caption("What this rehearsal found cannot be read any more.")
+        return
+    _show(document, job.job_id)
+
+
+@st.fragment(run_every=job_card.POLL_SECONDS)
+def _live(job: Job) -> None:
+    """Draw a rehearsal that runs: how far it is, and the pairs of trainings that are done."""
+    now = job_card.current(job)
+    job_card.progress(now)
+    job_card.cancel_button(now)
+    found = services.rehearsal_so_far(now)
+    if found is None:
+        st.caption("Curves appear here as soon as the first pair of trainings is done.")
+        return
+    st.caption(f"{counted(len(found['curves']), 'pair')} of trainings so far.")
+    _chart(found, "live")
+
+
+def _show(found: Mapping[str, Any], key: str) -> None:
+    """Draw a finished rehearsal.
+
+    Parameters
+    ----------
+    found
+        The rehearsal.
+    key
+        Tells its widgets from those of another one on the page.
+    """
+    _facts(found)
+    _chart(found, key)
+    table = pd.DataFrame(
+        [
+            (curve["seed"], step, before, after)
+            for curve in found["curves"]
+            for step, before, after in zip(
+                *(curve[name] for name in ("steps", "uninterrupted", "restored")), strict=True
+            )
+        ],
+        columns=["seed", "step", "uninterrupted", "restored"],
+    )
+    with st.expander(f"Curves ({counted(len(found['curves']), 'pair')})", icon=":material/table_rows:"):
+        metric = fixed_format([*table["uninterrupted"], *table["restored"]])
+        listing.show(
+            table,
+            f"rehearsal-{key}",
+            alt="Metric of every training at every save",
+            formats={"uninterrupted": metric, "restored": metric},
+        )
+
+
+def _chart(found: Mapping[str, Any], key: str) -> None:
+    """Draw the curves, and say how to read them."""
+    st.plotly_chart(
+        rehearsal_figure(found),
+        config=dict(figures.CONFIG),
+        key=f"rehearsal.chart.{key}",
+        alt=f"{found['metric']} by step, with {len(found['restored_at'])} restores and without",
+    )
+    band = (
+        "The band is the range of the uninterrupted trainings: what the seed alone does."
+        if len(found["curves"]) > 1
+        else "A single pair: how far chance alone moves the curve needs more seeds."
+    )
+    st.caption(f"{band} Dotted: failures, after which training went on from the archive.")
+
+
+def _facts(found: Mapping[str, Any]) -> None:
+    """Draw the figures of a rehearsal."""
+    width, metric = found["excess_half_width"], markdown_text(found["metric"])
+    certainty = "a single seed says little" if width is None else f"± {percent_text(width)} (95 %)"
+    weights = ratio_text(found["ratio_weights"])
+    facts.row(
+        [
+            ("Excess at the end", percent_text(found["excess"]), certainty),
+            ("Noise of the seeds", percent_text(found["noise"]), f"{metric}, uninterrupted"),
+            ("Failures", count_text(len(found["restored_at"])), "each restored from the archive"),
+            ("Ratio in all", ratio_text(found["ratio_total"]), f"weights {weights}"),
+        ]
+    )
+
+
+def saved() -> None:
+    """Draw the field for its path, and what is there."""
+    with st.expander("Open a saved rehearsal", icon=":material/folder_open:"):
+        text = st.text_input(
+            "File or folder",
+            key="rehearsal.saved",
+            placeholder="rehearsal.json",
+            help="What `inshrink rehearse --json` printed, or the folder where `inshrink rehearse -o` kept "
+            "its trainings.",
+        )
+        if not text.strip():
+            st.caption(
+                "The curves of a rehearsal of the command line, of your own training too, beside the noise "
+                "of its seeds."
+            )
+            return
+        try:
+            found = services.saved_rehearsals(text.strip())
+        except ServiceError as error:
+            problem.show(error.problem)
+            return
+        place = 0
+        if len(found) > 1:
+            place = st.selectbox(
+                "Rehearsal",
+                range(len(found)),
+                format_func=lambda i: _saved_title(found[i]),
+                key="rehearsal.which",
+            )
+        chosen = found[place]
+        st.caption(markdown_text(f"{chosen['task']} · {chosen['codec']}"))
+        _show(chosen, "saved")
+
+
+def _saved_title(found: Mapping[str, Any]) -> str:
+    """Tell rehearsals of one folder apart."""
+    return (
+        f"{found['task']} · {found['codec']} · {counted(len(found['restored_at']), 'failure')} · "
+        f"{counted(len(found['curves']), 'seed')} · {ratio_text(found['ratio_total'])}"
+    )

@@ -1,0 +1,223 @@
+"""Tensor by tensor against the original run, the worst first; and restoring the files of a step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+from inshrink_app import services
+from inshrink_app.jobs.commands import option
+from inshrink_app.jobs.job import Job
+from inshrink_app.services import Chain
+from inshrink_app.widgets import archive_picker, job_card, listing, problem
+from inshrink_app.widgets.formatting import bytes_text, count_text, counted, elide, inked, markdown_text
+from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+
+__all__ = ["errors", "restore"]
+
+_LAYOUTS = {"same": "As the run was", "safetensors": "safetensors", "torch": "torch"}
+
+_MAX_ROWS = 2_000
+"""Rows of the table on screen; all of them can be downloaded."""
+
+
+def errors(shown: Subject, original: Subject, archives: tuple[Chain, ...]) -> None:
+    """Draw the error of every tensor, or offer to measure it."""
+    with st.container(border=True):
+        st.header("Tensor by tensor", anchor=False)
+        one = archives[0]
+        if len(archives) > 1:
+            names = {str(choice.path): choice for choice in archives}
+            picked = st.segmented_control(
+                "Archive",
+                list(names),
+                default=str(one.path),
+                format_func=lambda path: inked(markdown_text(elide(names[path].name, 40))),
+                key="errors.archive",
+                label_visibility="collapsed",
+            )
+            one = names.get(str(picked), one)
+        try:
+            key = services.errors_key(one, original)
+            job = services.job_of(key)
+        except ServiceError as error:
+            problem.show(error.problem)
+            return
+        if job is not None and job.is_running:
+            job_card.running(job, "Measuring errors")
+            return
+        if job is not None and job_card.settled(job, "Measuring errors"):
+            _found(job.result)
+        elif job is None:
+            st.write(
+                "Decodes every step and compares every tensor with the original: "
+                f"{bytes_text(original.total_bytes)} of checkpoints and {bytes_text(one.nbytes)} of archive "
+                "are read. No code of the run is executed."
+            )
+        if st.button(
+            "Measure errors" if job is None else "Measure errors again", icon=":material/straighten:"
+        ):
+            words = ["verify", str(one.path), "--against", str(original.path)]
+            services.start_job(key, [words], shown.path)
+            st.rerun()
+
+
+def _found(document: dict[str, Any]) -> None:
+    """Say how many tensors are bit-exact, and list the others by falling error."""
+    rows, problems = document["errors"], document["problems"]
+    exact, total = sum(row["bit_exact"] for row in rows), len(rows)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.badge(
+            f"Bit-exact: {count_text(exact)} of {count_text(total)}",
+            color="green" if exact == total else "blue",
+            icon=":material/check_circle:" if exact == total else ":material/info:",
+        )
+        if problems:
+            st.badge(counted(len(problems), "problem"), color="red", icon=":material/error:")
+    for finding in problems[:5]:
+        problem.show(Problem(finding["what"], finding["where"], finding["remedy"]))
+    if document["missing_steps"]:
+        st.caption(f"{counted(len(document['missing_steps']), 'step')} of the run not archived.")
+    if total:
+        _table(sorted(rows, key=_badness, reverse=True))
+
+
+def _badness(row: dict[str, Any]) -> tuple[bool, float, float]:
+    """Order by relative error; where the original is all zero, any error counts as the worst."""
+    relative = math.inf if row["relative_rms"] is None else row["relative_rms"]
+    return (not row["bit_exact"], relative, row["max_abs"])
+
+
+def _table(found: list[dict[str, Any]]) -> None:
+    """Draw the filters and the table."""
+    steps = sorted({row["step"] for row in found})
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+        step = st.selectbox(
+            "Step",
+            [None, *steps],
+            format_func=lambda one: "All steps" if one is None else count_text(one),
+            key="errors.step",
+            width=180,
+        )
+        pattern = st.text_input(
+            "Filter by name",
+            placeholder="Filter by name",
+            key="errors.filter",
+            icon=":material/search:",
+            width=260,
+        )
+        lossy = st.toggle("Not bit-exact only", key="errors.lossy")
+    rows = [
+        row
+        for row in found
+        if step in (None, row["step"])
+        and (not pattern or pattern.casefold() in row["tensor"].casefold())
+        and not (lossy and row["bit_exact"])
+    ]
+    if not rows:
+        st.caption("No tensor matches.")
+        return
+    table = pd.DataFrame(
+        [
+            (
+                *(row[name] for name in ("step", "tensor", "codec", "relative_rms", "max_abs")),
+                "exact" if row["bit_exact"] else "lossy",
+            )
+            for row in rows
+        ],
+        columns=["step", "tensor", "codec", "relative error", "largest error", "bits"],
+    )
+    listing.show(
+        table,
+        "tensor-errors",
+        alt="Error of every tensor of every step against the original, the worst first",
+        formats={"relative error": listing.SMALL, "largest error": listing.SMALL},
+        most=_MAX_ROWS,
+    )
+    if len(rows) > _MAX_ROWS:
+        st.caption(
+            f"The worst {count_text(_MAX_ROWS)} of {count_text(len(rows))}; the files have all of them."
+        )
+
+
+def restore(shown: Subject, archives: tuple[Chain, ...]) -> None:
+    """Draw where files of a step are restored to.
+
+    Parameters
+    ----------
+    shown
+        What the page is about.
+    archives
+        Archives to restore from, at least one.
+    """
+    with st.container(border=True):
+        st.header("Restore files", anchor=False)
+        job = services.job_of(("restore", str(shown.path)))
+        is_running = job is not None and job.is_running
+        archive, step, layout = _choices(archives)
+        _form(shown, archive, step, layout, is_running=is_running)
+        if job is not None and job_card.settled(job, "Restoring"):
+            _written(job)
+
+
+def _choices(archives: tuple[Chain, ...]) -> tuple[Chain, int, str]:
+    """Draw what is restored, and as what."""
+    names = {str(one.path): one for one in archives}
+    with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
+        archive = archives[0]
+        if len(archives) > 1:
+            picked = st.selectbox(
+                "From",
+                list(names),
+                format_func=lambda path: archive_picker.choice_text(names[path]),
+                key="restore.archive",
+            )
+            archive = names.get(str(picked), archive)
+        steps = list(archive.steps)
+        if st.session_state.get("restore.step") not in steps:
+            st.session_state["restore.step"] = steps[-1]
+        step = st.selectbox("Step", steps, format_func=count_text, key="restore.step", width=180)
+        layout = st.segmented_control(
+            "Format",
+            list(_LAYOUTS),
+            format_func=lambda name: inked(_LAYOUTS[name]),
+            default="same",
+            key="restore.layout",
+        )
+    return archive, int(step), str(layout or "same")
+
+
+def _form(shown: Subject, archive: Chain, step: int, layout: str, *, is_running: bool) -> None:
+    """Ask for the folder, and begin."""
+    suggested = services.suggested_folder(shown, archive.path, step)
+    if st.session_state.get("restore.suggested") != suggested and not is_running:
+        st.session_state["restore.suggested"] = suggested
+        st.session_state["restore.target"] = suggested
+    text = st.text_input("Folder", key="restore.target", help="A new folder, or an empty one.")
+    if st.button("Restore", icon=":material/settings_backup_restore:", disabled=is_running):
+        try:
+            target = services.restore_target(text)
+        except ServiceError as error:
+            problem.show(error.problem)
+            return
+        words = ["restore", str(archive.path), "--step", str(step), "--format", layout, "-o", str(target)]
+        services.start_job(("restore", str(shown.path)), [words], shown.path)
+        st.rerun()
+
+
+def _written(job: Job) -> None:
+    """Say what was written."""
+    document = services.read_result(job)
+    if not isinstance(document, dict):
+        st.caption("What this restore wrote cannot be read any more.")
+        return
+    folder = option(job.commands[-1], "-o") or ""
+    files = services.restored_files(document, folder)
+    total = sum(nbytes for _, nbytes, _ in files)
+    step, n = count_text(document["steps"][0]), counted(len(files), "file")
+    st.success(f"Step {step} restored: {n}, {bytes_text(total)}.", icon=":material/check_circle:")
+    st.code(folder, language=None, wrap_lines=True)
+    table = pd.DataFrame(files, columns=["file", "bytes", "SHA-256"])
+    listing.show(table, "restored", alt="Restored files with size and SHA-256", wide=["SHA-256"])

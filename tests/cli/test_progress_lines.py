@@ -1,0 +1,121 @@
+"""``--progress jsonl``: messages of a verb for another program, and what ends the verb."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inshrink_core.cli import main
+
+COMMAND = (sys.executable, "-P", "-m", "inshrink_core.cli")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Write a small run of four steps, with an evaluator."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    weights = {"w": torch.randn(32, 16, generator=torch.Generator().manual_seed(0))}
+    for step in (10, 20, 30, 40):
+        weights["w"][0, step % 16] += 0.5
+        torch.save({"model": weights, "step": step}, folder / f"step_{step:06}.pt")
+    (folder / "judge.py").write_text(
+        "def evaluate(state):\n    return {'loss': float(state['w'].abs().sum())}\n"
+    )
+    return folder
+
+
+def told(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], list[Any]]:
+    """Run a verb; return its exit code, its document and its messages."""
+    capsys.readouterr()
+    code = main([*words, "--json", "--progress", "jsonl"])
+    output = capsys.readouterr()
+    return code, json.loads(output.out), [json.loads(line) for line in output.err.splitlines()]
+
+
+def test_progress_is_one_json_object_a_line_and_stdout_holds_the_document_alone(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, document, messages = told(
+        ["compress", str(run), "-o", f"{run}.inshrink", "--codec", "lossless"], capsys
+    )
+    assert (code, document["appended"]) == (0, [10, 20, 30, 40])
+    assert messages[-1]["done"] == messages[-1]["total"] > 0
+    assert {(one["verb"], one["unit"]) for one in messages} == {("compress", "bytes")}
+
+
+def test_a_comparison_tells_each_step_as_soon_as_it_is_known(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = f"{run}.inshrink"
+    assert main(["compress", str(run), "-o", archive, "--codec", "lossless", "--quiet"]) == 0
+    words = ["compare", archive, "--against", str(run), "--evaluator", f"{run}/judge.py:evaluate"]
+    code, document, messages = told(words, capsys)
+    assert code == 0
+    names = set(document["steps"][0])
+    assert [{k: v for k, v in one["found"].items() if k in names} for one in messages] == document["steps"]
+    assert {one["found"]["metric"] for one in messages} == {"loss"}
+
+
+def test_a_search_tells_each_trial(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", str(run), "--max-drop", "0.5", "--budget", "2", "--codec", "uniform"]
+    code, document, messages = told([*words, "--evaluator", f"{run}/judge.py:evaluate"], capsys)
+    assert code in (0, 1)
+    assert [one["found"]["step"] for one in messages] == [one["step"] for one in document["trials"]]
+    assert messages[-1]["unit"] == "trials"
+
+
+def test_an_error_is_the_document_of_always_and_a_form_that_is_none_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(tmp_path / "none"), "--json", "--progress", "jsonl"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 2
+    assert main(["verify", str(tmp_path / "none"), "--progress", "loud"]) == 2
+    assert "choose one of bar, jsonl" in capsys.readouterr().err
+
+
+def test_without_the_option_nothing_is_told_to_a_pipe(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compress", str(run), "-o", f"{run}.inshrink", "--codec", "lossless", "--json"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def begin(run: Path, steps: int) -> subprocess.Popen[str]:
+    """Start a rehearsal, which takes long, and wait for its first word."""
+    words = ["rehearse", "digits-cnn", "-o", str(run.parent / "rehearsal"), "--steps", str(steps)]
+    process = subprocess.Popen(
+        [*COMMAND, *words, "--json", "--progress", "jsonl"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "rehearse" in process.stderr.readline()
+    return process
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_a_verb_that_is_told_to_end_is_interrupted_and_says_so(run: Path) -> None:
+    process = begin(run, 4000)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert json.loads(output)["error"]["type"] == "Interrupted"
+
+
+@pytest.mark.skipif(not hasattr(__import__("select"), "poll"), reason="this system has no poll")
+def test_a_verb_ends_when_nobody_reads_its_progress_any_more(run: Path) -> None:
+    process = begin(run, 4000)
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait(30) != 0
+    assert process.stdout is not None
+    process.stdout.close()
