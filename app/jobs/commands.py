@@ -129,6 +129,11 @@ def title_of(commands: Sequence[Sequence[str]]) -> str:
     }.get(verb, verb)
 
 
+_AT_THE_TOP = frozenset({"compare", "compress", "rehearse", "restore", "search", "verify"})
+_HOMES = {"bench": "bench.", "sensitivity": "analysis."}
+"""Where the function of a verb lies that is not at the top of the package; else in its verbs."""
+
+
 def python_text(commands: Sequence[Sequence[str]]) -> str:
     """Return Python lines that do the same as some commands."""
     lines = ["import inshrink_core", ""]
@@ -158,7 +163,8 @@ def _call(verb: str, words: Sequence[str]) -> str:
             named["step" if name == "--step" else keyword] = _literal(value)
     if settings:
         named["config"] = repr(settings)
-    return f"inshrink_core.{verb}({', '.join([*arguments, *(f'{k}={v}' for k, v in named.items())])})"
+    home = _HOMES.get(verb, "verbs.") if verb not in _AT_THE_TOP else ""
+    return f"inshrink_core.{home}{verb}({', '.join([*arguments, *(f'{k}={v}' for k, v in named.items())])})"
 
 
 def _parse(text: str) -> Any:

@@ -224,6 +224,7 @@ def _text(key: Mapping[str, Any]) -> str:
 
 def _together(pairs: list[tuple[Mapping[str, Any], Any, Any]]) -> dict[str, Any] | None:
     """Return the rehearsal of some pairs; None of a task that is not shipped: its metric is not kept."""
+    from inshrink_core.chain import optimizer_of
     from inshrink_core.training.rehearsal import Rehearsal, parse_training
     from inshrink_core.training.tasks import find_task, task_names
 
@@ -241,7 +242,7 @@ def _together(pairs: list[tuple[Mapping[str, Any], Any, Any]]) -> dict[str, Any]
             direction=task.direction,
             codec=str(key["codec"]),
             config=dict(key["config"]),
-            optimizer=str(key["optimizer_state"]),
+            optimizer=optimizer_of({"optimizer": key["optimizer_state"]}),
             n_steps=int(key["n_steps"]),
             n_saves=len(key["saved_at"]),
             restored_at=tuple(int(step) for step in key["restored_at"]),
