@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -301,12 +301,10 @@ class TrialRunner:
             **{name: getattr(figures, name) for name in Figures.__dataclass_fields__},
         )
 
-    def walk(
-        self, candidate: Candidate, keep_on: Callable[[Trial], bool], steps: Sequence[int] | None = None
-    ) -> list[Trial]:
+    def walk(self, candidate: Candidate, keep_on: Callable[[Trial], bool]) -> list[Trial]:
         """Write a chain in memory with one configuration; a trial a step, until `keep_on` says no."""
         position, trials = Position(self), []
-        for step in self.steps if steps is None else steps:
+        for step in self.steps:
             trials.append(self.trial(step, candidate, position))
             if not keep_on(trials[-1]):
                 break
