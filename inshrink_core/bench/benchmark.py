@@ -163,7 +163,7 @@ class _Session:
     _begun: float = field(default_factory=time.perf_counter)
 
     def run_all(self, variants: Sequence[Variant], folder: Path | None) -> BenchReport:
-        """Measure the stale copy, then each codec; what was measured is written even if cut off."""
+        """Measure the previous checkpoint, then each codec; what was measured is written even if cut off."""
         n_values = sum(len(variant.configs()) for variant in variants)
         self._total = len(self.bench.steps) * (1 + n_values)
         try:

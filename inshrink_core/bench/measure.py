@@ -1,4 +1,4 @@
-"""Measuring one configuration: compress, decode, evaluate, and the same evaluations for the stale copy."""
+"""Measuring a configuration: compress, decode, evaluate; and the previous checkpoint as its baseline."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Bench:
         Parameters
         ----------
         variant, value
-            The codec and where its knob stands; None for the stale copy.
+            The codec and where its knob stands; None for the previous checkpoint.
 
         Notes
         -----
@@ -150,7 +150,7 @@ class Bench:
         )
 
     def repeat(self, evaluated: Callable[[int], None]) -> Point:
-        """Return the point of the stale copy; evaluates every original step."""
+        """Return the point of the previous checkpoint; evaluates every original step."""
         figures = [Figures()]
         for done, (before, step) in enumerate(pairwise(self.steps), start=1):
             figures.append(self.judge.stale(step, before) or Figures())

@@ -20,7 +20,7 @@ from inshrink_core.search.bounds import Bounds, Figures
 __all__ = ["DEFAULT_BOUNDS", "REPEAT", "BenchReport", "Bound", "Point", "Row", "choose_row", "parse_bounds"]
 
 REPEAT: Final = "repeat"
-"""Label of the stale copy: the previous original checkpoint, which stores nothing."""
+"""Label of the previous checkpoint in the place of each one: a baseline that stores nothing."""
 
 ROWS_FILE: Final = "bench.csv"
 POINTS_FILE: Final = "points.json"
@@ -38,7 +38,8 @@ _PAGE: Final = """<!doctype html>
 <style>body{{font-family:sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}}</style></head>
 <body><h1>Ratio and fidelity</h1>
 <p>Every dot is a measured chain, keyframe and headers included; further right and lower is better.
-Dotted lines are the bounds, the dashed line is the stale copy, which stores nothing.</p>
+Dotted lines are the bounds, the dashed line is the previous checkpoint
+in the place of each one, which stores nothing.</p>
 {figures}
 </body></html>
 """
@@ -51,7 +52,7 @@ class Point:
     Parameters
     ----------
     codec
-        Label of the variant; ``repeat`` for the stale copy.
+        Label of the variant; ``repeat`` for the previous checkpoint.
     config
         Every setting of the codec.
     knob
@@ -59,7 +60,7 @@ class Point:
     metric, direction
         What `max_drop` is of.
     ratio_weights, ratio_total
-        Of the whole chain, keyframes included; None for the stale copy, which stores nothing.
+        Of the whole chain, keyframes included; None for the previous checkpoint, which stores nothing.
     max_drop, max_divergence, mean_divergence
         Over all steps.
     restore_gain, restore_noise
@@ -223,7 +224,7 @@ def choose_row(codec: str, points: Sequence[Point], bound: Bound) -> Row:
     """Return the row of one codec: nothing but what was measured."""
     keeping = [point for point in points if bound.holds(point)]
     if keeping:
-        # The stale copy, which has no ratio, stands alone.
+        # The previous checkpoint, which has no ratio, stands alone.
         return Row(
             codec=codec, bound=bound, point=max(keeping, key=lambda one: one.ratio_weights or 0.0), kept=True
         )
@@ -249,7 +250,7 @@ class BenchReport:
     bounds
         What had to be kept.
     points
-        Every measured configuration, by label of the variant; the stale copy among them.
+        Every measured configuration, by label of the variant; the previous checkpoint among them.
     seconds
         Wall time.
     measured, resumed
@@ -282,7 +283,7 @@ class BenchReport:
 
     @property
     def stale_bounds(self) -> tuple[Bound, ...]:
-        """Bounds that the stale copy keeps, so that keeping them proves little."""
+        """Bounds that the previous checkpoint keeps, so that keeping them proves little."""
         return tuple(bound for bound in self.bounds if any(map(bound.holds, self.points.get(REPEAT, ()))))
 
     def to_json(self) -> dict[str, Any]:
@@ -358,7 +359,7 @@ def plots_html(points: Mapping[str, Sequence[Point]], bounds: Sequence[Bound], m
 
 
 def _draw(figure: Any, kind: str, points: Mapping[str, Sequence[Point]], bounds: Sequence[Bound]) -> None:
-    """Draw what is known of one kind of bound: codecs in the order of their knobs, limits, the stale copy."""
+    """Draw what is known of one kind of bound: codecs in the order of their knobs, limits, the baseline."""
     name, _, _, scale = _AXES[kind]
     known = {
         label: [point for point in group if getattr(point, name) is not None]
@@ -384,6 +385,6 @@ def _draw(figure: Any, kind: str, points: Mapping[str, Sequence[Point]], bounds:
             x=[min(ratios), max(ratios)],
             y=[getattr(stale, name)] * 2,
             mode="lines",
-            name="stale copy",
+            name="previous checkpoint",
             line={"dash": "dash", "color": "#444"},
         )

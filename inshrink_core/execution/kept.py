@@ -289,6 +289,8 @@ class ResultLog(Generic[_Result]):
         What tells the run from others.
     parse
         Makes a result from JSON; raises ValueError, TypeError or KeyError where it is none.
+    read_only
+        Leave the file as it is: another process may be writing to it.
 
     Raises
     ------
@@ -301,14 +303,21 @@ class ResultLog(Generic[_Result]):
     """
 
     def __init__(
-        self, path: Path | None, what: str, head: tuple[str, int], run: str, parse: Callable[[Any], _Result]
+        self,
+        path: Path | None,
+        what: str,
+        head: tuple[str, int],
+        run: str,
+        parse: Callable[[Any], _Result],
+        *,
+        read_only: bool = False,
     ) -> None:
         self.path = path
         self._what, self._head, self._run, self._parse = what, head, run, parse
         self._results: dict[str, _Result] = {}
         self._lock = Lock()
         if path is not None:
-            self._load(path)
+            self._load(path, read_only=read_only)
 
     def __len__(self) -> int:
         return len(self._results)
@@ -333,7 +342,7 @@ class ResultLog(Generic[_Result]):
             self._results[key] = result
             self._write({"key": key, **document})
 
-    def _load(self, path: Path) -> None:
+    def _load(self, path: Path, *, read_only: bool) -> None:
         if not path.exists() or path.stat().st_size == 0:
             self._write({self._head[0]: self._head[1], "run": self._run})
             return
@@ -355,7 +364,7 @@ class ResultLog(Generic[_Result]):
                 _logger.warning(
                     "%s, line %d is no %s (%s): it is made again", path, number, self._what, error
                 )
-        if len(whole) < len(text):
+        if len(whole) < len(text) and not read_only:
             try:  # the next line must begin on a line of its own
                 os.truncate(path, len(whole))
             except OSError as error:

@@ -67,7 +67,7 @@ class StepPromise:
     drop, divergence
         Of the step as its frame decodes.
     informative
-        False where the stale copy, which stores nothing, keeps the bounds too: they say nothing there.
+        False where the previous checkpoint in this one's place keeps the bounds too: they say nothing there.
     exact
         Whether it is stored bit for bit, because nothing coarser keeps the bounds.
     side
@@ -183,11 +183,11 @@ class BoundedWriter:
     judge
         The evaluator, and what is promised.
     originals
-        The originals; a step whose evaluation the judge knows is its successor's stale copy without being
-        at hand.
+        The originals. One whose evaluation the judge knows stands in its successor's place without being at
+        hand.
     following
         Step of the original that comes after one; None where it is not at hand yet. It tells whether the
-        bounds say anything of a chain's first step, which has no stale copy.
+        bounds say anything of a chain's first step, which has no previous checkpoint.
     resumed
         Whether `base` is what an archive was written with so far, and the search goes on from there.
     told
@@ -304,7 +304,7 @@ class BoundedWriter:
         )
 
     def _neighbour(self, parent: FrameInfo | None, step: int) -> int | None:
-        """Return the step whose original is the stale copy; the one after it for a chain's first step."""
+        """Return the step of the previous checkpoint; of the one after it for a chain's first step."""
         neighbour = self._following(step) if parent is None else parent.step
         if neighbour is None or self._judge.knows(neighbour):
             return neighbour
@@ -345,11 +345,11 @@ class BoundedWriter:
         chain, step
             Where it will stand.
         informative
-            False where the stale copy keeps the bounds too: then the last configuration stays if it keeps
-            them, for the bounds say nothing about a coarser one.
+            False where the previous checkpoint keeps the bounds too: then the last configuration stays if it
+            keeps them, for the bounds say nothing about a coarser one.
         unsure
-            Whether there is no stale copy to tell if the bounds say anything: then nothing coarser than
-            the start is tried either.
+            Whether there is no previous checkpoint to tell if the bounds say anything: then nothing coarser
+            than the start is tried either.
         """
 
         def outcomes(points: Sequence[Any]) -> list[Outcome[Any]]:

@@ -241,7 +241,8 @@ def search(
 
 
 _NOTHING_SAID: Final = (
-    "the stale copy keeps the bounds at every step: they say nothing, and nothing is coarsened"
+    "the previous checkpoint, in the place of each one, keeps the bounds at every step: they say nothing,"
+    " and nothing is coarsened"
 )
 
 
@@ -303,7 +304,7 @@ def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
     found = log if log is not None else trial_log_of(run, None, make=False)
     if found is None or not found.is_file() or not found.stat().st_size:
         return ()
-    return TrialLog(found, checkpoint_digest(run[run.steps[0]])).values()
+    return TrialLog(found, checkpoint_digest(run[run.steps[0]]), read_only=True).values()
 
 
 def _keep_report(run: Run, report: SearchReport) -> None:
@@ -428,7 +429,7 @@ class SearchReport:
     steps
         Steps of the chain.
     uninformative
-        Steps at which the stale copy keeps the bounds too.
+        Steps at which the previous checkpoint keeps the bounds too.
     evaluations
         Trials measured now; those of the log cost nothing.
     trials
@@ -622,7 +623,7 @@ class Chain:
     def to_json(self) -> dict[str, Any]:
         """Return the value of ``best`` in ``inshrink search --json``."""
         return {
-            "config": self.candidate.document(),
+            "config": self.trials[0].config,
             "ratio_weights": self.ratio_weights,
             "drop": self.drop,
             "divergence": self.divergence,
@@ -679,7 +680,7 @@ class ChainTrials:
         )
 
     def says_nothing_at(self, step: int) -> bool:
-        """Whether the stale copy keeps the bounds at a step, so that they say nothing there."""
+        """Whether the previous checkpoint keeps the bounds at a step, so that they say nothing there."""
         if not self.bounds.given:
             return False
         stale = self.runner.judge.stale(step, self.runner.before(step))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -143,6 +143,8 @@ class TrialLog(ResultLog[Trial]):
         The file; None keeps trials in memory alone.
     run
         What tells the run from others: the digest of its first checkpoint.
+    read_only
+        Leave the file as it is: a search may be writing to it.
 
     Raises
     ------
@@ -150,8 +152,8 @@ class TrialLog(ResultLog[Trial]):
         As `inshrink_core.execution.ResultLog` raises them.
     """
 
-    def __init__(self, path: Path | None, run: str) -> None:
-        super().__init__(path, "trial", _HEAD, run, _parse_trial)
+    def __init__(self, path: Path | None, run: str, *, read_only: bool = False) -> None:
+        super().__init__(path, "trial", _HEAD, run, _parse_trial, read_only=read_only)
 
     def add(self, key: str, trial: Trial) -> None:
         """Keep a trial: on disk when this returns."""
@@ -227,6 +229,18 @@ class TrialRunner:
             self._h[step] = sensitivities(self.checkpoints(step), previous)
         return self._h[step]
 
+    def document(self, candidate: Candidate) -> dict[str, Any]:
+        """Return what a config file would say, what all candidates have in common included."""
+        config, defaults = self.base.config, type(self.base.config)()
+        names = [one.name for one in fields(config)]  # type: ignore[arg-type]
+        common = {
+            name: getattr(config, name) for name in names if getattr(config, name) != getattr(defaults, name)
+        }
+        document = candidate.document()
+        overrides = [*(one.to_json() for one in self.base.overrides), *document.get("override", ())]
+        document["settings"] = common | document["settings"]
+        return document | ({"override": overrides} if overrides else {})
+
     def config_digest(self, candidate: Candidate) -> str:
         """Return the digest of everything that decides how a frame is made."""
         chain = candidate.chain_config(self.base)
@@ -241,7 +255,7 @@ class TrialRunner:
             key = trial_key(self.digest(step), position.history, made, self.judge.digest)
             known = self.log.get(key)
             if known is not None and self._still_holds(known):
-                return known
+                return replace(known, config=self.document(candidate))
         trial = self._measure(step, candidate, position)
         if self.log is not None:
             self.log.add(key, trial)
@@ -277,7 +291,7 @@ class TrialRunner:
             gain = found.gain, found.noise
         return Trial(
             step=step,
-            config=candidate.document(),
+            config=self.document(candidate),
             raw_weights=encoded.raw_weights,
             weights_nbytes=encoded.weights_nbytes,
             restore_gain=gain[0],
@@ -287,12 +301,10 @@ class TrialRunner:
             **{name: getattr(figures, name) for name in Figures.__dataclass_fields__},
         )
 
-    def walk(
-        self, candidate: Candidate, keep_on: Callable[[Trial], bool], steps: Sequence[int] | None = None
-    ) -> list[Trial]:
+    def walk(self, candidate: Candidate, keep_on: Callable[[Trial], bool]) -> list[Trial]:
         """Write a chain in memory with one configuration; a trial a step, until `keep_on` says no."""
         position, trials = Position(self), []
-        for step in self.steps if steps is None else steps:
+        for step in self.steps:
             trials.append(self.trial(step, candidate, position))
             if not keep_on(trials[-1]):
                 break

@@ -222,6 +222,24 @@ def test_a_search_finds_a_configuration_that_compress_takes_and_that_keeps_the_b
     )
 
 
+def test_what_all_candidates_have_in_common_is_part_of_the_configuration_that_is_found(
+    run, tmp_path, evaluator
+):
+    common = {"sensitivity": 0.0, "overrides": [{"match": "0.*", "exact": True}]}
+    options = {"config": common, "strategy": "bracket", "gain": False, "output": tmp_path / "s.json"}
+    found = search(run, max_divergence=1e-3, **options)
+    config = found.to_json()["best"]["config"]
+    assert config["settings"]["sensitivity"] == 0.0
+    assert config["override"] == common["overrides"]
+    assert all(trial.config["settings"]["sensitivity"] == 0.0 for trial in found.trials)
+    settings = {**config["settings"], "overrides": config["override"]}
+    size = compress(run, tmp_path / "a.inshrink", config=settings).size
+    frames = sum(frame.weights_nbytes for frame in size.frames)
+    assert found.best.ratio_weights == pytest.approx(size.raw_weights / frames, rel=0.03)
+    again = search(run, max_divergence=1e-3, **options)
+    assert (again.evaluations, again.to_json()["best"]["config"]) == (0, config)
+
+
 @pytest.mark.parametrize("strategy", ["bracket", "grid", "random"])
 def test_strategies_of_the_lattice_agree_on_what_is_possible(run, tmp_path, evaluator, strategy):
     found = search(run, max_divergence=1e-3, strategy=strategy, output=tmp_path / "s.json", gain=False)

@@ -1,0 +1,112 @@
+"""Results that are kept: found again, made again where they cannot be read, and never half there."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pytest
+
+from inshrink_core.errors import StorageError
+from inshrink_core.execution import ResultLog, ResultStore, parse_record
+
+
+@dataclass(frozen=True)
+class Inner:
+    name: str
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    n: int
+    values: tuple[float | None, ...]
+    settings: Mapping[str, Any]
+    inner: Inner | None = None
+    rows: tuple[Inner, ...] = ()
+
+
+RECORD = Record(3, (1.0, None, 2), {"a": [1]}, Inner("x", 0.5), (Inner("y"), Inner("z", 1.0)))
+KEY = {"run": ["a"], "step": 3}
+
+
+def parse(values):
+    return parse_record(Record, values)
+
+
+def store_in(folder):
+    return ResultStore(folder, "record", parse)
+
+
+def test_a_record_comes_back_from_json_as_it_was():
+    assert parse(json.loads(json.dumps(asdict(RECORD)))) == RECORD
+    assert parse({"n": 0, "values": [], "settings": {}}) == Record(0, (), {})
+    assert math.isnan(parse({"n": 0, "values": [math.nan], "settings": {}}).values[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n": -1},
+        {"n": True},
+        {"n": 1.5},
+        {"values": 3},
+        {"values": ["1"]},
+        {"settings": []},
+        {"inner": {"name": 3}},
+        {"inner": {"name": "x", "share": math.nan}},
+        {"inner": {"share": 1.0}},
+        {"rows": [{"name": "x", "more": 1}]},
+        {"more": 1},
+    ],
+)
+def test_what_is_no_record_is_refused(change):
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        parse(asdict(RECORD) | change)
+
+
+def test_a_result_is_made_once_and_again_only_for_another_key(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return RECORD
+
+    for _ in range(2):
+        assert store_in(tmp_path).remembered("a label", KEY, make, asdict) == RECORD
+    assert store_in(tmp_path).remembered("a label", KEY | {"step": 4}, make, asdict) == RECORD
+    assert len(made) == 2
+
+
+def test_a_result_that_was_changed_on_disk_is_made_again_and_one_of_0_1_0_is_read(tmp_path):
+    store = store_in(tmp_path)
+    store.keep("r", KEY, asdict(RECORD))
+    (path,) = tmp_path.iterdir()
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"record": document["record"] | {"n": 4}}))
+    assert store.load("r", KEY) is None
+    del document["sha256"]
+    path.write_text(json.dumps(document, indent=1))
+    assert store.load("r", KEY) == RECORD
+
+
+def test_what_cannot_be_written_is_an_error_or_is_made_again(tmp_path):
+    (tmp_path / "file").write_text("")
+    store = store_in(tmp_path / "file")
+    with pytest.raises(StorageError):
+        store.keep("r", KEY, asdict(RECORD))
+    store.try_keep("r", KEY, asdict(RECORD))
+    assert store.remembered("r", KEY, lambda: RECORD, asdict) == RECORD
+
+
+def test_who_only_reads_a_log_leaves_it_as_it_is(tmp_path):
+    path, head = tmp_path / "log.jsonl", ("kind", 1)
+    ResultLog(path, "record", head, "run", parse).put("k", RECORD, asdict(RECORD))
+    with path.open("a") as file:  # as another process is about to end it
+        file.write('{"key": "l", "n"')
+    content = path.read_bytes()
+    assert ResultLog(path, "record", head, "run", parse, read_only=True).values() == (RECORD,)
+    assert path.read_bytes() == content
+    ResultLog(path, "record", head, "run", parse)
+    assert path.read_bytes().endswith(b"}\n")
