@@ -14,8 +14,8 @@ from inshrink_core.chain.meta import ORIGINALS
 from inshrink_core.chain.needs import pack_attributes
 from inshrink_core.chain.parts import (
     LAYOUT_KEY,
+    add_parts,
     content_digest,
-    encode_part,
     parts_of,
     stored_view,
 )
@@ -224,10 +224,7 @@ class ChainWriter:
                     return None
                 if done is not None:
                     done(result.spec)
-            previous = self._parts if delta and self._parts else {}
-            for key, content in parts.items():
-                codec, payload = encode_part(content, previous.get(key))
-                frame.add(key, codec, payload, part=True)
+            add_parts(frame, parts, self._parts if delta else None)
             meta = self.config.record() | {"content": content_digest(stored, digests, parts)}
             if isinstance(whole.source, FileSource):
                 meta[ORIGINALS] = whole.source.vouched(whole.files)

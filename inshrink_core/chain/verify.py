@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from inshrink_core.archive import ArchiveReader, Problem, check_archive
 from inshrink_core.chain.archive import Archive
@@ -62,19 +62,6 @@ class _Recording:
     def skeleton(self, layout: FileLayout) -> bytes:
         """Return the bytes of a file outside its tensors."""
         return self._source.skeleton(layout)
-
-
-class Originals(Protocol):
-    """Checkpoints by step: a run, or another archive."""
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Steps, ascending."""
-        ...
-
-    def __getitem__(self, step: int) -> Checkpoint:
-        """Return the checkpoint of a step."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +142,7 @@ def verify_archive(
     path: str | os.PathLike[str],
     *,
     deep: bool = False,
-    against: Originals | None = None,
+    against: Run | Archive | None = None,
     done: StepDone | None = None,
     max_memory: int | None = None,
     max_disk: int | None = None,
@@ -305,7 +292,7 @@ def _compare(
     return problems, rows
 
 
-def _as_archived(against: Originals, archive: Archive, info: FrameInfo) -> Originals:
+def _as_archived(against: Run | Archive, archive: Archive, info: FrameInfo) -> Run | Archive:
     """Return the originals as this frame took them: as they were, where the user accepted damage."""
     accepted = _unless_damaged(lambda: bool(original_checks(archive, [info]).damaged), False)
     return against.allowing_damage() if accepted and isinstance(against, Run) else against
