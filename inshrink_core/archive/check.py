@@ -41,6 +41,10 @@ class Problem(NamedTuple):
     remedy: str
     leftover: bool = False
 
+    def to_json(self) -> dict[str, str]:
+        """Return the problem as the report of ``inshrink verify`` shows it."""
+        return {"where": self.where, "what": self.what, "remedy": self.remedy}
+
 
 def check_archive(path: str | os.PathLike[str]) -> tuple[Problem, ...]:
     """Read every byte of an archive and return what is wrong with it; nothing if it is sound.

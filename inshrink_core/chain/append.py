@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.config import ChainConfig
-from inshrink_core.chain.encoder import FrameEncoder, Standing, TensorResult
+from inshrink_core.chain.encoder import FrameEncoder, Standing
 from inshrink_core.chain.meta import ORIGINALS
 from inshrink_core.chain.needs import pack_attributes
 from inshrink_core.chain.parts import (
     LAYOUT_KEY,
+    add_parts,
     content_digest,
-    encode_part,
     parts_of,
     stored_view,
 )
@@ -41,16 +42,6 @@ class Appended(NamedTuple):
     """One frame that was written: its place in the archive, and the squared error of its weights."""
 
     info: FrameInfo
-    squared_error: float
-    squared_norm: float
-
-
-class _FrameResult(NamedTuple):
-    """A committed frame, or None where it was given up for being too large; bytes of its tensors."""
-
-    info: FrameInfo | None
-    nbytes: int
-    references: dict[str, TensorReference]
     squared_error: float
     squared_norm: float
 
@@ -150,21 +141,18 @@ class ChainWriter:
         """
         stored = stored_view(checkpoint, self.config.optimizer)
         parts = dict(parts_of(stored))
-        if self.keyframe_is_due if keyframe is None or self.parent is None else keyframe:
-            result = self._write(checkpoint, stored, parts, FrameKind.KEYFRAME, None, done)
-        else:
+        if not (self.keyframe_is_due if keyframe is None or self.parent is None else keyframe):
             self._load_parent()
-            limit = None
-            if keyframe is None:
-                limit = int(_WORTHWHILE * self._keyframe_rate * stored.raw_bytes())
-            result = self._write(checkpoint, stored, parts, FrameKind.DELTA, limit, done)
-            if result.info is None:
-                result = self._write(checkpoint, stored, parts, FrameKind.KEYFRAME, None, None)
-        info = result.info
-        if info is None:
+            worthwhile = int(_WORTHWHILE * self._keyframe_rate * stored.raw_bytes())
+            limit = math.inf if keyframe is False else worthwhile
+            appended = self._write(checkpoint, stored, parts, FrameKind.DELTA, limit, done)
+            if appended is not None:
+                return appended
+            done = None  # it was called already
+        appended = self._write(checkpoint, stored, parts, FrameKind.KEYFRAME, math.inf, done)
+        if appended is None:
             raise RuntimeError("a frame without a limit was not committed")
-        self._advance(stored, parts, result, info)
-        return Appended(info, result.squared_error, result.squared_norm)
+        return appended
 
     def _load_parent(self) -> None:
         """Get the parent's state from the archive, where this writer did not write the parent itself."""
@@ -201,27 +189,15 @@ class ChainWriter:
 
         return RecalledReference(origin=origin, decode=decode)
 
-    def _advance(
-        self, stored: Checkpoint, parts: dict[str, bytes], result: _FrameResult, info: FrameInfo
-    ) -> None:
-        """Make the frame just committed the parent of the next."""
-        if info.kind is FrameKind.KEYFRAME:
-            self._since_keyframe = 0
-            self._keyframe_rate = result.nbytes / max(1, stored.raw_bytes())
-        else:
-            self._since_keyframe = (self._since_keyframe or 0) + 1
-        self.parent, self._references = info, result.references
-        self._parts = parts
-
     def _write(
         self,
         whole: Checkpoint,
         stored: Checkpoint,
         parts: dict[str, bytes],
         kind: FrameKind,
-        limit: int | None,
+        limit: float,
         done: TensorDone | None,
-    ) -> _FrameResult:
+    ) -> Appended | None:
         """Write one frame; gives it up, leaving nothing, where its tensors reach `limit` bytes."""
         delta = kind is FrameKind.DELTA
         references: dict[str, TensorReference] = {}
@@ -239,18 +215,16 @@ class ChainWriter:
                     result.spec.key, block.codec, block.payload, attributes=pack_attributes(result.spec)
                 )
                 digests[result.spec.key] = result.digest
-                references[result.spec.key] = self._kept(result)
+                recalled = None if result.origin is None else self._recalled(result.spec, result.origin)
+                references[result.spec.key] = recalled or result.reference
                 nbytes += len(block.payload)
                 squared_error += result.squared_error
                 squared_norm += result.squared_norm
-                if limit is not None and nbytes >= limit:
-                    return _FrameResult(None, nbytes, {}, 0.0, 0.0)
+                if nbytes >= limit:
+                    return None
                 if done is not None:
                     done(result.spec)
-            previous = self._parts if delta and self._parts else {}
-            for key, content in parts.items():
-                codec, payload = encode_part(content, previous.get(key))
-                frame.add(key, codec, payload, part=True)
+            add_parts(frame, parts, self._parts if delta else None)
             meta = self.config.record() | {"content": content_digest(stored, digests, parts)}
             if isinstance(whole.source, FileSource):
                 meta[ORIGINALS] = whole.source.vouched(whole.files)
@@ -259,8 +233,12 @@ class ChainWriter:
             if self._start.frame is not None:
                 meta["restored"] = self._start.frame.frame_id
             info = frame.commit(meta)
-        self._meta = meta
-        return _FrameResult(info, nbytes, references, squared_error, squared_norm)
+        if delta:
+            self._since_keyframe = (self._since_keyframe or 0) + 1
+        else:
+            self._since_keyframe, self._keyframe_rate = 0, nbytes / max(1, stored.raw_bytes())
+        self.parent, self._meta, self._references, self._parts = info, meta, references, parts
+        return Appended(info, squared_error, squared_norm)
 
     def _handed_over(self, *, delta: bool) -> Standing:
         """Return what the frame is encoded against, and keep nothing of it.
@@ -270,10 +248,6 @@ class ChainWriter:
         """
         references, self._references = self._references or {}, None
         return self._standing(references if delta else {})
-
-    def _kept(self, result: TensorResult) -> TensorReference:
-        """Return the state to hold until the next frame."""
-        return result.reference if result.origin is None else self._recalled(result.spec, result.origin)
 
 
 class _Start:

@@ -116,13 +116,13 @@ class Archive(Mapping[int, Checkpoint]):
 
     def sequential(self) -> Archive:
         """Return a view for reading the steps in order: each frame is decoded once."""
-        return self._view(True, self.limits)
+        return self._view(keep_state=True, limits=self.limits)
 
     def limited(self, limits: Limits) -> Archive:
         """Return a view with other limits."""
-        return self._view(self.keeps_state, limits)
+        return self._view(keep_state=self.keeps_state, limits=limits)
 
-    def _view(self, keep_state: bool, limits: Limits) -> Archive:
+    def _view(self, *, keep_state: bool, limits: Limits) -> Archive:
         """Return another view, for which the frames that are open need not be opened again."""
         view = Archive(self.reader, keep_state=keep_state, limits=limits)
         view._frames, view._described, view._lock = self._frames, self._described, self._lock

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inshrink_core.archive.layout import RESTORE_REMEDY
-from inshrink_core.errors import DamagedError, clipped
+from inshrink_core.archive.layout import damaged
+from inshrink_core.errors import clipped
 
 if TYPE_CHECKING:
     from inshrink_core.chain.archive import Archive
@@ -16,35 +16,29 @@ if TYPE_CHECKING:
 __all__ = ["ORIGINALS", "DamagedOriginal", "OriginalChecks", "check_meta", "original_checks"]
 
 
+ORIGINALS: Final = "originals"
+"""Key of meta: which checksums vouched for the files of a frame, and what was damaged and stored so."""
+
+_MOST_SHOWN: Final = 3
+
+
 def _is_id(value: Any) -> bool:
     return isinstance(value, bytes) and len(value) == 16
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_map(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_maps(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-
-
-def _is_source(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(_is_id(item) for item in value)
+def _is_list_of(value: Any, is_sound: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_sound, value))
 
 
 _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "codec": _is_text,
-    "config": _is_map,
-    "overrides": _is_maps,
-    "optimizer": _is_text,
+    "codec": lambda value: isinstance(value, str),
+    "config": lambda value: isinstance(value, dict),
+    "overrides": lambda value: _is_list_of(value, lambda item: isinstance(item, dict)),
+    "optimizer": lambda value: isinstance(value, str),
     "content": _is_id,
     "restored": _is_id,
     "rekeyed": _is_id,
-    "source": _is_source,
+    "source": lambda value: _is_list_of(value, _is_id) and len(value) == 2,
 }
 """The keys that are read (docs/format.md); others may hold anything."""
 
@@ -59,18 +53,7 @@ def check_meta(meta: Mapping[str, Any], where: str) -> None:
     """
     for key, is_sound in _KINDS.items():
         if key in meta and not is_sound(meta[key]):
-            raise DamagedError(
-                f"the frame's meta '{key}' is malformed",
-                where=where,
-                found=repr(meta[key])[:80],
-                remedy=RESTORE_REMEDY,
-            )
-
-
-ORIGINALS: Final = "originals"
-"""Key of meta: which checksums vouched for the files of a frame, and what was damaged and stored so."""
-
-_MOST_SHOWN: Final = 3
+            raise damaged(f"the frame's meta '{key}' is malformed", where, found=repr(meta[key])[:80])
 
 
 class DamagedOriginal(NamedTuple):

@@ -17,7 +17,7 @@ from inshrink_core.checkpoint import (
     TensorRole,
     TensorSpec,
 )
-from inshrink_core.errors import DamagedError
+from inshrink_core.errors import DamagedError, TooLargeError
 from inshrink_core.formats.write import restorable_layout, written_nbytes
 from inshrink_core.frame import BlockEntry, FrameInfo
 
@@ -104,8 +104,6 @@ def sequential_within(archive: Archive, needs: Iterable[StepNeeds]) -> Archive:
     TooLargeError
         Not even a single step fits.
     """
-    from inshrink_core.errors import TooLargeError
-
     rows = tuple(needs)
     where = archive.reader.path
     try:

@@ -21,10 +21,13 @@ from inshrink_core.errors import DamagedError, IncompatibleError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from inshrink_core.archive import FrameWriter
+
 __all__ = [
     "LAYOUT_KEY",
     "LAYOUT_MEMORY",
     "MAX_LAYOUT_NBYTES",
+    "add_parts",
     "content_digest",
     "decode_part",
     "encode_part",
@@ -74,6 +77,15 @@ def encode_part(content: bytes, previous: bytes | None) -> tuple[str, bytes]:
     squeezed = zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary).compress(content)
     payload = len(content).to_bytes(_LENGTH_BYTES, "little") + squeezed
     return (_ZSTD, payload) if len(payload) < len(content) else (_STORED, content)
+
+
+def add_parts(
+    frame: FrameWriter, parts: Mapping[str, bytes], previous: Mapping[str, bytes] | None = None
+) -> None:
+    """Write parts into a frame, given those of its reference frame."""
+    for key, content in parts.items():
+        codec, payload = encode_part(content, (previous or {}).get(key))
+        frame.add(key, codec, payload, part=True)
 
 
 def part_nbytes(codec: str, payload: bytes, previous: bytes | None) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from inshrink_core.archive import FrameWriter
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.needs import pack_attributes, spec_of
-from inshrink_core.chain.parts import encode_part, parts_of, tensor_digest
+from inshrink_core.chain.parts import add_parts, parts_of, tensor_digest
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.codec import TensorReference, codec_for_block
 from inshrink_core.errors import IncompatibleError
@@ -96,9 +96,7 @@ def rekey_frame(
         target.add(entry.key, block.codec, block.payload, attributes=pack_attributes(spec))
         if done is not None:
             done(spec)
-    for key, content in parts.items():
-        codec, payload = encode_part(content, None)
-        target.add(key, codec, payload, part=True)
+    add_parts(target, parts)
     return target.commit({**frame.meta, REKEYED: info.frame_id} if meta is None else meta)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from inshrink_core.archive import ArchiveReader, Problem, check_archive
 from inshrink_core.chain.archive import Archive
@@ -35,6 +35,8 @@ StepDone = Callable[[int, int, int], None]
 
 _EXACT_CODEC = "lossless"
 
+_Read = TypeVar("_Read")
+
 
 class _Recording:
     """A `TensorSource` that goes on after a tensor that cannot be decoded, with zeros in its place."""
@@ -60,19 +62,6 @@ class _Recording:
     def skeleton(self, layout: FileLayout) -> bytes:
         """Return the bytes of a file outside its tensors."""
         return self._source.skeleton(layout)
-
-
-class Originals(Protocol):
-    """Checkpoints by step: a run, or another archive."""
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Steps, ascending."""
-        ...
-
-    def __getitem__(self, step: int) -> Checkpoint:
-        """Return the checkpoint of a step."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +117,8 @@ class Verification:
         """Return the document of ``inshrink verify --json``."""
         return {
             "ok": self.ok,
-            "problems": [_row(problem) for problem in self.problems],
-            "notes": [_row(note) for note in self.notes],
+            "problems": [problem.to_json() for problem in self.problems],
+            "notes": [note.to_json() for note in self.notes],
             "frames": self.n_frames,
             "deep": self.deep,
             "missing_steps": list(self.missing_steps),
@@ -153,7 +142,7 @@ def verify_archive(
     path: str | os.PathLike[str],
     *,
     deep: bool = False,
-    against: Originals | None = None,
+    against: Run | Archive | None = None,
     done: StepDone | None = None,
     max_memory: int | None = None,
     max_disk: int | None = None,
@@ -223,17 +212,17 @@ def verify_archive(
         deep=deep,
         errors=tuple(errors),
         missing_steps=missing,
-        stored=_stored(archive),
-        originals=_original_checks(archive),
+        # An index that is damaged is a problem of its own.
+        stored=_unless_damaged(lambda: exactness_of(archive, archive.frames), None),
+        originals=_unless_damaged(lambda: original_checks(archive), OriginalChecks()),
     )
 
 
-def _stored(archive: Archive) -> Exactness | None:
-    """Tell what is exact; None where an index is damaged, which is a problem of its own."""
+def _unless_damaged(read: Callable[[], _Read], instead: _Read) -> _Read:
     try:
-        return exactness_of(archive, archive.frames)
+        return read()
     except InshrinkError:
-        return None
+        return instead
 
 
 def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> Iterator[StepNeeds]:
@@ -303,28 +292,12 @@ def _compare(
     return problems, rows
 
 
-def _original_checks(archive: Archive) -> OriginalChecks:
-    """Return what is recorded of the originals, of frames whose index can be read."""
-    try:
-        return original_checks(archive)
-    except InshrinkError:
-        return OriginalChecks()
-
-
-def _as_archived(against: Originals, archive: Archive, info: FrameInfo) -> Originals:
+def _as_archived(against: Run | Archive, archive: Archive, info: FrameInfo) -> Run | Archive:
     """Return the originals as this frame took them: as they were, where the user accepted damage."""
-    try:
-        accepted = bool(original_checks(archive, [info]).damaged)
-    except InshrinkError:
-        return against
+    accepted = _unless_damaged(lambda: bool(original_checks(archive, [info]).damaged), False)
     return against.allowing_damage() if accepted and isinstance(against, Run) else against
 
 
 def _problem(archive: Archive, info: FrameInfo, error: InshrinkError) -> Problem:
     """Turn an error into a row of the report."""
     return Problem(error.where or archive.where(info), error.what, error.remedy)
-
-
-def _row(problem: Problem) -> dict[str, str]:
-    """Return a problem as the report shows it."""
-    return {"where": problem.where, "what": problem.what, "remedy": problem.remedy}

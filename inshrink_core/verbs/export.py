@@ -19,7 +19,7 @@ from inshrink_core.archive.storage import storage_error
 from inshrink_core.chain import Archive, ArchiveSize, archive_size, step_needs, stored_view
 from inshrink_core.chain.meta import ORIGINALS
 from inshrink_core.chain.needs import pack_attributes
-from inshrink_core.chain.parts import encode_part, parts_of
+from inshrink_core.chain.parts import add_parts, parts_of
 from inshrink_core.chain.rekey import rekey_frame
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import InputError
@@ -261,9 +261,7 @@ class _Export:
         with _one_frame(folder, self._identity(f"coarse {ratio:g}"), self._info.step) as frame:
             for spec, block in coarse.blocks:
                 frame.add(spec.key, block.codec, block.payload, attributes=pack_attributes(spec))
-            for key, content in parts_of(self._view):
-                codec, payload = encode_part(content, None)
-                frame.add(key, codec, payload, part=True)
+            add_parts(frame, dict(parts_of(self._view)))
             kept = {key: value for key, value in self._meta.items() if key == ORIGINALS}
             frame.commit(self._with_source(coarse.config.record() | kept))
         return coarse.relative_error
