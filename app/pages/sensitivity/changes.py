@@ -345,7 +345,7 @@ def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str)
     found = between_steps(table, statistic, first, second)
     label = METRICS[table.metric].label
     with st.container(border=True):
-        _draw(found, f"to step {first:,}", f"{label} of tensors, as a multiple of step {first:,}")
+        _draw(found, f"vs step {first:,}", f"{label} of tensors, as a multiple of step {first:,}")
         _list_names(found.only_first, f"Only at step {count_text(first)}")
         _list_names(found.only_second, f"Only at step {count_text(second)}")
     moved = _moved(shown, first, second)
@@ -460,7 +460,7 @@ def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, 
     names = (elide(shown.name, _NAME_WIDTH), elide(other.name, _NAME_WIDTH))
     with st.container(border=True):
         if found.steps:
-            _draw(found, f"to {names[0]}", f"{metric.label} of the second run, as a multiple of the first")
+            _draw(found, f"vs {names[0]}", f"{metric.label} of the second run, as a multiple of the first")
         elif found.names:
             st.caption("The two runs have no step in common; their curves can still be compared below.")
         _list_names(found.only_first, f"Only in {markdown_text(names[0])}")
