@@ -62,7 +62,7 @@ def require_inside(path: Path) -> None:
     except OSError as error:
         raise ServiceError(
             Problem(
-                "it cannot be told whether its links stay inside of the folders that the explorer may see",
+                "nothing tells whether its links stay inside of the folders that the explorer may see",
                 str(error.filename or path),
                 "open a smaller folder, or one that you may read",
                 str(error.strerror or error),

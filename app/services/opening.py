@@ -119,7 +119,7 @@ def opened(text: str) -> Opened:
     path = resolve(text)
     if not path.exists():
         raise ServiceError(
-            Problem("there is nothing at this path", str(path), "it may have been moved; open it anew")
+            Problem("there is nothing at this path", str(path), "it may have been moved; open it again")
         )
     found = _open_at(str(path), *_stamp(path))
     if found.subject.kind == "archive":

@@ -48,7 +48,7 @@ def show_unexpected(error: Exception) -> bool:
     show(
         Problem(
             f"the explorer failed on this page ({type(error).__name__})",
-            remedy="reload the page; if it fails again, the terminal it was started from tells more",
+            remedy="reload the page; if it fails again, the terminal that it was started from shows more",
         )
     )
     return True

@@ -67,8 +67,8 @@ def _no_run(page: str) -> None:
     with st.container(border=True):
         st.header("No run is open", anchor=False)
         st.write(
-            "Open a training run or an archive first. The bundled sample takes one click, and nothing is "
-            "uploaded anywhere: the explorer reads files on this computer."
+            "Open a training run or an archive first. The bundled sample takes one click. Nothing is "
+            "uploaded: the explorer reads files on this computer."
         )
         if st.button("Choose a run", type="primary", icon=":material/folder_open:"):
             st.switch_page(OPEN_PAGE)
@@ -82,7 +82,7 @@ def _head(subject: Subject) -> None:
             "Refresh",
             icon=":material/refresh:",
             type="tertiary",
-            help="Read the headers again, for checkpoints written since.",
+            help="Read the headers again, to see checkpoints written since.",
         ):
             services.refresh(subject.path)
             st.rerun()
@@ -94,7 +94,7 @@ def _no_steps(subject: Subject) -> None:
     """Say that the archive holds nothing yet, and how to fill it."""
     with st.container(border=True):
         st.header("This archive is empty", anchor=False)
-        st.write("It is sound, and holds no steps yet. Put a run into it:")
+        st.write("It is intact and holds no steps yet. Add a run to it:")
         st.code(f"inshrink compress RUN -o {shlex.quote(str(subject.path))}", language=None)
         if st.button("Open another run", type="primary", icon=":material/folder_open:"):
             st.switch_page(OPEN_PAGE)

@@ -169,12 +169,12 @@ METRICS: Mapping[str, Metric] = {
     "magnitude": Metric(
         label="Magnitude",
         symbol="|w|",
-        meaning="How large the weights are: large weights cost most to round.",
+        meaning="How large the weights are: rounding a large weight costs most.",
     ),
     "taylor": Metric(
         label="Taylor",
         symbol="|g·w|",
-        meaning="First-order change of the loss if a weight were removed: gradient times weight.",
+        meaning="How much the loss would change, to first order, without a weight: gradient times weight.",
     ),
     "fisher": Metric(
         label="Fisher",
@@ -187,15 +187,15 @@ METRICS: Mapping[str, Metric] = {
     "gain": Metric(
         label="Restore gain",
         symbol="gain",
-        meaning="Share of the movement that is kept when training is restored one step before: 1 keeps it "
-        "all, 0 rolls training back.",
+        meaning="How much of the movement since the previous checkpoint survives a restore there: 1 is "
+        "all of it, 0 rolls training back.",
         pooled=True,
         scale="linear",
     ),
     "noise": Metric(
         label="Restore noise",
         symbol="noise",
-        meaning="Squared error of the movement after such a restore, as a share of the movement.",
+        meaning="What such a restore adds to the movement: its squared error, as a share of the movement.",
         pooled=True,
     ),
 }

@@ -164,7 +164,10 @@ class FakeJobs:
         return self.job
 
     def start(self, key: Any, request: dict[str, Any], load: Any) -> Job:
-        self.started.append(request["metric"])
+        words = [*request.get("commands", [[]])[-1], "gain"]
+        self.started.append(
+            request.get("metric") or words[words.index("--metric") + 1 if "--metric" in words else -1]
+        )
         self.job = Job(state=self.state, done=3, total=10, item="step 30")
         self.job.result, self.job.problem = self.tables, self.problem
         return self.job

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from inshrink_app import services
-from inshrink_app.actions import sensitivity as action
 from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.report import Report
 from inshrink_app.pages.sensitivity import changes as change_figures
 from inshrink_app.pages.sensitivity import drill_figures, heatmap
 from inshrink_app.pages.sensitivity import heatmap as heat_columns
@@ -121,10 +120,14 @@ def test_gain_and_noise_are_measured_as_any_other_metric(root: Path, metric: str
 
     path, archive = write_run(root / "run"), root / "run.inshrink"
     inshrink_core.compress(path, archive, codec="uniform", config={"bits": 4, "vectors": "quantized"})
-    output = root / "result"
-    request = {"path": str(path), "archive": str(archive), "metric": metric, "output": str(output)}
-    action.run(request, Report())
-    found = measuring.sensitivity_loader(metric)(output)
+    job = services.start_sensitivity(str(path), metric)
+    deadline = time.monotonic() + 200
+    while job is not None and job.is_running and time.monotonic() < deadline:
+        time.sleep(0.05)
+        job = services.sensitivity_job(str(path), metric)
+    assert job is not None
+    assert job.problem is None
+    found = job.result
     measured = inshrink_core.analysis.restore_gain(archive, path)
     assert found["tensor"].steps == (10, 20, 30)
     assert np.isnan(found["tensor"].values["mean"][:, 0]).all()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from inshrink_app import services
 from inshrink_app.jobs.job import Job
-from inshrink_app.services import measuring, running
+from inshrink_app.services import measuring
 from streamlit.testing.v1 import AppTest
 
 from tests.app.builders import (
@@ -49,13 +49,14 @@ def test_sensitivity_of_a_run_is_measured_in_its_own_process_and_drawn(root: Pat
     write_run(root / "run")
     app = explorer("sensitivity", run=str(root / "run"), metric="magnitude")
     assert not app.exception
-    key = measuring._job_key(str(root / "run"), "magnitude")
-    job = running.jobs().get(key)
+    job = services.sensitivity_job(str(root / "run"), "magnitude")
     deadline = time.monotonic() + 100
-    while job.is_running and time.monotonic() < deadline:
+    while job is not None and job.is_running and time.monotonic() < deadline:
         time.sleep(0.05)
+        job = services.sensitivity_job(str(root / "run"), "magnitude")
     app.run()
     assert not app.exception
+    assert job is not None
     assert job.problem is None
     assert charts(app) == 1
     assert list(app.dataframe[0].value["Tensor"]) == ["fc1.weight", "fc1.bias", "fc2.weight"]

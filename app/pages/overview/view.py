@@ -114,12 +114,12 @@ def _of_run(shown: Subject) -> list[_Fact]:
     is_all = shown.bytes_read >= shown.total_bytes
     return [
         _Fact("Size on disk", bytes_text(shown.total_bytes), "all checkpoints"),
-        _Fact("Last checkpoint", bytes_text(last), f"{counted(len(shown.tensors), 'tensor')} in all"),
+        _Fact("Last checkpoint", bytes_text(last), f"{counted(len(shown.tensors), 'tensor')} in total"),
         _Fact(
             "Read so far",
             bytes_text(shown.bytes_read),
             "headers only" if is_all else f"of {bytes_text(shown.total_bytes)}",
-            "Opening reads headers only; weights are read when a page asks for them.",
+            "Opening reads headers only; weights are read when a page needs them.",
         ),
     ]
 
@@ -135,14 +135,14 @@ def _of_archive(shown: Subject, archive: ArchiveFacts) -> list[_Fact]:
             "Archive",
             bytes_text(archive.nbytes),
             _saved(archive),
-            f"{held}Saved is what the archive takes less than the steps it holds; the disk is free once the "
-            "checkpoints go.",
+            f"{held}What it saves is their raw size minus its own; the space is free once the "
+            "checkpoints are deleted.",
         ),
         _Fact(
             "Ratio in all",
             ratio_text(archive.ratio_total),
             f"weights {ratio_text(archive.ratio_weights)}",
-            "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
+            "Raw bytes divided by stored bytes. Headers, tables and the manifest count with the weights.",
         ),
         _worst_drop(archive),
     ]
@@ -165,7 +165,7 @@ def _worst_drop(archive: ArchiveFacts) -> _Fact:
         "Worst drop",
         percent_text(found.worst.drop),
         f"step {count_text(found.worst.step)}",
-        f"Of {found.metric}, as measured on {counted(len(found.steps), 'step')} by the newest comparison.",
+        f"Drop in {found.metric}, measured on {counted(len(found.steps), 'step')} by the newest comparison.",
     )
 
 
@@ -273,7 +273,7 @@ def _tensors(shown: Subject) -> None:
         if rows:
             listing.show(table, "tensors", alt="Tensors with role, layer type, dtype, shape and size")
         else:
-            st.caption("No tensor has this in its name.")
+            st.caption("No tensor has this text in its name.")
 
 
 render()

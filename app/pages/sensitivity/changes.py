@@ -33,7 +33,7 @@ from inshrink_app.widgets.formatting import (
     shape_text,
     value_text,
 )
-from inshrink_app.widgets.tables import ASK_ABOVE_BYTES, METRICS, Sensitivity, ServiceError, Subject
+from inshrink_app.widgets.tables import ASK_ABOVE_BYTES, METRICS, HeatRow, Sensitivity, ServiceError, Subject
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -120,54 +120,55 @@ def between_steps(table: Sensitivity, statistic: str, first: int, second: int) -
     values = table.values[statistic]
     a, b = table.steps.index(first), table.steps.index(second)
     columns = slice(min(a, b), max(a, b) + 1)
-    before, after = values[:, a], values[:, b]
-    order = _largest_first(octaves(before, after))
-    has_first, has_second = np.isfinite(before), np.isfinite(after)
-    return Changes(
-        names=tuple(table.rows[i].name for i in order),
-        layers=tuple(table.rows[i].layer for i in order),
-        steps=table.steps[columns],
-        values=octaves(before[order, None], values[order, columns]),
-        first=before[order].astype(np.float64),
-        second=after[order].astype(np.float64),
-        only_first=_named(table, has_first & ~has_second),
-        only_second=_named(table, has_second & ~has_first),
+    has_first, has_second = np.isfinite(values[:, a]), np.isfinite(values[:, b])
+    found = _ordered(
+        table.rows, table.steps[columns], values[:, [a]], values[:, columns], 0 if b < a else b - a
+    )
+    return found._replace(
+        only_first=_named(table, has_first & ~has_second), only_second=_named(table, has_second & ~has_first)
     )
 
 
 def between_runs(mine: Sensitivity, other: Sensitivity, statistic: str) -> Changes:
     """Return how rows of one run differ from those of the same name in another, at their common steps."""
-    places = {row.name: i for i, row in enumerate(other.rows)}
-    common = [(i, places[row.name]) for i, row in enumerate(mine.rows) if row.name in places]
+    names, others = ({row.name: i for i, row in enumerate(table.rows)} for table in (mine, other))
+    common = [name for name in names if name in others]
     steps = tuple(step for step in mine.steps if step in set(other.steps))
-    rows, others = (np.asarray([pair[k] for pair in common], np.int64) for k in (0, 1))
-    at, there = ([table.steps.index(step) for step in steps] for table in (mine, other))
-    first = mine.values[statistic][rows][:, at].reshape(len(common), len(steps))
-    second = other.values[statistic][others][:, there].reshape(len(common), len(steps))
-    change = octaves(first, second)
-    last = change[:, -1] if steps else np.full(len(common), np.nan)
-    order = _largest_first(last)
-    mine_names = {row.name for row in mine.rows}
-    ends = [
-        (values[order, -1] if steps else np.full(len(order), np.nan)).astype(np.float64)
-        for values in (first, second)
-    ]
-    return Changes(
-        names=tuple(mine.rows[rows[i]].name for i in order),
-        layers=tuple(mine.rows[rows[i]].layer for i in order),
-        steps=steps,
-        values=change[order],
-        first=ends[0],
-        second=ends[1],
-        only_first=tuple(row.name for row in mine.rows if row.name not in places),
-        only_second=tuple(row.name for row in other.rows if row.name not in mine_names),
+    first, second = (
+        table.values[statistic][
+            np.ix_([places[name] for name in common], [table.steps.index(s) for s in steps])
+        ]
+        for table, places in ((mine, names), (other, others))
+    )
+    found = _ordered([mine.rows[names[name]] for name in common], steps, first, second, -1)
+    return found._replace(
+        only_first=tuple(name for name in names if name not in others),
+        only_second=tuple(name for name in others if name not in names),
     )
 
 
-def _largest_first(change: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the order by falling change, in either direction; what cannot be told comes last."""
-    size = np.where(np.isfinite(change), -np.abs(change), np.inf)
-    return np.argsort(size, kind="stable")
+def _ordered(
+    rows: Sequence[HeatRow],
+    steps: tuple[int, ...],
+    first: NDArray[np.float32],
+    second: NDArray[np.float32],
+    at: int,
+) -> Changes:
+    """Put the rows with the largest change at a column first, in either direction; unknown ones come last."""
+    change = octaves(first, second)
+    if not steps:
+        change = first = second = np.full((len(rows), 1), np.nan)
+    first = np.broadcast_to(first, change.shape)
+    last = change[:, at]
+    order = np.argsort(np.where(np.isfinite(last), -np.abs(last), np.inf), kind="stable")
+    return Changes(
+        names=tuple(rows[i].name for i in order),
+        layers=tuple(rows[i].layer for i in order),
+        steps=steps,
+        values=change[order, : len(steps)],
+        first=first[order, at].astype(np.float64),
+        second=second[order, at].astype(np.float64),
+    )
 
 
 def _named(table: Sensitivity, which: NDArray[np.bool_]) -> tuple[str, ...]:
@@ -345,7 +346,7 @@ def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str)
     found = between_steps(table, statistic, first, second)
     label = METRICS[table.metric].label
     with st.container(border=True):
-        _draw(found, f"to step {first:,}", f"{label} of tensors, as a multiple of step {first:,}")
+        _draw(found, f"vs step {first:,}", f"{label} of tensors, as a multiple of step {first:,}")
         _list_names(found.only_first, f"Only at step {count_text(first)}")
         _list_names(found.only_second, f"Only at step {count_text(second)}")
     moved = _moved(shown, first, second)
@@ -460,7 +461,7 @@ def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, 
     names = (elide(shown.name, _NAME_WIDTH), elide(other.name, _NAME_WIDTH))
     with st.container(border=True):
         if found.steps:
-            _draw(found, f"to {names[0]}", f"{metric.label} of the second run, as a multiple of the first")
+            _draw(found, f"vs {names[0]}", f"{metric.label} of the second run, as a multiple of the first")
         elif found.names:
             st.caption("The two runs have no step in common; their curves can still be compared below.")
         _list_names(found.only_first, f"Only in {markdown_text(names[0])}")

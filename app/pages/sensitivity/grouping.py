@@ -90,7 +90,7 @@ def groups_within(
     Examples
     --------
     >>> [group.name for group in groups_within([f"h.{i}.w" for i in range(5)], limit=3)]
-    ['h.[0-1]', 'h.[2-3]', 'h.4']
+    ['h.[0-2]', 'h.[3-4]']
     """
     places = members_of(names, within)
     if modules:

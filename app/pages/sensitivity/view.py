@@ -133,7 +133,7 @@ def _ask(shown: Subject, metric: str, key: str) -> None:
             "is kept on disk; checkpoints measured before are not read again."
         )
         if not state.was_clicked():
-            st.caption("A link brought you here, and a link alone starts nothing.")
+            st.caption("You followed a link, and a link alone starts nothing.")
         if st.button(
             f"Measure {METRICS[metric].label.lower()}",
             type="primary",
@@ -178,9 +178,9 @@ def _stopped(path: str, metric: str, job: Job, key: str) -> None:
     if job.problem is not None:
         problem.show(job.problem)
     elif job.state == "interrupted":
-        st.info("The explorer ended while this was measured.", icon=":material/info:")
+        st.info("The explorer was closed during this measurement.", icon=":material/info:")
     else:
-        st.info("Measuring was cancelled. Nothing was changed.", icon=":material/info:")
+        st.info("The measurement was cancelled. Nothing was changed.", icon=":material/info:")
     if st.button("Measure again", type="primary", icon=":material/refresh:", key=f"again{key}"):
         state.clicked()
         services.forget_sensitivity(path, metric)
