@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import Output, Reading, Steps, steps_of, verb
+from inshrink_core.cli.options import Output, Reading, Steps, verb
 from inshrink_core.cli.showing import show_facts, show_table
+from inshrink_core.cli.values import choose_steps
 from inshrink_core.errors import ExistsError, InputError
 from inshrink_core.text import UNKNOWN, printable, steps_in_short
 
@@ -80,7 +81,8 @@ def sensitivity(
 
     opened = reading.open_any(run)
     with out.advance("profile") as advance:
-        profile = measure(opened, metric, steps=steps_of(opened, steps), progress=advance)
+        chosen = choose_steps(steps or (), opened.steps, run)
+        profile = measure(opened, metric, steps=chosen, progress=advance)
     report = profile.report(run, by)
     if csv_file is not None:
         report.write_csv(sys.stdout if csv_file == "-" else Path(csv_file))
