@@ -44,10 +44,6 @@ class Registry:
     def __contains__(self, name: str) -> bool:
         return name in self._built_in or name in self._plugins
 
-    def is_built_in(self, name: str) -> bool:
-        """Whether a part comes with Inshrink."""
-        return name in self._built_in
-
     def load(self, name: str) -> Any:
         """Import and return a part.
 

@@ -152,7 +152,7 @@ def _read_all(run: Run) -> dict[str, Any] | None:
     """Return every tensor of the run's steps; None where one is refused."""
     state = {}
     try:
-        for checkpoint in run:
+        for checkpoint in run.values():
             for key in checkpoint:
                 state[key] = checkpoint[key]
             for layout in checkpoint.files:

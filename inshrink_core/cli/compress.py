@@ -117,8 +117,8 @@ def compress(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="ARCHIVE", help="The archive to make or to append to.")
     ],
-    shorthands: Shorthands,
     writing: Writing,
+    shorthands: Shorthands,
     steps: Steps = None,
     resumed_from: Annotated[
         int | None,
@@ -144,7 +144,8 @@ def compress(
     import inshrink_core
 
     options = writing.keywords(**vars(shorthands))
-    if options["codec"] is None and any((shorthands.bins, shorthands.prune, shorthands.protect)):
+    published = (shorthands.bins, shorthands.prune, shorthands.protect)
+    if options["codec"] is None and any(value is not None for value in published):
         options["codec"] = "inshrinkerator"
     options |= {**vars(bounds), **vars(evaluating), **vars(computing), "allow_damaged": allow_damaged}
     if resumed_from is not None:

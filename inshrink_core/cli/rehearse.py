@@ -124,4 +124,7 @@ def _times(document: Mapping[str, Any]) -> str:
     """Return how long the trainings took, and what saving had of it."""
     uninterrupted, restored = document["train_seconds"], document["restored_seconds"]
     waited = duration(document["save_seconds"])
-    return f"{duration(uninterrupted)} uninterrupted, {duration(restored)} restored, {waited} of it saving"
+    return (
+        f"{duration(uninterrupted)} uninterrupted, {duration(restored)} restored, {waited} of it saving"
+        f" (on {document['device']})"
+    )

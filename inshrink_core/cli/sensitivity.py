@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import Output, Reading, Steps, steps_of, verb
+from inshrink_core.cli.options import Output, Reading, Steps, verb
 from inshrink_core.cli.output import write_document
 from inshrink_core.cli.showing import show_facts, show_table
+from inshrink_core.cli.values import choose_steps
 from inshrink_core.errors import ExistsError, InputError
 from inshrink_core.text import UNKNOWN, printable, steps_in_short
 
@@ -91,11 +92,11 @@ def sensitivity(
     opened = reading.open_any(run)
     with out.advance("profile") as advance:
         read = opened if isinstance(opened, Run) else opened.sequential()
-        profile = measure(read, metric, steps=steps_of(opened, steps), progress=advance)
+        chosen = choose_steps(steps or (), opened.steps, run)
+        profile = measure(read, metric, steps=chosen, progress=advance)
     if len(groupings) > 1:
         tables = [profile.report(run, grouping).to_json() for grouping in groupings]
-        found = {"run": run, "metric": metric, "restored": read is not opened, "tables": tables}
-        write_document(found)
+        write_document({"run": run, "metric": metric, "restored": read is not opened, "tables": tables})
         return
     report = profile.report(run, groupings[0])
     if csv_file is not None:

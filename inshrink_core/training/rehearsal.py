@@ -31,6 +31,17 @@ if TYPE_CHECKING:
 __all__ = ["Rehearsal", "TrainingResult", "half_width", "parse_training", "rehearse"]
 
 
+_T_975: Final = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""Quantile .975 of Student's t at 1 to 30 degrees of freedom (any table of it)."""
+
+_Z_975: Final = 1.959964
+"""The same of the normal distribution."""
+
+
 def rehearse(
     task: str,
     directory: str | os.PathLike[str],
@@ -160,6 +171,7 @@ def rehearse(
         restored_at=schedule.restored_at,
         uninterrupted=tuple(before for before, _ in pairs),
         restored=tuple(after for _, after in pairs),
+        device=setup.device,
     )
 
 
@@ -289,17 +301,6 @@ def _bounds_key(bounds: Bounds) -> dict[str, Any]:
     }
 
 
-_T_975: Final = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-"""Quantile .975 of Student's t at 1 to 30 degrees of freedom (any table of it)."""
-
-_Z_975: Final = 1.959964
-"""The same of the normal distribution."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
     """One training, from the first step to the last.
@@ -355,6 +356,8 @@ class Rehearsal:
         Steps and saves of each training, and the steps it was restored at.
     uninterrupted, restored
         The trainings, in the order of the seeds.
+    device
+        Where they ran.
     """
 
     task: str
@@ -368,6 +371,7 @@ class Rehearsal:
     restored_at: tuple[int, ...]
     uninterrupted: tuple[TrainingResult, ...]
     restored: tuple[TrainingResult, ...]
+    device: str = "cpu"
 
     @property
     def excesses(self) -> tuple[float | None, ...]:
@@ -440,6 +444,7 @@ class Rehearsal:
             "archive_bytes": sum(after.nbytes for _, after in pairs),
             "train_seconds": sum(before.seconds for before, _ in pairs),
             "restored_seconds": sum(after.seconds for _, after in pairs),
+            "device": self.device,
             "save_seconds": sum(after.save_seconds for _, after in pairs),
             "curves": [
                 {

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from inshrink_core.codec import CodecConfig
-    from inshrink_core.frame import FrameInfo
-    from inshrink_core.search.bounded import StepWriter
 
 __all__ = ["Archiver", "Saver"]
 
@@ -45,6 +43,13 @@ _RESERVED: Final = frozenset(
 
 _MAX_DEPTH: Final = 32
 """Of containers in `extra`; deeper ones are a mistake, or refer to themselves."""
+
+
+MAX_PENDING: Final = 2
+"""Saves that may wait: one being encoded and one behind it; a third would only hide that saves come
+faster than they can be archived."""
+
+_logger = logging.getLogger(__name__)
 
 
 class Saver:
@@ -416,13 +421,6 @@ def _require_same_optimizer(optimizer: torch.optim.Optimizer, state: Any, where:
             found=f"{own}",
             remedy="build the optimizer that was saved",
         )
-
-
-MAX_PENDING: Final = 2
-"""Saves that may wait: one being encoded and one behind it; a third would only hide that saves come
-faster than they can be archived."""
-
-_logger = logging.getLogger(__name__)
 
 
 class Archiver:

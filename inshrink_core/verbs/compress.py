@@ -361,7 +361,8 @@ class CompressReport(Report):
     DOCUMENT: ClassVar = (
         "archive=path codec config optimizer roles ratio_total=size.ratio_total "
         "ratio_weights=size.ratio_weights bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total "
-        "archive_bytes=size.nbytes relative_error seconds mb_per_s appended skipped left_out originals frames"
+        "archive_bytes=size.nbytes relative_error seconds mb_per_s device "
+        "appended skipped left_out originals frames"
     )
 
     @property

@@ -32,6 +32,13 @@ __all__ = [
 ]
 
 
+_SAMPLE_SHARE: Final = 1 / 8
+"""Of the raw bytes of each role, what is re-keyed to tell how large a keyframe would be."""
+
+KeySize = Callable[[FrameInfo], int]
+"""Returns about how many bytes a frame would take as a keyframe."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneReport:
     """What `prune` did, or would do.
@@ -252,10 +259,6 @@ class _Counter:
         self._done += nbytes
         if self._progress is not None:
             self._progress(Progress("prune", self._done, self._total, step, detail))
-
-
-KeySize = Callable[[FrameInfo], int]
-"""Returns about how many bytes a frame would take as a keyframe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -494,10 +497,6 @@ def _copied(
     rewritten_branches = {f.branch for f in in_order if f.frame_id in again}
     again |= {last[branch].frame_id for branch in rewritten_branches}
     return tuple(f for f in in_order if f.frame_id in again - rekeyed)
-
-
-_SAMPLE_SHARE: Final = 1 / 8
-"""Of the raw bytes of each role, what is re-keyed to tell how large a keyframe would be."""
 
 
 class KeySizes:

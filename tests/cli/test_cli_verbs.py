@@ -311,3 +311,8 @@ def test_the_report_names_the_device_that_was_used(cli, small_run, tmp_path):
 
     used = "cuda" if torch.cuda.is_available() else "cpu"
     assert f"MB/s on {used}" in cli("compress", small_run, "-o", tmp_path / "a.inshrink").out
+    assert cli("compress", small_run, "-o", tmp_path / "b", "--json").document["device"] == used
+    assert (
+        cli("compress", small_run, "-o", tmp_path / "c", "--device", "cpu", "--json").document["device"]
+        == "cpu"
+    )

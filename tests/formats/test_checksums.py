@@ -45,7 +45,7 @@ def entries(path: Path):
 
 def read_everything(path: Path) -> None:
     """Read what compressing reads: every tensor, and the rest of the file."""
-    checkpoint = next(iter(open_run(path)))
+    checkpoint = next(iter(open_run(path).values()))
     for spec in checkpoint.specs:
         checkpoint[spec.key]
     for file in checkpoint.files:

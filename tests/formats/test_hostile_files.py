@@ -174,7 +174,7 @@ def test_a_flipped_bit_gives_an_error_of_ours_or_a_checkpoint(tmp_path, suffix, 
         path.write_bytes(damaged)
         try:
             run = open_run(path)
-            for checkpoint in run:
+            for checkpoint in run.values():
                 for key in checkpoint:
                     assert checkpoint[key].numel() <= 1 << 20
                 for layout in checkpoint.files:

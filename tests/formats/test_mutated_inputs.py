@@ -148,7 +148,7 @@ def read_all(run) -> None:
             part()
         except InshrinkError:
             continue
-    for checkpoint in run:
+    for checkpoint in run.values():
         readers = [lambda c=checkpoint, s=spec: c[s.key] for spec in checkpoint.specs]
         readers += [lambda c=checkpoint, f=file: c.source.skeleton(f) for file in checkpoint.files]
         for read in readers:
