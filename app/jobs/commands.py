@@ -134,6 +134,8 @@ def python_text(commands: Sequence[Sequence[str]]) -> str:
     lines = ["import inshrink_core", ""]
     for words in commands:
         verb = "pack" if words[0] == "export" and "--pack" in words else words[0]
+        if "--config" in words:  # What the search before it has found.
+            lines.append("best = found.best.to_json()['config']")
         lines += [f"found = {_call(verb, words)}", _SHOWN.get(verb, "print({})").replace("{}", "found")]
     return "\n".join(lines)
 
@@ -148,6 +150,9 @@ def _call(verb: str, words: Sequence[str]) -> str:
         if name == "--set":
             key, _, text = str(value).partition("=")
             settings[key] = _parse(text)
+        elif name == "--config":
+            named["codec"] = "best['codec']"
+            named["config"] = "{**best['settings'], 'overrides': best.get('override', [])}"
         elif name == _POSITIONAL.get(verb):
             arguments.append(repr(value))
         elif keyword in _LISTS and not (verb == "export" and name == "--step"):

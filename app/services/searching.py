@@ -158,8 +158,8 @@ class Searched:
         In the order they were begun.
     max_drop, max_divergence, target_ratio
         The limits; a divergence that stands beside a drop by default among them.
-    metric, direction, strategy
-        What was measured and how was looked; empty while that is not told.
+    metric
+        What was measured; empty while that is not told.
     steps, uninformative
         Steps of the chain, and those where the bounds say nothing.
     evaluations
@@ -175,8 +175,6 @@ class Searched:
     max_divergence: float | None = None
     target_ratio: float | None = None
     metric: str = ""
-    direction: str = ""
-    strategy: str = ""
     steps: tuple[int, ...] = ()
     uninformative: tuple[int, ...] = ()
     evaluations: int = 0
@@ -318,8 +316,6 @@ def searched(job: Job, *, more: Iterable[Mapping[str, Any]] = ()) -> Searched:
         max_divergence=limits.get("divergence"),
         target_ratio=ratio,
         metric=str(told.get("metric", "")),
-        direction=str(told.get("direction", "")),
-        strategy=str(told.get("strategy", "")),
         steps=steps,
         uninformative=tuple(told.get("uninformative", ())),
         evaluations=int(told.get("evaluations", job.done)),
@@ -482,7 +478,7 @@ def start_estimates(shown: Subject, steps: Sequence[int], codec: str, *, is_cali
             *steps_words(steps),
             *trials,
         ]
-        for candidate in _ladder(shown, codec)
+        for candidate in ladder(shown, codec)
     ]
     return start_job(_estimates_key(shown, steps, codec, is_calibrated), commands, shown.path)
 
@@ -494,7 +490,7 @@ def _trials_words(shown: Subject) -> list[str]:
     return ["--trials", str(log)] if log is not None and log.exists() else []
 
 
-def _ladder(shown: Subject, codec: str) -> list[Candidate]:
+def ladder(shown: Subject, codec: str) -> list[Candidate]:
     """Return a few configurations of a codec's space, from the finest to the coarsest."""
     from inshrink_core.checkpoint import LayerType
     from inshrink_core.search.space import LatticeLine, space_of
