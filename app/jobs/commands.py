@@ -13,14 +13,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["option", "page_of", "python_text", "settings_words", "shell_text", "steps_words", "title_of"]
+__all__ = [
+    "PAGES",
+    "option",
+    "page_of",
+    "python_text",
+    "settings_words",
+    "shell_text",
+    "steps_words",
+    "title_of",
+]
 
 _FLAGS = frozenset(
     {"--apply", "--deep", "--drop-branches", "--exact", "--force", "--gain", "--smallest", "--trust-run"}
     | {"--weights-only"}
 )
 
-_PAGES = {
+PAGES = {
     "bench": "search",
     "compare": "compare",
     "compress": "export",
@@ -34,6 +43,7 @@ _PAGES = {
     "sensitivity": "sensitivity",
     "verify": "archive",
 }
+"""The verbs that a job may run, and the page that shows the result of each."""
 
 _POSITIONAL = {
     "compare": "--against",
@@ -98,7 +108,7 @@ def shell_text(commands: Sequence[Sequence[str]]) -> str:
 
 def page_of(words: Sequence[str]) -> str:
     """Return the page that shows the result of a command."""
-    return "compare" if words[0] == "verify" and "--against" in words else _PAGES.get(words[0], "jobs")
+    return "compare" if words[0] == "verify" and "--against" in words else PAGES.get(words[0], "jobs")
 
 
 def title_of(commands: Sequence[Sequence[str]]) -> str:
@@ -139,6 +149,8 @@ def python_text(commands: Sequence[Sequence[str]]) -> str:
     lines = ["import inshrink_core", ""]
     for words in commands:
         verb = "pack" if words[0] == "export" and "--pack" in words else words[0]
+        if "--config" in words:  # What the search before it has found.
+            lines.append("best = found.best.to_json()['config']")
         lines += [f"found = {_call(verb, words)}", _SHOWN.get(verb, "print({})").replace("{}", "found")]
     return "\n".join(lines)
 
@@ -153,6 +165,9 @@ def _call(verb: str, words: Sequence[str]) -> str:
         if name == "--set":
             key, _, text = str(value).partition("=")
             settings[key] = _parse(text)
+        elif name == "--config":
+            named["codec"] = "best['codec']"
+            named["config"] = "{**best['settings'], 'overrides': best.get('override', [])}"
         elif name == _POSITIONAL.get(verb):
             arguments.append(repr(value))
         elif keyword in _LISTS and not (verb == "export" and name == "--step"):

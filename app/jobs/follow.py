@@ -60,7 +60,7 @@ def end_process(process: subprocess.Popen[str]) -> None:
 
 def follow(job: Job, start: StartCommand, load: Load) -> None:
     """Run the commands one after the other, take in what they tell, and load what they left."""
-    folder = job.folder
+    folder, attempt = job.folder, job.attempt
     if folder is None:
         return
     folder.output.unlink(missing_ok=True)
@@ -81,6 +81,8 @@ def follow(job: Job, start: StartCommand, load: Load) -> None:
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         _log.warning("a job failed: %s", error)
         problem = _DIED
+    if job.attempt != attempt:  # It was cancelled and begun again meanwhile.
+        return
     if job.state == "running":
         job.ended_at = time.time()
         job.result, job.problem = result, problem

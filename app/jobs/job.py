@@ -58,6 +58,8 @@ class Job:
         ``trusted``, the ``file`` of an evaluator and its ``digest`` as its reader saw it.
     folder
         What is kept of it on disk.
+    attempt
+        How often it was begun.
     """
 
     process: subprocess.Popen[str] | None = None
@@ -75,6 +77,7 @@ class Job:
     key: str = ""
     request: Mapping[str, Any] = field(default_factory=dict)
     folder: JobFolder | None = None
+    attempt: int = 0
     _pace_from: tuple[float, int] | None = None
 
     @property
@@ -135,6 +138,7 @@ class Job:
         """Forget the progress of an earlier attempt; what it told stays."""
         self.process, self.done, self.total, self.item, self._pace_from = None, 0, 0, "", None
         self.started_at, self.ended_at, self.result, self.problem = time.time(), None, None, None
+        self.attempt += 1
         self.rows, self.documents = self.told(), []
 
     def tell(self, row: dict[str, Any]) -> None:

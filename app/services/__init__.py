@@ -9,7 +9,6 @@ from inshrink_app.jobs.registry import MOST_AT_WORK as MOST_AT_WORK
 from inshrink_app.services.ahead import *
 from inshrink_app.services.archives import *
 from inshrink_app.services.comparing import *
-from inshrink_app.services.differing import *
 from inshrink_app.services.drilldown import *
 from inshrink_app.services.exporting import *
 from inshrink_app.services.jobs import *

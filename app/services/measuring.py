@@ -17,7 +17,7 @@ from inshrink_app.services.opening import opened
 from inshrink_app.widgets.tables import GROUPINGS, METRICS, STATISTICS, HeatRow, Sensitivity, Subject
 
 if TYPE_CHECKING:
-    from inshrink_core.evaluate.gain import TensorGain
+    from inshrink_core.chain import TensorGain
 
 __all__ = [
     "cancel_sensitivity",
@@ -163,7 +163,7 @@ def _note(table: Mapping[str, Any], *, restored: bool) -> str:
 
 def _gains(path: Path, document: Mapping[str, Any]) -> dict[str, dict[str, Sensitivity]]:
     """Pool the sums of each tensor, which the command told of, into blocks and layer types."""
-    from inshrink_core.evaluate.gain import TensorGain, pool
+    from inshrink_core.chain import TensorGain, pool
 
     import inshrink_core
 

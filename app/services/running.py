@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
-from inshrink_app.jobs.commands import option
+from inshrink_app.jobs.commands import PAGES, option
 from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.widgets.tables import Problem
@@ -48,6 +48,8 @@ def refusal(request: Mapping[str, Any]) -> Problem | None:
 
     trusted = request.get("trusted") or {}
     for words in request["commands"]:
+        if words[0] not in PAGES:
+            return Problem("the explorer has no such job", words[0])
         if words[0] == "rehearse" and words[1] not in task_names():
             # A file of code would be executed; only the command line does that.
             return Problem("the explorer rehearses shipped trainings only", words[1])

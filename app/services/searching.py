@@ -19,10 +19,9 @@ from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.search.config import config_words, engine_settings
 from inshrink_app.services.comparing import EvaluatorCode
-from inshrink_app.services.engines import engines
 from inshrink_app.services.failures import reported
 from inshrink_app.services.jobs import documents_of, job_of, newest_job, read_result, start_job
-from inshrink_app.services.opening import opened
+from inshrink_app.services.opening import engine_at, opened
 from inshrink_app.widgets.codecs import BASELINES
 from inshrink_app.widgets.tables import MODEL_ROLES, Subject
 
@@ -158,8 +157,8 @@ class Searched:
         In the order they were begun.
     max_drop, max_divergence, target_ratio
         The limits; a divergence that stands beside a drop by default among them.
-    metric, direction, strategy
-        What was measured and how was looked; empty while that is not told.
+    metric
+        What was measured; empty while that is not told.
     steps, uninformative
         Steps of the chain, and those where the bounds say nothing.
     evaluations
@@ -175,8 +174,6 @@ class Searched:
     max_divergence: float | None = None
     target_ratio: float | None = None
     metric: str = ""
-    direction: str = ""
-    strategy: str = ""
     steps: tuple[int, ...] = ()
     uninformative: tuple[int, ...] = ()
     evaluations: int = 0
@@ -318,8 +315,6 @@ def searched(job: Job, *, more: Iterable[Mapping[str, Any]] = ()) -> Searched:
         max_divergence=limits.get("divergence"),
         target_ratio=ratio,
         metric=str(told.get("metric", "")),
-        direction=str(told.get("direction", "")),
-        strategy=str(told.get("strategy", "")),
         steps=steps,
         uninformative=tuple(told.get("uninformative", ())),
         evaluations=int(told.get("evaluations", job.done)),
@@ -482,7 +477,7 @@ def start_estimates(shown: Subject, steps: Sequence[int], codec: str, *, is_cali
             *steps_words(steps),
             *trials,
         ]
-        for candidate in _ladder(shown, codec)
+        for candidate in ladder(shown, codec)
     ]
     return start_job(_estimates_key(shown, steps, codec, is_calibrated), commands, shown.path)
 
@@ -494,12 +489,12 @@ def _trials_words(shown: Subject) -> list[str]:
     return ["--trials", str(log)] if log is not None and log.exists() else []
 
 
-def _ladder(shown: Subject, codec: str) -> list[Candidate]:
+def ladder(shown: Subject, codec: str) -> list[Candidate]:
     """Return a few configurations of a codec's space, from the finest to the coarsest."""
     from inshrink_core.checkpoint import LayerType
     from inshrink_core.search.space import LatticeLine, space_of
 
-    layers = frozenset(LayerType(row.layer) for row in shown.tensors if row.role in MODEL_ROLES)
+    layers = frozenset(LayerType(row.layer) for row in shown.tensors if row.role in MODEL_ROLES and row.layer)
     space = space_of(codec, layers)
     if isinstance(space, LatticeLine):
         points = space.points()
@@ -613,7 +608,7 @@ def _estimated(
     from inshrink_core.verbs.estimate import estimate
 
     document = json.loads(config)
-    run: Any = engines().get(path, token)
+    run: Any = engine_at(path, token)
     settings = engine_settings(document)
     with reported():
         return estimate(run, codec=document["codec"], config=settings, steps=steps, trials=trials)

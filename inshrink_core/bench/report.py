@@ -64,7 +64,7 @@ class Point:
     max_drop, max_divergence, mean_divergence
         Over all steps.
     restore_gain, restore_noise
-        Over all weights and steps (`inshrink_core.restore_gain`).
+        Over all weights and steps (`inshrink_core.analysis.restore_gain`).
     encode_mb_per_s, decode_mb_per_s
         10^6 raw bytes a second, reading and writing files included.
     restore_seconds

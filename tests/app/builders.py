@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.registry import Job
 from inshrink_app.services import running
 from inshrink_app.widgets.tables import (
@@ -164,10 +165,7 @@ class FakeJobs:
         return self.job
 
     def start(self, key: Any, request: dict[str, Any], load: Any) -> Job:
-        words = [*request.get("commands", [[]])[-1], "gain"]
-        self.started.append(
-            request.get("metric") or words[words.index("--metric") + 1 if "--metric" in words else -1]
-        )
+        self.started.append(option(request["commands"][0], "--metric") or "gain")
         self.job = Job(state=self.state, done=3, total=10, item="step 30")
         self.job.result, self.job.problem = self.tables, self.problem
         return self.job

@@ -30,7 +30,7 @@ def trial(step: int, coarseness: float, **changes: Any) -> dict[str, Any]:
         "damage": 1e-9,
         "seconds": 0.5,
         "failure": "",
-        "ratio_weights": 10.0,
+        "ratio_weights": 1000 / int(100 / coarseness),
         **changes,
     }
 

@@ -298,4 +298,12 @@ def test_archives_that_differ_in_their_overrides_alone_are_told_apart(archived: 
     assert "fc1.weight 4" in named["b.inshrink"]
     app = explorer("archive", run=str(archived.with_name("b.inshrink")))
     assert not app.exception
-    assert "1 override): fc1.weight 4" in texts(app).replace("\\", "")
+    told = texts(app).replace("\\", "").replace("\u2060", "")
+    assert "1 override): fc1.weight 4" in told
+
+
+def test_a_verb_that_no_page_asks_for_is_refused(tmp_path: Path) -> None:
+    job = work(tmp_path, ["ui", str(tmp_path)])
+    assert job.state == "failed"
+    assert job.problem is not None
+    assert "no such job" in job.problem.what

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from inshrink_app import services
 from inshrink_app.jobs.job import Job
+from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.pages.sensitivity import changes as change_figures
 from inshrink_app.pages.sensitivity import drill_figures, heatmap
 from inshrink_app.pages.sensitivity import heatmap as heat_columns
@@ -30,6 +30,9 @@ from tests.app.builders import (
     texts,
     write_run,
 )
+from tests.app.job_stubs import StubJobs, jobs, wait
+
+__all__ = ["jobs"]
 
 NAMES = ("fc1.weight", "fc1.bias", "fc2.weight")
 
@@ -114,27 +117,27 @@ def test_neighbours_can_be_laid_over_a_run_and_files_outside_of_the_roots_cannot
     assert root.parent / "elsewhere" not in found
 
 
-@pytest.mark.parametrize("metric", ["gain", "noise"])
-def test_gain_and_noise_are_measured_as_any_other_metric(root: Path, metric: str) -> None:
+def test_gain_and_noise_come_of_one_measurement_and_are_as_any_other_metric(
+    root: Path, jobs: StubJobs
+) -> None:
     import inshrink_core
 
     path, archive = write_run(root / "run"), root / "run.inshrink"
     inshrink_core.compress(path, archive, codec="uniform", config={"bits": 4, "vectors": "quantized"})
-    job = services.start_sensitivity(str(path), metric)
-    deadline = time.monotonic() + 200
-    while job is not None and job.is_running and time.monotonic() < deadline:
-        time.sleep(0.05)
-        job = services.sensitivity_job(str(path), metric)
-    assert job is not None
-    assert job.problem is None
-    found = job.result
+    services.start_sensitivity(str(path), "gain")
+    assert services.sensitivity_job(str(path), "noise") is services.sensitivity_job(str(path), "gain")
+    registry = JobRegistry(running.start_command, root.parent / "jobs")
+    (request,) = jobs.started
+    job = wait(registry.start("key", request, measuring.sensitivity_loader))
     measured = inshrink_core.analysis.restore_gain(archive, path)
-    assert found["tensor"].steps == (10, 20, 30)
-    assert np.isnan(found["tensor"].values["mean"][:, 0]).all()
-    row = [row.name for row in found["tensor"].rows].index("fc2.weight")
-    (exact,) = [row for row in measured.steps[0].tensors if row.key == "fc2.weight"]
-    assert found["tensor"].values["mean"][row, 1] == pytest.approx(getattr(exact, metric), rel=1e-5)
-    assert [row.name for row in found["block"].rows] == ["fc1", "fc2"]
+    for metric in ("gain", "noise"):
+        found = job.result[metric]
+        assert found["tensor"].steps == (10, 20, 30)
+        assert np.isnan(found["tensor"].values["mean"][:, 0]).all()
+        row = [row.name for row in found["tensor"].rows].index("fc2.weight")
+        (exact,) = [row for row in measured.steps[0].tensors if row.key == "fc2.weight"]
+        assert found["tensor"].values["mean"][row, 1] == pytest.approx(getattr(exact, metric), rel=1e-5)
+        assert [row.name for row in found["block"].rows] == ["fc1", "fc2"]
 
 
 # Figures

@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.pages.export.form import ExportRequest
+from inshrink_app.jobs.commands import option
+from inshrink_app.jobs.registry import Job, JobRegistry
 from inshrink_app.server import downloads as downloads_module
+from inshrink_app.services import ExportRequest, running
 from inshrink_app.widgets.tables import Problem, ServiceError
 
+from inshrink_core.verbs.pack import pack
 from tests.app.builders import button, charts, explorer, open_panel, texts, write_run
-from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, wait, work
 
 __all__ = ["archived", "archived_template", "jobs"]
 
 
-def made(target: Path, **changes: Any) -> dict[str, Any]:
-    """Return the result of an export."""
-    return {
-        "kind": "chain",
-        "target": str(target),
-        "is_packed": True,
-        "nbytes": 1_234_567,
-        "digest": "cd" * 32,
-        "steps": [10, 20],
-        "raw_bytes": 9_000_000,
-        "ratio_weights": 14.2,
-        "ratio_total": 7.3,
-        "relative_error": 0.0,
-        "weights_only": False,
-        "left_out": [],
-        "frames": [
-            {"step": 10, "kind": "keyframe", "bytes": 800},
-            {"step": 20, "kind": "delta", "bytes": 300},
-        ],
-        **changes,
-    }
+def compressed(**changes: Any) -> dict[str, Any]:
+    """Return what ``inshrink compress --json`` tells, as far as the page asks."""
+    frames = [
+        {"step": 10, "kind": "keyframe", "bytes": 800},
+        {"step": 20, "kind": "delta", "bytes": 300},
+    ]
+    return {"relative_error": 0.0125, "frames": frames, **changes}
+
+
+def exported(jobs: StubJobs, archived: Path, target: Path, *more: str) -> None:
+    """Put a finished export of a run."""
+    words = ["compress", str(archived), "-o", str(target), *more]
+    jobs.put(words, key=("export", str(archived)), result=compressed(), shown=str(archived))
 
 
 def metrics(app: Any) -> dict[str, str]:
@@ -72,11 +67,11 @@ def test_without_anything_to_go_by_no_size_is_made_up_and_two_steps_can_be_tried
     app = explorer("export", run=str(write_run(root / "run", STEPS)))
     assert not app.exception
     assert metrics(app)["Archive"] == "–"
-    jobs.answers["export"] = made(root / "trial", kind="trial")
+    jobs.answers["compress"] = compressed()
     button(app, "Try two steps").click().run()
     assert not app.exception
-    assert jobs.started[0]["kind"] == "trial"
-    assert jobs.started[0]["steps"] == [20, 30]
+    assert option(jobs.last, "--steps") == "20,30"
+    assert jobs.started[0]["scratch"] == [option(jobs.last, "-o")]
     assert metrics(app)["Archive"] == "1.70 kB"
     assert "tried with these settings" in texts(app)
 
@@ -100,13 +95,13 @@ def test_a_run_of_one_checkpoint_is_exported_too(root: Path, jobs: StubJobs) -> 
 def test_a_huge_run_is_planned_with_a_bounded_chart(
     root: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inshrink_app.services import planning
+    from inshrink_app.services import exporting
 
     from tests.app.builders import subject
 
     huge = subject(400, 1000, path=root / "huge")
     monkeypatch.setattr(services, "load_subject", lambda _: huge)
-    monkeypatch.setattr(planning, "_trial_key", lambda *_: ("trial",))
+    monkeypatch.setattr(exporting, "_trial_key", lambda *_: ("trial",))
     app = explorer("export", run=str(huge.path))
     assert not app.exception
     assert "The last 120 frames are drawn" in texts(app)
@@ -123,10 +118,10 @@ def test_an_export_is_written_as_compress_writes_by_default(root: Path, jobs: St
         app = explorer("export", run=run, codec=codec)
         button(app, "Export").click().run()
         assert not app.exception
-    lattice, lossless = jobs.started
-    assert lattice["config"] == {"coarseness": LatticeConfig().coarseness}
-    assert lattice["optimizer"] == default_optimizer("lattice", {}) == "compressed"
-    assert lossless["optimizer"] == "exact"
+    lattice, lossless = (request["commands"][0] for request in jobs.started)
+    assert option(lattice, "--set") == f"coarseness={LatticeConfig().coarseness}"
+    assert option(lattice, "--optimizer") == default_optimizer("lattice", {}) == "compressed"
+    assert option(lossless, "--optimizer") == "exact"
 
 
 def test_an_export_begins_with_what_is_on_screen(archived: Path, jobs: StubJobs) -> None:
@@ -136,11 +131,13 @@ def test_an_export_begins_with_what_is_on_screen(archived: Path, jobs: StubJobs)
     app.toggle(key="export.packed").set_value(True).run()
     button(app, "Export").click().run()
     assert not app.exception
-    (request,) = jobs.started
-    assert request["config"] == {"coarseness": 4.0}
-    assert request["steps"] == list(STEPS)
-    assert (request["kind"], request["codec"], request["packed"]) == ("chain", "lattice", True)
-    assert request["target"] == str(archived.with_name("run-weights.inshrink"))
+    first, second = jobs.started[0]["commands"]
+    assert first[:2] == ["compress", str(archived)]
+    assert option(first, "--set") == "coarseness=4.0"
+    assert option(first, "--steps") is None, "all of them"
+    assert option(first, "--codec") == "lattice"
+    assert option(second, "--pack") == str(archived.with_name("run-weights.inshrink"))
+    assert jobs.started[0]["scratch"] == [second[1]] == [option(first, "-o")]
     assert app.query_params["job"] == "0" * 16
     assert "Exporting" in texts(app)
     assert button(app, "Export").disabled
@@ -161,7 +158,7 @@ def test_a_target_that_cannot_be_written_is_answered_here(
     archived: Path, jobs: StubJobs, typed: str, said: str
 ) -> None:
     with pytest.raises(ServiceError) as refused:
-        services.export_target(typed)
+        services.export_target(typed, ExportRequest(kind="chain"))
     assert said in refused.value.problem.what
     app = explorer("export", run=str(archived))
     next(box for box in app.text_input if box.label == "Write to").set_value(typed).run()
@@ -173,8 +170,9 @@ def test_a_target_that_cannot_be_written_is_answered_here(
 def test_samples_are_not_written_into(root: Path) -> None:
     import inshrink_core
 
+    target = str(inshrink_core.sample("digits-cnn") / "x.inshrink")
     with pytest.raises(ServiceError):
-        services.export_target(str(inshrink_core.sample("digits-cnn") / "x.inshrink"))
+        services.export_target(target, ExportRequest(kind="chain"))
 
 
 def test_one_step_is_weights_only_unless_told_otherwise(archived: Path, jobs: StubJobs) -> None:
@@ -185,10 +183,10 @@ def test_one_step_is_weights_only_unless_told_otherwise(archived: Path, jobs: St
     app.select_slider(key="export.step").set_value(20).run()
     app.toggle(key="export.exact").set_value(True).run()
     button(app, "Export").click().run()
-    (request,) = jobs.started
-    assert (request["kind"], request["steps"]) == ("step", [20])
-    assert request["weights_only"]
-    assert request["exact"]
+    first, second = jobs.started[0]["commands"]
+    assert first[first.index("--codec") :] == ["--codec", "lossless", "--optimizer", "drop", "--steps", "20"]
+    assert second[-2:] == ["--weights-only", "--exact"]
+    assert option(second, "--step") == "20"
 
 
 def test_an_archive_is_copied_as_one_file(archived: Path, jobs: StubJobs) -> None:
@@ -196,41 +194,48 @@ def test_an_archive_is_copied_as_one_file(archived: Path, jobs: StubJobs) -> Non
     assert not app.exception
     assert "One file with all 4 steps" in texts(app)
     button(app, "Export").click().run()
-    (request,) = jobs.started
-    assert (request["kind"], Path(request["target"]).name) == ("pack", "run-packed.inshrink")
+    target = str(archived.with_name("run-packed.inshrink"))
+    assert jobs.last == ["export", str(archived.with_name("run.inshrink")), "--pack", target]
 
 
 def test_the_result_has_ratio_digest_restore_command_and_a_link(archived: Path, jobs: StubJobs) -> None:
     target = archived.with_name("it's.inshrink")
-    target.write_bytes(b"x" * 2_500_000)
-    jobs.answers["export"] = made(target)
+    pack(archived.with_name("run.inshrink"), target)
+    exported(jobs, archived, target)
     app = explorer("export", run=str(archived))
-    button(app, "Export").click().run()
     assert not app.exception
-    assert metrics(app)["Ratio, weights"] == "14.2×"
-    assert "cd" * 32 in texts(app)
+    assert metrics(app)["Ratio, weights"].endswith("×")
+    assert metrics(app)["Relative error"] == "0.0125"
+    assert hashlib.sha256(target.read_bytes()).hexdigest() in texts(app)
     assert any(code.value.startswith("inshrink restore '") for code in app.code)
     (link,) = app.get("link_button")
-    assert link.proto.label.endswith("(2.50 MB)")
+    assert link.proto.label.endswith("kB)")
     assert link.proto.url.startswith(downloads_module.DOWNLOAD_PREFIX)
 
 
-def test_a_folder_is_offered_to_be_packed(archived: Path, jobs: StubJobs) -> None:
+def test_a_folder_is_offered_to_be_packed_and_the_copy_has_no_error_of_its_own(
+    archived: Path, jobs: StubJobs
+) -> None:
     folder = archived.with_name("run.inshrink")
-    jobs.answers["export"] = made(folder, is_packed=False)
+    exported(jobs, archived, folder)
     app = explorer("export", run=str(archived))
-    button(app, "Export").click().run()
+    jobs.answers["export"] = {"archive": str(folder)}
+    copy = archived.with_name("run-packed.inshrink")
+    pack(folder, copy)
+    copy.rename(archived.with_name("kept.inshrink"))
     button(app, "Copy as one packed file").click().run()
     assert not app.exception
-    assert jobs.started[-1]["kind"] == "pack"
-    assert jobs.started[-1]["path"] == str(folder)
-    assert jobs.started[-1]["target"].endswith("run-packed.inshrink")
+    assert jobs.last == ["export", str(folder), "--pack", str(copy)]
+    archived.with_name("kept.inshrink").rename(copy)
+    app.run()
+    assert not app.exception
+    told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
+    assert told["Relative error"] == ("none", "against the archive it copies")
 
 
 def test_a_file_that_is_gone_is_told(archived: Path, jobs: StubJobs) -> None:
-    jobs.answers["export"] = made(archived.with_name("gone.inshrink"))
+    exported(jobs, archived, archived.with_name("gone.inshrink"))
     app = explorer("export", run=str(archived))
-    button(app, "Export").click().run()
     assert not app.exception
     assert "not there any more" in texts(app)
 
@@ -246,18 +251,14 @@ def test_an_export_that_did_not_finish_can_go_on(archived: Path, jobs: StubJobs,
     assert sum(b.proto.type == "primary" for b in app.button) == 1
 
 
-def export(archived: Path, output: Path, **changes: Any) -> dict[str, Any]:
-    """Export as the worker does."""
-    from dataclasses import asdict
+REQUEST = ExportRequest(kind="chain", steps=STEPS, codec="lossless", keyframe_every=2)
 
-    from inshrink_app.actions import action
-    from inshrink_app.jobs.report import Report
 
-    request = asdict(ExportRequest(kind="chain", steps=STEPS, codec="lossless", keyframe_every=2))
-    request |= {"path": str(archived), "output": str(output), **changes}
-    action("export")(request, Report())
-    document: dict[str, Any] = json.loads(output.read_text())
-    return document
+def export(archived: Path, folder: Path, request: ExportRequest, target: Path) -> Job:
+    """Export as the page does, between commands in a hidden folder."""
+    between = str(target.with_name(".between.building"))
+    commands = services.export_commands(services.load_subject(str(archived)), request, str(target), between)
+    return work(folder, *commands, scratch=[between])
 
 
 def test_a_packed_chain_is_what_was_asked_and_leaves_nothing_else(archived: Path, tmp_path: Path) -> None:
@@ -265,49 +266,50 @@ def test_a_packed_chain_is_what_was_asked_and_leaves_nothing_else(archived: Path
 
     target = archived.with_name("out.inshrink")
     before = set(archived.parent.iterdir())
-    document = export(archived, tmp_path / "result", target=str(target), packed=True)
+    packed = replace(REQUEST, packed=True)
+    job = export(archived, tmp_path / "jobs", packed, target)
     assert set(archived.parent.iterdir()) - before == {target}
-    assert document["digest"] == hashlib.sha256(target.read_bytes()).hexdigest()
-    assert document["nbytes"] == target.stat().st_size
+    made = services.made_by(job)
+    assert made is not None
+    assert made.digest == hashlib.sha256(target.read_bytes()).hexdigest()
+    assert (made.kind, made.chain.steps, made.chain.is_packed) == ("chain", STEPS, True)
     assert inshrink_core.open(target).steps == STEPS
-    with pytest.raises(inshrink_core.errors.ExistsError):
-        export(archived, tmp_path / "result", target=str(target), packed=True)
-    export(archived, tmp_path / "result", target=str(target), packed=True, replace=True)
+    with pytest.raises(ServiceError, match="exists already"):
+        services.export_target(str(target), packed)
+    assert export(archived, tmp_path / "again", replace(packed, replace=True), target).state == "finished"
 
 
 def test_a_packed_chain_that_was_cut_off_goes_on(archived: Path, tmp_path: Path) -> None:
-    from inshrink_app.actions.export import building_path
-
     import inshrink_core
 
     target = archived.with_name("out.inshrink")
-    request = {
-        "path": str(archived),
-        "steps": STEPS,
-        "codec": "lossless",
-        "config": {},
-        "optimizer": None,
-        "keyframe_every": 2,
-        "target": str(target),
-    }
-    building = building_path(request)
+    building = target.with_name(".between.building")
     inshrink_core.compress(archived, building, codec="lossless", keyframe_every=2, steps=STEPS[:2])
     before = [frame.digest for frame in inshrink_core.open(building).frames]
-    export(archived, tmp_path / "result", target=str(target), packed=True)
+    export(archived, tmp_path / "jobs", replace(REQUEST, packed=True), target)
     assert [frame.digest for frame in inshrink_core.open(target).frames][:2] == before
     assert not building.exists()
 
 
-def test_an_unfinished_file_goes_with_its_job(archived: Path, jobs: StubJobs) -> None:
-    from inshrink_app.actions.export import building_path
+def test_another_export_does_not_go_on_with_what_this_one_left(archived: Path, jobs: StubJobs) -> None:
+    shown, target = services.load_subject(str(archived)), archived.with_name("out.inshrink")
+    for keyframe_every in (2, 4, 4):
+        request = replace(REQUEST, packed=True, keyframe_every=keyframe_every)
+        services.start_export(shown, request, target)
+    first, second, third = (request["scratch"] for request in jobs.started)
+    assert first != second == third
 
-    request = {"path": str(archived), "target": str(archived.parent / "out.inshrink"), "kind": "chain"}
-    job = jobs.put("export", "cancelled", packed=True, **request)
-    building = building_path(job.request)
+
+def test_an_unfinished_file_goes_with_its_job(archived: Path, tmp_path: Path) -> None:
+    building = archived.parent / ".between.building"
     building.mkdir()
-    services.forget_job(job)
+    registry = JobRegistry(running.start_command, tmp_path / "jobs")
+    request = {"commands": [["verify", str(archived.parent / "none")]], "scratch": [str(building)]}
+    job = wait(registry.start("key", request))
+    assert job.state == "failed"
+    assert building.exists()
+    registry.remove(job.job_id)
     assert not building.exists()
-    assert jobs.kept == []
 
 
 def test_one_step_restores_to_what_a_module_loads(archived: Path, tmp_path: Path) -> None:
@@ -316,9 +318,9 @@ def test_one_step_restores_to_what_a_module_loads(archived: Path, tmp_path: Path
     import inshrink_core
 
     target = archived.with_name("weights.inshrink")
-    request = {"kind": "step", "target": str(target), "steps": [20], "weights_only": True, "exact": True}
-    document = export(archived, tmp_path / "result", **request)
-    assert document["steps"] == [20]
+    request = ExportRequest(kind="step", steps=(20,), weights_only=True, exact=True)
+    job = export(archived, tmp_path / "jobs", request, target)
+    assert job.result["steps"] == [20]
     state = inshrink_core.verbs.load_state_dict(target)
     original = torch.load(archived / "step_000020.pt", weights_only=True)["model"]
     assert all(torch.equal(state[name], value) for name, value in original.items())

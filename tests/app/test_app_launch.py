@@ -145,21 +145,28 @@ class Executed(ast.NodeTransformer):
         return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
 
 
-def test_only_services_actions_the_worker_and_the_launcher_import_more_of_the_engine_than_its_types() -> None:
-    importers = {
-        "/".join(path.relative_to(APP).parts[: 1 if path.parent.name != "jobs" else 2])
+def test_the_engine_is_imported_by_packages_that_may_and_never_while_a_module_loads() -> None:
+    importers = set()
+    for path in modules():
+        tree = Executed().visit(ast.parse(path.read_text()))
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.split(".")[0] == "inshrink_core" for name in names):
+                importers.add(path.relative_to(APP).parts[0])
+                assert node not in tree.body or path.name == "launch.py", f"{path}:{node.lineno}"
+    assert importers <= {"jobs", "pages", "services", "launch.py"}
+
+
+def test_no_module_of_the_explorer_loads_torch() -> None:
+    names = [
+        ".".join(("inshrink_app", *path.relative_to(APP).with_suffix("").parts))
         for path in modules()
-        for node in ast.walk(Executed().visit(ast.parse(path.read_text())))
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-        if name.split(".")[0] == "inshrink_core"
-    }
-    assert importers - {"actions", "jobs/worker.py"} == {"services", "launch.py"}
+        if path.name not in ("main.py", "view.py", "__init__.py")
+    ]
+    code = f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
 def test_only_services_cache() -> None:

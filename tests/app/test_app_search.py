@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from inshrink_app import services
-from inshrink_app.actions.search import run as run_search
-from inshrink_app.jobs.report import Report
-from inshrink_app.pages.search.tables import CODECS, SearchRequest
+from inshrink_app.jobs.commands import option
+from inshrink_app.services import SearchRequest
+from inshrink_app.widgets.codecs import STRATEGIES
 from inshrink_app.widgets.tables import Problem
 
 from inshrink_core.cli import main
-from inshrink_core.errors import UntrustedCodeError
 from tests.app.builders import SAMPLE, button, charts, explorer, texts, write_run
-from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, work
 from tests.app.search_builders import document, put, trial
 from tests.app.test_app_compare import trust, with_evaluator
 from tests.app.test_app_snippets import snippets
@@ -74,10 +72,10 @@ def test_no_code_of_a_run_is_executed_before_it_is_trusted_and_then_its_digest_g
     button(app, "Search").click().run()
     assert not app.exception
     assert not marker.exists()
-    asked = jobs.started[0]
-    assert len(asked["trusted"]) == 64
-    assert (asked["task"], asked["kind"], asked["max_drop"]) == ("search", "search", 0.01)
-    assert asked["steps"] == [10, 20, 30]
+    assert len(jobs.started[0]["trusted"]["digest"]) == 64
+    assert jobs.last[:2] == ["search", str(run)]
+    assert option(jobs.last, "--max-drop") == "0.01"
+    assert "--steps" not in jobs.last, "all of them"
     assert jobs.kept[0].job_id in app.query_params["job"]
 
 
@@ -86,10 +84,10 @@ def test_the_bundled_sample_needs_no_consent(root: Path, jobs: StubJobs) -> None
     assert not button(app, "Search").disabled
     button(app, "Search").click().run()
     assert not app.exception
-    asked = jobs.started[0]
-    assert (asked["trusted"], asked["target_ratio"], asked["codec"]) == ("", 30.0, "uniform")
-    assert "max_drop" not in asked
-    assert len(asked["steps"]) == 8
+    assert jobs.started[0]["trusted"] is None
+    assert (option(jobs.last, "--target-ratio"), option(jobs.last, "--codec")) == ("30", "uniform")
+    assert not {"--max-drop", "--trust-run"} & set(jobs.last)
+    assert len(str(option(jobs.last, "--steps")).split(",")) == 8
 
 
 def test_trials_are_drawn_as_they_arrive_with_what_is_left_and_a_way_to_cancel(
@@ -130,7 +128,7 @@ def test_what_was_found_is_told_with_its_table_and_loaded_into_the_editor(root: 
     assert told["Worst drop"] == "0.2 %"
     assert told["Restore gain"] == "0.900"
     assert "\\<b\\>note" in texts(app)
-    assert "At 2 steps of 4 the stale copy" in texts(app).replace("\\", "")
+    assert "At 2 steps of 4 the previous checkpoint" in texts(app).replace("\\", "")
     table = app.dataframe[0].value
     assert list(table["is"]) == ["keeps the bounds, on the front", "best", "given up"]
     assert set(table["figures"]) == {"measured"}
@@ -176,35 +174,62 @@ def test_the_page_of_jobs_tells_a_search_and_leads_to_it(root: Path, jobs: StubJ
     text = services.describe(job)
     assert text.title == "Search lattice on run"
     assert (text.page, text.query["job"]) == ("search", job.job_id)
-    other = put(jobs, run, kind="baselines")
+    other = jobs.put(["bench", str(run), "--codecs", "lossless"], shown=str(run))
     assert services.describe(other).title == "Measure baselines of run"
+    assert services.describe(other).page == "search"
 
 
-def test_baselines_are_measured_when_asked_for_and_drawn_by_their_names(root: Path, jobs: StubJobs) -> None:
+def test_a_finished_search_stays_when_a_repeated_one_is_interrupted_and_gets_its_trials(
+    root: Path, jobs: StubJobs
+) -> None:
+    run = write_run(root / "run", STEPS)
+    put(jobs, run, result=document())
+    later = put(jobs, run, "interrupted")
+    later.rows[:] = [trial(step, 3.0) for step in STEPS]
+    app = explorer("search", run=str(run))
+    assert not app.exception
+    assert button(app, "Resume")
+    assert {metric.label: metric.value for metric in app.metric}["Ratio, weights"] == "20.0×"
+    table = next(one.value for one in app.dataframe if "figures" in one.value.columns)
+    assert "coarseness 3" in list(table["configuration"])
+
+
+def test_a_configuration_beyond_the_bound_is_applied_only_when_that_is_meant(
+    root: Path, jobs: StubJobs
+) -> None:
+    run = write_run(root / "run", STEPS)
+    put(jobs, run, result=document())
+    app = explorer("search", run=str(run))
+    assert not button(app, "Apply to compress").disabled
+    app.session_state["search.picked"] = 2
+    app.run()
+    assert not app.exception
+    assert "beyond the bound on the divergence" in texts(app)
+    assert button(app, "Apply to compress").disabled
+    next(box for box in app.checkbox if box.label == "Apply it all the same").check().run()
+    assert not button(app, "Apply to compress").disabled
+
+
+def test_baselines_are_measured_when_asked_for(root: Path, jobs: StubJobs) -> None:
     run = write_run(root / "run", STEPS)
     with_evaluator(run)
-    jobs.answers["search"] = {
-        "steps": list(STEPS),
-        "trials": [trial(s, 1.0, config={"codec": "uniform", "settings": {"bits": 8}}) for s in STEPS],
-    }
     app = explorer("search", run=str(run))
     trust(app).check().run()
     button(app, "Measure baselines").click().run()
     assert not app.exception
-    assert jobs.started[0]["kind"] == "baselines"
-    assert charts(app) == 1
-    found = services.baselines(jobs.kept[0])
-    assert [(one.baseline, one.ratio) for one in found] == [("Uniform, 8 bit", 10.0)]
+    assert jobs.last[:2] == ["bench", str(run)]
+    assert "uniform:bits=8" in str(option(jobs.last, "--codecs"))
+    assert len(jobs.started[0]["trusted"]["digest"]) == 64
 
 
 def test_every_codec_and_strategy_that_is_offered_is_one_that_searches() -> None:
-    from inshrink_core.search.search import STRATEGIES
+    from inshrink_core.search import search as strategy
     from inshrink_core.search.space import Cube, space_of
 
-    for codec, (_, strategies) in CODECS.items():
+    for codec, strategies in STRATEGIES.items():
         is_cube = isinstance(space_of(codec, frozenset()), Cube)
         refused = {"allocation", "bracket"} if is_cube else {"guided"}
-        assert set(strategies) == set(STRATEGIES) - refused
+        assert set(strategies) == set(strategy.STRATEGIES) - refused
 
 
 def test_the_commands_and_the_lines_of_the_page_do_what_they_say(
@@ -224,31 +249,26 @@ def test_the_commands_and_the_lines_of_the_page_do_what_they_say(
     assert "'codec': 'uniform'" in capsys.readouterr().out
 
 
-def test_the_worker_searches_and_measures_baselines_and_what_it_leaves_is_read(
-    archived: Path, tmp_path: Path, jobs: StubJobs, capsys: pytest.CaptureFixture[str]
+def test_a_search_and_its_baselines_are_measured_and_what_they_leave_is_read(
+    archived: Path, tmp_path: Path
 ) -> None:
     (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': float(len(state))}\n")
     (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
-    judge = services.evaluator_of(services.load_subject(str(archived)))
+    shown = services.load_subject(str(archived))
+    judge = services.evaluator_of(shown)
     assert judge is not None
-    asked = {"path": str(archived), "steps": [10, 20], "evaluator": "", "trusted": judge.digest}
-    asked |= {"codec": "uniform", "strategy": "grid", "budget": 3, "max_drop": 0.01}
-    for kind, n_points in (("search", 3), ("baselines", len(services.BASELINE_NAMES))):
-        output = tmp_path / kind / "result"
-        output.parent.mkdir()
-        run_search({**asked, "kind": kind, "output": str(output)}, Report())
-        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert sum("row" in row for row in rows) == 2 * n_points
-        left = jobs.put("search", "finished", result=json.loads(output.read_text()), **asked)
-        assert len(services.searched(left).points) == n_points
-    assert [one.baseline for one in services.baselines(left)] == list(services.BASELINE_NAMES)
-    # What was cut off is told again from what was kept, and is not measured again.
-    run_search({**asked, "kind": "search", "output": str(tmp_path / "search" / "result")}, Report())
-    assert sum('"row"' in line for line in capsys.readouterr().out.splitlines()) == 6
-    assert json.loads((tmp_path / "search" / "result").read_text())["evaluations"] == 0
-    (archived / "judge.py").write_text("raise SystemExit")
-    with pytest.raises(UntrustedCodeError):
-        run_search({**asked, "kind": "search", "output": str(tmp_path / "result")}, Report())
+    request = SearchRequest(codec="uniform", strategy="grid", budget=3, steps=(10, 20))
+    words = services.search_words(shown, request, judge, "")
+    job = work(tmp_path / "a", words, trusted=judge.trusted)
+    assert len(job.rows) == 6
+    assert len(services.searched(job).points) == 3
+    # What was measured is kept beside the run, and is not measured again.
+    assert work(tmp_path / "b", words, trusted=judge.trusted).result["evaluations"] == 0
+    bench = ["bench", str(archived), "--codecs", "lossless,uniform:bits=8", "--steps", "10,20"]
+    job = work(tmp_path / "c", [*bench, "--trust-run", "-o", "{job}/bench"], trusted=judge.trusted)
+    found = services.baselines(job)
+    assert [one.baseline for one in found] == ["Lossless", "Uniform, 8 bit"]
+    assert all(one.ratio > 0 and one.n_steps == 2 for one in found)
 
 
 def test_the_limits_go_to_the_engine_under_its_own_names() -> None:

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.actions.estimates import ladder
-from inshrink_app.actions.search import run as run_search
-from inshrink_app.jobs.report import Report
+from inshrink_app.jobs.commands import option, python_text, shell_text
 from inshrink_app.pages.search import figure as search_figure
-from inshrink_app.pages.search import form as search_snippets
-from inshrink_app.pages.search.tables import CODECS, Searched, SearchPoint, SearchRequest, front
+from inshrink_app.services import Searched, SearchPoint, SearchRequest, front
+from inshrink_app.services.searching import ladder
+from inshrink_app.widgets.codecs import STRATEGIES
 
 from inshrink_core.chain.defaults import make_configs
-from inshrink_core.formats import open_run
 from tests.app.builders import SAMPLE, button, charts, explorer, open_panel, subject, texts
-from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, work
+from tests.app.search_builders import document, put
 
 __all__ = ["archived", "archived_template", "jobs"]
 
 
-def rows() -> list[dict[str, Any]]:
-    return [
-        {
-            "config": {"codec": "lattice", "settings": {"coarseness": 2.0**i}},
-            "ratio": 10.0 + i,
-            "drop": 0.001 * i,
-            "divergence": None,
-            "n_steps": 4,
-            "n_trials": 0,
-        }
-        for i in range(3)
-    ]
+def guess(i: int, n_trials: int = 0) -> dict[str, Any]:
+    """Return what ``inshrink estimate --json`` tells, as far as the page asks."""
+    figures = {"ratio_weights": 10.0 + i, "drop": 0.001 * i, "divergence": None, "n_steps": 4}
+    return {
+        "codec": "lattice",
+        "config": {"coarseness": 2.0**i, "gamma": 0.5},
+        "overrides": [],
+        "n_trials": n_trials,
+        **figures,
+    }
 
 
 def point(ratio: float, drop: float, **changes: Any) -> SearchPoint:
@@ -53,14 +49,15 @@ def point(ratio: float, drop: float, **changes: Any) -> SearchPoint:
 def test_estimates_are_drawn_without_an_evaluator_before_anything_is_measured(
     archived: Path, jobs: StubJobs
 ) -> None:
-    jobs.answers["search"] = {"rows": rows()}
+    jobs.answers["estimate"] = guess(0)
     app = explorer("search", run=str(archived))
     assert charts(app) == 0
     button(app, "Estimate without measuring").click().run()
     assert not app.exception
     (request,) = jobs.started
-    assert (request["kind"], request["codec"], tuple(request["steps"])) == ("estimates", "lattice", STEPS)
-    assert "evaluator" not in request
+    assert len(request["commands"]) == 7
+    assert jobs.last[:4] == ["estimate", str(archived), "--codec", "lattice"]
+    assert not {"--evaluator", "--trust-run"} & set(jobs.last)
     assert charts(app) == 1
     assert "Hollow diamonds are estimates" in texts(app)
     listed = next(one.value for one in app.dataframe if "figures" in one.value.columns)
@@ -80,26 +77,36 @@ def test_estimates_are_hollow_labelled_and_never_on_the_front() -> None:
     assert Searched(points=(measured,)).best == measured
 
 
-def test_the_worker_estimates_from_fine_to_coarse_and_tells_each(
-    archived: Path, jobs: StubJobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_estimates_go_from_fine_to_coarse_and_are_there_one_by_one(
+    archived: Path, jobs: StubJobs, tmp_path: Path
 ) -> None:
-    output = tmp_path / "result"
-    asked = {"kind": "estimates", "path": str(archived), "codec": "uniform", "steps": list(STEPS)}
-    run_search({**asked, "output": str(output)}, Report())
-    told = [json.loads(line)["row"] for line in capsys.readouterr().out.splitlines() if '"row"' in line]
-    assert told == json.loads(output.read_text())["rows"]
-    ratios = [row["ratio"] for row in told]
-    assert len(ratios) >= 5
-    assert ratios == sorted(ratios)
-    job = jobs.put("search", "finished", result=json.loads(output.read_text()), **asked)
+    shown = services.load_subject(str(archived))
+    services.start_estimates(shown, STEPS, "uniform", is_calibrated=False)
+    job = work(tmp_path / "jobs", *jobs.started[0]["commands"][:3])
     points = services.estimates(job)
+    assert len(points) == 3
     assert all(one.is_estimated and one.whole for one in points)
-    assert [one.ratio for one in points] == ratios
+    assert [one.ratio for one in points] == sorted(one.ratio for one in points)
+    job.documents.pop()
+    assert services.estimates(job) == points[:2]
 
 
-@pytest.mark.parametrize("codec", CODECS)
+def test_estimates_are_made_anew_once_trials_tell_what_an_error_costs(archived: Path, jobs: StubJobs) -> None:
+    jobs.answers["estimate"] = guess(0)
+    app = explorer("search", run=str(archived))
+    button(app, "Estimate without measuring").click().run()
+    assert len(jobs.started) == 1
+    put(jobs, archived, result=document())
+    app.run()
+    assert not app.exception
+    assert [request["commands"][0][0] for request in jobs.started] == ["estimate", "estimate"]
+    app.run()
+    assert len(jobs.started) == 2, "once is enough"
+
+
+@pytest.mark.parametrize("codec", STRATEGIES)
 def test_every_codec_has_settings_from_fine_to_coarse(codec: str) -> None:
-    found = ladder(open_run(SAMPLE), codec)
+    found = ladder(services.load_subject(str(SAMPLE)), codec)
     assert 2 <= len(found) <= 8
     assert len({one.digest for one in found}) == len(found)
     for one in found:
@@ -110,7 +117,7 @@ def test_every_codec_has_settings_from_fine_to_coarse(codec: str) -> None:
     ("beside", "asked", "said"),
     [
         ("none", "inf", "--max-divergence inf"),
-        ("own", 0.003, "--max-divergence 0.003"),
+        ("own", "0.003", "--max-divergence 0.003"),
         ("default", None, ""),
     ],
 )
@@ -121,10 +128,8 @@ def test_a_drop_is_bound_together_with_a_divergence_of_ones_own(
     assert not app.exception
     button(app, "Search").click().run()
     assert not app.exception
-    request = jobs.started[-1]
-    assert request["max_drop"] == 0.01
-    assert request.get("max_divergence") == asked
-    json.dumps(request, allow_nan=False)
+    assert option(jobs.last, "--max-drop") == "0.01"
+    assert option(jobs.last, "--max-divergence") == asked
     open_panel(app)
     assert said in texts(app)
 
@@ -132,12 +137,14 @@ def test_a_drop_is_bound_together_with_a_divergence_of_ones_own(
 def test_the_lines_of_a_waived_divergence_are_python() -> None:
     request = SearchRequest(beside=math.inf, steps=(10,))
     assert request.limits() == {"max_drop": 0.01, "max_divergence": math.inf}
-    command, lines = search_snippets.of(subject(), request, None)
+    words = services.search_words(subject(), request, None, "")
+    command, lines = shell_text([words]), python_text([words])
     assert "--max-drop 0.01 --max-divergence inf" in command
     assert "max_divergence=float('inf')" in lines
     compile(lines, "snippet", "exec")
 
 
 def test_a_waived_divergence_is_no_line_in_the_figure(jobs: StubJobs) -> None:
-    job = jobs.put("search", "running", max_drop=0.01, max_divergence="inf", steps=[10])
+    words = ["search", "/runs/x", "--max-drop", "0.01", "--max-divergence", "inf", "--steps", "10"]
+    job = jobs.put(words, state="running")
     assert services.searched(job).max_divergence is None

@@ -236,6 +236,18 @@ def test_sensitivity_has_a_value_per_row_and_step(cli, small_run, by):
         assert all(len(row[statistic]) == 3 for statistic in ("mean", "p50", "p99"))
 
 
+def test_sensitivity_has_several_groupings_in_one_document(cli, small_run, made_archive):
+    for path, restored in ((small_run, False), (made_archive, True)):
+        document = cli("sensitivity", path, "--by", "tensor,layer_type", "--json").document
+        single = cli("sensitivity", path, "--by", "layer_type", "--json").document
+        assert document["restored"] is restored
+        assert [table["by"] for table in document["tables"]] == ["tensor", "layer_type"]
+        assert document["tables"][1]["rows"] == single["rows"]
+    outcome = cli("sensitivity", small_run, "--by", "tensor,block")
+    assert outcome.code == 2
+    assert "goes with --json" in outcome.err
+
+
 def test_sensitivity_of_the_first_step_has_no_update(cli, small_run):
     document = cli("sensitivity", small_run, "--metric", "update", "--json").document
     assert document["rows"][0]["mean"][0] is None

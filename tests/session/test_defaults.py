@@ -189,10 +189,8 @@ def test_a_rehearsal_restores_from_what_compress_would_write(tmp_path):
 
 
 def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path):
-    import inshrink_app.services  # noqa: F401  (pages and services import each other)
-    from inshrink_app.actions import action
-    from inshrink_app.jobs.report import Report
-    from inshrink_app.pages.export.form import ExportRequest
+    from inshrink_app.services import ExportRequest, export_commands
+    from inshrink_app.widgets.tables import Subject
 
     from inshrink_core.verbs.watch import watch
 
@@ -205,10 +203,11 @@ def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path)
     with inshrink_core.Saver(tmp_path / "saved.inshrink", model, optimizer) as saver:
         saver.save(10)
     written["saver"] = metas(tmp_path / "saved.inshrink")[0]
-    request = asdict(ExportRequest(kind="chain", steps=(10, 20)))
-    output = tmp_path / "result"
-    request |= {"path": str(run_path), "output": str(output), "target": str(tmp_path / "exported.inshrink")}
-    action("export")(request, Report())
+    values = {"kind": "run", "format": "torch", "steps": (10, 20), "tensors": (), "total_bytes": 0}
+    shown = Subject(path=run_path, name="run", bytes_read=0, **values)
+    request = ExportRequest(kind="chain", steps=(10, 20))
+    for words in export_commands(shown, request, str(tmp_path / "exported.inshrink"), ""):
+        assert main(words) == 0
     written["explorer"] = metas(tmp_path / "exported.inshrink")[0]
     how = [(meta["codec"], meta["config"], meta["optimizer"]) for meta in written.values()]
     assert all(one == how[0] for one in how), json.dumps(how)

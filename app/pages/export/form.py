@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import streamlit as st
-from inshrink_app import services, state
+from inshrink_app import services
 from inshrink_app.pages.search import editor as search_editor
 from inshrink_app.services import ExportRequest
+from inshrink_app.widgets.choices import one_of_few, one_of_many
 from inshrink_app.widgets.codecs import LABELS, ask_for_knob
-from inshrink_app.widgets.formatting import count_text, inked
+from inshrink_app.widgets.formatting import count_text
 from inshrink_app.widgets.tables import Subject
 
 __all__ = ["show"]
@@ -34,7 +35,7 @@ def show(shown: Subject) -> ExportRequest:
     """Draw the controls and return what they ask for."""
     with st.container(border=True):
         st.header("What to export", anchor=False)
-        what = _segmented("Steps", _WHAT, _KINDS, "all")
+        what = one_of_few("export", "Steps", _WHAT, _KINDS, "all")
         if what == "step":
             return _one_step(shown)
         if shown.kind == "archive":
@@ -47,19 +48,6 @@ def show(shown: Subject) -> ExportRequest:
                 return ExportRequest(kind="pack", packed=True)
             return ExportRequest(kind="pack", packed=True, steps=shown.steps)
         return _chain(shown, _range(shown) if what == "range" else shown.steps)
-
-
-def _segmented(label: str, key: str, options: dict[str, str], default: str) -> str:
-    """Draw one choice, beginning with what the link or the session says."""
-    widget = f"export.{key}"
-    if widget not in st.session_state:
-        st.session_state[widget] = state.choice(key, list(options), default)
-    chosen = st.segmented_control(
-        label, list(options), format_func=lambda name: inked(options[name]), key=widget
-    )
-    value = str(chosen) if chosen in options else default
-    state.publish(**{key: value})
-    return value
 
 
 def _range(shown: Subject) -> tuple[int, ...]:
@@ -163,16 +151,6 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
 
 def _codec() -> tuple[str, dict[str, Any]]:
     """Draw which codec, and the one setting of it."""
-    codec = state.choice(_CODEC, list(_CODECS), "lattice")
-    codec = str(
-        st.selectbox(
-            "Codec",
-            list(_CODECS),
-            index=list(_CODECS).index(codec),
-            format_func=LABELS.__getitem__,
-            help=_CODEC_HELP,
-            key="export.codec_box",
-        )
-    )
-    state.publish(codec=codec)
+    names = {name: LABELS[name] for name in _CODECS}
+    codec = one_of_many("export", "Codec", _CODEC, names, "lattice", _CODEC_HELP)
     return codec, ask_for_knob(codec, dict(services.codec_settings(codec)), "export")

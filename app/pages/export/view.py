@@ -76,6 +76,7 @@ def _result(shown: Subject, job: Job) -> None:
             made = services.made_by(job)
         except ServiceError as error:
             problem.show(error.problem)
+            _download(services.export_made_at(job))
             return
         if made is None:
             st.warning("It is not there any more.", icon=":material/warning:")
@@ -123,6 +124,11 @@ def _hand_over(shown: Subject, made: Made) -> None:
                 st.rerun()
             st.caption("A folder cannot be downloaded as it is.")
         return
+    _download(path)
+
+
+def _download(path: Path) -> None:
+    """Offer a file of any size."""
     offered = services.download_url(path)
     if offered is None:
         st.caption("The file lies outside of the folders that the explorer may see.")

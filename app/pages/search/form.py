@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import streamlit as st
-from inshrink_app import state
 from inshrink_app.services import SearchRequest
+from inshrink_app.widgets.choices import one_of_few, one_of_many
 from inshrink_app.widgets.codecs import LABELS, STRATEGIES
-from inshrink_app.widgets.formatting import count_text, inked
+from inshrink_app.widgets.formatting import count_text
 from inshrink_app.widgets.tables import Subject
 
 __all__ = ["show"]
@@ -32,17 +32,17 @@ def show(shown: Subject) -> SearchRequest:
     """Draw the controls and return what they ask for."""
     with st.container(border=True):
         st.header("What to search for", anchor=False)
-        goal = _segmented("Bound", _GOAL, _GOALS, "drop")
+        goal = one_of_few("search", "Bound", _GOAL, _GOALS, "drop")
         drop, divergence, ratio = _limits(goal)
         beside = _beside() if goal == "drop" else None
         names = {name: LABELS[name] for name in STRATEGIES}
-        codec = _choice("Codec", _CODEC, names, "lattice", _CODEC_HELP)
+        codec = one_of_many("search", "Codec", _CODEC, names, "lattice", _CODEC_HELP)
         strategies = {
             name: "Automatic" if name == "auto" else name.capitalize() for name in STRATEGIES[codec]
         }
         strategy = "auto"
         if goal != "ratio":
-            strategy = _choice("Strategy", _STRATEGY, strategies, "auto", _STRATEGY_HELP)
+            strategy = one_of_many("search", "Strategy", _STRATEGY, strategies, "auto", _STRATEGY_HELP)
         steps = _steps(shown)
         budget = None
         if goal != "ratio":
@@ -108,7 +108,8 @@ def _limits(goal: str) -> tuple[float, float, float]:
 
 def _beside() -> float | None:
     """Draw the divergence that is bound together with the drop; None leaves it to the engine."""
-    chosen = _segmented(
+    chosen = one_of_few(
+        "search",
         "Bound on the divergence",
         "beside",
         _BESIDES,
@@ -132,36 +133,13 @@ def _beside() -> float | None:
     )
 
 
-def _segmented(label: str, key: str, options: dict[str, str], default: str, tip: str | None = None) -> str:
-    """Draw one choice, beginning with what the link or the session says."""
-    widget = f"search.{key}"
-    if widget not in st.session_state:
-        st.session_state[widget] = state.choice(key, list(options), default)
-    chosen = st.segmented_control(
-        label, list(options), format_func=lambda name: inked(options[name]), key=widget, help=tip
-    )
-    value = str(chosen) if chosen in options else default
-    state.publish(**{key: value})
-    return value
-
-
-def _choice(label: str, key: str, options: dict[str, str], default: str, tip: str) -> str:
-    """Draw one choice of many; what is chosen goes where it is no option any more."""
-    widget = f"search.{key}"
-    if st.session_state.get(widget) not in options:
-        st.session_state[widget] = state.choice(key, list(options), default)
-    chosen = st.selectbox(label, list(options), format_func=options.__getitem__, key=widget, help=tip)
-    state.publish(**{key: str(chosen)})
-    return str(chosen)
-
-
 def _steps(shown: Subject) -> tuple[int, ...]:
     """Draw which steps the chain has; neighbours, as it is neighbours that deltas are small between."""
     if len(shown.steps) == 1:
         st.caption("The run has one checkpoint: what is searched is a keyframe alone.")
         return shown.steps
     options = {name: _WHICH[name] for name in _WHICH if name != "recent" or len(shown.steps) > _RECENT}
-    which = _segmented("Steps", _CHAIN, options, "all")
+    which = one_of_few("search", "Steps", _CHAIN, options, "all")
     if which == "recent":
         return shown.steps[-_RECENT:]
     if which == "all":

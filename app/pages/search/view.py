@@ -55,12 +55,11 @@ def render() -> None:
         judge, compared = _launch(shown, request, job, steps)
     with right:
         before = None if job is None else services.searched_before(shown, job)
-        is_calibrated = any(point.whole for point in compared) or (
-            job is not None and bool((before or services.searched(job)).points)
-        )
+        known = None if job is None else before or services.searched(job)
+        is_calibrated = bool(compared or (known is not None and known.points))
         guessing = services.estimates_job(shown, request.steps, request.codec, is_calibrated=is_calibrated)
         compared = (*compared, *services.estimates(guessing))
-        found = _found(request, job, before, compared)
+        found = _found(request, job, known, compared, is_earlier=before is not None)
         _estimates(shown, request, guessing, is_calibrated=is_calibrated)
     if found is not None:
         _table(found, compared)
@@ -138,14 +137,19 @@ def _launch(
 
 
 def _found(
-    request: SearchRequest, job: Job | None, before: Searched | None, compared: tuple[SearchPoint, ...]
+    request: SearchRequest,
+    job: Job | None,
+    found: Searched | None,
+    compared: tuple[SearchPoint, ...],
+    *,
+    is_earlier: bool,
 ) -> Searched | None:
     """Draw what runs or ran last, and the baselines of its steps; return what was found.
 
     Where the last search did not finish, what the one before it found stays, and its own trials join that.
     """
     with st.container(border=True):
-        if job is None:
+        if job is None or found is None:
             return _nothing_yet(request, compared)
         st.header("Searching" if job.is_running else "What was found", anchor=False)
         st.caption(markdown_text(_asked(job)))
@@ -154,10 +158,9 @@ def _found(
             return None
         if job.state != "finished":
             job_card.stopped(job, primary=False)
-        found = before or services.searched(job)
-        if before is not None:
+        if is_earlier:
             st.caption("From the search before it, with the trials of both:")
-        if before is not None or job.state == "finished":
+        if is_earlier or job.state == "finished":
             _facts(found)
         if found.points:
             _figure(found, compared, _CHART, selectable=True)

@@ -1,0 +1,48 @@
+"""Choices that a link carries: they begin with what it says, or the session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import streamlit as st
+from inshrink_app import state
+from inshrink_app.widgets.formatting import inked
+
+__all__ = ["one_of_few", "one_of_many"]
+
+
+def one_of_few(
+    page: str, label: str, key: str, options: Mapping[str, str], default: str, tip: str | None = None
+) -> str:
+    """Draw one choice of a few, side by side.
+
+    Parameters
+    ----------
+    page, key
+        Name the widget, and `key` its word in a link.
+    label, options, tip
+        What is asked, the answers and what to call each, and what stands behind the question.
+    default
+        The answer to begin with.
+    """
+    widget = f"{page}.{key}"
+    if widget not in st.session_state:
+        st.session_state[widget] = state.choice(key, list(options), default)
+    chosen = st.segmented_control(
+        label, list(options), format_func=lambda name: inked(options[name]), key=widget, help=tip
+    )
+    value = str(chosen) if chosen in options else default
+    state.publish(**{key: value})
+    return value
+
+
+def one_of_many(
+    page: str, label: str, key: str, options: Mapping[str, str], default: str, tip: str | None = None
+) -> str:
+    """Draw one choice of many, as a list; what is chosen goes where it is no option any more."""
+    widget = f"{page}.{key}"
+    if st.session_state.get(widget) not in options:
+        st.session_state[widget] = state.choice(key, list(options), default)
+    chosen = st.selectbox(label, list(options), format_func=options.__getitem__, key=widget, help=tip)
+    state.publish(**{key: str(chosen)})
+    return str(chosen)
