@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from inshrink_app.jobs.files import JobFolder
 from inshrink_app.jobs.job import Job
 from inshrink_app.services import running
 from inshrink_app.services.drilldown import gain_partner
@@ -163,17 +164,17 @@ def _note(table: Mapping[str, Any], *, restored: bool) -> str:
 
 def _gains(path: Path, document: Mapping[str, Any]) -> dict[str, dict[str, Sensitivity]]:
     """Pool the sums of each tensor, which the command told of, into blocks and layer types."""
+    import inshrink_core
     from inshrink_core.chain import TensorGain, pool
 
-    import inshrink_core
-
-    source = inshrink_core.open(document["path"])
+    kept = JobFolder(path.parent)
+    record = kept.read()
+    if record is None:
+        raise ValueError("there is no record of this measurement")
+    source = inshrink_core.open(record.request["shown"])
     steps = tuple(source.steps)
-    told = [
-        json.loads(line) for line in path.with_name("rows.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
     found: dict[int, dict[str, TensorGain]] = {
-        row["step"]: {one["key"]: TensorGain(**one) for one in row["tensors"]} for row in told
+        row["step"]: {one["key"]: TensorGain(**one) for one in row["tensors"]} for row in kept.rows()
     }
     known = {key for at in found.values() for key in at}
     specs = {spec.key: spec for step in reversed(steps) for spec in source[step].specs if spec.key in known}

@@ -53,9 +53,7 @@ def sensitivity(
     ] = "magnitude",
     by: Annotated[
         str,
-        typer.Option(
-            metavar="|".join(GROUPINGS), help="What a row is; with --json also several, as a list a,b."
-        ),
+        typer.Option(metavar="|".join(GROUPINGS), help="What a row is; with --json also several: a,b."),
     ] = "tensor",
     statistic: Annotated[
         str, typer.Option(metavar="|".join(STATISTICS), help="What of a row's parameters the table shows.")
