@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +14,7 @@ from inshrink_core.chain import Archive, ChainConfig
 from inshrink_core.chain.config import overridden
 from inshrink_core.chain.defaults import DEFAULT_CODEC, make_configs
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import PARTS, CodecConfig, get_codec
+from inshrink_core.codec import PARTS, AnyCodec, get_codec
 from inshrink_core.errors import InputError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import FrameKind
@@ -128,7 +127,7 @@ def anatomy(
     step: int,
     tensor: str,
     codec: str | None = None,
-    config: Mapping[str, Any] | CodecConfig | None = None,
+    config: Mapping[str, Any] | AnyCodec | None = None,
     *,
     against: Run | str | os.PathLike[str] | None = None,
     metric: str | None = None,
@@ -192,20 +191,18 @@ def _of_run(
     step: int,
     key: str,
     name: str,
-    settings: Mapping[str, Any] | CodecConfig | None,
+    settings: Mapping[str, Any] | AnyCodec | None,
     metric: str | None,
 ) -> Anatomy:
     """Encode the tensor by itself, against the step before where there is one."""
     checkpoint = run[step]
     spec = checkpoint.spec(key)
     base, overrides = make_configs(name, settings)
-    codec, config = get_codec(name), overridden(base, overrides, spec)
-    if spec.role not in codec.takes(config):
-        name = "lossless"
-        codec = get_codec(name)
-        config = codec.config_type()
+    codec = overridden(base, overrides, spec)
+    if spec.role not in codec.takes():
+        codec = get_codec("lossless")()
     before = step_before(run, step, spec)
-    coded = encode_alone(ChainConfig(codec=name, config=config), checkpoint, before, spec)
+    coded = encode_alone(ChainConfig(codec=codec.name, config=codec), checkpoint, before, spec)
     return _put_together(
         checkpoint=checkpoint,
         before=before,
@@ -213,8 +210,8 @@ def _of_run(
         values=checkpoint[spec.key],
         coded=coded,
         metric=metric,
-        codec=name,
-        config=dataclasses.asdict(config),  # type: ignore[call-overload]
+        codec=codec.name,
+        config=codec.settings(),
         estimated=True,
         kind=FrameKind.KEYFRAME if coded.reference is None else FrameKind.DELTA,
         restored=False,

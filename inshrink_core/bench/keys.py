@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.bench.rows import REPEAT
-from inshrink_core.bench.variants import Variant, as_record
+from inshrink_core.bench.variants import Variant
 from inshrink_core.codec import get_codec
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def point_key(bench: Bench, variant: Variant | None, value: float | None) -> dic
         key |= {
             "codec": variant.label,
             "bitstream": get_codec(variant.codec).bitstream,
-            "config": as_record(variant.config(value)),
+            "config": variant.config(value).settings(),
             "knob": value,
             "optimizer": variant.optimizer(bench.optimizer),
             "keyframe_every": bench.keyframe_every,

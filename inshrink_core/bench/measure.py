@@ -15,7 +15,7 @@ from inshrink_core.analysis.gain import restore_gain
 from inshrink_core.bench.memory import PeakMemory
 from inshrink_core.bench.points import Point
 from inshrink_core.bench.rows import REPEAT
-from inshrink_core.bench.variants import Variant, as_record
+from inshrink_core.bench.variants import Variant
 from inshrink_core.chain import Archive
 from inshrink_core.errors import EvaluatorError
 from inshrink_core.evaluate import Comparison, Evaluator, OriginalEvaluations, compare_steps
@@ -91,7 +91,7 @@ class Bench:
         first = self.originals(self.steps[0])
         point = Point(
             codec=variant.label,
-            config=as_record(variant.config(value)),
+            config=variant.config(value).settings(),
             knob=value,
             metric=first.metric,
             direction=first.direction.value,

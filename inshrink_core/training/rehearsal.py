@@ -24,7 +24,7 @@ from inshrink_core.training.tasks import find_task
 if TYPE_CHECKING:
     import os
 
-    from inshrink_core.codec import CodecConfig
+    from inshrink_core.codec import AnyCodec
     from inshrink_core.training.failing import Schedule
     from inshrink_core.training.tasks import Task
 
@@ -36,7 +36,7 @@ def rehearse(
     directory: str | os.PathLike[str],
     *,
     codec: str | None = None,
-    config: Mapping[str, Any] | CodecConfig | None = None,
+    config: Mapping[str, Any] | AnyCodec | None = None,
     optimizer: str | None = None,
     restores: int | None = None,
     seeds: int = 3,

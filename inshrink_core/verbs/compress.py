@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections import deque
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
-    from inshrink_core.codec import CodecConfig
+    from inshrink_core.codec import AnyCodec
     from inshrink_core.errors import CheckFailedError
     from inshrink_core.formats import Skipped
     from inshrink_core.frame import FrameInfo
@@ -54,7 +53,7 @@ def compress(
     archive: str | os.PathLike[str],
     *,
     codec: str | None = None,
-    config: Mapping[str, Any] | CodecConfig | None = None,
+    config: Mapping[str, Any] | AnyCodec | None = None,
     optimizer: str | None = None,
     keyframe_every: int = 32,
     steps: Iterable[int] | None = None,
@@ -161,7 +160,7 @@ def compress(
         raw_bytes_read=session.raw_bytes,
         relative_error=error if session.appended else None,
         codec=chain_config.codec,
-        config=dataclasses.asdict(chain_config.config),  # type: ignore[call-overload]
+        config=chain_config.config.settings(),
         optimizer=chain_config.optimizer,
         promise=promise,
         left_out=tuple(row for row in opened.skipped if row.link),

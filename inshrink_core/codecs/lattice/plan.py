@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput
-from inshrink_core.codecs.lattice.block import LatticeReference, refined, snapped
-from inshrink_core.codecs.lattice.config import LatticeConfig, is_matrix
+from inshrink_core.codecs.lattice.block import LatticeReference, is_matrix, refined, snapped
 from inshrink_core.codecs.lattice.spacing import (
     MIN_EXPONENT,
     Spacing,
@@ -30,6 +29,9 @@ from inshrink_core.codecs.lattice.spacing import (
 from inshrink_core.ops.lattice import Gain, gain_grades
 from inshrink_core.ops.reference.quantize import settled
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_places, sample_sums
+
+if TYPE_CHECKING:
+    from inshrink_core.codecs.lattice.codec import LatticeCodec
 
 __all__ = [
     "Chosen",
@@ -126,19 +128,16 @@ class LatticePlan:
 
     Parameters
     ----------
-    config
-        The request it was made from.
     widths
-        Step of each tensor that has one, by key; the others are stored exactly.
+        Spacing of each tensor that has one, by key; the others are stored exactly.
     rms
         Root mean square of each of these tensors.
     memory
         What later frames plan with.
     after_restore
-        Whether steps may take any value, for the weights start from lattice points.
+        Whether spacings may take any value, for the weights start from lattice points.
     """
 
-    config: LatticeConfig
     widths: Mapping[str, float]
     rms: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
@@ -154,9 +153,9 @@ class _Pace(NamedTuple):
 
 
 def make_plan(
+    codec: LatticeCodec,
     specs: Sequence[TensorSpec],
     seen: Sequence[Observation | None],
-    config: LatticeConfig,
     context: FrameContext,
 ) -> LatticePlan:
     """Return the step of every tensor that was observed."""
@@ -172,16 +171,15 @@ def make_plan(
     middle = geometric_mean(list(squares.values()))
     widths: dict[str, float] = {}
     for key, (spec, o) in known.items():
-        base = _base(pace, rates[key], config.gamma)
+        base = _base(pace, rates[key], codec.gamma)
         if base == 0 and adaptive and rates[key]:
             low, high = (bound * overall for bound in _GUESS_RANGE)
             base = min(max(_MOVEMENT_PER_LR * rates[key], low), high)
-        width = _width(spec, o, base, squares.get(key, 0.0), middle, config)
+        width = _width(spec, o, base, squares.get(key, 0.0), middle, codec)
         if width > 0 and math.isfinite(width):
             widths[key] = width
     exact_rates = bool(squares) and all(rates.values())
     return LatticePlan(
-        config=config,
         widths=widths,
         rms={key: math.sqrt(known[key][1].mean_square) for key in widths},
         memory=_memory_of(
@@ -192,7 +190,7 @@ def make_plan(
 
 
 def _width(
-    spec: TensorSpec, o: Observation, base: float, square: float, middle: float, config: LatticeConfig
+    spec: TensorSpec, o: Observation, base: float, square: float, middle: float, codec: LatticeCodec
 ) -> float:
     """Step of one tensor; 0 where it should be stored exactly."""
     if not math.isfinite(o.mean_square):
@@ -200,13 +198,13 @@ def _width(
     rms = math.sqrt(o.mean_square)
     if not is_matrix(spec):
         fine = _VECTOR_STEP * max(1.0, rms)
-        return min(fine, _VECTOR_SHARE * config.coarseness * base) if base else fine
+        return min(fine, _VECTOR_SHARE * codec.coarseness * base) if base else fine
     if o.second_moment == 0:
         return 0.0
     if base == 0:
         base = _UNKNOWN_SHARE * rms
-    factor = sensitivity_factor(square, middle, config.sensitivity)
-    return config.coarseness * base * factor
+    factor = sensitivity_factor(square, middle, codec.sensitivity)
+    return codec.coarseness * base * factor
 
 
 def _base(pace: _Pace, rate: float, gamma: float) -> float:
@@ -335,7 +333,7 @@ def _at_width(width: float, spec: TensorSpec, state: LatticeReference) -> Chosen
 
 
 def choose_gain(
-    values: Tensor, base: Tensor, chosen: Chosen, plan: LatticePlan, spec: TensorSpec, state: LatticeReference
+    values: Tensor, base: Tensor, chosen: Chosen, gain_per: str, spec: TensorSpec, state: LatticeReference
 ) -> tuple[Gain | None, Chosen]:
     """Return the thresholds of matched gain, with a finer step where the movement needs one.
 
@@ -353,5 +351,5 @@ def choose_gain(
             break
         chosen = finer
     grid = grid_of(chosen.spacing, spec.dtype)
-    rows = spec.shape[0] if plan.config.gain_per == "row" else 1
+    rows = spec.shape[0] if gain_per == "row" else 1
     return Gain(base, gain_grades(values, base, chosen.integers, grid, rows).abs()), chosen
