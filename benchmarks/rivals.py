@@ -43,7 +43,7 @@ from benchmarks.results import kept, write
 from benchmarks.rival_lossless import Bytes, Compressor
 from benchmarks.rival_nncodec import DEFAULT_VECTOR_QP, LATTICE_VECTOR_QP, MODES, Chain, load
 from benchmarks.runs import evaluator_of, open_run
-from inshrink_core.evaluate import Evaluator, OriginalEvaluations, resolve_evaluator
+from inshrink_core.evaluate import Evaluator, EvaluatorRequest, OriginalEvaluations
 from inshrink_core.metrics import drop
 
 RUNS = ("digits-cnn", "cnn-adamw", "cnn-sgd")
@@ -144,13 +144,9 @@ def nncodec_rows(name: str, mode: str, vector_qp: int, stride: int) -> list[dict
     run = open_run(name)
     steps = run.steps[::stride]
     rows: list[dict[str, object]] = []
-    evaluator = resolve_evaluator(
-        run.settings,
-        run.directory,
-        evaluator=evaluator_of(name),
-        metric="loss" if evaluator_of(name) else None,
-        trust_run=True,
-    )
+    own = evaluator_of(name)
+    asked = EvaluatorRequest(evaluator=own, metric="loss" if own else None, trust_run=True)
+    evaluator = asked.resolve(run.settings, run.directory)
     with tempfile.TemporaryDirectory() as scratch, evaluator as judge:
         originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(scratch))
         for qp in QPS:

@@ -8,6 +8,10 @@ ratios are medians over the pairs. Time is that of the thread's own work, which 
 the first `compress` of a small run with optimizer state and the first `restore`, each in a process that
 finds no compiled kernel, against the same with all of them. Processor time, the least of a few pairs.
 
+``blocks.csv`` has the time that decoding takes for each block where blocks are small: a run of 300 tensors of
+4,096 and 64 values, 32 frames long, decoded in order from disk. The least of several passes over codecs in
+turn, in wall time and in processor time; ``python -m benchmarks.speed blocks`` measures this alone.
+
 ``two_threads.csv`` has what a second thread is worth (`benchmarks.two_threads`).
 """
 
@@ -27,9 +31,12 @@ from typing import Any
 
 import torch
 import zstandard
+from safetensors.torch import save_file
 
 from benchmarks.results import write
 from benchmarks.two_threads import measure_all
+from inshrink_core import compress
+from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput, TensorReference, make_codec
 
@@ -38,6 +45,8 @@ N_STATES = 4
 """A keyframe, two deltas from which statistics and contexts come, and the delta that is timed."""
 REPETITIONS = 9
 PAIRS = 3
+SMALL_PAIRS, SMALL_SIDE, SMALL_STEPS = 150, 64, 32
+"""Matrices and vectors of the run of small tensors, the side of a matrix, and the frames of their chain."""
 MOVEMENTS = (0.02, 0.1)
 """Movement between the two states, in standard deviations of the weights: late and early in training."""
 
@@ -187,8 +196,63 @@ def _run_first_call(arguments: list[str], kernels: Path) -> list[float]:
     return seconds
 
 
+def small_blocks(quick: bool = False) -> list[dict[str, object]]:
+    """Time decoding of many small tensors, frame by frame."""
+    torch.set_num_threads(1)
+    n_steps = 4 if quick else SMALL_STEPS
+    with tempfile.TemporaryDirectory(prefix="inshrink-blocks-") as scratch:
+        _write_small(Path(scratch), n_steps)
+        codecs = ("lattice", "lossless")
+        sizes = {
+            codec: compress(scratch, Path(scratch) / f"{codec}.inshrink", codec=codec, keyframe_every=n_steps)
+            for codec in codecs
+        }
+        seconds: dict[str, list[tuple[float, float]]] = {codec: [] for codec in codecs}
+        for _ in range(1 if quick else REPETITIONS):
+            for codec, found in seconds.items():
+                found.append(_decode_all(Path(scratch) / f"{codec}.inshrink"))
+    n_blocks = n_steps * 2 * SMALL_PAIRS
+    return [
+        {
+            "codec": codec,
+            "blocks": n_blocks,
+            "values": SMALL_SIDE * (SMALL_SIDE + 1) * SMALL_PAIRS * n_steps,
+            "wall_ms_per_block": 1e3 * min(wall for wall, _ in found) / n_blocks,
+            "cpu_ms_per_block": 1e3 * min(cpu for _, cpu in found) / n_blocks,
+            "ratio": sizes[codec].size.ratio_weights,
+            "passes": len(found),
+        }
+        for codec, found in seconds.items()
+    ]
+
+
+def _write_small(directory: Path, n_steps: int) -> None:
+    """Write a run of matrices and vectors that move a little from step to step."""
+    generator = torch.Generator().manual_seed(0)
+    model = {}
+    for i in range(SMALL_PAIRS):
+        model[f"layers.{i}.weight"] = 0.02 * torch.randn(SMALL_SIDE, SMALL_SIDE, generator=generator)
+        model[f"layers.{i}.bias"] = 0.1 * torch.randn(SMALL_SIDE, generator=generator)
+    for step in range(1, n_steps + 1):
+        for tensor in model.values():
+            tensor += 1e-3 * torch.randn(tensor.shape, generator=generator)
+        save_file(model, directory / f"step_{step}.safetensors")
+
+
+def _decode_all(path: Path) -> tuple[float, float]:
+    """Return wall and processor seconds of decoding every tensor of an archive, step by step."""
+    begun, cpu = time.perf_counter(), time.process_time()
+    for checkpoint in Archive.open(path).sequential().values():
+        for spec in checkpoint.specs:
+            checkpoint.source.read(spec)
+    return time.perf_counter() - begun, time.process_time() - cpu
+
+
 def main(quick: bool = False) -> Path:
-    """Write ``results/first_call.csv``, ``results/two_threads.csv`` and ``results/speed.csv``."""
+    """Write ``results/blocks.csv``, ``first_call.csv``, ``two_threads.csv`` and ``speed.csv``."""
+    blocks = write("blocks_quick" if quick else "blocks", small_blocks(quick))
+    if sys.argv[1:] == ["blocks"]:
+        return blocks
     first = [first_call(verb) for verb in ("compress", "restore")]
     write("first_call_quick" if quick else "first_call", first)
     write("two_threads_quick" if quick else "two_threads", measure_all(quick))

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from inshrink_core.errors import EvaluatorError, InputError, UntrustedCodeError
-from inshrink_core.evaluate import Evaluator, compare_steps, resolve_evaluator
+from inshrink_core.evaluate import Evaluator, EvaluatorRequest, compare_steps
 from inshrink_core.metrics import Direction
 from inshrink_core.samples import sample
 from tests.builders import memory_checkpoint, memory_run
@@ -356,6 +356,10 @@ class Settings:
 
 
 SAMPLE_SETTINGS = Settings("evaluator.py", "evaluate", "accuracy", "higher")
+
+
+def resolve_evaluator(settings, directory, **asked):
+    return EvaluatorRequest(**asked).resolve(settings, directory)
 
 
 @pytest.fixture

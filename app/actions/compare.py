@@ -72,10 +72,11 @@ def trusted_evaluator(request: Mapping[str, Any], series: Run) -> tuple[str | No
 
 def _judge(request: Mapping[str, Any], series: Run) -> Evaluator:
     """Return the evaluator; one that has changed since it was shown to the reader is not executed."""
-    from inshrink_core.evaluate import resolve_evaluator
+    from inshrink_core.evaluate import EvaluatorRequest
 
     given, trust_run = trusted_evaluator(request, series)
-    return resolve_evaluator(series.settings, series.directory, evaluator=given, trust_run=trust_run)
+    asked = EvaluatorRequest(evaluator=given, trust_run=trust_run)
+    return asked.resolve(series.settings, series.directory)
 
 
 class _Comparing:

@@ -129,7 +129,7 @@ def _baselines(
 ) -> dict[str, Any]:
     """Write the chain of every baseline in memory, and judge each of its steps."""
     from inshrink_core.chain.defaults import make_chain_config
-    from inshrink_core.evaluate import resolve_evaluator
+    from inshrink_core.evaluate import EvaluatorRequest
     from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.judge import Judge
     from inshrink_core.search.search import trial_log_of
@@ -141,7 +141,8 @@ def _baselines(
     output = Path(request["output"]).with_name(_OWN_NAME)
     path = trial_log_of(series, None) or trial_log_of(series, output)
     log = TrialLog(path, checkpoint_digest(series[series.steps[0]]))
-    asked = resolve_evaluator(series.settings, series.directory, evaluator=evaluator, trust_run=trust)
+    request_ = EvaluatorRequest(evaluator=evaluator, trust_run=trust)
+    asked = request_.resolve(series.settings, series.directory)
     trials: list[Trial] = []
     with Judge([asked], series.__getitem__, Bounds()) as judge:
         for _, codec, settings in BASELINES:

@@ -16,24 +16,19 @@ import zstandard
 
 from benchmarks.fuzz.runs import Files
 from inshrink_core.archive.layout import (
+    FRAME,
     FRAME_HEADER_NBYTES,
-    FRAME_TRAILER_NBYTES,
     MANIFEST_HEADER_NBYTES,
+    TRAILER_NBYTES,
     FrameHeader,
-    FrameTrailer,
     ManifestHeader,
+    Trailer,
     align,
     crc32c,
     frame_path,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME
-from inshrink_core.archive.packed import (
-    PACK_TRAILER_NBYTES,
-    PackTrailer,
-    align_file,
-    pack_header,
-    parse_directory,
-)
+from inshrink_core.archive.packed import PACKED, align_file, pack_header, parse_directory
 
 _LENGTHS: Final = 3
 _CRCS: Final = 4
@@ -59,8 +54,8 @@ class OpenFrame:
     def parse(cls, data: bytes) -> OpenFrame:
         """Take a sound frame apart."""
         header = FrameHeader.parse(data[:FRAME_HEADER_NBYTES], "")
-        trailer = FrameTrailer.parse(data[-FRAME_TRAILER_NBYTES:], len(data), "")
-        raw = zstandard.decompress(data[trailer.index_offset : -FRAME_TRAILER_NBYTES])
+        trailer = Trailer.parse(FRAME, data[-TRAILER_NBYTES:], len(data), "")
+        raw = zstandard.decompress(data[trailer.offset : -TRAILER_NBYTES])
         index = msgpack.unpackb(raw, raw=False, strict_map_key=False)
         blocks, offset = [], FRAME_HEADER_NBYTES
         for nbytes in index[_LENGTHS]:
@@ -82,10 +77,10 @@ class OpenFrame:
         content += bytes(align(len(content), 0) - len(content))
         raw = packed(self.index)
         document = zstandard.compress(raw)
-        size = len(content) + len(document) + FRAME_TRAILER_NBYTES
-        trailer = FrameTrailer(len(content), size, len(document), len(raw))
+        size = len(content) + len(document) + TRAILER_NBYTES
+        trailer = Trailer(len(content), size, len(document), len(raw))
         head = bytes(content[:FRAME_HEADER_NBYTES])
-        return bytes(content) + document + trailer.pack(head, document)
+        return bytes(content) + document + trailer.pack(FRAME, head, document)
 
 
 def packed(value: Any) -> bytes:
@@ -141,8 +136,8 @@ def is_packed_name(files: Files) -> bool:
 
 def unpacked(data: bytes) -> Files:
     """Return the files of a sound packed archive."""
-    trailer = PackTrailer.parse(data[-PACK_TRAILER_NBYTES:], len(data), "")
-    directory = data[trailer.directory_offset : trailer.directory_offset + trailer.directory_nbytes]
+    trailer = Trailer.parse(PACKED, data[-TRAILER_NBYTES:], len(data), "")
+    directory = data[trailer.offset : trailer.offset + trailer.nbytes]
     return {
         found.path: data[found.offset : found.offset + found.nbytes]
         for found in parse_directory(directory, trailer, "")
@@ -157,6 +152,6 @@ def repacked(files: Files, directory: Any = None) -> bytes:
     document = [list(files), [len(data) for data in files.values()]] if directory is None else directory
     raw = packed(document)
     squeezed = zstandard.compress(raw)
-    size = len(content) + len(squeezed) + PACK_TRAILER_NBYTES
-    trailer = PackTrailer(len(content), size, len(squeezed), len(raw))
-    return bytes(content) + squeezed + trailer.pack(squeezed)
+    size = len(content) + len(squeezed) + TRAILER_NBYTES
+    trailer = Trailer(len(content), size, len(squeezed), len(raw))
+    return bytes(content) + squeezed + trailer.pack(PACKED, pack_header(), squeezed)

@@ -98,18 +98,7 @@ def scan_frame(storage: Storage, path: str) -> tuple[FrameInfo, bytes]:
             expected=f"generation {header.generation}, step {header.step}",
             found=path,
         )
-    info = FrameInfo(
-        frame_id=header.frame_id,
-        parent_id=header.parent_id,
-        step=header.step,
-        kind=header.kind,
-        branch=header.branch,
-        generation=header.generation,
-        nbytes=trailer.file_nbytes,
-        digest=b"",
-        path=path,
-    )
-    return info, header.archive_id
+    return header.info(trailer.file_nbytes), header.archive_id
 
 
 def is_archive_storage(storage: Storage) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +19,12 @@ from inshrink_core.archive.layout import (
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader, open_storage
-from inshrink_core.archive.storage import LocalStorage, Storage
+from inshrink_core.archive.storage import LocalStorage, Storage, file_digest
 from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.frame import FrameInfo
 
 __all__ = ["Problem", "check_archive"]
 
-_CHUNK_NBYTES: Final = 1 << 20
 _RESTORE: Final = "restore the file from a backup"
 _APPEND: Final = "the next append repairs it"
 _DELETE: Final = "delete it if it is not yours"
@@ -42,6 +40,10 @@ class Problem(NamedTuple):
     what: str
     remedy: str
     leftover: bool = False
+
+    def to_json(self) -> dict[str, str]:
+        """Return the problem as the report of ``inshrink verify`` shows it."""
+        return {"where": self.where, "what": self.what, "remedy": self.remedy}
 
 
 def check_archive(path: str | os.PathLike[str]) -> tuple[Problem, ...]:
@@ -116,7 +118,7 @@ def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> l
     where = f"{storage.name}, frame {frame.path} (step {frame.step})"
     problems: list[Problem] = []
     try:
-        if frame.digest and _digest(storage, frame) != frame.digest:
+        if frame.digest and file_digest(storage, frame.path) != frame.digest:
             what = "the SHA-256 of the frame is not the one in the manifest"
             problems.append(Problem(where, what, _RESTORE))
         opened = reader.frame(frame.frame_id)
@@ -142,13 +144,6 @@ def _check_blocks(frame: FrameReader, storage: Storage, where: str) -> Iterator[
         offset = entry.offset + entry.nbytes
     if any(storage.read(path, offset, align(offset, 0) - offset)):
         yield Problem(where, "the padding before the index is not zero", _RESTORE)
-
-
-def _digest(storage: Storage, frame: FrameInfo) -> bytes:
-    digest = hashlib.sha256()
-    for offset in range(0, storage.size(frame.path), _CHUNK_NBYTES):
-        digest.update(storage.read(frame.path, offset, _CHUNK_NBYTES))
-    return digest.digest()
 
 
 def _check_beside(path: Path) -> Iterator[Problem]:

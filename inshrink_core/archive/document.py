@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgpack
 import zstandard
 
-from inshrink_core.archive.layout import MAX_DOCUMENT_NBYTES, RESTORE_REMEDY
+from inshrink_core.archive.layout import MAX_DOCUMENT_NBYTES, damaged
 from inshrink_core.errors import DamagedError, InputError
 
 __all__ = ["compress_document", "decompress_document", "pack_value", "unpack_value"]
@@ -84,11 +84,7 @@ def unpack_value(data: bytes, where: str, *, lists: bool) -> Any:
         would take more than 512 MiB.
     """
     if is_dense(data):
-        raise DamagedError(
-            "the document is too large: its objects would take over 512 MiB",
-            where=where,
-            remedy=RESTORE_REMEDY,
-        )
+        raise damaged("the document is too large: its objects would take over 512 MiB", where)
     try:
         walk = msgpack.Unpacker(max_buffer_size=max(len(data), 1), strict_map_key=True)
         walk.feed(data)
@@ -98,10 +94,8 @@ def unpack_value(data: bytes, where: str, *, lists: bool) -> Any:
             data, use_list=lists, raw=False, strict_map_key=True, max_ext_len=0, ext_hook=_refuse_extension
         )
     except (ValueError, msgpack.UnpackException, RecursionError, TypeError) as error:
-        raise DamagedError(
-            f"the document is not valid msgpack: {str(error) or type(error).__name__}",
-            where=where,
-            remedy=RESTORE_REMEDY,
+        raise damaged(
+            f"the document is not valid msgpack: {str(error) or type(error).__name__}", where
         ) from error
 
 
@@ -168,19 +162,16 @@ def decompress_document(data: bytes, raw_nbytes: int, where: str) -> bytes:
     try:
         claimed = zstandard.frame_content_size(data)
         if claimed != raw_nbytes or raw_nbytes > MAX_DOCUMENT_NBYTES:
-            raise DamagedError(
+            raise damaged(
                 "the length of a compressed document is wrong",
-                where=where,
+                where,
                 expected=f"{raw_nbytes} bytes",
                 found=f"{claimed}",
-                remedy=RESTORE_REMEDY,
             )
         decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_NBYTES)
         raw = decompressor.decompress(data, max_output_size=raw_nbytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise DamagedError(
-            f"a document does not decompress: {error}", where=where, remedy=RESTORE_REMEDY
-        ) from error
+        raise damaged(f"a document does not decompress: {error}", where) from error
     if len(raw) != raw_nbytes:
         raise DamagedError("the length of a compressed document is wrong", where=where)
     return raw

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive.document import decompress_document, unpack_value
 from inshrink_core.archive.index import FrameIndex, block_entries, parse_index
 from inshrink_core.archive.layout import (
+    FRAME,
     FRAME_HEADER_NBYTES,
-    FRAME_TRAILER_NBYTES,
     LARGE_ALIGNMENT,
-    RESTORE_REMEDY,
+    TRAILER_NBYTES,
     FrameHeader,
-    FrameTrailer,
+    Trailer,
     crc32c,
+    damaged,
 )
-from inshrink_core.archive.storage import Storage, storage_error
+from inshrink_core.archive.storage import Storage, storage_errors
 from inshrink_core.errors import DamagedError, MissingFrameError, NotFoundError
 from inshrink_core.frame import BlockEntry, FrameInfo
 
@@ -25,41 +27,42 @@ __all__ = ["FrameEnvelope", "FrameReader", "read_envelope", "read_index"]
 _SUFFIX_NBYTES: Final = 4096
 """First read at the end of a frame: trailer and index of a few hundred blocks fit, and it is one page."""
 
-_COALESCED_NBYTES: Final = 8 << 20
-"""Largest read made of several blocks, so that coalescing does not multiply memory."""
+_AHEAD_NBYTES: Final = 1 << 16
+"""Read at once where blocks are read in their order: opening a file takes longer than decoding a small
+tensor. Each frame that is open holds no more than this."""
 
 
 def _read(storage: Storage, path: str, offset: int, nbytes: int) -> bytes:
     """Read exactly, in Inshrink's errors: a frame may vanish or shrink between two calls."""
     where = f"{storage.name}, frame {path}"
-    try:
+    with _frame_errors(where):
         content = storage.read(path, offset, nbytes)
-    except FileNotFoundError as error:
-        raise _missing(where) from error
-    except OSError as error:
-        raise storage_error(error, "the frame cannot be read", where) from error
     if len(content) != nbytes:
-        raise DamagedError(
+        raise damaged(
             f"the frame ends early, at offset {offset + len(content)}",
-            where=where,
+            where,
             expected=f"{nbytes} bytes from offset {offset}",
             found=f"{len(content)}",
-            remedy=RESTORE_REMEDY,
         )
     return content
 
 
-def _missing(where: str) -> MissingFrameError:
-    return MissingFrameError(
-        "the frame's file is missing", where=where, remedy="fetch it from where the archive came from"
-    )
+@contextlib.contextmanager
+def _frame_errors(where: str) -> Iterator[None]:
+    with storage_errors("the frame cannot be read", where):
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise MissingFrameError(
+                "the frame's file is missing", where=where, remedy="fetch it from where the archive came from"
+            ) from error
 
 
 class FrameEnvelope(NamedTuple):
     """A frame without its blocks: header, trailer and the compressed index, checksums verified."""
 
     header: FrameHeader
-    trailer: FrameTrailer
+    trailer: Trailer
     document: bytes
 
 
@@ -74,23 +77,19 @@ def read_envelope(storage: Storage, path: str) -> FrameEnvelope:
         It is not a whole frame of a version known here.
     """
     where = f"{storage.name}, frame {path}"
-    try:
+    with _frame_errors(where):
         size = storage.size(path)
-    except FileNotFoundError as error:
-        raise _missing(where) from error
-    except OSError as error:
-        raise storage_error(error, "the frame cannot be read", where) from error
     head = _read(storage, path, 0, min(FRAME_HEADER_NBYTES, size))
     header = FrameHeader.parse(head, where)
     suffix = _read(storage, path, size - min(_SUFFIX_NBYTES, size), min(_SUFFIX_NBYTES, size))
-    tail = suffix[-FRAME_TRAILER_NBYTES:]
-    trailer = FrameTrailer.parse(tail, size, where)
-    beyond = trailer.index_nbytes + FRAME_TRAILER_NBYTES
+    tail = suffix[-TRAILER_NBYTES:]
+    trailer = Trailer.parse(FRAME, tail, size, where)
+    beyond = trailer.nbytes + TRAILER_NBYTES
     if beyond <= len(suffix):
-        index = suffix[-beyond:-FRAME_TRAILER_NBYTES]
+        index = suffix[-beyond:-TRAILER_NBYTES]
     else:
-        index = _read(storage, path, trailer.index_offset, trailer.index_nbytes)
-    trailer.check_crc(tail, head, index, where)
+        index = _read(storage, path, trailer.offset, trailer.nbytes)
+    trailer.check_crc(FRAME, tail, head, index, where)
     return FrameEnvelope(header, trailer, index)
 
 
@@ -103,8 +102,8 @@ def read_index(storage: Storage, path: str, envelope: FrameEnvelope, parent: Fra
         The index contradicts itself, its parent or the file.
     """
     where = f"{storage.name}, frame {path}"
-    raw = decompress_document(envelope.document, envelope.trailer.index_raw_nbytes, where)
-    return parse_index(raw, parent, envelope.trailer.index_offset, where)
+    raw = decompress_document(envelope.document, envelope.trailer.raw_nbytes, where)
+    return parse_index(raw, parent, envelope.trailer.offset, where)
 
 
 class FrameReader:
@@ -124,6 +123,7 @@ class FrameReader:
         self.info = info
         self.entries: tuple[BlockEntry, ...] = block_entries(index)
         self._storage = storage
+        self._ahead = (-LARGE_ALIGNMENT, b"")
         self._meta = index.meta
         self._by_key = {(entry.key, entry.part): entry for entry in self.entries}
         self._where = f"{storage.name}, frame {info.path} (step {info.step})"
@@ -156,7 +156,7 @@ class FrameReader:
             ) from None
 
     def read(self, entry: BlockEntry) -> bytes:
-        """Return the payload of a block of this frame, with one read.
+        """Return the payload of a block of this frame; neighbours read one after the other share a read.
 
         Raises
         ------
@@ -165,37 +165,25 @@ class FrameReader:
         MissingFrameError
             The frame was removed since.
         """
-        return self._checked(entry, _read(self._storage, self.info.path, entry.offset, entry.nbytes))
+        start, content = self._ahead
+        begin = entry.offset - start
+        if begin < 0 or begin + entry.nbytes > len(content):
+            content = self._fetched(entry, ahead=0 <= begin < len(content) + LARGE_ALIGNMENT)
+            begin = 0
+        end = begin + entry.nbytes
+        left = content if end < len(content) else b""
+        self._ahead = (entry.offset - begin if left else entry.offset + entry.nbytes, left)
+        return self._checked(entry, content[begin:end])
 
-    def read_many(self, entries: Sequence[BlockEntry]) -> list[bytes]:
-        """Return the payloads of several blocks, in the order given; neighbours share a read."""
-        payloads: dict[int, bytes] = {}
-        order = sorted(range(len(entries)), key=lambda i: entries[i].offset)
-        run: list[int] = []
-        for i in order:
-            if run and not self._joins(entries[run[0]], entries[run[-1]], entries[i]):
-                payloads.update(self._read_run(entries, run))
-                run = []
-            run.append(i)
-        if run:
-            payloads.update(self._read_run(entries, run))
-        return [payloads[i] for i in range(len(entries))]
-
-    @staticmethod
-    def _joins(first: BlockEntry, last: BlockEntry, entry: BlockEntry) -> bool:
-        """Only padding may lie between, and the whole read stays bounded."""
-        gap = entry.offset - (last.offset + last.nbytes)
-        return gap < LARGE_ALIGNMENT and entry.offset + entry.nbytes - first.offset <= _COALESCED_NBYTES
-
-    def _read_run(self, entries: Sequence[BlockEntry], run: list[int]) -> dict[int, bytes]:
-        start = entries[run[0]].offset
-        end = max(entries[i].offset + entries[i].nbytes for i in run)
-        content = _read(self._storage, self.info.path, start, end - start)
-        pieces = {}
-        for i in run:
-            begin = entries[i].offset - start
-            pieces[i] = self._checked(entries[i], content[begin : begin + entries[i].nbytes])
-        return pieces
+    def _fetched(self, entry: BlockEntry, *, ahead: bool) -> bytes:
+        """Read a block, and where blocks are read in their order what lies behind it, too."""
+        if ahead and entry.nbytes < _AHEAD_NBYTES:
+            nbytes = min(_AHEAD_NBYTES, self.info.nbytes - entry.offset)
+            with contextlib.suppress(OSError):  # of what is behind the block, perhaps
+                content = self._storage.read(self.info.path, entry.offset, nbytes)
+                if len(content) >= entry.nbytes:
+                    return content
+        return _read(self._storage, self.info.path, entry.offset, entry.nbytes)
 
     def _checked(self, entry: BlockEntry, payload: bytes) -> bytes:
         crc = crc32c(payload)

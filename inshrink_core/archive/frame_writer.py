@@ -5,23 +5,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from inshrink_core.archive.document import compress_document, pack_value
 from inshrink_core.archive.durable import temporary_path
 from inshrink_core.archive.index import MAX_ATTRIBUTES, BlockColumns, FrameIndex, pack_index
 from inshrink_core.archive.layout import (
-    FRAME_TRAILER_NBYTES,
+    FRAME,
+    TRAILER_NBYTES,
     FrameHeader,
-    FrameTrailer,
+    Trailer,
     align,
     crc32c,
     frame_path,
 )
-from inshrink_core.archive.storage import storage_error
+from inshrink_core.archive.storage import storage_errors
 from inshrink_core.errors import InputError
 from inshrink_core.frame import FrameInfo
 
@@ -60,8 +60,7 @@ class FrameWriter:
         release: Callable[[], None],
     ) -> None:
         self._header, self._parent, self._publish, self._release = header, parent, publish, release
-        self._path = frame_path(header.generation, header.step)
-        self._temporary = temporary_path(root / self._path)
+        self._temporary = temporary_path(root / frame_path(header.generation, header.step))
         self._where = f"{root}, frame of step {header.step}"
         self._seen: set[tuple[str, bool]] = set()
         self._columns: tuple[list[Any], list[Any]] = ([], [])
@@ -71,10 +70,8 @@ class FrameWriter:
         self._digest = hashlib.sha256()
         self._offset = 0
         self._open = True
-        try:
+        with storage_errors("the frame cannot be written", self._where):
             self._file = self._temporary.open("wb", buffering=_BUFFER_NBYTES)
-        except OSError as error:
-            raise storage_error(error, "the frame cannot be written", self._where) from error
         self._write(header.pack())
 
     def add(
@@ -164,14 +161,8 @@ class FrameWriter:
         )
         raw = pack_index(index, self._parent)
         info = self._finish(compress_document(raw), len(raw))
-        try:
+        with self._aborting("the frame cannot be committed"):
             self._publish(self._temporary, info)
-        except OSError as error:
-            self.abort()
-            raise storage_error(error, "the frame cannot be committed", self._where) from error
-        except BaseException:
-            self.abort()
-            raise
         self._close()
         return info
 
@@ -185,45 +176,37 @@ class FrameWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.abort()
 
     def _finish(self, document: bytes, raw_nbytes: int) -> FrameInfo:
         """Write what follows the blocks, and wait until the disk has it."""
         self._write(bytes(align(self._offset, 0) - self._offset))
-        file_nbytes = self._offset + len(document) + FRAME_TRAILER_NBYTES
-        trailer = FrameTrailer(self._offset, file_nbytes, len(document), raw_nbytes)
+        file_nbytes = self._offset + len(document) + TRAILER_NBYTES
+        trailer = Trailer(self._offset, file_nbytes, len(document), raw_nbytes)
         self._write(document)
-        self._write(trailer.pack(self._header.pack(), document))
-        try:
+        self._write(trailer.pack(FRAME, self._header.pack(), document))
+        with self._aborting("the frame cannot be written"):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-        except OSError as error:
-            self.abort()
-            raise storage_error(error, "the frame cannot be written", self._where) from error
-        return FrameInfo(
-            frame_id=self._header.frame_id,
-            parent_id=self._header.parent_id,
-            step=self._header.step,
-            kind=self._header.kind,
-            branch=self._header.branch,
-            generation=self._header.generation,
-            nbytes=self._offset,
-            digest=self._digest.digest(),
-            path=self._path,
-        )
+        return self._header.info(self._offset, self._digest.digest())
 
     def _write(self, content: bytes | memoryview) -> None:
-        try:
+        with self._aborting("the frame cannot be written"):
             self._file.write(content)
-        except OSError as error:
-            self.abort()
-            raise storage_error(error, "the frame cannot be written", self._where) from error
         self._digest.update(content)
         self._offset += len(content)
+
+    @contextlib.contextmanager
+    def _aborting(self, what: str) -> Iterator[None]:
+        """Leave nothing of the frame where something fails."""
+        try:
+            with storage_errors(what, self._where):
+                yield
+        except BaseException:
+            self.abort()
+            raise
 
     def _require_open(self) -> None:
         if not self._open:

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive.document import pack_value, unpack_value
-from inshrink_core.archive.layout import FRAME_HEADER_NBYTES, MAX_STEP, RESTORE_REMEDY, align
-from inshrink_core.errors import DamagedError
+from inshrink_core.archive.layout import FRAME_HEADER_NBYTES, MAX_STEP, align, damaged
 from inshrink_core.frame import BlockEntry
 
 __all__ = ["BlockColumns", "FrameIndex", "block_entries", "pack_index", "parse_index"]
@@ -197,9 +196,7 @@ def parse_index(raw: bytes, parent: FrameIndex | None, index_offset: int, where:
             end = align(end, size) + size
         _require(align(end, 0) == index_offset, "blocks do not end at the index")
     except _MalformedError as error:
-        raise DamagedError(
-            f"the frame's index is malformed: {error}", where=where, remedy=RESTORE_REMEDY
-        ) from error
+        raise damaged(f"the frame's index is malformed: {error}", where) from error
     return index
 
 

@@ -14,26 +14,31 @@ from typing import Final, NamedTuple
 import google_crc32c
 
 from inshrink_core.errors import DamagedError, IncompatibleError
-from inshrink_core.frame import FrameKind
+from inshrink_core.frame import FrameInfo, FrameKind
 
 __all__ = [
     "FORMAT_VERSION",
+    "FRAME",
     "FRAME_FOLDER",
+    "FileKind",
     "FrameHeader",
-    "FrameTrailer",
     "ManifestHeader",
+    "Trailer",
     "align",
+    "check_version",
     "crc32c",
+    "damaged",
     "derive_frame_id",
     "frame_path",
+    "is_sealed",
     "parse_frame_name",
+    "sealed",
 ]
 
 FORMAT_VERSION: Final = 1
 """Version this module writes, in frames and manifests; it reads every version up to it."""
 
 FRAME_MAGIC: Final = b"INSHRNKF"
-TRAILER_MAGIC: Final = b"INSE"
 MANIFEST_MAGIC: Final = b"INSHRNKM"
 
 ID_NBYTES: Final = 16
@@ -45,6 +50,18 @@ LARGE_ALIGNMENT: Final = 64
 """A cache line, and the width of the widest vector load, so that a mapped block can be used in place."""
 SMALL_ALIGNMENT: Final = 8
 """Below a page, padding to 64 bytes would cost more than an unaligned start."""
+
+_CRC: Final = struct.Struct("<I")
+_FRAME_FIELDS: Final = struct.Struct("<8sHBBI16s16s16sqQI")
+_TRAILER_FIELDS: Final = struct.Struct("<QQII")
+_MANIFEST_FIELDS: Final = struct.Struct("<8sHHII16s")
+
+FRAME_HEADER_NBYTES: Final = _FRAME_FIELDS.size + _CRC.size
+TRAILER_NBYTES: Final = _TRAILER_FIELDS.size + _CRC.size + 4
+MANIFEST_HEADER_NBYTES: Final = _MANIFEST_FIELDS.size + _CRC.size
+
+RESTORE_REMEDY: Final = "restore the file from a backup"
+REBUILD_REMEDY: Final = "the frames are still read; the next append rebuilds the manifest"
 
 MAX_DOCUMENT_NBYTES: Final = 64 << 20
 """Largest uncompressed index or manifest: about a million blocks in a frame, or frames in an archive."""
@@ -119,10 +136,26 @@ def derive_frame_id(
     return hashlib.sha256(identity).digest()[:ID_NBYTES]
 
 
-def _check_version(version: int, where: str) -> None:
+def damaged(what: str, where: str, **found: str) -> DamagedError:
+    """Return the error for a file that only a backup can replace."""
+    return DamagedError(what, where=where, remedy=RESTORE_REMEDY, **found)
+
+
+def sealed(fields: bytes, *chunks: bytes) -> bytes:
+    """Return a struct with its checksum behind it, which covers some more bytes before it."""
+    return fields + _CRC.pack(crc32c(*chunks, fields))
+
+
+def is_sealed(data: bytes, nbytes: int, *chunks: bytes) -> bool:
+    """Whether the checksum behind the first bytes of a struct is theirs, with some more bytes before them."""
+    return bool(_CRC.unpack_from(data, nbytes)[0] == crc32c(*chunks, data[:nbytes]))
+
+
+def check_version(version: int, where: str, made: str = "written") -> None:
+    """Refuse a file of a newer format, and one of the format 0, which there is not."""
     if version > FORMAT_VERSION:
         raise IncompatibleError(
-            "it was written by a newer version of Inshrink",
+            f"it was {made} by a newer version of Inshrink",
             where=where,
             expected=f"format version {FORMAT_VERSION} or older",
             found=f"{version}",
@@ -158,7 +191,7 @@ class FrameHeader(NamedTuple):
             self.generation,
             0,
         )
-        return fields + _CRC.pack(crc32c(fields))
+        return sealed(fields)
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> FrameHeader:
@@ -172,24 +205,20 @@ class FrameHeader(NamedTuple):
             A newer version.
         """
         if len(data) < FRAME_HEADER_NBYTES:
-            raise DamagedError(
+            raise damaged(
                 "the frame ends within its header",
-                where=where,
+                where,
                 expected=f"{FRAME_HEADER_NBYTES} bytes",
                 found=f"{len(data)}",
-                remedy=RESTORE_REMEDY,
             )
-        fields = data[: _FRAME_FIELDS.size]
         magic, version, kind, flags, branch, archive_id, frame_id, parent_id, step, generation, reserved = (
-            _FRAME_FIELDS.unpack(fields)
+            _FRAME_FIELDS.unpack_from(data)
         )
         if magic != FRAME_MAGIC:
-            raise DamagedError("this is not a frame: the magic is wrong", where=where, remedy=RESTORE_REMEDY)
-        if _CRC.unpack_from(data, _FRAME_FIELDS.size)[0] != crc32c(fields):
-            raise DamagedError(
-                "the checksum of the frame's header does not match", where=where, remedy=RESTORE_REMEDY
-            )
-        _check_version(version, where)
+            raise damaged("this is not a frame: the magic is wrong", where)
+        if not is_sealed(data, _FRAME_FIELDS.size):
+            raise damaged("the checksum of the frame's header does not match", where)
+        check_version(version, where)
         parent = None if parent_id == NO_ID else parent_id
         sound = (
             kind in _KINDS
@@ -201,27 +230,51 @@ class FrameHeader(NamedTuple):
             and (parent is not None or _KINDS[kind] is FrameKind.KEYFRAME)
         )
         if not sound:
-            raise DamagedError(
-                "a field of the frame's header is out of range", where=where, remedy=RESTORE_REMEDY
-            )
+            raise damaged("a field of the frame's header is out of range", where)
         return cls(archive_id, frame_id, parent, step, _KINDS[kind], branch, generation)
 
+    def info(self, nbytes: int, digest: bytes = b"") -> FrameInfo:
+        """Return the frame as the archive lists it; an empty digest is one that is not known."""
+        return FrameInfo(
+            frame_id=self.frame_id,
+            parent_id=self.parent_id,
+            step=self.step,
+            kind=self.kind,
+            branch=self.branch,
+            generation=self.generation,
+            nbytes=nbytes,
+            digest=digest,
+            path=frame_path(self.generation, self.step),
+        )
 
-class FrameTrailer(NamedTuple):
-    """The last bytes of a frame file: where its index lies."""
 
-    index_offset: int
+class FileKind(NamedTuple):
+    """A kind of file that ends with a compressed document and a trailer, and what messages call them."""
+
+    name: str
+    document: str
+    magic: bytes
+    header_nbytes: int
+    alignment: int
+
+
+FRAME: Final = FileKind("frame", "index", b"INSE", FRAME_HEADER_NBYTES, SMALL_ALIGNMENT)
+
+
+class Trailer(NamedTuple):
+    """The last bytes of a frame or of a packed archive: where its document (index, directory) lies."""
+
+    offset: int
     file_nbytes: int
-    index_nbytes: int
-    index_raw_nbytes: int
+    nbytes: int
+    raw_nbytes: int
 
-    def pack(self, header: bytes, index: bytes) -> bytes:
-        """Return the 32 bytes; the checksum covers header, compressed index and these fields."""
-        fields = _TRAILER_FIELDS.pack(*self)
-        return fields + _CRC.pack(crc32c(header, index, fields)) + TRAILER_MAGIC
+    def pack(self, kind: FileKind, header: bytes, document: bytes) -> bytes:
+        """Return the 32 bytes; the checksum covers header, compressed document and these fields."""
+        return sealed(_TRAILER_FIELDS.pack(*self), header, document) + kind.magic
 
     @classmethod
-    def parse(cls, data: bytes, file_nbytes: int, where: str) -> FrameTrailer:
+    def parse(cls, kind: FileKind, data: bytes, file_nbytes: int, where: str) -> Trailer:
         """Read a trailer and check its lengths against the file's; `check_crc` completes the check.
 
         Raises
@@ -229,34 +282,29 @@ class FrameTrailer(NamedTuple):
         DamagedError
             Too short, no trailer, or lengths that do not add up.
         """
-        if len(data) != FRAME_TRAILER_NBYTES or data[-len(TRAILER_MAGIC) :] != TRAILER_MAGIC:
-            raise DamagedError(
-                "the frame has no trailer: it was cut short", where=where, remedy=RESTORE_REMEDY
-            )
+        if len(data) != TRAILER_NBYTES or not data.endswith(kind.magic):
+            raise damaged(f"the {kind.name} has no trailer: it was cut short", where)
         trailer = cls(*_TRAILER_FIELDS.unpack_from(data))
         if (
             trailer.file_nbytes != file_nbytes
-            or trailer.index_offset < FRAME_HEADER_NBYTES
-            or trailer.index_offset % SMALL_ALIGNMENT
-            or trailer.index_offset + trailer.index_nbytes + FRAME_TRAILER_NBYTES != file_nbytes
-            or trailer.index_raw_nbytes > MAX_DOCUMENT_NBYTES
+            or trailer.offset < kind.header_nbytes
+            or trailer.offset % kind.alignment
+            or trailer.offset + trailer.nbytes + TRAILER_NBYTES != file_nbytes
+            or trailer.raw_nbytes > MAX_DOCUMENT_NBYTES
         ):
-            raise DamagedError(
-                "the lengths in the frame's trailer do not fit the file",
-                where=where,
+            raise damaged(
+                f"the lengths in the {kind.name}'s trailer do not fit the file",
+                where,
                 expected=f"{trailer.file_nbytes} bytes",
                 found=f"{file_nbytes}",
-                remedy=RESTORE_REMEDY,
             )
         return trailer
 
-    def check_crc(self, data: bytes, header: bytes, index: bytes, where: str) -> None:
+    @staticmethod
+    def check_crc(kind: FileKind, data: bytes, header: bytes, document: bytes, where: str) -> None:
         """Raise DamagedError unless the checksum in the trailer's bytes `data` is right."""
-        fields = data[: _TRAILER_FIELDS.size]
-        if _CRC.unpack_from(data, _TRAILER_FIELDS.size)[0] != crc32c(header, index, fields):
-            raise DamagedError(
-                "the checksum of the frame's index does not match", where=where, remedy=RESTORE_REMEDY
-            )
+        if not is_sealed(data, _TRAILER_FIELDS.size, header, document):
+            raise damaged(f"the checksum of the {kind.name}'s {kind.document} does not match", where)
 
 
 class ManifestHeader(NamedTuple):
@@ -290,22 +338,9 @@ class ManifestHeader(NamedTuple):
             raise DamagedError(
                 "the checksum of the manifest does not match", where=where, remedy=REBUILD_REMEDY
             )
-        _check_version(version, where)
+        check_version(version, where)
         if flags or nbytes != len(payload) or raw_nbytes > MAX_DOCUMENT_NBYTES:
             raise DamagedError(
                 "a field of the manifest's header is out of range", where=where, remedy=REBUILD_REMEDY
             )
         return cls(archive_id, nbytes, raw_nbytes)
-
-
-RESTORE_REMEDY: Final = "restore the file from a backup"
-REBUILD_REMEDY: Final = "the frames are still read; the next append rebuilds the manifest"
-
-_CRC: Final = struct.Struct("<I")
-_FRAME_FIELDS: Final = struct.Struct("<8sHBBI16s16s16sqQI")
-_TRAILER_FIELDS: Final = struct.Struct("<QQII")
-_MANIFEST_FIELDS: Final = struct.Struct("<8sHHII16s")
-
-FRAME_HEADER_NBYTES: Final = _FRAME_FIELDS.size + _CRC.size
-FRAME_TRAILER_NBYTES: Final = _TRAILER_FIELDS.size + _CRC.size + len(TRAILER_MAGIC)
-MANIFEST_HEADER_NBYTES: Final = _MANIFEST_FIELDS.size + _CRC.size

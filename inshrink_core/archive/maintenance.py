@@ -6,10 +6,9 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Final, Self
 
 from inshrink_core.archive.durable import LOCK_NAME, replacing, require_free, temporary_path, write_durably
@@ -19,7 +18,7 @@ from inshrink_core.archive.layout import FRAME_FOLDER, FrameHeader
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedFile, align_file, pack_directory, pack_header
 from inshrink_core.archive.reader import ArchiveReader
-from inshrink_core.archive.storage import Storage, storage_error
+from inshrink_core.archive.storage import file_chunks, storage_errors
 from inshrink_core.archive.writer import ArchiveWriter
 from inshrink_core.errors import DamagedError, ExistsError, InputError, InshrinkError, NotFoundError
 from inshrink_core.execution import make_folders, sync_path
@@ -185,18 +184,13 @@ class Rewrite:
             tombstones=tuple(sorted({*self._writer.manifest.tombstones, *removed} - fresh)),
         )
         try:
-            self._sync()
+            # The names of the new frames must be durable before a manifest lists them.
+            with storage_errors(_FAILED, self._root):
+                sync_path(self._root / FRAME_FOLDER)
             self._writer.write_manifest(manifest, _FAILED)
         finally:
             self._switched = self._writer.manifest == manifest
         self._delete(removed.values())
-
-    def _sync(self) -> None:
-        """Make the names of the new frames durable, before a manifest may list them."""
-        try:
-            sync_path(self._root / FRAME_FOLDER)
-        except OSError as error:
-            raise storage_error(error, _FAILED, str(self._root)) from error
 
     def _delete(self, frames: Iterable[FrameInfo]) -> None:
         """Delete files that the manifest on the disk does not list; after an interruption only it knows.
@@ -219,9 +213,7 @@ class Rewrite:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._open is not None:
             self._open.abort()
         if not self._switched:
@@ -246,9 +238,6 @@ def _require_references(frames: Iterable[FrameInfo], where: str) -> None:
                 remedy="rewrite it as a keyframe, or keep its parent",
             )
 
-
-_CHUNK_NBYTES: Final = 4 << 20
-"""Copied at a time: one request of a remote archive, and little memory."""
 
 FrameDone = Callable[[int, int, int], None]
 """Called with (bytes done, bytes in all, step); may raise to cancel, which leaves nothing behind."""
@@ -296,9 +285,9 @@ def pack_archive(
     path = Path(target)
     require_free(path, force)
     reader.require_whole()
-    with _storage_errors("the archive cannot be packed", path):
+    with storage_errors("the archive cannot be packed", path):
         make_folders(path.parent)
-    with _storage_errors("the archive cannot be packed", path), replacing(path) as file:
+    with storage_errors("the archive cannot be packed", path), replacing(path) as file:
         return _write(reader, file, done)
 
 
@@ -306,20 +295,12 @@ def _write(reader: ArchiveReader, file: IO[bytes], done: FrameDone | None) -> in
     """Write header, frames, manifest, directory and trailer."""
     files: list[PackedFile] = []
     frames: list[FrameInfo] = []
-    total, copied = sum(frame.nbytes for frame in reader.frames), 0
+    tell = _teller(reader, done)
     file.write(pack_header())
     for frame in reader.frames:
         file.write(bytes(align_file(file.tell()) - file.tell()))
         files.append(PackedFile(frame.path, file.tell(), frame.nbytes))
-        digest = hashlib.sha256()
-        for chunk in _chunks(reader.storage, frame):
-            file.write(chunk)
-            digest.update(chunk)
-            copied += len(chunk)
-            if done is not None:
-                done(copied, total, frame.step)
-        _compare_digest(reader, frame, digest.digest())
-        frames.append(replace(frame, digest=digest.digest()))
+        frames.append(_copy(reader, frame, file, tell))
     old = reader.catalog.manifest
     manifest = Manifest(
         archive_id=old.archive_id, frames=tuple(frames), next_generation=reader.catalog.next_generation
@@ -331,26 +312,39 @@ def _write(reader: ArchiveReader, file: IO[bytes], done: FrameDone | None) -> in
     return file.tell()
 
 
-def _chunks(storage: Storage, frame: FrameInfo) -> Iterator[bytes]:
-    """Yield the bytes of a frame file."""
-    for offset in range(0, frame.nbytes, _CHUNK_NBYTES):
-        wanted = min(_CHUNK_NBYTES, frame.nbytes - offset)
-        chunk = storage.read(frame.path, offset, wanted)
-        if len(chunk) != wanted:
-            raise DamagedError(
-                f"the frame of step {frame.step} ends early", where=f"{storage.name}, {frame.path}"
-            )
-        yield chunk
+def _teller(reader: ArchiveReader, done: FrameDone | None) -> Callable[[int, int], None]:
+    """Return what is told of each piece of a step that was copied."""
+    total, copied = sum(frame.nbytes for frame in reader.frames), 0
+
+    def tell(nbytes: int, step: int) -> None:
+        nonlocal copied
+        copied += nbytes
+        if done is not None:
+            done(copied, total, step)
+
+    return tell
 
 
-def _compare_digest(reader: ArchiveReader, frame: FrameInfo, digest: bytes) -> None:
-    """Refuse a frame that is not the one committed; of an unlisted one no digest is known."""
-    if frame.digest not in (b"", digest):
+def _copy(
+    reader: ArchiveReader, frame: FrameInfo, file: IO[bytes], tell: Callable[[int, int], None]
+) -> FrameInfo:
+    """Copy a frame and return it with its digest; of one that the manifest does not list none is known."""
+    digest, nbytes = hashlib.sha256(), 0
+    for chunk in file_chunks(reader.storage, frame.path, frame.nbytes):
+        file.write(chunk)
+        digest.update(chunk)
+        nbytes += len(chunk)
+        tell(len(chunk), frame.step)
+    where = f"{reader.path}, {frame.path}"
+    if nbytes != frame.nbytes:
+        raise DamagedError(f"the frame of step {frame.step} ends early", where=where)
+    if frame.digest not in (b"", digest.digest()):
         raise DamagedError(
             f"the frame of step {frame.step} is damaged: its SHA-256 is not the one in the manifest",
-            where=f"{reader.path}, {frame.path}",
+            where=where,
             remedy="`inshrink verify` says what is wrong; restore the frame from a backup",
         )
+    return replace(frame, digest=digest.digest())
 
 
 def unpack_archive(
@@ -380,7 +374,7 @@ def unpack_archive(
     if os.path.lexists(root):
         raise ExistsError("it exists already", where=str(root), remedy="choose another name")
     reader.require_whole()
-    with _storage_errors("the archive cannot be unpacked", root):
+    with storage_errors("the archive cannot be unpacked", root):
         building = temporary_path(root)
         shutil.rmtree(building, ignore_errors=True)  # what an unpacking left that was cut off
         make_folders(root.parent)
@@ -400,32 +394,15 @@ def unpack_archive(
 
 def _write_folder(reader: ArchiveReader, root: Path, done: FrameDone | None) -> None:
     """Write the frames, then the manifest."""
-    total, copied = sum(frame.nbytes for frame in reader.frames), 0
-    frames = []
+    tell, frames = _teller(reader, done), []
     for frame in reader.frames:
-        digest = hashlib.sha256()
         with (root / frame.path).open("xb") as file:
-            for chunk in _chunks(reader.storage, frame):
-                file.write(chunk)
-                digest.update(chunk)
-                copied += len(chunk)
-                if done is not None:
-                    done(copied, total, frame.step)
+            frames.append(_copy(reader, frame, file, tell))
             file.flush()
             os.fsync(file.fileno())
-        _compare_digest(reader, frame, digest.digest())
-        frames.append(replace(frame, digest=digest.digest()))
     sync_path(root / FRAME_FOLDER)
     (root / LOCK_NAME).touch()
     manifest = replace(
         reader.catalog.manifest, frames=tuple(frames), next_generation=reader.catalog.next_generation
     )
     write_durably(root / MANIFEST_NAME, manifest.pack())
-
-
-@contextlib.contextmanager
-def _storage_errors(what: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(error, what, str(path)) from error

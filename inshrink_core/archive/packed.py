@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
 import weakref
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -14,22 +13,25 @@ from inshrink_core.archive.layout import (
     FORMAT_VERSION,
     FRAME_FOLDER,
     LARGE_ALIGNMENT,
-    MAX_DOCUMENT_NBYTES,
     MAX_STEP,
-    RESTORE_REMEDY,
-    crc32c,
+    TRAILER_NBYTES,
+    FileKind,
+    Trailer,
+    check_version,
+    damaged,
+    is_sealed,
     parse_frame_name,
+    sealed,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME
-from inshrink_core.errors import DamagedError, IncompatibleError
+from inshrink_core.archive.storage import CountingStorage, read_range
+from inshrink_core.errors import DamagedError
 
 __all__ = [
+    "PACKED",
     "PACK_HEADER_NBYTES",
     "PACK_MAGIC",
-    "PACK_TRAILER_MAGIC",
-    "PACK_TRAILER_NBYTES",
     "LocalFile",
-    "PackTrailer",
     "PackedFile",
     "PackedStorage",
     "RangeFile",
@@ -40,6 +42,13 @@ __all__ = [
     "parse_directory",
     "parse_header",
 ]
+
+PACK_MAGIC: Final = b"INSHRNKP"
+
+_HEADER_FIELDS: Final = struct.Struct("<8sHH")
+
+PACK_HEADER_NBYTES: Final = _HEADER_FIELDS.size + 4
+PACKED: Final = FileKind("packed archive", "directory", b"INSQ", PACK_HEADER_NBYTES, 1)
 
 _SUFFIX_NBYTES: Final = 64 << 10
 """First read at the end: trailer, directory and manifest of some hundred frames, in one request."""
@@ -76,15 +85,7 @@ class LocalFile:
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the file ends."""
-        chunks = []
-        while nbytes > 0:
-            chunk = os.pread(self._descriptor, nbytes, offset)
-            if not chunk:
-                break
-            chunks.append(chunk)
-            offset += len(chunk)
-            nbytes -= len(chunk)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return read_range(self._descriptor, offset, nbytes)
 
 
 def is_packed(path: Path) -> bool:
@@ -94,11 +95,11 @@ def is_packed(path: Path) -> bool:
     with path.open("rb", buffering=0) as file:
         if file.read(len(PACK_MAGIC)) == PACK_MAGIC:
             return True
-        file.seek(-min(len(PACK_TRAILER_MAGIC), path.stat().st_size), os.SEEK_END)
-        return file.read() == PACK_TRAILER_MAGIC
+        file.seek(-min(len(PACKED.magic), path.stat().st_size), os.SEEK_END)
+        return file.read() == PACKED.magic
 
 
-class PackedStorage:
+class PackedStorage(CountingStorage):
     """The storage of a packed archive (`inshrink_core.archive.storage.Storage`).
 
     Parameters
@@ -120,18 +121,16 @@ class PackedStorage:
     """
 
     def __init__(self, file: RangeFile) -> None:
-        self.name = file.name
-        self.bytes_read = 0
+        super().__init__(file.name)
         self._file = file
-        self._counting = threading.Lock()
         header = self._fetch(0, min(PACK_HEADER_NBYTES, file.nbytes))
         parse_header(header, self.name)
         start = max(file.nbytes - _SUFFIX_NBYTES, PACK_HEADER_NBYTES)
         self._suffix_offset, self._suffix = start, self._fetch(start, file.nbytes - start)
-        tail = self._suffix[-PACK_TRAILER_NBYTES:]
-        trailer = PackTrailer.parse(tail, file.nbytes, self.name)
-        directory = self._range(trailer.directory_offset, trailer.directory_nbytes)
-        trailer.check_crc(tail, header, directory, self.name)
+        tail = self._suffix[-TRAILER_NBYTES:]
+        trailer = Trailer.parse(PACKED, tail, file.nbytes, self.name)
+        directory = self._range(trailer.offset, trailer.nbytes)
+        trailer.check_crc(PACKED, tail, header, directory, self.name)
         self._files = {found.path: found for found in parse_directory(directory, trailer, self.name)}
 
     @property
@@ -174,25 +173,12 @@ class PackedStorage:
         return self._fetch(offset, nbytes)
 
     def _fetch(self, offset: int, nbytes: int) -> bytes:
-        content = self._file.read(offset, nbytes)
-        with self._counting:
-            self.bytes_read += len(content)
+        content = self.counted(self._file.read(offset, nbytes))
         if len(content) != nbytes:
             raise DamagedError(
                 f"the packed archive ends early, at offset {offset + len(content)}", where=self.name
             )
         return content
-
-
-PACK_MAGIC: Final = b"INSHRNKP"
-PACK_TRAILER_MAGIC: Final = b"INSQ"
-
-_CRC: Final = struct.Struct("<I")
-_HEADER_FIELDS: Final = struct.Struct("<8sHH")
-_TRAILER_FIELDS: Final = struct.Struct("<QQII")
-
-PACK_HEADER_NBYTES: Final = _HEADER_FIELDS.size + _CRC.size
-PACK_TRAILER_NBYTES: Final = _TRAILER_FIELDS.size + _CRC.size + len(PACK_TRAILER_MAGIC)
 
 
 class PackedFile(NamedTuple):
@@ -216,8 +202,7 @@ def align_file(offset: int) -> int:
 
 def pack_header() -> bytes:
     """Return the first 16 bytes."""
-    fields = _HEADER_FIELDS.pack(PACK_MAGIC, FORMAT_VERSION, 0)
-    return fields + _CRC.pack(crc32c(fields))
+    return sealed(_HEADER_FIELDS.pack(PACK_MAGIC, FORMAT_VERSION, 0))
 
 
 def parse_header(data: bytes, where: str) -> None:
@@ -231,76 +216,14 @@ def parse_header(data: bytes, where: str) -> None:
         A newer version.
     """
     if len(data) < PACK_HEADER_NBYTES or not data.startswith(PACK_MAGIC):
-        raise DamagedError("this is not a packed archive", where=where, remedy=RESTORE_REMEDY)
-    fields = data[: _HEADER_FIELDS.size]
-    _, version, flags = _HEADER_FIELDS.unpack(fields)
-    if _CRC.unpack_from(data, _HEADER_FIELDS.size)[0] != crc32c(fields):
-        raise DamagedError(
-            "the checksum of the packed archive's header does not match", where=where, remedy=RESTORE_REMEDY
-        )
-    if version > FORMAT_VERSION:
-        raise IncompatibleError(
-            "it was packed by a newer version of Inshrink",
-            where=where,
-            expected=f"format version {FORMAT_VERSION} or older",
-            found=f"{version}",
-            remedy="upgrade Inshrink",
-        )
+        raise damaged("this is not a packed archive", where)
+    _, version, flags = _HEADER_FIELDS.unpack_from(data)
+    if not is_sealed(data, _HEADER_FIELDS.size):
+        raise damaged("the checksum of the packed archive's header does not match", where)
+    if version:
+        check_version(version, where, "packed")
     if version == 0 or flags:
         raise DamagedError("a field of the packed archive's header is out of range", where=where)
-
-
-class PackTrailer(NamedTuple):
-    """The last bytes of the file: where its directory lies."""
-
-    directory_offset: int
-    file_nbytes: int
-    directory_nbytes: int
-    directory_raw_nbytes: int
-
-    def pack(self, directory: bytes) -> bytes:
-        """Return the 32 bytes; the checksum covers the header, the directory and these fields."""
-        fields = _TRAILER_FIELDS.pack(*self)
-        return fields + _CRC.pack(crc32c(pack_header(), directory, fields)) + PACK_TRAILER_MAGIC
-
-    @classmethod
-    def parse(cls, data: bytes, file_nbytes: int, where: str) -> PackTrailer:
-        """Read a trailer and check its lengths against the file's; `check_crc` completes the check.
-
-        Raises
-        ------
-        DamagedError
-            Too short, no trailer, or lengths that do not add up.
-        """
-        if len(data) != PACK_TRAILER_NBYTES or data[-len(PACK_TRAILER_MAGIC) :] != PACK_TRAILER_MAGIC:
-            raise DamagedError(
-                "the packed archive has no trailer: it was cut short", where=where, remedy=RESTORE_REMEDY
-            )
-        trailer = cls(*_TRAILER_FIELDS.unpack_from(data))
-        if (
-            trailer.file_nbytes != file_nbytes
-            or trailer.directory_offset < PACK_HEADER_NBYTES
-            or trailer.directory_offset + trailer.directory_nbytes + PACK_TRAILER_NBYTES != file_nbytes
-            or trailer.directory_raw_nbytes > MAX_DOCUMENT_NBYTES
-        ):
-            raise DamagedError(
-                "the lengths in the packed archive's trailer do not fit the file",
-                where=where,
-                expected=f"{trailer.file_nbytes} bytes",
-                found=f"{file_nbytes}",
-                remedy=RESTORE_REMEDY,
-            )
-        return trailer
-
-    def check_crc(self, data: bytes, header: bytes, directory: bytes, where: str) -> None:
-        """Raise DamagedError unless the checksum in the trailer's bytes `data` is right."""
-        fields = data[: _TRAILER_FIELDS.size]
-        if _CRC.unpack_from(data, _TRAILER_FIELDS.size)[0] != crc32c(header, directory, fields):
-            raise DamagedError(
-                "the checksum of the packed archive's directory does not match",
-                where=where,
-                remedy=RESTORE_REMEDY,
-            )
 
 
 def pack_directory(files: tuple[PackedFile, ...], offset: int) -> bytes:
@@ -315,11 +238,11 @@ def pack_directory(files: tuple[PackedFile, ...], offset: int) -> bytes:
     """
     raw = pack_value([[file.path for file in files], [file.nbytes for file in files]])
     directory = compress_document(raw)
-    file_nbytes = offset + len(directory) + PACK_TRAILER_NBYTES
-    return directory + PackTrailer(offset, file_nbytes, len(directory), len(raw)).pack(directory)
+    trailer = Trailer(offset, offset + len(directory) + TRAILER_NBYTES, len(directory), len(raw))
+    return directory + trailer.pack(PACKED, pack_header(), directory)
 
 
-def parse_directory(directory: bytes, trailer: PackTrailer, where: str) -> tuple[PackedFile, ...]:
+def parse_directory(directory: bytes, trailer: Trailer, where: str) -> tuple[PackedFile, ...]:
     """Return the files a directory names, in file order.
 
     Raises
@@ -327,22 +250,19 @@ def parse_directory(directory: bytes, trailer: PackTrailer, where: str) -> tuple
     DamagedError
         Not a directory, a name that no archive has, or files that do not fill the space before it.
     """
-    raw = decompress_document(directory, trailer.directory_raw_nbytes, where)
+    raw = decompress_document(directory, trailer.raw_nbytes, where)
     document = unpack_value(raw, where, lists=False)
     try:
         files = _placed(document)
     except ValueError as error:
-        raise DamagedError(
-            f"the packed archive's directory is malformed: {error}", where=where, remedy=RESTORE_REMEDY
-        ) from error
+        raise damaged(f"the packed archive's directory is malformed: {error}", where) from error
     end = files[-1].offset + files[-1].nbytes
-    if end != trailer.directory_offset:
-        raise DamagedError(
+    if end != trailer.offset:
+        raise damaged(
             "the files of the packed archive do not end at its directory",
-            where=where,
-            expected=f"offset {trailer.directory_offset}",
+            where,
+            expected=f"offset {trailer.offset}",
             found=f"{end}",
-            remedy=RESTORE_REMEDY,
         )
     return files
 

@@ -7,6 +7,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -80,8 +81,8 @@ class ArchiveReader:
         self._storage = storage
         self._indices: OrderedDict[tuple[bytes, int], FrameIndex] = OrderedDict()
         self._caching = threading.Lock()
-        self._catalog: Catalog = load_catalog(storage)
         self._warned = False
+        self.refresh()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> ArchiveReader:
@@ -208,7 +209,8 @@ class ArchiveReader:
 
     def refresh(self) -> None:
         """See what was committed or removed since."""
-        self._catalog = load_catalog(self._storage)
+        self._catalog: Catalog = load_catalog(self._storage)
+        self._chains: dict[bytes, tuple[FrameInfo, ...]] = {}
 
     def info(self, frame_id: bytes) -> FrameInfo:
         """Return a frame by id.
@@ -259,7 +261,10 @@ class ArchiveReader:
         NotFoundError
             No frame has that id.
         """
-        frame = self.info(frame_id)
+        known = self._chains.get(frame_id)
+        if known is not None:
+            return known
+        chains, frame = self._chains, self.info(frame_id)
         line = {frame_id: frame}
         while frame.kind is FrameKind.DELTA:
             parent_id = frame.parent_id or b""
@@ -274,7 +279,10 @@ class ArchiveReader:
                     where=f"{self.path}, {frame.path}",
                     remedy="fetch its file from where the archive came from",
                 ) from error
-        return tuple(reversed(line.values()))
+        if len(chains) >= _N_CACHED_INDICES:
+            chains.clear()
+        chains[frame_id] = tuple(reversed(line.values()))
+        return chains[frame_id]
 
     def find(self, step: int, branch: int | None = None) -> FrameInfo:
         """Return the frame of a step: in the history of the head, else on the newest branch that has it.
@@ -364,14 +372,13 @@ class ArchiveReader:
 
     def _read_index(self, frame: FrameInfo, parent: FrameIndex | None) -> FrameIndex:
         envelope = read_envelope(self._storage, frame.path)
-        header = envelope.header
-        expected = (frame.frame_id, frame.parent_id, frame.step, frame.kind, frame.branch, frame.generation)
-        if header != (self.archive_id, *expected) or envelope.trailer.file_nbytes != frame.nbytes:
+        archive_id, found = envelope.header.archive_id, envelope.header.info(envelope.trailer.file_nbytes)
+        if archive_id != self.archive_id or found != replace(frame, digest=b""):
             raise DamagedError(
                 "the frame's file is not the one the manifest lists",
                 where=f"{self.path}, frame {frame.path} (step {frame.step})",
                 expected=f"id {frame.frame_id.hex()} of {frame.nbytes} bytes",
-                found=f"id {header.frame_id.hex()} of {envelope.trailer.file_nbytes} bytes",
+                found=f"id {found.frame_id.hex()} of {found.nbytes} bytes",
                 remedy="restore the frame from a backup",
             )
         return read_index(self._storage, frame.path, envelope, parent)

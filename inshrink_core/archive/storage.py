@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import threading
@@ -18,11 +19,18 @@ __all__ = [
     "RemoteFile",
     "RemoteStorage",
     "Storage",
+    "file_chunks",
+    "file_digest",
     "is_url",
     "open_remote",
     "storage_error",
+    "storage_errors",
     "was_url",
 ]
+
+
+_CHUNK_NBYTES: Final = 4 << 20
+"""Read at a time: one request of a remote archive, and little memory."""
 
 
 class Storage(Protocol):
@@ -51,7 +59,35 @@ class Storage(Protocol):
         ...
 
 
-class LocalStorage:
+def read_range(descriptor: int, offset: int, nbytes: int) -> bytes:
+    """Return `nbytes` bytes of an open file from `offset`, fewer only where it ends."""
+    chunks = []
+    while nbytes > 0:
+        chunk = os.pread(descriptor, nbytes, offset)
+        if not chunk:
+            break
+        chunks.append(chunk)
+        offset += len(chunk)
+        nbytes -= len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+class CountingStorage:
+    """A storage that counts what is read from it, on any thread."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.bytes_read = 0
+        self._counting = threading.Lock()
+
+    def counted(self, content: bytes) -> bytes:
+        """Count some bytes and return them."""
+        with self._counting:
+            self.bytes_read += len(content)
+        return content
+
+
+class LocalStorage(CountingStorage):
     """An archive that is a folder on a local or mounted file system.
 
     Parameters
@@ -61,26 +97,13 @@ class LocalStorage:
     """
 
     def __init__(self, root: Path) -> None:
+        super().__init__(str(root))
         self.root = root
-        self.name = str(root)
-        self.bytes_read = 0
-        self._counting = threading.Lock()
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the file ends."""
-        chunks = []
         with (self.root / path).open("rb", buffering=0) as file:
-            while nbytes > 0:
-                chunk = os.pread(file.fileno(), nbytes, offset)
-                if not chunk:
-                    break
-                chunks.append(chunk)
-                offset += len(chunk)
-                nbytes -= len(chunk)
-        content = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        with self._counting:
-            self.bytes_read += len(content)
-        return content
+            return self.counted(read_range(file.fileno(), offset, nbytes))
 
     def size(self, path: str) -> int:
         """Return the size of a file in bytes."""
@@ -92,6 +115,21 @@ class LocalStorage:
             return tuple(sorted(path.name for path in (self.root / folder).iterdir()))
         except FileNotFoundError:
             return ()
+
+
+def file_chunks(storage: Storage, path: str, nbytes: int | None = None) -> Iterator[bytes]:
+    """Yield a file piece by piece, up to a length that it is known to have."""
+    end = storage.size(path) if nbytes is None else nbytes
+    for offset in range(0, end, _CHUNK_NBYTES):
+        yield storage.read(path, offset, min(_CHUNK_NBYTES, end - offset))
+
+
+def file_digest(storage: Storage, path: str) -> bytes:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    for chunk in file_chunks(storage, path):
+        digest.update(chunk)
+    return digest.digest()
 
 
 _REMEDY = "what was committed before is intact: see that the disk is well, and run it again"
@@ -112,6 +150,15 @@ def storage_error(error: OSError, what: str, where: str) -> InshrinkError:
         return NotFoundError(f"{what}: no such file or directory", where=where)
     reason = error.strerror or type(error).__name__
     return StorageError(f"{what}: {reason}", where=where, remedy=_REMEDIES.get(error.errno or 0, _REMEDY))
+
+
+@contextlib.contextmanager
+def storage_errors(what: str, where: str | Path) -> Iterator[None]:
+    """Raise what the system refuses as `storage_error` tells it."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, what, str(where)) from error
 
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -222,7 +269,7 @@ class RemoteFile:
             return bytes(self._system.cat_file(self._path, start=offset, end=offset + nbytes))
 
 
-class RemoteStorage:
+class RemoteStorage(CountingStorage):
     """A folder on object storage (`inshrink_core.archive.storage.Storage`).
 
     Parameters
@@ -236,10 +283,8 @@ class RemoteStorage:
     """
 
     def __init__(self, url: str, system: Any, root: str) -> None:
-        self.name = url
-        self.bytes_read = 0
+        super().__init__(url)
         self._system, self._root = system, root.rstrip("/")
-        self._counting = threading.Lock()
 
     def _place(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
@@ -249,10 +294,8 @@ class RemoteStorage:
         if nbytes <= 0:
             return b""
         with _storage_errors(self.name):
-            content = bytes(self._system.cat_file(self._place(path), start=offset, end=offset + nbytes))
-        with self._counting:
-            self.bytes_read += len(content)
-        return content
+            content = self._system.cat_file(self._place(path), start=offset, end=offset + nbytes)
+        return self.counted(bytes(content))
 
     def size(self, path: str) -> int:
         """Return the size of a file in bytes."""

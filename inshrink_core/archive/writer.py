@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import operator
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, scan_frame
 from inshrink_core.archive.durable import (
@@ -33,23 +31,12 @@ from inshrink_core.archive.layout import (
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import is_packed
 from inshrink_core.archive.reader import ArchiveReader, is_archive
-from inshrink_core.archive.storage import LocalStorage, storage_error, was_url
+from inshrink_core.archive.storage import LocalStorage, file_digest, storage_errors, was_url
 from inshrink_core.errors import InputError, InshrinkError, StepConflictError
 from inshrink_core.execution import make_folders, remove_empty, sync_path
 from inshrink_core.frame import FrameInfo, FrameKind
 
 __all__ = ["ArchiveWriter"]
-
-_CHUNK_NBYTES: Final = 1 << 20
-"""Read at a time for a digest: large enough for full speed, small enough for any machine."""
-
-
-@contextlib.contextmanager
-def _storage_errors(what: str, root: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(error, what, str(root)) from error
 
 
 class ArchiveWriter:
@@ -97,7 +84,7 @@ class ArchiveWriter:
     ) -> None:
         self._root = Path(path)
         self._frame: FrameWriter | None = None
-        with _storage_errors("the archive cannot be opened for writing", self._root):
+        with storage_errors("the archive cannot be opened for writing", self._root):
             if was_url(self._root) and not self._root.exists():
                 raise InputError(
                     "archives are written on local or mounted file systems",
@@ -154,8 +141,11 @@ class ArchiveWriter:
         """List what is whole and not listed, with the digest of what is there."""
         manifest = catalog.manifest
         for frame in catalog.unlisted:
-            manifest = manifest.with_frame(replace(frame, digest=_file_digest(self._root / frame.path)))
+            manifest = manifest.with_frame(self._digested(frame))
         return replace(manifest, next_generation=catalog.next_generation)
+
+    def _digested(self, frame: FrameInfo) -> FrameInfo:
+        return replace(frame, digest=file_digest(LocalStorage(self._root), frame.path))
 
     def begin(
         self, *, step: int, kind: FrameKind | str, parent_id: bytes | None, branch: int = 0
@@ -224,8 +214,7 @@ class ArchiveWriter:
             sync_path(path.parent)
             self._write_manifest(manifest)
         except BaseException:
-            if self._stands(manifest):
-                self._manifest = manifest
+            if self._manifest == manifest:
                 with contextlib.suppress(OSError, InshrinkError):
                     self.reader.refresh()
             else:
@@ -233,7 +222,6 @@ class ArchiveWriter:
                     path.unlink(missing_ok=True)
                     sync_path(path.parent)
             raise
-        self._manifest = manifest
         self.reader.refresh()
 
     def _stands(self, manifest: Manifest) -> bool:
@@ -244,7 +232,13 @@ class ArchiveWriter:
             return True  # a frame too many does no harm, a listed frame without its file would
 
     def _write_manifest(self, manifest: Manifest) -> None:
-        write_durably(self._root / MANIFEST_NAME, manifest.pack())
+        try:
+            write_durably(self._root / MANIFEST_NAME, manifest.pack())
+        except BaseException:
+            if self._stands(manifest):
+                self._manifest = manifest
+            raise
+        self._manifest = manifest
 
     @property
     def manifest(self) -> Manifest:
@@ -266,14 +260,8 @@ class ArchiveWriter:
         StorageError
             The system refused. `manifest` then tells whether it did so before or after the switch.
         """
-        with _storage_errors(what, self._root):
-            try:
-                self._write_manifest(manifest)
-            except BaseException:
-                if self._stands(manifest):
-                    self._manifest = manifest
-                raise
-        self._manifest = manifest
+        with storage_errors(what, self._root):
+            self._write_manifest(manifest)
 
     def bury(self, frames: Iterable[FrameInfo]) -> None:
         """Remove frames; `remove_frames` checks that none is needed.
@@ -281,10 +269,9 @@ class ArchiveWriter:
         Tombstones come first: whatever happens after them, the frames stay removed.
         """
         gone = tuple(frames)
-        with _storage_errors("the frames cannot be removed", self._root):
+        with storage_errors("the frames cannot be removed", self._root):
             manifest = self._manifest.without_frames(frozenset(frame.generation for frame in gone))
             self._write_manifest(manifest)
-            self._manifest = manifest
             for frame in gone:
                 (self._root / frame.path).unlink(missing_ok=True)
             sync_path(self._root / FRAME_FOLDER)
@@ -292,14 +279,13 @@ class ArchiveWriter:
 
     def relist(self) -> None:
         """Write the manifest anew from what the frame files say."""
-        with _storage_errors("the manifest cannot be rebuilt", self._root):
+        with storage_errors("the manifest cannot be rebuilt", self._root):
             catalog = load_catalog(LocalStorage(self._root))
             manifest = replace(catalog.manifest, frames=(), next_generation=catalog.next_generation)
             for frame in sorted(catalog.by_id.values(), key=lambda frame: frame.generation):
                 info, _ = scan_frame(LocalStorage(self._root), frame.path)
-                manifest = manifest.with_frame(replace(info, digest=_file_digest(self._root / frame.path)))
+                manifest = manifest.with_frame(self._digested(info))
             self._write_manifest(manifest)
-            self._manifest = manifest
         self.reader.refresh()
 
     def close(self) -> None:
@@ -311,9 +297,7 @@ class ArchiveWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -326,11 +310,3 @@ def _checked_place(step: Any, branch: Any, kind: Any, root: Path) -> tuple[int, 
     if not (0 <= step <= MAX_STEP and 0 <= branch <= MAX_BRANCH):
         raise InputError(f"step {step} or branch {branch} is out of range", where=str(root))
     return step, branch, kind
-
-
-def _file_digest(path: Path) -> bytes:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_NBYTES):
-            digest.update(chunk)
-    return digest.digest()

@@ -273,11 +273,11 @@ class Archive(Mapping[int, Checkpoint]):
         state = self._states.get(key) if self._states is not None else None
         start, tensor, reference = 0, None, None
         if state is not None:
-            position = next((i for i, f in enumerate(chain) if f.frame_id == state.frame_id), None)
-            if position is not None:
-                start, tensor, reference = position + 1, state.tensor, state.reference
+            start = next((i for i in range(len(chain), 0, -1) if chain[i - 1].frame_id == state.frame_id), 0)
+            if start:
+                tensor, reference = state.tensor, state.reference
         for link in chain[start:]:
-            frame = self.frame(link)
+            frame = self._frame(link)
             try:
                 entry = frame.entry(key)
             except NotFoundError:

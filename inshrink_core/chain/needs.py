@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -141,27 +142,32 @@ def spec_of(entry: BlockEntry, where: str = "") -> TensorSpec:
         The attributes are not those of a tensor.
     """
     try:
-        role_value, dtype, shape, exact, layer = entry.attributes
-        role = TensorRole(role_value)
-        spec = TensorSpec(
-            name=entry.key if role in MODEL_ROLES else entry.key.removesuffix(f"@{role.value}"),
-            role=role,
-            dtype=dtype,
-            shape=tuple(shape),
-            exact=bool(exact),
-            layer=LayerType(layer) if layer else None,
-        )
-        valid = (
-            dtype in DTYPE_SIZES
-            and spec.key == entry.key
-            and len(shape) <= _MAX_DIMENSIONS
-            and all(type(n) is int and n >= 0 for n in shape)
-            and math.prod(max(n, 1) for n in shape) * DTYPE_SIZES[dtype] <= _MAX_TENSOR_NBYTES
-        )
+        return _spec_of(entry.key, entry.attributes)
     except (ValueError, TypeError, AttributeError) as error:
         raise DamagedError(f"the entry of tensor '{entry.key}' is damaged ({error})", where=where) from error
-    if not valid:
-        raise DamagedError(f"the entry of tensor '{entry.key}' is damaged", where=where)
+
+
+@functools.lru_cache(maxsize=1 << 15)
+def _spec_of(key: str, attributes: tuple[Any, ...]) -> TensorSpec:
+    """Read attributes once for all the frames that have them."""
+    role_value, dtype, shape, exact, layer = attributes
+    role = TensorRole(role_value)
+    spec = TensorSpec(
+        name=key if role in MODEL_ROLES else key.removesuffix(f"@{role.value}"),
+        role=role,
+        dtype=dtype,
+        shape=tuple(shape),
+        exact=bool(exact),
+        layer=LayerType(layer) if layer else None,
+    )
+    if not (
+        dtype in DTYPE_SIZES
+        and spec.key == key
+        and len(shape) <= _MAX_DIMENSIONS
+        and all(type(n) is int and n >= 0 for n in shape)
+        and math.prod(max(n, 1) for n in shape) * DTYPE_SIZES[dtype] <= _MAX_TENSOR_NBYTES
+    ):
+        raise ValueError(f"{dtype} {shape} is no tensor")
     return spec
 
 

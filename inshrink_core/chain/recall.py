@@ -65,7 +65,7 @@ class RecalledReference(TensorReference):
 
     @property
     def nbytes(self) -> int:
-        """None: that is what it is for."""
+        """Nothing is held."""
         return 0
 
 

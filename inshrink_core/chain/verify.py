@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from inshrink_core.archive import ArchiveReader, Problem, check_archive
 from inshrink_core.chain.archive import Archive
@@ -34,6 +34,8 @@ StepDone = Callable[[int, int, int], None]
 """Called with (steps done, steps in all, step)."""
 
 _EXACT_CODEC = "lossless"
+
+_Read = TypeVar("_Read")
 
 
 class _Recording:
@@ -128,8 +130,8 @@ class Verification:
         """Return the document of ``inshrink verify --json``."""
         return {
             "ok": self.ok,
-            "problems": [_row(problem) for problem in self.problems],
-            "notes": [_row(note) for note in self.notes],
+            "problems": [problem.to_json() for problem in self.problems],
+            "notes": [note.to_json() for note in self.notes],
             "frames": self.n_frames,
             "deep": self.deep,
             "missing_steps": list(self.missing_steps),
@@ -223,17 +225,17 @@ def verify_archive(
         deep=deep,
         errors=tuple(errors),
         missing_steps=missing,
-        stored=_stored(archive),
-        originals=_original_checks(archive),
+        # An index that is damaged is a problem of its own.
+        stored=_unless_damaged(lambda: exactness_of(archive, archive.frames), None),
+        originals=_unless_damaged(lambda: original_checks(archive), OriginalChecks()),
     )
 
 
-def _stored(archive: Archive) -> Exactness | None:
-    """Tell what is exact; None where an index is damaged, which is a problem of its own."""
+def _unless_damaged(read: Callable[[], _Read], instead: _Read) -> _Read:
     try:
-        return exactness_of(archive, archive.frames)
+        return read()
     except InshrinkError:
-        return None
+        return instead
 
 
 def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> Iterator[StepNeeds]:
@@ -303,28 +305,12 @@ def _compare(
     return problems, rows
 
 
-def _original_checks(archive: Archive) -> OriginalChecks:
-    """Return what is recorded of the originals, of frames whose index can be read."""
-    try:
-        return original_checks(archive)
-    except InshrinkError:
-        return OriginalChecks()
-
-
 def _as_archived(against: Originals, archive: Archive, info: FrameInfo) -> Originals:
     """Return the originals as this frame took them: as they were, where the user accepted damage."""
-    try:
-        accepted = bool(original_checks(archive, [info]).damaged)
-    except InshrinkError:
-        return against
+    accepted = _unless_damaged(lambda: bool(original_checks(archive, [info]).damaged), False)
     return against.allowing_damage() if accepted and isinstance(against, Run) else against
 
 
 def _problem(archive: Archive, info: FrameInfo, error: InshrinkError) -> Problem:
     """Turn an error into a row of the report."""
     return Problem(error.where or archive.where(info), error.what, error.remedy)
-
-
-def _row(problem: Problem) -> dict[str, str]:
-    """Return a problem as the report shows it."""
-    return {"where": problem.where, "what": problem.what, "remedy": problem.remedy}

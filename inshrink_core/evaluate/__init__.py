@@ -8,7 +8,7 @@ stays there.
 
 from __future__ import annotations
 
-from inshrink_core.evaluate.choice import EvaluatorRequest, EvaluatorSettings, resolve_evaluator
+from inshrink_core.evaluate.choice import EvaluatorRequest
 from inshrink_core.evaluate.comparison import Comparison, EvaluatedStep, OriginalEvaluations, compare_steps
 from inshrink_core.evaluate.evaluator import (
     Evaluation,
@@ -24,11 +24,9 @@ __all__ = [
     "Evaluation",
     "Evaluator",
     "EvaluatorRequest",
-    "EvaluatorSettings",
     "OriginalEvaluations",
     "PartialEvaluation",
     "StateEvaluator",
     "StreamingEvaluator",
     "compare_steps",
-    "resolve_evaluator",
 ]

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, Self, cast, runtime_checkable
 
 from inshrink_core.checkpoint import Checkpoint
@@ -33,19 +32,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
-    "ChildProcess",
     "Evaluation",
     "Evaluator",
     "PartialEvaluation",
     "StateEvaluator",
     "StreamingEvaluator",
-    "UnusableReplyError",
-    "choose_direction",
-    "read_partial_reply",
-    "read_reply",
 ]
 
 DEFAULT_TIMEOUT_S = 600.0
+
+_POLL_S = 0.1
+"""How often a silent child is checked for being dead; its answer itself wakes the parent at once."""
+
+_CLOSE_S = 2.0
+"""How long a child may take to end by itself once its input has ended."""
+
+_OUTPUT_TAIL_BYTES = 2000
+"""What of the evaluator's prints an error shows: the end, where the cause usually stands."""
+
+_CHILD = Path(__file__).with_name("child.py")
 
 
 class Evaluator:
@@ -107,14 +112,12 @@ class Evaluator:
             )
         self.direction = Direction(direction) if direction is not None else None
         self._isolated = isolated
-        self._child: ChildProcess | None = None
+        self._child: _ChildProcess | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -128,7 +131,7 @@ class Evaluator:
             child.close(kill=kill)
 
     def _fail(
-        self, what: str, *, kill: bool, remedy: str = "", kind: type[EvaluatorError] = EvaluatorError
+        self, what: str, *, kill: bool = False, remedy: str = "", kind: type[EvaluatorError] = EvaluatorError
     ) -> NoReturn:
         """Raise with what the evaluator printed, and get rid of a child that is no longer of use."""
         output = self._child.output() if self._child is not None else ""
@@ -137,7 +140,7 @@ class Evaluator:
         shown = f"; it printed: {output}" if output else ""
         raise kind(f"the evaluator failed: {what}{shown}", where=self.spec, remedy=remedy)
 
-    def _receive(self, child: ChildProcess, seconds: float) -> dict[str, Any]:
+    def _receive(self, child: _ChildProcess, seconds: float) -> dict[str, Any]:
         """Turn a hang, a death and an error of the child into one clear error each."""
         try:
             reply = child.receive(seconds)
@@ -150,13 +153,13 @@ class Evaluator:
         if reply is None:
             self._fail(f"its process ended with {child.died()}", kill=True)
         if "error" in reply:
-            self._fail(reply["error"], kill=False)
+            self._fail(reply["error"])
         return reply
 
-    def _running_child(self) -> ChildProcess:
+    def _running_child(self) -> _ChildProcess:
         """Start the child at the first evaluation, and import the user's file there once."""
         if self._child is None:
-            self._child = ChildProcess(self._path, self._function, isolated=self._isolated)
+            self._child = _ChildProcess(self._path, self._function, isolated=self._isolated)
             # Whoever forgets to close leaves neither a process nor a directory.
             self._finalizer = weakref.finalize(self, self._child.close, kill=True)
             try:
@@ -227,8 +230,6 @@ class Evaluator:
             asked = {"state": str(state), "results": str(child.directory), "partial": stop is not None}
             child.send(asked)
             return self._answered(child, stop)
-        except UnusableReplyError as error:
-            self._fail(error.what, kill=False, remedy=error.remedy, kind=error.kind)
         except InputError:  # an EvaluatorError above all; a child of no more use is gone by now
             raise
         except BaseException:  # Ctrl-C above all: no child may outlive its evaluation
@@ -236,7 +237,7 @@ class Evaluator:
             raise
 
     def _answered(
-        self, child: ChildProcess, stop: Callable[[PartialEvaluation], bool] | None
+        self, child: _ChildProcess, stop: Callable[[PartialEvaluation], bool] | None
     ) -> Evaluation | PartialEvaluation:
         """Read partial results until the full one, or until one is enough."""
         deadline = time.monotonic() + self.timeout
@@ -246,7 +247,7 @@ class Evaluator:
             if so_far is not None and "stopped" in reply:
                 return so_far
             if "partial" not in reply or stop is None:
-                return read_reply(reply, self.spec, self.metric, self.direction)
+                return self._read(reply)
             so_far, enough = self._judged(reply, stop)
             child.send({"go_on": not enough})
 
@@ -255,13 +256,93 @@ class Evaluator:
     ) -> tuple[PartialEvaluation, bool]:
         """Ask whether a partial result is enough; a child that gets no word waits for it for ever."""
         try:
-            so_far = read_partial_reply(reply, self.spec, self.metric, self.direction)
+            so_far = self._read_partial(reply)
             return so_far, stop(so_far)
-        except UnusableReplyError as error:
-            self._fail(error.what, kill=True, remedy=error.remedy, kind=error.kind)
         except BaseException:
             self._drop_child(kill=True)
             raise
+
+    def _read(self, reply: Mapping[str, Any]) -> Evaluation:
+        """Return a full result."""
+        arrays, metrics = self._arrays(reply), reply["metrics"]
+        chosen = self._choose_metric(metrics)
+        if not math.isfinite(metrics[chosen]):
+            self._fail(f"its '{chosen}' is {metrics[chosen]}", kind=NotFiniteError)
+        return Evaluation(
+            metric=chosen,
+            direction=self._direction_of(chosen),
+            value=metrics[chosen],
+            metrics=metrics,
+            log_probs=arrays.get("log_probs"),
+            predictions=arrays.get("predictions"),
+            standard_errors=reply["standard_errors"],
+            seconds=reply["seconds"],
+        )
+
+    def _read_partial(self, reply: Mapping[str, Any]) -> PartialEvaluation:
+        """Return a partial result; one without the metric has no value."""
+        metrics, far = reply["metrics"], reply["partial"]
+        known = metrics and (self.metric is None or self.metric in metrics)
+        chosen = self._choose_metric(metrics) if known else None
+        least, most = far["range"].get(chosen, (None, None))
+        value = metrics[chosen] if chosen is not None else None
+        outside = value is not None and (
+            (least is not None and value < least) or (most is not None and value > most)
+        )
+        if outside:
+            self._fail(f"its '{chosen}' is {value:g} so far, outside of the range that it gives")
+        return PartialEvaluation(
+            metric=chosen or "",
+            direction=Direction.LOWER if chosen is None else self._direction_of(chosen),
+            value=value,
+            n=far["n"],
+            of=far["of"],
+            limits=(least, most),
+            standard_error=None if chosen is None else reply["standard_errors"].get(chosen),
+            log_probs=self._arrays(reply).get("log_probs"),
+        )
+
+    def _arrays(self, reply: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """Read arrays from their files; predictions of classes have two axes."""
+        import numpy as np
+
+        arrays = {name: np.load(path, allow_pickle=False) for name, path in reply["arrays"].items()}
+        log_probs = arrays.get("log_probs")
+        if log_probs is not None and (log_probs.ndim != 2 or log_probs.size == 0):
+            self._fail(
+                f"its 'log_probs' has the shape {tuple(log_probs.shape)}",
+                remedy="return (n, classes), for a sequence model log_probs.flatten(0, -2)",
+            )
+        return arrays
+
+    def _choose_metric(self, metrics: Mapping[str, float]) -> str:
+        """Apply the order: what was asked for, else ``loss``, else the only scalar."""
+        there = ", ".join(metrics) or "none"
+        if self.metric is not None:
+            if self.metric not in metrics:
+                what = f"it returned no '{self.metric}' (its scalars: {there})"
+                self._fail(what, remedy="name one with --eval-metric")
+            return self.metric
+        if "loss" in metrics:
+            return "loss"
+        if len(metrics) != 1:
+            self._fail(
+                f"it is not clear which scalar to compare by (its scalars: {there})",
+                remedy="name one with --eval-metric" if metrics else "return at least one number by name",
+            )
+        return next(iter(metrics))
+
+    def _direction_of(self, metric: str) -> Direction:
+        """Prefer what was said over what the name tells; guess nothing."""
+        direction = self.direction or known_direction(metric)
+        if direction is None:
+            raise InputError(
+                f"it is not known whether '{metric}' is better higher or lower",
+                where=self.spec,
+                remedy=f'give it with --direction, or as direction = "higher" with metric = "{metric}"'
+                " under [evaluator] in inshrink.toml",
+            )
+        return direction
 
 
 def _write_state(state_dict: Mapping[str, Tensor], path: Path) -> None:
@@ -389,19 +470,7 @@ class StreamingEvaluator(Protocol):
         ...
 
 
-_POLL_S = 0.1
-"""How often a silent child is checked for being dead; its answer itself wakes the parent at once."""
-
-_CLOSE_S = 2.0
-"""How long a child may take to end by itself once its input has ended."""
-
-_OUTPUT_TAIL_BYTES = 2000
-"""What of the evaluator's prints an error shows: the end, where the cause usually stands."""
-
-_CHILD = Path(__file__).with_name("child.py")
-
-
-class ChildProcess:
+class _ChildProcess:
     """One child process and the directory it exchanges files through; dead after any failure of its own."""
 
     def __init__(self, path: Path, function: str, *, isolated: bool) -> None:
@@ -490,142 +559,3 @@ class ChildProcess:
             self._process.stdout.close()
         self._log.close()
         shutil.rmtree(self.directory, ignore_errors=True)
-
-
-class UnusableReplyError(Exception):
-    """The evaluator answered something that cannot be used.
-
-    Parameters
-    ----------
-    what
-        What is wrong with it.
-    remedy
-        What to do about it.
-    kind
-        The error that the user sees.
-    """
-
-    def __init__(self, what: str, *, remedy: str = "", kind: type[EvaluatorError] = EvaluatorError) -> None:
-        super().__init__(what)
-        self.what, self.remedy, self.kind = what, remedy, kind
-
-
-def read_reply(
-    reply: Mapping[str, Any], spec: str, metric: str | None, direction: Direction | None
-) -> Evaluation:
-    """Return a full result.
-
-    Parameters
-    ----------
-    reply
-        The child's, an `error` none.
-    spec
-        Name of the evaluator, for messages.
-    metric, direction
-        What was asked for; None leaves it to the rules.
-
-    Raises
-    ------
-    UnusableReplyError
-        The metric is not there or not finite, or predictions have the wrong shape.
-    InputError
-        The direction of the metric is not known.
-    """
-    arrays = _arrays(reply)
-    metrics: dict[str, float] = reply["metrics"]
-    chosen = _choose_metric(metrics, metric)
-    if not math.isfinite(metrics[chosen]):
-        raise UnusableReplyError(f"its '{chosen}' is {metrics[chosen]}", kind=NotFiniteError)
-    return Evaluation(
-        metric=chosen,
-        direction=choose_direction(chosen, direction, spec),
-        value=metrics[chosen],
-        metrics=metrics,
-        log_probs=arrays.get("log_probs"),
-        predictions=arrays.get("predictions"),
-        standard_errors=reply["standard_errors"],
-        seconds=reply["seconds"],
-    )
-
-
-def read_partial_reply(
-    reply: Mapping[str, Any], spec: str, metric: str | None, direction: Direction | None
-) -> PartialEvaluation:
-    """Return a partial result; one without the metric has no value.
-
-    Raises
-    ------
-    UnusableReplyError
-        A mean outside of what one sample can score, or predictions of the wrong shape.
-    InputError
-        The direction of the metric is not known.
-    """
-    metrics: dict[str, float] = reply["metrics"]
-    chosen = _choose_metric(metrics, metric) if metrics and (metric is None or metric in metrics) else None
-    far = reply["partial"]
-    least, most = far["range"].get(chosen, (None, None))
-    value = metrics[chosen] if chosen is not None else None
-    if value is not None and ((least is not None and value < least) or (most is not None and value > most)):
-        raise UnusableReplyError(f"its '{chosen}' is {value:g} so far, outside of the range that it gives")
-    return PartialEvaluation(
-        metric=chosen or "",
-        direction=Direction.LOWER if chosen is None else choose_direction(chosen, direction, spec),
-        value=value,
-        n=far["n"],
-        of=far["of"],
-        limits=(least, most),
-        standard_error=None if chosen is None else reply["standard_errors"].get(chosen),
-        log_probs=_arrays(reply).get("log_probs"),
-    )
-
-
-def _arrays(reply: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Read arrays from their files; predictions of classes have two axes."""
-    import numpy as np
-
-    arrays = {name: np.load(path, allow_pickle=False) for name, path in reply["arrays"].items()}
-    log_probs = arrays.get("log_probs")
-    if log_probs is not None and (log_probs.ndim != 2 or log_probs.size == 0):
-        raise UnusableReplyError(
-            f"its 'log_probs' has the shape {tuple(log_probs.shape)}",
-            remedy="return (n, classes), for a sequence model log_probs.flatten(0, -2)",
-        )
-    return arrays
-
-
-def _choose_metric(metrics: Mapping[str, float], asked: str | None) -> str:
-    """Apply the order: what was asked for, else ``loss``, else the only scalar."""
-    there = ", ".join(metrics) or "none"
-    if asked is not None:
-        if asked not in metrics:
-            raise UnusableReplyError(
-                f"it returned no '{asked}' (its scalars: {there})", remedy="name one with --eval-metric"
-            )
-        return asked
-    if "loss" in metrics:
-        return "loss"
-    if len(metrics) != 1:
-        raise UnusableReplyError(
-            f"it is not clear which scalar to compare by (its scalars: {there})",
-            remedy="name one with --eval-metric" if metrics else "return at least one number by name",
-        )
-    return next(iter(metrics))
-
-
-def choose_direction(metric: str, said: Direction | None, spec: str) -> Direction:
-    """Prefer what was said over what the name tells; guess nothing.
-
-    Raises
-    ------
-    InputError
-        Neither says it.
-    """
-    direction = said or known_direction(metric)
-    if direction is None:
-        raise InputError(
-            f"it is not known whether '{metric}' is better higher or lower",
-            where=spec,
-            remedy=f'give it with --direction, or as direction = "higher" with metric = "{metric}"'
-            " under [evaluator] in inshrink.toml",
-        )
-    return direction

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.archive.document import compress_document, pack_value
 from inshrink_core.archive.index import BlockColumns, FrameIndex, pack_index
-from inshrink_core.archive.layout import FRAME_HEADER_NBYTES, FRAME_TRAILER_NBYTES, align, crc32c
+from inshrink_core.archive.layout import FRAME_HEADER_NBYTES, TRAILER_NBYTES, align, crc32c
 from inshrink_core.chain import ChainConfig, FrameEncoder, Standing, stored_view
 from inshrink_core.chain.needs import pack_attributes
 from inshrink_core.chain.parts import LAYOUT_KEY
@@ -273,7 +273,7 @@ def frame_overhead(
         {key: pack_value(value) for key, value in meta.items()},
     )
     document = compress_document(pack_index(index, parent))
-    return FRAME_HEADER_NBYTES + _padding(sizes) + len(document) + FRAME_TRAILER_NBYTES, index
+    return FRAME_HEADER_NBYTES + _padding(sizes) + len(document) + TRAILER_NBYTES, index
 
 
 def _unknown_size(spec: TensorSpec, *, lossy: bool) -> int:

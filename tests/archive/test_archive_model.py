@@ -144,7 +144,7 @@ class ArchiveMachine(RuleBasedStateMachine):
         for info in reader.frames:
             frame, expected = reader.frame(info.frame_id), self.model[info.frame_id]
             assert (info.parent_id, info.step, info.branch, info.kind.value) == expected[:4]
-            payloads = frame.read_many(frame.entries)
+            payloads = [frame.read(entry) for entry in frame.entries]
             assert dict(zip((entry.key for entry in frame.entries), payloads, strict=True)) == expected.blocks
             assert all(entry.codec == expected.codec for entry in frame.entries)
             assert all(entry.attributes == (len(entry.key), (entry.key,)) for entry in frame.entries)

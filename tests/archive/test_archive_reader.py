@@ -1,9 +1,16 @@
+import errno
 import shutil
 
 import pytest
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, is_archive
-from inshrink_core.errors import IncompatibleError, MissingFrameError, NotFoundError
+from inshrink_core.errors import (
+    DamagedError,
+    IncompatibleError,
+    MissingFrameError,
+    NotFoundError,
+    StorageError,
+)
 from tests.archive.building import ARCHIVE_ID, META, append, blocks_of, build, contents
 
 
@@ -109,18 +116,53 @@ def test_tensors_and_parts_may_interleave_and_share_keys(tmp_path):
     for info in reader.frames:
         opened = reader.frame(info.frame_id)
         assert [(entry.key, entry.part) for entry in opened.entries] == order
-        assert opened.read_many(opened.entries) == [bytes([i]) for i in range(5)]
+        assert [opened.read(entry) for entry in opened.entries] == [bytes([i]) for i in range(5)]
 
 
-def test_read_many_keeps_the_order_asked_for_and_coalesces_neighbours(path, monkeypatch):
+@pytest.fixture
+def first_frame(path, monkeypatch):
+    """The first frame, and the reads that it makes."""
     reader = ArchiveReader.open(path)
     frame = reader.frame(reader.frames[0].frame_id)
     reads = []
     whole = frame._storage.read
     monkeypatch.setattr(frame._storage, "read", lambda *args: reads.append(args) or whole(*args))
-    wanted = [frame.entry("head.weight"), frame.entry("conv1.weight"), frame.entry("conv1.bias")]
-    assert frame.read_many(wanted) == [blocks_of(0)[entry.key] for entry in wanted]
-    assert len(reads) == 1
+    return frame, reads
+
+
+def test_blocks_read_in_their_order_share_a_read(first_frame):
+    frame, reads = first_frame
+    contents = blocks_of(0) | {"model.pt": b"skeleton"}
+    for entry in frame.entries:
+        assert frame.read(entry) == contents[entry.key]
+    assert len(frame.entries) > 2
+    assert len(reads) == 2
+
+
+def test_a_block_read_alone_takes_its_own_bytes_from_the_file_and_no_more(first_frame):
+    frame, reads = first_frame
+    for entry in reversed(frame.entries):
+        assert len(frame.read(entry)) == entry.nbytes
+    assert [nbytes for _, _, nbytes in reads] == [entry.nbytes for entry in reversed(frame.entries)]
+
+
+@pytest.mark.parametrize("reason", ["short", "error"])
+def test_damage_behind_a_block_does_not_stop_the_block(path, monkeypatch, reason):
+    reader = ArchiveReader.open(path)
+    frame = reader.frame(reader.frames[0].frame_id)
+    first, second, third = frame.entries[:3]
+    whole = frame._storage.read
+
+    def read(name, offset, nbytes):
+        if reason == "error" and offset + nbytes > third.offset:
+            raise OSError(errno.EIO, "no such sector")
+        return whole(name, offset, max(0, min(nbytes, third.offset - offset)))
+
+    monkeypatch.setattr(frame._storage, "read", read)
+    for entry in (first, second):
+        assert frame.read(entry) == blocks_of(0)[entry.key]
+    with pytest.raises(StorageError if reason == "error" else DamagedError):
+        frame.read(third)
 
 
 def test_missing_tensor_is_named(path):

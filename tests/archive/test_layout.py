@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inshrink_core.archive import layout
-from inshrink_core.archive.layout import FrameHeader, FrameTrailer, ManifestHeader
+from inshrink_core.archive.layout import FRAME, FrameHeader, ManifestHeader, Trailer
 from inshrink_core.errors import DamagedError, IncompatibleError
 from inshrink_core.frame import FrameKind
 
@@ -44,7 +44,7 @@ def test_first_frame_has_zeros_for_its_parent():
 def test_frame_trailer_has_the_bytes_of_the_specification():
     header, index = HEADER.pack(), b"index"
     fields = struct.pack("<QQII", 128, 128 + 5 + 32, 5, 9)
-    data = FrameTrailer(128, 165, 5, 9).pack(header, index)
+    data = Trailer(128, 165, 5, 9).pack(FRAME, header, index)
     assert data == fields + crc(header + index + fields) + b"INSE"
     assert len(data) == 32
 
@@ -103,17 +103,17 @@ def test_every_prefix_of_a_header_is_damaged():
 @pytest.mark.parametrize(
     "trailer",
     [
-        FrameTrailer(80, 165, 53, 9),
-        FrameTrailer(129, 166, 5, 9),
-        FrameTrailer(128, 165, 6, 9),
-        FrameTrailer(1 << 63, 165, 5, 9),
-        FrameTrailer(128, 165, 5, layout.MAX_DOCUMENT_NBYTES + 1),
+        Trailer(80, 165, 53, 9),
+        Trailer(129, 166, 5, 9),
+        Trailer(128, 165, 6, 9),
+        Trailer(1 << 63, 165, 5, 9),
+        Trailer(128, 165, 5, layout.MAX_DOCUMENT_NBYTES + 1),
     ],
     ids=["in the header", "unaligned", "length", "past the end", "too large"],
 )
 def test_trailer_whose_lengths_do_not_fit_is_damaged(trailer):
     with pytest.raises(DamagedError, match="do not fit"):
-        FrameTrailer.parse(trailer.pack(b"", b""), 165, "here")
+        Trailer.parse(FRAME, trailer.pack(FRAME, b"", b""), 165, "here")
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))

@@ -15,10 +15,9 @@ from inshrink_core.archive import (
     pack_archive,
     unpack_archive,
 )
-from inshrink_core.archive.layout import FORMAT_VERSION, crc32c
+from inshrink_core.archive.layout import FORMAT_VERSION, TRAILER_NBYTES, crc32c
 from inshrink_core.archive.packed import (
     PACK_HEADER_NBYTES,
-    PACK_TRAILER_NBYTES,
     PackedFile,
     align_file,
     pack_directory,
@@ -107,7 +106,7 @@ def test_layout_is_the_one_the_specification_tells(packed):
     crc = crc32c(content[:16], content[offset : offset + directory_nbytes], trailer[:24])
     assert int.from_bytes(trailer[24:28], "little") == crc
     assert trailer[28:] == b"INSQ"
-    assert (PACK_HEADER_NBYTES, PACK_TRAILER_NBYTES) == (16, 32)
+    assert (PACK_HEADER_NBYTES, TRAILER_NBYTES) == (16, 32)
 
 
 def test_packed_archive_of_version_1_stays_readable(tmp_path):

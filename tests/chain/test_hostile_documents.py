@@ -19,11 +19,12 @@ from inshrink_core.archive import ArchiveReader, ArchiveWriter
 from inshrink_core.archive.document import compress_document, decompress_document
 from inshrink_core.archive.frame_reader import read_envelope
 from inshrink_core.archive.layout import (
+    FRAME,
     FRAME_HEADER_NBYTES,
-    FRAME_TRAILER_NBYTES,
     MANIFEST_HEADER_NBYTES,
-    FrameTrailer,
+    TRAILER_NBYTES,
     ManifestHeader,
+    Trailer,
 )
 from inshrink_core.chain import Archive
 from inshrink_core.chain.parts import LAYOUT_KEY
@@ -116,13 +117,13 @@ def mutate_index(path: Path, rng: random.Random) -> None:
     reader = ArchiveReader.open(path)
     info = rng.choice(reader.frames)
     envelope = read_envelope(reader.storage, info.path)
-    raw = repack(decompress_document(envelope.document, envelope.trailer.index_raw_nbytes, ""), rng)
+    raw = repack(decompress_document(envelope.document, envelope.trailer.raw_nbytes, ""), rng)
     content = (path / info.path).read_bytes()
     index = compress_document(raw)
-    offset = envelope.trailer.index_offset
-    trailer = FrameTrailer(offset, offset + len(index) + FRAME_TRAILER_NBYTES, len(index), len(raw))
+    offset = envelope.trailer.offset
+    trailer = Trailer(offset, offset + len(index) + TRAILER_NBYTES, len(index), len(raw))
     head = content[:FRAME_HEADER_NBYTES]
-    (path / info.path).write_bytes(content[:offset] + index + trailer.pack(head, index))
+    (path / info.path).write_bytes(content[:offset] + index + trailer.pack(FRAME, head, index))
     (path / "inshrink-manifest").unlink()  # else its sizes would have to agree
 
 
