@@ -25,8 +25,6 @@ from inshrink_core.verbs.restore import open_any
 if TYPE_CHECKING:
     import os
 
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
 __all__ = [
@@ -42,6 +40,18 @@ __all__ = [
     "map_sensitivity",
     "value_histogram",
 ]
+
+
+MAP_METRICS = ("taylor", "fisher", "update")
+"""Sensitivities that say something the magnitude does not, in the order in which they are tried."""
+
+N_MAP_BINS = 48
+
+N_BINS = 120
+"""Bins of a histogram: about one for every six pixels of a chart."""
+
+_CHUNK = 1 << 20
+"""Values turned to float64 at a time, 8 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -203,18 +213,15 @@ def _of_run(
         codec = get_codec("lossless")()
     before = step_before(run, step, spec)
     coded = encode_alone(ChainConfig(codec=codec.name, config=codec), checkpoint, before, spec)
-    return _put_together(
-        checkpoint=checkpoint,
-        before=before,
+    return Anatomy(
+        step=step,
         spec=spec,
-        values=checkpoint[spec.key],
-        coded=coded,
-        metric=metric,
         codec=codec.name,
         config=codec.settings(),
         estimated=True,
-        kind=FrameKind.KEYFRAME if coded.reference is None else FrameKind.DELTA,
+        kind=(FrameKind.KEYFRAME if coded.reference is None else FrameKind.DELTA).value,
         restored=False,
+        **_seen(checkpoint, before, spec, checkpoint[spec.key], coded, metric),
     )
 
 
@@ -233,63 +240,45 @@ def _of_archive(archive: Archive, run: Run | None, step: int, key: str, metric: 
     entry = frame.entry(spec.key)
     original = run[step] if run is not None and step in run and spec.key in run[step] else None
     told = checkpoint if original is None else original
-    return _put_together(
-        checkpoint=told,
-        before=step_before(view if original is None or run is None else run, step, spec),
+    before = step_before(view if original is None or run is None else run, step, spec)
+    alone = entry.nbytes if reference is None else None
+    coded = Coded(state, reference, entry.codec, entry.nbytes, alone)
+    values = decoded if original is None else original[spec.key]
+    return Anatomy(
+        step=told.step,
         spec=spec,
-        values=decoded if original is None else original[spec.key],
-        coded=Coded(state, reference, entry.codec, entry.nbytes, entry.nbytes if reference is None else None),
-        metric=metric,
         codec=entry.codec.partition("/")[0],
         config=dict(frame.meta.get("config", {})),
         estimated=False,
-        kind=info.kind,
+        kind=info.kind.value,
         restored=original is None,
+        **_seen(told, before, spec, values, coded, metric),
     )
 
 
-def _put_together(
-    *,
+def _seen(
     checkpoint: Checkpoint,
     before: Checkpoint | None,
     spec: TensorSpec,
     values: Tensor,
     coded: Coded,
     metric: str | None,
-    codec: str,
-    config: Mapping[str, Any],
-    estimated: bool,
-    kind: FrameKind,
-    restored: bool,
-) -> Anatomy:
-    """Count values by part, and set sensitivity against magnitude."""
+) -> dict[str, Any]:
+    """Return what there is to see of a tensor whoever encoded it: fields of `Anatomy`."""
     # Here, because it imports torch, which opening a run must not wait for.
     from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
 
     levels = levels_of(coded.state, coded.bitstream)
-    return Anatomy(
-        step=checkpoint.step,
-        spec=spec,
-        codec=codec,
-        config=config,
-        estimated=estimated,
-        kind=kind.value,
-        histogram=value_histogram(values, levels.parts),
-        restored=restored,
-        level_kind=levels.kind,
-        points=levels.points if levels.points is not None else np.empty(0),
-        spacing=levels.spacing,
-        entropy=entropy_of_symbols(coded.state, coded.reference),
-        nbytes=coded.nbytes,
-        keyframe_nbytes=coded.keyframe_nbytes,
-        sensitivity=map_sensitivity(checkpoint, before, spec, values, metric),
-    )
-
-
-MAP_METRICS = ("taylor", "fisher", "update")
-"""Sensitivities that say something the magnitude does not, in the order in which they are tried."""
-
-N_MAP_BINS = 48
+    return {
+        "histogram": value_histogram(values, levels.parts),
+        "level_kind": levels.kind,
+        "points": levels.points if levels.points is not None else np.empty(0),
+        "spacing": levels.spacing,
+        "entropy": entropy_of_symbols(coded.state, coded.reference),
+        "nbytes": coded.nbytes,
+        "keyframe_nbytes": coded.keyframe_nbytes,
+        "sensitivity": map_sensitivity(checkpoint, before, spec, values, metric),
+    }
 
 
 class SensitivityMap(NamedTuple):
@@ -422,13 +411,6 @@ def _logs(values: Tensor, score: Tensor) -> Iterator[tuple[NDArray[np.float64], 
         positive = finite & (pair > 0).all(axis=0)
         logs: NDArray[np.float64] = np.log10(pair[:, positive])
         yield logs, int((finite & ~positive).sum())
-
-
-N_BINS = 120
-"""Bins of a histogram: about one for every six pixels of a chart."""
-
-_CHUNK = 1 << 20
-"""Values turned to float64 at a time, 8 MB."""
 
 
 class Part(NamedTuple):
