@@ -68,7 +68,7 @@ def can_have_lattice(spec: TensorSpec) -> bool:
 
 
 def is_matrix(spec: TensorSpec) -> bool:
-    """Whether a tensor has a step by the rule; vectors have a fine one of their own."""
+    """Whether a tensor has a spacing by the rule; vectors have a fine one of their own."""
     return len(spec.shape) >= 2
 
 
@@ -92,7 +92,7 @@ UNCHANGED = bytes((Kind.UNCHANGED,))
 
 _MAX_SHIFT = 24
 _SNAP = 0x80
-"""Bit of a delta's shift: the integers are moved to multiples of the step."""
+"""Bit of a delta's shift: the integers are moved to multiples of the spacing."""
 
 _MOST_SORTED = 1 << 20
 """Integers that are sorted to tell which of them occur."""
@@ -144,7 +144,7 @@ def pack_delta(frame: Frame, shift: int, snap: bool = False) -> bytes:
 
 
 def pack_snapshot(state: LatticeReference) -> bytes:
-    """Return the payload that alone decodes to a whole state, integers, history and step."""
+    """Return the payload that alone decodes to a whole state, integers, history and spacing."""
     divisor = int(np.gcd.reduce(state.integers.cpu().numpy())) or 1
     zeros = torch.zeros_like(state.integers)
     multiples = (state.integers // divisor).to(torch.float32)
@@ -414,7 +414,7 @@ def refined(reference: LatticeReference, shift: int, grid: Grid) -> Tensor | Non
 
 
 def snapped(integers: Tensor, grid: Grid) -> Tensor | None:
-    """Return integers moved to the nearest multiples of the step, halves upwards; None beyond the bound."""
+    """Return integers moved to the nearest lattice points, halves upwards; None beyond the bound."""
     moved = torch.div(integers + grid.step // 2, grid.step, rounding_mode="floor").mul_(grid.step)
     return None if moved.numel() and int(moved.abs().max()) > grid.bound else moved
 
@@ -491,7 +491,7 @@ class LatticeReference(ShapedReference):
     dtype, shape
         As stored.
     spacing
-        Unit, and step of the last frame.
+        Unit, and spacing of the last frame.
     integers : Int32[Tensor, "n"]
         Value in units; 0 where it is stored exactly.
     history : UInt8[Tensor, "n"] or None

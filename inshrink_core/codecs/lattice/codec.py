@@ -1,7 +1,7 @@
 """The lattice codec: integers on a uniform lattice, the change of integers, context rANS.
 
-Each tensor is int32 multiples of a power of two, each frame adds whole steps to them, so nothing is ever
-quantized twice and a chain cannot drift. How coarse a step is follows the learning rate and the squared
+Each tensor is int32 multiples of a power of two, each frame adds whole spacings to them, so nothing is ever
+quantized twice and a chain cannot drift. How wide the spacing is follows the learning rate and the squared
 gradients; after a restore, rounding keeps the movement of the weights (*matched gain*). ``docs/design.md``
 has the derivation and the measurements.
 """
@@ -78,15 +78,15 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
     Parameters
     ----------
     coarseness
-        The step between representable values, in units of how far weights move (root mean square) from
+        The spacing between representable values, in units of how far weights move (root mean square) from
         one checkpoint to the next at the run's first learning rate; .0001..10000. Larger makes smaller
         frames and larger errors: on a GPT of 5 M parameters 1 gave 17×, 2.5 gave 28× and 4 gave 38×.
     gamma
-        Power of the learning rate that the step follows, 0..2: 0 keeps the step while learning slows
+        Power of the learning rate that the spacing follows, 0..2: 0 keeps the spacing while learning slows
         down, 1 keeps it in proportion to the movement, which spends most bytes on the last frames.
     sensitivity
         Power of the mean squared gradient (Adam's second moment) by which tensors have finer or coarser
-        steps, 0..1; 0, or a run without second moments: all have the same.
+        spacings, 0..1; 0, or a run without second moments: all have the same.
     gain_per
         After a restore, whether the rounding that keeps the movement is matched for each ``tensor`` or
         for each ``row``, its outermost dimension, which costs a little more time; ``none``: rounded as

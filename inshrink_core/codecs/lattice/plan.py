@@ -1,4 +1,4 @@
-"""The steps of one frame: how coarse each tensor's lattice should be, and what later frames plan with."""
+"""The spacings of one frame: how coarse each tensor's lattice should be, and what later frames plan with."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _PROBES = 32
 The fourth root of a mean of 32 squares is within 6 %."""
 
 _VECTOR_STEP = 2.0**-11
-"""Step of vectors, per unit of max(1, rms); without measured harm, and norms have weights about 1."""
+"""Spacing of vectors, per unit of max(1, rms); without measured harm, and norms have weights about 1."""
 
 _VECTOR_SHARE = 0.25
-"""A vector's step is at most this share of a matrix's, so that slow training still moves vectors."""
+"""A vector's spacing is at most this share of a matrix's, so that slow training still moves vectors."""
 
 _MOVEMENT_PER_LR = 4.0
 """Adam moves a weight by about four learning rates between checkpoints (3.7 over 50 steps, 6.7 over 100):
@@ -108,7 +108,7 @@ def observe_tensor(item: TensorInput, reference: LatticeReference | None) -> Obs
     moved = None
     if reference is not None:
         distance = exact_mean(sums[1], n_seen)
-        # An error of rounding is spread evenly over the step: D^2 / 12.
+        # An error of rounding is spread evenly over the spacing: D^2 / 12.
         movement = distance - reference.spacing.width**2 / 12
         moved = movement if movement > _MIN_MOVED_SHARE * distance else None
     return Observation(exact_mean(sums[0], n_seen), second, momentum, moved, probe.astype("<f4").tobytes())
@@ -158,7 +158,7 @@ def make_plan(
     seen: Sequence[Observation | None],
     context: FrameContext,
 ) -> LatticePlan:
-    """Return the step of every tensor that was observed."""
+    """Return the spacing of every tensor that was observed."""
     known = {spec.key: (spec, o) for spec, o in zip(specs, seen, strict=True) if o is not None}
     matrices = {key: o for key, (spec, o) in known.items() if is_matrix(spec)}
     memory = context.memory if isinstance(context.memory, dict) else {}
@@ -192,7 +192,7 @@ def make_plan(
 def _width(
     spec: TensorSpec, o: Observation, base: float, square: float, middle: float, codec: LatticeCodec
 ) -> float:
-    """Step of one tensor; 0 where it should be stored exactly."""
+    """Spacing of one tensor; 0 where it should be stored exactly."""
     if not math.isfinite(o.mean_square):
         return 0.0
     rms = math.sqrt(o.mean_square)
@@ -208,7 +208,7 @@ def _width(
 
 
 def _base(pace: _Pace, rate: float, gamma: float) -> float:
-    """Movement that the steps of this frame are in proportion to; 0 where none was seen yet."""
+    """Movement that the spacings of this frame are in proportion to; 0 where none was seen yet."""
     if pace.first == 0:
         return 0.0
     if rate and pace.first_rate:
@@ -219,7 +219,7 @@ def _base(pace: _Pace, rate: float, gamma: float) -> float:
 def _squares(matrices: Mapping[str, Observation]) -> dict[str, float]:
     """Squared gradients by tensor: Adam's second moments, or the squares of SGD's momentum.
 
-    Without either all tensors have one step.
+    Without either all tensors have one spacing.
     """
     known = {key: o.second_moment for key, o in matrices.items() if o.second_moment is not None}
     if not known:
@@ -281,16 +281,16 @@ def _positive(value: Any) -> float:
 
 
 _MIN_STEP = 16
-"""Units in a step below which the unit is refined, where the integers leave room."""
+"""Units in a spacing below which the unit is refined, where the integers leave room."""
 
 _MAX_HALVINGS = 12
-"""Steps of a movement 4096 times smaller than the rule's are not worth more tries."""
+"""A movement 4096 times smaller than the rule's is not worth more tries."""
 
 
 class Chosen(NamedTuple):
-    """The step of a frame: the unit's refinement in bits, the spacing, and the integers in that unit.
+    """The lattice of a frame: the unit's refinement in bits, the spacing, and the integers in that unit.
 
-    Where `snap` is true, the integers were moved to multiples of a step that has grown.
+    Where `snap` is true, the integers were moved to multiples of a spacing that has grown.
     """
 
     shift: int
@@ -300,7 +300,7 @@ class Chosen(NamedTuple):
 
 
 def choose_spacing(plan: LatticePlan, spec: TensorSpec, state: LatticeReference) -> Chosen:
-    """Return the step the plan asks for: held but for powers of two, or free after a restore.
+    """Return the spacing the plan asks for: held but for powers of two, or free after a restore.
 
     Where it grows, the integers are snapped first. Left where they are, all values would sit near the
     middle of their larger cells and stay there: the movement of that frame would be lost as a whole.
@@ -319,7 +319,7 @@ def choose_spacing(plan: LatticePlan, spec: TensorSpec, state: LatticeReference)
 
 
 def _at_width(width: float, spec: TensorSpec, state: LatticeReference) -> Chosen:
-    """Express a step in units of the state, refined where the step would have too few."""
+    """Express a spacing in units of the state, refined where the spacing would have too few."""
     exponent = state.spacing.exponent
     shift = 0
     while width < _MIN_STEP * 2.0 ** (exponent - shift) and exponent - shift > MIN_EXPONENT and shift < 24:
@@ -335,9 +335,9 @@ def _at_width(width: float, spec: TensorSpec, state: LatticeReference) -> Chosen
 def choose_gain(
     values: Tensor, base: Tensor, chosen: Chosen, gain_per: str, spec: TensorSpec, state: LatticeReference
 ) -> tuple[Gain | None, Chosen]:
-    """Return the thresholds of matched gain, with a finer step where the movement needs one.
+    """Return the thresholds of matched gain, with a finer spacing where the movement needs one.
 
-    None where nothing moved: no step would be fine enough to show it.
+    None where nothing moved: no spacing would be fine enough to show it.
     """
     if torch.equal(values, base):
         return None, chosen
