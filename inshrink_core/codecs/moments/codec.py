@@ -64,10 +64,10 @@ class MomentsCodec(FallbackCodec[None, MomentsReference]):
     --------
     >>> import torch
     >>> from inshrink_core.checkpoint import TensorSpec
-    >>> spec = TensorSpec(name="fc.weight", role=TensorRole.EXP_AVG_SQ, dtype="float32", shape=(2, 2))
-    >>> item = TensorInput(spec=spec, tensor=torch.tensor([[1.0, 0.6], [0.0, 9.0]]))
-    >>> MomentsCodec().encode(item, None, None).reference.decoded().tolist()
-    [[1.0, 0.5], [0.0, 8.0]]
+    >>> spec = TensorSpec(name="fc.weight", role=TensorRole.EXP_AVG_SQ, dtype="float32", shape=(16, 16))
+    >>> item = TensorInput(spec=spec, tensor=torch.tensor([[1.0, 0.6], [0.0, 9.0]]).repeat(8, 8))
+    >>> MomentsCodec().encode(item, None, None).reference.decoded()[:2, :2].tolist()
+    [[1.0, 0.7071067690849304], [0.0, 8.0]]
     """
 
     name = "moments"
