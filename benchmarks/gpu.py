@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.results import write
-from inshrink_core.chain.defaults import make_config
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference, get_codec
+from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference, make_codec
 from inshrink_core.codecs.inshrinkerator.block import FIRST_BIN
 from inshrink_core.codecs.lattice.spacing import grid_of, new_spacing
 from inshrink_core.coding.delta import modular_delta
@@ -123,15 +122,15 @@ def inshrinkerator_on_device(walk: list[Tensor]) -> Way:
 
 def whole_codec(name: str, settings: dict[str, Any], walk: list[Tensor]) -> Way:
     """Encode and decode through the codec, plan included; what was decoded goes to the device."""
-    codec, config = get_codec(name), make_config(name, settings)
+    codec = make_codec(name, settings)
     spec = TensorSpec(
         name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=tuple(walk[0].shape), exact=False
     )
 
     def frame(tensor: Tensor, reference: TensorReference | None, memory: Any) -> tuple[Encoded, Any]:
         item = TensorInput(spec=spec, tensor=tensor)
-        seen = [codec.observe(item, reference, config)]
-        plan = codec.plan([spec], seen, config, FrameContext(memory=memory))
+        seen = [codec.observe(item, reference)]
+        plan = codec.plan([spec], seen, FrameContext(memory=memory))
         return codec.encode(item, plan, reference), codec.remember(plan)
 
     (_, state), memory = frame(walk[0], None, None)

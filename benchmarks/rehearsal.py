@@ -15,7 +15,6 @@ TASK --output benchmarks/data/rehearsal``. ``--kept`` writes rows from what is k
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 from collections import defaultdict
@@ -26,8 +25,7 @@ from typing import Any, NamedTuple
 import inshrink_core
 from benchmarks.interpolation import ratio_at_excess
 from benchmarks.results import DATA, write
-from inshrink_core.chain.defaults import make_config
-from inshrink_core.codec import codec_names, get_codec
+from inshrink_core.codec import codec_names, get_codec, make_codec
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
 from inshrink_core.training.rehearsal import Rehearsal, TrainingResult, parse_training
 from inshrink_core.training.tasks import find_task
@@ -153,7 +151,7 @@ def _is_current(key: Mapping[str, Any]) -> bool:
 
 
 def _defaults(codec: str) -> dict[str, Any]:
-    defaults: dict[str, Any] = dataclasses.asdict(make_config(codec, {}))  # type: ignore[call-overload]
+    defaults: dict[str, Any] = make_codec(codec, {}).settings()
     return defaults
 
 

@@ -37,9 +37,8 @@ from benchmarks.results import write
 from benchmarks.two_threads import measure_all
 from inshrink_core import compress
 from inshrink_core.chain import Archive
-from inshrink_core.chain.defaults import make_config
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import FrameContext, TensorInput, TensorReference, get_codec
+from inshrink_core.codec import FrameContext, TensorInput, TensorReference, make_codec
 
 N_TENSORS, ROWS, COLUMNS = 4, 1024, 2048
 N_STATES = 4
@@ -66,7 +65,7 @@ def _states(movement: float) -> list[list[torch.Tensor]]:
 def measure(codec_name: str, settings: dict[str, Any], movement: float) -> dict[str, object]:
     """Time one codec against zstd."""
     torch.set_num_threads(1)
-    codec, config = get_codec(codec_name), make_config(codec_name, settings)
+    codec = make_codec(codec_name, settings)
     spec = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(ROWS, COLUMNS))
     *earlier, after = _states(movement)
     raw = [tensor.numpy().tobytes() for tensor in after]
@@ -74,14 +73,14 @@ def measure(codec_name: str, settings: dict[str, Any], movement: float) -> dict[
     previous: list[TensorReference | None] = [None] * N_TENSORS
     memory = None
     for state in earlier:
-        frame, memory = _encode(codec, config, spec, state, previous, memory)
+        frame, memory = _encode(codec, spec, state, previous, memory)
         previous = [encoded.reference for encoded in frame]
     compressor = zstandard.ZstdCompressor(level=3)
     times: dict[str, list[float]] = {"zstd": [], "encode": [], "decode": []}
-    blocks = [encoded.block for encoded in _encode(codec, config, spec, after, previous, memory)[0]]
+    blocks = [encoded.block for encoded in _encode(codec, spec, after, previous, memory)[0]]
     for _ in range(REPETITIONS):
         times["zstd"].append(_timed(lambda: [compressor.compress(chunk) for chunk in raw]))
-        times["encode"].append(_timed(lambda: _encode(codec, config, spec, after, previous, memory)))
+        times["encode"].append(_timed(lambda: _encode(codec, spec, after, previous, memory)))
         times["decode"].append(
             _timed(lambda: [codec.decode(spec, b, r) for b, r in zip(blocks, previous, strict=True)])
         )
@@ -106,7 +105,6 @@ def measure(codec_name: str, settings: dict[str, Any], movement: float) -> dict[
 
 def _encode(
     codec: Any,
-    config: Any,
     spec: TensorSpec,
     tensors: list[torch.Tensor],
     previous: list[TensorReference | None],
@@ -117,8 +115,8 @@ def _encode(
         TensorInput(spec=dataclasses.replace(spec, name=f"layers.{i}.weight"), tensor=tensor)
         for i, tensor in enumerate(tensors)
     ]
-    statistics_ = [codec.observe(item, ref, config) for item, ref in zip(items, previous, strict=True)]
-    plan = codec.plan([item.spec for item in items], statistics_, config, FrameContext(memory=memory))
+    statistics_ = [codec.observe(item, ref) for item, ref in zip(items, previous, strict=True)]
+    plan = codec.plan([item.spec for item in items], statistics_, FrameContext(memory=memory))
     encoded = [codec.encode(item, plan, ref) for item, ref in zip(items, previous, strict=True)]
     return encoded, codec.remember(plan)
 

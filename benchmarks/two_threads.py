@@ -24,9 +24,8 @@ from typing import Any
 import torch
 
 import inshrink_core
-from inshrink_core.chain.defaults import make_config
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import FrameContext, TensorInput, TensorReference, get_codec
+from inshrink_core.codec import FrameContext, TensorInput, TensorReference, make_codec
 from inshrink_core.execution import ordered_map, recycling
 
 Model = dict[str, torch.Tensor]
@@ -128,7 +127,7 @@ def _hash(threads: int) -> None:
 @contextmanager
 def _codec_calls(states: list[Model]) -> Iterator[dict[str, Callable[[int], object]]]:
     """Give the encoder and the decoder of a frame, as a chain runs them."""
-    codec, config = get_codec("lattice"), make_config("lattice", SETTINGS)
+    codec = make_codec("lattice", SETTINGS)
     specs = [
         TensorSpec(name=name, role=TensorRole.WEIGHT, dtype="float32", shape=tuple(tensor.shape))
         for name, tensor in states[0].items()
@@ -141,8 +140,8 @@ def _codec_calls(states: list[Model]) -> Iterator[dict[str, Callable[[int], obje
             (TensorInput(spec=spec, tensor=state[spec.name]), reference)
             for spec, reference in zip(specs, previous, strict=True)
         ]
-        seen = list(ordered_map(lambda p: codec.observe(*p, config), pairs, threads=threads, weight=_weight))
-        plan = codec.plan(specs, seen, config, FrameContext(memory=memory))
+        seen = list(ordered_map(lambda p: codec.observe(*p), pairs, threads=threads, weight=_weight))
+        plan = codec.plan(specs, seen, FrameContext(memory=memory))
         encoded = [
             (one.reference if keep else None, one.block)
             for one in ordered_map(

@@ -8,13 +8,14 @@ device independence, bounded size, totality, and re-key.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from inshrink_core.checkpoint import MODEL_ROLES, LayerType, TensorRole, TensorSpec
 from inshrink_core.errors import ConfigError, IncompatibleError, TooLargeError
@@ -31,13 +32,14 @@ __all__ = [
     "PROTECTED",
     "PRUNED",
     "QUANTIZED",
+    "AnyCodec",
     "Codec",
-    "CodecConfig",
     "Decoded",
     "Encoded",
     "FrameContext",
     "Knob",
     "Levels",
+    "ShapedReference",
     "Switch",
     "TensorInput",
     "TensorReference",
@@ -45,18 +47,10 @@ __all__ = [
     "codec_for_block",
     "codec_names",
     "get_codec",
+    "make_codec",
     "require_weight_codec",
     "within_memory",
 ]
-
-
-class CodecConfig:
-    """What a user asks of a codec: a frozen, keyword-only dataclass that checks itself.
-
-    Subclasses are ``@dataclass(frozen=True, kw_only=True, slots=True)`` whose fields are JSON values.
-    """
-
-    __slots__ = ()
 
 
 DIVERGENCE_PER_ERROR: Final = 1.9
@@ -201,9 +195,31 @@ class TensorReference(ABC):
     def nbytes(self) -> int:
         """Memory the state holds, in bytes."""
 
+    def decoded_anew(self) -> Tensor:
+        """Return the tensor, one that the caller may write to."""
+        return self.decoded().clone()
+
     def levels(self) -> Levels:
         """Return the levels of the values; by default nothing is known of them."""
         return Levels("other")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShapedReference(TensorReference):
+    """A state of other things than values, which says what it decodes to and makes it anew each time.
+
+    Parameters
+    ----------
+    dtype, shape
+        As stored.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def decoded_anew(self) -> Tensor:
+        """Return the tensor, one that the caller may write to."""
+        return self.decoded()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +273,9 @@ class FrameContext:
     after_restore: bool = False
 
 
+_NOTHING_KNOWN: Final = FrameContext()
+
+
 class Encoded(NamedTuple):
     """What `Codec.encode` returns: the bytes, and the state the decoder will reach from them."""
 
@@ -271,11 +290,18 @@ class Decoded(NamedTuple):
     reference: TensorReference
 
 
-class Codec(ABC):
-    """A way to turn a checkpoint's tensors into blocks and back.
+_Plan = TypeVar("_Plan")
+_State = TypeVar("_State", bound=TensorReference)
 
-    A codec object has no state. Everything that varies is in its arguments, so one object serves
-    any number of threads.
+
+@dataclass(frozen=True, slots=True)
+class Codec(ABC, Generic[_Plan, _State]):
+    """A way to turn a checkpoint's tensors into blocks and back: the object is its settings.
+
+    A subclass is a ``@dataclass(frozen=True, kw_only=True, slots=True)`` whose fields are JSON values, each
+    with a default; what decodes a block must not depend on them. An object has no other state, so that one
+    serves any number of threads. ``_Plan`` is what one frame decides for all its tensors, ``_State`` the
+    state of a tensor that is not stored exactly.
     """
 
     name: ClassVar[str]
@@ -287,8 +313,14 @@ class Codec(ABC):
     reads: ClassVar[frozenset[str]]
     """Every bitstream it decodes, its own included."""
 
-    config_type: ClassVar[type[CodecConfig]]
-    """The class of its config."""
+    state: ClassVar[type[TensorReference]]
+    """The class of its own states."""
+
+    words: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """The words that a setting takes, by its name."""
+
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """The closed range of a setting that is a number, by its name; whole numbers between whole bounds."""
 
     lossy: ClassVar[bool] = True
 
@@ -310,71 +342,77 @@ class Codec(ABC):
     compared: ClassVar[tuple[tuple[str, Mapping[str, Any]], ...]] = ()
     """Labels and settings that other codecs are compared with: as published, or usual baselines."""
 
-    def checked(self, config: CodecConfig) -> Any:
-        """Return a config if it is this codec's.
+    def __post_init__(self) -> None:
+        for name, known in self.words.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(
+                    f"'{name}' takes one of a few words", expected=" or ".join(known), found=repr(value)
+                )
+        for name, (low, high) in self.ranges.items():
+            value, whole = getattr(self, name), isinstance(low, int) and isinstance(high, int)
+            # A bool is no number, and no comparison catches NaN from outside.
+            is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+            if not is_number or not low <= value <= high:
+                kind = "a whole number" if whole else "a number"
+                raise ConfigError(
+                    f"'{name}' is out of range", expected=f"{kind} {low:g}..{high:g}", found=repr(value)
+                )
 
-        Raises
-        ------
-        ConfigError
-            It is another codec's.
-        """
-        if not isinstance(config, self.config_type):
-            raise ConfigError(
-                f"this config is not one of the codec '{self.name}'",
-                expected=self.config_type.__name__,
-                found=type(config).__name__,
-            )
-        return config
+    def settings(self) -> dict[str, Any]:
+        """Return all settings as JSON values: what a frame says of how it was made."""
+        return dataclasses.asdict(self)
 
-    def companions(self, config: CodecConfig) -> frozenset[TensorRole]:
-        """Return the roles whose tensors this config wants beside each weight (`TensorInput`)."""
+    def companions(self) -> frozenset[TensorRole]:
+        """Return the roles whose tensors these settings want beside each weight (`TensorInput`)."""
         return frozenset()
 
-    def takes(self, config: CodecConfig) -> frozenset[TensorRole]:
+    def takes(self) -> frozenset[TensorRole]:
         """Return the roles whose tensors this codec encodes; others are stored as the chain says."""
         return MODEL_ROLES
 
-    @abstractmethod
-    def observe(self, item: TensorInput, reference: TensorReference | None, config: CodecConfig) -> Any:
+    def observe(self, item: TensorInput, reference: TensorReference | None) -> Any:
         """Return integer histograms of one tensor; a first, streaming pass.
 
         Returns None where the plan does not depend on this tensor.
         """
+        return None
 
-    @abstractmethod
     def plan(
-        self,
-        specs: Sequence[TensorSpec],
-        statistics: Sequence[Any],
-        config: CodecConfig,
-        context: FrameContext | None = None,
-    ) -> Any:
+        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext = _NOTHING_KNOWN
+    ) -> _Plan:
         """Decide what one frame decides for all tensors together, from `observe` of each.
 
-        Without a context nothing is known beside the tensors.
+        A codec that decides nothing for all together has the plan None.
         """
+        return cast("_Plan", None)
 
-    def expected_divergence(self, config: CodecConfig, relative_error: float) -> float:
+    def expected_divergence(self, relative_error: float) -> float:
         """Return what the worst step of a chain may diverge by, in nats, as far as other runs tell.
 
         Parameters
         ----------
-        config
-            The settings.
         relative_error
             Root of squared error over squared norm of the weights, at that step.
         """
         return DIVERGENCE_PER_ERROR * relative_error**2
 
-    def remember(self, plan: Any) -> Any:
+    def remember(self, plan: _Plan) -> Any:
         """Return what later frames of the chain plan with: msgpack values, stored in the frame.
 
         Kept in the archive, so that a chain goes on the same way in another process.
         """
         return None
 
+    def own(self, reference: TensorReference | None, spec: TensorSpec) -> _State | None:
+        """Return a reference if it is a state of this codec, and of a tensor's dtype and shape."""
+        if isinstance(reference, self.state) and isinstance(reference, ShapedReference):
+            fits = reference.dtype == spec.dtype and reference.shape == spec.shape
+            return cast("_State", reference) if fits else None
+        return None
+
     @abstractmethod
-    def encode(self, item: TensorInput, plan: Any, reference: TensorReference | None) -> Encoded:
+    def encode(self, item: TensorInput, plan: _Plan, reference: TensorReference | None) -> Encoded:
         """Encode one tensor.
 
         Parameters
@@ -394,12 +432,14 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
-        """Decode one block.
+        """Decode one block, whatever the settings it was encoded with.
 
         Raises
         ------
         DamagedError
             The payload is not a valid block for this spec and reference.
+        IncompatibleError
+            The bitstream is none of `reads`.
         TooLargeError
             There is not the memory for a tensor of this spec (`within_memory`).
 
@@ -418,14 +458,17 @@ class Codec(ABC):
         """Return the largest payload `encode` may produce for a tensor of this spec."""
 
 
+AnyCodec: TypeAlias = Codec[Any, Any]
+"""A codec whatever it plans and keeps."""
+
 _MOST_NBYTES = 1 << 62
 """Of a tensor: beyond it, sizes of what is made of it do not fit 64 bits."""
 
-_Coder = TypeVar("_Coder", bound=Codec)
+_Coder = TypeVar("_Coder", bound=AnyCodec)
 
 
 def within_memory(decode: Callable[[_Coder, TensorSpec, Block, TensorReference | None], Decoded]) -> Any:
-    """Return `Codec.decode` such that a tensor too large for the memory raises our own error.
+    """Return `Codec.decode` with the checks of every codec: the bitstream, and the memory for the tensor.
 
     A few bytes may claim any shape. PyTorch and numpy say in five ways that they cannot allocate it, some of
     them before, some after the system was asked.
@@ -433,6 +476,13 @@ def within_memory(decode: Callable[[_Coder, TensorSpec, Block, TensorReference |
 
     @functools.wraps(decode)
     def checked(self: _Coder, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
+        if block.codec not in self.reads:
+            raise IncompatibleError(
+                f"the codec '{self.name}' does not read this bitstream",
+                where=spec.key,
+                expected=self.bitstream,
+                found=block.codec,
+            )
         needed = spec.nbytes
         if needed > _MOST_NBYTES:
             raise TooLargeError(
@@ -468,39 +518,65 @@ _BUILT_IN: Mapping[str, str] = {
 }
 """Codecs that come with Inshrink, by name; others register under the entry point group."""
 
-_ENTRY_POINT_GROUP = "inshrink.codecs"
+_GROUP: Final = "inshrink.codecs"
 
 
 @functools.cache
-def _plugins() -> Mapping[str, EntryPoint]:
-    """Scan the installed distributions once: it takes 20 ms, and every block decoded asks."""
-    return {point.name: point for point in entry_points(group=_ENTRY_POINT_GROUP)}
+def _points() -> Mapping[str, EntryPoint]:
+    """Find every codec once: scanning the installed distributions takes 20 ms."""
+    built_in = {name: EntryPoint(name, value, _GROUP) for name, value in _BUILT_IN.items()}
+    found = sorted(entry_points(group=_GROUP), key=lambda point: point.name)
+    return built_in | {point.name: point for point in found if point.name not in built_in}
 
 
 def codec_names() -> tuple[str, ...]:
     """Return the names of every codec installed, built-in ones first."""
-    extra = sorted(_plugins().keys() - _BUILT_IN.keys())
-    return (*_BUILT_IN, *extra)
+    return tuple(_points())
 
 
-def get_codec(name: str) -> Codec:
-    """Return the codec of a name.
+@functools.cache
+def get_codec(name: str) -> type[AnyCodec]:
+    """Return the codec of a name: a class whose objects are its settings.
 
     Raises
     ------
     ConfigError
         No such codec is installed.
-    """
-    if name in _BUILT_IN:
-        from importlib import import_module
 
-        module, _, attribute = _BUILT_IN[name].partition(":")
-        codec: Codec = getattr(import_module(module), attribute)()
-        return codec
-    if name in _plugins():
-        plugin: Codec = _plugins()[name].load()()
-        return plugin
-    raise ConfigError(f"there is no codec '{name}'", remedy=f"choose one of {', '.join(codec_names())}")
+    Examples
+    --------
+    >>> get_codec("lattice")(coarseness=2.0).settings()["coarseness"]
+    2.0
+    """
+    point = _points().get(name)
+    if point is None:
+        raise ConfigError(f"there is no codec '{name}'", remedy=f"choose one of {', '.join(codec_names())}")
+    return cast("type[AnyCodec]", point.load())
+
+
+def make_codec(name: str, settings: Mapping[str, Any] | AnyCodec | None) -> AnyCodec:
+    """Return a codec with plain settings, its defaults filled in; one that is made already as it is.
+
+    Raises
+    ------
+    ConfigError
+        No such codec, an unknown setting, or a value out of range.
+    """
+    kind = get_codec(name)
+    if isinstance(settings, Codec):
+        if not isinstance(settings, kind):
+            raise ConfigError(f"a {type(settings).__name__} does not configure the codec '{name}'")
+        return settings
+    known = [one.name for one in dataclasses.fields(kind)]
+    for setting in settings or {}:
+        if setting not in known:
+            raise ConfigError(
+                f"the codec '{name}' has no setting '{setting}'", remedy=f"it has: {', '.join(known)}"
+            )
+    try:
+        return kind(**(settings or {}))
+    except TypeError as error:
+        raise ConfigError(f"the settings of the codec '{name}' have a wrong type ({error})") from error
 
 
 def require_weight_codec(name: str) -> None:
@@ -515,7 +591,15 @@ def require_weight_codec(name: str) -> None:
         raise ConfigError(f"the codec '{name}' stores no weights", remedy="choose it with --optimizer")
 
 
-def codec_for_block(bitstream: str, where: str = "") -> Codec:
+@functools.cache
+def _reader(bitstream: str) -> AnyCodec | None:
+    """Make the codec that decodes a bitstream once: every block asks."""
+    name = bitstream.partition("/")[0]
+    codec = get_codec(name)() if name in _points() else None
+    return codec if codec is not None and bitstream in codec.reads else None
+
+
+def codec_for_block(bitstream: str, where: str = "") -> AnyCodec:
     """Return the codec that decodes a bitstream ``name/version``.
 
     Raises
@@ -523,13 +607,11 @@ def codec_for_block(bitstream: str, where: str = "") -> Codec:
     IncompatibleError
         No installed codec decodes it.
     """
-    name = bitstream.partition("/")[0]
-    if name in _BUILT_IN or name in _plugins():
-        codec = get_codec(name)
-        if bitstream in codec.reads:
-            return codec
-    raise IncompatibleError(
-        f"no installed codec reads the bitstream '{bitstream}'",
-        where=where,
-        remedy="upgrade Inshrink, or install the codec it was written with",
-    )
+    codec = _reader(bitstream)
+    if codec is None:
+        raise IncompatibleError(
+            f"no installed codec reads the bitstream '{bitstream}'",
+            where=where,
+            remedy="upgrade Inshrink, or install the codec it was written with",
+        )
+    return codec

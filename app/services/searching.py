@@ -545,7 +545,7 @@ def codec_settings(codec: str) -> tuple[tuple[str, Any], ...]:
     from inshrink_core.codec import get_codec
 
     with reported():
-        kind: Any = get_codec(codec).config_type
+        kind: Any = get_codec(codec)
     return tuple((one.name, one.default) for one in dataclasses.fields(kind))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from inshrink_core.checkpoint import DTYPE_SIZES, TensorRole, TensorSpec
-from inshrink_core.codec import Codec, TensorInput, TensorReference, get_codec
+from inshrink_core.codec import AnyCodec, TensorInput, TensorReference, get_codec
 from inshrink_core.frame import Block
 
 __all__ = ["Situation", "frames_of", "seeds", "situations"]
@@ -76,7 +76,7 @@ class Situation:
         Payloads that were written for this spec and codec, whatever their references.
     """
 
-    codec: Codec
+    codec: AnyCodec
     bitstream: str
     spec: TensorSpec
     reference: TensorReference | None
@@ -100,10 +100,9 @@ def _made() -> tuple[list[Situation], list[tuple[int, bytes]]]:
     found: list[Situation] = []
     payloads: list[tuple[int, bytes]] = []
     for name, settings in _CONFIGS:
-        codec = get_codec(name)
-        config = codec.config_type(**settings)
+        codec = get_codec(name)(**settings)
         for number, spec in enumerate(_specs(name)):
-            _add_chain(found, payloads, codec, config, spec, number)
+            _add_chain(found, payloads, codec, spec, number)
         _add_giants(found, payloads, codec)
     return found, payloads
 
@@ -142,21 +141,20 @@ def frames_of(spec: TensorSpec, number: int) -> list[Tensor]:
 def _add_chain(
     found: list[Situation],
     payloads: list[tuple[int, bytes]],
-    codec: Codec,
-    config: Any,
+    codec: AnyCodec,
     spec: TensorSpec,
     number: int,
 ) -> None:
     """Add the frames of a chain, each after the states that it may be met with."""
     reference: TensorReference | None = None
-    strange = _strange_states(codec, spec, number)
+    strange = _strange_states(type(codec)(), spec, number)
     sound: list[bytes] = []
     frames = frames_of(spec, number)
     for tensor in (*frames, frames[-1]):
         item = TensorInput(spec=spec, tensor=tensor)
         if spec.dtype in _LOSSY:
             item = replace(item, gradient=torch.ones_like(tensor), second_moment=tensor.abs())
-        plan = codec.plan([spec], [codec.observe(item, reference, config)], config)
+        plan = codec.plan([spec], [codec.observe(item, reference)])
         block, state = codec.encode(item, plan, reference)
         rekeyed = codec.rekey(spec, state)
         for written, before in ((block, reference), (rekeyed, None), (block, next(strange, None))):
@@ -164,27 +162,27 @@ def _add_chain(
         reference = state
 
 
-def _strange_states(codec: Codec, spec: TensorSpec, number: int) -> Iterator[TensorReference]:
+def _strange_states(codec: AnyCodec, spec: TensorSpec, number: int) -> Iterator[TensorReference]:
     """Yield states of another dtype, another shape and another codec."""
     others = {"float32": "bfloat16", "bfloat16": "float16"}
     dtype = others.get(spec.dtype, "float32")
     yield _state(codec, TensorSpec(name=spec.name, role=spec.role, dtype=dtype, shape=spec.shape), number)
     yield _state(codec, TensorSpec(name=spec.name, role=spec.role, dtype=spec.dtype, shape=(7, 3)), number)
     name = "uniform" if codec.name == "lattice" else "lattice"
-    yield _state(get_codec(name), spec, number)
-    yield _state(get_codec("context" if codec.name != "context" else "qd"), spec, number)
+    yield _state(get_codec(name)(), spec, number)
+    yield _state(get_codec("context" if codec.name != "context" else "qd")(), spec, number)
 
 
-def _state(codec: Codec, spec: TensorSpec, number: int) -> TensorReference:
-    config, tensor = codec.config_type(), frames_of(spec, number)[0]
+def _state(codec: AnyCodec, spec: TensorSpec, number: int) -> TensorReference:
+    tensor = frames_of(spec, number)[0]
     item = TensorInput(spec=spec, tensor=tensor)
-    return codec.encode(item, codec.plan([spec], [codec.observe(item, None, config)], config), None).reference
+    return codec.encode(item, codec.plan([spec], [codec.observe(item, None)]), None).reference
 
 
 def _add(
     found: list[Situation],
     payloads: list[tuple[int, bytes]],
-    codec: Codec,
+    codec: AnyCodec,
     block: Block,
     spec: TensorSpec,
     reference: TensorReference | None,
@@ -200,7 +198,7 @@ def _add(
         payloads.append((len(found) - 1, payload))
 
 
-def _add_giants(found: list[Situation], payloads: list[tuple[int, bytes]], codec: Codec) -> None:
+def _add_giants(found: list[Situation], payloads: list[tuple[int, bytes]], codec: AnyCodec) -> None:
     """Add specs that no memory holds, with payloads that were written for small ones."""
     heads = {payload[:64] for number, payload in payloads if found[number].codec is codec}
     for shape in _GIANTS:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from benchmarks.fuzz.payload_seeds import Situation, frames_of, seeds, situations
 from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.codec import Codec, Decoded, TensorInput, TensorReference, codec_for_block
+from inshrink_core.codec import AnyCodec, Decoded, TensorInput, TensorReference, codec_for_block
 from inshrink_core.errors import DamagedError, IncompatibleError, InshrinkError, TooLargeError
 from inshrink_core.frame import Block
 
@@ -186,7 +186,9 @@ def _decoded(situation: Situation, payload: bytes, reference: TensorReference | 
     return decoded
 
 
-def _check_rekeyed(codecs: tuple[Codec, ...], spec: TensorSpec, state: TensorReference, bits: bytes) -> None:
+def _check_rekeyed(
+    codecs: tuple[AnyCodec, ...], spec: TensorSpec, state: TensorReference, bits: bytes
+) -> None:
     """A hostile state is stored again as any other, by its own codec and by one that takes over from it."""
     for codec in codecs:
         block = codec.rekey(spec, state)
@@ -195,15 +197,15 @@ def _check_rekeyed(codecs: tuple[Codec, ...], spec: TensorSpec, state: TensorRef
 
 
 @functools.cache
-def _codecs() -> tuple[Codec, ...]:
+def _codecs() -> tuple[AnyCodec, ...]:
     return tuple({one.codec.name: one.codec for one in situations()}.values())
 
 
 def _check_continued(situation: Situation, state: TensorReference) -> None:
     """A chain goes on from a hostile state, and decodes to what its encoder said."""
     codec, spec = situation.codec, situation.spec
-    item, config = TensorInput(spec=spec, tensor=frames_of(spec, 0)[1]), codec.config_type()
-    plan = codec.plan([spec], [codec.observe(item, state, config)], config)
+    item = TensorInput(spec=spec, tensor=frames_of(spec, 0)[1])
+    plan = codec.plan([spec], [codec.observe(item, state)])
     block, after = codec.encode(item, plan, state)
     again = codec_for_block(block.codec).decode(spec, block, state)
     assert _bits(again.tensor) == _bits(after.decoded()), "a chain does not go on from a hostile state"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +14,7 @@ from inshrink_core.chain import Archive, ChainConfig
 from inshrink_core.chain.config import overridden
 from inshrink_core.chain.defaults import DEFAULT_CODEC, make_configs
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import PARTS, CodecConfig, get_codec
+from inshrink_core.codec import PARTS, AnyCodec, get_codec
 from inshrink_core.errors import InputError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import FrameKind
@@ -26,8 +25,6 @@ from inshrink_core.verbs.restore import open_any
 if TYPE_CHECKING:
     import os
 
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
 __all__ = [
@@ -43,6 +40,18 @@ __all__ = [
     "map_sensitivity",
     "value_histogram",
 ]
+
+
+MAP_METRICS = ("taylor", "fisher", "update")
+"""Sensitivities that say something the magnitude does not, in the order in which they are tried."""
+
+N_MAP_BINS = 48
+
+N_BINS = 120
+"""Bins of a histogram: about one for every six pixels of a chart."""
+
+_CHUNK = 1 << 20
+"""Values turned to float64 at a time, 8 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -128,7 +137,7 @@ def anatomy(
     step: int,
     tensor: str,
     codec: str | None = None,
-    config: Mapping[str, Any] | CodecConfig | None = None,
+    config: Mapping[str, Any] | AnyCodec | None = None,
     *,
     against: Run | str | os.PathLike[str] | None = None,
     metric: str | None = None,
@@ -193,32 +202,27 @@ def _of_run(
     step: int,
     key: str,
     name: str,
-    settings: Mapping[str, Any] | CodecConfig | None,
+    settings: Mapping[str, Any] | AnyCodec | None,
     metric: str | None,
 ) -> Anatomy:
     """Encode the tensor by itself, against the step before where there is one."""
     checkpoint = run[step]
     spec = checkpoint.spec(key)
     base, overrides = make_configs(name, settings)
-    codec, config = get_codec(name), overridden(base, overrides, spec)
-    if spec.role not in codec.takes(config):
-        name = "lossless"
-        codec = get_codec(name)
-        config = codec.config_type()
+    codec = overridden(base, overrides, spec)
+    if spec.role not in codec.takes():
+        codec = get_codec("lossless")()
     before = step_before(run, step, spec)
-    coded = encode_alone(ChainConfig(codec=name, config=config), checkpoint, before, spec)
-    return _put_together(
-        checkpoint=checkpoint,
-        before=before,
+    coded = encode_alone(ChainConfig(codec=codec.name, config=codec), checkpoint, before, spec)
+    return Anatomy(
+        step=step,
         spec=spec,
-        values=checkpoint[spec.key],
-        coded=coded,
-        metric=metric,
-        codec=name,
-        config=dataclasses.asdict(config),  # type: ignore[call-overload]
+        codec=codec.name,
+        config=codec.settings(),
         estimated=True,
-        kind=FrameKind.KEYFRAME if coded.reference is None else FrameKind.DELTA,
+        kind=(FrameKind.KEYFRAME if coded.reference is None else FrameKind.DELTA).value,
         restored=False,
+        **_seen(checkpoint, before, spec, checkpoint[spec.key], coded, metric),
     )
 
 
@@ -237,63 +241,45 @@ def _of_archive(archive: Archive, run: Run | None, step: int, key: str, metric: 
     entry = frame.entry(spec.key)
     original = run[step] if run is not None and step in run and spec.key in run[step] else None
     told = checkpoint if original is None else original
-    return _put_together(
-        checkpoint=told,
-        before=step_before(view if original is None or run is None else run, step, spec),
+    before = step_before(view if original is None or run is None else run, step, spec)
+    alone = entry.nbytes if reference is None else None
+    coded = Coded(state, reference, entry.codec, entry.nbytes, alone)
+    values = decoded if original is None else original[spec.key]
+    return Anatomy(
+        step=told.step,
         spec=spec,
-        values=decoded if original is None else original[spec.key],
-        coded=Coded(state, reference, entry.codec, entry.nbytes, entry.nbytes if reference is None else None),
-        metric=metric,
         codec=entry.codec.partition("/")[0],
         config=dict(frame.meta.get("config", {})),
         estimated=False,
-        kind=info.kind,
+        kind=info.kind.value,
         restored=original is None,
+        **_seen(told, before, spec, values, coded, metric),
     )
 
 
-def _put_together(
-    *,
+def _seen(
     checkpoint: Checkpoint,
     before: Checkpoint | None,
     spec: TensorSpec,
     values: Tensor,
     coded: Coded,
     metric: str | None,
-    codec: str,
-    config: Mapping[str, Any],
-    estimated: bool,
-    kind: FrameKind,
-    restored: bool,
-) -> Anatomy:
-    """Count values by part, and set sensitivity against magnitude."""
+) -> dict[str, Any]:
+    """Return what there is to see of a tensor whoever encoded it: fields of `Anatomy`."""
     # Here, because it imports torch, which opening a run must not wait for.
     from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
 
     levels = levels_of(coded.state, coded.bitstream)
-    return Anatomy(
-        step=checkpoint.step,
-        spec=spec,
-        codec=codec,
-        config=config,
-        estimated=estimated,
-        kind=kind.value,
-        histogram=value_histogram(values, levels.parts),
-        restored=restored,
-        level_kind=levels.kind,
-        points=levels.points if levels.points is not None else np.empty(0),
-        spacing=levels.spacing,
-        entropy=entropy_of_symbols(coded.state, coded.reference),
-        nbytes=coded.nbytes,
-        keyframe_nbytes=coded.keyframe_nbytes,
-        sensitivity=map_sensitivity(checkpoint, before, spec, values, metric),
-    )
-
-
-MAP_METRICS = ("taylor", "fisher", "update")
-"""Sensitivities that say something the magnitude does not, in the order in which they are tried."""
-
-N_MAP_BINS = 48
+    return {
+        "histogram": value_histogram(values, levels.parts),
+        "level_kind": levels.kind,
+        "points": levels.points if levels.points is not None else np.empty(0),
+        "spacing": levels.spacing,
+        "entropy": entropy_of_symbols(coded.state, coded.reference),
+        "nbytes": coded.nbytes,
+        "keyframe_nbytes": coded.keyframe_nbytes,
+        "sensitivity": map_sensitivity(checkpoint, before, spec, values, metric),
+    }
 
 
 class SensitivityMap(NamedTuple):
@@ -426,13 +412,6 @@ def _logs(values: Tensor, score: Tensor) -> Iterator[tuple[NDArray[np.float64], 
         positive = finite & (pair > 0).all(axis=0)
         logs: NDArray[np.float64] = np.log10(pair[:, positive])
         yield logs, int((finite & ~positive).sum())
-
-
-N_BINS = 120
-"""Bins of a histogram: about one for every six pixels of a chart."""
-
-_CHUNK = 1 << 20
-"""Values turned to float64 at a time, 8 MB."""
 
 
 class Part(NamedTuple):

@@ -21,7 +21,7 @@ from inshrink_core.verbs.compress import compress
 if TYPE_CHECKING:
     import os
 
-    from inshrink_core.codec import CodecConfig
+    from inshrink_core.codec import AnyCodec
     from inshrink_core.frame import FrameInfo
 
 __all__ = ["RestoreGain", "measure_gain", "restore_gain", "restore_gain_of_run"]
@@ -174,7 +174,7 @@ def restore_gain_of_run(
     run: Run,
     *,
     codec: str | None = None,
-    config: Mapping[str, Any] | CodecConfig | None = None,
+    config: Mapping[str, Any] | AnyCodec | None = None,
     progress: OnProgress | None = None,
 ) -> RestoreGain:
     """Measure a run that is not archived, through an archive that is made for it and removed.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from inshrink_core.analysis.gain import measure_gain
 from inshrink_core.bench.report import REPEAT, Point
-from inshrink_core.bench.variants import Variant, as_record
+from inshrink_core.bench.variants import Variant
 from inshrink_core.chain import Archive
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import EvaluatorError
@@ -97,7 +97,7 @@ class Bench:
             key |= {
                 "codec": variant.label,
                 "bitstream": get_codec(variant.codec).bitstream,
-                "config": as_record(variant.config(value)),
+                "config": variant.config(value).settings(),
                 "knob": value,
                 "optimizer": variant.optimizer(self.optimizer),
                 "keyframe_every": self.keyframe_every,
@@ -135,7 +135,7 @@ class Bench:
             figures, failure = self._judged(target, evaluated)
         return Point(
             codec=variant.label,
-            config=as_record(variant.config(value)),
+            config=variant.config(value).settings(),
             knob=value,
             ratio_weights=report.size.ratio_weights,
             ratio_total=report.size.ratio_total,

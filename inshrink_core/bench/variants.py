@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from inshrink_core.chain.defaults import make_config
 from inshrink_core.checkpoint import MODEL_ROLES
-from inshrink_core.codec import CodecConfig, Knob, codec_names, get_codec, require_weight_codec
+from inshrink_core.codec import AnyCodec, Knob, codec_names, get_codec, make_codec, require_weight_codec
 from inshrink_core.errors import ConfigError
 
 __all__ = ["Variant", "default_variants", "parse_variants"]
@@ -74,13 +72,13 @@ class Variant:
         is_held = tuning is None or any(name in self.settings for name in tuning.knob.settings)
         return None if tuning is None or is_held else tuning.knob
 
-    def config(self, value: float | None) -> CodecConfig:
+    def config(self, value: float | None) -> AnyCodec:
         """Return the config at one value of the knob; None where nothing is swept."""
         tuning = get_codec(self.codec).tuning
         turned = tuning.settings(value) if tuning is not None and value is not None else {}
-        return make_config(self.codec, {**turned, **self.settings})
+        return make_codec(self.codec, {**turned, **self.settings})
 
-    def configs(self) -> tuple[CodecConfig, ...]:
+    def configs(self) -> tuple[AnyCodec, ...]:
         """Return the config at every value of the knob."""
         knob = self.knob
         return tuple(self.config(value) for value in (knob.values if knob is not None else (None,)))
@@ -90,7 +88,7 @@ class Variant:
 
         A codec with a rule of its own for moments cannot follow it where the moments are left out.
         """
-        own = get_codec(self.codec).takes(self.configs()[0]) - MODEL_ROLES
+        own = self.configs()[0].takes() - MODEL_ROLES
         return "exact" if asked == "drop" and own else asked
 
 
@@ -122,12 +120,6 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
 def unique(variants: Iterable[Variant]) -> tuple[Variant, ...]:
     """Return the variants in order, each once."""
     return tuple({variant.label: variant for variant in variants}.values())
-
-
-def as_record(config: CodecConfig) -> dict[str, Any]:
-    """Return a config as JSON values, defaults included."""
-    record: dict[str, Any] = dataclasses.asdict(config)  # type: ignore[call-overload]
-    return record
 
 
 def choose_variants(codecs: Sequence[Variant | str] | str | None) -> tuple[Variant, ...]:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from inshrink_core.checkpoint import LayerType, TensorRole, TensorSpec
-from inshrink_core.codec import Codec, CodecConfig, get_codec
+from inshrink_core.codec import AnyCodec, get_codec, make_codec
 from inshrink_core.errors import ConfigError, InputError
 
 __all__ = [
@@ -38,10 +38,6 @@ _DEFAULT_OPTIMIZER = "compressed"
 _MOMENT_ROLES = frozenset(
     {TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ, TensorRole.MAX_EXP_AVG_SQ, TensorRole.MOMENTUM}
 )
-
-
-_CODECS_OF_MASTERS = frozenset({"lattice"})
-"""Codecs whose rule for weights holds for master weights too. To others these are unknown: stored exactly."""
 
 
 def is_exact(codec: str, settings: Mapping[str, Any]) -> bool:
@@ -73,10 +69,9 @@ def optimizer_of(meta: Mapping[str, Any]) -> str:
 
 
 class Party(NamedTuple):
-    """A codec, its config, and the roles whose tensors it encodes."""
+    """A codec with its settings, and the roles whose tensors it encodes."""
 
-    codec: Codec
-    config: CodecConfig
+    codec: AnyCodec
     roles: frozenset[TensorRole]
 
 
@@ -89,7 +84,7 @@ class ChainConfig:
     codec
         Name of the codec of weights and buffers.
     config
-        Its config.
+        The codec itself, with its settings.
     overrides
         Settings for some of the tensors it encodes; later ones win.
     optimizer
@@ -113,7 +108,7 @@ class ChainConfig:
     """
 
     codec: str
-    config: CodecConfig
+    config: AnyCodec
     overrides: tuple[Override, ...] = ()
     optimizer: str = ""
     keyframe_every: int = 32
@@ -122,7 +117,7 @@ class ChainConfig:
 
     def __post_init__(self) -> None:
         if not self.optimizer:
-            chosen = default_optimizer(self.codec, self._settings())
+            chosen = default_optimizer(self.codec, self.config.settings())
             object.__setattr__(self, "optimizer", chosen)  # frozen, and never seen without it
         if self.optimizer not in OPTIMIZER_CHOICES:
             raise InputError(
@@ -134,7 +129,7 @@ class ChainConfig:
         """Return what the frame says of how it was made."""
         record = {
             "codec": self.codec,
-            "config": self._settings(),
+            "config": self.config.settings(),
             "optimizer": _RECORDED.get(self.optimizer, self.optimizer),
         }
         return record | ({"overrides": [one.to_json() for one in self.overrides]} if self.overrides else {})
@@ -142,13 +137,9 @@ class ChainConfig:
     def settings(self) -> dict[str, Any]:
         """Return settings and overrides as they are asked for: what makes the same chain again."""
         overrides = {"overrides": [one.to_json() for one in self.overrides]} if self.overrides else {}
-        return self._settings() | overrides
+        return self.config.settings() | overrides
 
-    def _settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = dataclasses.asdict(self.config)  # type: ignore[call-overload]
-        return settings
-
-    def made_exact(self, codec: str, config: CodecConfig) -> ChainConfig:
+    def made_exact(self, codec: str, config: AnyCodec) -> ChainConfig:
         """Return how a step is written whose weights have to stay exact: everything with them.
 
         Optimizer state that was asked to be stored otherwise than by default stays as asked.
@@ -156,22 +147,20 @@ class ChainConfig:
         asked = "" if self.optimizer == _DEFAULT_OPTIMIZER else self.optimizer
         return dataclasses.replace(self, codec=codec, config=config, optimizer=asked)
 
-    def config_of(self, spec: TensorSpec) -> CodecConfig:
+    def config_of(self, spec: TensorSpec) -> AnyCodec:
         """Return the config of one tensor that the chain's own codec takes."""
         return overridden(self.config, self.overrides, spec)
 
     def parties(self) -> tuple[Party, ...]:
         """Return the codecs in order of precedence: the chain's own first, lossless last."""
-        own, lossless = get_codec(self.codec), get_codec("lossless")
-        roles = own.takes(self.config)
-        if self.optimizer in _MOMENTS and self.codec in _CODECS_OF_MASTERS:
+        roles = self.config.takes()
+        if self.optimizer in _MOMENTS and self.config.covers_masters:
             roles |= {TensorRole.MASTER}
-        parties = [Party(own, self.config, roles)]
+        parties = [Party(self.config, roles)]
         if self.optimizer in _MOMENTS:
-            moments = get_codec("moments")
-            preset: Any = {"preset": _MOMENTS[self.optimizer]}
-            parties.append(Party(moments, moments.config_type(**preset), _MOMENT_ROLES))
-        return (*parties, Party(lossless, lossless.config_type(), frozenset(TensorRole)))
+            moments = make_codec("moments", {"preset": _MOMENTS[self.optimizer]})
+            parties.append(Party(moments, _MOMENT_ROLES))
+        return (*parties, Party(get_codec("lossless")(), frozenset(TensorRole)))
 
 
 _SELECTORS = ("match", "layer_type")
@@ -188,7 +177,7 @@ class Override:
     layer_type
         A `LayerType` that tensors must be of too; None: any.
     settings
-        Fields of the codec's config.
+        Settings of the codec.
 
     Examples
     --------
@@ -216,7 +205,7 @@ class Override:
         return selectors | dict(self.settings)
 
 
-def overridden(config: CodecConfig, overrides: Sequence[Override], spec: TensorSpec) -> CodecConfig:
+def overridden(config: AnyCodec, overrides: Sequence[Override], spec: TensorSpec) -> AnyCodec:
     """Return the config of one tensor: every override that matches, in their order.
 
     Raises
@@ -231,7 +220,7 @@ def overridden(config: CodecConfig, overrides: Sequence[Override], spec: TensorS
     return apply_settings(config, settings) if settings else config
 
 
-def apply_settings(config: CodecConfig, settings: Mapping[str, Any]) -> CodecConfig:
+def apply_settings(config: AnyCodec, settings: Mapping[str, Any]) -> AnyCodec:
     """Return a config with some of its fields replaced.
 
     Raises
@@ -239,7 +228,7 @@ def apply_settings(config: CodecConfig, settings: Mapping[str, Any]) -> CodecCon
     ConfigError
         A field it does not have, or a value that is out of range.
     """
-    known = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
+    known = [field.name for field in dataclasses.fields(config)]
     for name in settings:
         if name not in known:
             raise ConfigError(
@@ -247,12 +236,12 @@ def apply_settings(config: CodecConfig, settings: Mapping[str, Any]) -> CodecCon
                 remedy=f"it has: {', '.join(known)}; an override is chosen by {' and '.join(_SELECTORS)}",
             )
     try:
-        return dataclasses.replace(config, **settings)  # type: ignore[type-var]
+        return dataclasses.replace(config, **settings)
     except TypeError as error:
         raise ConfigError(f"a setting of an override has a wrong type ({error})") from error
 
 
-def parse_overrides(entries: Any, config: CodecConfig) -> tuple[Override, ...]:
+def parse_overrides(entries: Any, config: AnyCodec) -> tuple[Override, ...]:
     """Return the overrides of a config document, each tried on the codec's config.
 
     Parameters
@@ -272,7 +261,7 @@ def parse_overrides(entries: Any, config: CodecConfig) -> tuple[Override, ...]:
     return tuple(_parse(entry, config) for entry in entries)
 
 
-def _parse(entry: Any, config: CodecConfig) -> Override:
+def _parse(entry: Any, config: AnyCodec) -> Override:
     if isinstance(entry, Override):
         entry = entry.to_json()
     if not isinstance(entry, Mapping):

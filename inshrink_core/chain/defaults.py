@@ -15,8 +15,8 @@ from inshrink_core.chain import (
     optimizer_of,
     parse_overrides,
 )
-from inshrink_core.codec import CodecConfig, get_codec, require_weight_codec
-from inshrink_core.errors import ConfigError, InputError, MissingFrameError
+from inshrink_core.codec import AnyCodec, make_codec, require_weight_codec
+from inshrink_core.errors import InputError, MissingFrameError
 from inshrink_core.execution import default_threads
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ __all__ = [
     "chain_config_of",
     "factors_of",
     "make_chain_config",
-    "make_config",
     "make_configs",
     "resolve_device",
 ]
@@ -35,34 +34,9 @@ __all__ = [
 DEFAULT_CODEC = "lattice"
 
 
-def make_config(codec: str, settings: Mapping[str, Any] | CodecConfig | None) -> CodecConfig:
-    """Return a codec's config from plain settings, its defaults filled in.
-
-    Raises
-    ------
-    ConfigError
-        An unknown setting, or a value out of range.
-    """
-    kind = get_codec(codec).config_type
-    if isinstance(settings, CodecConfig):
-        if not isinstance(settings, kind):
-            raise ConfigError(f"a {type(settings).__name__} does not configure the codec '{codec}'")
-        return settings
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    for name in settings or {}:
-        if name not in known:
-            raise ConfigError(
-                f"the codec '{codec}' has no setting '{name}'", remedy=f"it has: {', '.join(known)}"
-            )
-    try:
-        return kind(**(settings or {}))
-    except TypeError as error:
-        raise ConfigError(f"the settings of the codec '{codec}' have a wrong type ({error})") from error
-
-
 def make_configs(
-    codec: str, settings: Mapping[str, Any] | CodecConfig | None
-) -> tuple[CodecConfig, tuple[Override, ...]]:
+    codec: str, settings: Mapping[str, Any] | AnyCodec | None
+) -> tuple[AnyCodec, tuple[Override, ...]]:
     """Return a codec's config and the overrides that stand in the settings as ``overrides``.
 
     Raises
@@ -74,14 +48,14 @@ def make_configs(
     if isinstance(settings, Mapping):
         entries = settings.get("overrides", ())
         settings = {name: value for name, value in settings.items() if name != "overrides"}
-    made = make_config(codec, settings)
+    made = make_codec(codec, settings)
     return made, parse_overrides(entries, made)
 
 
 def make_chain_config(
     archive: str | os.PathLike[str],
     codec: str | None,
-    config: Mapping[str, Any] | CodecConfig | None,
+    config: Mapping[str, Any] | AnyCodec | None,
     optimizer: str | None,
     keyframe_every: int,
     device: str,

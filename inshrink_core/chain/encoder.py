@@ -11,7 +11,7 @@ from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.parts import tensor_digest
 from inshrink_core.chain.recall import HELD_NBYTES, Origin
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import CodecConfig, FrameContext, TensorInput, TensorReference
+from inshrink_core.codec import AnyCodec, FrameContext, TensorInput, TensorReference
 from inshrink_core.errors import ConfigError
 from inshrink_core.execution import ordered_map, recycling
 from inshrink_core.formats.source import FileSource, peek
@@ -120,8 +120,8 @@ class FrameEncoder:
         place_of = {spec.key: self._place(spec) for spec in specs}
         members = [spec for spec in specs if place_of[spec.key] == 0]
         config_of = self._configs(checkpoint, members)
-        wanted = [party.codec.companions(party.config) for party in parties]
-        wanted[0] = wanted[0].union(*(own.codec.companions(config) for config in config_of.values()))
+        wanted = [party.codec.companions() for party in parties]
+        wanted[0] = wanted[0].union(*(codec.companions() for codec in config_of.values()))
         # Optimizer state is coded in host memory, whatever the device of the chain's own codec.
         devices = [chain.device, *("cpu" for _ in parties[1:])]
         restored = standing.restored
@@ -132,24 +132,24 @@ class FrameEncoder:
 
         def observe(spec: TensorSpec) -> Any:
             item = _item(checkpoint, wanted[0], devices[0], spec, kept=False)
-            return own.codec.observe(item, old.get(spec.key), config_of[spec.key])
+            return config_of[spec.key].observe(item, old.get(spec.key))
 
         statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
-        plans = [own.codec.plan(members, statistics, own.config, context)]
-        plans += [party.codec.plan([], [], party.config) for party in parties[1:]]
+        plans = [own.codec.plan(members, statistics, context)]
+        plans += [party.codec.plan([], []) for party in parties[1:]]
         # An override has a plan of its own, from what was seen of all tensors: pools stay whole.
-        plan_of: dict[int, Any] = {id(own.config): plans[0]}
+        plan_of: dict[int, Any] = {id(own.codec): plans[0]}
         for config in config_of.values():
             if id(config) not in plan_of:
-                plan_of[id(config)] = own.codec.plan(members, statistics, config, context)
+                plan_of[id(config)] = config.plan(members, statistics, context)
 
         def encode(spec: TensorSpec) -> TensorResult:
             place = place_of[spec.key]
-            codec = parties[place].codec
+            codec = parties[place].codec if place else config_of[spec.key]
             item = _item(checkpoint, wanted[place], devices[place], spec)
             if codec.uses_restored and (start := restored(spec)) is not None:
                 item = replace(item, restored=start.to(devices[place]))
-            plan = plans[place] if place else plan_of[id(config_of[spec.key])]
+            plan = plans[place] if place else plan_of[id(codec)]
             encoded = codec.encode(item, plan, old.pop(spec.key, None))
             counts = codec.lossy and spec.role in MODEL_ROLES
             error, norm = _squared_error(item.tensor, encoded.reference) if counts else (0.0, 0.0)
@@ -167,7 +167,7 @@ class FrameEncoder:
         """Return which of the parties takes a tensor."""
         return next(i for i, party in enumerate(self._parties) if spec.role in party.roles)
 
-    def _configs(self, checkpoint: Checkpoint, members: Sequence[TensorSpec]) -> dict[str, CodecConfig]:
+    def _configs(self, checkpoint: Checkpoint, members: Sequence[TensorSpec]) -> dict[str, AnyCodec]:
         """Return the config of each tensor, the same object for those that share one.
 
         An override that matches none of the checkpoint's tensors was meant for another model, or is misspelt.
@@ -180,8 +180,8 @@ class FrameEncoder:
                     found=", ".join(f"{name}={value!r}" for name, value in override.to_json().items()),
                     remedy="`inshrink inspect RUN --tensors` lists names and layer types",
                 )
-        made: dict[tuple[bool, ...], CodecConfig] = {(False,) * len(chain.overrides): chain.config}
-        configs: dict[str, CodecConfig] = {}
+        made: dict[tuple[bool, ...], AnyCodec] = {(False,) * len(chain.overrides): chain.config}
+        configs: dict[str, AnyCodec] = {}
         for spec in members:
             which = tuple(override.matches(spec) for override in chain.overrides)
             configs[spec.key] = made.setdefault(which, chain.config_of(spec))

@@ -211,8 +211,7 @@ def _rule_of(meta: Mapping[str, Any], info: FrameInfo) -> Callable[[TensorSpec, 
     """Return what tells, by spec and bitstream, whether a block of a frame holds the original's bits."""
     codec, settings = str(meta.get("codec", "lossless")), meta.get("config", {})
     try:
-        own: Any = get_codec(codec)
-        roles = own.takes(own.config_type(**settings))
+        roles = get_codec(codec)(**settings).takes()
     except (ConfigError, TypeError):
         # A codec or a setting that is not known here: then nothing tells which bits are the original's.
         return lambda spec, bitstream: False

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.codec import (
-    Codec,
-    CodecConfig,
-    Decoded,
-    Encoded,
-    FrameContext,
-    TensorInput,
-    TensorReference,
-    within_memory,
-)
+from inshrink_core.codec import Codec, Decoded, Encoded, TensorInput, TensorReference, within_memory
 from inshrink_core.codecs.exact import (
     BITSTREAM,
     DEFAULT_LEVEL,
@@ -25,34 +15,20 @@ from inshrink_core.codecs.exact import (
     encode_exact,
     worst_case_exact_bytes,
 )
-from inshrink_core.errors import ConfigError, IncompatibleError
 from inshrink_core.frame import Block
 
-__all__ = ["LosslessCodec", "LosslessConfig", "LosslessReference", "decode_exact", "encode_exact"]
-
-_LEVELS = range(1, 20)
-"""zstd's levels but those that need more memory to decode (20 to 22) and the negative ones."""
+__all__ = ["LosslessCodec"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LosslessConfig(CodecConfig):
-    """What a user asks of the lossless codec.
+class LosslessCodec(Codec[None, LosslessReference]):
+    """Order-preserving integer delta, byte planes, zstd; bit-exact for every dtype.
 
     Parameters
     ----------
     level
-        zstd's level, 1 to 19. Higher is slower to write; reading takes the same time.
-    """
-
-    level: int = DEFAULT_LEVEL
-
-    def __post_init__(self) -> None:
-        if self.level not in _LEVELS:
-            raise ConfigError("level out of range", expected="1 to 19", found=str(self.level))
-
-
-class LosslessCodec(Codec):
-    """Order-preserving integer delta, byte planes, zstd; bit-exact for every dtype.
+        zstd's level, 1 to 19 (20 to 22 need more memory to decode). Higher is slower to write; reading takes
+        the same time.
 
     Examples
     --------
@@ -60,51 +36,32 @@ class LosslessCodec(Codec):
     >>> from inshrink_core.checkpoint import TensorRole
     >>> spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype="float32", shape=(1000,))
     >>> codec, tensor = LosslessCodec(), torch.linspace(0, 1, 1000)
-    >>> first = codec.encode(TensorInput(spec=spec, tensor=tensor), LosslessConfig(), None)
-    >>> again = codec.encode(TensorInput(spec=spec, tensor=tensor), LosslessConfig(), first.reference)
+    >>> first = codec.encode(TensorInput(spec=spec, tensor=tensor), None, None)
+    >>> again = codec.encode(TensorInput(spec=spec, tensor=tensor), None, first.reference)
     >>> len(again.block.payload)
     1
     >>> torch.equal(codec.decode(spec, again.block, first.reference).tensor, tensor)
     True
     """
 
-    name: ClassVar[str] = "lossless"
-    bitstream: ClassVar[str] = BITSTREAM
-    reads: ClassVar[frozenset[str]] = frozenset({BITSTREAM})
-    config_type: ClassVar[type[CodecConfig]] = LosslessConfig
-    lossy: ClassVar[bool] = False
+    name = "lossless"
+    bitstream = BITSTREAM
+    reads = frozenset({BITSTREAM})
+    state = LosslessReference
+    ranges: ClassVar = {"level": (1, 19)}
+    lossy = False
     label = "Lossless"
     compared = (("Lossless", {}),)
 
-    def observe(self, item: TensorInput, reference: TensorReference | None, config: CodecConfig) -> Any:
-        """Return None: nothing is decided for all tensors together."""
-        return
+    level: int = DEFAULT_LEVEL
 
-    def plan(
-        self,
-        specs: Sequence[TensorSpec],
-        statistics: Sequence[Any],
-        config: CodecConfig,
-        context: FrameContext | None = None,
-    ) -> Any:
-        """Return the config."""
-        return self.checked(config)
-
-    def encode(self, item: TensorInput, plan: Any, reference: TensorReference | None) -> Encoded:
+    def encode(self, item: TensorInput, plan: None, reference: TensorReference | None) -> Encoded:
         """Encode one tensor bit for bit; see `encode_exact`."""
-        level = plan.level if isinstance(plan, LosslessConfig) else DEFAULT_LEVEL
-        return encode_exact(item.spec, item.tensor, reference, level, owned=item.owned)
+        return encode_exact(item.spec, item.tensor, reference, self.level, owned=item.owned)
 
     @within_memory
     def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
         """Decode one block; see `decode_exact`."""
-        if block.codec not in self.reads:
-            raise IncompatibleError(
-                "the lossless codec does not read this bitstream",
-                where=spec.key,
-                expected=BITSTREAM,
-                found=block.codec,
-            )
         return decode_exact(spec, block.payload, reference)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:

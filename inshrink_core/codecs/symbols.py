@@ -355,7 +355,7 @@ def decode_symbols_rans(
     modulus = alphabet_size(n_symbols, n_previous)
     contexts, n_contexts = _bands(previous, n_previous)
     deltas = decode_rans(stream, n, modulus, contexts, n_contexts)
-    symbols = torch.remainder(previous.to(torch.int16) - deltas.to(torch.int16), modulus).to(torch.uint8)
+    symbols = modular_delta(previous, deltas, modulus)
     if n and int(symbols.max()) >= n_symbols:
         raise DamagedError(
             "a symbol is outside the alphabet", expected=f"below {n_symbols}", found=str(int(symbols.max()))

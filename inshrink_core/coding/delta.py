@@ -18,9 +18,7 @@ __all__ = [
     "NO_EXPECTATION",
     "alphabet_size",
     "expected_symbols",
-    "group_by_previous",
     "modular_delta",
-    "undo_modular_delta",
 ]
 
 NO_EXPECTATION = 256
@@ -39,7 +37,7 @@ def alphabet_size(n_symbols: int, n_previous: int) -> int:
 
 
 def modular_delta(previous: Tensor, symbols: Tensor, modulus: int) -> Tensor:
-    """Return D = (previous − symbols) mod `modulus`.
+    """Return D = (previous − symbols) mod `modulus`, which is its own inverse: the symbols, given D.
 
     Parameters
     ----------
@@ -59,40 +57,6 @@ def modular_delta(previous: Tensor, symbols: Tensor, modulus: int) -> Tensor:
     [0, 1]
     """
     return ((previous.to(torch.int16) - symbols.to(torch.int16)) % modulus).to(torch.uint8)
-
-
-def undo_modular_delta(previous: Tensor, delta: Tensor, modulus: int) -> Tensor:
-    """Return the symbols: (previous − delta) mod `modulus`.
-
-    The same formula as `modular_delta`, which is its own inverse; the paper's listing adds, a slip.
-
-    Examples
-    --------
-    >>> undo_modular_delta(torch.tensor([1, 0]).byte(), torch.tensor([0, 1]).byte(), 4).tolist()
-    [1, 3]
-    """
-    return modular_delta(previous, delta, modulus)
-
-
-def group_by_previous(previous: Tensor) -> Tensor:
-    """Return the order that puts elements of one previous symbol together, each group in tensor order.
-
-    Parameters
-    ----------
-    previous
-        UInt8[n].
-
-    Returns
-    -------
-    Tensor
-        Int64[n], a permutation.
-
-    Examples
-    --------
-    >>> group_by_previous(torch.tensor([1, 0, 1, 0]).byte()).tolist()
-    [1, 3, 0, 2]
-    """
-    return torch.sort(previous, stable=True).indices
 
 
 def expected_symbols(

@@ -24,7 +24,6 @@ from inshrink_core.coding.huffman import (
     symbol_windows,
     window_bits,
 )
-from inshrink_core.coding.run_length import run_windows
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.symbols import (
     N_RUN_TOKENS,
@@ -35,7 +34,15 @@ from inshrink_core.ops.symbols import (
     unpack_events,
 )
 
-__all__ = ["decode_grouped", "encode_grouped", "read_varint", "write_varint"]
+__all__ = [
+    "RUN_EXTRA_BITS",
+    "RUN_STARTS",
+    "decode_grouped",
+    "encode_grouped",
+    "read_varint",
+    "run_windows",
+    "write_varint",
+]
 
 _UNIFORM, _POOLED = 1, 2
 
@@ -54,8 +61,25 @@ _CODE_BITS = 10
 _MIN_OWN_EVENTS = 256
 """A group with fewer events cannot pay for tables of its own."""
 
+# Runs below 16 have a class each; above, every octave has four classes and the rest of the length follows in
+# extra bits (an Elias-type code whose prefix is left to Huffman).
+_TOKENS = np.arange(N_RUN_TOKENS, dtype=np.int64)
+
+RUN_EXTRA_BITS: NDArray[np.int64] = np.where(_TOKENS < 16, 0, (_TOKENS - 16) // 4 + 2)
+"""Extra bits that follow each run token."""
+
+RUN_STARTS: NDArray[np.int64] = np.where(_TOKENS < 16, _TOKENS, (4 + (_TOKENS - 16) % 4) << RUN_EXTRA_BITS)
+"""Shortest run of each token's class."""
+
 _Counts = NDArray[np.int64]
 _Symbols = NDArray[np.uint8]
+
+
+def run_windows(lengths: NDArray[np.int64], n_bits: int) -> NDArray[np.uint32]:
+    """Return the window table of run tokens: code length, extra bits, shortest run (`unpack_events`)."""
+    code_lengths = lengths if np.count_nonzero(lengths) > 1 else np.zeros_like(lengths)
+    entries = (code_lengths | RUN_EXTRA_BITS << 4 | RUN_STARTS << 9).astype(np.uint32)
+    return symbol_windows(lengths, n_bits, entries)
 
 
 @dataclass(slots=True)

@@ -46,7 +46,6 @@ __all__ = [
     "choose_model",
     "decode_rans",
     "encode_rans",
-    "estimate_bits",
     "estimate_bits_of_counts",
     "pack_stream",
     "parse_stream",
@@ -218,19 +217,6 @@ def decode_rans(
     if not intact:
         raise DamagedError("a rANS stream does not end in its initial state and with its last word")
     return symbols
-
-
-def estimate_bits(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_contexts: int = 1) -> float:
-    """Return about how many bits `encode_rans` would take, from one pass that counts.
-
-    Parameters
-    ----------
-    symbols, contexts, n_symbols, n_contexts
-        As for `encode_rans`.
-    """
-    if symbols.numel() == 0:
-        return 0.0
-    return estimate_bits_of_counts(rans_counts(symbols, contexts, n_symbols, n_contexts).numpy())
 
 
 def estimate_bits_of_counts(counts: NDArray[np.int64]) -> float:

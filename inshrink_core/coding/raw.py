@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from inshrink_core.errors import DamagedError
 
-__all__ = ["RawCoder", "pack_bits", "packed_bytes", "unpack_bits"]
+__all__ = ["pack_bits", "packed_bytes", "unpack_bits"]
 
 
 def bits_per_symbol(n_symbols: int) -> int:
@@ -76,21 +76,3 @@ def unpack_bits(payload: bytes | memoryview, n: int, n_symbols: int) -> NDArray[
             found=str(int(symbols.max())),
         )
     return symbols
-
-
-class RawCoder:
-    """Bytes as they are."""
-
-    name = "raw"
-
-    def encode(self, values: NDArray[np.uint8]) -> bytes:
-        """Return the values' bytes."""
-        return values.tobytes()
-
-    def decode(self, payload: bytes | memoryview, n: int) -> NDArray[np.uint8]:
-        """Return the bytes as values; DamagedError unless there are `n`."""
-        return unpack_bits(payload, n, 256)
-
-    def worst_case_bytes(self, n: int) -> int:
-        """Return `n`."""
-        return n

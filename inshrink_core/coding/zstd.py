@@ -10,15 +10,12 @@ from numpy.typing import NDArray
 
 from inshrink_core.errors import DamagedError
 
-__all__ = ["ZstdCoder", "zstd_compress", "zstd_decompress", "zstd_worst_case_bytes"]
+__all__ = ["zstd_compress", "zstd_decompress"]
 
 _MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
 
 _MOST_WINDOW_NBYTES = 1 << 23
 """What levels up to 19 ask for at most. A decoder allocates what a frame asks for, before it sees a block."""
-
-_FRAME_OVERHEAD_BYTES = 512
-"""Above the bound that the zstd manual gives for small inputs (128 kB less size, divided by 2048)."""
 
 _context = threading.local()
 """Compressors by level, one set a thread, because one compressor must not serve two at a time."""
@@ -84,37 +81,3 @@ def zstd_decompress(frame: bytes | memoryview, nbytes: int) -> bytes:
             "a zstd frame holds another number of bytes", expected=str(nbytes), found=str(len(data))
         )
     return data
-
-
-def zstd_worst_case_bytes(n: int) -> int:
-    """Return the largest frame of `n` bytes (ZSTD_compressBound of the zstd manual, rounded up)."""
-    return n + n // 256 + _FRAME_OVERHEAD_BYTES
-
-
-class ZstdCoder:
-    """One zstd frame; nothing for no values.
-
-    Parameters
-    ----------
-    level
-        zstd's level.
-    """
-
-    name = "zstd"
-
-    def __init__(self, level: int = 3) -> None:
-        self.level = level
-
-    def encode(self, values: NDArray[np.uint8]) -> bytes:
-        """Return a frame of the values."""
-        return zstd_compress(np.ascontiguousarray(values), self.level) if values.size else b""
-
-    def decode(self, payload: bytes | memoryview, n: int) -> NDArray[np.uint8]:
-        """Return the `n` values of a frame; DamagedError if it holds others."""
-        if n == 0 and len(payload) == 0:
-            return np.zeros(0, np.uint8)
-        return np.frombuffer(zstd_decompress(payload, n), np.uint8).copy()
-
-    def worst_case_bytes(self, n: int) -> int:
-        """Return `zstd_worst_case_bytes`."""
-        return zstd_worst_case_bytes(n)

@@ -24,7 +24,6 @@ __all__ = [
     "gather_decoded",
     "gather_protected",
     "histogram16",
-    "magnitude_histogram",
     "sensitivity_histogram",
     "symbol_counts",
 ]
@@ -72,11 +71,6 @@ def histogram16(
     2
     """
     raise NotImplementedError
-
-
-def magnitude_histogram(values: Tensor) -> Tensor:
-    """Count magnitude keys: int64[32768] on the CPU, whatever the sign."""
-    return histogram16(values).view(2, MAGNITUDE_KEYS).sum(0)
 
 
 @op

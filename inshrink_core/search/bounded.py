@@ -474,7 +474,7 @@ class BoundedWriter:
             chain = exact.chain_config(self._base)
             return chain.made_exact(chain.codec, chain.config)
         lossless = get_codec("lossless")
-        return replace(self._base, overrides=()).made_exact(lossless.name, lossless.config_type())
+        return replace(self._base, overrides=()).made_exact(lossless.name, lossless())
 
     def _check_written(
         self, chain: ChainWriter, checkpoint: Checkpoint, decision: _Decision, informative: bool

@@ -89,7 +89,7 @@ def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float) -> Coarsened
     settings: dict[str, float] = {"coarseness": coarseness}
     config = ChainConfig(
         codec=_CODEC,
-        config=get_codec(_CODEC).config_type(**settings),
+        config=get_codec(_CODEC)(**settings),
         optimizer="drop",
         threads=default_threads(),
     )

@@ -20,7 +20,7 @@ from inshrink_core.chain import ChainConfig, FrameEncoder, Standing, stored_view
 from inshrink_core.chain.needs import pack_attributes
 from inshrink_core.chain.parts import LAYOUT_KEY
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, TensorRole, TensorSpec
-from inshrink_core.codec import TensorReference, get_codec
+from inshrink_core.codec import TensorReference
 from inshrink_core.metrics import ratio
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class _States:
 
 def _roles_of(chain: ChainConfig) -> frozenset[TensorRole]:
     """Return the roles that a trial encodes: the model's, and whatever else the codec takes."""
-    return MODEL_ROLES | get_codec(chain.codec).takes(chain.config)
+    return MODEL_ROLES | chain.config.takes()
 
 
 def encode_step(

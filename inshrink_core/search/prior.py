@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from inshrink_core.chain import ChainConfig
-from inshrink_core.codec import get_codec
 
 __all__ = ["DROP_PER_NAT", "Prior", "prior_of"]
 
@@ -38,9 +37,10 @@ def prior_of(chain: ChainConfig, relative_error: float) -> Prior:
 
     Examples
     --------
+    >>> from inshrink_core.codec import get_codec
     >>> qd = get_codec("qd")
-    >>> prior_of(ChainConfig(codec=qd.name, config=qd.config_type()), 0.0)
+    >>> prior_of(ChainConfig(codec=qd.name, config=qd()), 0.0)
     Prior(drop=0.0, divergence=0.0)
     """
-    divergence = get_codec(chain.codec).expected_divergence(chain.config, relative_error)
+    divergence = chain.config.expected_divergence(relative_error)
     return Prior(drop=DROP_PER_NAT * divergence, divergence=divergence)

@@ -41,7 +41,7 @@ from inshrink_core.search.trials import Trial, TrialLog, TrialRunner, checkpoint
 if TYPE_CHECKING:
     import os
 
-    from inshrink_core.codec import CodecConfig
+    from inshrink_core.codec import AnyCodec
 
 __all__ = [
     "STRATEGIES",
@@ -97,7 +97,7 @@ def search(
     max_divergence: float | None = None,
     target_ratio: float | None = None,
     codec: str | None = None,
-    config: Mapping[str, Any] | CodecConfig | None = None,
+    config: Mapping[str, Any] | AnyCodec | None = None,
     strategy: str = "auto",
     budget: int | None = None,
     seed: int = 0,

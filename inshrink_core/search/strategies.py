@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
+from inshrink_core.codec import Knob
 from inshrink_core.search.space import Cube, CubePoint, LatticeLine, three_digits
 
 __all__ = [
@@ -299,23 +300,6 @@ class Halving:
             at, before = min(max(at * 2.0**excess_bits * _MARGIN, 1e-3), 1e4), at
             if at == before:
                 return
-
-
-class Knob(Protocol):
-    """What is turned from fine to coarse (`inshrink_core.search.variants.Knob`)."""
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """From the most faithful to the smallest."""
-        ...
-
-    def is_coarser(self, value: float, other: float) -> bool:
-        """Whether one value makes smaller frames than another."""
-        ...
-
-    def between(self, one: float, other: float) -> float:
-        """Return the middle of two values."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -231,11 +231,8 @@ class TrialRunner:
 
     def document(self, candidate: Candidate) -> dict[str, Any]:
         """Return what a config file would say, what all candidates have in common included."""
-        config, defaults = self.base.config, type(self.base.config)()
-        names = [one.name for one in fields(config)]  # type: ignore[arg-type]
-        common = {
-            name: getattr(config, name) for name in names if getattr(config, name) != getattr(defaults, name)
-        }
+        settings, defaults = self.base.config.settings(), type(self.base.config)().settings()
+        common = {name: value for name, value in settings.items() if value != defaults[name]}
         document = candidate.document()
         overrides = [*(one.to_json() for one in self.base.overrides), *document.get("override", ())]
         document["settings"] = common | document["settings"]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import os
 
     from inshrink_core.chain import ChainConfig
-    from inshrink_core.codec import CodecConfig
+    from inshrink_core.codec import AnyCodec
     from inshrink_core.training.failing import Schedule, Setup
 
 __all__ = ["Rehearsal", "TrainingResult", "half_width", "parse_training", "rehearse"]
@@ -47,7 +47,7 @@ def rehearse(
     directory: str | os.PathLike[str],
     *,
     codec: str | None = None,
-    config: Mapping[str, Any] | CodecConfig | None = None,
+    config: Mapping[str, Any] | AnyCodec | None = None,
     optimizer: str | None = None,
     restores: int | None = None,
     seeds: int = 3,

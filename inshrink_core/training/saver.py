@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from inshrink_core.codec import CodecConfig
+    from inshrink_core.codec import AnyCodec
 
 __all__ = ["Archiver", "Saver"]
 
@@ -137,7 +137,7 @@ class Saver:
         optimizer: torch.optim.Optimizer | None = None,
         *,
         codec: str | None = None,
-        config: Mapping[str, Any] | CodecConfig | None = None,
+        config: Mapping[str, Any] | AnyCodec | None = None,
         optimizer_state: str | None = None,
         keyframe_every: int = 32,
         device: str = "auto",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     import os
 
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
-    from inshrink_core.codec import CodecConfig
+    from inshrink_core.codec import AnyCodec
     from inshrink_core.errors import CheckFailedError
     from inshrink_core.formats import Skipped
     from inshrink_core.frame import FrameInfo
@@ -50,7 +49,7 @@ def compress(
     archive: str | os.PathLike[str],
     *,
     codec: str | None = None,
-    config: Mapping[str, Any] | CodecConfig | None = None,
+    config: Mapping[str, Any] | AnyCodec | None = None,
     optimizer: str | None = None,
     keyframe_every: int = 32,
     steps: Iterable[int] | None = None,
@@ -158,7 +157,7 @@ def compress(
         raw_bytes_read=session.raw_bytes,
         relative_error=error if session.appended else None,
         codec=chain_config.codec,
-        config=dataclasses.asdict(chain_config.config),  # type: ignore[call-overload]
+        config=chain_config.config.settings(),
         optimizer=chain_config.optimizer,
         promise=promise,
         left_out=tuple(row for row in opened.skipped if row.link),

@@ -32,7 +32,7 @@ from inshrink_core.search.trials import Trial
 if TYPE_CHECKING:
     import os
 
-    from inshrink_core.codec import CodecConfig
+    from inshrink_core.codec import AnyCodec
 
 __all__ = ["EstimateReport", "estimate"]
 
@@ -108,7 +108,7 @@ def estimate(
     run: Run | str | os.PathLike[str],
     *,
     codec: str | None = None,
-    config: Mapping[str, Any] | CodecConfig | None = None,
+    config: Mapping[str, Any] | AnyCodec | None = None,
     optimizer: str | None = None,
     keyframe_every: int = 32,
     steps: Iterable[int] | None = None,

@@ -17,7 +17,7 @@ from inshrink_core.report import plain_value
 from inshrink_core.verbs.restore import open_any
 
 if TYPE_CHECKING:
-    from inshrink_core.codec import CodecConfig
+    from inshrink_core.codec import AnyCodec
     from inshrink_core.execution.progress import OnProgress
     from inshrink_core.frame import FrameInfo
 
@@ -59,7 +59,7 @@ def inspect(
     gain: bool = False,
     against: Run | str | os.PathLike[str] | None = None,
     codec: str | None = None,
-    config: Mapping[str, Any] | CodecConfig | None = None,
+    config: Mapping[str, Any] | AnyCodec | None = None,
     progress: OnProgress | None = None,
     **options: Any,
 ) -> Inventory:

@@ -110,7 +110,7 @@ def test_a_huge_run_is_planned_with_a_bounded_chart(
 
 def test_an_export_is_written_as_compress_writes_by_default(root: Path, jobs: StubJobs) -> None:
     from inshrink_core.chain import default_optimizer
-    from inshrink_core.codecs.lattice.config import LatticeConfig
+    from inshrink_core.codecs.lattice.codec import LatticeCodec
     from tests.training import write_run as write_training
 
     run = str(write_training(root / "run"))
@@ -119,7 +119,7 @@ def test_an_export_is_written_as_compress_writes_by_default(root: Path, jobs: St
         button(app, "Export").click().run()
         assert not app.exception
     lattice, lossless = (request["commands"][0] for request in jobs.started)
-    assert option(lattice, "--set") == f"coarseness={LatticeConfig().coarseness}"
+    assert option(lattice, "--set") == f"coarseness={LatticeCodec().coarseness}"
     assert option(lattice, "--optimizer") == default_optimizer("lattice", {}) == "compressed"
     assert option(lossless, "--optimizer") == "exact"
 

@@ -7,14 +7,11 @@ import pytest
 import torch
 
 from inshrink_core.chain import ChainConfig, Standing, step_gain
-from inshrink_core.chain.config import Party
-from inshrink_core.checkpoint import MODEL_ROLES, TensorRole
-from inshrink_core.codec import Codec, Decoded, Encoded, FrameContext, TensorInput, TensorReference, get_codec
-from inshrink_core.codecs.lossless import LosslessCodec, LosslessConfig
+from inshrink_core.checkpoint import TensorRole
+from inshrink_core.codec import Decoded, Encoded, FrameContext, TensorInput, TensorReference, get_codec
+from inshrink_core.codecs.lossless import LosslessCodec
 from inshrink_core.frame import Block
 from tests.builders import memory_checkpoint, seeded
-
-CONFIG = LosslessConfig()
 
 
 @dataclass(frozen=True)
@@ -29,36 +26,25 @@ class Held(TensorReference):
         return self.tensor.nbytes
 
 
+def chain_of(codec):
+    return ChainConfig(codec=codec.name, config=codec)
+
+
 @dataclass(frozen=True, kw_only=True)
-class With(ChainConfig):
-    """A chain whose codec is not a registered one."""
-
-    given: Codec
-
-    def parties(self):
-        lossless = get_codec("lossless")
-        own = Party(self.given, self.config, MODEL_ROLES)
-        return (own, Party(lossless, lossless.config_type(), frozenset(TensorRole)))
-
-
-def chain_of(codec, config=CONFIG):
-    return With(codec=codec.name, config=config, given=codec)
-
-
 class Damped(LosslessCodec):
     """Keeps a share of every movement, and remembers what it was given."""
 
     uses_restored = True
 
-    def __init__(self, share):
-        self.share, self.items, self.contexts = share, [], []
+    share: float = 1.0
+    items: list = field(default_factory=list)
+    contexts: list = field(default_factory=list)
 
-    def companions(self, config):
+    def companions(self):
         return frozenset({TensorRole.EXP_AVG_SQ, TensorRole.GRADIENT})
 
-    def plan(self, specs, statistics, config, context=None):
+    def plan(self, specs, statistics, context=None):
         self.contexts.append(context)
-        return CONFIG
 
     def encode(self, item, plan, reference):
         self.items.append(item)
@@ -90,14 +76,14 @@ class Case:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_codec_that_keeps_a_share_of_the_movement_has_that_gain(share):
-    found = Case().measure(Damped(share))
+    found = Case().measure(Damped(share=share))
     assert found.step == 2
     assert found.gain == pytest.approx(share, abs=1e-5)
     assert found.noise == pytest.approx((1 - share) ** 2, abs=1e-5)
 
 
 def test_the_movement_is_added_to_the_decoded_values_not_to_the_originals():
-    codec = Damped(1.0)
+    codec = Damped(share=1.0)
     Case(error=100.0).measure(codec)
     item = codec.items[0]
     assert (item.tensor - 100).abs().max() < 10
@@ -105,7 +91,7 @@ def test_the_movement_is_added_to_the_decoded_values_not_to_the_originals():
 
 
 def test_the_encoder_is_told_of_the_restore_and_what_it_may_look_at():
-    codec = Damped(1.0)
+    codec = Damped(share=1.0)
     second, first = seeded((6, 5), 3).square(), seeded((6, 5), 4)
     case = Case(extra={"w@exp_avg_sq": second, "w@exp_avg": first})
     case.measure(codec, memory={"a": 1}, rates={"w": {"lr": 0.1}})
@@ -118,10 +104,9 @@ def test_the_encoder_is_told_of_the_restore_and_what_it_may_look_at():
 def test_a_step_is_pooled_by_movement_not_by_tensor():
     class Selective(Damped):
         def encode(self, item, plan, reference):
-            self.share = 1.0 if item.spec.key == "a" else 0.0
-            return super().encode(item, plan, reference)
+            return Damped(share=1.0 if item.spec.key == "a" else 0.0).encode(item, plan, reference)
 
-    found = Case(weights=("a", "b")).measure(Selective(0.0))
+    found = Case(weights=("a", "b")).measure(Selective())
     gains = {row.key: row.gain for row in found.tensors}
     assert gains == {"a": pytest.approx(1.0, abs=1e-5), "b": pytest.approx(0.0, abs=1e-5)}
     assert found.gain == pytest.approx(0.5, abs=1e-5)
@@ -129,8 +114,8 @@ def test_a_step_is_pooled_by_movement_not_by_tensor():
 
 def test_what_does_not_move_has_no_gain():
     frozen = memory_checkpoint(1, {"w": seeded((4, 4), 1)}), memory_checkpoint(2, {"w": seeded((4, 4), 1)})
-    codec = get_codec("lossless")
-    state = codec.encode(_item(frozen[0], "w"), CONFIG, None).reference
+    codec = LosslessCodec()
+    state = codec.encode(_item(frozen[0], "w"), None, None).reference
     found = step_gain(chain_of(codec), *frozen, Standing(references={"w": state}))
     assert (found.gain, found.noise, found.tensors[0].gain) == (None, None, None)
 
@@ -139,7 +124,7 @@ def test_values_that_are_not_finite_count_for_nothing():
     old = torch.tensor([1.0, float("nan"), 3.0, float("inf")])
     new = torch.tensor([2.0, 1.0, float("nan"), 5.0])
     before, after = memory_checkpoint(1, {"w": old}), memory_checkpoint(2, {"w": new})
-    found = step_gain(chain_of(Damped(1.0)), before, after, Standing(references={"w": Held(old)}))
+    found = step_gain(chain_of(Damped(share=1.0)), before, after, Standing(references={"w": Held(old)}))
     assert (found.gain, found.noise) == (1.0, 0.0)
     assert found.tensors[0].movement == 1.0
 
@@ -149,20 +134,19 @@ def test_buffers_integers_and_tensors_that_are_new_are_left_out():
     tensors = {"w": seeded((4,), 3), "bn.running_mean": seeded((4,), 4), "new": seeded((4,), 5)}
     after = memory_checkpoint(2, tensors | {"count": torch.tensor([3])})
     states = {key: Held(before[key]) for key in before}
-    found = step_gain(chain_of(Damped(1.0)), before, after, Standing(references=states))
+    found = step_gain(chain_of(Damped(share=1.0)), before, after, Standing(references=states))
     assert [row.key for row in found.tensors] == ["w"]
 
 
 @pytest.mark.parametrize("name", ["lossless", "inshrinkerator", "lattice", "uniform"])
 def test_half_precision_weights_are_measured_too(name):
-    codec = get_codec(name)
-    config = codec.config_type()
+    codec = get_codec(name)()
     before = memory_checkpoint(1, {"w": seeded((40, 50), 1, torch.bfloat16)})
     after = memory_checkpoint(2, {"w": seeded((40, 50), 2, torch.bfloat16)})
     item = _item(before, "w")
-    plan = codec.plan([item.spec], [codec.observe(item, None, config)], config)
+    plan = codec.plan([item.spec], [codec.observe(item, None)])
     state = codec.encode(item, plan, None).reference
-    found = step_gain(chain_of(codec, config), before, after, Standing(references={"w": state}))
+    found = step_gain(chain_of(codec), before, after, Standing(references={"w": state}))
     assert found.gain == pytest.approx(1.0, abs=0.3)
 
 

@@ -7,8 +7,8 @@ import inshrink_core
 from inshrink_core.chain import Archive, Override, parse_overrides
 from inshrink_core.chain.config import overridden
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorConfig
-from inshrink_core.codecs.lattice.config import LatticeConfig
+from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
+from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import ConfigError
 
 SAMPLE = inshrink_core.sample("digits-cnn")
@@ -24,10 +24,10 @@ def test_later_overrides_win_and_others_stay():
         Override(match="head.*", settings={"coarseness": 2.0, "gamma": 1.0}),
         Override(layer_type="linear", settings={"coarseness": 1.0}),
     )
-    config = overridden(LatticeConfig(), overrides, spec("head.weight", 8, 8))
+    config = overridden(LatticeCodec(), overrides, spec("head.weight", 8, 8))
     assert (config.coarseness, config.gamma) == (1.0, 1.0)
-    assert overridden(LatticeConfig(), overrides, spec("head.bias", 8)).coarseness == 2.0
-    assert overridden(LatticeConfig(), overrides, spec("conv.weight", 8, 8, 3, 3)) == LatticeConfig()
+    assert overridden(LatticeCodec(), overrides, spec("head.bias", 8)).coarseness == 2.0
+    assert overridden(LatticeCodec(), overrides, spec("conv.weight", 8, 8, 3, 3)) == LatticeCodec()
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_later_overrides_win_and_others_stay():
 )
 def test_an_override_that_says_nothing_sensible_is_refused(entries, message):
     with pytest.raises(ConfigError, match=message):
-        parse_overrides(entries, LatticeConfig())
+        parse_overrides(entries, LatticeCodec())
 
 
 def written(tmp_path, codec, overrides, **settings):
@@ -107,5 +107,5 @@ def test_an_override_that_matches_nothing_is_refused_and_nothing_written(tmp_pat
 
 
 def test_overrides_do_not_change_the_config_of_other_codecs():
-    entries = parse_overrides([{"match": "*", "bins": 4}], InshrinkeratorConfig())
+    entries = parse_overrides([{"match": "*", "bins": 4}], InshrinkeratorCodec())
     assert entries == (Override(settings={"bins": 4}),)

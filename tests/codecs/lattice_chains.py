@@ -2,7 +2,6 @@
 
 from inshrink_core.codec import FrameContext, TensorInput
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_core.codecs.lattice.config import LatticeConfig
 from tests.strategies import normal, spec_of
 
 CODEC = LatticeCodec()
@@ -10,11 +9,11 @@ CODEC = LatticeCodec()
 
 def frame(tensor, config=None, reference=None, *, context=None, spec=None, **beside):
     """Encode a frame of one tensor; return what encode returns and the plan."""
-    config = config or LatticeConfig()
+    config = config or LatticeCodec()
     spec = spec or spec_of(tensor, "layer.weight")
     item = TensorInput(spec=spec, tensor=tensor, **beside)
-    plan = CODEC.plan([spec], [CODEC.observe(item, reference, config)], config, context)
-    return CODEC.encode(item, plan, reference), plan
+    plan = config.plan([spec], [config.observe(item, reference)], context)
+    return config.encode(item, plan, reference), plan
 
 
 def chain(tensors, config=None, rate=1e-3, second_moment=None):

@@ -8,10 +8,10 @@ import torch
 
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
-from inshrink_core.codecs.published.excp import ExcpCodec, ExcpConfig, kept_moments, kept_residuals
+from inshrink_core.codecs.published.excp import ExcpCodec, kept_moments, kept_residuals
 from inshrink_core.codecs.published.residual import fit_nearest, narrowed
 from inshrink_core.errors import ConfigError
-from tests.codec_suite import CodecSuite, state_bits
+from inshrink_core.testing.codecs import CodecSuite, state_bits
 from tests.strategies import bits, normal, spec_of
 
 CODEC = ExcpCodec()
@@ -20,8 +20,8 @@ MOMENTS = (TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ)
 
 def encode(tensor, config, reference=None, second=None):
     item = TensorInput(spec=spec_of(tensor), tensor=tensor, second_moment=second)
-    plan = CODEC.plan([item.spec], [CODEC.observe(item, reference, config)], config)
-    return CODEC.encode(item, plan, reference)
+    plan = config.plan([item.spec], [config.observe(item, reference)])
+    return config.encode(item, plan, reference)
 
 
 class _WithSecondMoment(CodecSuite):
@@ -36,16 +36,15 @@ class _WithSecondMoment(CodecSuite):
 
 
 class TestExcpDefaults(_WithSecondMoment):
-    config = ExcpConfig()
+    codec = ExcpCodec()
 
 
 class TestExcpWithoutOptimizer(CodecSuite):
-    codec = CODEC
-    config = ExcpConfig(coder="rans")
+    codec = ExcpCodec(coder="rans")
 
 
 class TestExcpByElement(_WithSecondMoment):
-    config = ExcpConfig(indicator="element", bits=8, keyframe="quantized", coder="huffman", vectors="exact")
+    codec = ExcpCodec(indicator="element", bits=8, keyframe="quantized", coder="huffman", vectors="exact")
 
     def unchanged_bytes(self, tensor):
         # What a quantized keyframe lost is a residual like any other: 255 centroids at worst.
@@ -57,7 +56,7 @@ class TestExcpByElement(_WithSecondMoment):
 
 def test_the_threshold_is_the_published_factor_times_the_median_of_the_residual():
     residual = np.array([0.1, -0.2, 0.3, -0.4, 0.5], np.float32)  # median .3
-    config = ExcpConfig()
+    config = ExcpCodec()
     for root_mean, expected in ((1e-4, [0, 1, 1, 1, 1]), (4e-5, [0, 0, 0, 1, 1]), (3e-5, [0, 0, 0, 0, 0])):
         # factors .5, 1.25 and 1.67: thresholds .15, .375 and .5
         second = np.full(5, root_mean**2, np.float32)
@@ -67,19 +66,19 @@ def test_the_threshold_is_the_published_factor_times_the_median_of_the_residual(
 def test_the_factor_is_capped_at_two_and_a_half():
     residual = np.array([1.0, 1.0, 1.0, 2.4, 2.6], np.float32)
     for second in (np.zeros(5, np.float32), np.full(5, 1e-20, np.float32), None):
-        assert kept_residuals(residual, second, ExcpConfig()).tolist() == [False] * 4 + [True]
+        assert kept_residuals(residual, second, ExcpCodec()).tolist() == [False] * 4 + [True]
 
 
 def test_the_papers_indicator_is_one_threshold_an_element():
     residual = np.full(4, 1.0, np.float32)
     second = np.array([1e-8, 2.4e-9, 2.6e-9, 0], np.float32)  # factors .5, 1.02, .98, cap
-    kept = kept_residuals(residual, second, ExcpConfig(indicator="element"))
+    kept = kept_residuals(residual, second, ExcpCodec(indicator="element"))
     assert kept.tolist() == [True, False, True, False]
 
 
 def test_a_first_moment_is_kept_above_twice_the_mean_magnitude():
     first = np.array([1.0, -1.0, 0.0, 6.0, -2.0], np.float32)  # mean 2
-    assert kept_moments(first, ExcpConfig()).tolist() == [False, False, False, True, False]
+    assert kept_moments(first, ExcpCodec()).tolist() == [False, False, False, True, False]
 
 
 # Quantizing
@@ -109,9 +108,9 @@ def test_a_codebook_is_float16_unless_that_loses_a_part_in_32():
 
 def test_at_most_fifteen_values_are_added_in_a_frame_of_four_bits():
     values = normal((100, 100), 0)
-    first = encode(values, ExcpConfig()).reference
+    first = encode(values, ExcpCodec()).reference
     moved = values + normal((100, 100), 1, 1e-3)
-    second = encode(moved, ExcpConfig(alpha=1e-6), first, torch.full((100, 100), 1e-8)).reference
+    second = encode(moved, ExcpCodec(alpha=1e-6), first, torch.full((100, 100), 1e-8)).reference
     added = (second.decoded() - values).numpy().round(6)
     assert 10 <= len(np.unique(added)) <= 60  # rounding of the sums blurs 16 values
     error = (second.decoded() - moved).square().mean().sqrt() / 1e-3
@@ -149,14 +148,14 @@ def encode_roles(codec, tensors, references, config):
         )
         for role, tensor in tensors.items()
     }
-    seen = [codec.observe(item, references.get(role), config) for role, item in items.items()]
-    plan = codec.plan(list(specs.values()), seen, config)
-    return {role: codec.encode(item, plan, references.get(role)) for role, item in items.items()}
+    seen = [config.observe(item, references.get(role)) for role, item in items.items()]
+    plan = config.plan(list(specs.values()), seen)
+    return {role: config.encode(item, plan, references.get(role)) for role, item in items.items()}
 
 
 def test_moments_survive_where_residual_and_first_moment_do():
     first, second = frames()
-    config = ExcpConfig(beta=1.0)
+    config = ExcpCodec(beta=1.0)
     start = encode_roles(CODEC, first, {}, config)
     assert {encoded.block.codec for encoded in start.values()} == {"lossless/1"}
     references = {role: encoded.reference for role, encoded in start.items()}
@@ -174,7 +173,7 @@ def test_moments_survive_where_residual_and_first_moment_do():
 
 def test_moments_decode_without_weight_plan_or_reference():
     first, second = frames()
-    config = ExcpConfig()
+    config = ExcpCodec()
     references = {r: e.reference for r, e in encode_roles(CODEC, first, {}, config).items()}
     for role, encoded in encode_roles(CODEC, second, references, config).items():
         reference = references[role] if role is TensorRole.WEIGHT else None
@@ -186,7 +185,7 @@ def test_moments_decode_without_weight_plan_or_reference():
 
 def test_pruned_second_moments_may_become_their_mean_and_are_then_never_zero():
     first, second = frames()
-    config = ExcpConfig(pruned_second_moment="mean")
+    config = ExcpCodec(pruned_second_moment="mean")
     references = {r: e.reference for r, e in encode_roles(CODEC, first, {}, config).items()}
     restored = encode_roles(CODEC, second, references, config)[TensorRole.EXP_AVG_SQ].reference.decoded()
     assert float(restored.min()) > 0
@@ -197,7 +196,7 @@ def test_tiny_second_moments_do_not_underflow():
     first, second = frames()
     for tensors in (first, second):
         tensors[TensorRole.EXP_AVG_SQ] *= 1e-6  # 1e-12: below float16's smallest number
-    config = ExcpConfig(beta=0.5, alpha=1e-8)
+    config = ExcpCodec(beta=0.5, alpha=1e-8)
     references = {r: e.reference for r, e in encode_roles(CODEC, first, {}, config).items()}
     done = encode_roles(CODEC, second, references, config)
     kept = done[TensorRole.EXP_AVG].reference.decoded() != 0
@@ -206,29 +205,28 @@ def test_tiny_second_moments_do_not_underflow():
 
 def test_moments_may_be_left_to_others():
     roles = MODEL_ROLES | set(MOMENTS)
-    assert CODEC.takes(ExcpConfig()) == roles
-    assert CODEC.takes(ExcpConfig(moments="exact")) == MODEL_ROLES
+    assert CODEC.takes() == roles
+    assert ExcpCodec(moments="exact").takes() == MODEL_ROLES
     tensor = normal((64, 64), 0)
     spec = spec_of(tensor, "fc.weight", TensorRole.EXP_AVG)
-    plan = CODEC.plan([], [], ExcpConfig(moments="exact"))
-    reference = CODEC.encode(TensorInput(spec=spec, tensor=tensor), plan, None).reference
-    encoded = CODEC.encode(TensorInput(spec=spec, tensor=tensor + 1), plan, reference)
+    plan = ExcpCodec(moments="exact").plan([], [])
+    reference = ExcpCodec(moments="exact").encode(TensorInput(spec=spec, tensor=tensor), plan, None).reference
+    encoded = ExcpCodec(moments="exact").encode(TensorInput(spec=spec, tensor=tensor + 1), plan, reference)
     assert bits(encoded.reference.decoded()) == bits(tensor + 1)
 
 
 def test_other_codecs_take_the_model_alone():
     for name in ("inshrinkerator", "lossless", "lc-checkpoint", "qd", "uniform"):
-        codec = get_codec(name)
-        assert codec.takes(codec.config_type()) == MODEL_ROLES
+        assert get_codec(name)().takes() == MODEL_ROLES
 
 
 def test_buffers_and_other_roles_are_exact():
     for role in (TensorRole.BUFFER, TensorRole.STEP, TensorRole.MOMENTUM, TensorRole.MASTER):
         tensor = normal((64, 64), 0)
         spec = TensorSpec(name="x", role=role, dtype="float32", shape=(64, 64))
-        plan = CODEC.plan([], [], ExcpConfig())
-        reference = CODEC.encode(TensorInput(spec=spec, tensor=tensor), plan, None).reference
-        block = CODEC.encode(TensorInput(spec=spec, tensor=tensor + 1), plan, reference).block
+        plan = ExcpCodec().plan([], [])
+        reference = ExcpCodec().encode(TensorInput(spec=spec, tensor=tensor), plan, None).reference
+        block = ExcpCodec().encode(TensorInput(spec=spec, tensor=tensor + 1), plan, reference).block
         assert block.codec == "lossless/1"
 
 
@@ -241,7 +239,7 @@ def test_the_same_symbols_are_smaller_through_rans_than_through_lzma():
     moved = values + normal((300, 300), 1, 1e-3)
     sizes, states = {}, {}
     for coder in ("lzma", "rans"):
-        config = ExcpConfig(coder=coder)
+        config = ExcpCodec(coder=coder)
         first = encode(values, config).reference
         encoded = encode(moved, config, first, second)
         sizes[coder], states[coder] = len(encoded.block.payload), state_bits(encoded.reference)
@@ -255,20 +253,20 @@ def test_the_same_symbols_are_smaller_through_rans_than_through_lzma():
 )
 def test_settings_out_of_range_are_refused(setting):
     with pytest.raises(ConfigError):
-        ExcpConfig(**setting)
+        ExcpCodec(**setting)
 
 
 def test_published_defaults():
-    config = dataclasses.asdict(ExcpConfig())
+    config = dataclasses.asdict(ExcpCodec())
     published = {"alpha": 5e-5, "beta": 2.0, "bits": 4, "coder": "lzma", "pruned_second_moment": "zero"}
     assert config | published == config
 
 
 def test_the_codec_is_found_by_name_and_by_bitstream():
-    assert type(get_codec("excp")) is ExcpCodec
+    assert get_codec("excp") is ExcpCodec
     assert type(codec_for_block("excp/1")) is ExcpCodec
 
 
 def test_residuals_near_the_largest_float_are_left_out_without_a_word():
     residual = np.array([3e38, -3.2e38, 3.3e38, 1.0], np.float32)
-    assert not kept_residuals(residual, None, ExcpConfig()).any()
+    assert not kept_residuals(residual, None, ExcpCodec()).any()

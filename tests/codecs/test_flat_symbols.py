@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inshrink_core.codecs.published.fallback import (
+from inshrink_core.codecs.published.flat import (
     FLAT_CODERS,
     decode_flat,
     encode_flat,

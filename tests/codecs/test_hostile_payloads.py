@@ -55,7 +55,7 @@ def giant(shape: tuple[int, ...], dtype: str = "float16", role: TensorRole = Ten
 @pytest.mark.parametrize("shape", GIANTS, ids=["2**40", "2**62", "2**63", "2**840"])
 @pytest.mark.parametrize("name", codec_names())
 def test_a_payload_of_a_few_bytes_for_a_tensor_no_memory_holds_is_refused(name: str, shape: tuple[int, ...]):
-    codec = get_codec(name)
+    codec = get_codec(name)()
     for bitstream in codec.reads:
         heads = {one.sound[0][:40] for one in situations() if one.bitstream == bitstream and one.sound}
         for payload in (b"\x02\x00\x00", b"\x00\x00\x00\x00", b"\x01\x00\x00\x00", *sorted(heads)):
@@ -66,16 +66,14 @@ def test_a_payload_of_a_few_bytes_for_a_tensor_no_memory_holds_is_refused(name: 
 def test_an_allocation_that_fails_is_an_error_of_ours_with_the_size():
     spec = TensorSpec(name="fc", role=TensorRole.WEIGHT, dtype="float32", shape=(1 << 50,))
     with pytest.raises(TooLargeError, match="fc") as caught:
-        get_codec("lossless").decode(spec, Block("lossless/1", b"\x02\0\0\0\0"), None)
+        get_codec("lossless")().decode(spec, Block("lossless/1", b"\x02\0\0\0\0"), None)
     assert caught.value.needed == 1 << 52
 
 
 def test_a_moment_that_repeats_a_state_of_another_dtype_is_refused():
-    codec = get_codec("moments")
+    codec = get_codec("moments")()
     wide, half = (giant((8, 8), dtype, TensorRole.EXP_AVG) for dtype in ("float32", "float16"))
-    state = codec.encode(
-        TensorInput(spec=wide, tensor=normal((8, 8), 1)), codec.config_type(), None
-    ).reference
+    state = codec.encode(TensorInput(spec=wide, tensor=normal((8, 8), 1)), None, None).reference
     assert isinstance(state, MomentsReference)
     same = struct.pack("<BBh", 1, state.form | 0x40, state.base)
     assert bits(codec.decode(wide, Block(codec.bitstream, same), state).tensor) == bits(state.decoded())
@@ -139,7 +137,7 @@ def test_a_zstd_frame_that_states_a_large_content_size_allocates_nothing():
 
 def test_units_beyond_float32_overflow_to_infinity_without_a_warning():
     spec = TensorSpec(name="fc", role=TensorRole.MOMENTUM, dtype="float32", shape=(2, 2))
-    codec = get_codec("moments")
+    codec = get_codec("moments")()
     payload = b"\x01\x03" + (1024).to_bytes(2, "little") + b"\x02\x01\xff" + b"\x02\x01\xff" + b"\x01\xff"
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -5,26 +5,24 @@ import torch
 
 from inshrink_core.codec import FrameContext, TensorInput
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_core.codecs.lattice.config import LatticeConfig
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
-from tests.codec_suite import CodecSuite
+from inshrink_core.testing.codecs import CodecSuite
 from tests.strategies import bits, normal, spec_of
 
 CODEC = LatticeCodec()
 
 
 class TestExact(CodecSuite):
-    codec = CODEC
-    config = LatticeConfig(exact=True)
+    codec = LatticeCodec(exact=True)
 
 
 def encode(tensor, reference, memory, exact):
-    spec, config = spec_of(tensor, "layer.weight"), LatticeConfig(exact=exact)
+    spec, config = spec_of(tensor, "layer.weight"), LatticeCodec(exact=exact)
     item = TensorInput(spec=spec, tensor=tensor)
     context = FrameContext(learning_rates={"layer.weight": 1e-3}, memory=memory)
-    plan = CODEC.plan([spec], [CODEC.observe(item, reference, config)], config, context)
-    return *CODEC.encode(item, plan, reference), CODEC.remember(plan)
+    plan = config.plan([spec], [config.observe(item, reference)], context)
+    return *config.encode(item, plan, reference), CODEC.remember(plan)
 
 
 def chain(exact_at, dtype=torch.float32, n_frames=5):
@@ -92,4 +90,4 @@ def test_exact_blocks_that_contradict_themselves_are_refused(payload, message):
 
 def test_exact_is_a_switch():
     with pytest.raises(ConfigError, match="'exact' is a switch"):
-        LatticeConfig(exact=1)
+        LatticeCodec(exact=1)

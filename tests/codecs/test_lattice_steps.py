@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from inshrink_core.codec import FrameContext, TensorInput
-from inshrink_core.codecs.lattice.config import LatticeConfig
-from tests.codec_suite import state_bits
+from inshrink_core.codecs.lattice.codec import LatticeCodec
+from inshrink_core.testing.codecs import state_bits
 from tests.codecs.lattice_chains import CODEC, chain, frame, moving
 from tests.strategies import bits, normal, spec_of
 
@@ -13,9 +13,7 @@ from tests.strategies import bits, normal, spec_of
 def test_the_step_is_the_coarseness_times_the_movement():
     frames = moving(3)
     for coarseness in (1.0, 4.0):
-        _, reference, plans = chain(
-            frames, LatticeConfig(coarseness=coarseness), second_moment=frames[0] ** 2
-        )
+        _, reference, plans = chain(frames, LatticeCodec(coarseness=coarseness), second_moment=frames[0] ** 2)
         assert plans[-1].widths["layer.weight"] == pytest.approx(coarseness * 1e-3, rel=0.35)
         assert reference.spacing.width == pytest.approx(coarseness * 1e-3, rel=1.0)
 
@@ -52,10 +50,10 @@ def test_a_step_is_held_but_for_powers_of_two_except_after_a_restore():
 @pytest.mark.parametrize("coarseness", [16.0, 64.0])
 def test_a_step_that_grows_loses_no_movement(coarseness):
     weights = normal((128, 128), 0)
-    first = frame(weights, LatticeConfig(coarseness=0.5))[0].reference
+    first = frame(weights, LatticeCodec(coarseness=0.5))[0].reference
     moved = weights + 0.2 * first.spacing.width
     spec = spec_of(moved, "layer.weight")
-    (block, after), _ = frame(moved, LatticeConfig(coarseness=coarseness), first)
+    (block, after), _ = frame(moved, LatticeCodec(coarseness=coarseness), first)
     assert after.spacing.width >= 2 * first.spacing.width
     assert state_bits(CODEC.decode(spec, block, first).reference) == state_bits(after)
     # As well as on a lattice that begins with that step: evenly spread errors, none of them on one side.
@@ -67,10 +65,10 @@ def test_a_step_that_grows_loses_no_movement(coarseness):
 
 def test_steps_may_become_finer_than_the_unit_the_chain_began_with():
     weights = normal((60, 60), 0)
-    state = frame(weights, LatticeConfig(coarseness=8.0))[0].reference
+    state = frame(weights, LatticeCodec(coarseness=8.0))[0].reference
     for t in range(1, 12):
         weights = weights + normal((60, 60), t, scale=0.02 * 0.3**t)
-        (block, after), _ = frame(weights, LatticeConfig(coarseness=0.5), state)
+        (block, after), _ = frame(weights, LatticeCodec(coarseness=0.5), state)
         decoded = CODEC.decode(spec_of(weights, "layer.weight"), block, state)
         assert state_bits(decoded.reference) == state_bits(after)
         state = after
@@ -86,8 +84,8 @@ def test_sensitive_tensors_get_finer_steps():
         for i, spec in enumerate(specs)
     ]
     context = FrameContext(learning_rates={spec.name: 1e-3 for spec in specs})
-    config = LatticeConfig()
-    plan = CODEC.plan(specs, [CODEC.observe(item, None, config) for item in items], config, context)
+    config = LatticeCodec()
+    plan = config.plan(specs, [config.observe(item, None) for item in items], context)
     assert plan.widths["layer1.weight"] == pytest.approx(2 * plan.widths["layer0.weight"])
 
 
@@ -99,8 +97,8 @@ def test_without_second_moments_the_momentum_of_sgd_tells_which_tensors_are_sens
             TensorInput(spec=spec, tensor=tensor, momentum=momentum)
             for spec, tensor, momentum in zip(specs, weights, momenta, strict=True)
         ]
-        seen = [CODEC.observe(item, None, LatticeConfig()) for item in items]
-        return CODEC.plan(specs, seen, LatticeConfig(), FrameContext()).widths
+        seen = [LatticeCodec().observe(item, None) for item in items]
+        return LatticeCodec().plan(specs, seen, FrameContext()).widths
 
     same = [normal((30, 30), 0)] * 2
     told = widths([torch.full((30, 30), 4.0**-i) for i in range(2)], same)

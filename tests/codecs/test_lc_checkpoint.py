@@ -10,12 +10,11 @@ import torch
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
 from inshrink_core.codecs.published.lc_checkpoint import (
     LcCheckpointCodec,
-    LcCheckpointConfig,
     promote_buckets,
 )
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
-from tests.codec_suite import CodecSuite
+from inshrink_core.testing.codecs import CodecSuite
 from tests.strategies import bits, normal, spec_of
 
 CODEC = LcCheckpointCodec()
@@ -23,17 +22,15 @@ CODEC = LcCheckpointCodec()
 
 def encode(tensor, config, reference=None):
     item = TensorInput(spec=spec_of(tensor), tensor=tensor)
-    return CODEC.encode(item, CODEC.plan([item.spec], [None], config), reference)
+    return config.encode(item, config.plan([item.spec], [None]), reference)
 
 
 class TestLcDefaults(CodecSuite):
-    codec = CODEC
-    config = LcCheckpointConfig()
+    codec = LcCheckpointCodec()
 
 
 class TestLcWide(CodecSuite):
-    codec = CODEC
-    config = LcCheckpointConfig(bits=8, representative="mean", coder="rans", keyframe="quantized")
+    codec = LcCheckpointCodec(bits=8, representative="mean", coder="rans", keyframe="quantized")
 
     def unchanged_bytes(self, tensor):
         # What a quantized keyframe lost is a residual like any other: 255 buckets at worst.
@@ -41,8 +38,7 @@ class TestLcWide(CodecSuite):
 
 
 class TestLcOneBucket(CodecSuite):
-    codec = CODEC
-    config = LcCheckpointConfig(bits=1, coder="zstd", vectors="exact")
+    codec = LcCheckpointCodec(bits=1, coder="zstd", vectors="exact")
 
 
 # Residuals by bucket: +8: {9, 15}; -8: {-8, -12}; +4: {4.5, 7.5}; -2: {-3}; +1: {1}; rest below.
@@ -76,7 +72,7 @@ def test_subnormal_residuals_have_buckets_too():
 
 
 def test_the_first_checkpoint_is_exact_and_what_follows_closes_the_loop():
-    values, config = normal((50, 50), 0), LcCheckpointConfig()
+    values, config = normal((50, 50), 0), LcCheckpointCodec()
     first = encode(values, config)
     assert first.block.codec == "lossless/1"
     goal, reference, errors = values + normal((50, 50), 1, 1e-3), first.reference, []
@@ -89,7 +85,7 @@ def test_the_first_checkpoint_is_exact_and_what_follows_closes_the_loop():
 
 def test_a_quantized_first_checkpoint_has_255_centroids():
     values = normal((200, 200), 0)
-    first = encode(values, LcCheckpointConfig(keyframe="quantized"))
+    first = encode(values, LcCheckpointCodec(keyframe="quantized"))
     assert first.block.codec == "lc-checkpoint/1"
     assert 200 < len(first.reference.decoded().unique()) <= 256
 
@@ -97,7 +93,7 @@ def test_a_quantized_first_checkpoint_has_255_centroids():
 def test_a_payload_put_together_by_hand_decodes():
     # delta, float16 centroids -0.5 and 2, packed symbols of two bits: 0, 1, 2, 0
     payload = bytes([1, 2]) + struct.pack("<ee", -0.5, 2.0) + bytes([0, 0b00100100])
-    reference = encode(torch.tensor([[-0.0, 1.0], [1.0, 1.0]]), LcCheckpointConfig()).reference
+    reference = encode(torch.tensor([[-0.0, 1.0], [1.0, 1.0]]), LcCheckpointCodec()).reference
     spec = spec_of(torch.zeros(2, 2))
     decoded = CODEC.decode(spec, Block("lc-checkpoint/1", payload), reference)
     assert bits(decoded.tensor) == bits(torch.tensor([[-0.0, 0.5], [3.0, 1.0]]))
@@ -127,7 +123,7 @@ def test_headers_that_contradict_themselves_are_refused():
 
 def test_sums_beyond_the_dtype_stop_at_its_largest_number():
     largest = torch.full((10, 10), 65000.0).half()
-    reference = encode(largest, LcCheckpointConfig()).reference
+    reference = encode(largest, LcCheckpointCodec()).reference
     payload = bytes([1, 1]) + struct.pack("<e", 1000.0) + b"\1\1"
     decoded = CODEC.decode(spec_of(largest), Block("lc-checkpoint/1", payload), reference)
     assert decoded.tensor.unique().tolist() == [65504.0]
@@ -136,9 +132,9 @@ def test_sums_beyond_the_dtype_stop_at_its_largest_number():
 @pytest.mark.parametrize("setting", [{"bits": 0}, {"bits": 9}, {"representative": "median"}, {"coder": "x"}])
 def test_settings_out_of_range_are_refused(setting):
     with pytest.raises(ConfigError):
-        LcCheckpointConfig(**setting)
+        LcCheckpointCodec(**setting)
 
 
 def test_the_codec_is_found_by_name_and_by_bitstream():
-    assert isinstance(get_codec("lc-checkpoint"), LcCheckpointCodec)
+    assert get_codec("lc-checkpoint") is LcCheckpointCodec
     assert isinstance(codec_for_block("lc-checkpoint/1"), LcCheckpointCodec)

@@ -7,10 +7,10 @@ import torch
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import TensorInput
-from inshrink_core.codecs.moments.codec import MomentsCodec, MomentsConfig
+from inshrink_core.codecs.moments.codec import MomentsCodec
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
-from tests.codec_suite import CodecSuite
+from inshrink_core.testing.codecs import CodecSuite
 from tests.strategies import normal
 
 CODEC = MomentsCodec()
@@ -26,12 +26,11 @@ def item_of(tensor, role, second=None):
 
 
 def encode(tensor, role, preset="fidelity", reference=None, second=None):
-    return CODEC.encode(item_of(tensor, role, second), MomentsConfig(preset=preset), reference)
+    return MomentsCodec(preset=preset).encode(item_of(tensor, role, second), None, reference)
 
 
 class _OfRole(CodecSuite):
-    codec = CODEC
-    config = MomentsConfig()
+    codec = MomentsCodec()
     role = TensorRole.EXP_AVG
 
     def make_item(self, spec, tensor):
@@ -43,7 +42,7 @@ class TestFirstMoment(_OfRole):
 
 
 class TestMomentum(_OfRole):
-    config = MomentsConfig(preset="ratio")
+    codec = MomentsCodec(preset="ratio")
     role = TensorRole.MOMENTUM
 
 
@@ -61,7 +60,7 @@ class TestSecondMomentFactored(_Positive):
 
 
 class TestSecondMomentRankOne(TestSecondMomentFactored):
-    config = MomentsConfig(preset="ratio")
+    codec = MomentsCodec(preset="ratio")
 
 
 def second_moments(seed, shape=(200, 50)):
@@ -191,7 +190,7 @@ def test_a_negative_second_moment_is_stored_exactly():
 
 def test_a_preset_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="preset"):
-        MomentsConfig(preset="tiny")
+        MomentsCodec(preset="tiny")
 
 
 @pytest.mark.parametrize(
@@ -262,12 +261,12 @@ def test_the_second_version_writes_these_bytes():
     second = torch.tensor([[1.0, 0.5, 0.0], [4.0, 8.0, 2.0]])
     later = second * torch.tensor([1.0, 9.0, 1.0])
     first = torch.tensor([[0.5, -0.25, 0.0], [3.0, -1.0, 0.125]])
-    alone = CODEC._encode_lossy(item_of(second, TensorRole.EXP_AVG_SQ), MomentsConfig(), None)
+    alone = CODEC.encode_lossy(item_of(second, TensorRole.EXP_AVG_SQ), None, None)
     assert alone.block.payload.hex() == "01043bff0300c3c9040080817d00818000808080"
-    delta = CODEC._encode_lossy(item_of(later, TensorRole.EXP_AVG_SQ), MomentsConfig(), alone.reference)
+    delta = CODEC.encode_lossy(item_of(later, TensorRole.EXP_AVG_SQ), None, alone.reference)
     assert delta.block.payload.hex() == "01843bff030004050400fb02fb0100"
-    alone = CODEC._encode_lossy(item_of(first, TensorRole.EXP_AVG, later + 0.5), MomentsConfig(), None)
+    alone = CODEC.encode_lossy(item_of(first, TensorRole.EXP_AVG, later + 0.5), None, None)
     assert alone.block.payload.hex() == "01033eff0300c5c904007e817d00808080818080"
     item = item_of(first * -2, TensorRole.EXP_AVG, later + 0.75)
-    delta = CODEC._encode_lossy(item, MomentsConfig(), alone.reference)
+    delta = CODEC.encode_lossy(item, None, alone.reference)
     assert delta.block.payload.hex() == "018340ff020100020100008080807f8080"

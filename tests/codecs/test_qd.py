@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
-from inshrink_core.codecs.published.qd import QdCodec, QdConfig, weighted_entropy
+from inshrink_core.codecs.published.qd import QdCodec, weighted_entropy
 from inshrink_core.errors import ConfigError
-from tests.codec_suite import CodecSuite, state_bits
+from inshrink_core.testing.codecs import CodecSuite, state_bits
 from tests.strategies import normal, spec_of
 
 CODEC = QdCodec()
@@ -18,23 +17,20 @@ def encode(tensors, config, references=None):
     specs = [spec_of(tensor, f"layer{i}.weight") for i, tensor in enumerate(tensors)]
     items = [TensorInput(spec=s, tensor=t) for s, t in zip(specs, tensors, strict=True)]
     pairs = list(zip(items, references, strict=True))
-    plan = CODEC.plan(specs, [CODEC.observe(item, before, config) for item, before in pairs], config)
-    return [CODEC.encode(item, plan, before) for item, before in pairs]
+    plan = config.plan(specs, [config.observe(item, before) for item, before in pairs])
+    return [config.encode(item, plan, before) for item, before in pairs]
 
 
 class TestQdDefaults(CodecSuite):
-    codec = CODEC
-    config = QdConfig()
+    codec = QdCodec()
 
 
 class TestQdNarrow(CodecSuite):
-    codec = CODEC
-    config = QdConfig(bits=4, spread=3, grid="held", coder="rans", vectors="exact")
+    codec = QdCodec(bits=4, spread=3, grid="held", coder="rans", vectors="exact")
 
 
 class TestQdOneBit(CodecSuite):
-    codec = CODEC
-    config = QdConfig(bits=1, spread=7, coder="lzma")
+    codec = QdCodec(bits=1, spread=7, coder="lzma")
 
 
 def test_weighted_entropy_counts_a_symbol_by_the_importance_of_its_values():
@@ -48,14 +44,14 @@ def test_weighted_entropy_counts_a_symbol_by_the_importance_of_its_values():
 def test_a_layer_with_less_than_half_of_the_entropy_gets_fewer_bits():
     rich = normal((100, 100), 0)
     poor = (normal((100, 100), 1) > 0).float()
-    widths = [e.reference.grid.bits for e in encode([rich, poor], QdConfig(bits=6, spread=2))]
+    widths = [e.reference.grid.bits for e in encode([rich, poor], QdCodec(bits=6, spread=2))]
     assert widths == [6, 4]
-    assert [e.reference.grid.bits for e in encode([rich, poor], QdConfig(bits=6, spread=0))] == [6, 6]
+    assert [e.reference.grid.bits for e in encode([rich, poor], QdCodec(bits=6, spread=0))] == [6, 6]
 
 
 def test_a_layer_keeps_its_width_along_a_chain_and_follows_its_range():
     rich, poor = normal((100, 100), 0), (normal((100, 100), 1) > 0).float()
-    config = QdConfig(bits=6, spread=2)
+    config = QdCodec(bits=6, spread=2)
     first = [e.reference for e in encode([rich, poor], config)]
     second = [e.reference for e in encode([rich * 0.9, normal((100, 100), 2)], config, first)]
     assert [state.grid.bits for state in second] == [6, 4]
@@ -64,8 +60,8 @@ def test_a_layer_keeps_its_width_along_a_chain_and_follows_its_range():
 
 def test_a_width_outside_the_config_is_given_up():
     values = normal((50, 50), 0)
-    (first,) = encode([values], QdConfig(bits=8, spread=0))
-    (second,) = encode([values], QdConfig(bits=5, spread=1), [first.reference])
+    (first,) = encode([values], QdCodec(bits=8, spread=0))
+    (second,) = encode([values], QdCodec(bits=5, spread=1), [first.reference])
     assert second.reference.grid.bits == 5
     decoded = CODEC.decode(spec_of(values, "layer0.weight"), second.block, first.reference)
     assert state_bits(decoded.reference) == state_bits(second.reference)
@@ -73,7 +69,7 @@ def test_a_width_outside_the_config_is_given_up():
 
 def test_small_moves_cost_little_and_do_not_accumulate():
     values = normal((200, 200), 0)
-    config, reference = QdConfig(grid="held"), None
+    config, reference = QdCodec(grid="held"), None
     for step in range(5):
         moved = values + normal((200, 200), 10 + step, 1e-5)
         (encoded,) = encode([moved], config, [reference])
@@ -86,15 +82,9 @@ def test_small_moves_cost_little_and_do_not_accumulate():
 @pytest.mark.parametrize("setting", [{"bits": 9}, {"spread": -1}, {"coder": ""}, {"grid": "fixed"}])
 def test_settings_out_of_range_are_refused(setting):
     with pytest.raises(ConfigError):
-        QdConfig(**setting)
-
-
-def test_the_plan_of_another_codec_is_refused():
-    item = TensorInput(spec=spec_of(torch.zeros(9, 9)), tensor=torch.zeros(9, 9))
-    with pytest.raises(ConfigError, match="qd"):
-        CODEC.encode(item, QdConfig(), None)
+        QdCodec(**setting)
 
 
 def test_the_codec_is_found_by_name_and_by_bitstream():
-    assert isinstance(get_codec("qd"), QdCodec)
+    assert get_codec("qd") is QdCodec
     assert isinstance(codec_for_block("qd/1"), QdCodec)

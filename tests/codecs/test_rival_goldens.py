@@ -9,11 +9,11 @@ import torch
 
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import TensorInput, get_codec
-from inshrink_core.codecs.published.context import ContextConfig
-from inshrink_core.codecs.published.excp import ExcpConfig
-from inshrink_core.codecs.published.lc_checkpoint import LcCheckpointConfig
-from inshrink_core.codecs.published.qd import QdConfig
-from inshrink_core.codecs.published.uniform import UniformConfig
+from inshrink_core.codecs.published.context import ContextCodec
+from inshrink_core.codecs.published.excp import ExcpCodec
+from inshrink_core.codecs.published.lc_checkpoint import LcCheckpointCodec
+from inshrink_core.codecs.published.qd import QdCodec
+from inshrink_core.codecs.published.uniform import UniformCodec
 from inshrink_core.frame import Block
 from tests.strategies import bits, spec_of
 
@@ -21,21 +21,21 @@ _FOLDER = Path(__file__).parent / "golden"
 
 CONFIGS = {
     "lc-checkpoint": {
-        "default": LcCheckpointConfig(),
-        "mean_rans": LcCheckpointConfig(bits=2, representative="mean", coder="rans"),
-        "quantized_keyframe": LcCheckpointConfig(keyframe="quantized", vectors="exact"),
+        "default": LcCheckpointCodec(),
+        "mean_rans": LcCheckpointCodec(bits=2, representative="mean", coder="rans"),
+        "quantized_keyframe": LcCheckpointCodec(keyframe="quantized", vectors="exact"),
     },
     "excp": {
-        "default": ExcpConfig(),
-        "rans": ExcpConfig(coder="rans", indicator="element"),
-        "filled": ExcpConfig(coder="huffman", pruned_second_moment="mean", keyframe="quantized"),
+        "default": ExcpCodec(),
+        "rans": ExcpCodec(coder="rans", indicator="element"),
+        "filled": ExcpCodec(coder="huffman", pruned_second_moment="mean", keyframe="quantized"),
     },
-    "qd": {"default": QdConfig(), "narrow": QdConfig(bits=4, spread=2, grid="held", coder="rans")},
+    "qd": {"default": QdCodec(), "narrow": QdCodec(bits=4, spread=2, grid="held", coder="rans")},
     "uniform": {
-        "default": UniformConfig(),
-        "coarse": UniformConfig(bits=3, coder="zstd", vectors="quantized"),
+        "default": UniformCodec(),
+        "coarse": UniformCodec(bits=3, coder="zstd", vectors="quantized"),
     },
-    "context": {"default": ContextConfig(), "wide": ContextConfig(bits=6, keyframe="quantized")},
+    "context": {"default": ContextCodec(), "wide": ContextCodec(bits=6, keyframe="quantized")},
 }
 
 _VERSIONED_ELSEWHERE = {("excp", "default"), ("uniform", "coarse")}
@@ -58,17 +58,17 @@ def _frames():
         }
 
 
-def _names(codec, config):
+def _names(codec):
     """Parameter name of each tensor: the moments are those of the weight."""
-    moments = {"first": "weight", "second": "weight"} if len(codec.takes(config)) > 2 else {}
+    moments = {"first": "weight", "second": "weight"} if len(codec.takes()) > 2 else {}
     return {"weight": "weight", "half": "half", "vector": "vector"} | moments
 
 
 def make_golden(name: str) -> dict[str, list[list[list[str]]]]:
     """Codec, payload and digest of the decoded bits of each frame's tensors, by config."""
-    codec, golden = get_codec(name), {}
+    golden = {}
     for label, config in CONFIGS[name].items():
-        golden[label], references, names = [], {}, _names(codec, config)
+        golden[label], references, names = [], {}, _names(config)
         for frame in _frames():
             items = {}
             for key, parameter in names.items():
@@ -77,11 +77,11 @@ def make_golden(name: str) -> dict[str, list[list[list[str]]]]:
                 items[key] = TensorInput(
                     spec=spec_of(tensor, parameter, role), tensor=tensor, second_moment=second
                 )
-            seen = [codec.observe(item, references.get(key), config) for key, item in items.items()]
-            plan = codec.plan([item.spec for item in items.values()], seen, config)
+            seen = [config.observe(item, references.get(key)) for key, item in items.items()]
+            plan = config.plan([item.spec for item in items.values()], seen)
             rows = []
             for key, item in items.items():
-                block, references[key] = codec.encode(item, plan, references.get(key))
+                block, references[key] = config.encode(item, plan, references.get(key))
                 digest = hashlib.sha256(bits(references[key].decoded())).hexdigest()
                 rows.append([block.codec, bytes(block.payload).hex(), digest])
             golden[label].append(rows)
@@ -94,17 +94,17 @@ def _load(name):
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_blocks_written_by_the_first_version_still_decode_to_the_same_bits(name):
-    codec, golden = get_codec(name), _load(name)
+    golden = _load(name)
     assert golden.keys() == CONFIGS[name].keys()
     for label, config in CONFIGS[name].items():
-        references, names, own = {}, _names(codec, config), 0
+        references, names, own = {}, _names(config), 0
         for frame, rows in zip(_frames(), golden[label], strict=True):
             for (key, parameter), (bitstream, payload, digest) in zip(names.items(), rows, strict=True):
                 role, tensor = frame[key]
                 block, spec = Block(bitstream, bytes.fromhex(payload)), spec_of(tensor, parameter, role)
-                restored, references[key] = codec.decode(spec, block, references.get(key))
+                restored, references[key] = config.decode(spec, block, references.get(key))
                 assert hashlib.sha256(bits(restored)).hexdigest() == digest, (label, key)
-                own += bitstream == codec.bitstream
+                own += bitstream == config.bitstream
         assert own >= 4, label
 
 

@@ -12,7 +12,6 @@ from inshrink_core.ops.quantize import (
     gather_decoded,
     gather_protected,
     histogram16,
-    magnitude_histogram,
     sensitivity_histogram,
     symbol_counts,
 )
@@ -44,7 +43,6 @@ def test_histograms_agree(dtype):
     for function, args in (
         (histogram16, (x,)),
         (histogram16, (x, g, 0x3000, 0x3C00)),
-        (magnitude_histogram, (x,)),
         (sensitivity_histogram, (x, g)),
     ):
         fast, slow = on_both(function, *args)

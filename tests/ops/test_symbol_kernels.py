@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from inshrink_core.coding.events import run_windows
 from inshrink_core.coding.huffman import (
     code_entries,
     literal_entries,
@@ -11,7 +12,6 @@ from inshrink_core.coding.huffman import (
     symbol_windows,
     window_bits,
 )
-from inshrink_core.coding.run_length import run_windows
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.cpu.symbol_windows import _FAST_FROM, _LONGEST_RUN
 from inshrink_core.ops.registry import OPS

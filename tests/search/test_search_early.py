@@ -157,7 +157,7 @@ def ask(run, tmp_path):
     def make(bounds, evaluator=None):
         judge = Judge([evaluator or Streaming(tmp_path)], run.__getitem__, bounds)
         made.append(judge)
-        config = get_codec("lattice").config_type()
+        config = get_codec("lattice")()
         return TrialRunner(
             checkpoints=run.__getitem__,
             steps=run.steps,

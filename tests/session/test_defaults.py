@@ -16,7 +16,7 @@ from inshrink_core.chain import Archive, ChainConfig, default_optimizer, optimiz
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.cli import main
 from inshrink_core.codec import codec_names, get_codec
-from inshrink_core.codecs.lattice.config import LatticeConfig
+from inshrink_core.codecs.lattice.codec import LatticeCodec
 from tests.training import load, write_run
 
 STATE = {"exp_avg", "exp_avg_sq"}
@@ -48,7 +48,7 @@ def is_exact(found: dict[str, set[str]], role: str) -> bool:
 
 
 def test_the_defaults_are_a_coarseness_of_one_and_compressed_optimizer_state():
-    assert LatticeConfig().coarseness == 1.0
+    assert LatticeCodec().coarseness == 1.0
     assert {name: default_optimizer(name, {}) for name in codec_names() if get_codec(name).lossy} == {
         name: "compressed" for name in codec_names() if get_codec(name).lossy
     }
@@ -56,7 +56,7 @@ def test_the_defaults_are_a_coarseness_of_one_and_compressed_optimizer_state():
 
 def test_what_stays_exact_has_exact_optimizer_state_beside_it():
     assert default_optimizer("lossless", {}) == "exact"
-    assert default_optimizer("lattice", asdict(LatticeConfig(exact=True))) == "exact"
+    assert default_optimizer("lattice", asdict(LatticeCodec(exact=True))) == "exact"
     chain = make_chain_config("", "lattice", {"exact": True}, None, 32, "cpu", 1)
     assert chain.optimizer == "exact"
 
@@ -112,11 +112,11 @@ def test_frames_say_how_optimizer_state_is_stored_in_the_words_of_the_first_vers
 
 
 def test_a_step_that_bounds_make_exact_is_exact_in_everything_unless_another_state_was_asked_for():
-    config = get_codec("inshrinkerator").config_type()
+    config = get_codec("inshrinkerator")()
     lossless = get_codec("lossless")
     for asked, expected in (("", "exact"), ("compact", "compact"), ("drop", "drop")):
         chain = ChainConfig(codec="inshrinkerator", config=config, optimizer=asked)
-        assert chain.made_exact(lossless.name, lossless.config_type()).optimizer == expected
+        assert chain.made_exact(lossless.name, lossless()).optimizer == expected
 
 
 def test_steps_stored_exactly_and_steps_that_are_not_follow_each_other_in_a_chain(run_path, tmp_path):
@@ -211,17 +211,17 @@ def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path)
     written["explorer"] = metas(tmp_path / "exported.inshrink")[0]
     how = [(meta["codec"], meta["config"], meta["optimizer"]) for meta in written.values()]
     assert all(one == how[0] for one in how), json.dumps(how)
-    assert how[0][1] == dataclasses.asdict(LatticeConfig())
+    assert how[0][1] == dataclasses.asdict(LatticeCodec())
 
 
 def test_help_and_documentation_tell_the_coarseness_that_the_codec_has(capsys):
     main(["compress", "--help"])
     words = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    told = f"(default: {LatticeConfig().coarseness:g})"
+    told = f"(default: {LatticeCodec().coarseness:g})"
     assert told in words[words.index("--coarseness") : words.index("--bins")]
     page = Path(inshrink_core.__file__).parents[1] / "docs" / "cli.md"
     (row,) = [line for line in page.read_text().splitlines() if line.startswith("| `--coarseness C`")]
-    assert f"(default {LatticeConfig().coarseness:g})" in row
+    assert f"(default {LatticeCodec().coarseness:g})" in row
 
 
 @pytest.mark.parametrize(("options", "lossy"), [({}, STATE | {"weight"}), ({"codec": "lossless"}, set())])

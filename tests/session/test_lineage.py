@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,7 @@ import torch
 
 import inshrink_core
 from inshrink_core.archive import ArchiveWriter
-from inshrink_core.chain import Archive, ChainWriter
-from inshrink_core.chain.defaults import make_chain_config
-from inshrink_core.codec import Codec, FrameContext, get_codec
+from inshrink_core.chain import Archive, ChainConfig, ChainWriter
 from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
 from inshrink_core.errors import StepConflictError
 from tests.training import write_run
@@ -81,18 +80,21 @@ def test_other_values_without_a_restore_are_refused(
         inshrink_core.compress(tmp_path / "again", archive_path)
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Watching(InshrinkeratorCodec):
     """Notes what an encoder is told, and remembers a count."""
 
     uses_restored = True
 
-    def __init__(self) -> None:
-        self.restored: list[torch.Tensor | None] = []
-        self.contexts: list[FrameContext] = []
+    restored: list = field(default_factory=list)
+    contexts: list = field(default_factory=list)
 
-    def plan(self, specs, statistics, config, context=None):
+    def settings(self):
+        return InshrinkeratorCodec().settings()
+
+    def plan(self, specs, statistics, context=None):
         self.contexts.append(context)
-        return super().plan(specs, statistics, config, context)
+        return super().plan(specs, statistics, context)
 
     def remember(self, plan):
         return (self.contexts[-1].memory or 0) + 1
@@ -103,17 +105,10 @@ class _Watching(InshrinkeratorCodec):
         return super().encode(item, plan, reference)
 
 
-def test_an_encoder_is_told_learning_rates_memory_and_restored_values(
-    run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoder_is_told_learning_rates_memory_and_restored_values(run_path: Path, tmp_path: Path) -> None:
     watching = _Watching()
-
-    def patched(name: str) -> Codec:
-        return watching if name == "inshrinkerator" else get_codec(name)
-
-    monkeypatch.setattr("inshrink_core.chain.config.get_codec", patched)
     path, run = tmp_path / "b.inshrink", inshrink_core.open(run_path)
-    config = make_chain_config(path, "inshrinkerator", None, None, 32, "cpu", 1)
+    config = ChainConfig(codec="inshrinkerator", config=watching)
     with ArchiveWriter(path, create=True) as writer:
         chain = ChainWriter(writer, config)
         first = chain.append(run[5]).info

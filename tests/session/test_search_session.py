@@ -9,7 +9,7 @@ import torch
 from inshrink_core.chain import Archive, Standing
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES
-from inshrink_core.codecs.lattice.config import LatticeConfig
+from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.formats import open_run
@@ -106,7 +106,7 @@ def test_a_step_at_which_the_stale_copy_passes_keeps_the_last_informative_config
     # In place of the first, which has no stale copy, stands the second.
     assert [frame["informative"] for frame in frames] == [False] * 5
     assert {json.dumps(frame["config"]) for frame in frames[1:]} == {json.dumps(frames[0]["config"])}
-    assert frames[0]["config"]["settings"]["coarseness"] == LatticeConfig().coarseness
+    assert frames[0]["config"]["settings"]["coarseness"] == LatticeCodec().coarseness
     assert report.promise.evaluations == len(run.steps)
 
 
@@ -119,7 +119,7 @@ def test_the_first_step_is_as_coarse_as_its_bounds_allow_where_the_next_one_in_i
         assert frame["informative"] is True
         return frame["config"]["settings"]["coarseness"]
 
-    start = LatticeConfig().coarseness
+    start = LatticeCodec().coarseness
     assert first_coarseness(run.steps[:1]) <= start < first_coarseness(run.steps[:2])
 
 
@@ -299,7 +299,7 @@ def test_where_no_configuration_keeps_the_bounds_the_search_says_so(run, tmp_pat
 def test_where_bounds_say_nothing_at_any_step_nothing_is_coarsened(run, tmp_path, evaluator):
     found = search(run, max_divergence=10.0, output=tmp_path / "s.json", gain=False)
     assert found.uninformative == run.steps[1:]
-    assert found.best.candidate.settings["coarseness"] == LatticeConfig().coarseness
+    assert found.best.candidate.settings["coarseness"] == LatticeCodec().coarseness
     assert "say nothing" in found.notes[0]
 
 

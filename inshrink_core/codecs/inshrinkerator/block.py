@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from inshrink_core import codec
-from inshrink_core.codec import Levels, TensorReference
+from inshrink_core.codec import Levels, ShapedReference, TensorReference
 from inshrink_core.codecs.exact import (
     LosslessReference,
     decode_exact,
@@ -39,7 +39,6 @@ __all__ = [
     "ROUNDED",
     "InshrinkeratorReference",
     "RoundedReference",
-    "fits",
     "pack_quantized",
     "pack_rounded",
     "parse_quantized",
@@ -164,7 +163,7 @@ def _parse_codebook(spec: TensorSpec, entries: memoryview, width: int) -> Tensor
 
 
 def parse_quantized(
-    spec: TensorSpec, payload: memoryview, reference: TensorReference | None
+    spec: TensorSpec, payload: memoryview, previous: InshrinkeratorReference | None
 ) -> InshrinkeratorReference:
     """Return the state a payload decodes to.
 
@@ -174,7 +173,7 @@ def parse_quantized(
         The payload is not one of this spec and reference.
     """
     flags = payload[0]
-    previous = fits(reference, spec) if flags & DELTA else None
+    previous = previous if flags & DELTA else None
     if flags & ~_KNOWN_FLAGS or flags & ROUNDED:
         raise DamagedError("the block has unknown flags", found=f"{flags:#x}", expected="known ones")
     if flags & DELTA and previous is None:
@@ -242,7 +241,7 @@ FIRST_BIN = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InshrinkeratorReference(TensorReference):
+class InshrinkeratorReference(ShapedReference):
     """State of a quantized tensor.
 
     Parameters
@@ -257,8 +256,6 @@ class InshrinkeratorReference(TensorReference):
         bfloat16, for float16 tensors float16; in tensor order.
     """
 
-    dtype: str
-    shape: tuple[int, ...]
     symbols: Tensor
     codebook: Tensor
     protected: Tensor
@@ -315,13 +312,6 @@ class RoundedReference(TensorReference):
     def levels(self) -> Levels:
         """Return that every value is rounded by itself."""
         return Levels("rounded", parts=codec.PROTECTED)
-
-
-def fits(reference: TensorReference | None, spec: TensorSpec) -> InshrinkeratorReference | None:
-    """Return the reference if symbols of a tensor can be coded against it."""
-    if not isinstance(reference, InshrinkeratorReference):
-        return None
-    return reference if (reference.dtype, reference.shape) == (spec.dtype, spec.shape) else None
 
 
 def round_to_bfloat16(values: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The Inshrinkerator codec: non-uniform quantization with pruning, protection and a delta of symbols.
 
 Agrawal et al., "Inshrinkerator: Compressing Deep Learning Training Checkpoints via Dynamic
-Quantization" (SoCC'24). What the paper leaves open is decided in `InshrinkeratorConfig`; the default
+Quantization" (SoCC'24). What the paper leaves open is decided in `InshrinkeratorCodec`; the default
 codebook fit is the exact one of `inshrink_core.quantization`, the paper's own is ``fit="published"``.
 """
 
@@ -14,26 +14,12 @@ from typing import Any, ClassVar
 import torch
 
 from inshrink_core.checkpoint import LayerType, TensorRole, TensorSpec
-from inshrink_core.codec import (
-    Codec,
-    CodecConfig,
-    Decoded,
-    Encoded,
-    FrameContext,
-    Knob,
-    Switch,
-    TensorInput,
-    TensorReference,
-    Tuning,
-    within_memory,
-)
-from inshrink_core.codecs.exact import BITSTREAM as EXACT
-from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
+from inshrink_core.codec import Encoded, FrameContext, Knob, Switch, TensorInput, TensorReference, Tuning
+from inshrink_core.codecs.fallback import EXACT, LOSSY_DTYPES, FallbackCodec
 from inshrink_core.codecs.inshrinkerator.block import (
     ROUNDED,
     InshrinkeratorReference,
     RoundedReference,
-    fits,
     pack_quantized,
     pack_rounded,
     parse_quantized,
@@ -41,62 +27,62 @@ from inshrink_core.codecs.inshrinkerator.block import (
     worst_case_payload_bytes,
 )
 from inshrink_core.codecs.inshrinkerator.quantizer import Observation, is_finite, known_gradient, quantize
-from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError
+from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.ops.quantize import MAGNITUDE_KEYS, histogram16, sensitivity_histogram
 from inshrink_core.quantization.partition import KeyCounts, Thresholds, merge, thresholds
 
-__all__ = [
-    "InshrinkeratorCodec",
-    "InshrinkeratorConfig",
-    "InshrinkeratorPlan",
-    "InshrinkeratorReference",
-    "has_symbols",
-    "is_quantized",
-]
+__all__ = ["InshrinkeratorCodec", "InshrinkeratorPlan", "has_symbols", "is_quantized"]
 
-MIN_BINS, MAX_BINS = 2, 254
+_BINS = (2, 254)
 """Bounds of a number of bins: with the symbols of pruned and protected they fill a byte."""
 
-_MAX_PRUNE = 0.95
+_PRUNED = (0.0, 0.95)
 """More leaves no model to speak of."""
 
-_MAX_PROTECT = 0.5
-"""Protection by magnitude or sensitivity may take twice its fraction."""
+_METRICS = ("magnitude", "sensitivity")
+_PRECISIONS = ("exact", "bfloat16")
 
-_QUANTIZED_DTYPES = frozenset({"float32", "bfloat16", "float16"})
-
-_WORDS = {
-    "prune_metric": ("magnitude", "sensitivity"),
-    "pool": ("layer_type", "tensor"),
-    "fit": ("exact", "published"),
-    "codebook": ("held", "refit"),
-    "centroids": ("bfloat16", "stored"),
-    "entropy": ("huffman", "rans"),
-    "vectors": ("exact", "bfloat16"),
-    "buffers": ("exact", "bfloat16"),
-}
-"""The words a field takes."""
-
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "bins": (MIN_BINS, MAX_BINS),
-    "embedding_bins": (MIN_BINS, MAX_BINS),
-    "prune": (0.0, _MAX_PRUNE),
-    "embedding_prune": (0.0, _MAX_PRUNE),
-    "protect": (0.0, _MAX_PROTECT),
-    "sigma": (0.0, 1.0),
-    "alpha": (1e-4, 0.5),
-    "hold_factor": (1.0, 100.0),
-    "seed": (0, 2**63 - 1),
-}
-"""The closed range of a number."""
-
-_WHOLE = frozenset({"bins", "embedding_bins", "seed"})
+_SEARCHED = (
+    Knob(settings=("bins",), values=(32, 16, 12, 8, 6, 4), label="Bins", unit="centroids"),
+    Knob(settings=("prune",), values=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5), label="Pruned share"),
+    Knob(settings=("protect",), values=(0.01, 0.005, 0.0005), label="Protected share"),
+    Knob(
+        # Embeddings mind quantization more, so their bins are apart.
+        settings=("embedding_bins",),
+        values=(32, 16),
+        label="Bins of embeddings",
+        unit="centroids",
+        layer=LayerType.EMBEDDING,
+    ),
+)
+"""The published space (Agrawal et al., SoCC 2024, section "Search space"): 6 × 6 × 3, twice for the pruning
+metric, 216 in all; bins are one number for all layers that are not embeddings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InshrinkeratorConfig(CodecConfig):
-    """Settings of the Inshrinkerator codec; every one may change from frame to frame.
+class InshrinkeratorPlan:
+    """What one frame decides for all its tensors together.
+
+    Parameters
+    ----------
+    thresholds
+        Where each group is cut, by `InshrinkeratorCodec.group_of`; groups without finite values of
+        theirs are absent and are not cut.
+    without_gradient
+        Keys of the quantized tensors that were partitioned by magnitude alone although the settings ask
+        for sensitivity, because their gradient is not known; sorted.
+    """
+
+    thresholds: Mapping[str, Thresholds]
+    without_gradient: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorReference]):
+    """Weights of two or more dimensions in symbols; everything else exact, or rounded if asked.
+
+    Every setting may change from frame to frame.
 
     Parameters
     ----------
@@ -149,9 +135,54 @@ class InshrinkeratorConfig(CodecConfig):
 
     Examples
     --------
-    >>> InshrinkeratorConfig(bins=12, prune=0.1).bins
-    12
+    >>> import torch
+    >>> from inshrink_core.checkpoint import TensorRole, TensorSpec
+    >>> codec = InshrinkeratorCodec(bins=4, protect=0.0)
+    >>> spec = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(64, 64))
+    >>> item = TensorInput(spec=spec, tensor=torch.linspace(-1, 1, 4096).view(64, 64))
+    >>> plan = codec.plan([spec], [codec.observe(item, None)])
+    >>> block, reference = codec.encode(item, plan, None)
+    >>> codec.decode(spec, block, None).tensor.unique()
+    tensor([-0.7500, -0.2500,  0.2500,  0.7500])
     """
+
+    name = "inshrinkerator"
+    bitstream = "inshrinkerator/1"
+    reads = frozenset({"inshrinkerator/1", EXACT})
+    state = InshrinkeratorReference
+    words: ClassVar = {
+        "prune_metric": _METRICS,
+        "pool": ("layer_type", "tensor"),
+        "fit": ("exact", "published"),
+        "codebook": ("held", "refit"),
+        "centroids": ("bfloat16", "stored"),
+        "entropy": ("huffman", "rans"),
+        "vectors": _PRECISIONS,
+        "buffers": _PRECISIONS,
+    }
+    ranges: ClassVar = {
+        "bins": _BINS,
+        "embedding_bins": _BINS,
+        "prune": _PRUNED,
+        "embedding_prune": _PRUNED,
+        "protect": (0.0, 0.5),  # by magnitude or sensitivity: twice that in all
+        "sigma": (0.0, 1.0),
+        "alpha": (1e-4, 0.5),
+        "hold_factor": (1.0, 100.0),
+        "seed": (0, 2**63 - 1),
+    }
+    label = "Inshrinkerator"
+    tuning = Tuning(
+        knob=Knob(
+            settings=("bins", "embedding_bins"),
+            values=(254, 128, 64, 48, 32, 24, 16, 12, 8, 6, 4),
+            label="Bins",
+            unit="centroids",
+        ),
+        axes=_SEARCHED,
+        switch=Switch("prune_metric", _METRICS, idle_at=1),
+    )
+    compared = (("Inshrinkerator", {}),)
 
     bins: int = 32
     embedding_bins: int = 32
@@ -170,17 +201,6 @@ class InshrinkeratorConfig(CodecConfig):
     vectors: str = "exact"
     buffers: str = "exact"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, words in _WORDS.items():
-            if getattr(self, name) not in words:
-                raise ConfigError(
-                    f"'{name}' takes one of a few words",
-                    expected=" or ".join(words),
-                    found=_shown(self, name),
-                )
-        for name, (low, high) in _RANGES.items():
-            _check_number(name, getattr(self, name), low, high)
 
     def bins_of(self, spec: TensorSpec) -> int:
         """Return the number of centroids a tensor may have."""
@@ -205,125 +225,39 @@ class InshrinkeratorConfig(CodecConfig):
         """Whether any parameter may be pruned or protected, so that thresholds are needed."""
         return max(self.prune, self.embedding_prune, self.protect) > 0
 
-
-def _shown(config: InshrinkeratorConfig, name: str) -> str:
-    return repr(getattr(config, name))
-
-
-def _check_number(name: str, value: Any, low: float, high: float) -> None:
-    """Refuse what is no number, a bool among them, and NaN, which no comparison catches from outside."""
-    whole = name in _WHOLE
-    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:
-        kind = "a whole number" if whole else "a number"
-        raise ConfigError(
-            f"'{name}' is out of range", expected=f"{kind} {low:g}..{high:g}", found=repr(value)
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InshrinkeratorPlan:
-    """What one frame decides for all its tensors together.
-
-    Parameters
-    ----------
-    config
-        The request it was made from.
-    thresholds
-        Where each group is cut, by `InshrinkeratorConfig.group_of`; groups without finite values of
-        theirs are absent and are not cut.
-    without_gradient
-        Keys of the quantized tensors that were partitioned by magnitude alone although the config asks
-        for sensitivity, because their gradient is not known; sorted.
-    """
-
-    config: InshrinkeratorConfig
-    thresholds: Mapping[str, Thresholds]
-    without_gradient: tuple[str, ...] = ()
-
-    def thresholds_of(self, spec: TensorSpec) -> Thresholds:
-        """Return where a tensor is cut."""
-        return self.thresholds.get(self.config.group_of(spec), Thresholds())
-
-
-def has_symbols(spec: TensorSpec) -> bool:
-    """Whether a block of symbols can be that of a tensor: two or more dimensions, not empty, a float."""
-    return spec.dtype in _QUANTIZED_DTYPES and len(spec.shape) >= 2 and spec.numel > 0
-
-
-def is_quantized(spec: TensorSpec) -> bool:
-    """Whether the codec's lossy rule covers a tensor: weights that can have symbols and may be changed."""
-    return spec.role is TensorRole.WEIGHT and has_symbols(spec) and not spec.exact
-
-
-_SEARCHED = (
-    Knob(settings=("bins",), values=(32, 16, 12, 8, 6, 4), label="Bins", unit="centroids"),
-    Knob(settings=("prune",), values=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5), label="Pruned share"),
-    Knob(settings=("protect",), values=(0.01, 0.005, 0.0005), label="Protected share"),
-    Knob(
-        # Embeddings mind quantization more, so their bins are apart.
-        settings=("embedding_bins",),
-        values=(32, 16),
-        label="Bins of embeddings",
-        unit="centroids",
-        layer=LayerType.EMBEDDING,
-    ),
-)
-"""The published space (Agrawal et al., SoCC 2024, section "Search space"): 6 × 6 × 3, twice for the pruning
-metric, 216 in all; bins are one number for all layers that are not embeddings."""
-
-_TINY = 64
-"""Elements up to which the exact block is tried too: above, symbols and codebook are always smaller."""
-
-
-class InshrinkeratorCodec(Codec):
-    """Weights of two or more dimensions in symbols; everything else exact, or rounded if asked.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from inshrink_core.checkpoint import TensorRole, TensorSpec
-    >>> codec, config = InshrinkeratorCodec(), InshrinkeratorConfig(bins=4, protect=0.0)
-    >>> spec = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(64, 64))
-    >>> item = TensorInput(spec=spec, tensor=torch.linspace(-1, 1, 4096).view(64, 64))
-    >>> plan = codec.plan([spec], [codec.observe(item, None, config)], config)
-    >>> block, reference = codec.encode(item, plan, None)
-    >>> codec.decode(spec, block, None).tensor.unique()
-    tensor([-0.7500, -0.2500,  0.2500,  0.7500])
-    """
-
-    name = "inshrinkerator"
-    bitstream = "inshrinkerator/1"
-    reads = frozenset({"inshrinkerator/1", EXACT})
-    config_type: ClassVar[type[CodecConfig]] = InshrinkeratorConfig
-    label = "Inshrinkerator"
-    tuning = Tuning(
-        knob=Knob(
-            settings=("bins", "embedding_bins"),
-            values=(254, 128, 64, 48, 32, 24, 16, 12, 8, 6, 4),
-            label="Bins",
-            unit="centroids",
-        ),
-        axes=_SEARCHED,
-        switch=Switch("prune_metric", _WORDS["prune_metric"], idle_at=1),
-    )
-    compared = (("Inshrinkerator", {}),)
-
-    def companions(self, config: CodecConfig) -> frozenset[TensorRole]:
+    def companions(self) -> frozenset[TensorRole]:
         """Return the gradient's role where sensitivity decides anything."""
-        return frozenset({TensorRole.GRADIENT}) if self.checked(config).wants_gradients else frozenset()
+        return frozenset({TensorRole.GRADIENT}) if self.wants_gradients else frozenset()
 
-    def observe(
-        self, item: TensorInput, reference: TensorReference | None, config: CodecConfig
-    ) -> Observation | None:
+    def covers(self, spec: TensorSpec) -> bool:
+        """Whether a tensor is quantized."""
+        return is_quantized(spec)
+
+    def _rounds(self, spec: TensorSpec) -> bool:
+        """Whether a tensor outside the quantized ones may be kept in bfloat16."""
+        if spec.exact or spec.dtype != "float32" or spec.numel == 0:
+            return False
+        if spec.role is TensorRole.BUFFER:
+            return self.buffers == "bfloat16"
+        return spec.role is TensorRole.WEIGHT and self.vectors == "bfloat16" and len(spec.shape) < 2
+
+    def encode(
+        self, item: TensorInput, plan: InshrinkeratorPlan, reference: TensorReference | None
+    ) -> Encoded:
+        """Encode one tensor; what is not finite or not covered by the settings becomes an exact block."""
+        if self._rounds(item.spec) and bool(torch.isfinite(item.tensor).all()):
+            payload, state = pack_rounded(item.spec, item.tensor, reference)
+            return Encoded(Block(self.bitstream, payload), state)
+        return FallbackCodec.encode(self, item, plan, reference)
+
+    def observe(self, item: TensorInput, reference: TensorReference | None) -> Observation | None:
         """Return histograms of abs(w) and abs(g·w) over integer keys; None if no threshold needs them."""
-        asked = self.checked(config)
-        if not (asked.partitions and is_quantized(item.spec)):
+        if not (self.partitions and is_quantized(item.spec)):
             return None
         dense = histogram16(item.tensor).numpy()
         if not is_finite(dense):
             return None
-        gradient = known_gradient(item) if asked.wants_gradients else None
+        gradient = known_gradient(item) if self.wants_gradients else None
         sensitivity = None if gradient is None else sensitivity_histogram(item.tensor, gradient).numpy()
         return Observation(
             KeyCounts.from_dense(dense.reshape(2, MAGNITUDE_KEYS).sum(0)),
@@ -331,103 +265,68 @@ class InshrinkeratorCodec(Codec):
         )
 
     def plan(
-        self,
-        specs: Sequence[TensorSpec],
-        statistics: Sequence[Any],
-        config: CodecConfig,
-        context: FrameContext | None = None,
+        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
     ) -> InshrinkeratorPlan:
         """Return thresholds per group, pooled over its tensors in their order."""
-        asked = self.checked(config)
         groups: dict[str, list[tuple[TensorSpec, Observation]]] = {}
         for spec, observation in zip(specs, statistics, strict=True):
-            if isinstance(observation, Observation):
-                groups.setdefault(asked.group_of(spec), []).append((spec, observation))
+            if observation is not None:
+                groups.setdefault(self.group_of(spec), []).append((spec, observation))
         cuts: dict[str, Thresholds] = {}
         for group, members in groups.items():
             known = [seen.sensitivity for _, seen in members if seen.sensitivity is not None]
             cuts[group] = thresholds(
                 merge(seen.magnitude for _, seen in members),
                 merge(known) if known else None,
-                prune=asked.prune_of(members[0][0]),
-                protect=asked.protect,
-                by_sensitivity=asked.prune_metric == "sensitivity",
+                prune=self.prune_of(members[0][0]),
+                protect=self.protect,
+                by_sensitivity=self.prune_metric == "sensitivity",
             )
         blind = [s.key for members in groups.values() for s, seen in members if seen.sensitivity is None]
         return InshrinkeratorPlan(
-            config=asked,
-            thresholds=cuts,
-            without_gradient=tuple(sorted(blind)) if asked.wants_gradients else (),
+            thresholds=cuts, without_gradient=tuple(sorted(blind)) if self.wants_gradients else ()
         )
 
-    def encode(self, item: TensorInput, plan: Any, reference: TensorReference | None) -> Encoded:
-        """Encode one tensor; what is not finite or not covered by the config becomes an exact block."""
-        if not isinstance(plan, InshrinkeratorPlan):
-            raise ConfigError("this plan is not one of the codec 'inshrinkerator'", where=item.spec.key)
-        if is_quantized(item.spec):
-            item.spec.check(item.tensor)
-            return self._encode_quantized(item, plan, reference)
-        if _is_rounded(item.spec, plan.config) and bool(torch.isfinite(item.tensor).all()):
-            payload, state = pack_rounded(item.spec, item.tensor, reference)
-            return Encoded(Block(self.bitstream, payload), state)
-        return encode_exact(item.spec, item.tensor, reference)
-
-    def _encode_quantized(
+    def encode_lossy(
         self, item: TensorInput, plan: InshrinkeratorPlan, reference: TensorReference | None
-    ) -> Encoded:
-        state = quantize(item, plan, fits(reference, item.spec))
+    ) -> Encoded | None:
+        """Quantize a tensor; None for what is not finite."""
+        spec, previous = item.spec, self.own(reference, item.spec)
+        state = quantize(item, self, plan.thresholds.get(self.group_of(spec), Thresholds()), previous)
         if state is None:
-            return encode_exact(item.spec, item.tensor, reference)
-        rans = plan.config.entropy == "rans"
-        payload = pack_quantized(item.spec, state, fits(reference, item.spec), rans=rans)
-        if item.spec.numel <= _TINY:
-            exact = encode_exact(item.spec, item.tensor, reference)
-            if len(exact.block.payload) <= len(payload):
-                return exact
+            return None
+        payload = pack_quantized(spec, state, previous, rans=self.entropy == "rans")
         return Encoded(Block(self.bitstream, payload), state)
 
-    @within_memory
-    def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
-        """Decode one block of the bitstreams in `reads`."""
-        payload = memoryview(block.payload)
-        if block.codec == EXACT:
-            return decode_exact(spec, payload, reference)
-        if block.codec not in self.reads:
-            raise IncompatibleError(
-                "the codec 'inshrinkerator' does not read this bitstream",
-                where=spec.key,
-                expected=self.bitstream,
-                found=block.codec,
-            )
-        if len(payload) < 2:
-            raise DamagedError("the block is cut short")
-        state: TensorReference
+    def decode_lossy(
+        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None
+    ) -> TensorReference:
+        """Return the state a payload decodes to."""
         if payload[0] & ROUNDED:
-            state = parse_rounded(spec, payload, reference)
-        elif has_symbols(spec):
-            state = parse_quantized(spec, payload, reference)
-        else:
+            return parse_rounded(spec, payload, reference)
+        if not has_symbols(spec):
             raise DamagedError("a tensor of this kind has no symbols")
-        return Decoded(state.decoded(), state)
+        return parse_quantized(spec, payload, self.own(reference, spec))
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone; references of other codecs become exact blocks."""
-        state = fits(reference, spec)
+        state = self.own(reference, spec)
         if state is not None:
             return Block(self.bitstream, pack_quantized(spec, state, None))
         if isinstance(reference, RoundedReference):
             return Block(self.bitstream, pack_rounded(spec, reference.decoded(), None)[0])
-        return encode_exact(spec, reference.decoded(), None).block
+        return FallbackCodec.rekey(self, spec, reference)
 
-    def worst_case_bytes(self, spec: TensorSpec) -> int:
-        """Return a bound on payloads of every kind this codec writes."""
-        return max(worst_case_exact_bytes(spec), worst_case_payload_bytes(spec))
+    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
+        """Return the bound of symbols, codebook and protected values, and of rounded ones."""
+        return worst_case_payload_bytes(spec)
 
 
-def _is_rounded(spec: TensorSpec, config: InshrinkeratorConfig) -> bool:
-    """Whether the config lets a tensor outside the quantized ones be kept in bfloat16."""
-    if spec.exact or spec.dtype != "float32" or spec.numel == 0:
-        return False
-    if spec.role is TensorRole.BUFFER:
-        return config.buffers == "bfloat16"
-    return spec.role is TensorRole.WEIGHT and len(spec.shape) <= 1 and config.vectors == "bfloat16"
+def has_symbols(spec: TensorSpec) -> bool:
+    """Whether a block of symbols can be that of a tensor: two or more dimensions, not empty, a float."""
+    return spec.dtype in LOSSY_DTYPES and len(spec.shape) >= 2 and spec.numel > 0
+
+
+def is_quantized(spec: TensorSpec) -> bool:
+    """Whether the codec's lossy rule covers a tensor: weights that can have symbols and may be changed."""
+    return spec.role is TensorRole.WEIGHT and has_symbols(spec) and not spec.exact

@@ -17,7 +17,7 @@ from inshrink_core.quantization import (
     squared_error,
     value_histogram,
 )
-from inshrink_core.quantization.partition import NO_UPPER, KeyCounts
+from inshrink_core.quantization.partition import NO_UPPER, KeyCounts, Thresholds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.codec import TensorInput
-    from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorConfig, InshrinkeratorPlan
+    from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
 
 __all__ = ["Observation", "is_finite", "known_gradient", "quantize"]
 
@@ -51,12 +51,15 @@ def is_finite(dense: NDArray[np.int64]) -> bool:
 
 
 def quantize(
-    item: TensorInput, plan: InshrinkeratorPlan, previous: InshrinkeratorReference | None
+    item: TensorInput,
+    codec: InshrinkeratorCodec,
+    cut: Thresholds,
+    previous: InshrinkeratorReference | None,
 ) -> InshrinkeratorReference | None:
     """Partition, fit and assign; None for a tensor with infinities or NaN."""
-    config, spec, cut = plan.config, item.spec, plan.thresholds_of(item.spec)
-    gradient = known_gradient(item) if config.wants_gradients else None
-    by_sensitivity = gradient is not None and config.prune_metric == "sensitivity"
+    spec = item.spec
+    gradient = known_gradient(item) if codec.wants_gradients else None
+    by_sensitivity = gradient is not None and codec.prune_metric == "sensitivity"
     prune_below = 0 if by_sensitivity else cut.prune_magnitude
     bounds = (cut.prune_sensitivity if by_sensitivity else 0, cut.protect_sensitivity)
     dense = histogram16(item.tensor).numpy()
@@ -69,7 +72,7 @@ def quantize(
     halves = dense.reshape(2, MAGNITUDE_KEYS)
     halves[:, :prune_below] = 0
     halves[:, cut.protect_magnitude :] = 0
-    codebook = _codebook(value_histogram(dense, spec.dtype), spec, config, previous)
+    codebook = _codebook(value_histogram(dense, spec.dtype), spec, codec, previous)
     table = assignment_table(
         codebook,
         spec.dtype,
@@ -90,19 +93,19 @@ def quantize(
 def _codebook(
     histogram: ValueHistogram,
     spec: TensorSpec,
-    config: InshrinkeratorConfig,
+    codec: InshrinkeratorCodec,
     previous: InshrinkeratorReference | None,
 ) -> NDArray[np.float32]:
     """Fit a codebook, or keep the reference's while it is about as good."""
-    k = config.bins_of(spec)
-    if config.fit == "published":
-        fitted = fit_published(histogram, k, alpha=config.alpha, sigma=config.sigma, seed=config.seed)
+    k = codec.bins_of(spec)
+    if codec.fit == "published":
+        fitted = fit_published(histogram, k, alpha=codec.alpha, sigma=codec.sigma, seed=codec.seed)
     else:
         fitted = fit_exact(histogram, k)
-    fresh = round_centroids(fitted, spec.dtype, bfloat16=config.centroids == "bfloat16")
-    if config.codebook == "held" and previous is not None and previous.codebook.numel() <= k:
+    fresh = round_centroids(fitted, spec.dtype, bfloat16=codec.centroids == "bfloat16")
+    if codec.codebook == "held" and previous is not None and previous.codebook.numel() <= k:
         held: NDArray[np.float32] = previous.codebook.numpy()
-        limit = config.hold_factor * squared_error(histogram, fresh)
+        limit = codec.hold_factor * squared_error(histogram, fresh)
         if squared_error(histogram, held) <= limit:
             return held.copy()
     return fresh

@@ -13,11 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from inshrink_core.codec import PROTECTED, QUANTIZED, Levels, TensorReference
+from inshrink_core.codec import PROTECTED, QUANTIZED, Encoded, Levels, ShapedReference
+from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact
+from inshrink_core.codecs.fallback import LOSSY_DTYPES
 from inshrink_core.codecs.lattice.spacing import MAX_EXPONENT, MAX_STEP, MIN_EXPONENT, Spacing, grid_of
 from inshrink_core.coding.events import read_varint, write_varint
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
 from inshrink_core.errors import DamagedError
+from inshrink_core.frame import Block
 from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
     EXACT,
@@ -44,16 +47,29 @@ __all__ = [
     "Frame",
     "Kind",
     "LatticeReference",
-    "fits",
+    "can_have_lattice",
+    "is_matrix",
+    "make_exact",
     "no_exact",
     "pack_delta",
     "pack_scales",
     "pack_snapshot",
     "pack_standalone",
+    "pack_state",
     "parse",
     "parse_scales",
     "put_exact",
 ]
+
+
+def can_have_lattice(spec: TensorSpec) -> bool:
+    """Whether a lattice block can be that of a tensor: a float of at most four bytes, not empty."""
+    return spec.dtype in LOSSY_DTYPES and spec.numel > 0
+
+
+def is_matrix(spec: TensorSpec) -> bool:
+    """Whether a tensor has a spacing by the rule; vectors have a fine one of their own."""
+    return len(spec.shape) >= 2
 
 
 class Kind(IntEnum):
@@ -76,7 +92,7 @@ UNCHANGED = bytes((Kind.UNCHANGED,))
 
 _MAX_SHIFT = 24
 _SNAP = 0x80
-"""Bit of a delta's shift: the integers are moved to multiples of the step."""
+"""Bit of a delta's shift: the integers are moved to multiples of the spacing."""
 
 _MOST_SORTED = 1 << 20
 """Integers that are sorted to tell which of them occur."""
@@ -128,7 +144,7 @@ def pack_delta(frame: Frame, shift: int, snap: bool = False) -> bytes:
 
 
 def pack_snapshot(state: LatticeReference) -> bytes:
-    """Return the payload that alone decodes to a whole state, integers, history and step."""
+    """Return the payload that alone decodes to a whole state, integers, history and spacing."""
     divisor = int(np.gcd.reduce(state.integers.cpu().numpy())) or 1
     zeros = torch.zeros_like(state.integers)
     multiples = (state.integers // divisor).to(torch.float32)
@@ -251,20 +267,92 @@ def parse(
         raise DamagedError("a lattice block is empty", where=spec.key)
     kind, flags = payload[0] & 15, payload[0] & 0xF0
     cursor = _Cursor(payload, spec.key)
+    if kind == Kind.DELTA and reference is not None:
+        return _parse_delta(spec, cursor, flags, reference)
     if kind in (Kind.STANDALONE, Kind.SNAPSHOT):
         return _parse_alone(spec, cursor, flags, kind == Kind.SNAPSHOT)
+    if kind == Kind.EXACT:
+        return _parse_exact(spec, cursor, flags, reference)
     if kind not in (Kind.UNCHANGED, Kind.DELTA):
         raise DamagedError(
             "a lattice block is of no known kind", where=spec.key, found=str(kind), expected="0 to 4"
         )
     if reference is None:
         raise DamagedError("a lattice delta has no reference of its dtype and shape", where=spec.key)
-    if kind == Kind.DELTA:
-        return _parse_delta(spec, cursor, flags, reference)
     if len(payload) > 1 or flags:
         raise DamagedError("bytes follow in a block without change", where=spec.key)
     after = reference if reference.exact is None else replace(reference, exact=None)
     return after.decoded(), after
+
+
+def _parse_exact(
+    spec: TensorSpec, cursor: _Cursor, flags: int, before: LatticeReference | None
+) -> tuple[Tensor, LatticeReference]:
+    """Return exact values, and the state of the points that stand beside their residual."""
+    if flags:
+        raise DamagedError("a lattice block with a residual has no flags", where=spec.key)
+    n, at = read_varint(cursor.payload, 1)
+    if n > len(cursor.payload) - at:
+        raise DamagedError("a lattice block is cut short", where=spec.key)
+    inner, residual = cursor.payload[at : at + n], cursor.payload[at + n :]
+    if inner and inner[0] & 15 == Kind.EXACT:
+        raise DamagedError("a lattice block with a residual holds another", where=spec.key)
+    points, state = parse(spec, inner, before)
+    exact = decode_exact(spec, residual, LosslessReference(_residual_base(inner, points, before))).tensor
+    return exact, replace(state, exact=exact.clone())
+
+
+def make_exact(
+    spec: TensorSpec,
+    tensor: Tensor,
+    points: Encoded,
+    state: LatticeReference,
+    before: LatticeReference | None,
+) -> Encoded:
+    """Return a step that comes back bit for bit: lattice points, and beside them what is missing.
+
+    The chain goes on from the points, as if the step were an ordinary one, so that frames after an exact one
+    are as small as those before it.
+
+    Parameters
+    ----------
+    spec, tensor
+        The values.
+    points, state
+        Their lattice block, and the state after it.
+    before
+        The state it was encoded against.
+    """
+    base = _residual_base(points.block.payload, state.decoded(), before)
+    residual = encode_exact(spec, tensor, LosslessReference(base))
+    payload = _join(points.block.payload, residual.block.payload)
+    kept = tensor.detach().to("cpu", copy=True).contiguous()
+    return Encoded(Block(points.block.codec, payload), replace(state, exact=kept))
+
+
+def pack_state(spec: TensorSpec, state: LatticeReference) -> bytes:
+    """Return the payload that alone decodes to a whole state, exact values included."""
+    points = replace(state, exact=None)
+    payload = pack_snapshot(points)
+    if state.exact is None:
+        return payload
+    residual = encode_exact(spec, state.exact, LosslessReference(points.decoded()))
+    return _join(payload, residual.block.payload)
+
+
+def _residual_base(
+    points_block: bytes | memoryview, points: Tensor, before: LatticeReference | None
+) -> Tensor:
+    """Return what the residual is taken from: the exact values before, where the points did not move."""
+    if bytes(points_block) == UNCHANGED and before is not None and before.exact is not None:
+        return before.exact
+    return points
+
+
+def _join(points: bytes | memoryview, residual: bytes | memoryview) -> bytes:
+    head = bytearray((Kind.EXACT,))
+    write_varint(head, len(points))
+    return b"".join((head, points, residual))
 
 
 def _parse_alone(
@@ -326,7 +414,7 @@ def refined(reference: LatticeReference, shift: int, grid: Grid) -> Tensor | Non
 
 
 def snapped(integers: Tensor, grid: Grid) -> Tensor | None:
-    """Return integers moved to the nearest multiples of the step, halves upwards; None beyond the bound."""
+    """Return integers moved to the nearest lattice points, halves upwards; None beyond the bound."""
     moved = torch.div(integers + grid.step // 2, grid.step, rounding_mode="floor").mul_(grid.step)
     return None if moved.numel() and int(moved.abs().max()) > grid.bound else moved
 
@@ -395,7 +483,7 @@ def _exact_values(spec: TensorSpec, tokens: Tensor, kept: bytes | memoryview) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LatticeReference(TensorReference):
+class LatticeReference(ShapedReference):
     """State of a tensor on its lattice.
 
     Parameters
@@ -403,7 +491,7 @@ class LatticeReference(TensorReference):
     dtype, shape
         As stored.
     spacing
-        Unit, and step of the last frame.
+        Unit, and spacing of the last frame.
     integers : Int32[Tensor, "n"]
         Value in units; 0 where it is stored exactly.
     history : UInt8[Tensor, "n"] or None
@@ -416,8 +504,6 @@ class LatticeReference(TensorReference):
         The values of a step that is stored bit for bit; the next delta does not look at them.
     """
 
-    dtype: str
-    shape: tuple[int, ...]
     spacing: Spacing
     integers: Tensor
     history: Tensor | None
@@ -470,13 +556,6 @@ def no_exact(dtype: str, device: torch.device) -> tuple[Tensor, Tensor]:
         torch.zeros(0, dtype=torch.int64, device=device),
         torch.zeros(0, dtype=getattr(torch, dtype), device=device),
     )
-
-
-def fits(reference: TensorReference | None, spec: TensorSpec) -> LatticeReference | None:
-    """Return the reference if changes of a tensor can be coded against it."""
-    if not isinstance(reference, LatticeReference):
-        return None
-    return reference if (reference.dtype, reference.shape) == (spec.dtype, spec.shape) else None
 
 
 _N_CLASSES = 64

@@ -1,7 +1,7 @@
 """The lattice codec: integers on a uniform lattice, the change of integers, context rANS.
 
-Each tensor is int32 multiples of a power of two, each frame adds whole steps to them, so nothing is ever
-quantized twice and a chain cannot drift. How coarse a step is follows the learning rate and the squared
+Each tensor is int32 multiples of a power of two, each frame adds whole spacings to them, so nothing is ever
+quantized twice and a chain cannot drift. How wide the spacing is follows the learning rate and the squared
 gradients; after a restore, rounding keeps the movement of the weights (*matched gain*). ``docs/design.md``
 has the derivation and the measurements.
 """
@@ -9,7 +9,7 @@ has the derivation and the measurements.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import (
     Codec,
-    CodecConfig,
     Decoded,
     Encoded,
     FrameContext,
@@ -28,19 +27,22 @@ from inshrink_core.codec import (
     Tuning,
     within_memory,
 )
-from inshrink_core.codecs.exact import BITSTREAM as EXACT_BITSTREAM
 from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
+from inshrink_core.codecs.fallback import EXACT as EXACT_BITSTREAM
+from inshrink_core.codecs.fallback import TINY
 from inshrink_core.codecs.lattice.block import (
     UNCHANGED,
     Frame,
     LatticeReference,
-    fits,
+    can_have_lattice,
+    is_matrix,
+    make_exact,
     no_exact,
     pack_delta,
     pack_standalone,
+    pack_state,
+    parse,
 )
-from inshrink_core.codecs.lattice.config import LatticeConfig, can_have_lattice, is_matrix, on_lattice
-from inshrink_core.codecs.lattice.exact import make_exact, pack_state, parse_block
 from inshrink_core.codecs.lattice.plan import (
     LatticePlan,
     Observation,
@@ -50,35 +52,67 @@ from inshrink_core.codecs.lattice.plan import (
     observe_tensor,
 )
 from inshrink_core.codecs.lattice.spacing import Spacing, grid_of, new_spacing
-from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError
+from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.ops.lattice import EXACT, FIRST_LARGE, Rounded, round_to_grid
 from inshrink_core.ops.reference.quantize import as_float32, flattened
 
-__all__ = ["LatticeCodec", "LatticeConfig", "LatticePlan", "LatticeReference"]
+__all__ = ["LatticeCodec", "LatticePlan", "LatticeReference"]
+
+_WEIGHTS = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
 
 _DIVERGENCE = 1.4e-4
 """Nats that the worst step of a chain diverges by, over the square of `coarseness`, which is in units of the
 run's own movement: geometric mean over four runs, coarseness 1.5 to 6; .7e-4 to 2.9e-4."""
 
-_TINY = 64
-"""Elements up to which the exact block is tried too, where the lattice does not save half of the bytes."""
-
 _MAX_EXACT_SHARE = 8
 """A tensor of which more than an eighth would be exact values is stored exactly as a whole."""
 
 
-class LatticeCodec(Codec):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatticeCodec(Codec[LatticePlan, LatticeReference]):
     """Weights on lattices; buffers, optimizer state and what is not finite exact.
+
+    Every setting may change from frame to frame.
+
+    Parameters
+    ----------
+    coarseness
+        The spacing between representable values, in units of how far weights move (root mean square) from
+        one checkpoint to the next at the run's first learning rate; .0001..10000. Larger makes smaller
+        frames and larger errors: on a GPT of 5 M parameters 1 gave 17×, 2.5 gave 28× and 4 gave 38×.
+    gamma
+        Power of the learning rate that the spacing follows, 0..2: 0 keeps the spacing while learning slows
+        down, 1 keeps it in proportion to the movement, which spends most bytes on the last frames.
+    sensitivity
+        Power of the mean squared gradient (Adam's second moment) by which tensors have finer or coarser
+        spacings, 0..1; 0, or a run without second moments: all have the same.
+    gain_per
+        After a restore, whether the rounding that keeps the movement is matched for each ``tensor`` or
+        for each ``row``, its outermost dimension, which costs a little more time; ``none``: rounded as
+        without a restore, which rolls small movements back.
+    contexts
+        ``history``: a change is coded in the context of the last one's sign and age, which makes frames
+        up to 8 % smaller and costs a byte of memory a weight. ``none``: faster.
+    one_dimensional
+        Weights of at most one dimension (biases, norms): on a fine ``lattice``, or ``exact``.
+    exact
+        Whether weights come back bit for bit: a residual stands beside the lattice points, and the frames
+        after it go on from the points as if it were not there.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of its range or of the wrong type.
 
     Examples
     --------
     >>> import torch
     >>> from inshrink_core.checkpoint import TensorRole, TensorSpec
-    >>> codec, config = LatticeCodec(), LatticeConfig(coarseness=4)
+    >>> codec = LatticeCodec(coarseness=4)
     >>> spec = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(64, 64))
     >>> item = TensorInput(spec=spec, tensor=torch.linspace(-1, 1, 4096).view(64, 64))
-    >>> plan = codec.plan([spec], [codec.observe(item, None, config)], config)
+    >>> plan = codec.plan([spec], [codec.observe(item, None)])
     >>> block, reference = codec.encode(item, plan, None)
     >>> restored = codec.decode(spec, block, None).tensor
     >>> bool((restored - item.tensor).abs().max() < 0.05)
@@ -88,7 +122,13 @@ class LatticeCodec(Codec):
     name = "lattice"
     bitstream = "lattice/1"
     reads = frozenset({"lattice/1", EXACT_BITSTREAM})
-    config_type: ClassVar[type[CodecConfig]] = LatticeConfig
+    state = LatticeReference
+    words: ClassVar = {
+        "gain_per": ("tensor", "row", "none"),
+        "contexts": ("history", "none"),
+        "one_dimensional": ("lattice", "exact"),
+    }
+    ranges: ClassVar = {"coarseness": (1e-4, 1e4), "gamma": (0.0, 2.0), "sensitivity": (0.0, 1.0)}
     uses_restored = True
     covers_masters = True
     label = "Lattice"
@@ -102,75 +142,77 @@ class LatticeCodec(Codec):
         )
     )
 
-    def companions(self, config: CodecConfig) -> frozenset[TensorRole]:
+    coarseness: float = 1.0
+    gamma: float = 0.5
+    sensitivity: float = 0.25
+    gain_per: str = "tensor"
+    contexts: str = "history"
+    one_dimensional: str = "lattice"
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        Codec.__post_init__(self)
+        if not isinstance(self.exact, bool):
+            raise ConfigError("'exact' is a switch", expected="true or false", found=repr(self.exact))
+
+    def covers(self, spec: TensorSpec) -> bool:
+        """Whether the lossy rule covers a tensor: weights, and master weights, that may be changed."""
+        if spec.role not in _WEIGHTS or spec.exact or not can_have_lattice(spec):
+            return False
+        return is_matrix(spec) or self.one_dimensional == "lattice"
+
+    def companions(self) -> frozenset[TensorRole]:
         """Return the roles that tell sensitivity: Adam's second moment, SGD's momentum."""
-        self.checked(config)
         return frozenset({TensorRole.EXP_AVG_SQ, TensorRole.MOMENTUM})
 
-    def observe(
-        self, item: TensorInput, reference: TensorReference | None, config: CodecConfig
-    ) -> Observation | None:
+    def observe(self, item: TensorInput, reference: TensorReference | None) -> Observation | None:
         """Return mean squares of a tensor that may lie on a lattice; None for the others."""
-        if not on_lattice(item.spec, self.checked(config)):
-            return None
-        return observe_tensor(item, fits(reference, item.spec))
+        return observe_tensor(item, self.own(reference, item.spec)) if self.covers(item.spec) else None
 
     def plan(
-        self,
-        specs: Sequence[TensorSpec],
-        statistics: Sequence[Any],
-        config: CodecConfig,
-        context: FrameContext | None = None,
+        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
     ) -> LatticePlan:
-        """Return the step of every tensor, and what the next frames need to plan theirs."""
-        return make_plan(specs, statistics, self.checked(config), context or FrameContext())
+        """Return the spacing of every tensor, and what the next frames need to plan theirs."""
+        return make_plan(self, specs, statistics, context or FrameContext())
 
-    def expected_divergence(self, config: CodecConfig, relative_error: float) -> float:
+    def expected_divergence(self, relative_error: float) -> float:
         """Return a share of the squared coarseness: errors lie where the loss does not mind them."""
-        return _DIVERGENCE * float(self.checked(config).coarseness) ** 2 if relative_error > 0 else 0.0
+        return _DIVERGENCE * float(self.coarseness) ** 2 if relative_error > 0 else 0.0
 
-    def remember(self, plan: Any) -> Any:
+    def remember(self, plan: LatticePlan) -> Any:
         """Return the movement and the learning rate the chain began with, and probes of the weights."""
-        return dict(plan.memory) if isinstance(plan, LatticePlan) else None
+        return dict(plan.memory)
 
-    def encode(self, item: TensorInput, plan: Any, reference: TensorReference | None) -> Encoded:
-        """Encode one tensor; what is not finite or has no step becomes an exact block."""
-        if not isinstance(plan, LatticePlan):
-            raise ConfigError("this plan is not one of the codec 'lattice'", where=item.spec.key)
-        spec = item.spec
-        state = fits(reference, spec)
-        if on_lattice(spec, plan.config) and (state is not None or spec.key in plan.widths):
+    def encode(self, item: TensorInput, plan: LatticePlan, reference: TensorReference | None) -> Encoded:
+        """Encode one tensor; what is not finite or has no spacing becomes an exact block."""
+        spec, state = item.spec, self.own(reference, item.spec)
+        if self.covers(spec) and (state is not None or spec.key in plan.widths):
             spec.check(item.tensor)
-            encoded = _encode_lattice(item, plan, state)
-            if encoded is not None and plan.config.exact:
-                encoded = make_exact(spec, item.tensor, encoded, state)
-            if encoded is not None and len(encoded.block.payload) <= worst_case_exact_bytes(spec):
-                if spec.numel > _TINY or 2 * len(encoded.block.payload) <= spec.nbytes:
-                    return encoded
-                exact = encode_exact(spec, item.tensor, reference)
-                return min(encoded, exact, key=lambda one: len(one.block.payload))
+            found = self._on_lattice(item, plan, state)
+            if found is not None:
+                encoded = Encoded(*found)
+                if self.exact:
+                    encoded = make_exact(spec, item.tensor, encoded, found[1], state)
+                size = len(encoded.block.payload)
+                if size <= worst_case_exact_bytes(spec):
+                    if spec.numel > TINY or 2 * size <= spec.nbytes:
+                        return encoded
+                    exact = encode_exact(spec, item.tensor, reference)
+                    return min(encoded, exact, key=lambda one: len(one.block.payload))
         return encode_exact(spec, item.tensor, reference)
 
     @within_memory
     def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
         """Decode one block of the bitstreams in `reads`."""
-        payload = memoryview(block.payload)
         if block.codec == EXACT_BITSTREAM:
-            return decode_exact(spec, payload, reference)
-        if block.codec not in self.reads:
-            raise IncompatibleError(
-                "the codec 'lattice' does not read this bitstream",
-                where=spec.key,
-                expected=self.bitstream,
-                found=block.codec,
-            )
+            return decode_exact(spec, block.payload, reference)
         if not can_have_lattice(spec):
             raise DamagedError("a tensor of this kind has no lattice", where=spec.key)
-        return Decoded(*parse_block(spec, payload, reference))
+        return Decoded(*parse(spec, memoryview(block.payload), self.own(reference, spec)))
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone; references of other codecs become exact blocks."""
-        state = fits(reference, spec)
+        state = self.own(reference, spec)
         if state is not None:
             return Block(self.bitstream, pack_state(spec, state))
         return encode_exact(spec, reference.decoded(), None).block
@@ -179,39 +221,40 @@ class LatticeCodec(Codec):
         """Return a bound on what `encode` writes: the size of the exact block, its escape."""
         return worst_case_exact_bytes(spec)
 
-
-def _encode_lattice(item: TensorInput, plan: LatticePlan, state: LatticeReference | None) -> Encoded | None:
-    """Encode on the lattice; None where it does not suit the values."""
-    spec = item.spec
-    values = as_float32(item.tensor)
-    if state is None:
-        spacing = new_spacing(plan.widths[spec.key], plan.rms[spec.key])
-        if spacing is None:
-            return None
-        zeros = torch.zeros(spec.numel, dtype=torch.int32)
-        rounded = round_to_grid(values, zeros, None, grid_of(spacing, spec.dtype))
-        after = _state_after(item, rounded, spacing, None)
+    def _on_lattice(
+        self, item: TensorInput, plan: LatticePlan, state: LatticeReference | None
+    ) -> tuple[Block, LatticeReference] | None:
+        """Return the block of lattice points and the state after it; None where they do not suit."""
+        spec = item.spec
+        values = as_float32(item.tensor)
+        if state is None:
+            spacing = new_spacing(plan.widths[spec.key], plan.rms[spec.key])
+            if spacing is None:
+                return None
+            zeros = torch.zeros(spec.numel, dtype=torch.int32)
+            rounded = round_to_grid(values, zeros, None, grid_of(spacing, spec.dtype))
+            after = _state_after(item, rounded, spacing, None)
+            if after is None:
+                return None
+            payload = pack_standalone(Frame(rounded, zeros, None, after))
+            return Block(self.bitstream, payload), after
+        chosen = choose_spacing(plan, spec, state)
+        restored = _restored(item) if self.gain_per != "none" else None
+        gain = None
+        if restored is not None:
+            gain, chosen = choose_gain(values, restored, chosen, self.gain_per, spec, state)
+        before, grid = chosen.integers, grid_of(chosen.spacing, spec.dtype)
+        tracked = self.contexts == "history"
+        history = state.history if tracked else None
+        rounded = round_to_grid(values, before, history, grid, gain)
+        after_history = rounded.history if tracked else None
+        after = _state_after(item, rounded, chosen.spacing, after_history)
         if after is None:
             return None
-        payload = pack_standalone(Frame(rounded, zeros, None, after))
-        return Encoded(Block(LatticeCodec.bitstream, payload), after)
-    chosen = choose_spacing(plan, spec, state)
-    restored = _restored(item) if plan.config.gain_per != "none" else None
-    gain = None
-    if restored is not None:
-        gain, chosen = choose_gain(values, restored, chosen, plan, spec, state)
-    before, grid = chosen.integers, grid_of(chosen.spacing, spec.dtype)
-    tracked = plan.config.contexts == "history"
-    history = state.history if tracked else None
-    rounded = round_to_grid(values, before, history, grid, gain)
-    after_history = rounded.history if tracked else None
-    after = _state_after(item, rounded, chosen.spacing, after_history)
-    if after is None:
-        return None
-    if _same(rounded, after, state, chosen.shift > 0 or chosen.snap):
-        return Encoded(Block(LatticeCodec.bitstream, UNCHANGED), replace(state, exact=None))
-    payload = pack_delta(Frame(rounded, before, history, after), chosen.shift, chosen.snap)
-    return Encoded(Block(LatticeCodec.bitstream, payload), after)
+        if _same(rounded, after, state, chosen.shift > 0 or chosen.snap):
+            return Block(self.bitstream, UNCHANGED), replace(state, exact=None)
+        payload = pack_delta(Frame(rounded, before, history, after), chosen.shift, chosen.snap)
+        return Block(self.bitstream, payload), after
 
 
 def _restored(item: TensorInput) -> Tensor | None:

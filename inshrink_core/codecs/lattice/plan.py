@@ -1,4 +1,4 @@
-"""The steps of one frame: how coarse each tensor's lattice should be, and what later frames plan with."""
+"""The spacings of one frame: how coarse each tensor's lattice should be, and what later frames plan with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput
-from inshrink_core.codecs.lattice.block import LatticeReference, refined, snapped
-from inshrink_core.codecs.lattice.config import LatticeConfig, is_matrix
+from inshrink_core.codecs.lattice.block import LatticeReference, is_matrix, refined, snapped
 from inshrink_core.codecs.lattice.spacing import (
     MIN_EXPONENT,
     Spacing,
@@ -30,6 +29,9 @@ from inshrink_core.codecs.lattice.spacing import (
 from inshrink_core.ops.lattice import Gain, gain_grades
 from inshrink_core.ops.reference.quantize import settled
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_places, sample_sums
+
+if TYPE_CHECKING:
+    from inshrink_core.codecs.lattice.codec import LatticeCodec
 
 __all__ = [
     "Chosen",
@@ -46,10 +48,10 @@ _PROBES = 32
 The fourth root of a mean of 32 squares is within 6 %."""
 
 _VECTOR_STEP = 2.0**-11
-"""Step of vectors, per unit of max(1, rms); without measured harm, and norms have weights about 1."""
+"""Spacing of vectors, per unit of max(1, rms); without measured harm, and norms have weights about 1."""
 
 _VECTOR_SHARE = 0.25
-"""A vector's step is at most this share of a matrix's, so that slow training still moves vectors."""
+"""A vector's spacing is at most this share of a matrix's, so that slow training still moves vectors."""
 
 _MOVEMENT_PER_LR = 4.0
 """Adam moves a weight by about four learning rates between checkpoints (3.7 over 50 steps, 6.7 over 100):
@@ -106,7 +108,7 @@ def observe_tensor(item: TensorInput, reference: LatticeReference | None) -> Obs
     moved = None
     if reference is not None:
         distance = exact_mean(sums[1], n_seen)
-        # An error of rounding is spread evenly over the step: D^2 / 12.
+        # An error of rounding is spread evenly over the spacing: D^2 / 12.
         movement = distance - reference.spacing.width**2 / 12
         moved = movement if movement > _MIN_MOVED_SHARE * distance else None
     return Observation(exact_mean(sums[0], n_seen), second, momentum, moved, probe.astype("<f4").tobytes())
@@ -126,19 +128,16 @@ class LatticePlan:
 
     Parameters
     ----------
-    config
-        The request it was made from.
     widths
-        Step of each tensor that has one, by key; the others are stored exactly.
+        Spacing of each tensor that has one, by key; the others are stored exactly.
     rms
         Root mean square of each of these tensors.
     memory
         What later frames plan with.
     after_restore
-        Whether steps may take any value, for the weights start from lattice points.
+        Whether spacings may take any value, for the weights start from lattice points.
     """
 
-    config: LatticeConfig
     widths: Mapping[str, float]
     rms: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
@@ -154,12 +153,12 @@ class _Pace(NamedTuple):
 
 
 def make_plan(
+    codec: LatticeCodec,
     specs: Sequence[TensorSpec],
     seen: Sequence[Observation | None],
-    config: LatticeConfig,
     context: FrameContext,
 ) -> LatticePlan:
-    """Return the step of every tensor that was observed."""
+    """Return the spacing of every tensor that was observed."""
     known = {spec.key: (spec, o) for spec, o in zip(specs, seen, strict=True) if o is not None}
     matrices = {key: o for key, (spec, o) in known.items() if is_matrix(spec)}
     memory = context.memory if isinstance(context.memory, dict) else {}
@@ -172,16 +171,15 @@ def make_plan(
     middle = geometric_mean(list(squares.values()))
     widths: dict[str, float] = {}
     for key, (spec, o) in known.items():
-        base = _base(pace, rates[key], config.gamma)
+        base = _base(pace, rates[key], codec.gamma)
         if base == 0 and adaptive and rates[key]:
             low, high = (bound * overall for bound in _GUESS_RANGE)
             base = min(max(_MOVEMENT_PER_LR * rates[key], low), high)
-        width = _width(spec, o, base, squares.get(key, 0.0), middle, config)
+        width = _width(spec, o, base, squares.get(key, 0.0), middle, codec)
         if width > 0 and math.isfinite(width):
             widths[key] = width
     exact_rates = bool(squares) and all(rates.values())
     return LatticePlan(
-        config=config,
         widths=widths,
         rms={key: math.sqrt(known[key][1].mean_square) for key in widths},
         memory=_memory_of(
@@ -192,25 +190,25 @@ def make_plan(
 
 
 def _width(
-    spec: TensorSpec, o: Observation, base: float, square: float, middle: float, config: LatticeConfig
+    spec: TensorSpec, o: Observation, base: float, square: float, middle: float, codec: LatticeCodec
 ) -> float:
-    """Step of one tensor; 0 where it should be stored exactly."""
+    """Spacing of one tensor; 0 where it should be stored exactly."""
     if not math.isfinite(o.mean_square):
         return 0.0
     rms = math.sqrt(o.mean_square)
     if not is_matrix(spec):
         fine = _VECTOR_STEP * max(1.0, rms)
-        return min(fine, _VECTOR_SHARE * config.coarseness * base) if base else fine
+        return min(fine, _VECTOR_SHARE * codec.coarseness * base) if base else fine
     if o.second_moment == 0:
         return 0.0
     if base == 0:
         base = _UNKNOWN_SHARE * rms
-    factor = sensitivity_factor(square, middle, config.sensitivity)
-    return config.coarseness * base * factor
+    factor = sensitivity_factor(square, middle, codec.sensitivity)
+    return codec.coarseness * base * factor
 
 
 def _base(pace: _Pace, rate: float, gamma: float) -> float:
-    """Movement that the steps of this frame are in proportion to; 0 where none was seen yet."""
+    """Movement that the spacings of this frame are in proportion to; 0 where none was seen yet."""
     if pace.first == 0:
         return 0.0
     if rate and pace.first_rate:
@@ -221,7 +219,7 @@ def _base(pace: _Pace, rate: float, gamma: float) -> float:
 def _squares(matrices: Mapping[str, Observation]) -> dict[str, float]:
     """Squared gradients by tensor: Adam's second moments, or the squares of SGD's momentum.
 
-    Without either all tensors have one step.
+    Without either all tensors have one spacing.
     """
     known = {key: o.second_moment for key, o in matrices.items() if o.second_moment is not None}
     if not known:
@@ -283,16 +281,16 @@ def _positive(value: Any) -> float:
 
 
 _MIN_STEP = 16
-"""Units in a step below which the unit is refined, where the integers leave room."""
+"""Units in a spacing below which the unit is refined, where the integers leave room."""
 
 _MAX_HALVINGS = 12
-"""Steps of a movement 4096 times smaller than the rule's are not worth more tries."""
+"""A movement 4096 times smaller than the rule's is not worth more tries."""
 
 
 class Chosen(NamedTuple):
-    """The step of a frame: the unit's refinement in bits, the spacing, and the integers in that unit.
+    """The lattice of a frame: the unit's refinement in bits, the spacing, and the integers in that unit.
 
-    Where `snap` is true, the integers were moved to multiples of a step that has grown.
+    Where `snap` is true, the integers were moved to multiples of a spacing that has grown.
     """
 
     shift: int
@@ -302,7 +300,7 @@ class Chosen(NamedTuple):
 
 
 def choose_spacing(plan: LatticePlan, spec: TensorSpec, state: LatticeReference) -> Chosen:
-    """Return the step the plan asks for: held but for powers of two, or free after a restore.
+    """Return the spacing the plan asks for: held but for powers of two, or free after a restore.
 
     Where it grows, the integers are snapped first. Left where they are, all values would sit near the
     middle of their larger cells and stay there: the movement of that frame would be lost as a whole.
@@ -321,7 +319,7 @@ def choose_spacing(plan: LatticePlan, spec: TensorSpec, state: LatticeReference)
 
 
 def _at_width(width: float, spec: TensorSpec, state: LatticeReference) -> Chosen:
-    """Express a step in units of the state, refined where the step would have too few."""
+    """Express a spacing in units of the state, refined where the spacing would have too few."""
     exponent = state.spacing.exponent
     shift = 0
     while width < _MIN_STEP * 2.0 ** (exponent - shift) and exponent - shift > MIN_EXPONENT and shift < 24:
@@ -335,11 +333,11 @@ def _at_width(width: float, spec: TensorSpec, state: LatticeReference) -> Chosen
 
 
 def choose_gain(
-    values: Tensor, base: Tensor, chosen: Chosen, plan: LatticePlan, spec: TensorSpec, state: LatticeReference
+    values: Tensor, base: Tensor, chosen: Chosen, gain_per: str, spec: TensorSpec, state: LatticeReference
 ) -> tuple[Gain | None, Chosen]:
-    """Return the thresholds of matched gain, with a finer step where the movement needs one.
+    """Return the thresholds of matched gain, with a finer spacing where the movement needs one.
 
-    None where nothing moved: no step would be fine enough to show it.
+    None where nothing moved: no spacing would be fine enough to show it.
     """
     if torch.equal(values, base):
         return None, chosen
@@ -353,5 +351,5 @@ def choose_gain(
             break
         chosen = finer
     grid = grid_of(chosen.spacing, spec.dtype)
-    rows = spec.shape[0] if plan.config.gain_per == "row" else 1
+    rows = spec.shape[0] if gain_per == "row" else 1
     return Gain(base, gain_grades(values, base, chosen.integers, grid, rows).abs()), chosen

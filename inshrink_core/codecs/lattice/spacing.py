@@ -1,6 +1,6 @@
 """Uniform lattices: how coarse a tensor's may be, and the powers of two it is made of.
 
-Everything here chooses; what was chosen is in the bitstream. Means are sums of integers, so that a step
+Everything here chooses; what was chosen is in the bitstream. Means are sums of integers, so that a spacing
 does not depend on the device or on the order of summation.
 """
 
@@ -35,7 +35,7 @@ MIN_EXPONENT, MAX_EXPONENT = -126, 103
 """Of the unit: the unit is no subnormal, and 2**24 of them are a finite float32."""
 
 MAX_STEP = 1 << 24
-"""Units in a step; 64 steps of them fit 32 bits."""
+"""Units in a spacing; 64 spacings of them fit 32 bits."""
 
 _MAX_INTEGER = (1 << 24) - 1
 """Largest abs(N): integers to here times a power of two are float32 numbers."""
@@ -43,30 +43,30 @@ _MAX_INTEGER = (1 << 24) - 1
 _FLOAT16_MAX = 65504
 
 _UNITS_LOG2 = 8
-"""A step has at least 2**8 units when a chain begins, so that it can be halved eight times."""
+"""A spacing has at least 2**8 units when a chain begins, so that it can be halved eight times."""
 
 _ROOM_LOG2 = 6
-"""The unit is also below 2**-14 of the root mean square: steps may become finer than the first one."""
+"""The unit is also below 2**-14 of the root mean square: spacings may become finer than the first one."""
 
 _STEP_BITS = 8
-"""Significant bits of a step: within .2 % of what was asked, and it can be halved."""
+"""Significant bits of a spacing: within .2 % of what was asked, and it can be halved."""
 
 _HOLD_OCTAVES = 0.75
-"""A held step changes where the rule is further from it than this: half an octave and some hysteresis."""
+"""A held spacing changes where the rule is further from it than this: half an octave and some hysteresis."""
 
 _FACTOR_BOUND = 1e4
 """Sensitivities further apart than this are as good as dead or exploding tensors."""
 
 
 class Spacing(NamedTuple):
-    """A step of ``step * 2**exponent``."""
+    """A spacing of ``step * 2**exponent``."""
 
     exponent: int
     step: int
 
     @property
     def width(self) -> float:
-        """The step as a number."""
+        """The spacing as a number."""
         return math.ldexp(self.step, self.exponent)
 
 
@@ -100,7 +100,7 @@ def geometric_mean(means: Sequence[float]) -> float:
 
 
 def sensitivity_factor(mean: float, middle: float, power: float) -> float:
-    """Return by how much a tensor's step differs from the common one for its mean squared gradient.
+    """Return by how much a tensor's spacing differs from the common one for its mean squared gradient.
 
     Parameters
     ----------
@@ -123,14 +123,14 @@ def sensitivity_factor(mean: float, middle: float, power: float) -> float:
 
 
 def spacing_of(width: float, exponent: int) -> Spacing:
-    """Return the step next to `width` in units of a given exponent: of eight significant bits."""
+    """Return the spacing next to `width` in units of a given exponent: of eight significant bits."""
     units = math.ldexp(width, -exponent)
     spare = max(0, math.frexp(units)[1] - _STEP_BITS)
     return Spacing(exponent, min(max(round(math.ldexp(units, -spare)) << spare, 1), MAX_STEP))
 
 
 def new_spacing(width: float, rms: float) -> Spacing | None:
-    """Return the step and the unit that a chain begins with; None where no unit suits both numbers."""
+    """Return the spacing and the unit that a chain begins with; None where no unit suits both numbers."""
     if not (math.isfinite(width) and math.isfinite(rms) and width > 0):
         return None
     finest = min(width, math.ldexp(rms, -_ROOM_LOG2)) if rms > 0 else width
@@ -142,7 +142,7 @@ def new_spacing(width: float, rms: float) -> Spacing | None:
 def held(width: float, before: Spacing) -> float:
     """Return `before` times the power of two that the rule's `width` calls for, mostly 1.
 
-    A step that shrinks little by little leaves residuals at the edges of cells, which flip every frame.
+    A spacing that shrinks little by little leaves residuals at the edges of cells, which flip every frame.
 
     Examples
     --------
@@ -154,7 +154,7 @@ def held(width: float, before: Spacing) -> float:
 
 
 def grid_of(spacing: Spacing, dtype: str) -> Grid:
-    """Return what the kernels take: unit, step, reciprocal in float32, and the bound of the integers.
+    """Return what the kernels take: unit, spacing, reciprocal in float32, and the bound of the integers.
 
     The bound keeps values finite in the stored dtype; bfloat16 reaches as far as float32.
     """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from inshrink_core.codec import TensorReference
+from inshrink_core.codec import ShapedReference
 from inshrink_core.coding.events import read_varint, write_varint
 from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.errors import DamagedError
@@ -64,8 +64,8 @@ class Form(IntEnum):
     FACTORED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class MomentsReference(TensorReference):
+@dataclass(frozen=True, slots=True, eq=False)
+class MomentsReference(ShapedReference):
     """Integers of one tensor.
 
     Parameters
@@ -87,8 +87,6 @@ class MomentsReference(TensorReference):
     `Form.SCALED` a float32 product.
     """
 
-    dtype: str
-    shape: tuple[int, ...]
     form: Form
     base: int
     elements: _Bytes

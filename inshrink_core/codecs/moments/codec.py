@@ -15,21 +15,21 @@ hundredths of its size: so one tensor decodes without another. Encoding and deco
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from inshrink_core.checkpoint import TensorRole
-from inshrink_core.codec import CodecConfig, Encoded, TensorInput, TensorReference
-from inshrink_core.codecs.exact import BITSTREAM as EXACT
+from inshrink_core.codec import Encoded, TensorInput, TensorReference
+from inshrink_core.codecs.fallback import EXACT, FallbackCodec, host_values
 from inshrink_core.codecs.moments.block import MomentsReference, pack, parse, sides
 from inshrink_core.codecs.moments.rounding import factored, octaves, rank_one, scaled, zeros
-from inshrink_core.codecs.published.fallback import FallbackCodec, check_word, host_values
-from inshrink_core.errors import ConfigError
 from inshrink_core.frame import Block
 
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
 
-__all__ = ["MomentsCodec", "MomentsConfig"]
+__all__ = ["MomentsCodec"]
 
 _SECOND = frozenset({TensorRole.EXP_AVG_SQ, TensorRole.MAX_EXP_AVG_SQ})
 _FIRST = frozenset({TensorRole.EXP_AVG, TensorRole.MOMENTUM})
@@ -44,8 +44,8 @@ so its buffer is never left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MomentsConfig(CodecConfig):
-    """How optimizer state is stored.
+class MomentsCodec(FallbackCodec[None, MomentsReference]):
+    """Codec of Adam's moments and of momentum buffers; every other tensor, and what is not finite, exact.
 
     Parameters
     ----------
@@ -59,77 +59,69 @@ class MomentsConfig(CodecConfig):
     ------
     ConfigError
         No such preset.
-    """
-
-    preset: str = "fidelity"
-
-    def __post_init__(self) -> None:
-        check_word("preset", self.preset, ("fidelity", "ratio"))
-
-
-class MomentsCodec(FallbackCodec):
-    """Codec of Adam's moments and of momentum buffers; every other tensor, and what is not finite, exact.
 
     Examples
     --------
     >>> import torch
     >>> from inshrink_core.checkpoint import TensorSpec
-    >>> codec, config = MomentsCodec(), MomentsConfig()
-    >>> spec = TensorSpec(name="fc.weight", role=TensorRole.EXP_AVG_SQ, dtype="float32", shape=(2, 2))
-    >>> item = TensorInput(spec=spec, tensor=torch.tensor([[1.0, 0.6], [0.0, 9.0]]))
-    >>> codec.encode(item, codec.plan([spec], [None], config), None).reference.decoded().tolist()
-    [[1.0, 0.5], [0.0, 8.0]]
+    >>> spec = TensorSpec(name="fc.weight", role=TensorRole.EXP_AVG_SQ, dtype="float32", shape=(16, 16))
+    >>> item = TensorInput(spec=spec, tensor=torch.tensor([[1.0, 0.6], [0.0, 9.0]]).repeat(8, 8))
+    >>> MomentsCodec().encode(item, None, None).reference.decoded()[:2, :2].tolist()
+    [[1.0, 0.7071067690849304], [0.0, 8.0]]
     """
 
     name = "moments"
     bitstream = "moments/2"
     reads = frozenset({"moments/2", "moments/1", EXACT})
-    config_type: ClassVar[type[CodecConfig]] = MomentsConfig
+    state = MomentsReference
+    words: ClassVar = {"preset": ("fidelity", "ratio")}
     stores_weights = False
     lossy_roles = _SECOND | _FIRST
 
-    def companions(self, config: CodecConfig) -> frozenset[TensorRole]:
+    preset: str = "fidelity"
+
+    def companions(self) -> frozenset[TensorRole]:
         """Return the second moment's role: it gives first moments their units."""
         return frozenset({TensorRole.EXP_AVG_SQ})
 
-    def _config_of(self, plan: Any) -> MomentsConfig:
-        if not isinstance(plan, MomentsConfig):
-            raise ConfigError(
-                "the plan is another codec's", expected="MomentsConfig", found=type(plan).__name__
-            )
-        return plan
-
-    def _encode_lossy(
-        self, item: TensorInput, plan: Any, reference: TensorReference | None
+    def encode_lossy(
+        self, item: TensorInput, plan: None, reference: TensorReference | None
     ) -> Encoded | None:
-        before = reference if isinstance(reference, MomentsReference) else None
-        if before is not None and before.shape != item.spec.shape:
-            before = None
-        state = _rounded(item, plan.preset, before)
-        if state is None:
-            return None
-        return Encoded(Block(self.bitstream, pack(state, before)), state)
+        """Round a moment; None for what is not finite, and for a second moment that is none."""
+        before = _fitting(reference, item.spec)
+        state = _rounded(item, self.preset, before)
+        return None if state is None else Encoded(Block(self.bitstream, pack(state, before)), state)
 
-    def _decode_lossy(
+    def decode_lossy(
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None
-    ) -> TensorReference:
-        before = reference if isinstance(reference, MomentsReference) else None
-        return parse(payload, spec, before if before and before.shape == spec.shape else None)
+    ) -> MomentsReference:
+        """Return the state a payload decodes to."""
+        return parse(payload, spec, _fitting(reference, spec))
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone, of the same integers where there are any."""
         if isinstance(reference, MomentsReference):
             return Block(self.bitstream, pack(reference, None))
-        return super().rekey(spec, reference)
+        return FallbackCodec.rekey(self, spec, reference)
 
-    def _worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
+    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
+        """Return a byte for each element, row and column, and the header."""
         n_rows, n_columns = sides(spec.shape)
         return 64 + spec.numel + n_rows + n_columns
 
 
+def _fitting(reference: TensorReference | None, spec: TensorSpec) -> MomentsReference | None:
+    """Return a reference whose integers are those of the same elements, whatever their dtype."""
+    if isinstance(reference, MomentsReference) and reference.shape == spec.shape:
+        return reference
+    return None
+
+
 def _rounded(item: TensorInput, preset: str, before: MomentsReference | None) -> MomentsReference | None:
-    """Return the state of a tensor; None for a second moment that is none."""
+    """Return the state of a tensor; None for what is not finite, or a negative second moment."""
     spec, values = item.spec, host_values(item.tensor)
+    if not np.isfinite(values).all():
+        return None
     if spec.role in _FIRST:
         unit = _UNITS.get((spec.role, preset))
         second = item.second_moment if spec.role is TensorRole.EXP_AVG else None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from inshrink_core.codecs.fallback import host_values
 from inshrink_core.codecs.moments.block import (
     NO_BYTES,
     ZERO_POINT,
@@ -22,7 +23,6 @@ from inshrink_core.codecs.moments.block import (
     half_octave_values,
     sides,
 )
-from inshrink_core.codecs.published.fallback import host_values
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from inshrink_core.codec import CodecConfig, TensorReference
-from inshrink_core.codecs.exact import BITSTREAM as EXACT
+from inshrink_core.codec import TensorReference
 from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
-from inshrink_core.codecs.published.excp import ExcpCodec, ExcpConfig
+from inshrink_core.codecs.fallback import EXACT
+from inshrink_core.codecs.published.excp import ExcpCodec
 from inshrink_core.codecs.published.residual import HEADER_BYTES, MAX_CENTROIDS, Quantized
 from inshrink_core.coding.adaptive import decode_adaptive, encode_adaptive, worst_case_adaptive_bytes
 from inshrink_core.coding.events import read_varint, write_varint
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.checkpoint import TensorSpec
 
-__all__ = ["ContextCodec", "ContextConfig", "ContextReference"]
+__all__ = ["ContextCodec", "ContextReference"]
 
 _STATE = 0x80
 """First byte of a payload that holds a whole state: symbols, then the exact tensor."""
@@ -53,22 +53,6 @@ _VALUE_CONTEXTS = 3 * 3
 
 _BUSY = np.array([0, 0, 1, 1, 1, 2, 2, 2, 2], np.uint8)
 """Class of a number of neighbours that were not zero."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ContextConfig(ExcpConfig):
-    """Settings of the context-modelling codec: ExCP's; its coder is the adaptive one.
-
-    Parameters
-    ----------
-    coder
-        ``adaptive`` alone.
-    """
-
-    coder: str = "adaptive"
-
-    def __post_init__(self) -> None:
-        self._check(coders=("adaptive",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,26 +84,35 @@ class ContextReference(TensorReference):
         return self.tensor.nbytes + self.symbols.nbytes
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ContextCodec(ExcpCodec):
     """ExCP's quantization under an adaptive arithmetic coder with contexts of the previous frame.
+
+    Parameters
+    ----------
+    coder
+        ``adaptive`` alone; the other settings are ExCP's.
 
     Examples
     --------
     >>> codec = ContextCodec()
-    >>> codec.bitstream, ContextConfig().bits
+    >>> codec.bitstream, codec.bits
     ('context/1', 4)
     """
 
     name = "context"
     bitstream = "context/1"
     reads = frozenset({"context/1", EXACT})
-    config_type: ClassVar[type[CodecConfig]] = ContextConfig
+    words: ClassVar = {**ExcpCodec.words, "coder": ("adaptive",)}
     label = "Context"
     compared = (("Context", {}),)
 
-    def _pack_symbols(
-        self, quantized: Quantized, spec: TensorSpec, config: CodecConfig, reference: TensorReference | None
+    coder: str = "adaptive"
+
+    def pack_symbols(
+        self, quantized: Quantized, spec: TensorSpec, reference: TensorReference | None
     ) -> bytes:
+        """Return two streams: which symbols are zero, then the others."""
         zeros, values = _contexts(spec, reference)
         symbols = quantized.symbols
         kept = symbols != 0
@@ -132,9 +125,10 @@ class ContextCodec(ExcpCodec):
             out += stream
         return bytes(out)
 
-    def _parse_symbols(
+    def parse_symbols(
         self, stream: memoryview, spec: TensorSpec, n_symbols: int, reference: TensorReference | None
     ) -> NDArray[np.uint8]:
+        """Undo `pack_symbols`."""
         zeros, values = _contexts(spec, reference)
         flags, at = _part(stream, 0)
         rest, at = _part(stream, at)
@@ -149,7 +143,8 @@ class ContextCodec(ExcpCodec):
         symbols[kept] = 1 + decode_adaptive(rest, n_kept, alphabet, values[kept], _VALUE_CONTEXTS)
         return symbols
 
-    def _state(self, tensor: torch.Tensor, quantized: Quantized) -> TensorReference:
+    def state_of(self, tensor: torch.Tensor, quantized: Quantized) -> TensorReference:
+        """Return the decoded tensor and its symbols."""
         return ContextReference(
             tensor=tensor,
             symbols=torch.from_numpy(quantized.symbols),
@@ -157,24 +152,26 @@ class ContextCodec(ExcpCodec):
             n_negative=int(np.count_nonzero(quantized.codebook < 0)),
         )
 
-    def _decode_lossy(
+    def decode_lossy(
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None
     ) -> TensorReference:
+        """Return the state of a payload, of whole states too."""
         if payload[0] == _STATE:
             return _parse_state(spec, payload)
-        return super()._decode_lossy(spec, payload, reference)
+        return ExcpCodec.decode_lossy(self, spec, payload, reference)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block of the whole state: the next frame's contexts need the symbols too."""
         if not isinstance(reference, ContextReference):
-            return super().rekey(spec, reference)
+            return ExcpCodec.rekey(self, spec, reference)
         stream = encode_adaptive(reference.symbols.numpy(), None, reference.n_symbols)
         head = bytearray((_STATE, reference.n_symbols - 1, reference.n_negative))
         write_varint(head, len(stream))
         exact = encode_exact(spec, reference.tensor, None).block.payload
         return Block(self.bitstream, b"".join((head, stream, exact)))
 
-    def _worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
+    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
+        """Return the larger of symbols and of a whole state."""
         n = spec.numel
         flags, rest = worst_case_adaptive_bytes(n, 2), worst_case_adaptive_bytes(n, MAX_CENTROIDS)
         whole = 3 + _VARINT_BYTES + worst_case_adaptive_bytes(n, 256) + worst_case_exact_bytes(spec)

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from inshrink_core.codec import Encoded, Levels, TensorInput, TensorReference
-from inshrink_core.codecs.published.fallback import (
-    FallbackCodec,
-    decode_flat,
-    encode_flat,
-    host_values,
-    worst_case_flat_bytes,
-)
+from inshrink_core.codec import Encoded, Levels, ShapedReference, TensorInput, TensorReference
+from inshrink_core.codecs.fallback import FallbackCodec, host_values
+from inshrink_core.codecs.published.flat import decode_flat, encode_flat, worst_case_flat_bytes
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 
@@ -46,6 +41,8 @@ _HOLD_SHARE = 1.25
 
 _HEADER_BYTES = 2 + 8
 
+_Plan = TypeVar("_Plan")
+
 
 class Grid(NamedTuple):
     """Evenly spaced levels: ``2**bits`` from `low` to `high`, both float32 numbers."""
@@ -62,7 +59,7 @@ class Grid(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GridReference(TensorReference):
+class GridReference(ShapedReference):
     """State of a tensor on a grid.
 
     Parameters
@@ -75,8 +72,6 @@ class GridReference(TensorReference):
         The levels.
     """
 
-    dtype: str
-    shape: tuple[int, ...]
     symbols: torch.Tensor
     grid: Grid
 
@@ -114,25 +109,30 @@ def level_numbers(values: NDArray[np.float32], grid: Grid) -> NDArray[np.uint8]:
     return numbers
 
 
-class GridCodec(FallbackCodec):
+class GridCodec(FallbackCodec[_Plan, GridReference]):
     """Base of the codecs that quantize uniformly first; subclasses choose the width of a tensor."""
 
+    __slots__ = ()
+
+    state = GridReference
+    grid: str
+    coder: str
+
     @abstractmethod
-    def _bits_of(self, spec: TensorSpec, plan: Any, previous: GridReference | None) -> int:
+    def bits_of(self, spec: TensorSpec, plan: _Plan, previous: GridReference | None) -> int:
         """Return the width of a tensor's level numbers."""
 
-    def _encode_lossy(
-        self, item: TensorInput, plan: Any, reference: TensorReference | None
+    def encode_lossy(
+        self, item: TensorInput, plan: _Plan, reference: TensorReference | None
     ) -> Encoded | None:
-        spec, config = item.spec, self._config_of(plan)
-        previous = _fitting(reference, spec)
-        values = host_values(item.tensor)
-        fresh = Grid(
-            self._bits_of(spec, plan, previous), float(values.min()) + 0.0, float(values.max()) + 0.0
-        )
-        hold = getattr(config, "grid", "refit") == "held"
+        """Return level numbers, as a delta where there are earlier ones; None for what is not finite."""
+        spec, values = item.spec, host_values(item.tensor)
+        if not np.isfinite(values).all():
+            return None
+        previous = self.own(reference, spec)
+        fresh = Grid(self.bits_of(spec, plan, previous), float(values.min()) + 0.0, float(values.max()) + 0.0)
         held = previous is not None and (
-            previous.grid == fresh or (hold and _still_fits(previous.grid, fresh))
+            previous.grid == fresh or (self.grid == "held" and _still_fits(previous.grid, fresh))
         )
         grid = previous.grid if previous is not None and held else fresh
         state = GridReference(
@@ -141,30 +141,24 @@ class GridCodec(FallbackCodec):
             symbols=torch.from_numpy(level_numbers(values, grid)),
             grid=grid,
         )
-        payload = pack_grid(state, previous, getattr(config, "coder", "huffman"))
-        return Encoded(Block(self.bitstream, payload), state)
+        return Encoded(Block(self.bitstream, pack_grid(state, previous, self.coder)), state)
 
-    def _decode_lossy(
+    def decode_lossy(
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None
-    ) -> TensorReference:
-        return parse_grid(spec, payload, _fitting(reference, spec))
+    ) -> GridReference:
+        """Return the state a payload decodes to."""
+        return parse_grid(spec, payload, self.own(reference, spec))
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone; references of other codecs become exact blocks."""
-        state = _fitting(reference, spec)
+        state = self.own(reference, spec)
         if state is None:
-            return super().rekey(spec, reference)
+            return FallbackCodec.rekey(self, spec, reference)
         return Block(self.bitstream, pack_grid(state, None, "huffman"))
 
-    def _worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
+    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
+        """Return the header and packed level numbers."""
         return _HEADER_BYTES + worst_case_flat_bytes(spec.numel, 1 << MAX_BITS)
-
-
-def _fitting(reference: TensorReference | None, spec: TensorSpec) -> GridReference | None:
-    """Return the reference if level numbers of a tensor can be coded against it."""
-    if not isinstance(reference, GridReference):
-        return None
-    return reference if (reference.dtype, reference.shape) == (spec.dtype, spec.shape) else None
 
 
 def _still_fits(held: Grid, fresh: Grid) -> bool:

@@ -15,13 +15,14 @@ tensors that are not weights are exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from inshrink_core.codec import CodecConfig, TensorInput
-from inshrink_core.codecs.exact import BITSTREAM as EXACT
-from inshrink_core.codecs.published.fallback import BITS, FLAT_CODERS, check_number, check_word
+from inshrink_core.codec import TensorInput
+from inshrink_core.codecs.exact import LosslessReference
+from inshrink_core.codecs.fallback import EXACT
+from inshrink_core.codecs.published.flat import BITS, FLAT_CODERS, VECTORS
 from inshrink_core.codecs.published.residual import (
     KEYFRAME_WORDS,
     MAX_CENTROIDS,
@@ -33,20 +34,17 @@ from inshrink_core.codecs.published.residual import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["LcCheckpointCodec", "LcCheckpointConfig", "promote_buckets"]
+__all__ = ["LcCheckpointCodec", "promote_buckets"]
 
 _EXPONENT_OFFSET = 149
 """Exponents of float32 as frexp gives them are -148 (of the smallest number above zero) to 128."""
 
 _N_BUCKETS = 2 * (_EXPONENT_OFFSET + 129)
 
-_REPRESENTATIVES = ("midrange", "mean")
-_VECTORS = ("quantized", "exact")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LcCheckpointConfig(CodecConfig):
-    """Settings of the LC-Checkpoint codec.
+class LcCheckpointCodec(ResidualCodec[None, LosslessReference]):
+    """Every weight's residual in a few buckets of exponents; everything else exact.
 
     Parameters
     ----------
@@ -65,7 +63,34 @@ class LcCheckpointConfig(CodecConfig):
     ------
     ConfigError
         A value is out of its range or of the wrong type.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from inshrink_core.checkpoint import TensorRole, TensorSpec
+    >>> codec = LcCheckpointCodec()
+    >>> spec = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(64, 64))
+    >>> first = codec.encode(TensorInput(spec=spec, tensor=torch.zeros(64, 64)), None, None)
+    >>> moved = torch.full((64, 64), 0.25)
+    >>> second = codec.encode(TensorInput(spec=spec, tensor=moved), None, first.reference)
+    >>> codec.decode(spec, second.block, first.reference).tensor.unique()
+    tensor([0.2500])
     """
+
+    name = "lc-checkpoint"
+    bitstream = "lc-checkpoint/1"
+    reads = frozenset({"lc-checkpoint/1", EXACT})
+    state = LosslessReference
+    ranges: ClassVar = {"bits": (1, 8)}
+    words: ClassVar = {
+        "representative": ("midrange", "mean"),
+        "coder": tuple(FLAT_CODERS),
+        "keyframe": KEYFRAME_WORDS,
+        "vectors": VECTORS,
+    }
+    label = "LC-Checkpoint"
+    tuning = BITS
+    compared = (("LC-Checkpoint", {}),)
 
     bits: int = 3
     representative: str = "midrange"
@@ -73,12 +98,13 @@ class LcCheckpointConfig(CodecConfig):
     keyframe: str = "exact"
     vectors: str = "quantized"
 
-    def __post_init__(self) -> None:
-        check_number("bits", self.bits, 1, 8, whole=True)
-        check_word("representative", self.representative, _REPRESENTATIVES)
-        check_word("coder", self.coder, tuple(FLAT_CODERS))
-        check_word("keyframe", self.keyframe, KEYFRAME_WORDS)
-        check_word("vectors", self.vectors, _VECTORS)
+    def quantize(
+        self, item: TensorInput, values: NDArray[np.float32], plan: None, *, delta: bool
+    ) -> Quantized:
+        """Put residuals in buckets; values that stand alone to centroids."""
+        if not delta:
+            return fit_nearest(values, values != 0, MAX_CENTROIDS, tolerance=0.0)
+        return promote_buckets(values, self.bits, self.representative)
 
 
 def promote_buckets(values: NDArray[np.float32], bits: int, representative: str) -> Quantized:
@@ -123,40 +149,3 @@ def _representative(members: NDArray[np.float32], kind: str) -> np.float32:
     else:
         value = (float(members.min()) + float(members.max())) / 2
     return np.float32(min(max(value, float(members.min())), float(members.max())))
-
-
-class LcCheckpointCodec(ResidualCodec):
-    """Every weight's residual in a few buckets of exponents; everything else exact.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from inshrink_core.checkpoint import TensorRole, TensorSpec
-    >>> codec, config = LcCheckpointCodec(), LcCheckpointConfig()
-    >>> spec = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(64, 64))
-    >>> first = codec.encode(TensorInput(spec=spec, tensor=torch.zeros(64, 64)), config, None)
-    >>> moved = torch.full((64, 64), 0.25)
-    >>> second = codec.encode(TensorInput(spec=spec, tensor=moved), config, first.reference)
-    >>> codec.decode(spec, second.block, first.reference).tensor.unique()
-    tensor([0.2500])
-    """
-
-    name = "lc-checkpoint"
-    bitstream = "lc-checkpoint/1"
-    reads = frozenset({"lc-checkpoint/1", EXACT})
-    config_type: ClassVar[type[CodecConfig]] = LcCheckpointConfig
-    label = "LC-Checkpoint"
-    tuning = BITS
-    compared = (("LC-Checkpoint", {}),)
-
-    def _config_of(self, plan: Any) -> LcCheckpointConfig:
-        config: LcCheckpointConfig = self.checked(plan)
-        return config
-
-    def _quantize(
-        self, item: TensorInput, values: NDArray[np.float32], plan: Any, *, delta: bool
-    ) -> Quantized:
-        config = self._config_of(plan)
-        if not delta:
-            return fit_nearest(values, values != 0, MAX_CENTROIDS, tolerance=0.0)
-        return promote_buckets(values, config.bits, config.representative)

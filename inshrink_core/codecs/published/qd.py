@@ -20,15 +20,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.codec import CodecConfig, FrameContext, TensorInput, TensorReference
-from inshrink_core.codecs.exact import BITSTREAM as EXACT
-from inshrink_core.codecs.published.fallback import BITS, FLAT_CODERS, check_number, check_word, host_values
+from inshrink_core.codec import FrameContext, TensorInput, TensorReference
+from inshrink_core.codecs.fallback import EXACT, host_values
+from inshrink_core.codecs.published.flat import BITS, FLAT_CODERS, VECTORS
 from inshrink_core.codecs.published.grid import (
     GRID_WORDS,
     MAX_BITS,
@@ -37,70 +36,13 @@ from inshrink_core.codecs.published.grid import (
     GridReference,
     level_numbers,
 )
-from inshrink_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["QdCodec", "QdConfig", "QdPlan", "weighted_entropy"]
+    from inshrink_core.checkpoint import TensorSpec
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QdConfig(CodecConfig):
-    """Settings of the QD codec.
-
-    Parameters
-    ----------
-    bits
-        Width of the layer with the largest weighted entropy, 1..8.
-    spread
-        Bits that a layer may have less than that, 0..7; 0 gives every layer the same.
-    grid
-        ``refit``, as published: bins follow the range of a layer; ``held`` keeps them while they fit.
-    coder
-        ``huffman``, as published; ``rans``, ``lzma`` or ``zstd``.
-    vectors
-        Weights of at most one dimension: ``quantized`` like every layer, or ``exact``.
-
-    Raises
-    ------
-    ConfigError
-        A value is out of its range or of the wrong type.
-    """
-
-    bits: int = 8
-    spread: int = 1
-    grid: str = "refit"
-    coder: str = "huffman"
-    vectors: str = "quantized"
-
-    def __post_init__(self) -> None:
-        check_number("bits", self.bits, 1, MAX_BITS, whole=True)
-        check_number("spread", self.spread, 0, MAX_BITS - 1, whole=True)
-        check_word("grid", self.grid, GRID_WORDS)
-        check_word("coder", self.coder, tuple(FLAT_CODERS))
-        check_word("vectors", self.vectors, ("quantized", "exact"))
-
-    @property
-    def fewest_bits(self) -> int:
-        """Width of the layers that need least."""
-        return max(1, self.bits - self.spread)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QdPlan:
-    """What one frame decides: the width of each layer.
-
-    Parameters
-    ----------
-    config
-        The request it was made from.
-    bits
-        Width by tensor key; absent for tensors that are exact.
-    """
-
-    config: QdConfig
-    bits: Mapping[str, int] = field(default_factory=dict)
+__all__ = ["QdCodec", "weighted_entropy"]
 
 
 def weighted_entropy(symbols: NDArray[np.uint8], importance: NDArray[np.float64]) -> float:
@@ -134,17 +76,38 @@ def weighted_entropy(symbols: NDArray[np.uint8], importance: NDArray[np.float64]
     return float(np.cumsum(-shares * np.log2(counts[used] / symbols.size))[-1])
 
 
-class QdCodec(GridCodec):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QdCodec(GridCodec[Mapping[str, int]]):
     """Weights on grids whose width follows the layer; everything else exact.
+
+    A plan is the width by tensor key; tensors that are exact are absent.
+
+    Parameters
+    ----------
+    bits
+        Width of the layer with the largest weighted entropy, 1..8.
+    spread
+        Bits that a layer may have less than that, 0..7; 0 gives every layer the same.
+    grid
+        ``refit``, as published: bins follow the range of a layer; ``held`` keeps them while they fit.
+    coder
+        ``huffman``, as published; ``rans``, ``lzma`` or ``zstd``.
+    vectors
+        Weights of at most one dimension: ``quantized`` like every layer, or ``exact``.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of its range or of the wrong type.
 
     Examples
     --------
     >>> import torch
-    >>> from inshrink_core.checkpoint import TensorRole
-    >>> codec, config = QdCodec(), QdConfig(bits=2)
+    >>> from inshrink_core.checkpoint import TensorRole, TensorSpec
+    >>> codec = QdCodec(bits=2)
     >>> spec = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(64, 64))
     >>> item = TensorInput(spec=spec, tensor=torch.linspace(0, 3, 4096).view(64, 64))
-    >>> plan = codec.plan([spec], [codec.observe(item, None, config)], config)
+    >>> plan = codec.plan([spec], [codec.observe(item, None)])
     >>> codec.encode(item, plan, None).reference.decoded().unique()
     tensor([0., 1., 2., 3.])
     """
@@ -152,55 +115,51 @@ class QdCodec(GridCodec):
     name = "qd"
     bitstream = "qd/1"
     reads = frozenset({"qd/1", EXACT})
-    config_type: ClassVar[type[CodecConfig]] = QdConfig
+    ranges: ClassVar = {"bits": (1, MAX_BITS), "spread": (0, MAX_BITS - 1)}
+    words: ClassVar = {"grid": GRID_WORDS, "coder": tuple(FLAT_CODERS), "vectors": VECTORS}
     label = "QD"
     tuning = BITS
     compared = (("QD", {}),)
 
-    def observe(
-        self, item: TensorInput, reference: TensorReference | None, config: CodecConfig
-    ) -> float | None:
+    bits: int = 8
+    spread: int = 1
+    grid: str = "refit"
+    coder: str = "huffman"
+    vectors: str = "quantized"
+
+    @property
+    def fewest_bits(self) -> int:
+        """Width of the layers that need least."""
+        return max(1, self.bits - self.spread)
+
+    def observe(self, item: TensorInput, reference: TensorReference | None) -> float | None:
         """Return the weighted entropy of a layer at the full width; None for exact tensors."""
-        asked: QdConfig = self.checked(config)
-        if not self.covers(item.spec, asked):
+        if not self.covers(item.spec):
             return None
         values = host_values(item.tensor)
         if not np.isfinite(values).all():
             return None
-        symbols = level_numbers(values, Grid(asked.bits, float(values.min()), float(values.max())))
-        wide = values.astype(np.float64)
+        grid = Grid(self.bits, float(values.min()), float(values.max()))
+        symbols = level_numbers(values, grid)
         if isinstance(reference, GridReference) and reference.shape == item.spec.shape:
-            before = host_values(reference.decoded())
-            grid = Grid(asked.bits, float(values.min()), float(values.max()))
-            symbols = symbols - level_numbers(before, grid)
+            symbols = symbols - level_numbers(host_values(reference.decoded()), grid)
+        wide = values.astype(np.float64)
         return weighted_entropy(symbols, wide * wide)
 
     def plan(
-        self,
-        specs: Sequence[TensorSpec],
-        statistics: Sequence[Any],
-        config: CodecConfig,
-        context: FrameContext | None = None,
-    ) -> QdPlan:
+        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
+    ) -> Mapping[str, int]:
         """Return the width of every layer: one bit less for each halving of the weighted entropy."""
-        asked: QdConfig = self.checked(config)
-        known = [seen for seen in statistics if isinstance(seen, float)]
-        largest = max(known, default=0.0)
+        largest = max((seen for seen in statistics if seen is not None), default=0.0)
         bits: dict[str, int] = {}
         for spec, seen in zip(specs, statistics, strict=True):
-            if isinstance(seen, float):
-                fewer = math.floor(math.log2(largest / seen)) if seen > 0 else asked.spread
-                bits[spec.key] = max(asked.fewest_bits, asked.bits - fewer)
-        return QdPlan(config=asked, bits=bits)
+            if seen is not None:
+                fewer = math.floor(math.log2(largest / seen)) if seen > 0 else self.spread
+                bits[spec.key] = max(self.fewest_bits, self.bits - fewer)
+        return bits
 
-    def _config_of(self, plan: Any) -> QdConfig:
-        if not isinstance(plan, QdPlan):
-            raise ConfigError("this plan is not one of the codec 'qd'")
-        return plan.config
-
-    def _bits_of(self, spec: TensorSpec, plan: Any, previous: GridReference | None) -> int:
-        config = self._config_of(plan)
-        if previous is not None and config.fewest_bits <= previous.grid.bits <= config.bits:
+    def bits_of(self, spec: TensorSpec, plan: Mapping[str, int], previous: GridReference | None) -> int:
+        """Return the width of the chain so far where the settings allow it, else that of the plan."""
+        if previous is not None and self.fewest_bits <= previous.grid.bits <= self.bits:
             return previous.grid.bits
-        chosen: int = plan.bits.get(spec.key, config.bits)
-        return chosen
+        return plan.get(spec.key, self.bits)

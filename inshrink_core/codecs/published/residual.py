@@ -8,20 +8,15 @@ that are added to the reference; symbol 0 adds nothing. Without a reference the 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from inshrink_core.codec import CodecConfig, Encoded, TensorInput, TensorReference
+from inshrink_core.codec import Encoded, TensorInput, TensorReference
 from inshrink_core.codecs.exact import LosslessReference
-from inshrink_core.codecs.published.fallback import (
-    FallbackCodec,
-    decode_flat,
-    encode_flat,
-    host_values,
-    worst_case_flat_bytes,
-)
+from inshrink_core.codecs.fallback import FallbackCodec, host_values
+from inshrink_core.codecs.published.flat import decode_flat, encode_flat, worst_case_flat_bytes
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.ops.quantize import histogram16
@@ -58,6 +53,9 @@ KEYFRAME_WORDS = ("exact", "quantized")
 
 HEADER_BYTES = 2 + 4 * MAX_CENTROIDS + 4
 
+_Plan = TypeVar("_Plan")
+_State = TypeVar("_State", bound=TensorReference)
+
 
 class Quantized(NamedTuple):
     """What a quantizer makes of the values of one tensor.
@@ -82,62 +80,72 @@ class Quantized(NamedTuple):
         return 1 + self.codebook.size
 
 
-class ResidualCodec(FallbackCodec):
+class ResidualCodec(FallbackCodec[_Plan, _State]):
     """Base of the residual codecs: subclasses quantize the residual and choose the coder of symbols."""
 
+    __slots__ = ()
+
+    coder: str
+    keyframe: str
+
     @abstractmethod
-    def _quantize(
-        self, item: TensorInput, values: NDArray[np.float32], plan: Any, *, delta: bool
+    def quantize(
+        self, item: TensorInput, values: NDArray[np.float32], plan: _Plan, *, delta: bool
     ) -> Quantized:
         """Quantize residuals (`delta`), or values that stand alone; float32[n], finite."""
 
-    def _pack_symbols(
-        self, quantized: Quantized, spec: TensorSpec, config: CodecConfig, reference: TensorReference | None
+    def pack_symbols(
+        self, quantized: Quantized, spec: TensorSpec, reference: TensorReference | None
     ) -> bytes:
-        return encode_flat(quantized.symbols, quantized.n_symbols, getattr(config, "coder", "huffman"))
+        """Return coded symbols."""
+        return encode_flat(quantized.symbols, quantized.n_symbols, self.coder)
 
-    def _parse_symbols(
+    def parse_symbols(
         self, stream: memoryview, spec: TensorSpec, n_symbols: int, reference: TensorReference | None
     ) -> NDArray[np.uint8]:
+        """Undo `pack_symbols`."""
         return decode_flat(stream, spec.numel, n_symbols)
 
-    def _state(self, tensor: torch.Tensor, quantized: Quantized) -> TensorReference:
+    def state_of(self, tensor: torch.Tensor, quantized: Quantized) -> TensorReference:
         """Return what the next delta needs; by default the decoded tensor alone."""
         return LosslessReference(tensor)
 
-    def _is_delta(self, spec: TensorSpec) -> bool:
+    def is_delta(self, spec: TensorSpec) -> bool:
         """Whether tensors of this role are coded against their reference."""
         return True
 
-    def _encode_lossy(
-        self, item: TensorInput, plan: Any, reference: TensorReference | None
+    def encode_lossy(
+        self, item: TensorInput, plan: _Plan, reference: TensorReference | None
     ) -> Encoded | None:
-        spec, config = item.spec, self._config_of(plan)
+        """Return symbols of the residual, or of values that stand alone; None for what is not finite."""
+        spec = item.spec
         previous = _fitting(reference, spec)
-        if previous is None and getattr(config, "keyframe", "exact") == "exact":
+        if (previous is None and self.keyframe == "exact") or not bool(torch.isfinite(item.tensor).all()):
             return None
-        delta = previous is not None and self._is_delta(spec)
+        delta = previous is not None and self.is_delta(spec)
         values = residual_of(item.tensor, spec, reference) if delta else host_values(item.tensor)
         if values is None:
             return None
-        quantized = self._quantize(item, values, plan, delta=delta)
-        stream = self._pack_symbols(quantized, spec, config, reference)
+        quantized = self.quantize(item, values, plan, delta=delta)
+        stream = self.pack_symbols(quantized, spec, reference)
         payload = _pack_head(quantized, delta=delta) + stream
         decoded = _reconstruct(spec, quantized, previous if delta else None)
-        return Encoded(Block(self.bitstream, payload), self._state(decoded, quantized))
+        return Encoded(Block(self.bitstream, payload), self.state_of(decoded, quantized))
 
-    def _decode_lossy(
+    def decode_lossy(
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None
     ) -> TensorReference:
+        """Return the state a payload decodes to."""
         delta, codebook, fill, stream = _parse_head(payload)
         previous = _fitting(reference, spec) if delta else None
         if delta and previous is None:
             raise DamagedError("the block is a delta against another reference", where=spec.key)
-        symbols = self._parse_symbols(stream, spec, 1 + codebook.size, reference)
+        symbols = self.parse_symbols(stream, spec, 1 + codebook.size, reference)
         quantized = Quantized(symbols, codebook, fill)
-        return self._state(_reconstruct(spec, quantized, previous), quantized)
+        return self.state_of(_reconstruct(spec, quantized, previous), quantized)
 
-    def _worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
+    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
+        """Return the header and packed symbols."""
         return HEADER_BYTES + worst_case_flat_bytes(spec.numel, 1 + MAX_CENTROIDS)
 
 

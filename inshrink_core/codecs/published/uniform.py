@@ -15,22 +15,21 @@ most one dimension, and what is not a weight, are exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from inshrink_core.codec import CodecConfig
-from inshrink_core.codecs.exact import BITSTREAM as EXACT
-from inshrink_core.codecs.published.fallback import BITS, FLAT_CODERS, check_number, check_word
+from inshrink_core.codecs.fallback import EXACT
+from inshrink_core.codecs.published.flat import BITS, FLAT_CODERS, VECTORS
 from inshrink_core.codecs.published.grid import GRID_WORDS, MAX_BITS, GridCodec, GridReference
 
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
 
-__all__ = ["UniformCodec", "UniformConfig"]
+__all__ = ["UniformCodec"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UniformConfig(CodecConfig):
-    """Settings of the uniform codec.
+class UniformCodec(GridCodec[None]):
+    """Weights on a grid; everything else exact.
 
     Parameters
     ----------
@@ -47,46 +46,32 @@ class UniformConfig(CodecConfig):
     ------
     ConfigError
         A value is out of its range or of the wrong type.
-    """
-
-    bits: int = 8
-    grid: str = "held"
-    coder: str = "rans"
-    vectors: str = "exact"
-
-    def __post_init__(self) -> None:
-        check_number("bits", self.bits, 1, MAX_BITS, whole=True)
-        check_word("grid", self.grid, GRID_WORDS)
-        check_word("coder", self.coder, tuple(FLAT_CODERS))
-        check_word("vectors", self.vectors, ("exact", "quantized"))
-
-
-class UniformCodec(GridCodec):
-    """Weights on a grid; everything else exact.
 
     Examples
     --------
     >>> import torch
     >>> from inshrink_core.checkpoint import TensorRole, TensorSpec
     >>> from inshrink_core.codec import TensorInput
-    >>> codec, config = UniformCodec(), UniformConfig(bits=2)
     >>> spec = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(64, 64))
     >>> item = TensorInput(spec=spec, tensor=torch.linspace(0, 3, 4096).view(64, 64))
-    >>> codec.encode(item, config, None).reference.decoded().unique()
+    >>> UniformCodec(bits=2).encode(item, None, None).reference.decoded().unique()
     tensor([0., 1., 2., 3.])
     """
 
     name = "uniform"
     bitstream = "uniform/1"
     reads = frozenset({"uniform/1", EXACT})
-    config_type: ClassVar[type[CodecConfig]] = UniformConfig
+    ranges: ClassVar = {"bits": (1, MAX_BITS)}
+    words: ClassVar = {"grid": GRID_WORDS, "coder": tuple(FLAT_CODERS), "vectors": VECTORS}
     label = "Uniform"
     tuning = BITS
     compared = (("Uniform, 8 bit", {"bits": 8}), ("Uniform, 4 bit", {"bits": 4}))
 
-    def _config_of(self, plan: Any) -> UniformConfig:
-        config: UniformConfig = self.checked(plan)
-        return config
+    bits: int = 8
+    grid: str = "held"
+    coder: str = "rans"
+    vectors: str = "exact"
 
-    def _bits_of(self, spec: TensorSpec, plan: Any, previous: GridReference | None) -> int:
-        return self._config_of(plan).bits
+    def bits_of(self, spec: TensorSpec, plan: None, previous: GridReference | None) -> int:
+        """Return the same for every tensor."""
+        return self.bits

@@ -1,14 +1,23 @@
-"""The laws every codec keeps, tested once: inherit `CodecSuite` and say which codec and config.
+"""The laws every codec keeps, tested once: inherit `CodecSuite` and say which codec.
 
 Override `make_item` where the codec wants companions (gradients, second moments).
+
+Examples
+--------
+In a test file::
+
+    class TestMyCodec(CodecSuite):
+        codec = MyCodec(bits=4)
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,18 +27,29 @@ from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
 from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.codec import Codec, CodecConfig, Encoded, TensorInput, TensorReference
+from inshrink_core.codec import (
+    AnyCodec,
+    Decoded,
+    Encoded,
+    TensorInput,
+    TensorReference,
+    codec_for_block,
+    get_codec,
+    make_codec,
+)
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.ops import Backend, force_backend
-from tests.strategies import EDGE_TENSORS, bits, float_chains, normal, spec_of
+from inshrink_core.testing.tensors import EDGE_TENSORS, bits, float_chains, normal, spec_of
+
+__all__ = ["CodecSuite", "state_bits"]
 
 _N_FLIPS = 150
 """Random damages tried per payload."""
 
 
 def state_bits(state: Any) -> Any:
-    """A state as nested tuples of bytes and numbers, so that `==` compares it bit for bit."""
+    """Return a state as nested tuples of bytes and numbers, so that `==` compares it bit for bit."""
     if isinstance(state, Tensor):
         return str(state.dtype), tuple(state.shape), bits(state)
     if isinstance(state, np.ndarray):
@@ -45,13 +65,12 @@ def state_bits(state: Any) -> Any:
 
 
 class CodecSuite:
-    """The six laws; `codec` and `config` come from the subclass."""
+    """The six laws and the contract; `codec` comes from the subclass."""
 
-    codec: ClassVar[Codec]
-    config: ClassVar[CodecConfig]
+    codec: ClassVar[AnyCodec]
 
     def make_item(self, spec: TensorSpec, tensor: Tensor) -> TensorInput:
-        """A tensor with the companions that the config asks for."""
+        """Return a tensor with the companions that the codec asks for."""
         return TensorInput(spec=spec, tensor=tensor)
 
     def encode_frame(
@@ -61,26 +80,24 @@ class CodecSuite:
         specs = [spec_of(tensor, f"layer{i}.weight", exact=exact) for i, tensor in enumerate(tensors)]
         items = [self.make_item(spec, tensor) for spec, tensor in zip(specs, tensors, strict=True)]
         pairs = list(zip(items, references, strict=True))
-        statistics = [self.codec.observe(item, reference, self.config) for item, reference in pairs]
-        plan = self.codec.plan(specs, statistics, self.config)
+        statistics = [self.codec.observe(item, reference) for item, reference in pairs]
+        plan = self.codec.plan(specs, statistics)
         return [self.codec.encode(item, plan, reference) for item, reference in pairs]
 
     def encode_one(self, tensor: Tensor, reference: TensorReference | None = None) -> Encoded:
         """Encode a frame of one tensor."""
         return self.encode_frame([tensor], [reference])[0]
 
-    def decode_one(self, tensor: Tensor, block: Block, reference: TensorReference | None = None) -> Any:
+    def decode_one(self, tensor: Tensor, block: Block, reference: TensorReference | None = None) -> Decoded:
         """Decode the block of a frame of one tensor."""
         return self.decoder(block).decode(spec_of(tensor, "layer0.weight"), block, reference)
 
-    def decoder(self, block: Block) -> Codec:
-        """The codec under test, or the one it delegated a tensor to."""
-        from inshrink_core.codec import codec_for_block
-
+    def decoder(self, block: Block) -> AnyCodec:
+        """Return the codec under test, or the one it delegated a tensor to."""
         return self.codec if block.codec in self.codec.reads else codec_for_block(block.codec)
 
     def drifting_frames(self, n_frames: int = 6) -> list[list[Tensor]]:
-        """Frames of a few tensors whose values move a little, a lot, and not at all."""
+        """Return frames of a few tensors whose values move a little, a lot, and not at all."""
         base = [
             normal((64, 48), 20),
             normal((40, 3, 3, 3), 21),
@@ -98,7 +115,7 @@ class CodecSuite:
         return frames
 
     def assert_survives(self, tensor: Tensor, restored: Tensor) -> None:
-        """Spec kept; what is not a number stays what it is; everything else bit for bit if lossless."""
+        """Fail unless a tensor survived: its spec, what is no number, and every bit if lossless."""
         assert restored.dtype == tensor.dtype
         assert restored.shape == tensor.shape
         if not self.codec.lossy or not tensor.dtype.is_floating_point:
@@ -109,9 +126,38 @@ class CodecSuite:
         assert torch.equal(wide.isposinf(), before.isposinf())
         assert torch.equal(wide.isneginf(), before.isneginf())
 
+    # The settings and what is said of them
+
+    def test_a_codec_is_made_again_from_its_settings(self) -> None:
+        kind = type(self.codec)
+        settings = json.loads(json.dumps(self.codec.settings()))
+        assert kind(**settings) == self.codec
+        assert kind(**kind().settings()) == kind()
+        assert self.codec.bitstream in self.codec.reads
+        assert self.codec.bitstream.partition("/")[0] == self.codec.name
+
+    def test_a_codec_is_found_by_its_name_and_by_its_bitstream(self) -> None:
+        assert get_codec(self.codec.name) is type(self.codec)
+        assert make_codec(self.codec.name, self.codec.settings()) == self.codec
+        for bitstream in self.codec.reads:
+            assert bitstream in codec_for_block(bitstream).reads
+
+    def test_every_value_of_a_knob_is_a_setting_from_fine_to_coarse(self) -> None:
+        tuning, kind = self.codec.tuning, type(self.codec)
+        if tuning is None:
+            return
+        for value in tuning.knob.values:
+            kind(**tuning.settings(value))
+        for knob in (tuning.knob, *tuning.axes):
+            assert len(knob.values) > 1
+            for finer, coarser in pairwise(knob.values):
+                assert knob.is_coarser(coarser, finer)
+                assert not knob.is_coarser(finer, coarser)
+                kind(**{**tuning.beside, **dict.fromkeys(knob.settings, coarser)})
+
     # 1 closed loop
 
-    def test_encoder_and_decoder_reach_the_same_state_along_a_chain(self):
+    def test_encoder_and_decoder_reach_the_same_state_along_a_chain(self) -> None:
         frames = self.drifting_frames()
         encoder: list[TensorReference | None] = [None] * len(frames[0])
         decoder: list[TensorReference | None] = [None] * len(frames[0])
@@ -125,7 +171,7 @@ class CodecSuite:
                 self.assert_survives(tensor, decoded.tensor)
                 encoder[i], decoder[i] = reference, decoded.reference
 
-    def test_states_alias_neither_the_input_nor_the_output(self):
+    def test_states_alias_neither_the_input_nor_the_output(self) -> None:
         tensor = normal((40, 40), 1)
         encoded = self.encode_one(tensor)
         kept = state_bits(encoded.reference)
@@ -137,7 +183,7 @@ class CodecSuite:
 
     # 2 locality
 
-    def test_one_tensor_decodes_without_the_others(self):
+    def test_one_tensor_decodes_without_the_others(self) -> None:
         frames = self.drifting_frames(2)
         first = self.encode_frame(frames[0], [None] * len(frames[0]))
         second = self.encode_frame(frames[1], [encoded.reference for encoded in first])
@@ -149,7 +195,7 @@ class CodecSuite:
 
     # 3 device independence
 
-    def test_back_ends_produce_the_same_bytes_and_the_same_bits(self):
+    def test_back_ends_produce_the_same_bytes_and_the_same_bits(self) -> None:
         # Without the largest tensor: the reference takes most of its time for it, and shows no more by it.
         frames = [tensors[1:] for tensors in self.drifting_frames(3)]
         references: list[TensorReference | None] = [None] * len(frames[0])
@@ -165,7 +211,7 @@ class CodecSuite:
                     assert state_bits(decoded.reference) == state_bits(one.reference)
             references = [encoded.reference for encoded in fast]
 
-    def test_threads_do_not_change_the_bytes(self):
+    def test_threads_do_not_change_the_bytes(self) -> None:
         tensors = [normal((50, 50), seed) for seed in range(8)]
         alone = [bytes(self.encode_one(tensor).block.payload) for tensor in tensors]
         with ThreadPoolExecutor(4) as pool:
@@ -175,7 +221,7 @@ class CodecSuite:
     # 4 bounded and 5 total
 
     @pytest.mark.parametrize("edge", EDGE_TENSORS)
-    def test_edge_tensors_survive_within_the_stated_size(self, edge: str):
+    def test_edge_tensors_survive_within_the_stated_size(self, edge: str) -> None:
         tensor = EDGE_TENSORS[edge]()
         spec = spec_of(tensor, "layer0.weight")
         first = self.encode_one(tensor)
@@ -191,13 +237,13 @@ class CodecSuite:
         assert state_bits(two.reference) == state_bits(second.reference)
 
     @pytest.mark.parametrize("edge", ["special_floats", "bfloat16", "transposed", "scalar", "empty", "bool"])
-    def test_a_tensor_marked_exact_survives_bit_for_bit(self, edge: str):
+    def test_a_tensor_marked_exact_survives_bit_for_bit(self, edge: str) -> None:
         tensor = EDGE_TENSORS[edge]()
         encoded = self.encode_frame([tensor], [None], exact=True)[0]
         spec = spec_of(tensor, "layer0.weight", exact=True)
         assert bits(self.decoder(encoded.block).decode(spec, encoded.block, None).tensor) == bits(tensor)
 
-    def test_a_reference_of_another_shape_or_dtype_is_no_obstacle(self):
+    def test_a_reference_of_another_shape_or_dtype_is_no_obstacle(self) -> None:
         tensor = normal((30, 40), 1)
         for other in (normal((40, 30), 2), normal((30, 40), 2).bfloat16(), torch.tensor(1)):
             reference = self.encode_one(other).reference
@@ -206,7 +252,7 @@ class CodecSuite:
             assert state_bits(decoded.reference) == state_bits(encoded.reference)
             self.assert_survives(tensor, decoded.tensor)
 
-    def test_an_unchanged_tensor_takes_a_few_bytes(self):
+    def test_an_unchanged_tensor_takes_a_few_bytes(self) -> None:
         tensor = normal((300, 300), 1)
         restored = self.encode_one(tensor).reference
         state = self.encode_one(tensor, restored).reference
@@ -215,12 +261,12 @@ class CodecSuite:
         assert len(again.block.payload) <= self.unchanged_bytes(tensor)
 
     def unchanged_bytes(self, tensor: Tensor) -> int:
-        """Bound on the payload of a tensor that equals its reference; override with a reason."""
+        """Return the bound on the payload of a tensor that equals its reference; override with a reason."""
         return 32 + tensor.numel() // 800
 
     # 6 re-key
 
-    def test_a_rekeyed_block_stands_alone_and_decodes_to_the_same_bits(self):
+    def test_a_rekeyed_block_stands_alone_and_decodes_to_the_same_bits(self) -> None:
         for name in ("special_floats", "bfloat16", "vector", "int64", "empty", "scalar", "constant"):
             tensor = EDGE_TENSORS[name]()
             first = self.encode_one(tensor).reference
@@ -238,7 +284,7 @@ class CodecSuite:
     # Damaged payloads
 
     def check_damage(self, spec: TensorSpec, block: Block, payload: bytes, reference: Any) -> bool:
-        """Whether a damaged payload was refused; if it was not, it decodes to a tensor of the spec."""
+        """Return whether a damaged payload was refused; if it was not, it decodes to a tensor of the spec."""
         try:
             decoded = self.decoder(block).decode(spec, Block(block.codec, payload), reference)
         except DamagedError:
@@ -249,7 +295,9 @@ class CodecSuite:
 
     @pytest.mark.parametrize("with_reference", [False, True])
     @pytest.mark.parametrize("edge", ["two_levels", "bfloat16", "convolution", "vector", "scalar", "int64"])
-    def test_damaged_payloads_are_refused_or_decode_to_the_spec(self, edge: str, with_reference: bool):
+    def test_damaged_payloads_are_refused_or_decode_to_the_spec(
+        self, edge: str, with_reference: bool
+    ) -> None:
         tensor = EDGE_TENSORS[edge]()
         spec = spec_of(tensor, "layer0.weight")
         reference = (
@@ -272,7 +320,7 @@ class CodecSuite:
             noise = payload[: rng.randrange(4)] + rng.randbytes(rng.randrange(60))
             self.check_damage(spec, block, noise, reference)
 
-    def test_a_delta_without_its_reference_is_refused_or_decodes_to_the_spec(self):
+    def test_a_delta_without_its_reference_is_refused_or_decodes_to_the_spec(self) -> None:
         tensor = normal((40, 40), 1)
         reference = self.encode_one(tensor + 1e-4).reference
         block = self.encode_one(tensor, reference).block
@@ -287,7 +335,7 @@ class CodecSuite:
         derandomize=True,
         suppress_health_check=[HealthCheck.differing_executors],  # each subclass is a codec of its own
     )
-    def test_any_chain_decodes_to_the_states_the_encoder_reached(self, frames: list[Tensor]):
+    def test_any_chain_decodes_to_the_states_the_encoder_reached(self, frames: list[Tensor]) -> None:
         encoder = decoder = None
         for tensor in frames:
             encoded = self.encode_one(tensor, encoder)

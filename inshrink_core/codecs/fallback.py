@@ -1,0 +1,113 @@
+"""What lossy codecs share: a rule for some tensors, and exact coding for all others."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+import numpy as np
+import torch
+
+from inshrink_core.checkpoint import TensorRole, TensorSpec
+from inshrink_core.codec import Codec, Decoded, Encoded, TensorInput, TensorReference, within_memory
+from inshrink_core.codecs.exact import BITSTREAM as EXACT
+from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
+from inshrink_core.errors import DamagedError
+from inshrink_core.frame import Block
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["EXACT", "LOSSY_DTYPES", "TINY", "FallbackCodec", "host_values", "ordered_mean"]
+
+LOSSY_DTYPES = frozenset({"float32", "bfloat16", "float16"})
+
+TINY = 64
+"""Elements up to which the exact block is tried too: above, symbols are smaller as a rule."""
+
+_Plan = TypeVar("_Plan")
+_State = TypeVar("_State", bound=TensorReference)
+
+
+class FallbackCodec(Codec[_Plan, _State]):
+    """A codec that is lossy where `covers` says so, and exact elsewhere.
+
+    Subclasses say how one covered tensor becomes a payload and a state, and back. `reads` of a subclass
+    contains `EXACT` too.
+    """
+
+    __slots__ = ()
+
+    lossy_roles: ClassVar[frozenset[TensorRole]] = frozenset({TensorRole.WEIGHT})
+
+    @abstractmethod
+    def encode_lossy(
+        self, item: TensorInput, plan: _Plan, reference: TensorReference | None
+    ) -> Encoded | None:
+        """Encode a covered tensor; None where it has to be exact."""
+
+    @abstractmethod
+    def decode_lossy(
+        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None
+    ) -> TensorReference:
+        """Return the state of a payload of this codec's own bitstream; DamagedError if it is none.
+
+        The tensor is of `LOSSY_DTYPES` and not empty, the payload has two bytes at least.
+        """
+
+    @abstractmethod
+    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
+        """Bound the payload of a covered tensor."""
+
+    def covers(self, spec: TensorSpec) -> bool:
+        """Whether the lossy rule applies to a tensor; a setting ``vectors`` speaks of those without rows."""
+        if spec.role not in self.lossy_roles or spec.exact or spec.numel == 0:
+            return False
+        quantized = getattr(self, "vectors", "quantized") == "quantized" or len(spec.shape) > 1
+        return spec.dtype in LOSSY_DTYPES and quantized
+
+    def encode(self, item: TensorInput, plan: _Plan, reference: TensorReference | None) -> Encoded:
+        """Encode one tensor; what is not covered becomes an exact block."""
+        spec = item.spec
+        if not self.covers(spec):
+            return encode_exact(spec, item.tensor, reference)
+        spec.check(item.tensor)
+        encoded = self.encode_lossy(item, plan, reference)
+        if encoded is None or spec.numel <= TINY:
+            exact = encode_exact(spec, item.tensor, reference)
+            if encoded is None or len(exact.block.payload) <= len(encoded.block.payload):
+                return exact
+        return encoded
+
+    @within_memory
+    def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
+        """Decode one block of the bitstreams in `reads`."""
+        payload = memoryview(block.payload)
+        if block.codec == EXACT:
+            return decode_exact(spec, payload, reference)
+        if spec.dtype not in LOSSY_DTYPES or spec.numel == 0:
+            raise DamagedError("a tensor of this kind has no symbols", where=spec.key)
+        if len(payload) < 2:
+            raise DamagedError("the block is cut short", where=spec.key)
+        state = self.decode_lossy(spec, payload, reference)
+        return Decoded(state.decoded_anew(), state)
+
+    def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
+        """Return an exact block of what the reference decodes to."""
+        return encode_exact(spec, reference.decoded(), None).block
+
+    def worst_case_bytes(self, spec: TensorSpec) -> int:
+        """Return a bound on payloads of every kind this codec writes."""
+        return max(worst_case_exact_bytes(spec), self.worst_case_lossy_bytes(spec))
+
+
+def host_values(tensor: torch.Tensor) -> NDArray[np.float32]:
+    """Return the values in row-major order, in float32, which holds every covered dtype exactly."""
+    plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").to(torch.float32)
+    values: NDArray[np.float32] = plain.contiguous().reshape(-1).numpy()
+    return values
+
+
+def ordered_mean(values: NDArray[np.float32]) -> float:
+    """Add from first to last in float64: `np.mean` pairs terms in a way that depends on the processor."""
+    return float(np.cumsum(values, dtype=np.float64)[-1]) / values.size

@@ -1,0 +1,70 @@
+"""What a codec says of itself, and how one is found by its name."""
+
+import dataclasses
+
+import pytest
+
+from inshrink_core.codec import codec_for_block, codec_names, get_codec, make_codec
+from inshrink_core.errors import ConfigError, IncompatibleError
+
+
+@pytest.mark.parametrize("name", codec_names())
+def test_settings_are_a_frozen_dataclass_of_its_own(name):
+    codec = get_codec(name)()
+    for field in dataclasses.fields(codec):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(codec, field.name, field.default)
+    assert not hasattr(codec, "__dict__")
+    assert codec.settings().keys() == {field.name for field in dataclasses.fields(codec)}
+    assert {*codec.words, *codec.ranges} <= codec.settings().keys()
+
+
+@pytest.mark.parametrize("name", codec_names())
+def test_what_is_compared_and_what_is_tuned_are_settings_with_a_label(name):
+    kind = get_codec(name)
+    assert kind.label or not kind.stores_weights
+    for label, settings in kind.compared:
+        assert label
+        kind(**settings)
+    if kind.tuning is not None:
+        assert kind.tuning.knob.label
+        assert {*kind.tuning.knob.settings} <= kind().settings().keys()
+
+
+@pytest.mark.parametrize("name", codec_names())
+def test_a_value_beside_every_range_and_a_word_beside_every_list_are_refused(name):
+    kind = get_codec(name)
+    for setting, (low, high) in kind.ranges.items():
+        for value in (low - 1, high + 1, float("nan"), True, "1"):
+            with pytest.raises(ConfigError, match=setting):
+                kind(**{setting: value})
+    for setting in kind.words:
+        with pytest.raises(ConfigError, match=setting):
+            kind(**{setting: "no such word"})
+
+
+def test_a_codec_is_made_from_its_name_and_settings():
+    assert make_codec("qd", {"bits": 4}) == get_codec("qd")(bits=4)
+    assert make_codec("qd", get_codec("qd")(bits=4)).bits == 4
+    assert make_codec("qd", None) == get_codec("qd")()
+    with pytest.raises(ConfigError, match="no setting 'bins'"):
+        make_codec("qd", {"bins": 4})
+    with pytest.raises(ConfigError, match="does not configure"):
+        make_codec("qd", get_codec("uniform")())
+    with pytest.raises(ConfigError, match="there is no codec"):
+        make_codec("no-such", None)
+
+
+def test_a_bitstream_that_nobody_reads_is_told():
+    assert codec_for_block("lattice/1") is codec_for_block("lattice/1")
+    for bitstream in ("lattice/9", "no-such/1", ""):
+        with pytest.raises(IncompatibleError, match="no installed codec reads"):
+            codec_for_block(bitstream)
+
+
+def test_the_divergence_of_a_lattice_follows_its_coarseness_and_of_others_their_error():
+    fine, coarse = (get_codec("lattice")(coarseness=value) for value in (1.0, 3.0))
+    assert coarse.expected_divergence(0.01) == pytest.approx(9 * fine.expected_divergence(0.01))
+    assert fine.expected_divergence(0.0) == 0.0
+    uniform = get_codec("uniform")()
+    assert uniform.expected_divergence(0.02) == pytest.approx(4 * uniform.expected_divergence(0.01))
