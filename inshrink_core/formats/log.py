@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from inshrink_core.errors import DamagedError
-from inshrink_core.formats.assembly import MAX_JSON_BYTES, read_json
-from inshrink_core.formats.disk import ByteCounter
-from inshrink_core.formats.paths import Access, is_dir, is_file
+from inshrink_core.formats.disk import MAX_JSON_BYTES, Access, is_dir, is_file
 
 __all__ = ["TrainingLog", "read_log"]
 
@@ -71,7 +69,7 @@ def _collect(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, flo
 
 
 def _from_trainer_state(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
-    state = read_json(path, access)
+    state = access.read_json(path)
     history = state.get("log_history") if isinstance(state, dict) else None
     return _collect(row for row in history if isinstance(row, dict)) if isinstance(history, list) else {}
 
@@ -118,7 +116,7 @@ def read_log(directory: Path, checkpoints: Iterable[Path] = (), access: Access |
     DamagedError
         The log is too large or no JSON or CSV.
     """
-    access = access or Access.of(directory, ByteCounter())
+    access = access or Access.of(directory)
 
     names = [("metrics.csv", _from_csv), ("metrics.jsonl", _from_jsonl)]
     folders = [path for path in reversed(list(checkpoints)) if is_dir(path)][:1]

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from inshrink_core.errors import ConfigError, DamagedError
-from inshrink_core.formats.disk import ByteCounter
-from inshrink_core.formats.paths import Access, is_file
+from inshrink_core.formats.disk import Access, is_file
 
 __all__ = ["SETTINGS_NAME", "RunSettings", "read_settings"]
 
@@ -73,7 +72,7 @@ def read_settings(directory: Path, access: Access | None = None) -> RunSettings:
     if not is_file(path):
         return RunSettings()
     try:
-        text = (access or Access.of(directory, ByteCounter())).read_text(path, _MAX_BYTES)
+        text = (access or Access.of(directory)).read_text(path, _MAX_BYTES)
     except DamagedError as error:
         raise ConfigError(f"the settings: {error.what}", where=str(path), expected="at most 1 MB") from error
     try:

@@ -21,7 +21,7 @@ from inshrink_core.errors import NotFoundError
 from inshrink_core.execution import new_buffer
 from inshrink_core.formats.checksums import Damage, FileChecks, digest_beside, summary
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile
-from inshrink_core.formats.placement import Placed
+from inshrink_core.formats.state_tree import Placed
 
 if TYPE_CHECKING:
     from torch import Tensor
