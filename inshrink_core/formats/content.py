@@ -105,14 +105,13 @@ def _read_safetensors(file: ReadableFile, stamp: FileStamp) -> FileContent:
     header = read_header(file)
     model: list[tuple[str, Placed]] = []
     named: list[Named] = []
-    for tensor in header.tensors:
-        placed = Placed(tensor.dtype, tensor.shape, None, tensor.offset, tensor.nbytes)
-        name, _, role = tensor.name.rpartition("@")
+    for key, placed in header.tensors:
+        name, _, role = key.rpartition("@")
         if name and role in _STATE_ROLES:
             named.append(Named(name, _STATE_ROLES[role], placed))
         else:
-            model.append((tensor.name, placed))
-    names = {tensor.name for tensor in header.tensors}
+            model.append((key, placed))
+    names = dict(header.tensors)
     # safetensors.torch.save_model writes a tied name as metadata: removed name -> kept name.
     aliases = {k: v for k, v in header.metadata.items() if v in names and k not in names}
     step = header.metadata.get("step", "")

@@ -246,41 +246,17 @@ def _make_bytes(args: tuple[Any, ...]) -> object:
     return args[0] if args and isinstance(args[0], bytes) else b""
 
 
-_STORAGE_DTYPES: Final = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
-    "QInt8Storage": "qint8",
-    "QUInt8Storage": "quint8",
-    "QInt32Storage": "qint32",
-    "QUInt4x2Storage": "quint4x2",
-    "QUInt2x4Storage": "quint2x4",
-    "UntypedStorage": "",
-}
+_STORAGE_DTYPES: Final = """Double:float64 Float:float32 Half:float16 BFloat16:bfloat16 Long:int64 Int:int32
+    Short:int16 Char:int8 Byte:uint8 Bool:bool ComplexFloat:complex64 ComplexDouble:complex128 QInt8:qint8
+    QUInt8:quint8 QInt32:qint32 QUInt4x2:quint4x2 QUInt2x4:quint2x4 Untyped:"""
+"""What precedes ``Storage`` in a class's name, and the dtype of its elements."""
 
 _DTYPES: Final = """float64 float32 float16 bfloat16 complex128 complex64 complex32 int64 int32 int16 int8
     uint8 uint16 uint32 uint64 bool float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu
-    float4_e2m1fn_x2 qint8 quint8 qint32 quint4x2 quint2x4 bits8 bits16 bits1x8 bits2x4 bits4x2"""
-
-_DTYPE_SYNONYMS: Final = {
-    "double": "float64",
-    "float": "float32",
-    "half": "float16",
-    "long": "int64",
-    "int": "int32",
-    "short": "int16",
-    "cfloat": "complex64",
-    "cdouble": "complex128",
-}
+    float4_e2m1fn_x2 qint8 quint8 qint32 quint4x2 quint2x4 bits8 bits16 bits1x8 bits2x4 bits4x2
+    double:float64 float:float32 half:float16 long:int64 int:int32 short:int16 cfloat:complex64
+    cdouble:complex128"""
+"""Names in ``torch``, and after a colon what a synonym stands for."""
 
 _INERT_NAMES: Final = {
     "torch": """device Tensor Generator strided sparse_coo sparse_csr per_tensor_affine per_channel_affine
@@ -318,10 +294,12 @@ def _allowlist() -> dict[tuple[str, str], _Made]:
     for names, maker in makers.items():
         table |= {(m, name): maker for m in ("builtins", "__builtin__") for name in names.split()}
     table |= {("collections", name): _make_dict for name in ("OrderedDict", "defaultdict", "Counter")}
-    for name, dtype in _STORAGE_DTYPES.items():
-        table["torch", name] = table["torch.storage", name] = StorageType(dtype)
-    for name in [*_DTYPES.split(), *_DTYPE_SYNONYMS]:
-        table["torch", name] = DTypeRef(_DTYPE_SYNONYMS.get(name, name))
+    for pair in _STORAGE_DTYPES.split():
+        name, _, dtype = pair.partition(":")
+        table["torch", f"{name}Storage"] = table["torch.storage", f"{name}Storage"] = StorageType(dtype)
+    for pair in _DTYPES.split():
+        name, _, dtype = pair.partition(":")
+        table["torch", name] = DTypeRef(dtype or name)
     for module, inert in _INERT_NAMES.items():
         table |= {(module, name): _inert for name in inert.split()}
     return table

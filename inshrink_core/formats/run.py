@@ -33,8 +33,7 @@ from inshrink_core.formats.disk import (
     lies_in,
     stamp_of,
 )
-from inshrink_core.formats.log import TrainingLog, read_log
-from inshrink_core.formats.settings import RunSettings, read_settings
+from inshrink_core.formats.log import RunSettings, TrainingLog, read_log, read_settings
 from inshrink_core.formats.source import accepting_damage
 
 __all__ = ["NoCheckpointError", "Run", "open_run"]

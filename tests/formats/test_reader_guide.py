@@ -72,3 +72,13 @@ def test_the_guides_runs_are_compressed_and_restored(site: Path, tmp_path: Path)
 def test_the_guides_reader_has_forty_lines_of_code():
     code = re.search(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)[1]
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 40
+
+
+def test_the_built_in_layouts_are_readers_of_the_project_file():
+    import tomllib
+
+    from inshrink_core.formats.readers import readers
+
+    project = tomllib.loads((GUIDE.parents[2] / "pyproject.toml").read_text())["project"]
+    names = sorted(project["entry-points"]["inshrink.readers"])
+    assert [reader.name for reader in readers()][-len(names) :] == names
