@@ -71,7 +71,7 @@ def evaluator_of(subject: Subject) -> EvaluatorCode | None:
     ServiceError
         It cannot be read, or lies outside of the run.
     """
-    from inshrink_core.formats.settings import read_settings
+    from inshrink_core.formats.log import read_settings
     from inshrink_core.samples import is_trusted_sample
 
     folder = _folder_of(subject)

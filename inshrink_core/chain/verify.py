@@ -18,7 +18,7 @@ from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, Tenso
 from inshrink_core.errors import DamagedError, InshrinkError, TooLargeError
 from inshrink_core.execution import Limits
 from inshrink_core.formats import Run
-from inshrink_core.formats.fill import tensor_bytes
+from inshrink_core.formats.source import tensor_bytes
 from inshrink_core.formats.write import rehearse_writing, restorable_layout
 from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import TensorError, tensor_error

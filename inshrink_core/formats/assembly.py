@@ -1,34 +1,36 @@
-"""The files of one checkpoint, put together: every tensor with one key, every byte accounted for."""
+"""The files of one checkpoint, put together: every tensor with one key, every byte accounted for.
+
+Tensors that lie at the same place in the same way are one tensor under several names; tensors that share
+only some bytes become one region together and must survive exactly, since a change to one would change the
+other.
+"""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
-from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, TensorRole, TensorSpec
-from inshrink_core.errors import DamagedError, InputError, clipped
-from inshrink_core.formats.content import ContentRecall, FileContent, layout_of, read_content
-from inshrink_core.formats.disk import ByteCounter, FileStamp
-from inshrink_core.formats.paths import Access, Skipped, is_file, natural_key
-from inshrink_core.formats.placement import Named, Placed, place_in_regions
-from inshrink_core.formats.roles import assign_roles
+from inshrink_core.checkpoint import (
+    MODEL_ROLES,
+    Checkpoint,
+    FileLayout,
+    LayerType,
+    Member,
+    Region,
+    TensorRole,
+    TensorSpec,
+    ZipEntry,
+    classify_layer,
+)
+from inshrink_core.errors import InputError
+from inshrink_core.formats.content import FileContent
+from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped
 from inshrink_core.formats.source import FileSource
+from inshrink_core.formats.state_tree import Named, Placed, assign_roles
 
-__all__ = [
-    "WEIGHT_SUFFIXES",
-    "ParsedCheckpoint",
-    "Recall",
-    "assemble",
-    "is_side_file",
-    "read_directory",
-    "read_json",
-    "read_single_file",
-    "renamed",
-]
+__all__ = ["ParsedCheckpoint", "Recall", "assemble"]
 
 
 class ParsedCheckpoint(NamedTuple):
@@ -39,7 +41,7 @@ class ParsedCheckpoint(NamedTuple):
     path
         The file or directory.
     format
-        ``torch``, ``safetensors``, ``huggingface``, ``sharded-safetensors``.
+        ``torch``, ``safetensors``, ``huggingface``, ``sharded-safetensors``, or as its reader says.
     paths, stamps
         Of every file, by its path relative to the root.
     places
@@ -87,62 +89,182 @@ class ParsedCheckpoint(NamedTuple):
         )
 
 
-def _tensors_by_file(
-    contents: Sequence[tuple[str, FileContent]], gradient_files: frozenset[str]
-) -> tuple[list[list[Named]], dict[str, dict[str, float]], bool]:
-    """Return every file's tensors under distinct keys, hyperparameters, and whether names are guessed."""
-    model: list[tuple[str, Placed]] = []
+class _Assembled(NamedTuple):
+    """What follows from where tensors lie alone; files by number.
+
+    `groups` says of a parameter which group of which optimizer of which file has its hyperparameters.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    files: list[tuple[tuple[Region, ...], tuple[ZipEntry, ...]]]
+    places: dict[str, tuple[int, Placed]]
+    aliases: dict[str, str]
+    groups: dict[str, tuple[int, int, int]]
+    guessed: bool
+
+
+class Recall:
+    """What the checkpoint read last was like: of one whose tensors lie in the same way all is known."""
+
+    sketch: object = None
+    assembled: _Assembled | None = None
+
+
+def _sketch(content: FileContent) -> object:
+    """Return all of a file that its checkpoint is made of, but for its name, its steps and its numbers."""
+    tree = content.tree
+    optimizers = [
+        (
+            [(param, list(tensors.items())) for param, tensors in optimizer.state.items()],
+            [(group.params, group.names, bool(group.numbers)) for group in optimizer.groups],
+        )
+        for optimizer in tree.optimizers
+    ]
+    return tree[:3], optimizers, content[3:]
+
+
+def _is_shared(placed: Placed) -> bool:
+    """Tell whether two elements of a strided tensor may be the same bytes."""
+    if placed.stride is None:
+        return False
+    reach = 1
+    for step, size in sorted(zip(placed.stride, placed.shape, strict=True)):
+        if size == 1:
+            continue
+        if step < reach:
+            return True
+        reach = step * size
+    return False
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _layer(name: str, shape: tuple[int, ...]) -> LayerType:
+    # The names of a run are the same at every step; classifying them again is most of opening it.
+    return classify_layer(name, shape)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _spec(
+    name: str, role: TensorRole, dtype: str, shape: tuple[int, ...], exact: bool, layer: LayerType
+) -> TensorSpec:
+    # Specs hold no values: the checkpoints of a run share theirs, which saves time and most of the memory.
+    return TensorSpec(name=name, role=role, dtype=dtype, shape=shape, exact=exact, layer=layer)
+
+
+def _regions(tensors: Iterable[Named]) -> tuple[tuple[Region, ...], set[str]]:
+    """Return the regions that tensors make, and the keys of those that share bytes with another."""
+    # Empty tensors too, as regions of no bytes: whoever asks which tensors a file holds finds them.
+    ordered = sorted(
+        ((t.placed.offset, t.placed.offset + t.placed.span, t) for t in tensors), key=lambda one: one[:2]
+    )
+    groups: list[tuple[int, int, list[Named]]] = []
+    for start, end, tensor in ordered:
+        if groups and start < groups[-1][1]:
+            begun, reached, members = groups[-1]
+            members.append(tensor)
+            groups[-1] = (begun, max(reached, end), members)
+        else:
+            groups.append((start, end, [tensor]))
+    regions = tuple(
+        Region(
+            start, end - start, tuple([Member(t.key, t.placed.offset - start, t.placed.stride) for t in held])
+        )
+        for start, end, held in groups
+    )
+    return regions, {tensor.key for *_, held in groups if len(held) > 1 for tensor in held}
+
+
+def _place_in_regions(
+    tensors: Iterable[Named],
+) -> tuple[tuple[Region, ...], list[TensorSpec], dict[str, str]]:
+    """Return regions, specs and aliases of the tensors of one file, whose keys are distinct.
+
+    A tensor tied to an embedding is an embedding, whichever of the two names comes first.
+    """
+    first_at: dict[Placed, str] = {}
+    kept: dict[str, Named] = {}
+    aliases: dict[str, str] = {}
+    layers: dict[str, LayerType] = {}
+    for tensor in tensors:
+        key, placed = tensor.key, tensor.placed
+        owner = first_at.setdefault(placed, key) if placed.span else key
+        if owner != key:
+            aliases[key] = owner
+            if _layer(tensor.name, placed.shape) is LayerType.EMBEDDING:
+                layers[owner] = LayerType.EMBEDDING
+        else:
+            kept[key] = tensor
+    regions, shared = _regions(kept.values())
+    specs = [
+        _spec(
+            t.name,
+            t.role,
+            t.placed.dtype,
+            t.placed.shape,
+            key in shared or _is_shared(t.placed),
+            layers.get(key) or _layer(t.name, t.placed.shape),
+        )
+        for key, t in kept.items()
+    ]
+    return regions, specs, aliases
+
+
+def _entries_of(content: FileContent, regions: tuple[Region, ...]) -> tuple[ZipEntry, ...]:
+    """Return the zip entries that hold regions, each of which lies in one."""
+    entries, at = [], 0
+    for entry in content.entries:
+        while at < len(regions) and regions[at].offset < entry.data_offset:
+            at += 1
+        holds = at < len(regions) and regions[at].offset < entry.data_offset + entry.data_nbytes
+        if holds and entry.crc_offsets:
+            entries.append(entry)
+    return tuple(entries)
+
+
+def _assembled(contents: Sequence[FileContent], has_gradients: Sequence[bool]) -> _Assembled:
+    model: list[tuple[int, str, Placed]] = []
     owner: dict[str, int] = {}
-    by_file: list[list[Named]] = [[] for _ in contents]
-    for number, (path, content) in enumerate(contents):
-        for name, placed in content.model if path not in gradient_files else ():
+    for number, content in enumerate(contents):
+        for name, placed in content.tree.model if not has_gradients[number] else ():
             if owner.setdefault(name, number) == number:
-                model.append((name, _apart(placed, number)))
-    roles = assign_roles(model, [content.optimizers for _, content in contents])
-    for tensor in roles.model:
-        by_file[owner[tensor.name]].append(tensor)
-    for number, (path, content) in enumerate(contents):
-        held = by_file[number]
-        held += [Named(name, TensorRole.WEIGHT, placed) for name, placed in content.extra]
-        gradients = content.model if path in gradient_files else content.gradients
-        held += [Named(name, TensorRole.GRADIENT, placed) for name, placed in gradients]
-        held += roles.state[number]
-        held += content.named
+                model.append((number, name, placed))
+    roles = assign_roles(model, [content.tree.optimizers for content in contents])
+    specs: list[TensorSpec] = []
+    files = []
+    places: dict[str, tuple[int, Placed]] = {}
+    aliases: dict[str, str] = {}
     seen: set[str] = set()
-    for number, held in enumerate(by_file):
-        distinct = []
+    for number, content in enumerate(contents):
+        held = [tensor for tensor in roles.model if tensor.file == number]
+        held += [Named(name, TensorRole.WEIGHT, placed) for name, placed in content.tree.extra]
+        gradients = content.tree.model if has_gradients[number] else content.tree.gradients
+        held += [Named(name, TensorRole.GRADIENT, placed) for name, placed in gradients]
+        held += [tensor for tensor in roles.state if tensor.file == number]
+        held += content.named
+        tensors: list[Named] = []
         for tensor in held:
-            key = tensor.key
-            if key not in seen:
-                seen.add(key)
-                if tensor.placed.offset >= _FILE_SHIFT:
-                    tensor = tensor._replace(placed=_together(tensor.placed))
-                distinct.append(tensor)
-        by_file[number] = distinct
-    return by_file, roles.hyperparameters, roles.guessed
-
-
-# Places in different files must not look tied to `assign_roles`: the file's number rides in the offset.
-_FILE_SHIFT = 1 << 62
-
-
-def _apart(placed: Placed, number: int) -> Placed:
-    return placed._replace(offset=placed.offset + number * _FILE_SHIFT) if number else placed
-
-
-def _together(placed: Placed) -> Placed:
-    return placed._replace(offset=placed.offset % _FILE_SHIFT)
+            if tensor.key not in seen:
+                seen.add(tensor.key)
+                tensors.append(tensor)
+        regions, found, tied = _place_in_regions(tensors)
+        specs += found
+        aliases |= tied | dict(content.aliases)
+        files.append((regions, _entries_of(content, regions)))
+        places |= {t.key: (number, t.placed) for t in tensors if t.key not in tied}
+    aliases = {alias: key for alias, key in aliases.items() if key in places and alias not in places}
+    return _Assembled(tuple(specs), files, places, aliases, roles.groups, roles.guessed)
 
 
 def assemble(
     path: Path,
     fmt: str,
-    contents: Sequence[tuple[str, FileContent]],
-    opaque: Mapping[str, FileStamp],
+    contents: Mapping[str, FileContent],
     *,
     paths: Mapping[str, Path],
+    opaque: Mapping[str, FileStamp] | None = None,
     steps: tuple[tuple[str, int], ...] = (),
-    gradient_files: frozenset[str] = frozenset(),
+    gradient_files: Iterable[str] = (),
+    recall: Recall | None = None,
 ) -> ParsedCheckpoint:
     """Return one checkpoint from the content of its files.
 
@@ -150,349 +272,55 @@ def assemble(
     ----------
     path
         The checkpoint, a file or a directory.
+    fmt
+        What it is called.
     contents
         Weight and optimizer files by relative path; earlier ones win where names repeat.
+    paths
+        Every file by relative path.
     opaque
         Files that travel as they are.
     steps
         Step keys found beside the files, before those inside.
     gradient_files
         Those of `contents` whose tensors are gradients.
+    recall
+        What the checkpoint before was like; the answer does not depend on it.
 
     Raises
     ------
     InputError
         No file holds a weight.
     """
-    by_file, hyperparameters, guessed = _tensors_by_file(contents, gradient_files)
-    specs: list[TensorSpec] = []
-    layouts: list[FileLayout] = []
-    places: dict[str, tuple[str, Placed]] = {}
-    aliases: dict[str, str] = {}
-    for (name, content), tensors in zip(contents, by_file, strict=True):
-        placed = place_in_regions(tensors)
-        specs += placed.specs
-        aliases |= placed.aliases
-        aliases |= content.aliases
-        layouts.append(layout_of(name, content, placed.regions))
-        for tensor in tensors:
-            key = tensor.key
-            if key not in placed.aliases:
-                places[key] = (name, tensor.placed)
-        steps += content.steps
-    if not any(spec.role in MODEL_ROLES for spec in specs):
+    names, held, opaque = list(contents), list(contents.values()), opaque or {}
+    has_gradients = [name in gradient_files for name in names]
+    sketch = (has_gradients, list(map(_sketch, held)))
+    if recall is not None and recall.assembled is not None and recall.sketch == sketch:
+        found = recall.assembled
+    else:
+        found = _assembled(held, has_gradients)
+    if recall is not None:
+        recall.sketch, recall.assembled = sketch, found
+    if not any(spec.role in MODEL_ROLES for spec in found.specs):
         raise InputError("no weights in it", where=str(path))
+    layouts = [
+        FileLayout(path=name, nbytes=one.stamp.nbytes, kind=one.kind, regions=regions, zip_entries=entries)
+        for (name, one), (regions, entries) in zip(contents.items(), found.files, strict=True)
+    ]
     layouts += [FileLayout(path=name, nbytes=stamp.nbytes, kind="opaque") for name, stamp in opaque.items()]
     return ParsedCheckpoint(
         path=path,
         format=fmt,
         paths=paths,
-        stamps={name: content.stamp for name, content in contents} | dict(opaque),
-        specs=tuple(specs),
+        stamps={name: content.stamp for name, content in contents.items()} | dict(opaque),
+        specs=found.specs,
         layouts=tuple(sorted(layouts, key=lambda layout: layout.path)),
-        places=places,
-        aliases={alias: key for alias, key in aliases.items() if key in places and alias not in places},
-        hyperparameters=hyperparameters,
-        steps=steps,
-        guessed=guessed,
+        places={key: (names[number], placed) for key, (number, placed) in found.places.items()},
+        aliases=found.aliases,
+        hyperparameters={
+            name: held[file].tree.optimizers[optimizer].groups[group].numbers
+            for name, (file, optimizer, group) in found.groups.items()
+        },
+        steps=sum((content.tree.steps for content in held), steps),
+        guessed=found.guessed,
     )
-
-
-def renamed(known: ParsedCheckpoint, path: Path, content: FileContent) -> ParsedCheckpoint:
-    """Return the checkpoint of one file that differs from another in name, stamp and step alone.
-
-    Parameters
-    ----------
-    known
-        The other, of one file too.
-    path, content
-        The file. Its content must equal that of `known` in all but `stamp` and `steps`, and its size too.
-    """
-    name = path.name
-    return known._replace(
-        path=path,
-        paths={name: path},
-        stamps={name: content.stamp},
-        layouts=tuple(replace(layout, path=name) for layout in known.layouts),
-        places={key: (name, placed) for key, (_, placed) in known.places.items()},
-        steps=content.steps,
-    )
-
-
-WEIGHT_SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-
-MAX_JSON_BYTES: Final = 256 << 20
-"""A trainer_state.json of a million logged steps is about 150 MB."""
-
-_SIDE_FILE: Final = re.compile(
-    r"^(training_args|scheduler|lr_scheduler|scaler|sampler|dl_state_dict|random_states|rng_state|"
-    r"custom_checkpoint|tokenizer|spiece|meta)([._-].*)?$",
-    re.IGNORECASE,
-)
-"""Never opened: pickles of schedulers, random-number generators and arguments, and tokenizers."""
-
-_OPTIMIZER_FILE: Final = re.compile(r"^optim(izer)?(_states?)?([._-]\d+)?\.(pt|pth|bin|ckpt|safetensors)$")
-_GRADIENT_FILE: Final = re.compile(r"^grad(ient)?s?\.(pt|pth|bin|safetensors)$")
-_SHARD: Final = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)$")
-_MAX_FILES: Final = 100_000
-_MOST_NAMES: Final = 64
-"""Files of a checkpoint to which those of the next are compared; each holds the headers of one file."""
-
-
-class Recall:
-    """What the checkpoints of a run that were read so far are like; only the last one counts."""
-
-    def __init__(self) -> None:
-        self.contents: dict[str, ContentRecall] = {}
-        self.file: tuple[FileContent, ParsedCheckpoint] | None = None
-
-    def of(self, name: str) -> ContentRecall:
-        """Return what is known of files of a name, as ``optimizer.pt`` of every step."""
-        if len(self.contents) > _MOST_NAMES:
-            self.contents.clear()
-        return self.contents.setdefault(name, ContentRecall())
-
-
-def is_side_file(name: str) -> bool:
-    """Tell whether a file beside the weights is carried without being opened."""
-    return _SIDE_FILE.match(name) is not None
-
-
-def read_json(path: Path, access: Access) -> Any:
-    """Return the content of a JSON file.
-
-    Raises
-    ------
-    DamagedError
-        It is larger than 256 MB, or no JSON.
-    RefusedLinkError
-        It lies outside of the run.
-    """
-    text = access.read_text(path, MAX_JSON_BYTES)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"no valid JSON ({str(error)[:80]})", where=str(path)) from error
-
-
-def _all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
-    """Return the regular files below a directory by relative path, in natural order.
-
-    Raises
-    ------
-    RefusedLinkError
-        A file that must hold tensors is a link out of the run; of others it is told.
-    DamagedError
-        One is a link that leads nowhere.
-    """
-    found: dict[str, Path] = {}
-    for path in access.walk(root, skipped):
-        name = path.relative_to(root).as_posix()
-        if not is_file(path):
-            if path.is_symlink():
-                if _holds_tensors(name):
-                    raise DamagedError("a link that leads nowhere", where=str(path), remedy="fetch the file")
-                skipped.append(Skipped(str(path), "a link that leads nowhere"))
-            continue
-        if access.admits(path):
-            found[name] = path
-        elif _holds_tensors(name):
-            access.admit(path)
-        else:
-            skipped.append(access.skipped(path))
-        if len(found) > _MAX_FILES:
-            raise InputError(f"more than {_MAX_FILES} files in one checkpoint", where=str(root))
-    return dict(sorted(found.items(), key=lambda item: natural_key(item[0])))
-
-
-def _holds_tensors(name: str) -> bool:
-    """Tell from its name that a file is read for tensors, or says which files are."""
-    if "/" in name:
-        return False
-    return (name.endswith(WEIGHT_SUFFIXES) and not is_side_file(name)) or name.endswith(".index.json")
-
-
-def _index_shards(root: Path, index: str, access: Access) -> dict[str, set[str]]:
-    """Return the shard files an index names, each with the tensors it must hold."""
-    table = read_json(root / index, access)
-    weight_map = table.get("weight_map") if isinstance(table, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise DamagedError("the index has no weight_map", where=str(root / index))
-    shards: dict[str, set[str]] = {}
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str) or not shard or set("/\\\0") & set(shard) or shard in (".", ".."):
-            raise DamagedError(
-                "the index names a file outside its directory",
-                where=str(root / index),
-                found=repr(shard)[:80],
-            )
-        shards.setdefault(shard, set()).add(name)
-    for shard in shards:
-        if not is_file(root / shard):
-            raise DamagedError(
-                f"shard '{clipped(shard)}' is missing",
-                where=str(root),
-                remedy="the checkpoint may be half-written: wait, or fetch the rest",
-            )
-    return shards
-
-
-def _require_all_shards(root: Path, names: set[str]) -> None:
-    for name in sorted(names):
-        if found := _SHARD.match(name):
-            stem, _, n_shards, suffix = found.groups()
-            for i in range(1, min(int(n_shards), _MAX_FILES) + 1):
-                wanted = f"{stem}-{i:05d}-of-{n_shards}.{suffix}"
-                if wanted not in names:
-                    raise DamagedError(
-                        f"shard '{wanted}' is missing",
-                        where=str(root),
-                        remedy="the checkpoint may be half-written: wait, or fetch the rest",
-                    )
-
-
-def _tensor_files(root: Path, names: list[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the names of weight, optimizer and gradient files in a directory."""
-    held = [n for n in names if "/" not in n and n.endswith(WEIGHT_SUFFIXES) and not is_side_file(n)]
-    optimizers = [n for n in held if _OPTIMIZER_FILE.match(n)]
-    gradients = [n for n in held if _GRADIENT_FILE.match(n)]
-    weights = [n for n in held if n not in optimizers and n not in gradients]
-    if any(n.endswith(".safetensors") for n in weights):
-        # Both formats of one model: the safer is read, the other travels along.
-        weights = [n for n in weights if n.endswith(".safetensors")]
-    _require_all_shards(root, set(weights))
-    return weights, optimizers, gradients
-
-
-def _check_shard(root: Path, name: str, content: FileContent, wanted: set[str]) -> None:
-    held = {tensor for tensor, _ in content.model} | {tensor.name for tensor in content.named}
-    missing = wanted - held
-    if missing:
-        raise DamagedError(
-            f"shard '{name}' lacks tensor '{min(missing)[:80]}' that the index puts there", where=str(root)
-        )
-
-
-def _trainer_step(path: Path | None, access: Access) -> tuple[tuple[str, int], ...]:
-    if path is None:
-        return ()
-    state = read_json(path, access)
-    step = state.get("global_step") if isinstance(state, dict) else None
-    return (("global_step", step),) if type(step) is int and 0 <= step < 1 << 62 else ()
-
-
-def _without_names_known(contents: dict[str, FileContent]) -> dict[str, FileContent]:
-    """Drop files all of whose weights an earlier file holds: copies, which travel as they are."""
-    known: set[str] = set()
-    kept = {}
-    for name, content in contents.items():
-        names = {tensor for tensor, _ in content.model}
-        if not names or names - known:
-            kept[name] = content
-        known |= names
-    return kept
-
-
-def read_directory(
-    root: Path, counter: ByteCounter, recall: Recall | None = None, access: Access | None = None
-) -> ParsedCheckpoint:
-    """Return the checkpoint that a directory is.
-
-    Parameters
-    ----------
-    root
-        Directory with one or more weight files.
-    counter
-        Told of every byte read.
-    recall
-        What the checkpoints before were like; the answer does not depend on it.
-    access
-        Where links may lead, and whether damage is accepted; by default into this directory.
-
-    Raises
-    ------
-    RefusedLinkError
-        A file of tensors is a link that leads elsewhere.
-    DamagedError
-        A file is cut off, or a shard is missing.
-    UnsafePickleError
-        A weight or optimizer file wants to import names outside the allowlist.
-    InputError
-        No file holds a weight.
-
-    Notes
-    -----
-    Weight, optimizer and gradient files are read by their headers. Every other file travels as it is
-    and is never opened, whatever pickles it holds.
-    """
-    access = access or Access.of(root, counter)
-    if is_file(root / ".metadata"):
-        raise InputError(
-            "a distributed checkpoint (DCP), which is not read",
-            where=str(root),
-            remedy="convert it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch SRC DST",
-        )
-    skipped: list[Skipped] = []
-    paths = _all_files(root, access, skipped)
-    weights, optimizers, gradients = _tensor_files(root, list(paths))
-    indexes = [n for n in paths if "/" not in n and n.endswith(".index.json")]
-    indexes = [n for n in indexes if any(w.endswith(n.split(".")[-3]) for w in weights if n.count(".") >= 3)]
-    shards: dict[str, set[str]] = {}
-    for index in indexes:
-        shards |= _index_shards(root, index, access)
-    weights = [w for w in weights if w in shards] or weights
-    contents: dict[str, FileContent] = {}
-    for name in [*weights, *optimizers, *gradients]:
-        contents[name] = read_content(paths[name], counter, recall.of(name) if recall else None, access)
-        _check_shard(root, name, contents[name], shards.get(name, set()))
-    kept = _without_names_known({n: c for n, c in contents.items() if n not in gradients})
-    kept |= {n: contents[n] for n in gradients}
-    opaque = {name: access.admit(path) for name, path in paths.items() if name not in kept}
-    steps = _trainer_step(paths.get("trainer_state.json"), access)
-    fmt = next(iter(kept.values())).kind if kept else "directory"
-    if "trainer_state.json" in paths:
-        fmt = "huggingface"
-    elif len(weights) > 1 and fmt == "safetensors":
-        fmt = "sharded-safetensors"
-    parsed = assemble(
-        root, fmt, list(kept.items()), opaque, paths=paths, steps=steps, gradient_files=frozenset(gradients)
-    )
-    return parsed._replace(skipped=tuple(skipped))
-
-
-def read_single_file(
-    path: Path, counter: ByteCounter, recall: Recall | None = None, access: Access | None = None
-) -> ParsedCheckpoint:
-    """Return the checkpoint that one file is.
-
-    Parameters
-    ----------
-    path
-        The file.
-    counter
-        Told of every byte read.
-    recall
-        What the checkpoints before were like; the answer does not depend on it.
-    access
-        As for `read_content`.
-
-    Raises
-    ------
-    InshrinkError
-        As `read_content`; InputError where the file holds no weight.
-    """
-    recall = recall or Recall()
-    content = read_content(path, counter, recall.of(""), access)
-    if recall.file is not None and _differ_in_step_alone(content, recall.file[0]):
-        parsed = renamed(recall.file[1], path, content)
-    else:
-        parsed = assemble(path, content.kind, [(path.name, content)], {}, paths={path.name: path})
-    recall.file = (content, parsed)
-    return parsed
-
-
-def _differ_in_step_alone(one: FileContent, other: FileContent) -> bool:
-    if one.model is not other.model:
-        return False  # Equal lists are one list (`ContentRecall`); of others nothing is known.
-    same_size = one.stamp.nbytes == other.stamp.nbytes
-    return same_size and one._replace(stamp=other.stamp, steps=other.steps) == other

@@ -21,8 +21,7 @@ from isal.isal_zlib import crc32
 
 from inshrink_core.errors import DamagedError, RottenError, clipped
 from inshrink_core.execution import new_buffer
-from inshrink_core.formats.disk import ReadableFile
-from inshrink_core.formats.paths import is_file
+from inshrink_core.formats.disk import ReadableFile, is_file
 from inshrink_core.formats.torch_zip import CheckedEntry, is_zip, read_checked_entries
 
 __all__ = ["Damage", "Digest", "FileChecks", "digest_beside", "summary"]

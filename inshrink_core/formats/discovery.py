@@ -6,16 +6,16 @@ import errno
 import glob
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from inshrink_core.errors import ConfigError, InputError, NotFoundError, StorageError, clipped
-from inshrink_core.formats.assembly import WEIGHT_SUFFIXES, is_side_file
-from inshrink_core.formats.disk import ByteCounter, ReadableFile
-from inshrink_core.formats.paths import Access, Skipped, is_dir, is_file, natural_key
+from inshrink_core.errors import ConfigError, InputError, NotFoundError, clipped
+from inshrink_core.formats.disk import Access, Skipped, is_dir, is_file, natural_key, scan
+from inshrink_core.formats.readers import Reader, reader_of, readers
 
 __all__ = [
+    "WEIGHT_SUFFIXES",
     "Candidate",
     "Discovery",
     "StepChoice",
@@ -29,26 +29,25 @@ __all__ = [
 _TEMPORARY: Final = re.compile(
     r"(\.(tmp|temp|part|partial|incomplete|lock)(\.[^.]*|\d*)?$|^tmp[-_])", re.IGNORECASE
 )
-_CANONICAL: Final = re.compile(
-    r"^(model|pytorch_model|adapter_model|consolidated|diffusion_pytorch_model)"
-    r"(-\d{5}-of-\d{5}|\.\d+)?\.(safetensors|bin|pt|pth)$|^trainer_state\.json$|\.index\.json$"
-)
-"""Names that only a checkpoint directory has; a run of single files numbers them."""
-
-_SIDE_BY_SIDE: Final = re.compile(r"^(optim|grad)\w*\.(safetensors|bin|pt|pth)$")
+_UNFINISHED: Final = "still being written: it has a temporary name"
 _MAX_DEPTH: Final = 3
-_NOT_CHECKPOINTS: Final = frozenset(
-    {".json", ".jsonl", ".csv", ".txt", ".md", ".html", ".log", ".py", ".ipynb", ".toml", ".yaml", ".yml"}
-    | {".npz", ".npy", ".h5", ".onnx", ".msgpack", ".pkl", ".model", ".inshrink", ".whl", ".svg", ".pdf"}
-    | {".zip", ".tar", ".gz", ".zst", ".png", ".jpg"}
+
+WEIGHT_SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+
+_WORDS: Final = ("global_step", "step", "iteration", "iter", "checkpoint", "ckpt", "epoch")
+"""In the order of precedence: of ``epoch=3-step=400`` the step is 400."""
+
+_NAMED: Final = tuple(
+    re.compile(rf"(?:^|[^a-z]){word}s?[-_=. ]?(\d{{1,18}})", re.IGNORECASE) for word in _WORDS
 )
+_NUMBER: Final = re.compile(r"\d{1,18}")
 
 
 class Candidate(NamedTuple):
-    """Something that may be a checkpoint: a file, or a directory that is one."""
+    """What may be a checkpoint, a file or a directory, and who reads it."""
 
     path: Path
-    is_directory: bool
+    reader: Reader
 
 
 class Discovery(NamedTuple):
@@ -58,47 +57,6 @@ class Discovery(NamedTuple):
     candidates: tuple[Candidate, ...]
     skipped: tuple[Skipped, ...]
     single: bool
-
-
-def _entries(root: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(root) as entries:
-            return sorted(entries, key=lambda entry: natural_key(entry.name))
-    except OSError as error:
-        raise StorageError(f"the directory cannot be read: {error.strerror}", where=str(root)) from error
-
-
-def _may_be_weights(path: Path, access: Access | None = None) -> bool:
-    """Tell whether a file may hold tensors; without `access` by a suffix that is known alone."""
-    if path.suffix in WEIGHT_SUFFIXES:
-        return not is_side_file(path.name)
-    if access is None or path.suffix.lower() in _NOT_CHECKPOINTS or path.name.startswith("."):
-        return False
-    if step_in_name(path.name) is None:
-        return False
-    # Without a suffix that tells, the first bytes do: a zip's or a safetensors header's.
-    try:
-        with ReadableFile(path, access.counter, access.admit(path)) as file:
-            return file.read(0, min(file.nbytes, 4)) == b"PK\x03\x04"
-    except (InputError, StorageError):
-        return False
-
-
-def _is_checkpoint_directory(entries: Iterable[os.DirEntry[str]]) -> bool:
-    """Tell a directory that is one checkpoint from one that holds many.
-
-    It is one if a file has a name that only stands in checkpoint directories, or if its weight files
-    are not numbered apart.
-    """
-    files = [Path(entry.path) for entry in entries if is_file(entry)]
-    weights = [path for path in files if _may_be_weights(path)]
-    if any(path.name == ".metadata" for path in files):
-        return True
-    if not weights:
-        return False
-    if any(_CANONICAL.search(path.name) or _SIDE_BY_SIDE.match(path.name) for path in files):
-        return True
-    return len(weights) == 1 and step_in_name(weights[0].name) is None
 
 
 class _Search:
@@ -112,24 +70,24 @@ class _Search:
         """Return the candidates below a directory that is no checkpoint itself."""
         found: list[Candidate] = []
         folders: list[Path] = []
-        for entry in _entries(root):
+        for entry in scan(root):
             path = Path(entry.path)
             if _TEMPORARY.search(entry.name):
-                if is_dir(entry) or _may_be_weights(Path(entry.name.split(".tmp")[0])) or "." in entry.name:
-                    self.skipped.append(Skipped(str(path), "still being written: it has a temporary name"))
+                if is_dir(entry) or "." in entry.name:
+                    self.skipped.append(Skipped(str(path), _UNFINISHED))
             elif is_dir(entry):
                 if entry.name.startswith(".") or entry.name.endswith(".inshrink") or self.is_refused(path):
                     continue
-                inner = _entries(path)
-                if _is_checkpoint_directory(inner) and not self.holds_checkpoints(inner):
-                    found.append(Candidate(path, is_directory=True))
+                reader = reader_of(path, self.access)
+                if reader is not None and not self.holds_checkpoints(path):
+                    found.append(Candidate(path, reader))
                 else:
                     folders.append(path)
             elif entry.is_symlink() and not is_file(entry):
                 if path.suffix in WEIGHT_SUFFIXES:
                     self.skipped.append(Skipped(str(path), "a link that leads nowhere"))
-            elif is_file(entry) and _may_be_weights(path, self.access):
-                found.append(Candidate(path, is_directory=False))
+            elif (reader := reader_of(path, self.access)) is not None:
+                found.append(Candidate(path, reader))
         if depth < _MAX_DEPTH and not found:
             for folder in folders:
                 found += self.walk(folder, depth + 1)
@@ -150,14 +108,14 @@ class _Search:
         self.skipped.append(self.access.skipped(folder))
         return True
 
-    def holds_checkpoints(self, entries: Iterable[os.DirEntry[str]]) -> bool:
+    def holds_checkpoints(self, folder: Path) -> bool:
         """Tell whether a directory has checkpoint directories inside, numbered by step."""
         return any(
             is_dir(entry)
             and step_in_name(entry.name) is not None
             and self.access.admits(entry.path)
-            and _is_checkpoint_directory(_entries(Path(entry.path)))
-            for entry in entries
+            and reader_of(Path(entry.path), self.access) is not None
+            for entry in scan(folder)
         )
 
     def match(self, pattern: str) -> list[Candidate]:
@@ -171,12 +129,11 @@ class _Search:
         found: list[Candidate] = []
         for match in matches:
             if _TEMPORARY.search(match.name):
-                self.skipped.append(Skipped(str(match), "still being written: it has a temporary name"))
-            elif is_dir(match):
-                if not self.is_refused(match) and _is_checkpoint_directory(_entries(match)):
-                    found.append(Candidate(match, True))
-            elif is_file(match) and _may_be_weights(match, self.access):
-                found.append(Candidate(match, False))
+                self.skipped.append(Skipped(str(match), _UNFINISHED))
+            elif is_dir(match) and self.is_refused(match):
+                continue
+            elif (reader := reader_of(match, self.access)) is not None:
+                found.append(Candidate(match, reader))
         return found
 
     def without_links(self, candidates: list[Candidate]) -> list[Candidate]:
@@ -229,7 +186,7 @@ def _check_path(text: str) -> None:
             raise InputError(f"the path cannot be opened: {error.strerror}", where=clipped(text)) from error
 
 
-def discover(path: str | os.PathLike[str], access: Access | None = None) -> Discovery:
+def discover(path: str | os.PathLike[str], access: Access) -> Discovery:
     """Return what may be checkpoints under a path.
 
     Parameters
@@ -237,7 +194,7 @@ def discover(path: str | os.PathLike[str], access: Access | None = None) -> Disc
     path
         A file, a directory, or a glob.
     access
-        Where links may lead; by default into what the path names.
+        Where links may lead.
 
     Raises
     ------
@@ -251,22 +208,22 @@ def discover(path: str | os.PathLike[str], access: Access | None = None) -> Disc
     text = os.fspath(path)
     _check_path(text)
     root = Path(text)
+    search = _Search(access)
     if is_file(root):
-        return Discovery(root, (Candidate(root, False),), (), True)
-    search = _Search(access or Access.of(fixed_part(text), ByteCounter()))
+        # A file that no reader knows is opened all the same, to say what is wrong with it.
+        return Discovery(root, (Candidate(root, reader_of(root, access) or readers()[-1]),), (), True)
     if is_dir(root):
-        entries = _entries(root)
-        if _is_checkpoint_directory(entries):
-            if not search.holds_checkpoints(entries):
-                return Discovery(root, (Candidate(root, True),), (), True)
-            found = [c for c in search.walk(root) if c.is_directory]
+        reader = reader_of(root, access)
+        if reader is not None and not search.holds_checkpoints(root):
+            return Discovery(root, (Candidate(root, reader),), (), True)
+        found = search.walk(root)
+        if reader is not None:
             search.skipped += [
-                Skipped(e.path, "beside the checkpoints of the run, not one of its steps")
-                for e in entries
-                if is_file(e) and _may_be_weights(Path(e.path))
+                Skipped(str(c.path), "beside the checkpoints of the run, not one of its steps")
+                for c in found
+                if is_file(c.path)
             ]
-        else:
-            found = search.walk(root)
+            found = [candidate for candidate in found if is_dir(candidate.path)]
     elif glob.has_magic(text):
         found = search.match(text)
         root = fixed_part(text)
@@ -275,15 +232,6 @@ def discover(path: str | os.PathLike[str], access: Access | None = None) -> Disc
     found = search.without_links(found)
     found.sort(key=lambda candidate: natural_key(str(candidate.path)))
     return Discovery(root, tuple(found), tuple(search.skipped), False)
-
-
-_WORDS: Final = ("global_step", "step", "iteration", "iter", "checkpoint", "ckpt", "epoch")
-"""In the order of precedence: of ``epoch=3-step=400`` the step is 400."""
-
-_NAMED: Final = tuple(
-    re.compile(rf"(?:^|[^a-z]){word}s?[-_=. ]?(\d{{1,18}})", re.IGNORECASE) for word in _WORDS
-)
-_NUMBER: Final = re.compile(r"\d{1,18}")
 
 
 class StepChoice(NamedTuple):

@@ -1,4 +1,4 @@
-"""The metrics a training logged, from whatever file its framework wrote."""
+"""What lies beside the checkpoints of a run: the metrics it logged, and `inshrink.toml`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import csv
 import json
 import math
 import os
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from inshrink_core.errors import DamagedError
-from inshrink_core.formats.assembly import MAX_JSON_BYTES, read_json
-from inshrink_core.formats.disk import ByteCounter
-from inshrink_core.formats.paths import Access, is_dir, is_file
+from inshrink_core.errors import ConfigError, DamagedError
+from inshrink_core.formats.disk import MAX_JSON_BYTES, Access, is_dir, is_file
 
-__all__ = ["TrainingLog", "read_log"]
+__all__ = ["SETTINGS_NAME", "RunSettings", "TrainingLog", "read_log", "read_settings"]
+
+SETTINGS_NAME: Final = "inshrink.toml"
+_MAX_SETTINGS_BYTES: Final = 1 << 20
+_DIRECTIONS: Final = ("lower", "higher")
+_SETTINGS: Final = ("file", "function", "metric", "direction")
 
 _STEP_COLUMNS: Final = ("step", "global_step", "iter", "iteration")
 
@@ -71,7 +75,7 @@ def _collect(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, flo
 
 
 def _from_trainer_state(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
-    state = read_json(path, access)
+    state = access.read_json(path)
     history = state.get("log_history") if isinstance(state, dict) else None
     return _collect(row for row in history if isinstance(row, dict)) if isinstance(history, list) else {}
 
@@ -118,7 +122,7 @@ def read_log(directory: Path, checkpoints: Iterable[Path] = (), access: Access |
     DamagedError
         The log is too large or no JSON or CSV.
     """
-    access = access or Access.of(directory, ByteCounter())
+    access = access or Access.of(directory)
 
     names = [("metrics.csv", _from_csv), ("metrics.jsonl", _from_jsonl)]
     folders = [path for path in reversed(list(checkpoints)) if is_dir(path)][:1]
@@ -136,3 +140,81 @@ def read_log(directory: Path, checkpoints: Iterable[Path] = (), access: Access |
             if is_file(path) and allowed.admits(path):
                 return TrainingLog(read(path, allowed), str(path))
     return TrainingLog({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """The run's own evaluator and what it measures; None where the file says nothing.
+
+    Parameters
+    ----------
+    file
+        Python file of the evaluator, relative to the run. Naming it runs nothing: whoever executes it
+        must have the user's word.
+    function
+        The function in it.
+    metric
+        The metric that counts.
+    direction
+        ``lower`` or ``higher``: which is better.
+    """
+
+    file: str | None = None
+    function: str | None = None
+    metric: str | None = None
+    direction: str | None = None
+
+    def __post_init__(self) -> None:
+        for key in _SETTINGS:
+            value = getattr(self, key)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"evaluator.{key} must be text", found=type(value).__name__, expected="str")
+        if self.direction is not None and self.direction not in _DIRECTIONS:
+            raise ConfigError(
+                "evaluator.direction is unknown", expected=" or ".join(_DIRECTIONS), found=self.direction[:40]
+            )
+
+
+def read_settings(directory: Path, access: Access | None = None) -> RunSettings:
+    """Return the settings of a run; defaults where there is no file.
+
+    Parameters
+    ----------
+    directory
+        The run.
+    access
+        Where links may lead; by default into the directory.
+
+    Raises
+    ------
+    RefusedLinkError
+        The file is a link out of the run.
+    ConfigError
+        The file is no TOML, has an unknown key, or a value of the wrong kind.
+    """
+    path = directory / SETTINGS_NAME
+    if not is_file(path):
+        return RunSettings()
+    try:
+        text = (access or Access.of(directory)).read_text(path, _MAX_SETTINGS_BYTES)
+    except DamagedError as error:
+        raise ConfigError(f"the settings: {error.what}", where=str(path), expected="at most 1 MB") from error
+    try:
+        table = tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"no valid TOML: {error}", where=str(path)) from error
+    evaluator = table.get("evaluator", {})
+    if not isinstance(evaluator, dict):
+        raise ConfigError("'evaluator' must be a table", where=str(path))
+    unknown = [key for key in table if key != "evaluator"]
+    unknown += [f"evaluator.{key}" for key in evaluator if key not in _SETTINGS]
+    if unknown:
+        raise ConfigError(
+            f"unknown key '{unknown[0]}'",
+            where=str(path),
+            remedy=f"known are evaluator.{{{', '.join(_SETTINGS)}}}",
+        )
+    try:
+        return RunSettings(**evaluator)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=str(path), expected=error.expected, found=error.found) from error

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import InputError, InshrinkError, NotFoundError, RefusedLinkError, RottenError
-from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, read_directory, read_single_file
+from inshrink_core.formats.assembly import ParsedCheckpoint, Recall
 from inshrink_core.formats.discovery import (
     Candidate,
     Discovery,
@@ -22,10 +22,18 @@ from inshrink_core.formats.discovery import (
     number_steps,
     step_in_name,
 )
-from inshrink_core.formats.disk import ByteCounter, FileStamp, stamp_of
-from inshrink_core.formats.log import TrainingLog, read_log
-from inshrink_core.formats.paths import Access, Skipped, is_blob, is_file, lies_in
-from inshrink_core.formats.settings import RunSettings, read_settings
+from inshrink_core.formats.disk import (
+    Access,
+    ByteCounter,
+    FileStamp,
+    Skipped,
+    is_blob,
+    is_dir,
+    is_file,
+    lies_in,
+    stamp_of,
+)
+from inshrink_core.formats.log import RunSettings, TrainingLog, read_log, read_settings
 from inshrink_core.formats.source import accepting_damage
 
 __all__ = ["NoCheckpointError", "Run", "open_run"]
@@ -65,7 +73,7 @@ class _Read(NamedTuple):
 
 
 def _stamps(candidate: Candidate, access: Access) -> tuple[FileStamp, ...]:
-    if not candidate.is_directory:
+    if not is_dir(candidate.path):
         return (stamp_of(candidate.path),)
     paths = sorted(access.walk(candidate.path, []))
     return tuple(stamp_of(path) for path in paths if is_file(path))
@@ -77,8 +85,7 @@ def _read_candidate(candidate: Candidate, known: _Read | None, access: Access, r
         stamps = _stamps(candidate, access)
         if known is not None and known.stamps == stamps:
             return known
-        read = read_directory if candidate.is_directory else read_single_file
-        parsed = read(candidate.path, access.counter, recall, access)
+        parsed = candidate.reader.open(candidate.path, access, recall)
     except RefusedLinkError:
         # Tensors that are left out would be a gap that nobody sees.
         raise
@@ -167,8 +174,6 @@ class Run(Mapping[int, Checkpoint]):
     @property
     def directory(self) -> Path:
         """The directory of the run: where `inshrink.toml` and the log lie."""
-        if self._discovery.single and self._discovery.candidates[0].is_directory:
-            return self.path
         return self.path.parent if self.path.is_file() else self.path
 
     @property
@@ -369,7 +374,7 @@ def _access(request: _Request, counter: ByteCounter) -> Access:
     """
     access = Access.of(
         fixed_part(request.path),
-        counter,
+        counter=counter,
         follow_links=request.follow_links,
         allow_damaged=request.allow_damaged,
         within=request.within or (),

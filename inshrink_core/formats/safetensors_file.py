@@ -3,55 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.checkpoint import DTYPE_SIZES
 from inshrink_core.errors import DamagedError
 from inshrink_core.formats.disk import ReadableFile
+from inshrink_core.formats.state_tree import Placed
 
-__all__ = ["SAFETENSORS_DTYPES", "SafetensorsHeader", "StoredTensor", "looks_like_safetensors", "read_header"]
+__all__ = ["SAFETENSORS_DTYPES", "SafetensorsHeader", "looks_like_safetensors", "read_header"]
 
 MAX_HEADER_BYTES: Final = 100_000_000
 """The specification's own bound (safetensors README, "Format")."""
 
-SAFETENSORS_DTYPES: Final = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "I16": "int16",
-    "U16": "uint16",
-    "I32": "int32",
-    "U32": "uint32",
-    "I64": "int64",
-    "U64": "uint64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-}
+_DTYPE_PAIRS: Final = """BOOL:bool U8:uint8 I8:int8 I16:int16 U16:uint16 I32:int32 U32:uint32 I64:int64
+    U64:uint64 F8_E4M3:float8_e4m3fn F8_E5M2:float8_e5m2 F8_E4M3FNUZ:float8_e4m3fnuz
+    F8_E5M2FNUZ:float8_e5m2fnuz F8_E8M0:float8_e8m0fnu F16:float16 BF16:bfloat16 F32:float32 F64:float64
+    C64:complex64"""
+
+SAFETENSORS_DTYPES: Final[dict[str, str]] = dict(re.findall(r"(\w+):(\w+)", _DTYPE_PAIRS))
 """The format's dtype names to ours; complex128 has none."""
 
 
-class StoredTensor(NamedTuple):
-    """One tensor of the file; `offset` counts from the file's first byte."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
 class SafetensorsHeader(NamedTuple):
-    """Tensors in the order of the header, and the free-form strings beside them."""
+    """Names and places in the order of the header, and the free-form strings beside them."""
 
-    tensors: tuple[StoredTensor, ...]
+    tensors: list[tuple[str, Placed]]
     metadata: dict[str, str]
 
 
@@ -80,34 +57,29 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _parse_tensor(file: ReadableFile, name: str, entry: object, data_offset: int) -> StoredTensor:
+def _placed(file: ReadableFile, name: str, entry: object, data_offset: int) -> Placed:
+    named = f"tensor '{name[:80]}'"
     if not isinstance(entry, dict):
         raise _fail(file, f"the header's entry '{name[:80]}' is no object")
     dtype = SAFETENSORS_DTYPES.get(str(entry.get("dtype")))
     if dtype is None:
-        raise _fail(
-            file,
-            f"tensor '{name[:80]}' has a dtype that is not known",
-            str(entry.get("dtype"))[:40],
-            "BF16, F32, …",
-        )
+        found = str(entry.get("dtype"))[:40]
+        raise _fail(file, f"{named} has a dtype that is not known", found, "BF16, F32, …")
     shape, span = entry.get("shape"), entry.get("data_offsets")
     if not isinstance(shape, list) or len(shape) > 64 or not all(type(n) is int and n >= 0 for n in shape):
-        raise _fail(file, f"tensor '{name[:80]}' has no valid shape")
+        raise _fail(file, f"{named} has no valid shape")
     if not isinstance(span, list) or len(span) != 2 or not all(type(n) is int and n >= 0 for n in span):
-        raise _fail(file, f"tensor '{name[:80]}' has no valid offsets")
+        raise _fail(file, f"{named} has no valid offsets")
     nbytes = reach = DTYPE_SIZES[dtype]
     for extent in shape:
         nbytes *= extent
         # An extent of 0 must not hide one that PyTorch cannot take.
         reach *= max(extent, 1)
         if reach > 1 << 62:
-            raise _fail(file, f"tensor '{name[:80]}' is larger than any file")
+            raise _fail(file, f"{named} is larger than any file")
     if span[1] - span[0] != nbytes:
-        raise _fail(
-            file, f"tensor '{name[:80]}' does not fill its span", f"{span[1] - span[0]}", f"{nbytes} bytes"
-        )
-    return StoredTensor(name, dtype, tuple(shape), data_offset + span[0], nbytes)
+        raise _fail(file, f"{named} does not fill its span", f"{span[1] - span[0]}", f"{nbytes} bytes")
+    return Placed(dtype, tuple(shape), None, data_offset + span[0], nbytes)
 
 
 def read_header(file: ReadableFile) -> SafetensorsHeader:
@@ -141,17 +113,13 @@ def read_header(file: ReadableFile) -> SafetensorsHeader:
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _fail(file, "the header's __metadata__ is no table of strings")
-    tensors = tuple(_parse_tensor(file, name, entry, 8 + n_header) for name, entry in header.items())
     end = 8 + n_header
-    for tensor in sorted(tensors, key=lambda t: (t.offset, t.nbytes)):
-        if tensor.offset != end:
-            raise _fail(
-                file,
-                f"tensor '{tensor.name[:80]}' overlaps another or leaves a gap",
-                f"offset {tensor.offset}",
-                f"{end}",
-            )
-        end += tensor.nbytes
+    tensors = [(name, _placed(file, name, entry, end)) for name, entry in header.items()]
+    for name, placed in sorted(tensors, key=lambda one: (one[1].offset, one[1].span)):
+        if placed.offset != end:
+            what = f"tensor '{name[:80]}' overlaps another or leaves a gap"
+            raise _fail(file, what, f"offset {placed.offset}", f"{end}")
+        end += placed.span
     if end != file.nbytes:
         raise _fail(file, "the file does not end with its last tensor", f"{file.nbytes} bytes", f"{end}")
     return SafetensorsHeader(tensors, metadata)

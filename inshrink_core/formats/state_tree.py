@@ -1,23 +1,29 @@
-"""Find the model, the optimizers and the step in what a torch file holds.
+"""Find the model, the optimizers and the step in what a torch file holds, and whose state is whose.
 
 Training scripts agree on no layout, only on habits; the lists of keys below are those habits.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from inshrink_core.checkpoint import TensorRole
+from inshrink_core.checkpoint import MODEL_ROLES, TensorRole
 from inshrink_core.errors import DamagedError
-from inshrink_core.formats.pickles.names import TensorRef
+from inshrink_core.formats.pickles import TensorRef
 
 __all__ = [
-    "OPTIMIZER_STATE_ROLES",
+    "Named",
+    "Optimizer",
     "OptimizerGroup",
-    "OptimizerTree",
+    "Placed",
+    "RoleMap",
     "StateTree",
+    "assign_roles",
     "read_state_tree",
     "strip_wrappers",
 ]
@@ -37,19 +43,12 @@ _OTHER_STATE: Final = frozenset(
 )
 """Keys whose tensors are no part of a model: they travel with the skeleton."""
 
-OPTIMIZER_STATE_ROLES: Final = {
-    "exp_avg": TensorRole.EXP_AVG,
-    "exp_avg_sq": TensorRole.EXP_AVG_SQ,
-    "max_exp_avg_sq": TensorRole.MAX_EXP_AVG_SQ,
+_STATE_ROLES: Final = {
+    **{role.value: role for role in TensorRole if role not in MODEL_ROLES | {TensorRole.GRADIENT}},
     "momentum_buffer": TensorRole.MOMENTUM,
-    "momentum": TensorRole.MOMENTUM,
-    "step": TensorRole.STEP,
-    "master_param": TensorRole.MASTER,
-    "master_weight": TensorRole.MASTER,
-    "master_weights": TensorRole.MASTER,
-    "master": TensorRole.MASTER,
-    "fp32_from_fp16": TensorRole.MASTER,
-    "fp32": TensorRole.MASTER,
+    **dict.fromkeys(
+        ("master_param", "master_weight", "master_weights", "fp32_from_fp16", "fp32"), TensorRole.MASTER
+    ),
 }
 
 _INNER_WRAPPERS: Final = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
@@ -62,6 +61,37 @@ _LEAST_TENSOR_BYTES: Final = 32
 _MAX_INTEGER: Final = 1 << 61
 _FEW_PARAMS: Final = 4096
 
+_BUFFER_NAME: Final = re.compile(
+    r"(^|\.)(running_mean|running_var|num_batches_tracked|inv_freq|masked_bias|position_ids|attn_mask|"
+    r"causal_mask|rotary_emb\.\w+)$"
+)
+_FLOATS: Final = ("float", "bfloat", "complex")
+_SUFFIXES: Final = {role: "" if role in MODEL_ROLES else f"@{role.value}" for role in TensorRole}
+
+
+class Placed(NamedTuple):
+    """A tensor's place in a file: first byte, extent in bytes, element strides (None: contiguous)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    offset: int
+    span: int
+
+
+class Named(NamedTuple):
+    """A placed tensor, what it is called, and the number of its file."""
+
+    name: str
+    role: TensorRole
+    placed: Placed
+    file: int = 0
+
+    @property
+    def key(self) -> str:
+        """The key its spec will have."""
+        return self.name + _SUFFIXES[self.role]
+
 
 class OptimizerGroup(NamedTuple):
     """One parameter group: its parameters (numbers or names), names if known, its hyperparameters."""
@@ -71,10 +101,10 @@ class OptimizerGroup(NamedTuple):
     numbers: dict[str, float]
 
 
-class OptimizerTree(NamedTuple):
-    """State tensors by parameter, and the groups."""
+class Optimizer(NamedTuple):
+    """State tensors by parameter, each with its place, and the groups."""
 
-    state: dict[int | str, dict[TensorRole, TensorRef]]
+    state: dict[int | str, dict[TensorRole, Placed]]
     groups: tuple[OptimizerGroup, ...]
 
 
@@ -84,7 +114,7 @@ class StateTree(NamedTuple):
     Parameters
     ----------
     model
-        Name and tensor of weights and buffers, wrapper prefixes removed, in the file's order.
+        Name and place of weights and buffers, wrapper prefixes removed, in the file's order.
     extra
         Weights under other top-level keys, named ``ema.<name>`` or ``<key>.<name>``.
     gradients
@@ -95,11 +125,14 @@ class StateTree(NamedTuple):
         Step keys present with their values, in order of precedence.
     """
 
-    model: list[tuple[str, TensorRef]]
-    extra: list[tuple[str, TensorRef]]
-    gradients: list[tuple[str, TensorRef]]
-    optimizers: tuple[OptimizerTree, ...]
-    steps: tuple[tuple[str, int], ...]
+    model: Sequence[tuple[str, Placed]] = ()
+    extra: Sequence[tuple[str, Placed]] = ()
+    gradients: Sequence[tuple[str, Placed]] = ()
+    optimizers: tuple[Optimizer, ...] = ()
+    steps: tuple[tuple[str, int], ...] = ()
+
+
+Place = Callable[[TensorRef], Placed | None]
 
 
 def strip_wrappers(names: list[str]) -> list[str]:
@@ -138,12 +171,12 @@ class _Walker:
     one that shares its containers many times over has more to look at than it has bytes.
     """
 
-    def __init__(self, where: str, n_bytes: int | None) -> None:
-        self.where, self.n_values, self.n_signs = where, 0, 0
-        self.most = _MAX_VALUES if n_bytes is None else min(_MAX_VALUES, _SOME_VALUES + n_bytes)
-        self.most_tensors = self.most if n_bytes is None else _SOME_VALUES + n_bytes // _LEAST_TENSOR_BYTES
-        self.most_signs = 4 * (self.most if n_bytes is None else _SOME_VALUES + n_bytes)
-        self.n_tensors = 0
+    def __init__(self, place: Place, where: str, n_bytes: int) -> None:
+        self.place, self.where = place, where
+        self.n_values = self.n_signs = self.n_tensors = 0
+        self.most = min(_MAX_VALUES, _SOME_VALUES + n_bytes)
+        self.most_tensors = _SOME_VALUES + n_bytes // _LEAST_TENSOR_BYTES
+        self.most_signs = 4 * (_SOME_VALUES + n_bytes)
 
     def spend(self, n_values: int) -> None:
         """Count values that are looked at.
@@ -192,6 +225,14 @@ class _Walker:
                 self.n_signs += len(inner)
                 yield from self.tensors(item, inner, depth + 1)
 
+    def placed(self, value: object, prefix: str = "") -> list[tuple[str, Placed]]:
+        """Return the tensors in a value, by names that stand once."""
+        found: dict[str, TensorRef] = {}
+        for name, ref in self.tensors(value):
+            found.setdefault(name, ref)
+        refs = zip(strip_wrappers(list(found)), found.values(), strict=True)
+        return [(prefix + name, placed) for name, ref in refs if (placed := self.place(ref)) is not None]
+
 
 def _is_optimizer(value: object) -> bool:
     return (
@@ -226,14 +267,6 @@ def _find_model(root: object, walker: _Walker) -> tuple[dict[Any, Any], str | No
     return (root if isinstance(root, dict) else {}), top
 
 
-def _unique(pairs: Iterator[tuple[str, TensorRef]], prefix: str = "") -> list[tuple[str, TensorRef]]:
-    found: dict[str, TensorRef] = {}
-    for name, ref in pairs:
-        found.setdefault(name, ref)
-    names = strip_wrappers(list(found))
-    return [(prefix + name, ref) for name, ref in zip(names, found.values(), strict=True)]
-
-
 def _numbers(group: dict[Any, Any]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for key in ("lr", "eps", "weight_decay", "momentum"):
@@ -264,19 +297,20 @@ def _identifiers(values: object, walker: _Walker) -> tuple[int | str, ...]:
     return tuple(v for v in values if isinstance(v, str) or (type(v) is int and 0 <= v < most))
 
 
-def _state_tensors(state: object, walker: _Walker) -> dict[TensorRole, TensorRef]:
+def _state_tensors(state: object, walker: _Walker) -> dict[TensorRole, Placed]:
     found: dict[TensorRole, TensorRef] = {}
     if isinstance(state, dict):
         walker.spend(len(state))
         for key, value in state.items():
-            role = OPTIMIZER_STATE_ROLES.get(key) if isinstance(key, str) else None
+            role = _STATE_ROLES.get(key) if isinstance(key, str) else None
             if role is not None and isinstance(value, TensorRef):
                 found.setdefault(role, value)
         walker.count(len(found))
-    return found
+    places = ((role, walker.place(ref)) for role, ref in found.items())
+    return {role: placed for role, placed in places if placed is not None}
 
 
-def _read_optimizer(tree: dict[Any, Any], walker: _Walker) -> OptimizerTree:
+def _read_optimizer(tree: dict[Any, Any], walker: _Walker) -> Optimizer:
     walker.spend(len(tree["state"]) + len(tree["param_groups"]))
     state = {
         key: _state_tensors(value, walker)
@@ -290,10 +324,10 @@ def _read_optimizer(tree: dict[Any, Any], walker: _Walker) -> OptimizerTree:
         params = _identifiers(group.get("params"), walker)
         names = tuple(n for n in _identifiers(group.get("param_names"), walker) if isinstance(n, str))
         groups.append(OptimizerGroup(params, names if len(names) == len(params) else (), _numbers(group)))
-    return OptimizerTree(state, tuple(groups))
+    return Optimizer(state, tuple(groups))
 
 
-def _optimizers(value: object, walker: _Walker, depth: int = 0) -> Iterator[OptimizerTree]:
+def _optimizers(value: object, walker: _Walker, depth: int = 0) -> Iterator[Optimizer]:
     """Find optimizers in a value: one, a list or a mapping of them, or state by parameter name."""
     if _is_optimizer(value):
         yield _read_optimizer(value, walker)  # type: ignore[arg-type]
@@ -301,7 +335,7 @@ def _optimizers(value: object, walker: _Walker, depth: int = 0) -> Iterator[Opti
         for item in value[:64]:
             yield from _optimizers(item, walker, depth + 1)
     elif isinstance(value, dict) and depth < 2:
-        by_name: dict[int | str, dict[TensorRole, TensorRef]] = {}
+        by_name: dict[int | str, dict[TensorRole, Placed]] = {}
         walker.spend(len(value))
         for key, item in value.items():
             if _is_optimizer(item):
@@ -309,7 +343,7 @@ def _optimizers(value: object, walker: _Walker, depth: int = 0) -> Iterator[Opti
             elif isinstance(key, str) and (state := _state_tensors(item, walker)):
                 by_name[key] = state
         if by_name:
-            yield OptimizerTree(by_name, ())
+            yield Optimizer(by_name, ())
 
 
 def _steps(root: dict[Any, Any]) -> tuple[tuple[str, int], ...]:
@@ -323,13 +357,15 @@ def _steps(root: dict[Any, Any]) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def read_state_tree(root: object, where: str = "", *, n_bytes: int | None = None) -> StateTree:
+def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int = _MAX_VALUES) -> StateTree:
     """Return the parts of a torch file's content.
 
     Parameters
     ----------
     root
         What `read_pickle` returned.
+    place
+        Says where a tensor lies; None of one that is carried unread.
     where
         The file, for messages.
     n_bytes
@@ -345,28 +381,192 @@ def read_state_tree(root: object, where: str = "", *, n_bytes: int | None = None
     A mapping whose values are mostly tensors is a state dict; else the first of `MODEL_KEYS` leads to
     it. Tensors under keys of schedulers and random-number generators are no part of it.
     """
-    walker = _Walker(where, n_bytes)
+    walker = _Walker(place, where, n_bytes)
     if _is_optimizer(root):
-        return StateTree([], [], [], tuple(_optimizers(root, walker)), ())
+        return StateTree(optimizers=tuple(_optimizers(root, walker)))
     if not isinstance(root, dict):
-        return StateTree([], [], [], (), ())
+        return StateTree()
     steps, bare = _steps(root), _is_state_dict(root, walker)
     model, top = _find_model(root, walker)
-    names = _unique(walker.tensors(model)) if bare or top is not None else []
-    extra: list[tuple[str, TensorRef]] = []
-    gradients: list[tuple[str, TensorRef]] = []
-    optimizers: list[OptimizerTree] = []
+    names = walker.placed(model) if bare or top is not None else []
+    extra: list[tuple[str, Placed]] = []
+    gradients: list[tuple[str, Placed]] = []
+    optimizers: list[Optimizer] = []
     for key, value in [] if bare else list(root.items()):
         if key == top or not isinstance(key, str) or not isinstance(value, (dict, list, tuple)):
             continue
         if key in GRADIENT_KEYS:
-            gradients += _unique(walker.tensors(value))
+            gradients += walker.placed(value)
         elif key in OPTIMIZER_KEYS or _is_optimizer(value):
             optimizers += _optimizers(value, walker)
         elif key.lower() not in _OTHER_STATE and isinstance(value, dict):
             inner, _ = _find_model(value, walker)
             if _is_state_dict(inner, walker):
-                extra += _unique(walker.tensors(inner), "ema." if key in EMA_KEYS else f"{key}.")
+                extra += walker.placed(inner, "ema." if key in EMA_KEYS else f"{key}.")
             else:
                 optimizers += _optimizers(value, walker, depth=1)
     return StateTree(names, extra, gradients, tuple(optimizers), steps)
+
+
+class RoleMap(NamedTuple):
+    """Model tensors with their roles, optimizer tensors, and the group of each parameter.
+
+    A group is named by the numbers of its file, its optimizer and itself. `guessed` tells that parameters
+    and state were matched by shape, not by position alone.
+    """
+
+    model: list[Named]
+    state: list[Named]
+    groups: dict[str, tuple[int, int, int]]
+    guessed: bool
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def is_buffer(name: str, dtype: str) -> bool:
+    """Tell from name and dtype that a tensor is no parameter."""
+    # The names of a run are the same at every step.
+    return not dtype.startswith(_FLOATS) or _BUFFER_NAME.search(name) is not None
+
+
+def _shape_of(state: dict[TensorRole, Placed]) -> tuple[int, ...] | None:
+    """Return the shape of the parameter some state belongs to, or None where no tensor tells."""
+    for role, placed in state.items():
+        if role is not TensorRole.STEP:
+            return placed.shape
+    return None
+
+
+class _Queue:
+    """Weights of one shape by position; taking one costs next to nothing, wherever it stands."""
+
+    def __init__(self) -> None:
+        self._weights: list[tuple[int, str]] = []
+        self._next: list[int] = [0]
+
+    def add(self, position: int, name: str) -> None:
+        """Add a weight behind the others."""
+        self._weights.append((position, name))
+        self._next.append(len(self._weights))
+
+    def _free_from(self, i: int) -> int:
+        """Return the first place from `i` on that was not taken; paths are halved on the way."""
+        while self._next[i] != i:
+            self._next[i] = self._next[self._next[i]]
+            i = self._next[i]
+        return i
+
+    def take(self, after: int) -> tuple[int, str] | None:
+        """Take the first weight behind a position, or the first of all; None where none is left."""
+        for start in (bisect_right(self._weights, after, key=lambda weight: weight[0]), 0):
+            i = self._free_from(start)
+            if i < len(self._weights):
+                self._next[i] = i + 1
+                return self._weights[i]
+        return None
+
+
+class _Matcher:
+    """Gives each numbered parameter the name of a weight; every weight is given once."""
+
+    def __init__(self, weights: Sequence[Named]) -> None:
+        self.free = {tensor.name: tensor.placed.shape for tensor in weights}
+        self.guessed = False
+
+    def match(self, shapes: Sequence[tuple[int, ...] | None]) -> list[str | None]:
+        """Return for each shape the weight at its position, or else the next free one that has it."""
+        if len(self.free) == len(shapes) and all(
+            shape is None or shape == held for held, shape in zip(self.free.values(), shapes, strict=True)
+        ):
+            names: list[str | None] = list(self.free)
+            self.free = {}
+            return names
+        self.guessed = True
+        queues: dict[tuple[int, ...], _Queue] = {}
+        for position, (name, held) in enumerate(self.free.items()):
+            queues.setdefault(held, _Queue()).add(position, name)
+        found: list[str | None] = []
+        at = -1
+        for shape in shapes:
+            queue = queues.get(shape) if shape is not None else None
+            taken = queue.take(at) if queue is not None else None
+            if taken is not None:
+                at = taken[0]
+                del self.free[taken[1]]
+            found.append(taken[1] if taken is not None else None)
+        return found
+
+
+def _names_of(optimizer: Optimizer, matcher: _Matcher) -> dict[int | str, str]:
+    """Return the name of each parameter of one optimizer."""
+    params = [p for group in optimizer.groups for p in group.params]
+    known = [n for group in optimizer.groups for n in group.names]
+    names: dict[int | str, str] = {}
+    if len(known) == len(params) and params:
+        names = dict(zip(params, strip_wrappers(known), strict=True))
+    else:
+        by_name = [k for k in [*params, *optimizer.state] if isinstance(k, str)]
+        names = dict(zip(by_name, strip_wrappers(by_name), strict=True))
+    for name in names.values():
+        matcher.free.pop(name, None)
+    numbered = list(dict.fromkeys(p for p in [*params, *optimizer.state] if p not in names))
+    if numbered:
+        found = matcher.match([_shape_of(optimizer.state.get(p, {})) for p in numbered])
+        names |= {param: name for param, name in zip(numbered, found, strict=True) if name is not None}
+    return names
+
+
+def assign_roles(
+    model: Sequence[tuple[int, str, Placed]], optimizers: Sequence[tuple[Optimizer, ...]]
+) -> RoleMap:
+    """Return every tensor with its name and role.
+
+    Parameters
+    ----------
+    model
+        Number of the file, name and place of weights and buffers in order; tied names stand with the same
+        place.
+    optimizers
+        For each file, the optimizers it holds.
+
+    Notes
+    -----
+    State numbered by position belongs to the weights in order. Where the counts or shapes disagree
+    (frozen weights, float buffers, two groups), each takes the next weight of its shape. A float tensor
+    that no group of a fully matched optimizer holds is a buffer, unless it is a matrix called
+    ``weight``: that one is frozen.
+    """
+    seen: set[tuple[int, Placed]] = set()
+    weights = []
+    for file, name, placed in model:
+        if (file, placed) not in seen and not is_buffer(name, placed.dtype):
+            weights.append(Named(name, TensorRole.WEIGHT, placed))
+        seen.add((file, placed))
+    matcher = _Matcher(weights)
+    state: list[Named] = []
+    groups: dict[str, tuple[int, int, int]] = {}
+    any_state, unmatched, taken = False, False, set[str]()
+    for file, held in enumerate(optimizers):
+        for number, optimizer in enumerate(held):
+            names = _names_of(optimizer, matcher)
+            prefix = "optimizer" if file == number == 0 else f"optimizer.{file + number}"
+            for param, tensors in optimizer.state.items():
+                name = names.get(param, "")
+                if not name or any(f"{name}@{role.value}" in taken for role in tensors):
+                    unmatched = True
+                    name = f"{prefix}.state.{param}"
+                any_state = True
+                taken.update(f"{name}@{role.value}" for role in tensors)
+                state += [Named(name, role, placed, file) for role, placed in tensors.items()]
+            for i, group in enumerate(optimizer.groups):
+                if group.numbers:
+                    groups |= {names[p]: (file, number, i) for p in group.params if p in names}
+    loose = matcher.free if any_state and not unmatched else {}
+    roles = [Named(name, _model_role(name, placed, loose), placed, file) for file, name, placed in model]
+    return RoleMap(roles, state, groups, matcher.guessed)
+
+
+def _model_role(name: str, placed: Placed, loose: dict[str, tuple[int, ...]]) -> TensorRole:
+    is_frozen = len(placed.shape) >= 2 and name.endswith("weight")
+    if is_buffer(name, placed.dtype) or (name in loose and not is_frozen):
+        return TensorRole.BUFFER
+    return TensorRole.WEIGHT

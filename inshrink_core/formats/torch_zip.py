@@ -15,7 +15,7 @@ from isal.isal_zlib import crc32
 from inshrink_core.checkpoint import ZipEntry
 from inshrink_core.errors import DamagedError, RottenError, clipped
 from inshrink_core.formats.disk import ReadableFile
-from inshrink_core.formats.pickles.machine import MAX_PICKLE_BYTES
+from inshrink_core.formats.pickles import MAX_PICKLE_BYTES
 
 __all__ = ["CheckedEntry", "TorchZip", "is_zip", "read_checked_entries", "read_torch_zip"]
 
@@ -31,6 +31,9 @@ _MAX_DIRECTORY_BYTES: Final = 512 << 20
 
 _TAIL_BYTES: Final = 4 << 10
 """First read from the end: its last record, and the whole directory of 40 entries or fewer."""
+
+_GAP_BYTES: Final = 256
+"""Between the data of an entry and the header of the next; PyTorch's writer leaves 24 at most."""
 
 _HAS_DESCRIPTOR = 0x08
 _ENCRYPTED = 0x01
@@ -53,21 +56,25 @@ class TorchZip(NamedTuple):
 
 
 class CheckedEntry(NamedTuple):
-    """The bytes of one entry and their CRC-32; what its records say against each other, if they do."""
+    """The bytes of one entry and their CRC-32.
+
+    `contradiction` is what its records say against each other, if they do; `crc_offsets` are where a CRC-32
+    must be written when the bytes change.
+    """
 
     offset: int
     nbytes: int
     name: str
     crc: int
     contradiction: str
+    crc_offsets: tuple[int, ...]
 
 
 class _Record(NamedTuple):
+    header_offset: int
     name: bytes
-    flags: int
     crc: int
     nbytes: int
-    header_offset: int
     central_offset: int
 
 
@@ -160,76 +167,11 @@ def _read_directory(tail: _Tail) -> list[_Record]:
             nbytes, stored, header = _zip64_values(file, extra, [nbytes, stored, header])
         if method != 0 or stored != nbytes or flags & _ENCRYPTED:
             raise _fail(file, "an entry of the zip is compressed or encrypted, which torch.save never does")
-        records.append(_Record(data[name_at : name_at + n_name], flags, crc, nbytes, header, offset + at))
+        records.append(_Record(header, data[name_at : name_at + n_name], crc, nbytes, offset + at))
         at = next_at
     if at != n_bytes:
         raise _fail(file, "bytes follow the last entry of the zip directory")
     return records
-
-
-class _Located(NamedTuple):
-    """Where one entry lies, and the checksums in its records: in the header, behind the data."""
-
-    data_offset: int
-    header_crc: int
-    descriptor_crc: int | None
-    descriptor_crc_offset: int
-    has_descriptor: bool
-
-
-def _locate(file: ReadableFile, record: _Record, limit: int) -> _Located:
-    """Return where the data and the checksums of one entry lie; `limit` is where the next begins."""
-    header = file.read(record.header_offset, _LOCAL.size)
-    magic, _, flags, method, _, _, crc, _, _, n_name, n_extra = _LOCAL.unpack(header)
-    data_offset = record.header_offset + _LOCAL.size + n_name + n_extra
-    end = data_offset + record.nbytes
-    if magic != b"PK\x03\x04" or method != 0 or n_name != len(record.name) or end > limit:
-        raise _fail(file, f"entry '{clipped(_text(record.name))}' of the zip is damaged")
-    has_descriptor = bool(flags & _HAS_DESCRIPTOR)
-    behind, at = None, end
-    if has_descriptor and end + 8 <= limit:
-        magic, behind = _DESCRIPTOR.unpack(file.read(end, _DESCRIPTOR.size))
-        at = end + 4
-        if magic != b"PK\x07\x08":
-            # The signature may be left out (APPNOTE 4.3.9.3).
-            behind, at = int.from_bytes(magic, "little"), end
-    return _Located(data_offset, crc, behind, at, has_descriptor)
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="replace")
-
-
-def _have_checksums(records: list[_Record]) -> bool:
-    """Tell whether a zip was written with checksums.
-
-    PyTorch writes 0 for every entry where it is told to leave them out (`set_crc32_options(False)`). One
-    entry may well have the checksum 0, all of them cannot.
-    """
-    return any(record.crc for record in records if record.nbytes)
-
-
-def _storage(file: ReadableFile, record: _Record, limit: int, have_checksums: bool) -> ZipEntry:
-    """Return where a storage lies, and where its checksum must be written when its bytes change."""
-    found = _locate(file, record, limit)
-    crc_offsets = []
-    if have_checksums and record.nbytes:
-        if found.header_crc == record.crc:
-            crc_offsets.append(record.header_offset + 14)
-        if found.descriptor_crc == record.crc:
-            crc_offsets.append(found.descriptor_crc_offset)
-        crc_offsets.append(record.central_offset + 16)
-    return ZipEntry(found.data_offset, record.nbytes, tuple(crc_offsets))
-
-
-def _in_order(records: list[_Record]) -> list[tuple[_Record, int]]:
-    """Return records by offset, each with the offset that it must end before."""
-    if not records:
-        return []
-    records = sorted(records, key=lambda record: record.header_offset)
-    limits = [record.header_offset for record in records[1:]]
-    limits.append(min(record.central_offset for record in records))
-    return list(zip(records, limits, strict=True))
 
 
 def read_checked_entries(file: ReadableFile) -> list[CheckedEntry]:
@@ -240,36 +182,56 @@ def read_checked_entries(file: ReadableFile) -> list[CheckedEntry]:
     DamagedError
         The zip is cut off, compressed or has overlapping entries.
     """
-    records = _read_directory(_Tail(file))
-    if not _have_checksums(records):
-        return []
-    entries = []
-    for record, limit in _in_order(records):
-        found = _locate(file, record, limit)
+    entries, have_checksums = _read_entries(file)
+    return entries if have_checksums else []
+
+
+def _read_entries(file: ReadableFile) -> tuple[list[CheckedEntry], bool]:
+    """Return every entry by offset, and whether the zip was written with checksums.
+
+    PyTorch writes 0 for every entry where it is told to leave them out (`set_crc32_options(False)`). One
+    entry may well have the checksum 0, all of them cannot.
+    """
+    records = sorted(_read_directory(_Tail(file)))
+    have_checksums = any(record.crc for record in records if record.nbytes)
+    limits = [record.header_offset for record in records[1:]]
+    limits.append(min((record.central_offset for record in records), default=0))
+    entries, ahead, ahead_at = [], b"", -1
+    for record, limit in zip(records, limits, strict=False):
+        begin, name, crc, nbytes, central = record
+        header = ahead[begin - ahead_at :] if ahead_at >= 0 else file.read(begin, _LOCAL.size)
+        magic, _, flags, method, _, _, header_crc, _, _, n_name, n_extra = _LOCAL.unpack(header)
+        offset = begin + _LOCAL.size + n_name + n_extra
+        end = offset + nbytes
+        if magic != b"PK\x03\x04" or method != 0 or n_name != len(name) or end > limit:
+            raise _fail(file, f"entry '{clipped(_text(name))}' of the zip is damaged")
+        # One read gives what lies behind the data and the header of the next entry.
+        ahead, ahead_at = b"", -1
+        if limit - end < _GAP_BYTES and limit + _LOCAL.size <= file.nbytes:
+            ahead, ahead_at = file.read(end, limit + _LOCAL.size - end), end
+        behind, behind_at = None, end
+        if flags & _HAS_DESCRIPTOR and end + _DESCRIPTOR.size <= limit:
+            magic, behind = _DESCRIPTOR.unpack(ahead[: _DESCRIPTOR.size] or file.read(end, _DESCRIPTOR.size))
+            behind_at = end + 4
+            if magic != b"PK\x07\x08":
+                # The signature may be left out (APPNOTE 4.3.9.3).
+                behind, behind_at = int.from_bytes(magic, "little"), end
         # Written before the data, a header cannot know the checksum yet: then it is 0.
-        contradicted = found.header_crc != record.crc and not (found.has_descriptor and not found.header_crc)
-        contradicted |= bool(record.nbytes) and found.descriptor_crc not in (None, record.crc)
-        name = _text(record.name)
-        said = f"the records of entry '{clipped(name)}' of the zip have different CRC-32s" * contradicted
-        entries.append(CheckedEntry(found.data_offset, record.nbytes, name, record.crc, said))
-    return entries
+        contradicted = header_crc != crc and not (flags & _HAS_DESCRIPTOR and not header_crc)
+        contradicted |= bool(nbytes) and behind not in (None, crc)
+        places: tuple[int, ...] = ()
+        if have_checksums and nbytes:
+            places = ((begin + 14,) if header_crc == crc else ()) + ((behind_at,) if behind == crc else ())
+            places += (central + 16,)
+        said = ""
+        if contradicted:
+            said = f"the records of entry '{clipped(_text(name))}' of the zip have different CRC-32s"
+        entries.append(CheckedEntry(offset, nbytes, _text(name), crc, said, places))
+    return entries, have_checksums
 
 
-def _check_names(file: ReadableFile, records: list[_Record]) -> bytes:
-    """Return the folder all entries lie in, from the only ``data.pkl``."""
-    names = {record.name for record in records}
-    if len(names) != len(records):
-        raise _fail(file, "two entries of the zip have one name")
-    pickles = [name for name in names if name == b"data.pkl" or name.endswith(b"/data.pkl")]
-    pickles = [name for name in pickles if name.count(b"/") <= 1]
-    if len(pickles) != 1:
-        raise DamagedError(
-            "the zip is no PyTorch checkpoint",
-            where=str(file.path),
-            expected="one data.pkl",
-            found=str(len(pickles)),
-        )
-    return pickles[0][: -len(b"data.pkl")]
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
 
 
 def read_torch_zip(file: ReadableFile, *, allow_damaged: bool = False) -> TorchZip:
@@ -291,38 +253,48 @@ def read_torch_zip(file: ReadableFile, *, allow_damaged: bool = False) -> TorchZ
 
     Notes
     -----
-    Reads the directory, ``data.pkl``, ``byteorder`` and 38 bytes for each storage.
+    Reads the directory, ``data.pkl``, ``byteorder`` and about a hundred bytes for each entry.
     """
-    records = _read_directory(_Tail(file))
-    have_checksums = _have_checksums(records)
-    folder = _check_names(file, records)
-    storages, pickle_bytes = {}, b""
-    prefix = folder + b"data/"
-    for record, limit in _in_order(records):
-        if record.name.startswith(prefix):
-            storages[_text(record.name[len(prefix) :])] = _storage(file, record, limit, have_checksums)
-        elif record.name == folder + b"data.pkl":
-            if record.nbytes > MAX_PICKLE_BYTES:
-                raise _fail(file, f"its data.pkl of {record.nbytes} bytes is too large to be a checkpoint's")
-            offset = _locate(file, record, limit).data_offset
-            pickle_bytes = file.read(offset, record.nbytes)
-            crc = crc32(pickle_bytes)
-            if have_checksums and crc != record.crc and not allow_damaged:
-                raise RottenError(
-                    f"entry '{clipped(_text(record.name))}' of the zip does not match its CRC-32",
-                    path=file.path,
-                    offset=offset,
-                    expected=f"{record.crc:08x}",
-                    found=f"{crc:08x}",
-                )
-        elif record.name == folder + b"byteorder":
-            order = file.read(_locate(file, record, limit).data_offset, min(record.nbytes, 16))
-            if order != b"little":
-                raise _fail(file, f"its tensors are in byte order {order!r}; only little-endian is read")
-        elif record.name == folder + b"constants.pkl":
-            raise DamagedError(
-                "a TorchScript module, not a checkpoint",
-                where=str(file.path),
-                remedy="save its state_dict() with torch.save",
-            )
+    entries, have_checksums = _read_entries(file)
+    by_name = {entry.name: entry for entry in entries}
+    if len(by_name) != len(entries):
+        raise _fail(file, "two entries of the zip have one name")
+    pickles = [name for name in by_name if name.rpartition("/")[2] == "data.pkl" and name.count("/") <= 1]
+    if len(pickles) != 1:
+        raise DamagedError(
+            "the zip is no PyTorch checkpoint",
+            where=str(file.path),
+            expected="one data.pkl",
+            found=str(len(pickles)),
+        )
+    folder = pickles[0].removesuffix("data.pkl")
+    if f"{folder}constants.pkl" in by_name:
+        raise DamagedError(
+            "a TorchScript module, not a checkpoint",
+            where=str(file.path),
+            remedy="save its state_dict() with torch.save",
+        )
+    if (found := by_name.get(f"{folder}byteorder")) is not None:
+        order = file.read(found.offset, min(found.nbytes, 16))
+        if order != b"little":
+            raise _fail(file, f"its tensors are in byte order {order!r}; only little-endian is read")
+    entry = by_name[pickles[0]]
+    if entry.nbytes > MAX_PICKLE_BYTES:
+        raise _fail(file, f"its data.pkl of {entry.nbytes} bytes is too large to be a checkpoint's")
+    pickle_bytes = file.read(entry.offset, entry.nbytes)
+    crc = crc32(pickle_bytes)
+    if have_checksums and crc != entry.crc and not allow_damaged:
+        raise RottenError(
+            f"entry '{clipped(entry.name)}' of the zip does not match its CRC-32",
+            path=file.path,
+            offset=entry.offset,
+            expected=f"{entry.crc:08x}",
+            found=f"{crc:08x}",
+        )
+    prefix = f"{folder}data/"
+    storages = {
+        entry.name[len(prefix) :]: ZipEntry(entry.offset, entry.nbytes, entry.crc_offsets)
+        for entry in entries
+        if entry.name.startswith(prefix)
+    }
     return TorchZip(pickle_bytes, storages)

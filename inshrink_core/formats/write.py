@@ -22,9 +22,9 @@ from inshrink_core.checkpoint import (
 )
 from inshrink_core.errors import ExistsError, InputError, NotFoundError, StorageError, UnsafePathError
 from inshrink_core.execution import Limits, make_folders, remove_empty, sync_path, working_folder
-from inshrink_core.formats.fill import DEFAULT_LIMITS, tensor_bytes, write_layout
-from inshrink_core.formats.paths import check_names, check_target
+from inshrink_core.formats.disk import check_names, check_target
 from inshrink_core.formats.safetensors_file import SAFETENSORS_DTYPES
+from inshrink_core.formats.source import DEFAULT_LIMITS, tensor_bytes, write_layout
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,8 +29,8 @@ from typing import Any, Final, NamedTuple
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.errors import DamagedError, InshrinkError, StorageError
 from inshrink_core.execution import make_folders, sync_path
-from inshrink_core.formats.assembly import read_directory
-from inshrink_core.formats.disk import ByteCounter
+from inshrink_core.formats.checkpoints import read_directory
+from inshrink_core.formats.disk import Access, ByteCounter
 
 __all__ = ["GRADIENTS_NAME", "OPTIMIZER_NAME", "Spool", "SpooledSave", "spool_folder"]
 
@@ -197,7 +197,7 @@ class Spool:
         Its files and specs are those that the archive shall hold; gradients, and the optimizer where
         it lies apart, can be asked for by key.
         """
-        parsed = read_directory(save.folder, self._counter)
+        parsed = read_directory(save.folder, Access.of(save.folder, counter=self._counter))
         whole = parsed.checkpoint(save.step, self._counter)
         files = tuple(file for file in whole.files if file.path == save.checkpoint_name)
         kept = {member.key for file in files for region in file.regions for member in region.members}
@@ -298,6 +298,6 @@ def _require_whole(save: SpooledSave) -> None:
         if broken is not None:
             raise _damaged(save.folder, f"the spooled file '{name}' was changed or cut off")
     try:
-        read_directory(save.folder, ByteCounter())
+        read_directory(save.folder, Access.of(save.folder))
     except InshrinkError as error:
         raise _damaged(save.folder, f"the spooled save is no checkpoint: {error.what}") from error

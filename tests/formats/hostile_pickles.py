@@ -145,6 +145,13 @@ CASES: dict[str, Callable[[], bytes]] = {
         lambda _: b"h\x05Nh\x04\x86R",
         b"l.",
     ),
+    "an integer of many digits as a key again and again": lambda: _many(
+        b"\x80\x02" + _long(1 << 8 * 400_000) + b"q\x04}", lambda _: b"h\x04Ns", b"."
+    ),
+    "a tuple listed again and again": lambda: _many(
+        b"\x80\x02(" + b"N" * 300_000 + b"tq\x040(", lambda _: b"h\x04NK\x05\x87Q", b"l."
+    ),
+    "names of classes": lambda: _fill(b"\x80\x02(", b"i\n\n(", b"."),
     "arguments looked through": lambda: _many(
         b"\x80\x02(" + b"N" * 300_000 + b"tq\x040ccollections\ndefaultdict\nq\x050(",
         lambda _: b"h\x05h\x04R",

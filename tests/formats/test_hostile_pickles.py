@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
-from inshrink_core.formats.pickles.machine import read_pickle
+from inshrink_core.formats.pickles import read_pickle
 from inshrink_core.formats.state_tree import read_state_tree
 from tests.formats.hostile_pickles import CASES
 
@@ -67,7 +67,7 @@ def test_odd_keys_stay_apart_and_names_of_tensors_stay_what_they_were():
 @pytest.mark.parametrize("rate", [1 << 2400, -(1 << 2400), 10**400, float("nan"), float("inf"), "x", [1]])
 def test_a_hyperparameter_that_is_no_number_is_left_out(rate: object):
     group = {"lr": rate, "betas": (rate, rate), "eps": 1e-8, "params": [0]}
-    tree = read_state_tree({"optimizer": {"state": {}, "param_groups": [group]}})
+    tree = read_state_tree({"optimizer": {"state": {}, "param_groups": [group]}}, lambda ref: None)
     assert tree.optimizers[0].groups[0].numbers == {"eps": 1e-8}
 
 
@@ -82,3 +82,44 @@ def test_an_error_of_the_file_alone_is_one_of_ours():
     for program in (b"\x80\x02" + b"(" * 20_000 + b".", b"\x80\x04" + b"N" + b"\x94" * 9000 + b"."):
         with pytest.raises(InshrinkError):
             read_pickle(program)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"\x80\x02\x82\x01.",
+        b"\x80\x02P1\n.",
+        b"\x80\x05\x97.",
+        b"\x80\x02N\x94\x94.",
+        b"\x80\x02Np99999999\n.",
+        b"\x80\x02]K\x00K\x01s.",
+        b"\x80\x02ctorch\nfloat32\nN}X\x01\x00\x00\x00aNs\x86b.",
+        b"\x80\x02(ctorch.nn.parameter\nParameter\nK\x01o\x81.",
+        b"\x80\x02(K\x01tN\x92.",
+    ],
+    ids=range(9),
+)
+def test_opcodes_that_reach_outside_or_change_what_is_not_theirs_are_refused(program: bytes):
+    with pytest.raises(DamagedError):
+        read_pickle(program)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_what_a_pickler_writes_is_read_at_every_protocol(protocol: int):
+    import pickle
+    from collections import Counter, OrderedDict, defaultdict
+
+    state = {"a": [1, -2, 1 << 70, 2.5, None, True], "b": ("é" * 300, b"raw"), "c": {"d": {}}}
+    state |= {"e": OrderedDict(x=1), "f": defaultdict(list, {"y": [2]}), "g": Counter("aab"), "h": {3, 4}}
+    told = read_pickle(pickle.dumps(state, protocol))
+    del state["h"]
+    assert {key: told[key] for key in state} == state
+
+
+def test_a_program_of_only_data_opcodes_is_left_to_pythons_machine():
+    from inshrink_core.formats.pickles import _REPLACED, _plain_for
+
+    dangerous = b"}]\x8fR\x81\x92b\x90\x91ldoiP\x82\x83\x84\x97\x98\x95."
+    plain = _plain_for(100)
+    assert all(plain.match(bytes([code]) + bytes(40)).end() == 0 for code in dangerous)
+    assert set(_REPLACED) < {bytes([code]) for code in dangerous}

@@ -6,14 +6,11 @@ import struct
 import pytest
 import torch
 
-from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
-from inshrink_core.formats import open_run
-from inshrink_core.formats.assembly import read_directory, read_single_file
-from inshrink_core.formats.disk import ByteCounter
-from inshrink_core.formats.pickles import recall as pickle_recall
-from inshrink_core.formats.pickles.machine import read_pickle
-from inshrink_core.formats.pickles.recall import PickleRecall
-from inshrink_core.formats.pickles.stack import Machine
+from inshrink_core.errors import InshrinkError
+from inshrink_core.formats import assembly, open_run
+from inshrink_core.formats.checkpoints import read_directory, read_single_file
+from inshrink_core.formats.disk import Access
+from inshrink_core.formats.pickles import read_pickle
 
 
 def _names(n=900):
@@ -22,9 +19,9 @@ def _names(n=900):
 
 def _alone_and_in_a_row(folder):
     run = open_run(folder)
-    counter = ByteCounter()
-    alone = {step: read_single_file(run.path_of(step), counter) for step in run.steps}
-    return alone, run._parsed, counter.total, run.bytes_read
+    access = Access.of(folder)
+    alone = {step: read_single_file(run.path_of(step), access) for step in run.steps}
+    return alone, run._parsed, access.counter.total, run.bytes_read
 
 
 def _save_run(folder, state_at, steps=(10, 20, 30, 300, 70_000)):
@@ -95,33 +92,26 @@ def test_directories_in_a_row_read_as_each_alone(tmp_path):
     run = open_run(tmp_path)
     assert run.steps == (1, 2, 3)
     for step in run.steps:
-        assert read_directory(run.path_of(step), ByteCounter()) == run._parsed[step]
+        assert read_directory(run.path_of(step), Access.of(run.path_of(step))) == run._parsed[step]
 
 
-def test_the_beginning_that_files_share_is_run_once(monkeypatch):
-    n_bytes = []
-    run = Machine.run
+def test_where_tensors_lie_is_worked_out_once(monkeypatch, tmp_path):
+    worked_out = []
+    assembled = assembly._assembled
+    monkeypatch.setattr(assembly, "_assembled", lambda *args: worked_out.append(1) or assembled(*args))
+    weights = {name: torch.ones(2) for name in _names(20)}
+    group = {"params": list(range(20))}
 
-    def counted(machine, table, pause_at=None):
-        begun = machine.at
-        result = run(machine, table, pause_at)
-        n_bytes.append((pause_at or len(machine.data)) - begun)
-        return result
+    def state(step):
+        optimizer = {"state": {}, "param_groups": [group | {"lr": 1 / step}]}
+        return {"step": step, "model": weights, "optimizer": optimizer}
 
-    monkeypatch.setattr(Machine, "run", counted)
-    recall = PickleRecall()
-    for step in range(20):
-        recall.read(pickle.dumps({"names": _names(), "step": step}, protocol=2))
-    size = len(pickle.dumps({"names": _names(), "step": 0}, protocol=2))
-    assert sum(n_bytes) < 3.5 * size
-
-
-def test_what_one_file_adds_is_not_in_the_next():
-    recall = PickleRecall()
-    for extra in ({}, {"a": 1}, {"b": [2]}, {}, {"a": 3}):
-        state = {"names": _names(), "in": {"x": 1}} | extra
-        data = pickle.dumps(state, protocol=2)
-        assert recall.read(data) == state == read_pickle(data)
+    _save_run(tmp_path, state, steps=(10, 20, 30))
+    run = open_run(tmp_path)
+    assert len(worked_out) == 1
+    assert [run[step].hyperparameters["blocks.7.weight"]["lr"] for step in run.steps] == [
+        1 / step for step in run.steps
+    ]
 
 
 def _program(n_values, *, change):
@@ -132,24 +122,22 @@ def _program(n_values, *, change):
     return b"\x80\x02}q\x00(X\x01\x00\x00\x00a]q\x01(" + values + b"eX\x01\x00\x00\x00b" + tail + end + b"u."
 
 
-def test_a_program_that_changes_what_others_share_is_run_from_its_beginning():
-    recall = PickleRecall()
+def test_what_one_file_adds_is_not_in_the_next():
     for change in (0, 0, 7, 0, 9, 0):
-        data = _program(3000, change=change)
-        assert recall.read(data) == read_pickle(data)
-        assert len(recall.read(data)["a"]) == 3000 + bool(change)
+        assert len(read_pickle(_program(3000, change=change))["a"]) == 3000 + bool(change)
+    for extra in ({}, {"a": 1}, {"b": [2]}, {}, {"a": 3}):
+        state = {"names": _names(), "in": {"x": 1}} | extra
+        assert read_pickle(pickle.dumps(state, protocol=2)) == state
 
 
-def test_a_container_inside_of_itself_reads_as_alone():
-    data = [b"\x80\x02]q\x00(" + b"K\x01" * 4000 + b"h\x00K" + bytes([i]) + b"e." for i in (1, 2, 3)]
-    recall = PickleRecall()
-    for one in data:
-        found = recall.read(one)
+def test_a_container_inside_of_itself_is_read():
+    for i in (1, 2, 3):
+        found = read_pickle(b"\x80\x02]q\x00(" + b"K\x01" * 4000 + b"h\x00K" + bytes([i]) + b"e.")
         assert found[4000] is found
-        assert found[-1] == read_pickle(one)[-1]
+        assert found[-1] == i
 
 
-def test_errors_are_those_of_the_file_alone():
+def test_a_pickle_that_goes_wrong_near_its_end_is_refused():
     good = pickle.dumps({"names": _names(), "step": 1}, protocol=2)
     for damaged in (
         good[:-20],
@@ -158,27 +146,8 @@ def test_errors_are_those_of_the_file_alone():
         good[:-1] + b"0cos\nsystem\nX\x01\x00\x00\x00a\x85R.",
         good[: len(good) // 2],
     ):
-        recall = PickleRecall()
-        for _ in range(2):
-            recall.read(good)
-        with pytest.raises(InshrinkError) as alone:
+        with pytest.raises(InshrinkError):
             read_pickle(damaged, "file")
-        with pytest.raises((DamagedError, UnsafePickleError)) as in_a_row:
-            recall.read(damaged, "file")
-        assert str(in_a_row.value) == str(alone.value)
-        assert recall.read(good) == read_pickle(good)
-
-
-def test_files_that_are_not_alike_are_given_up_on(monkeypatch):
-    tried = []
-    paused = pickle_recall._paused
-    monkeypatch.setattr(pickle_recall, "_paused", lambda *args: tried.append(1) or paused(*args))
-    recall = PickleRecall()
-    for i in range(60):
-        names = _names()
-        names[-5 * i - 1] = "other"
-        recall.read(pickle.dumps({"names": names, "step": i}, protocol=2))
-    assert len(tried) <= 16
 
 
 def test_files_that_differ_from_their_beginning_read_as_each_alone(tmp_path):

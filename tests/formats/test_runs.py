@@ -15,7 +15,7 @@ from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import ConfigError, DamagedError, InputError, NotFoundError
 from inshrink_core.formats import NoCheckpointError, open_run, write_checkpoint
 from inshrink_core.formats.discovery import number_steps, step_in_name
-from inshrink_core.formats.paths import natural_key
+from inshrink_core.formats.disk import natural_key
 from tests.formats.run_builders import same_bits, save_huggingface, save_run, small_model
 
 

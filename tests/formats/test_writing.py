@@ -22,7 +22,7 @@ from inshrink_core.errors import (
     UnsafePathError,
 )
 from inshrink_core.formats import open_run, write_checkpoint
-from inshrink_core.formats.paths import check_names
+from inshrink_core.formats.disk import check_names
 from inshrink_core.formats.write import write_files
 from tests.formats.run_builders import same_bits, save_huggingface, save_run
 

@@ -1,0 +1,279 @@
+"""The layouts that come with Inshrink: a torch or safetensors file, and a directory of such files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import ClassVar, Final
+
+from inshrink_core.errors import DamagedError, InputError, InshrinkError, clipped
+from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
+from inshrink_core.formats.content import FileContent, read_content
+from inshrink_core.formats.discovery import WEIGHT_SUFFIXES, step_in_name
+from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, natural_key, scan
+from inshrink_core.formats.readers import Reader
+
+__all__ = ["DirectoryReader", "FileReader", "read_directory", "read_single_file"]
+
+_CANONICAL: Final = re.compile(
+    r"^(model|pytorch_model|adapter_model|consolidated|diffusion_pytorch_model)"
+    r"(-\d{5}-of-\d{5}|\.\d+)?\.(safetensors|bin|pt|pth)$|^trainer_state\.json$|\.index\.json$|"
+    r"^(optim|grad)\w*\.(safetensors|bin|pt|pth)$"
+)
+"""Names that only a checkpoint directory has; a run of single files numbers them."""
+
+_OTHER_FILE: Final = re.compile(
+    r"^\.|\.(json|jsonl|csv|txt|md|html|log|py|ipynb|toml|yaml|yml|npz|npy|h5|onnx|msgpack|pkl|model|inshrink|"
+    r"whl|svg|pdf|zip|tar|gz|zst|png|jpg)$",
+    re.IGNORECASE,
+)
+"""No checkpoints, whatever number is in their names."""
+
+_SIDE_FILE: Final = re.compile(
+    r"^(training_args|scheduler|lr_scheduler|scaler|sampler|dl_state_dict|random_states|rng_state|"
+    r"custom_checkpoint|tokenizer|spiece|meta)([._-].*)?$",
+    re.IGNORECASE,
+)
+"""Never opened: pickles of schedulers, random-number generators and arguments, and tokenizers."""
+
+_OPTIMIZER_FILE: Final = re.compile(r"^optim(izer)?(_states?)?([._-]\d+)?\.(pt|pth|bin|ckpt|safetensors)$")
+_GRADIENT_FILE: Final = re.compile(r"^grad(ient)?s?\.(pt|pth|bin|safetensors)$")
+_SHARD: Final = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)$")
+_INDEX: Final = re.compile(r"[^/]*(\.\w+)\.index\.json")
+_MAX_FILES: Final = 100_000
+
+
+def _is_weight_file(name: str) -> bool:
+    """Tell from its name that a file is read for tensors, not carried without being opened."""
+    return Path(name).suffix in WEIGHT_SUFFIXES and _SIDE_FILE.match(name) is None
+
+
+def _all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
+    """Return the regular files below a directory by relative path, in natural order.
+
+    Raises
+    ------
+    RefusedLinkError
+        A file that must hold tensors is a link out of the run; of others it is told.
+    DamagedError
+        One is a link that leads nowhere.
+    """
+    found: dict[str, Path] = {}
+    for path in access.walk(root, skipped):
+        name = path.relative_to(root).as_posix()
+        if not is_file(path):
+            if path.is_symlink():
+                if _holds_tensors(name):
+                    raise DamagedError("a link that leads nowhere", where=str(path), remedy="fetch the file")
+                skipped.append(Skipped(str(path), "a link that leads nowhere"))
+            continue
+        if access.admits(path):
+            found[name] = path
+        elif _holds_tensors(name):
+            access.admit(path)
+        else:
+            skipped.append(access.skipped(path))
+        if len(found) > _MAX_FILES:
+            raise InputError(f"more than {_MAX_FILES} files in one checkpoint", where=str(root))
+    return dict(sorted(found.items(), key=lambda item: natural_key(item[0])))
+
+
+def _holds_tensors(name: str) -> bool:
+    """Tell from its name that a file is read for tensors, or says which files are."""
+    if "/" in name:
+        return False
+    return _is_weight_file(name) or name.endswith(".index.json")
+
+
+def _index_shards(root: Path, index: str, access: Access) -> dict[str, set[str]]:
+    """Return the shard files an index names, each with the tensors it must hold."""
+    table = access.read_json(root / index)
+    weight_map = table.get("weight_map") if isinstance(table, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise DamagedError("the index has no weight_map", where=str(root / index))
+    shards: dict[str, set[str]] = {}
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not shard or set("/\\\0") & set(shard) or shard in (".", ".."):
+            raise DamagedError(
+                "the index names a file outside its directory",
+                where=str(root / index),
+                found=repr(shard)[:80],
+            )
+        shards.setdefault(shard, set()).add(name)
+    for shard in shards:
+        if not is_file(root / shard):
+            raise _missing(root, clipped(shard))
+    return shards
+
+
+def _missing(root: Path, shard: str) -> DamagedError:
+    return DamagedError(
+        f"shard '{shard}' is missing",
+        where=str(root),
+        remedy="the checkpoint may be half-written: wait, or fetch the rest",
+    )
+
+
+def _require_all_shards(root: Path, names: set[str]) -> None:
+    for name in sorted(names):
+        if found := _SHARD.match(name):
+            stem, _, n_shards, suffix = found.groups()
+            for i in range(1, min(int(n_shards), _MAX_FILES) + 1):
+                wanted = f"{stem}-{i:05d}-of-{n_shards}.{suffix}"
+                if wanted not in names:
+                    raise _missing(root, wanted)
+
+
+def _tensor_files(root: Path, names: list[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the names of weight, optimizer and gradient files in a directory."""
+    held = [name for name in names if "/" not in name and _is_weight_file(name)]
+    optimizers = [n for n in held if _OPTIMIZER_FILE.match(n)]
+    gradients = [n for n in held if _GRADIENT_FILE.match(n)]
+    weights = [n for n in held if n not in optimizers and n not in gradients]
+    if any(n.endswith(".safetensors") for n in weights):
+        # Both formats of one model: the safer is read, the other travels along.
+        weights = [n for n in weights if n.endswith(".safetensors")]
+    _require_all_shards(root, set(weights))
+    return weights, optimizers, gradients
+
+
+def _check_shard(root: Path, name: str, content: FileContent, wanted: set[str]) -> None:
+    held = {tensor for tensor, _ in content.tree.model} | {tensor.name for tensor in content.named}
+    missing = wanted - held
+    if missing:
+        raise DamagedError(
+            f"shard '{name}' lacks tensor '{min(missing)[:80]}' that the index puts there", where=str(root)
+        )
+
+
+def _trainer_step(path: Path | None, access: Access) -> tuple[tuple[str, int], ...]:
+    if path is None:
+        return ()
+    state = access.read_json(path)
+    step = state.get("global_step") if isinstance(state, dict) else None
+    return (("global_step", step),) if type(step) is int and 0 <= step < 1 << 62 else ()
+
+
+def _without_names_known(contents: dict[str, FileContent]) -> dict[str, FileContent]:
+    """Drop files all of whose weights an earlier file holds: copies, which travel as they are."""
+    known: set[str] = set()
+    kept = {}
+    for name, content in contents.items():
+        names = {tensor for tensor, _ in content.tree.model}
+        if not names or names - known:
+            kept[name] = content
+        known |= names
+    return kept
+
+
+class FileReader(Reader):
+    """A file of `torch.save` or of safetensors."""
+
+    name: ClassVar[str] = "file"
+
+    def detect(self, path: Path, access: Access) -> bool:
+        """Tell whether a file may hold tensors."""
+        name = path.name
+        if not is_file(path):
+            return False
+        if path.suffix in WEIGHT_SUFFIXES:
+            return _is_weight_file(name)
+        if _OTHER_FILE.search(name) or step_in_name(name) is None:
+            return False
+        # Without a suffix that tells, the first bytes do: a zip's.
+        try:
+            with ReadableFile(path, access.counter, access.admit(path)) as file:
+                return file.read(0, min(file.nbytes, 4)) == b"PK\x03\x04"
+        except InshrinkError:
+            return False
+
+    def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
+        """Return the checkpoint that one file is.
+
+        Raises
+        ------
+        InshrinkError
+            As `read_content`; InputError where the file holds no weight.
+        """
+        content = read_content(path, access)
+        return assemble(path, content.kind, {path.name: content}, paths={path.name: path}, recall=recall)
+
+
+class DirectoryReader(Reader):
+    """A directory of one or more weight files, such as those of Hugging Face's trainer.
+
+    Weight, optimizer and gradient files are read by their headers. Every other file travels as it is and
+    is never opened, whatever pickles it holds.
+    """
+
+    name: ClassVar[str] = "directory"
+
+    def detect(self, path: Path, access: Access) -> bool:
+        """Tell a directory that is one checkpoint from one that holds many.
+
+        It is one if a file has a name that only stands in checkpoint directories, or if its weight files
+        are not numbered apart.
+        """
+        names = [entry.name for entry in scan(path) if is_file(entry)] if is_dir(path) else []
+        if ".metadata" in names:
+            return True
+        weights = list(filter(_is_weight_file, names))
+        if weights and any(_CANONICAL.search(name) for name in names):
+            return True
+        return len(weights) == 1 and step_in_name(weights[0]) is None
+
+    def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
+        """Return the checkpoint that a directory is.
+
+        Raises
+        ------
+        RefusedLinkError
+            A file of tensors is a link that leads elsewhere.
+        DamagedError
+            A file is cut off, or a shard is missing.
+        UnsafePickleError
+            A weight or optimizer file wants to import names outside the allowlist.
+        InputError
+            No file holds a weight.
+        """
+        if is_file(path / ".metadata"):
+            raise InputError(
+                "a distributed checkpoint (DCP), which is not read",
+                where=str(path),
+                remedy="convert it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch SRC DST",
+            )
+        skipped: list[Skipped] = []
+        paths = _all_files(path, access, skipped)
+        weights, optimizers, gradients = _tensor_files(path, list(paths))
+        kinds = {Path(weight).suffix for weight in weights}
+        shards: dict[str, set[str]] = {}
+        for name in paths:
+            if (index := _INDEX.fullmatch(name)) and index[1] in kinds:
+                shards |= _index_shards(path, name, access)
+        weights = [name for name in weights if name in shards] or weights
+        contents: dict[str, FileContent] = {}
+        for name in [*weights, *optimizers, *gradients]:
+            contents[name] = read_content(paths[name], access)
+            _check_shard(path, name, contents[name], shards.get(name, set()))
+        kept = _without_names_known({n: c for n, c in contents.items() if n not in gradients})
+        kept |= {name: contents[name] for name in gradients}
+        fmt = next(iter(kept.values())).kind if kept else "directory"
+        if "trainer_state.json" in paths:
+            fmt = "huggingface"
+        elif len(weights) > 1 and fmt == "safetensors":
+            fmt = "sharded-safetensors"
+        parsed = assemble(
+            path,
+            fmt,
+            kept,
+            paths=paths,
+            opaque={name: access.admit(one) for name, one in paths.items() if name not in kept},
+            steps=_trainer_step(paths.get("trainer_state.json"), access),
+            gradient_files=gradients,
+            recall=recall,
+        )
+        return parsed._replace(skipped=tuple(skipped))
+
+
+read_single_file = FileReader().open
+read_directory = DirectoryReader().open

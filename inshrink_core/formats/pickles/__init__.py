@@ -1,1 +1,0 @@
-"""What a checkpoint's pickle describes, read without running it."""
