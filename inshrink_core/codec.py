@@ -14,12 +14,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from inshrink_core.checkpoint import MODEL_ROLES, LayerType, TensorRole, TensorSpec
 from inshrink_core.errors import ConfigError, IncompatibleError, TooLargeError
 from inshrink_core.frame import Block
+from inshrink_core.plugins import plugins
 
 if TYPE_CHECKING:
     import numpy as np
@@ -505,33 +505,12 @@ def within_memory(decode: Callable[[_Coder, TensorSpec, Block, TensorReference |
     return checked
 
 
-_BUILT_IN: Mapping[str, str] = {
-    "inshrinkerator": "inshrink_core.codecs.inshrinkerator.codec:InshrinkeratorCodec",
-    "lattice": "inshrink_core.codecs.lattice.codec:LatticeCodec",
-    "lossless": "inshrink_core.codecs.lossless:LosslessCodec",
-    "moments": "inshrink_core.codecs.moments.codec:MomentsCodec",
-    "lc-checkpoint": "inshrink_core.codecs.published.lc_checkpoint:LcCheckpointCodec",
-    "excp": "inshrink_core.codecs.published.excp:ExcpCodec",
-    "qd": "inshrink_core.codecs.published.qd:QdCodec",
-    "uniform": "inshrink_core.codecs.published.uniform:UniformCodec",
-    "context": "inshrink_core.codecs.published.context:ContextCodec",
-}
-"""Codecs that come with Inshrink, by name; others register under the entry point group."""
-
 _GROUP: Final = "inshrink.codecs"
-
-
-@functools.cache
-def _points() -> Mapping[str, EntryPoint]:
-    """Find every codec once: scanning the installed distributions takes 20 ms."""
-    built_in = {name: EntryPoint(name, value, _GROUP) for name, value in _BUILT_IN.items()}
-    found = sorted(entry_points(group=_GROUP), key=lambda point: point.name)
-    return built_in | {point.name: point for point in found if point.name not in built_in}
 
 
 def codec_names() -> tuple[str, ...]:
     """Return the names of every codec installed, built-in ones first."""
-    return tuple(_points())
+    return tuple(plugins(_GROUP))
 
 
 @functools.cache
@@ -548,7 +527,7 @@ def get_codec(name: str) -> type[AnyCodec]:
     >>> get_codec("lattice")(coarseness=2.0).settings()["coarseness"]
     2.0
     """
-    point = _points().get(name)
+    point = plugins(_GROUP).get(name)
     if point is None:
         raise ConfigError(f"there is no codec '{name}'", remedy=f"choose one of {', '.join(codec_names())}")
     return cast("type[AnyCodec]", point.load())
@@ -595,7 +574,7 @@ def require_weight_codec(name: str) -> None:
 def _reader(bitstream: str) -> AnyCodec | None:
     """Make the codec that decodes a bitstream once: every block asks."""
     name = bitstream.partition("/")[0]
-    codec = get_codec(name)() if name in _points() else None
+    codec = get_codec(name)() if name in plugins(_GROUP) else None
     return codec if codec is not None and bitstream in codec.reads else None
 
 

@@ -12,7 +12,7 @@ from inshrink_core.metrics import Direction
 from inshrink_core.samples import is_trusted_sample
 
 if TYPE_CHECKING:
-    from inshrink_core.formats.settings import RunSettings
+    from inshrink_core.formats.log import RunSettings
 
 __all__ = ["EvaluatorRequest"]
 

@@ -140,7 +140,7 @@ class ReaderSuite(ABC):
 
 def _read_all(folder: Path) -> None:
     try:
-        for checkpoint in open_run(folder):
+        for checkpoint in open_run(folder).values():
             for spec in checkpoint.specs:
                 checkpoint.source.read(spec)
             for file in checkpoint.files:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
-from inshrink_core.registry import Registry
+from inshrink_core.plugins import plugins
 
 if TYPE_CHECKING:
     import torch
@@ -83,23 +83,14 @@ class Task(Protocol):
         ...
 
 
-_TASKS: Final = Registry(
-    "inshrink.tasks",
-    {
-        "char-gpt": "inshrink_core.training.tasks.char_gpt:CharGPTTask",
-        "char-conv": "inshrink_core.training.tasks.char_conv:CharConvTask",
-        "char-conv-adamw": "inshrink_core.training.tasks.char_conv:CharConvWithAdamWTask",
-        "digits-cnn": "inshrink_core.training.tasks.digits_cnn:DigitsCNNTask",
-        "digits-cnn-sgd": "inshrink_core.training.tasks.digits_cnn:DigitsCNNWithSGDTask",
-    },
-)
+_GROUP: Final = "inshrink.tasks"
 _ATTRIBUTES: Final = tuple(Task.__annotations__)
 _METHODS: Final = ("build", "optimizer", "learning_rate_factor", "batch", "loss", "evaluate")
 
 
 def task_names() -> tuple[str, ...]:
     """Return the names of the tasks: shipped ones, then those of entry points ``inshrink.tasks``."""
-    return _TASKS.names()
+    return tuple(plugins(_GROUP))
 
 
 def find_task(name: str) -> tuple[Task, str]:
@@ -123,8 +114,8 @@ def find_task(name: str) -> tuple[Task, str]:
     >>> task.metric, identity
     ('val_loss', 'char-gpt/1')
     """
-    if name in _TASKS:
-        task = _make(_TASKS.load(name), name, f"the task '{name}'")
+    if name in plugins(_GROUP):
+        task = _make(plugins(_GROUP)[name].load(), name, f"the task '{name}'")
         return task, f"{task.name}/{task.version}"
     path_text, colon, attribute = name.rpartition(":")
     path = Path(path_text)
