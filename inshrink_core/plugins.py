@@ -36,12 +36,9 @@ def plugins(group: str) -> Mapping[str, EntryPoint]:
     >>> "lattice" in plugins("inshrink.codecs"), "char-gpt" in plugins("inshrink.tasks")
     (True, True)
     """
-    # Of two distributions with one name, ours: it comes last.
-    points = sorted(
-        entry_points(group=group), key=lambda point: bool(point.dist) and point.dist.name == "inshrink"
-    )
-    found = {point.name: point for point in points}
-    own = {name: point for name, point in found.items() if point.dist and point.dist.name == "inshrink"}
+    points = entry_points(group=group)
+    own = {point.name: point for point in points if point.dist is not None and point.dist.name == "inshrink"}
+    found = {point.name: point for point in points} | own
     if _PYPROJECT.is_file():
         project = tomllib.loads(_PYPROJECT.read_text()).get("project", {})
         stated = project.get("entry-points", {}).get(group, {}) if project.get("name") == "inshrink" else {}
