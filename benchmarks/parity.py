@@ -46,6 +46,9 @@ RENAMED = {"--optimizer": {"lossless": "exact", "lattice": "compressed", "lattic
 RENAMED_VALUES = {"optimizer": {new: old for old, new in RENAMED["--optimizer"].items()}}
 """The same in documents, by key: new to old."""
 
+RENAMED_TEXT = {"the previous checkpoint, in the place of each one,": "the stale copy"}
+"""The same in the prose of documents: new to old."""
+
 RECORD = RESULTS / "parity.txt"
 
 _CHANGING = frozenset(
@@ -151,6 +154,8 @@ class Parity:
         if isinstance(value, list):
             return [self._plain(one) for one in value]
         if isinstance(value, str):
+            for new, old in RENAMED_TEXT.items():
+                value = value.replace(new, old)
             return value.replace(str(self.scratch), "SCRATCH").replace(str(sample()), "SAMPLE")
         if isinstance(value, float) and math.isfinite(value):
             return float(f"{value:.{_DIGITS}g}")

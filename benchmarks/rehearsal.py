@@ -48,7 +48,7 @@ class Setting(NamedTuple):
 
     codec: str
     config: Mapping[str, Any] = {}
-    optimizer: str = "lossless"
+    optimizer: str = "exact"
     restores: int = 9
     keyframe_every: int = 32
     max_drop: float | None = None
@@ -212,7 +212,7 @@ def leads(rehearsals: Iterable[tuple[Rehearsal, int]]) -> list[dict[str, object]
             or one.restored[0].promise is not None
             or keyframe_every != 32
             or len(one.restored_at) != 9
-            or one.optimizer != "lossless"
+            or one.optimizer != "exact"
         ):
             continue
         if one.excess is not None and one.ratio_weights is not None:

@@ -21,6 +21,7 @@ from inshrink_core.lazy import index
 
 if TYPE_CHECKING:
     from inshrink_core import analysis as analysis
+    from inshrink_core import codecs as codecs
     from inshrink_core import errors as errors
     from inshrink_core import evaluate as evaluate
     from inshrink_core import training as training

@@ -210,7 +210,7 @@ class Saving(Verb):
 
     def act(self, root: Path, note: Note) -> None:
         model = nn.ModuleDict({"a": nn.Linear(8, 6, bias=False), "b": nn.Linear(6, 3, bias=False)})
-        options: dict[str, Any] = {"codec": "lossless", "optimizer_state": "lossless"}
+        options: dict[str, Any] = {"codec": "lossless", "optimizer_state": "exact"}
         with inshrink_core.Saver(root / ARCHIVE, model, threads=1, **options) as saver:
             for step in range((saver.last_step or 0) + 1, STEPS[-1] + 1):
                 model.load_state_dict(state(step))

@@ -208,7 +208,7 @@ class ConfigTarget:
 
     name = "config"
     _CONFIGS: Final = (
-        ("config.toml", b'codec = "lattice"\noptimizer = "lossless"\n[settings]\ncoarseness = 1.5\n'
+        ("config.toml", b'codec = "lattice"\noptimizer = "exact"\n[settings]\ncoarseness = 1.5\n'
                         b'[[override]]\nmatch = "*.bias"\ncoarseness = 0.5\n'),
         ("config.json", b'{"codec": "uniform", "settings": {}, "keyframe_every": 4, "override": []}'),
     )  # fmt: skip

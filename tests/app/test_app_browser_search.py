@@ -71,7 +71,7 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
     page.get_by_text("What was found").wait_for()
     page.get_by_text("Best:").wait_for()
     folder = next((server.folder.parent / "state" / "inshrink" / "jobs").iterdir())
-    found = json.loads((folder / "result").read_text())
+    (found,) = json.loads((folder / "result").read_text())
     assert n_logged(server) == before + found["evaluations"]
     assert len(found["trials"]) == n_logged(server)
 

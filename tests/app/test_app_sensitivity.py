@@ -60,7 +60,7 @@ def test_sensitivity_of_a_run_is_measured_in_its_own_process_and_drawn(root: Pat
     assert job.problem is None
     assert charts(app) == 1
     assert list(app.dataframe[0].value["Tensor"]) == ["fc1.weight", "fc1.bias", "fc2.weight"]
-    table = job.result["magnitude"]["tensor"]
+    table = job.result["tensor"]
     import torch
 
     first = torch.load(root / "run" / "step_000010.pt", weights_only=True)["model"]["fc1.weight"]

@@ -66,19 +66,19 @@ def test_losses_after_a_lossless_restore_are_those_without_a_failure(resumed: Ca
     model = network()
     optimizer = adam(model)
     train(model, optimizer, range(AT))
-    assert resumed(adam, "lossless").losses == train(model, optimizer, range(AT, AT + LATER))
+    assert resumed(adam, "exact").losses == train(model, optimizer, range(AT, AT + LATER))
 
 
 @pytest.mark.parametrize(("make", "state"), [(adam, "compressed"), (sgd, "compressed"), (sgd, "compact")])
 def test_the_loss_after_a_restore_is_within_three_thousandths(
     resumed: Callable[..., Resumed], make: Callable[[nn.Module], torch.optim.Optimizer], state: str
 ) -> None:
-    exact = resumed(make, "lossless")
+    exact = resumed(make, "exact")
     assert abs(rise(resumed(make, state), exact)) < 0.003 * sum(exact.losses) / LATER
 
 
 def test_a_momentum_buffer_is_worth_its_bytes(resumed: Callable[..., Resumed]) -> None:
-    exact, fresh = resumed(sgd, "lossless"), rise(resumed(sgd, "drop"), resumed(sgd, "lossless"))
+    exact, fresh = resumed(sgd, "exact"), rise(resumed(sgd, "drop"), resumed(sgd, "exact"))
     assert all(abs(rise(resumed(sgd, state), exact)) < fresh / 5 for state in ("compressed", "compact"))
 
 

@@ -28,7 +28,7 @@ from inshrink_core.ops.lattice import (
 )
 from inshrink_core.ops.reference import lattice as reference
 
-__all__: list[str] = []
+__all__ = ["advance_large", "find_steps", "match_steps", "mend", "move", "scale", "take_steps", "turn"]
 
 _CHUNK = 2048
 """Elements at a time: 20 bytes each, in a first-level cache of 48 kB."""
@@ -38,211 +38,6 @@ _NOTHING, _UNKNOWN = np.zeros(_CHUNK, np.int32), np.zeros(_CHUNK, np.uint8)
 
 _I32, _U8, _F32 = np.int32, np.uint8, np.float32
 
-
-@kernel
-def _round(
-    values: NDArray[np.float32],
-    integers: NDArray[np.int32],
-    history: NDArray[np.uint8],
-    tracked: int,
-    delta: np.float32,
-    step: int,
-    rcp: np.float32,
-    bound: int,
-    steps: NDArray[np.float32],
-    matched: int,
-    z: NDArray[np.uint8],
-    tokens: NDArray[np.uint8],
-    after: NDArray[np.int32],
-    new: NDArray[np.uint8],
-) -> tuple[int, int, int]:  # pragma: no cover - compiled
-    """Round a tensor; return the counts of large and of exact tokens, and the largest token.
-
-    `tracked` is 1; 0 where the history is the same for each chunk. `matched` is 1 where `steps` has the
-    steps of all values; 0 where it holds a chunk, as `z` does.
-    """
-    m, top, limit = _I32(step), _I32(bound), _F32(MAX_PRODUCT // step)
-    n_large, n_exact, largest = 0, 0, 0
-    for begin in range(0, values.size, _CHUNK):
-        end = begin + _CHUNK if begin + _CHUNK < values.size else values.size
-        x, fresh, part = integers[begin:end], after[begin:end], tokens[begin:end]
-        old = history[begin * tracked : begin * tracked + end - begin]
-        found = steps[begin * matched : begin * matched + end - begin]
-        if matched == 0:
-            find_steps(values[begin:end], x, delta, rcp, found)
-        furthest, outside = take_steps(found, x, m, top, limit, fresh, z)
-        most = turn(z[: end - begin], old, True, part, new[begin:end])
-        # One less, because turning may make one more of it; less than 0 where a change is too far.
-        if outside < _I32(0) or furthest >= _I32(FIRST_LARGE - 1):
-            large, exact, most = mend(found, x, old, step, bound, part, fresh, new[begin:end])
-            n_large, n_exact = n_large + large, n_exact + exact
-        largest = most if most > largest else largest
-    return n_large, n_exact, largest
-
-
-@kernel
-def _match(
-    values: NDArray[np.float32],
-    base: NDArray[np.float32],
-    integers: NDArray[np.int32],
-    delta: np.float32,
-    rcp: np.float32,
-    grades: NDArray[np.int32],
-    steps: NDArray[np.float32],
-) -> None:  # pragma: no cover - compiled
-    """Find the steps of matched gain: a pass of its own, so that only a run with a restore compiles it."""
-    length = values.size // grades.size
-    for row in range(grades.size):
-        begin, end = row * length, (row + 1) * length
-        match_steps(
-            values[begin:end], base[begin:end], integers[begin:end], delta, rcp, grades[row], steps[begin:end]
-        )
-
-
-def round_to_grid(
-    values: Tensor, integers: Tensor, history: Tensor | None, grid: Grid, gain: Gain | None
-) -> Rounded:
-    """See `lattice.round_to_grid`."""
-    n = values.numel()
-    tokens, new, after = new_array(n, np.uint8), new_array(n, np.uint8), new_array(n, np.int32)
-    w, x, delta, rcp = values.numpy(), integers.numpy(), _F32(grid.delta), _F32(grid.rcp)
-    steps = new_array(_CHUNK if gain is None else n, np.float32)
-    if gain is not None and n:
-        _match(w, gain.base.numpy(), x, delta, rcp, gain.grades.numpy(), steps)
-    n_large, n_exact, largest = _round(
-        w,
-        x,
-        _UNKNOWN if history is None else history.numpy(),
-        int(history is not None),
-        delta,
-        grid.step,
-        rcp,
-        grid.bound,
-        steps,
-        int(gain is not None),
-        np.empty(_CHUNK, np.uint8),
-        tokens,
-        after,
-        new,
-    )
-    return Rounded(
-        torch.from_numpy(tokens),
-        torch.from_numpy(after),
-        torch.from_numpy(new),
-        n_large,
-        n_exact,
-        largest,
-    )
-
-
-@kernel
-def _advance(
-    tokens: NDArray[np.uint8],
-    large: NDArray[np.int64],
-    integers: NDArray[np.int32],
-    known: int,
-    history: NDArray[np.uint8],
-    tracked: int,
-    delta: np.float32,
-    step: int,
-    bound: int,
-    z: NDArray[np.uint8],
-    after: NDArray[np.int32],
-    new: NDArray[np.uint8],
-    values: NDArray[np.float32],
-) -> bool:  # pragma: no cover - compiled
-    """Apply tokens; `known` and `tracked` are 1, or 0 where their array is the same for each chunk."""
-    m, top = _I32(step), _I32(bound)
-    valid = True
-    n_taken = 0
-    for begin in range(0, tokens.size, _CHUNK):
-        end = begin + _CHUNK if begin + _CHUNK < tokens.size else tokens.size
-        part, reached, decoded = tokens[begin:end], after[begin:end], values[begin:end]
-        old = history[begin * tracked : begin * tracked + end - begin]
-        x = integers[begin * known : begin * known + end - begin]
-        most = turn(part, old, False, z, new[begin:end])
-        outside = move(z, x, m, top, reached)
-        if most >= FIRST_LARGE:
-            taken = advance_large(part, large[n_taken:], x, old, step, bound, reached, new[begin:end])
-            if taken < 0:
-                return False
-            n_taken += taken
-        elif outside < _I32(0):
-            valid = False
-        scale(reached, delta, decoded)
-    return valid
-
-
-def advance(
-    tokens: Tensor, large: NDArray[np.int64], integers: Tensor | None, history: Tensor | None, grid: Grid
-) -> Advanced:
-    """See `lattice.advance`."""
-    n = tokens.numel()
-    after, new, values = new_array(n, np.int32), new_array(n, np.uint8), new_array(n, np.float32)
-    valid = _advance(
-        tokens.numpy(),
-        large,
-        _NOTHING if integers is None else integers.numpy(),
-        int(integers is not None),
-        _UNKNOWN if history is None else history.numpy(),
-        int(history is not None),
-        _F32(grid.delta),
-        grid.step,
-        grid.bound,
-        np.empty(_CHUNK, np.uint8),
-        after,
-        new,
-        values,
-    )
-    return Advanced(torch.from_numpy(after), torch.from_numpy(new), torch.from_numpy(values), valid)
-
-
-_best_grade = part(reference.best_grade)
-
-
-@kernel
-def _grades(
-    values: NDArray[np.float32],
-    base: NDArray[np.float32],
-    integers: NDArray[np.int32],
-    delta: np.float32,
-    rcp: np.float32,
-    keys: NDArray[np.int32],
-    counts: NDArray[np.int64],
-    grades: NDArray[np.int32],
-) -> None:  # pragma: no cover - compiled
-    """Find the grade of each row; `keys` holds a chunk, `counts` is (3, bins)."""
-    length = values.size // grades.size
-    half, zero = _F32(0.5), _F32(0.0)
-    flat = counts.reshape(3 * GAIN_BINS)
-    for row in range(grades.size):
-        flat[:] = 0
-        for begin in range(row * length, (row + 1) * length, _CHUNK):
-            end = min(begin + _CHUNK, (row + 1) * length)
-            w, b, x = values[begin:end], base[begin:end], integers[begin:end]
-            for i in range(w.size):
-                r = _F32(_F32(w[i] - b[i]) * rcp)
-                o = _F32(_F32(_F32(_F32(x[i]) * delta) - b[i]) * rcp)
-                ahead = -o if r < zero else o
-                scaled = _F32(np.abs(r) * _F32(256.0))
-                inside = scaled < _F32(GAIN_BINS)
-                key = _I32(scaled if inside else zero) + (_I32(GAIN_BINS) if ahead > half else _I32(0))
-                keys[i] = key if inside else _I32(2 * GAIN_BINS)
-            for i in range(w.size):
-                flat[keys[i]] += 1
-        grades[row] = _best_grade(counts, flat[2 * GAIN_BINS])
-
-
-def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_rows: int) -> Tensor:
-    """See `lattice.gain_grades`."""
-    grades = torch.zeros(n_rows, dtype=torch.int32)
-    keys, counts = np.empty(_CHUNK, np.int32), np.empty((3, GAIN_BINS), np.int64)
-    arrays = (values.numpy(), base.numpy(), integers.numpy())
-    _grades(*arrays, _F32(grid.delta), _F32(grid.rcp), keys, counts, grades.numpy())
-    return grades
-
-
-__all__ = ["advance_large", "find_steps", "match_steps", "mend", "move", "scale", "take_steps", "turn"]
 
 _AGING = np.uint8(OLDEST_CONTEXT)
 _CONTEXT = np.uint8(CONTEXT_BITS)
@@ -465,3 +260,206 @@ def scale(
     """Turn integers into values."""
     for i in range(integers.size):
         values[i] = _F32(_F32(integers[i]) * delta)
+
+
+@kernel
+def _round(
+    values: NDArray[np.float32],
+    integers: NDArray[np.int32],
+    history: NDArray[np.uint8],
+    tracked: int,
+    delta: np.float32,
+    step: int,
+    rcp: np.float32,
+    bound: int,
+    steps: NDArray[np.float32],
+    matched: int,
+    z: NDArray[np.uint8],
+    tokens: NDArray[np.uint8],
+    after: NDArray[np.int32],
+    new: NDArray[np.uint8],
+) -> tuple[int, int, int]:  # pragma: no cover - compiled
+    """Round a tensor; return the counts of large and of exact tokens, and the largest token.
+
+    `tracked` is 1; 0 where the history is the same for each chunk. `matched` is 1 where `steps` has the
+    steps of all values; 0 where it holds a chunk, as `z` does.
+    """
+    m, top, limit = _I32(step), _I32(bound), _F32(MAX_PRODUCT // step)
+    n_large, n_exact, largest = 0, 0, 0
+    for begin in range(0, values.size, _CHUNK):
+        end = begin + _CHUNK if begin + _CHUNK < values.size else values.size
+        x, fresh, part = integers[begin:end], after[begin:end], tokens[begin:end]
+        old = history[begin * tracked : begin * tracked + end - begin]
+        found = steps[begin * matched : begin * matched + end - begin]
+        if matched == 0:
+            find_steps(values[begin:end], x, delta, rcp, found)
+        furthest, outside = take_steps(found, x, m, top, limit, fresh, z)
+        most = turn(z[: end - begin], old, True, part, new[begin:end])
+        # One less, because turning may make one more of it; less than 0 where a change is too far.
+        if outside < _I32(0) or furthest >= _I32(FIRST_LARGE - 1):
+            large, exact, most = mend(found, x, old, step, bound, part, fresh, new[begin:end])
+            n_large, n_exact = n_large + large, n_exact + exact
+        largest = most if most > largest else largest
+    return n_large, n_exact, largest
+
+
+@kernel
+def _match(
+    values: NDArray[np.float32],
+    base: NDArray[np.float32],
+    integers: NDArray[np.int32],
+    delta: np.float32,
+    rcp: np.float32,
+    grades: NDArray[np.int32],
+    steps: NDArray[np.float32],
+) -> None:  # pragma: no cover - compiled
+    """Find the steps of matched gain: a pass of its own, so that only a run with a restore compiles it."""
+    length = values.size // grades.size
+    for row in range(grades.size):
+        begin, end = row * length, (row + 1) * length
+        match_steps(
+            values[begin:end], base[begin:end], integers[begin:end], delta, rcp, grades[row], steps[begin:end]
+        )
+
+
+def round_to_grid(
+    values: Tensor, integers: Tensor, history: Tensor | None, grid: Grid, gain: Gain | None
+) -> Rounded:
+    """See `lattice.round_to_grid`."""
+    n = values.numel()
+    tokens, new, after = new_array(n, np.uint8), new_array(n, np.uint8), new_array(n, np.int32)
+    w, x, delta, rcp = values.numpy(), integers.numpy(), _F32(grid.delta), _F32(grid.rcp)
+    steps = new_array(_CHUNK if gain is None else n, np.float32)
+    if gain is not None and n:
+        _match(w, gain.base.numpy(), x, delta, rcp, gain.grades.numpy(), steps)
+    n_large, n_exact, largest = _round(
+        w,
+        x,
+        _UNKNOWN if history is None else history.numpy(),
+        int(history is not None),
+        delta,
+        grid.step,
+        rcp,
+        grid.bound,
+        steps,
+        int(gain is not None),
+        np.empty(_CHUNK, np.uint8),
+        tokens,
+        after,
+        new,
+    )
+    return Rounded(
+        torch.from_numpy(tokens),
+        torch.from_numpy(after),
+        torch.from_numpy(new),
+        n_large,
+        n_exact,
+        largest,
+    )
+
+
+@kernel
+def _advance(
+    tokens: NDArray[np.uint8],
+    large: NDArray[np.int64],
+    integers: NDArray[np.int32],
+    known: int,
+    history: NDArray[np.uint8],
+    tracked: int,
+    delta: np.float32,
+    step: int,
+    bound: int,
+    z: NDArray[np.uint8],
+    after: NDArray[np.int32],
+    new: NDArray[np.uint8],
+    values: NDArray[np.float32],
+) -> bool:  # pragma: no cover - compiled
+    """Apply tokens; `known` and `tracked` are 1, or 0 where their array is the same for each chunk."""
+    m, top = _I32(step), _I32(bound)
+    valid = True
+    n_taken = 0
+    for begin in range(0, tokens.size, _CHUNK):
+        end = begin + _CHUNK if begin + _CHUNK < tokens.size else tokens.size
+        part, reached, decoded = tokens[begin:end], after[begin:end], values[begin:end]
+        old = history[begin * tracked : begin * tracked + end - begin]
+        x = integers[begin * known : begin * known + end - begin]
+        most = turn(part, old, False, z, new[begin:end])
+        outside = move(z, x, m, top, reached)
+        if most >= FIRST_LARGE:
+            taken = advance_large(part, large[n_taken:], x, old, step, bound, reached, new[begin:end])
+            if taken < 0:
+                return False
+            n_taken += taken
+        elif outside < _I32(0):
+            valid = False
+        scale(reached, delta, decoded)
+    return valid
+
+
+def advance(
+    tokens: Tensor, large: NDArray[np.int64], integers: Tensor | None, history: Tensor | None, grid: Grid
+) -> Advanced:
+    """See `lattice.advance`."""
+    n = tokens.numel()
+    after, new, values = new_array(n, np.int32), new_array(n, np.uint8), new_array(n, np.float32)
+    valid = _advance(
+        tokens.numpy(),
+        large,
+        _NOTHING if integers is None else integers.numpy(),
+        int(integers is not None),
+        _UNKNOWN if history is None else history.numpy(),
+        int(history is not None),
+        _F32(grid.delta),
+        grid.step,
+        grid.bound,
+        np.empty(_CHUNK, np.uint8),
+        after,
+        new,
+        values,
+    )
+    return Advanced(torch.from_numpy(after), torch.from_numpy(new), torch.from_numpy(values), valid)
+
+
+_best_grade = part(reference.best_grade)
+
+
+@kernel
+def _grades(
+    values: NDArray[np.float32],
+    base: NDArray[np.float32],
+    integers: NDArray[np.int32],
+    delta: np.float32,
+    rcp: np.float32,
+    keys: NDArray[np.int32],
+    counts: NDArray[np.int64],
+    grades: NDArray[np.int32],
+) -> None:  # pragma: no cover - compiled
+    """Find the grade of each row; `keys` holds a chunk, `counts` is (3, bins)."""
+    length = values.size // grades.size
+    half, zero = _F32(0.5), _F32(0.0)
+    flat = counts.reshape(3 * GAIN_BINS)
+    for row in range(grades.size):
+        flat[:] = 0
+        for begin in range(row * length, (row + 1) * length, _CHUNK):
+            end = min(begin + _CHUNK, (row + 1) * length)
+            w, b, x = values[begin:end], base[begin:end], integers[begin:end]
+            for i in range(w.size):
+                r = _F32(_F32(w[i] - b[i]) * rcp)
+                o = _F32(_F32(_F32(_F32(x[i]) * delta) - b[i]) * rcp)
+                ahead = -o if r < zero else o
+                scaled = _F32(np.abs(r) * _F32(256.0))
+                inside = scaled < _F32(GAIN_BINS)
+                key = _I32(scaled if inside else zero) + (_I32(GAIN_BINS) if ahead > half else _I32(0))
+                keys[i] = key if inside else _I32(2 * GAIN_BINS)
+            for i in range(w.size):
+                flat[keys[i]] += 1
+        grades[row] = _best_grade(counts, flat[2 * GAIN_BINS])
+
+
+def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_rows: int) -> Tensor:
+    """See `lattice.gain_grades`."""
+    grades = torch.zeros(n_rows, dtype=torch.int32)
+    keys, counts = np.empty(_CHUNK, np.int32), np.empty((3, GAIN_BINS), np.int64)
+    arrays = (values.numpy(), base.numpy(), integers.numpy())
+    _grades(*arrays, _F32(grid.delta), _F32(grid.rcp), keys, counts, grades.numpy())
+    return grades
