@@ -4,7 +4,7 @@ D = (q_previous − q) mod B, over an alphabet of B symbols that holds those of 
 then grouped by the previous symbol, which the decoder knows, because bins differ in how often their
 parameters move and a busy bin would break the runs of a calm one (Agrawal et al., Inshrinkerator,
 SoCC 2024, "delta" and "parameter arrangement"). This module states the stages one by one; the coder
-of symbol streams runs them fused (`inshrink_core.ops.delta_events`).
+of symbol streams runs them fused (`inshrink_core.ops.symbols.delta_events`).
 """
 
 from __future__ import annotations
