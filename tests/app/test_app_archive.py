@@ -11,6 +11,7 @@ from inshrink_app.pages.archive.cards import PruneRules
 from inshrink_app.pages.archive.figure import MAX_COLUMNS, chain_figure
 from inshrink_app.services import Chain, ChainFrame
 from inshrink_app.widgets.archive_picker import choice_text
+from inshrink_app.widgets.figures import TOOLBAR
 from inshrink_app.widgets.tables import Problem, ServiceError
 
 from tests.app.builders import button, charts, explorer, open_panel, texts, write_run
@@ -261,6 +262,7 @@ def test_branches_have_lanes_restores_an_arrow_and_left_lines_hollow_marks() -> 
     )
     figure = chain_figure(frames)
     assert list(figure.layout.yaxis.ticktext) == ["First line", "Branch 1"]
+    assert figure.layout.margin.t >= TOOLBAR + 24  # buttons and legend, on touch screens too
     (arrow,) = figure.layout.annotations
     assert (arrow.x, arrow.y, arrow.ax, arrow.ay) == (2, 1, 1, 0)
     deltas = next(trace for trace in figure.data if trace.name == "Delta frame")

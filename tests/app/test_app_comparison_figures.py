@@ -7,6 +7,7 @@ from typing import Any
 
 from inshrink_app.pages.compare import figures as comparison_figures
 from inshrink_app.services import Compared
+from inshrink_app.widgets.figures import TOOLBAR
 
 from inshrink_core.evaluate import EvaluatedStep
 from tests.app.builders import rehearsed
@@ -37,6 +38,8 @@ def test_figures_write_names_as_text_and_leave_gaps_where_nothing_is_known() -> 
     drop = comparison_figures.drop_figure(found, 0.01)
     assert [trace.name for trace in drop.data] == ["Previous checkpoint", "&lt;b&gt;a&lt;b&gt;"]
     assert drop.layout.shapes[0].y0 == 1.0
+    assert drop.layout.showlegend
+    assert drop.layout.margin.t >= TOOLBAR + 24  # buttons and legend, on touch screens too
     divergence = comparison_figures.divergence_figure(found).data[-1].y
     assert [value == value for value in divergence] == [False, True]
 

@@ -10,6 +10,7 @@ import pytest
 from inshrink_app import services
 from inshrink_app.pages.search import figure as search_figure
 from inshrink_app.services import Searched, front
+from inshrink_app.widgets.figures import TOOLBAR
 
 from tests.app.job_stubs import StubJobs, jobs
 from tests.app.search_builders import document, point, put, trial
@@ -66,6 +67,7 @@ def test_the_figure_does_not_depend_on_anything_but_the_trials(jobs: StubJobs) -
     for name in ("drop", "divergence"):
         first, second = (search_figure.search_figure(found, (), name) for _ in range(2))
         assert first.to_json() == second.to_json()
+        assert first.layout.margin.t >= TOOLBAR + 24  # buttons and legend, on touch screens too
         assert {"On the front", "Not the whole chain", "Best"} <= {trace.name for trace in first.data}
         places = [row[0] for trace in first.data for row in (trace.customdata or ())]
         assert sorted(places) == [0, 1, 2]

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.services import ChainFrame
 from inshrink_app.theme import CATEGORICAL, GAP
-from inshrink_app.widgets.figures import thinned, title
+from inshrink_app.widgets.figures import lay_out, thinned, title
 from inshrink_app.widgets.formatting import bytes_text, count_text, ratio_text
 
 __all__ = ["MAX_COLUMNS", "chain_figure"]
@@ -139,11 +139,8 @@ def _draw_frames(
 def _lay_out(figure: go.Figure, steps: Sequence[int], lanes: dict[int, int]) -> None:
     """Give every branch a lane, the first one at the top."""
     labels = [count_text(step) for step in steps]
-    figure.update_layout(
-        height=110 + _LANE * max(1, len(lanes)),
-        margin={"l": 8, "r": 16, "t": 8, "b": 8},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "itemsizing": "constant"},
-    )
+    lay_out(figure, 80 + _LANE * max(1, len(lanes)), legend=True)
+    figure.update_layout(legend={"itemsizing": "constant"})
     ticks = thinned([str(i) for i in range(len(steps))], labels, _MAX_LABELS)
     figure.update_xaxes(
         tickvals=[int(position) for position in ticks["tickvals"]],

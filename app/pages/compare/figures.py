@@ -10,14 +10,14 @@ import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.services import Compared
 from inshrink_app.theme import CATEGORICAL, GAP
-from inshrink_app.widgets.figures import log_ticks, steps_axis, title
+from inshrink_app.widgets.figures import lay_out, log_ticks, steps_axis, title
 from inshrink_app.widgets.formatting import elide, html_text
 
 __all__ = ["divergence_figure", "drop_figure", "metric_figure", "rehearsal_figure"]
 
 _NAME_WIDTH = 30
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
-_HEIGHT = 290
+_HEIGHT = 260
 _LEFT_ALONE = CATEGORICAL[0]
 _BOUND = CATEGORICAL[5]
 
@@ -128,12 +128,8 @@ def _stale(figure: go.Figure, values: dict[int, float], hover: str) -> None:
         )
 
 
-def _lay_out(figure: go.Figure, y: str) -> None:
-    figure.update_layout(
-        height=_HEIGHT,
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
-    )
+def _lay_out(figure: go.Figure, y: str, height: int = _HEIGHT) -> None:
+    lay_out(figure, height, legend=sum(trace.showlegend is not False for trace in figure.data) > 1)
     figure.update_xaxes(**steps_axis(8))
     figure.update_yaxes(title=title(y), automargin=True, nticks=6)
 
@@ -176,8 +172,7 @@ def rehearsal_figure(found: Mapping[str, Any]) -> go.Figure:
             )
     for step in found["restored_at"]:
         figure.add_vline(x=step, line={"color": GAP, "width": 1, "dash": "dot"})
-    _lay_out(figure, metric)
-    figure.update_layout(height=340)
+    _lay_out(figure, metric, 310)
     if calm.size and min(calm.min(), failed.min()) > 0 and calm.max() / calm.min() > 20:
         figure.update_yaxes(type="log", **log_ticks([*calm.ravel(), *failed.ravel()]))
     return figure

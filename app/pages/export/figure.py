@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.theme import CATEGORICAL
-from inshrink_app.widgets.figures import byte_ticks, thinned, title
+from inshrink_app.widgets.figures import byte_ticks, lay_out, thinned, title
 from inshrink_app.widgets.formatting import bytes_text, count_text
 
 __all__ = ["plan_figure"]
@@ -41,14 +41,8 @@ def plan_figure(frames: Sequence[tuple[int, str, float]], unit: str) -> go.Figur
                 )
             )
     labels = [count_text(step) for step, _, _ in frames]
-    figure.update_layout(
-        height=230,
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
-        bargap=0.15,
-        barmode="overlay",
-        showlegend=True,
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
-    )
+    lay_out(figure, 200, legend=True)
+    figure.update_layout(bargap=0.15, barmode="overlay")
     figure.update_xaxes(
         type="category",
         categoryorder="array",

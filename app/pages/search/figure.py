@@ -12,13 +12,13 @@ import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.services import Searched, SearchPoint, front
 from inshrink_app.theme import CATEGORICAL, GAP, MARK
-from inshrink_app.widgets.figures import log_ticks, title
+from inshrink_app.widgets.figures import lay_out, log_ticks, title
 from inshrink_app.widgets.formatting import elide, html_text, percent_text, ratio_text, value_text
 
 __all__ = ["clicked_point", "search_figure"]
 
 _LABEL_WIDTH = 60
-_HEIGHT = 420
+_HEIGHT = 380
 _BOUND = CATEGORICAL[5]
 _FRONT = CATEGORICAL[0]
 _OTHERS = CATEGORICAL[1:]
@@ -181,14 +181,8 @@ def _limits(drawn: go.Figure, found: Searched, figure: str) -> None:
 
 
 def _lay_out(drawn: go.Figure, figure: str, points: Sequence[SearchPoint], found: Searched) -> None:
-    drawn.update_layout(
-        height=_HEIGHT,
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
-        hovermode="closest",
-        dragmode="pan",
-        showlegend=True,  # Also of a single kind: it says what the points are.
-    )
+    lay_out(drawn, _HEIGHT, legend=True)  # Also of a single kind: it says what the points are.
+    drawn.update_layout(hovermode="closest", dragmode="pan")
     ratios = [point.ratio for point in points if point.ratio > 0]
     ratios += [] if found.target_ratio is None else [found.target_ratio]
     drawn.update_xaxes(
