@@ -1,4 +1,4 @@
-"""Numbers and names as text: the one place that decides how they look. SI units, as the command line."""
+"""Numbers and names as text, where a page has less room or other signs than the command line."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+
+from inshrink_core.text import counted as counted
+from inshrink_core.text import ratio as ratio_text
+from inshrink_core.text import size as bytes_text
 
 __all__ = [
     "bytes_text",
@@ -31,7 +35,6 @@ __all__ = [
     "value_text",
 ]
 
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _COUNT_UNITS = ("", " k", " M", " G", " T")
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -43,24 +46,13 @@ directives, mathematics, HTML, and the ``://`` and ``@`` that become links)."""
 
 
 def _scaled(value: float, units: Sequence[str]) -> str:
-    """Share the rounding of sizes and counts: three significant digits, never 1000 of a unit."""
+    """Round to three significant digits, never 1000 of a unit."""
     magnitude = 0
     while abs(value) >= 999.5 and magnitude < len(units) - 1:
         value /= 1000
         magnitude += 1
     digits = 0 if magnitude == 0 or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
     return f"{value:.{digits}f}{units[magnitude]}"
-
-
-def bytes_text(n_bytes: float | None) -> str:
-    """Return a size in SI units, three significant digits; an en dash where there is none.
-
-    Examples
-    --------
-    >>> bytes_text(1_234_567), bytes_text(512), bytes_text(None)
-    ('1.23 MB', '512 B', '–')
-    """
-    return "–" if n_bytes is None else _scaled(float(n_bytes), [f" {unit}" for unit in _UNITS])
 
 
 def compact_count(n: float) -> str:
@@ -71,16 +63,6 @@ def compact_count(n: float) -> str:
 def count_text(n: int) -> str:
     """Return a count in full, thousands apart."""
     return f"{n:,}"
-
-
-def ratio_text(ratio: float | None) -> str:
-    """Return a compression ratio as ``14.2×``; an en dash where there is none."""
-    return "–" if ratio is None else f"{ratio:.1f}×" if ratio < 100 else f"{ratio:.0f}×"
-
-
-def counted(n: int, noun: str) -> str:
-    """Return a count with its noun, as ``1 frame`` or ``1,200 frames``."""
-    return f"{count_text(n)} {noun}{'' if n == 1 else 's'}"
 
 
 def value_text(value: float, digits: int = 3) -> str:

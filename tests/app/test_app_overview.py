@@ -78,7 +78,7 @@ def test_overview_of_an_archive_shows_its_ratio_and_frames(
     monkeypatch.setattr(services, "load_subject", lambda _: shown)
     app = explorer("overview", run="/runs/huge.inshrink")
     assert not app.exception
-    assert {metric.label: metric.value for metric in app.metric}["Ratio in all"] == "3.3×"
+    assert {metric.label: metric.value for metric in app.metric}["Ratio in all"] == "3.30×"
     assert "Frames" in texts(app)
     assert charts(app) == 3
 
@@ -87,7 +87,7 @@ def test_overview_of_an_archived_run_shows_the_ratio(root: Path, monkeypatch: py
     monkeypatch.setattr(services, "load_subject", lambda _: subject(archive=archive_facts()))
     app = explorer("overview", run="/runs/huge")
     assert not app.exception
-    assert {metric.label: metric.value for metric in app.metric}["Ratio in all"] == "3.3×"
+    assert {metric.label: metric.value for metric in app.metric}["Ratio in all"] == "3.30×"
 
 
 def test_overview_tells_the_disk_saved_and_the_worst_drop_of_the_newest_comparison(
