@@ -23,9 +23,9 @@ _CODEC_HELP = (
     "rounds to even spacings. Lossless keeps every bit."
 )
 _OPTIMIZERS = {
-    "exact": "Bit-exact",
-    "compressed": "To an octave",
-    "compact": "Rank-one factors",
+    "exact": "Exact",
+    "compressed": "Compressed",
+    "compact": "Compact",
 }
 _CODEC = "codec"
 _WHAT = "what"
@@ -116,12 +116,12 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
                 format_func=_OPTIMIZERS.__getitem__,
                 # What is the default depends on it: weights that stay exact have exact state beside them.
                 key=f"export.optimizer.{default}",
-                help="To an octave, or as rank-one factors, it is much smaller; training goes on from it, "
-                "not bit for bit.",
+                help="Compressed keeps each second moment to an octave, compact only factors of its rows and "
+                "columns: both are much smaller. Training goes on from them, not bit for bit.",
             )
         )
         if optimizer != "exact":
-            st.caption("Training resumed from it goes on, not bit for bit; bit-exact state does.")
+            st.caption("A training resumed from it goes on, but not bit for bit; from exact state it does.")
     elif has_optimizer:
         st.caption("Without optimizer state, training cannot go on without warming the optimizer up.")
     packed = st.toggle(
