@@ -78,6 +78,7 @@ def test_make_run_lands_on_the_overview_of_the_sample(page: Any, tmp_path: Path)
         server.end()
 
 
+@pytest.mark.timeout(700)
 def test_the_explorer_of_the_folder_one_stands_in_executes_and_obeys_nothing_of_it(
     page: Any, tmp_path: Path
 ) -> None:
@@ -93,7 +94,7 @@ def test_the_explorer_of_the_folder_one_stands_in_executes_and_obeys_nothing_of_
         page.locator(".heatmaplayer image").first.wait_for(state="attached")
         page.get_by_role("link", name="Search").click()
         page.get_by_role("button", name="Estimate without measuring").click()
-        page.get_by_text("Configurations (").wait_for()
+        page.get_by_text("Configurations (").wait_for(timeout=300_000)  # seven commands, one after the other
         page.get_by_role("link", name="Export").click()
         page.get_by_role("button", name="Try two steps").click()
         page.get_by_text("Sizes are estimated from").wait_for()
