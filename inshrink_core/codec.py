@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Typ
 from inshrink_core.checkpoint import MODEL_ROLES, LayerType, TensorRole, TensorSpec
 from inshrink_core.errors import ConfigError, IncompatibleError, TooLargeError
 from inshrink_core.frame import Block
-from inshrink_core.plugins import plugins
+from inshrink_core.plugins import plugin, plugins
 
 if TYPE_CHECKING:
     import numpy as np
@@ -527,7 +527,7 @@ def get_codec(name: str) -> type[AnyCodec]:
     >>> get_codec("lattice")(coarseness=2.0).settings()["coarseness"]
     2.0
     """
-    point = plugins(_GROUP).get(name)
+    point = plugin(_GROUP, name)
     if point is None:
         raise ConfigError(f"there is no codec '{name}'", remedy=f"choose one of {', '.join(codec_names())}")
     return cast("type[AnyCodec]", point.load())
@@ -574,7 +574,7 @@ def require_weight_codec(name: str) -> None:
 def _reader(bitstream: str) -> AnyCodec | None:
     """Make the codec that decodes a bitstream once: every block asks."""
     name = bitstream.partition("/")[0]
-    codec = get_codec(name)() if name in plugins(_GROUP) else None
+    codec = get_codec(name)() if plugin(_GROUP, name) is not None else None
     return codec if codec is not None and bitstream in codec.reads else None
 
 

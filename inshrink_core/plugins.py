@@ -6,16 +6,33 @@ used from a checkout, installed or not.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tomllib
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from typing import Final
 
-__all__ = ["plugins"]
+__all__ = ["plugin", "plugins"]
 
 _PYPROJECT: Final = Path(__file__).resolve().parents[1] / "pyproject.toml"
+
+
+def plugin(group: str, name: str) -> EntryPoint | None:
+    """Return one entry point; None where there is none. The project's own are found without a scan.
+
+    Parameters
+    ----------
+    group, name
+        As `plugins` has them.
+
+    Examples
+    --------
+    >>> plugin("inshrink.codecs", "lattice").attr, plugin("inshrink.codecs", "none")
+    ('LatticeCodec', None)
+    """
+    return _own(group).get(name) or plugins(group).get(name)
 
 
 @functools.cache
@@ -36,13 +53,25 @@ def plugins(group: str) -> Mapping[str, EntryPoint]:
     >>> "lattice" in plugins("inshrink.codecs"), "char-gpt" in plugins("inshrink.tasks")
     (True, True)
     """
-    points = entry_points(group=group)
-    own = {point.name: point for point in points if point.dist is not None and point.dist.name == "inshrink"}
-    found = {point.name: point for point in points} | own
-    if _PYPROJECT.is_file():
-        project = tomllib.loads(_PYPROJECT.read_text()).get("project", {})
-        stated = project.get("entry-points", {}).get(group, {}) if project.get("name") == "inshrink" else {}
-        own |= {name: EntryPoint(name, value, group) for name, value in stated.items()}
-    return {name: own[name] for name in sorted(own)} | {
-        name: found[name] for name in sorted(found.keys() - own.keys())
-    }
+    found = {point.name: point for point in entry_points(group=group)}
+    return _own(group) | {name: found[name] for name in sorted(found.keys() - _own(group).keys())}
+
+
+@functools.cache
+def _own(group: str) -> dict[str, EntryPoint]:
+    """Return the project's own entry points of a group, by name."""
+    points: list[EntryPoint] = []
+    with contextlib.suppress(PackageNotFoundError):
+        points += distribution("inshrink").entry_points.select(group=group)
+    points += (EntryPoint(name, value, group) for name, value in _stated().get(group, {}).items())
+    return {point.name: point for point in sorted(points, key=lambda point: point.name)}
+
+
+@functools.cache
+def _stated() -> Mapping[str, Mapping[str, str]]:
+    """Return what the checkout's ``pyproject.toml`` states; nothing where there is no checkout."""
+    if not _PYPROJECT.is_file():
+        return {}
+    project = tomllib.loads(_PYPROJECT.read_text()).get("project", {})
+    stated: Mapping[str, Mapping[str, str]] = project.get("entry-points", {})
+    return stated if project.get("name") == "inshrink" else {}

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["ScoreHistogram", "Scores", "SensitivityMetric", "Summary", "scores"]
+__all__ = ["STATISTICS", "Grouping", "ScoreHistogram", "Scores", "SensitivityMetric", "Summary", "scores"]
 
 N_KEYS = 0x7F80
 """Keys of the finite, non-negative float32 values: their top 16 bits lie below those of infinity."""
 
 CHUNK_ELEMENTS = 1 << 20
 """Scores turned to float64 at a time, 8 MB."""
+
+STATISTICS = ("mean", "p50", "p99")
+"""What a table says of the scores of a row."""
 
 
 class SensitivityMetric(StrEnum):
@@ -49,6 +52,30 @@ class SensitivityMetric(StrEnum):
         except ValueError:
             raise InputError(
                 f"there is no sensitivity metric '{name}'", remedy=f"choose one of {', '.join(cls)}"
+            ) from None
+
+
+class Grouping(StrEnum):
+    """What a row stands for."""
+
+    TENSOR = "tensor"
+    BLOCK = "block"
+    LAYER_TYPE = "layer_type"
+
+    @classmethod
+    def parse(cls, name: str) -> Grouping:
+        """Return the grouping of a name.
+
+        Raises
+        ------
+        InputError
+            There is no such grouping.
+        """
+        try:
+            return cls(name)
+        except ValueError:
+            raise InputError(
+                f"there is no grouping '{name}'", remedy=f"choose one of {', '.join(cls)}"
             ) from None
 
 

@@ -139,9 +139,13 @@ def title_of(commands: Sequence[Sequence[str]]) -> str:
     }.get(verb, verb)
 
 
-_AT_THE_TOP = frozenset({"compare", "compress", "rehearse", "restore", "search", "verify"})
-_HOMES = {"bench": "bench.", "sensitivity": "analysis."}
-"""Where the function of a verb lies that is not at the top of the package; else in its verbs."""
+def _home_of(verb: str) -> str:
+    """Return the public package whose index names the function of a verb."""
+    import inshrink_core
+    from inshrink_core import analysis, verbs
+
+    homes = (inshrink_core, verbs, analysis)
+    return next((home.__name__ for home in homes if verb in home.__all__), "inshrink_core.bench")
 
 
 def python_text(commands: Sequence[Sequence[str]]) -> str:
@@ -178,8 +182,7 @@ def _call(verb: str, words: Sequence[str]) -> str:
             named["step" if name == "--step" else keyword] = _literal(value)
     if settings:
         named["config"] = repr(settings)
-    home = _HOMES.get(verb, "verbs.") if verb not in _AT_THE_TOP else ""
-    return f"inshrink_core.{home}{verb}({', '.join([*arguments, *(f'{k}={v}' for k, v in named.items())])})"
+    return f"{_home_of(verb)}.{verb}({', '.join([*arguments, *(f'{k}={v}' for k, v in named.items())])})"
 
 
 def _parse(text: str) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 from inshrink_app import state
-from inshrink_app.widgets.formatting import inked
+from inshrink_app.widgets.formatting import count_text, inked
 
-__all__ = ["one_of_few", "one_of_many"]
+__all__ = ["ends_of_range", "one_of_few", "one_of_many"]
 
 
 def one_of_few(
@@ -46,3 +46,15 @@ def one_of_many(
     chosen = st.selectbox(label, list(options), format_func=options.__getitem__, key=widget, help=tip)
     state.publish(**{key: str(chosen)})
     return str(chosen)
+
+
+def ends_of_range(page: str, steps: Sequence[int]) -> tuple[int, int]:
+    """Draw the first and the last of a range of steps; all of them to begin with."""
+    first, last = st.select_slider(
+        "From and to",
+        steps,
+        value=(steps[0], steps[-1]),
+        format_func=count_text,
+        key=f"{page}.range",
+    )
+    return first, last

@@ -6,7 +6,6 @@ import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TextIO
 
@@ -14,7 +13,15 @@ from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import InputError, NotFoundError, StorageError
 from inshrink_core.execution import ResultStore, cache_folder
 from inshrink_core.report import Report
-from inshrink_core.sensitivity import ScoreHistogram, Scores, SensitivityMetric, Summary, scores
+from inshrink_core.sensitivity import (
+    STATISTICS,
+    Grouping,
+    ScoreHistogram,
+    Scores,
+    SensitivityMetric,
+    Summary,
+    scores,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointSeries",
-    "Grouping",
     "Measured",
     "Profile",
     "Row",
@@ -35,8 +41,6 @@ __all__ = [
     "sensitivity",
 ]
 
-STATISTICS = ("mean", "p50", "p99")
-"""What a table says of the scores of a row."""
 # Part of every key: raised when a record or what is measured changes.
 _VERSION: Final = 2
 
@@ -291,30 +295,6 @@ def _measure(
             record.close_block(block)
     order = [spec.name for spec in weights]
     return {metric: record.finish(order) for metric, record in records.items()}
-
-
-class Grouping(StrEnum):
-    """What a row stands for."""
-
-    TENSOR = "tensor"
-    BLOCK = "block"
-    LAYER_TYPE = "layer_type"
-
-    @classmethod
-    def parse(cls, name: str) -> Grouping:
-        """Return the grouping of a name.
-
-        Raises
-        ------
-        InputError
-            There is no such grouping.
-        """
-        try:
-            return cls(name)
-        except ValueError:
-            raise InputError(
-                f"there is no grouping '{name}'", remedy=f"choose one of {', '.join(cls)}"
-            ) from None
 
 
 class Row(NamedTuple):

@@ -14,6 +14,7 @@ from inshrink_core.cli.output import write_document
 from inshrink_core.cli.showing import show_facts, show_table
 from inshrink_core.cli.values import choose_steps
 from inshrink_core.errors import ExistsError, InputError
+from inshrink_core.sensitivity import STATISTICS, Grouping, SensitivityMetric
 from inshrink_core.text import UNKNOWN, printable, steps_in_short
 
 if TYPE_CHECKING:
@@ -28,9 +29,8 @@ EXAMPLE = (
     "$ inshrink sensitivity runs/digits --metric update --csv update.csv"
 )
 
-METRICS = ("magnitude", "taylor", "fisher", "update")
-GROUPINGS = ("tensor", "block", "layer_type")
-STATISTICS = ("mean", "p50", "p99")
+METRICS = tuple(map(str, SensitivityMetric))
+GROUPINGS = tuple(map(str, Grouping))
 
 _SOURCES = {"gradient": "recorded gradients", "exp_avg": "Adam's first moment, in place of the gradient"}
 

@@ -8,7 +8,7 @@ import streamlit as st
 from inshrink_app import services
 from inshrink_app.pages.search import editor as search_editor
 from inshrink_app.services import ExportRequest
-from inshrink_app.widgets.choices import one_of_few, one_of_many
+from inshrink_app.widgets.choices import ends_of_range, one_of_few, one_of_many
 from inshrink_app.widgets.codecs import LABELS, ask_for_knob
 from inshrink_app.widgets.formatting import count_text
 from inshrink_app.widgets.tables import Subject
@@ -55,13 +55,7 @@ def _range(shown: Subject) -> tuple[int, ...]:
     if len(shown.steps) < 2:
         st.caption("The run has one checkpoint.")
         return shown.steps
-    first, last = st.select_slider(
-        "From and to",
-        shown.steps,
-        value=(shown.steps[0], shown.steps[-1]),
-        format_func=count_text,
-        key="export.range",
-    )
+    first, last = ends_of_range("export", shown.steps)
     stride = st.number_input(
         "Every n-th checkpoint",
         1,

@@ -6,9 +6,8 @@ import math
 
 import streamlit as st
 from inshrink_app.services import SearchRequest
-from inshrink_app.widgets.choices import one_of_few, one_of_many
+from inshrink_app.widgets.choices import ends_of_range, one_of_few, one_of_many
 from inshrink_app.widgets.codecs import LABELS, STRATEGIES
-from inshrink_app.widgets.formatting import count_text
 from inshrink_app.widgets.tables import Subject
 
 __all__ = ["show"]
@@ -83,16 +82,7 @@ def _limits(goal: str) -> tuple[float, float, float]:
             help="No restored step may be worse than its original by more.",
         )
     elif goal == "divergence":
-        divergence = st.number_input(
-            "Divergence allowed, nats",
-            0.0,
-            100.0,
-            0.003,
-            0.001,
-            format="%.4f",
-            key="search.divergence",
-            help="Mean KL divergence of the restored step's predictions from the original's.",
-        )
+        divergence = _divergence("search.divergence")
     else:
         ratio = st.number_input(
             "Target ratio of the weights",
@@ -121,6 +111,11 @@ def _beside() -> float | None:
         return None
     if chosen == "none":
         return math.inf
+    return _divergence("search.beside.value")
+
+
+def _divergence(key: str) -> float:
+    """Draw a bound on the divergence."""
     return st.number_input(
         "Divergence allowed, nats",
         0.0,
@@ -128,7 +123,7 @@ def _beside() -> float | None:
         0.003,
         0.001,
         format="%.4f",
-        key="search.beside.value",
+        key=key,
         help="Mean KL divergence of the restored step's predictions from the original's.",
     )
 
@@ -144,11 +139,5 @@ def _steps(shown: Subject) -> tuple[int, ...]:
         return shown.steps[-_RECENT:]
     if which == "all":
         return shown.steps
-    first, last = st.select_slider(
-        "From and to",
-        shown.steps,
-        value=(shown.steps[0], shown.steps[-1]),
-        format_func=count_text,
-        key="search.range",
-    )
+    first, last = ends_of_range("search", shown.steps)
     return tuple(step for step in shown.steps if first <= step <= last)

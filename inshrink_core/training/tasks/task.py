@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
-from inshrink_core.plugins import plugins
+from inshrink_core.plugins import plugin, plugins
 
 if TYPE_CHECKING:
     import torch
@@ -114,8 +114,9 @@ def find_task(name: str) -> tuple[Task, str]:
     >>> task.metric, identity
     ('val_loss', 'char-gpt/1')
     """
-    if name in plugins(_GROUP):
-        task = _make(plugins(_GROUP)[name].load(), name, f"the task '{name}'")
+    point = plugin(_GROUP, name)
+    if point is not None:
+        task = _make(point.load(), name, f"the task '{name}'")
         return task, f"{task.name}/{task.version}"
     path_text, colon, attribute = name.rpartition(":")
     path = Path(path_text)
