@@ -45,7 +45,7 @@ def _digits_batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return digits.distort(images[index], generator), labels[index]
 
 
-def _cnn(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> Recipe:
+def cnn_recipe(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> Recipe:
     """Return the CNN's training under one optimizer."""
     return Recipe(
         seed=11,
@@ -64,7 +64,7 @@ def _cnn(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> Recipe:
 
 def cnn_adamw() -> Path:
     """Return the folder of the CNN trained with AdamW."""
-    recipe = _cnn(
+    recipe = cnn_recipe(
         lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.05)
     )
     return train(recipe, DATA / "cnn-adamw")
@@ -72,7 +72,7 @@ def cnn_adamw() -> Path:
 
 def cnn_sgd() -> Path:
     """Return the folder of the CNN trained with SGD."""
-    recipe = _cnn(
+    recipe = cnn_recipe(
         lambda model: torch.optim.SGD(
             model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4
         )

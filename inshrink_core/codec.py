@@ -33,6 +33,7 @@ __all__ = [
     "PRUNED",
     "QUANTIZED",
     "AnyCodec",
+    "BaseReference",
     "Codec",
     "Decoded",
     "Encoded",
@@ -222,6 +223,35 @@ class ShapedReference(TensorReference):
         return self.decoded()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BaseReference(TensorReference):
+    """The values of a base model, for the first frame of a fine-tuning: no state of any codec.
+
+    A codec with `Codec.uses_base` gets it in the place of a state, in `Codec.encode` and in `Codec.decode`
+    with the same values. Whatever it derives from them must be the same bits on every device.
+
+    Parameters
+    ----------
+    read
+        Reads the tensor, in the dtype and shape of the spec, on the CPU; each time anew.
+    """
+
+    read: Callable[[], Tensor]
+
+    def decoded(self) -> Tensor:
+        """Return the tensor."""
+        return self.read()
+
+    def decoded_anew(self) -> Tensor:
+        """Return the tensor, one that the caller may write to."""
+        return self.read()
+
+    @property
+    def nbytes(self) -> int:
+        """Nothing is held."""
+        return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInput:
     """One tensor to encode, and what the encoder may look at beside it. Never needed for decoding.
@@ -330,6 +360,9 @@ class Codec(ABC, Generic[_Plan, _State]):
     uses_restored: ClassVar[bool] = False
     """Whether `encode` looks at `TensorInput.restored`, which costs a decoding."""
 
+    uses_base: ClassVar[bool] = False
+    """Whether `encode` and `decode` take a `BaseReference`, and make smaller blocks with it."""
+
     covers_masters: ClassVar[bool] = False
     """Whether its rule for weights holds for master weights too; else they are stored exactly."""
 
@@ -422,7 +455,8 @@ class Codec(ABC, Generic[_Plan, _State]):
         plan
             What `plan` returned for this frame.
         reference
-            State after the previous frame, from any codec; None in a keyframe.
+            State after the previous frame, from any codec; None in a keyframe, or a `BaseReference` where
+            the codec `uses_base`.
 
         Returns
         -------

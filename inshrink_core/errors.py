@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "BaseModelError",
     "CheckFailedError",
     "ConfigError",
     "DamagedError",
@@ -131,6 +132,10 @@ class NotFoundError(InputError, KeyError):
 
 class ExistsError(InputError):
     """The target exists already and would be overwritten."""
+
+
+class BaseModelError(InputError):
+    """Give the base model: a step is told against it, and it is not there, or is another one."""
 
 
 class StepConflictError(InputError):

@@ -17,6 +17,7 @@ from inshrink_core.errors import DamagedError, IncompatibleError
 from inshrink_core.frame import FrameInfo, FrameKind
 
 __all__ = [
+    "EXTERNAL_VERSION",
     "FORMAT_VERSION",
     "FRAME",
     "FRAME_FOLDER",
@@ -37,6 +38,11 @@ __all__ = [
 
 FORMAT_VERSION: Final = 1
 """Version this module writes, in frames and manifests; it reads every version up to it."""
+
+EXTERNAL_VERSION: Final = 2
+"""Version of a frame with flags: older readers refuse it, and no other frame is written with it."""
+
+_EXTERNAL_FLAG: Final = 1
 
 FRAME_MAGIC: Final = b"INSHRNKF"
 MANIFEST_MAGIC: Final = b"INSHRNKM"
@@ -151,13 +157,14 @@ def is_sealed(data: bytes, nbytes: int, *chunks: bytes) -> bool:
     return bool(_CRC.unpack_from(data, nbytes)[0] == crc32c(*chunks, data[:nbytes]))
 
 
-def check_version(version: int, where: str, made: str = "written") -> None:
+def check_version(version: int, where: str, made: str = "written", newest: int | None = None) -> None:
     """Refuse a file of a newer format, and one of the format 0, which there is not."""
-    if version > FORMAT_VERSION:
+    newest = FORMAT_VERSION if newest is None else newest
+    if version > newest:
         raise IncompatibleError(
             f"it was {made} by a newer version of Inshrink",
             where=where,
-            expected=f"format version {FORMAT_VERSION} or older",
+            expected=f"format version {newest} or older",
             found=f"{version}",
             remedy="upgrade Inshrink",
         )
@@ -166,7 +173,10 @@ def check_version(version: int, where: str, made: str = "written") -> None:
 
 
 class FrameHeader(NamedTuple):
-    """The first bytes of a frame file: what the frame is, without its blocks."""
+    """The first bytes of a frame file: what the frame is, without its blocks.
+
+    `external` says that decoding it needs what the archive does not hold.
+    """
 
     archive_id: bytes
     frame_id: bytes
@@ -175,14 +185,15 @@ class FrameHeader(NamedTuple):
     kind: FrameKind
     branch: int
     generation: int
+    external: bool = False
 
     def pack(self) -> bytes:
         """Return the 88 bytes."""
         fields = _FRAME_FIELDS.pack(
             FRAME_MAGIC,
-            FORMAT_VERSION,
+            EXTERNAL_VERSION if self.external else FORMAT_VERSION,
             _KIND_CODES[self.kind],
-            0,
+            _EXTERNAL_FLAG if self.external else 0,
             self.branch,
             self.archive_id,
             self.frame_id,
@@ -218,20 +229,20 @@ class FrameHeader(NamedTuple):
             raise damaged("this is not a frame: the magic is wrong", where)
         if not is_sealed(data, _FRAME_FIELDS.size):
             raise damaged("the checksum of the frame's header does not match", where)
-        check_version(version, where)
+        check_version(version, where, newest=EXTERNAL_VERSION)
         parent = None if parent_id == NO_ID else parent_id
         sound = (
             kind in _KINDS
-            and flags == 0
+            and flags == (_EXTERNAL_FLAG if version == EXTERNAL_VERSION else 0)
             and reserved == 0
             and frame_id not in (NO_ID, parent_id)
             and step >= 0
             and 1 <= generation <= MAX_GENERATION
-            and (parent is not None or _KINDS[kind] is FrameKind.KEYFRAME)
+            and ((parent is not None and not flags) or _KINDS[kind] is FrameKind.KEYFRAME)
         )
         if not sound:
             raise damaged("a field of the frame's header is out of range", where)
-        return cls(archive_id, frame_id, parent, step, _KINDS[kind], branch, generation)
+        return cls(archive_id, frame_id, parent, step, _KINDS[kind], branch, generation, bool(flags))
 
     def info(self, nbytes: int, digest: bytes = b"") -> FrameInfo:
         """Return the frame as the archive lists it; an empty digest is one that is not known."""

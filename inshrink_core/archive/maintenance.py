@@ -118,7 +118,9 @@ class Rewrite:
         if self._old:
             writer.write_manifest(manifest, _FAILED)
 
-    def begin(self, frame_id: bytes, *, kind: FrameKind, parent_id: bytes | None) -> FrameWriter:
+    def begin(
+        self, frame_id: bytes, *, kind: FrameKind, parent_id: bytes | None, external: bool = False
+    ) -> FrameWriter:
         """Start the new version of a frame.
 
         Parameters
@@ -129,6 +131,8 @@ class Rewrite:
             Keyframe or delta.
         parent_id
             The frame it continues from: its parent, or a nearer ancestor that stays.
+        external
+            Whether decoding a keyframe needs what the archive does not hold.
 
         Raises
         ------
@@ -141,7 +145,9 @@ class Rewrite:
             raise InputError(f"frame {frame_id.hex()} is not to be rewritten", where=str(self._root))
         old, archive_id = self._old[frame_id], self._writer.manifest.archive_id
         generation = self._generations[frame_id]
-        header = FrameHeader(archive_id, frame_id, parent_id, old.step, kind, old.branch, generation)
+        header = FrameHeader(
+            archive_id, frame_id, parent_id, old.step, kind, old.branch, generation, external
+        )
         parent = None
         if kind is FrameKind.DELTA and parent_id is not None:
             parent = _inheriting_nothing(self._writer.reader.resolved_index(parent_id).meta)

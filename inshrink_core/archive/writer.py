@@ -148,7 +148,13 @@ class ArchiveWriter:
         return replace(frame, digest=file_digest(LocalStorage(self._root), frame.path))
 
     def begin(
-        self, *, step: int, kind: FrameKind | str, parent_id: bytes | None, branch: int = 0
+        self,
+        *,
+        step: int,
+        kind: FrameKind | str,
+        parent_id: bytes | None,
+        branch: int = 0,
+        external: bool = False,
     ) -> FrameWriter:
         """Start a frame.
 
@@ -162,6 +168,8 @@ class ArchiveWriter:
             The frame it continues from, which a delta takes as its reference; None for a first frame.
         branch
             0 for the first line of training; a continuation from an earlier frame opens the next.
+        external
+            Whether decoding a keyframe needs what the archive does not hold.
 
         Raises
         ------
@@ -179,6 +187,8 @@ class ArchiveWriter:
             raise InputError("the archive is closed", where=str(self._root))
         if kind is FrameKind.DELTA and parent_id is None:
             raise InputError("a delta frame needs a parent", where=str(self._root))
+        if kind is FrameKind.DELTA and external:
+            raise InputError("only a keyframe needs what is outside of the archive", where=str(self._root))
         generation = self._manifest.next_generation
         if generation > MAX_GENERATION:
             raise InputError("the archive has used up its generations", where=str(self._root))
@@ -190,7 +200,7 @@ class ArchiveWriter:
             parent = self.reader.resolved_index(parent_id)
         archive_id = self._manifest.archive_id
         frame_id = derive_frame_id(archive_id, parent_id, step, branch, generation)
-        header = FrameHeader(archive_id, frame_id, parent_id, step, kind, branch, generation)
+        header = FrameHeader(archive_id, frame_id, parent_id, step, kind, branch, generation, external)
         self._frame = FrameWriter(self._root, header, parent, self._publish, self._release_frame)
         return self._frame
 

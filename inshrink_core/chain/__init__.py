@@ -2,6 +2,7 @@
 
 from inshrink_core.chain.append import Appended, ChainWriter
 from inshrink_core.chain.archive import Archive
+from inshrink_core.chain.base import BaseFinder, BaseLike, BaseModel, BaseRecord, open_base
 from inshrink_core.chain.config import (
     OPTIMIZER_CHOICES,
     ChainConfig,
@@ -32,6 +33,10 @@ __all__ = [
     "Appended",
     "Archive",
     "ArchiveSize",
+    "BaseFinder",
+    "BaseLike",
+    "BaseModel",
+    "BaseRecord",
     "ChainConfig",
     "ChainWriter",
     "DamagedOriginal",
@@ -53,6 +58,7 @@ __all__ = [
     "exactness_of",
     "frame_size",
     "is_exact",
+    "open_base",
     "optimizer_of",
     "original_checks",
     "parse_overrides",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain.archive import Archive
+from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_codec
 from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.encoder import FrameEncoder, Standing
 from inshrink_core.chain.meta import ORIGINALS
@@ -22,7 +24,7 @@ from inshrink_core.chain.parts import (
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
-from inshrink_core.codec import TensorReference, get_codec
+from inshrink_core.codec import BaseReference, TensorReference, get_codec
 from inshrink_core.formats.source import FileSource
 from inshrink_core.frame import FrameInfo, FrameKind
 
@@ -61,6 +63,13 @@ class ChainWriter:
         The branch new frames belong to.
     restored
         The frame that training was last restored from; by default what the parent says of it.
+    base
+        The base model that the archive's first frame is told against.
+
+    Raises
+    ------
+    ConfigError
+        The codec cannot encode against a base model.
 
     Notes
     -----
@@ -78,17 +87,20 @@ class ChainWriter:
         parent: FrameInfo | None = None,
         branch: int | None = None,
         restored: FrameInfo | None = None,
+        base: BaseModel | None = None,
     ) -> None:
-        self.writer = writer
+        if base is not None:
+            require_base_codec(config.config)
+        self.writer, self.base = writer, base
         self.config = config
         self.parent = parent if parent is not None else writer.reader.head
         self.branch = branch if branch is not None else (self.parent.branch if self.parent else 0)
         # Of the parent, as are the parts: what is recalled from the archive is recalled from there.
         self._references: dict[str, TensorReference] | None = None
         self._parts: dict[str, bytes] | None = None
-        self._archive = Archive(writer.reader)
-        self._meta: Mapping[str, Any] = self._archive.frame(self.parent).meta if self.parent else {}
-        self._start = _Start(self._archive, restored if restored is not None else self._restored_before())
+        self.archive = Archive(writer.reader, bases=BaseFinder(writer.reader.path, base))
+        self._meta: Mapping[str, Any] = self.archive.frame(self.parent).meta if self.parent else {}
+        self._start = _Start(self.archive, restored if restored is not None else self._restored_before())
         self._since_keyframe: int | None = None
         self._keyframe_rate = 1.0
 
@@ -104,12 +116,20 @@ class ChainWriter:
         self._load_parent()
         return self.parent is None or (self._since_keyframe or 0) + 1 >= self.config.keyframe_every
 
-    def standing(self, *, keyframe: bool) -> Standing:
-        """Return what the next frame is encoded against; nothing for a keyframe, but what is remembered."""
-        self._load_parent()
-        return self._standing({} if keyframe else dict(self._references or {}))
+    def standing(self, *, keyframe: bool, specs: Iterable[TensorSpec] = ()) -> Standing:
+        """Return what the next frame is encoded against.
 
-    def _standing(self, references: dict[str, TensorReference]) -> Standing:
+        Of a keyframe nothing, but what is remembered, and for the first one the base model's values of
+        some tensors.
+        """
+        self._load_parent()
+        return self._standing(self._based(specs) if keyframe else dict(self._references or {}))
+
+    def _based(self, specs: Iterable[TensorSpec]) -> dict[str, BaseReference]:
+        """Return the base model's values for a keyframe: the archive's first is told against them."""
+        return {} if self.base is None or self.parent is not None else self.base.references(specs)
+
+    def _standing(self, references: Mapping[str, TensorReference]) -> Standing:
         start = self._start.frame
         return Standing(
             references=references,
@@ -161,11 +181,12 @@ class ChainWriter:
         self._references, self._parts = {}, {}
         if self.parent is None:
             return
-        archive = self._archive
+        archive = self.archive
         chain = archive.reader.chain(self.parent.frame_id)
         keyframe = frame_size(archive, chain[0])
         self._since_keyframe = len(chain) - 1
-        self._keyframe_rate = sum(row.nbytes for row in keyframe.tensors) / max(1, keyframe.raw_total)
+        held = sum(row.nbytes for row in keyframe.tensors)
+        self._keyframe_rate = _rate_of(held, keyframe.raw_total, based=keyframe.base is not None)
         checkpoint, frame = archive.checkpoint(self.parent), archive.frame(self.parent)
         lossless = get_codec("lossless")
         for spec in checkpoint.specs:
@@ -185,7 +206,7 @@ class ChainWriter:
         def decode() -> Tensor:
             if self.parent is None:
                 raise RuntimeError("a state is asked for before its frame was committed")
-            return self._archive.decode(self.parent, spec.key)[0]
+            return self.archive.decode(self.parent, spec.key)[0]
 
         return RecalledReference(origin=origin, decode=decode)
 
@@ -205,10 +226,13 @@ class ChainWriter:
         squared_error = squared_norm = 0.0
         nbytes = 0
         parent_id = self.parent.frame_id if self.parent else None
-        with self.writer.begin(step=stored.step, kind=kind, parent_id=parent_id, branch=self.branch) as frame:
-            memory, results = FrameEncoder(self.config).encode(
-                whole, self._handed_over(delta=delta), stored.specs
-            )
+        based = {} if delta else self._based(stored.specs)
+        with self.writer.begin(
+            step=stored.step, kind=kind, parent_id=parent_id, branch=self.branch, external=bool(based)
+        ) as frame:
+            states = self._handed_over()
+            standing = self._standing(states if delta else based)
+            memory, results = FrameEncoder(self.config).encode(whole, standing, stored.specs)
             for result in results:
                 block = result.block
                 frame.add(
@@ -232,22 +256,33 @@ class ChainWriter:
                 meta["memory"] = memory
             if self._start.frame is not None:
                 meta["restored"] = self._start.frame.frame_id
+            if self.base is not None and based:
+                meta[BASE] = self.base.record(stored.specs, based, Path(self.writer.reader.path))
             info = frame.commit(meta)
         if delta:
             self._since_keyframe = (self._since_keyframe or 0) + 1
         else:
-            self._since_keyframe, self._keyframe_rate = 0, nbytes / max(1, stored.raw_bytes())
+            self._since_keyframe = 0
+            self._keyframe_rate = _rate_of(nbytes, stored.raw_bytes(), based=bool(based))
         self.parent, self._meta, self._references, self._parts = info, meta, references, parts
         return Appended(info, squared_error, squared_norm)
 
-    def _handed_over(self, *, delta: bool) -> Standing:
-        """Return what the frame is encoded against, and keep nothing of it.
+    def _handed_over(self) -> dict[str, TensorReference]:
+        """Return the states that a delta frame is encoded against, and keep nothing of them.
 
         One set of states is held so, not two; until the frame is committed there is no state to go back to
         but the archive's.
         """
         references, self._references = self._references or {}, None
-        return self._standing(references if delta else {})
+        return references
+
+
+def _rate_of(nbytes: int, raw: int, *, based: bool) -> float:
+    """Return what a keyframe takes per raw byte: a delta has to be smaller.
+
+    One told against a base model says nothing of what another keyframe would take.
+    """
+    return 1.0 if based else nbytes / max(1, raw)
 
 
 class _Start:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from inshrink_core.archive import ArchiveReader, FrameReader
+from inshrink_core.archive.layout import damaged
+from inshrink_core.chain.base import BASE, BaseFinder, BaseRecord, open_base
 from inshrink_core.chain.meta import check_meta
 from inshrink_core.chain.needs import decoding_nbytes, spec_of
 from inshrink_core.chain.parts import (
@@ -28,13 +30,14 @@ from inshrink_core.checkpoint import (
 from inshrink_core.codec import codec_for_block
 from inshrink_core.errors import DamagedError, MissingFrameError, NotFoundError
 from inshrink_core.execution import Limits
-from inshrink_core.frame import Block, BlockEntry, FrameInfo
+from inshrink_core.frame import Block, BlockEntry, FrameInfo, FrameKind
 
 if TYPE_CHECKING:
     import os
 
     from torch import Tensor
 
+    from inshrink_core.chain.base import BaseLike
     from inshrink_core.codec import TensorReference
 
 __all__ = ["Archive"]
@@ -78,6 +81,8 @@ class Archive(Mapping[int, Checkpoint]):
     limits
         What decoding may take; by default the memory that is available. Checked before anything is
         allocated, for every tensor and part, whoever asks.
+    bases
+        Where base models come from; by default from where the archive says they lay.
 
     Examples
     --------
@@ -91,28 +96,44 @@ class Archive(Mapping[int, Checkpoint]):
     """
 
     def __init__(
-        self, reader: ArchiveReader, *, keep_state: bool = False, limits: Limits | None = None
+        self,
+        reader: ArchiveReader,
+        *,
+        keep_state: bool = False,
+        limits: Limits | None = None,
+        bases: BaseFinder | None = None,
     ) -> None:
         self.reader = reader
+        self.bases = BaseFinder(reader.path) if bases is None else bases
         self.limits = Limits() if limits is None else limits
         self.path = Path(reader.path)
         self._states: dict[str, _State] | None = {} if keep_state else None
         self._parts: dict[tuple[bytes, str], bytes] = {}
         self._frames: OrderedDict[tuple[bytes, int], FrameReader] = OrderedDict()
+        self._records: dict[tuple[bytes, int], BaseRecord] = {}
         self._lock = threading.Lock()
         self._held = self._granted = 0
         self._described: dict[FrameInfo, Checkpoint] = {}
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Archive:
+    def open(cls, path: str | os.PathLike[str], *, base: BaseLike | None = None) -> Archive:
         """Open an archive for reading; reads its manifest alone.
+
+        Parameters
+        ----------
+        path
+            The archive.
+        base
+            The base model that its first frame is told against (`inshrink_core.chain.open_base`); by
+            default it is looked for where it lay, and used only if it is the same.
 
         Raises
         ------
         NotFoundError, IncompatibleError, DamagedError
             There is no archive, or it cannot be read.
         """
-        return cls(ArchiveReader.open(path))
+        reader = ArchiveReader.open(path)
+        return cls(reader, bases=BaseFinder(reader.path, None if base is None else open_base(base)))
 
     def sequential(self) -> Archive:
         """Return a view for reading the steps in order: each frame is decoded once."""
@@ -124,8 +145,9 @@ class Archive(Mapping[int, Checkpoint]):
 
     def _view(self, *, keep_state: bool, limits: Limits) -> Archive:
         """Return another view, for which the frames that are open need not be opened again."""
-        view = Archive(self.reader, keep_state=keep_state, limits=limits)
+        view = Archive(self.reader, keep_state=keep_state, limits=limits, bases=self.bases)
         view._frames, view._described, view._lock = self._frames, self._described, self._lock
+        view._records = self._records
         return view
 
     @property
@@ -202,9 +224,23 @@ class Archive(Mapping[int, Checkpoint]):
 
     def _opened(self, info: FrameInfo) -> FrameReader:
         """Open a frame and check what it says of itself, so that nobody else need to."""
-        frame = self.reader.frame(info.frame_id)
-        check_meta(frame.meta, self.where(info))
+        frame, where = self.reader.frame(info.frame_id), self.where(info)
+        meta = frame.meta
+        check_meta(meta, where)
+        # One that was re-keyed stands alone; the key stays because frames after it are told against its meta.
+        if BASE in meta and meta.get("rekeyed") != info.frame_id:
+            if frame.info.kind is not FrameKind.KEYFRAME:
+                raise damaged("a delta frame names a base model", where)
+            record = BaseRecord.of(meta[BASE], frame.entries, where)
+            self._records[frame.info.frame_id, frame.info.generation] = record
         return frame
+
+    def base_of(self, info: FrameInfo) -> BaseRecord | None:
+        """Return what a frame says of the base model it is told against itself; None for most frames."""
+        if info.kind is not FrameKind.KEYFRAME:
+            return None
+        frame = self.frame(info)
+        return self._records.get((frame.info.frame_id, frame.info.generation))
 
     def checkpoint(self, info: FrameInfo) -> Checkpoint:
         """Return the checkpoint of one frame; values are decoded when asked for."""
@@ -283,6 +319,8 @@ class Archive(Mapping[int, Checkpoint]):
             except NotFoundError:
                 tensor, reference = None, None
                 continue
+            if link.kind is FrameKind.KEYFRAME:
+                reference = self._base_reference(link, entry)
             tensor, reference = self._decode_entry(link, frame, entry, reference)
         if tensor is None or reference is None:
             raise NotFoundError(f"no tensor '{key}'", where=self.where(info))
@@ -292,6 +330,14 @@ class Archive(Mapping[int, Checkpoint]):
                 self._states[key] = _State(info.frame_id, tensor, reference)
                 self._held += _state_nbytes(tensor) - (0 if before is None else _state_nbytes(before.tensor))
         return tensor, reference
+
+    def _base_reference(self, info: FrameInfo, entry: BlockEntry) -> TensorReference | None:
+        """Return the base model's values where a keyframe's block is told against them."""
+        record = self._records.get((info.frame_id, info.generation))
+        if record is None or entry.key not in record.tensors:
+            return None
+        where = f"{self.where(info)}, tensor '{entry.key}'"
+        return self.bases.reference(record, spec_of(entry, where), where)
 
     def _require(self, nbytes: int, what: str, where: str) -> None:
         """Refuse what would take more memory than there is, beside what is held already.

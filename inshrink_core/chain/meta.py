@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inshrink_core.archive.layout import damaged
+from inshrink_core.chain.base import BASE, is_base_record
 from inshrink_core.errors import clipped
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "content": _is_id,
     "restored": _is_id,
     "rekeyed": _is_id,
+    BASE: is_base_record,
     "source": lambda value: _is_list_of(value, _is_id) and len(value) == 2,
 }
 """The keys that are read (docs/format.md); others may hold anything."""

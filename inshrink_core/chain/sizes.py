@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from inshrink_core.chain.archive import Archive
+from inshrink_core.chain.base import BaseRecord
 from inshrink_core.chain.config import is_exact
 from inshrink_core.chain.needs import spec_of
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
@@ -49,12 +50,15 @@ class FrameSize:
         Blocks of the rest: skeletons, side files, layout.
     overhead_nbytes
         Header, index, trailer and padding. Counts wholly to the weights.
+    base
+        The base model that the frame is told against, which these bytes do without.
     """
 
     info: FrameInfo
     tensors: tuple[TensorSize, ...]
     parts_nbytes: int
     overhead_nbytes: int
+    base: BaseRecord | None = None
 
     @property
     def raw_weights(self) -> int:
@@ -102,6 +106,11 @@ class ArchiveSize:
 
     frames: tuple[FrameSize, ...]
     manifest_nbytes: int
+
+    @property
+    def base(self) -> BaseRecord | None:
+        """The base model without which some of the frames cannot be decoded; None where all can."""
+        return next((frame.base for frame in self.frames if frame.base is not None), None)
 
     @property
     def raw_weights(self) -> int:
@@ -152,6 +161,7 @@ def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
         ),
         parts_nbytes=sum(entry.nbytes for entry in frame.entries if entry.part),
         overhead_nbytes=frame.overhead_nbytes,
+        base=archive.base_of(info),
     )
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from inshrink_core.archive import ArchiveReader, Problem, check_archive
+from inshrink_core.archive import Problem, check_archive
 from inshrink_core.chain.archive import Archive
+from inshrink_core.chain.base import open_base
 from inshrink_core.chain.meta import OriginalChecks, original_checks
 from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
 from inshrink_core.chain.parts import content_digest, stored_view
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import os
 
     from torch import Tensor
+
+    from inshrink_core.chain.base import BaseLike
 
 __all__ = ["StepError", "Verification", "verify_archive"]
 
@@ -146,6 +149,7 @@ def verify_archive(
     done: StepDone | None = None,
     max_memory: int | None = None,
     max_disk: int | None = None,
+    base: BaseLike | None = None,
 ) -> Verification:
     """Check an archive.
 
@@ -164,6 +168,9 @@ def verify_archive(
         Bytes that decoding may take; by default what is available.
     max_disk
         Bytes that a restored step may take; by default any number, for nothing is written.
+    base
+        The base model that the archive's first frame is told against (`Archive.open`). Frames that
+        cannot be decoded without it are problems.
 
     Raises
     ------
@@ -179,11 +186,12 @@ def verify_archive(
     >>> inshrink_core.verify(target, deep=True, against=run).ok
     True
     """
+    model = None if base is None else open_base(base)
     found = check_archive(path)
     notes = tuple(problem for problem in found if problem.leftover)
     problems = [problem for problem in found if not problem.leftover]
     try:
-        archive = Archive(ArchiveReader.open(path), limits=Limits(max_memory=max_memory, max_disk=max_disk))
+        archive = Archive.open(path, base=model).limited(Limits(max_memory=max_memory, max_disk=max_disk))
     except DamagedError:
         return Verification(problems=tuple(problems), notes=notes, n_frames=0, deep=deep)
     frames = archive.reader.frames

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import Evaluating, MemoryLimit, Output, Reading, Steps, steps_of, verb
+from inshrink_core.cli.options import Based, Evaluating, MemoryLimit, Output, Reading, Steps, steps_of, verb
 from inshrink_core.cli.showing import show_facts, show_table
 from inshrink_core.text import nats, percent, plain, printable
 
@@ -42,6 +42,7 @@ def compare(
         bool,
         typer.Option("--gain", help="Measure too how much of each step's movement a restore would keep."),
     ] = False,
+    based: Based,
     reading: Reading,
     limit: MemoryLimit,
     out: Output,
@@ -51,7 +52,7 @@ def compare(
     from inshrink_core.verbs.compare import CheckedBounds
 
     bounds = CheckedBounds(max_drop=max_drop, max_divergence=max_divergence)
-    opened = inshrink_core.Archive.open(archive).limited(limit.limits())
+    opened = based.open(archive).limited(limit.limits())
     run = reading.open(against)
     with out.progress("compare", in_bytes=False) as progress:
         comparison = inshrink_core.compare(

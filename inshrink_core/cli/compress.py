@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inshrink_core.cli.options import (
+    BASE_METAVAR,
     BoundOptions,
     Computing,
     Evaluating,
@@ -20,8 +21,9 @@ from inshrink_core.cli.options import (
     steps_of,
     verb,
 )
-from inshrink_core.cli.showing import optimizer_text, promised_facts, show_facts
+from inshrink_core.cli.showing import base_text, named_ratio, optimizer_text, promised_facts, show_facts
 from inshrink_core.errors import InputError
+from inshrink_core.report import plain_value
 from inshrink_core.text import (
     UNKNOWN,
     count,
@@ -47,7 +49,8 @@ __all__ = ["EXAMPLE", "compress"]
 EXAMPLE = (
     "$ inshrink compress runs/digits -o digits.inshrink --coarseness 4\n"
     "$ inshrink compress runs/digits -o middle.inshrink --steps 100:500 --codec inshrinkerator --bins 16\n"
-    "$ inshrink compress runs/digits -o bounded.inshrink --max-drop 0.01 --evaluator judge.py:evaluate"
+    "$ inshrink compress runs/digits -o bounded.inshrink --max-drop 0.01 --evaluator judge.py:evaluate\n"
+    "$ inshrink compress runs/tuned -o tuned.inshrink --base models/pretrained.safetensors"
 )
 
 _WHY = {
@@ -126,6 +129,14 @@ def compress(
             metavar="STEP", help="The archived step that training was restored from: opens a branch there."
         ),
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar=BASE_METAVAR,
+            help="Of a fine-tuning, the model it began from: the first frame is told against it, and is "
+            "restored with it alone.",
+        ),
+    ] = None,
     bounds: BoundOptions,
     evaluating: Evaluating,
     computing: Computing,
@@ -148,8 +159,9 @@ def compress(
     if options["codec"] is None and any(value is not None for value in published):
         options["codec"] = "inshrinkerator"
     options |= {**vars(bounds), **vars(evaluating), **vars(computing), "allow_damaged": allow_damaged}
-    if resumed_from is not None:
-        options["resumed_from"] = resumed_from
+    options |= {
+        name: value for name, value in (("resumed_from", resumed_from), ("base", base)) if value is not None
+    }
     if watching.watch:
         if steps:
             raise InputError("--watch and --steps exclude each other", remedy="--until STEP ends a watch")
@@ -198,8 +210,9 @@ def _show(console: Console, report: CompressReport) -> None:
         ("codec", str(document["codec"])),
         ("optimizer state", optimizer_text(document["optimizer"], document["roles"])),
         ("frames", f"{count(len(frames))}  ({counted(keyframes, 'keyframe')})"),
-        ("ratio of everything", _total(document)),
-        ("ratio of the weights", ratio(document["ratio_weights"])),
+        ("base model", base_text(document["base"])),
+        (named_ratio("ratio of everything", document["base"]), _total(document)),
+        (named_ratio("ratio of the weights", document["base"]), ratio(document["ratio_weights"])),
         ("bits per weight", plain(document["bits_per_weight"])),
         ("relative error", _error(document)),
         *promised_facts(document),
@@ -237,7 +250,8 @@ def _show_watch(console: Console, report: WatchReport) -> None:
         facts += [
             ("frames", held),
             ("optimizer state", optimizer_text(optimizer, roles)),
-            ("ratio of everything", ratio(report.size.ratio_total)),
-            ("ratio of the weights", ratio(report.size.ratio_weights)),
+            ("base model", base_text(plain_value(report.size.base))),
+            (named_ratio("ratio of everything", report.size.base), ratio(report.size.ratio_total)),
+            (named_ratio("ratio of the weights", report.size.base), ratio(report.size.ratio_weights)),
         ]
     show_facts(console, facts)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inshrink_core.cli.options import Output, Reading, verb
+from inshrink_core.cli.options import Based, Output, Reading, verb
 from inshrink_core.cli.showing import show_table
 from inshrink_core.text import count, error_size, plain, printable
 
@@ -42,13 +42,14 @@ def diff(
     csv_file: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write a row a tensor there too.")
     ] = None,
+    based: Based,
     reading: Reading,
     out: Output,
 ) -> None:
     """Show what moved between two steps, tensor by tensor, the most first."""
     import inshrink_core
 
-    opened = reading.open_any(path)
+    opened = based.open_any(path, reading)
     with out.progress("diff") as progress:
         moved = inshrink_core.verbs.diff(opened, steps=steps, everything=everything, progress=progress)
     if csv_file is not None:

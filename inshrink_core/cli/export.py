@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import Limiting, Output, verb
+from inshrink_core.cli.options import Based, Limiting, Output, verb
 from inshrink_core.cli.showing import show_facts
 from inshrink_core.errors import InputError
 from inshrink_core.text import count, counted, duration, error_size, ratio, size, steps_in_short
@@ -64,6 +64,7 @@ def export(
         Path | None, typer.Option(metavar="DIR", help="Write the whole archive into a folder instead.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    based: Based,
     limiting: Limiting,
     out: Output,
 ) -> None:
@@ -91,7 +92,7 @@ def export(
         limits = limiting.limits()
         with out.progress("export") as progress:
             made = inshrink_core.verbs.export(
-                archive,
+                based.open(archive),
                 output,
                 step=step,
                 weights_only=weights_only,

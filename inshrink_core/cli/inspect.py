@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inshrink_core.cli.options import Output, Reading, verb
-from inshrink_core.cli.showing import optimizer_text, show_facts, show_notes, show_table
+from inshrink_core.cli.options import Based, Output, Reading, verb
+from inshrink_core.cli.showing import (
+    base_text,
+    named_ratio,
+    optimizer_text,
+    show_facts,
+    show_notes,
+    show_table,
+)
 from inshrink_core.errors import InputError
 from inshrink_core.text import UNKNOWN, count, counted, plain, printable, ratio, shape, size, steps_in_short
 
@@ -55,6 +62,7 @@ def inspect(
             help="With --gain, what a run is encoded with. (default: as for compress)",
         ),
     ] = None,
+    based: Based,
     reading: Reading,
     out: Output,
 ) -> None:
@@ -70,6 +78,7 @@ def inspect(
             against=reading.open(against) if against is not None else None,
             **_variant(codec),
             progress=progress,
+            base=based.base,
             **vars(reading),
         )
     out.present(found, lambda console, inventory: _show(console, path, inventory, tensors))
@@ -131,8 +140,9 @@ def _facts(path: str, facts: Mapping[str, Any], archived: bool) -> list[tuple[st
             ("optimizer state", optimizer_text(facts["optimizer"], facts["roles"])),
             ("raw", size(facts["raw_bytes"])),
             ("archive", size(facts["archive_bytes"])),
-            ("ratio of everything", ratio(facts["ratio_total"])),
-            ("ratio of the weights", ratio(facts["ratio_weights"])),
+            ("base model", base_text(facts["base"])),
+            (named_ratio("ratio of everything", facts["base"]), ratio(facts["ratio_total"])),
+            (named_ratio("ratio of the weights", facts["base"]), ratio(facts["ratio_weights"])),
             ("bits per weight", plain(facts["bits_per_weight"])),
             ("checksums of the originals", printable(facts["originals"]["text"])),
         ]

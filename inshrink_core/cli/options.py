@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run
 
 __all__ = [
+    "BASE_METAVAR",
     "STEPS_HELP",
+    "Based",
     "BoundOptions",
     "Computing",
     "Evaluating",
@@ -43,6 +45,8 @@ __all__ = [
 ]
 
 STEPS_HELP = "A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be repeated."
+
+BASE_METAVAR = "FILE|DIRECTORY|ARCHIVE@STEP"
 
 _KEYFRAME_EVERY = 32
 """Where neither the command line nor a file says it."""
@@ -136,12 +140,31 @@ class Reading:
             )
         return formats.open_run(path, step_pattern=self.step_pattern, follow_links=self.follow_links)
 
-    def open_any(self, path: str) -> Run | Archive:
-        """Open a run or an archive."""
-        from inshrink_core.archive import is_archive
+
+@dataclass(frozen=True)
+class Based:
+    """The base model that an archive's first frame is told against."""
+
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar=BASE_METAVAR,
+            help="The base model that the archive's first frame is told against."
+            " (default: what lies where it lay, if it is the same)",
+        ),
+    ] = None
+
+    def open(self, path: str | Path) -> Archive:
+        """Open an archive."""
         from inshrink_core.chain import Archive
 
-        return Archive.open(path) if is_archive(path) else self.open(path)
+        return Archive.open(path, base=self.base)
+
+    def open_any(self, path: str, reading: Reading) -> Run | Archive:
+        """Open a run or an archive."""
+        from inshrink_core.archive import is_archive
+
+        return self.open(path) if is_archive(path) else reading.open(path)
 
 
 def steps_of(opened: _Stepped, texts: Sequence[str] | None) -> tuple[int, ...] | None:

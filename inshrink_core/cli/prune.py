@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import STEPS_HELP, Output, verb
+from inshrink_core.cli.options import STEPS_HELP, Based, Output, verb
 from inshrink_core.cli.showing import show_facts
 from inshrink_core.cli.values import choose_steps
 from inshrink_core.errors import InputError
@@ -51,6 +51,13 @@ def prune(
             "--smallest", help="Keep further steps where re-keying those that need them would take more."
         ),
     ] = False,
+    stand_alone: Annotated[
+        bool,
+        typer.Option(
+            "--stand-alone",
+            help="Make keyframes of frames that are told against a base model; by itself, keep every step.",
+        ),
+    ] = False,
     forget: Annotated[
         bool,
         typer.Option(
@@ -59,6 +66,7 @@ def prune(
             "goes alone.",
         ),
     ] = False,
+    based: Based,
     apply: Annotated[
         bool, typer.Option("--apply", help="Do it. Without this nothing is changed, and the plan is shown.")
     ] = False,
@@ -69,7 +77,7 @@ def prune(
     from inshrink_core.verbs.prune import forget_missing
 
     if forget:
-        if keep_every or keep_last or keep or drop_branches or smallest:
+        if keep_every or keep_last or keep or drop_branches or smallest or stand_alone:
             raise InputError("--forget-missing goes alone", remedy="prune by rules afterwards")
         out.present(forget_missing(archive, apply=apply), _show_forgotten)
         return
@@ -85,6 +93,8 @@ def prune(
             keep=steps or (),
             drop_branches=drop_branches,
             smallest=smallest,
+            stand_alone=stand_alone,
+            base=based.base,
             apply=apply,
             progress=progress,
         )
@@ -110,7 +120,7 @@ def _show_forgotten(console: Console, report: ForgetReport) -> None:
 def _show(console: Console, report: PruneReport) -> None:
     """Print what goes and what stays, and what that frees."""
     plan = report.plan
-    done = report.applied and bool(plan.removed)
+    done = report.applied and bool(plan.removed or plan.rekeyed)
     verbs = ("removed", "re-keyed") if done else ("would remove", "would re-key")
     about = "" if done or not plan.rekeyed else "about "
     facts = [
@@ -130,7 +140,7 @@ def _show(console: Console, report: PruneReport) -> None:
             f"note: re-keyed steps take {size(-report.freed)} more than what goes; "
             "--smallest keeps steps where that is smaller"
         )
-    if not plan.removed:
+    if not (plan.removed or plan.rekeyed):
         console.print("nothing to remove")
     elif not report.applied:
         console.print("nothing was changed: add --apply to do it")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import STEPS_HELP, Limiting, Output, Threads, verb
+from inshrink_core.cli.options import STEPS_HELP, Based, Limiting, Output, Threads, verb
 from inshrink_core.cli.showing import show_originals, stored_text
 from inshrink_core.cli.values import choose_steps
 from inshrink_core.errors import InputError
@@ -56,6 +56,7 @@ def restore(
         int | None,
         typer.Option(metavar="N", help="Look for the steps in the history of this branch's last frame."),
     ] = None,
+    based: Based,
     threads: Threads = None,
     limiting: Limiting,
     out: Output,
@@ -66,7 +67,7 @@ def restore(
 
     if every and step:
         raise InputError("--step and --all exclude each other", remedy="give one of them")
-    opened = inshrink_core.Archive.open(archive)
+    opened, limits = based.open(archive), limiting.limits()
     known = known_steps(opened, branch)
     with out.progress("restore") as progress:
         report = inshrink_core.restore(
@@ -78,7 +79,8 @@ def restore(
             force=force,
             threads=threads,
             branch=branch,
-            **limiting.keywords(),
+            max_memory=limits.max_memory,
+            max_disk=limits.max_disk,
             progress=progress,
         )
     out.present(report, _show)

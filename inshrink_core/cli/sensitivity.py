@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import Output, Reading, Steps, verb
+from inshrink_core.cli.options import Based, Output, Reading, Steps, verb
 from inshrink_core.cli.output import write_document
 from inshrink_core.cli.showing import show_facts, show_table
 from inshrink_core.cli.values import choose_steps
@@ -66,6 +66,7 @@ def sensitivity(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the CSV file if it exists.")] = False,
+    based: Based,
     reading: Reading,
     out: Output,
 ) -> None:
@@ -87,7 +88,7 @@ def sensitivity(
     from inshrink_core.analysis.profile import sensitivity as measure
     from inshrink_core.formats import Run
 
-    opened = reading.open_any(run)
+    opened = based.open_any(run, reading)
     with out.advance("profile") as advance:
         read = opened if isinstance(opened, Run) else opened.sequential()
         chosen = choose_steps(steps or (), opened.steps, run)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from inshrink_core.chain import Exactness
 
 __all__ = [
+    "base_text",
+    "named_ratio",
     "optimizer_text",
     "promised_facts",
     "show_facts",
@@ -107,6 +109,27 @@ def optimizer_text(optimizer: str | None, roles: Iterable[str]) -> str:
     if optimizer is None or (optimizer != "drop" and not set(roles) & _STATE):
         return ""
     return _WORDS.get(optimizer, _COMPRESSED.format(optimizer))
+
+
+def base_text(base: Mapping[str, Any] | None) -> str:
+    """Return the base model of a document, and how many tensors do without; nothing without one.
+
+    Examples
+    --------
+    >>> base_text({"name": "gpt.bin", "digest": "ab" * 32, "tensors": 40, "tensors_without": 2})
+    'gpt.bin  (SHA-256 abababababab…, 40 tensors; 2 stored without it)'
+    """
+    if base is None:
+        return ""
+    without = base["tensors_without"]
+    rest = f"; {count(without)} stored without it" if without else ""
+    digest = str(base["digest"])[:12]
+    return f"{printable(str(base['name']))}  (SHA-256 {digest}…, {count(base['tensors'])} tensors{rest})"
+
+
+def named_ratio(name: str, base: object | None) -> str:
+    """Return the name of a ratio, which says whether it holds with a base model alone."""
+    return name if base is None else f"{name}, with the base model"
 
 
 def stored_text(stored: Exactness) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import Limiting, Output, Reading, verb
+from inshrink_core.cli.options import Based, Limiting, Output, Reading, verb
 from inshrink_core.cli.showing import show_originals, show_table, stored_text
 from inshrink_core.errors import CheckFailedError
 from inshrink_core.text import count, counted, error_size, printable, steps_in_short
@@ -36,6 +36,7 @@ def verify(
         str | None,
         typer.Option(metavar="RUN", help="The original run: measure the error of every tensor against it."),
     ] = None,
+    based: Based,
     reading: Reading,
     limiting: Limiting,
     out: Output,
@@ -45,7 +46,9 @@ def verify(
 
     run = reading.open(against) if against is not None else None
     with out.advance("verify") as advance:
-        verification = verify_archive(archive, deep=deep, against=run, done=advance, **limiting.keywords())
+        verification = verify_archive(
+            archive, deep=deep, against=run, done=advance, base=based.base, **limiting.keywords()
+        )
     failure = None
     if not verification.ok:
         n_problems = len(verification.problems)

@@ -50,6 +50,7 @@ class LosslessCodec(Codec[None, LosslessReference]):
     state = LosslessReference
     ranges: ClassVar = {"level": (1, 19)}
     lossy = False
+    uses_base = True
     label = "Lossless"
     compared = (("Lossless", {}),)
 

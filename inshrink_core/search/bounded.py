@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from inshrink_core.chain import Archive, ChainConfig, ChainWriter, is_exact, stored_view
+from inshrink_core.chain import ChainConfig, ChainWriter, is_exact, stored_view
 from inshrink_core.chain.defaults import factors_of
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.codec import get_codec
@@ -34,7 +34,7 @@ from inshrink_core.search.trials import Made, OnTrial, Position, Trial, TrialRun
 
 if TYPE_CHECKING:
     from inshrink_core.archive.index import FrameIndex
-    from inshrink_core.chain import Appended
+    from inshrink_core.chain import Appended, Archive
     from inshrink_core.chain.append import TensorDone
     from inshrink_core.evaluate import EvaluatorRequest
     from inshrink_core.formats import Run
@@ -325,7 +325,7 @@ class BoundedWriter:
             log=None,
             told=self._told,
         )
-        standing = chain.standing(keyframe=keyframe)
+        standing = chain.standing(keyframe=keyframe, specs=checkpoint.specs)
         index = None if keyframe else self._index_of_parent(chain, checkpoint)
         return _Step(checkpoint, runner, Position(runner, standing, index))
 
@@ -458,9 +458,11 @@ class BoundedWriter:
             chain.config = self._exact()
             return chain.append(checkpoint, done=done, keyframe=keyframe or None)
         chain.config = decision.candidate.chain_config(self._base)
+        # A keyframe upon a base model says nothing of what another would take.
+        based = chain.base is not None and chain.parent is None
         appended = chain.append(checkpoint, done=done, keyframe=keyframe)
         if keyframe and decision.trial is not None:
-            self._keyframe_nbytes = decision.trial.weights_nbytes
+            self._keyframe_nbytes = None if based else decision.trial.weights_nbytes
         return appended
 
     def _exact(self) -> ChainConfig:
@@ -480,7 +482,7 @@ class BoundedWriter:
         self, chain: ChainWriter, checkpoint: Checkpoint, decision: _Decision, informative: bool
     ) -> None:
         """Decode the frame from disk: it must be what was measured; else it is judged by itself."""
-        archive, info = Archive(chain.writer.reader), chain.parent
+        archive, info = chain.archive, chain.parent
         if info is None:
             raise RuntimeError("a frame was appended, and there is none")
         written = archive.checkpoint(info)

@@ -29,6 +29,7 @@ from torch import Tensor
 from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import (
     AnyCodec,
+    BaseReference,
     Decoded,
     Encoded,
     TensorInput,
@@ -170,6 +171,29 @@ class CodecSuite:
                 assert bits(decoded.tensor) == bits(reference.decoded())
                 self.assert_survives(tensor, decoded.tensor)
                 encoder[i], decoder[i] = reference, decoded.reference
+
+    def test_a_frame_upon_a_base_model_decodes_to_the_state_the_encoder_reached(self) -> None:
+        if not self.codec.uses_base:
+            pytest.skip("the codec takes no base model")
+        base, tensors, later = self.drifting_frames(3)
+        given: list[TensorReference | None] = [BaseReference(tensor.clone) for tensor in base]
+        first = self.encode_frame(tensors, given)
+        with force_backend(Backend.REFERENCE):
+            again = self.encode_frame(tensors[1:], given[1:])
+        for one, other in zip(first[1:], again, strict=True):
+            assert bytes(one.block.payload) == bytes(other.block.payload)
+        second = self.encode_frame(later, [encoded.reference for encoded in first])
+        for i, (tensor, (block, reference)) in enumerate(zip(tensors, first, strict=True)):
+            spec = spec_of(tensor, f"layer{i}.weight")
+            assert len(block.payload) <= self.codec.worst_case_bytes(spec)
+            decoded = self.decoder(block).decode(spec, block, given[i])
+            assert state_bits(reference) == state_bits(decoded.reference)
+            self.assert_survives(tensor, decoded.tensor)
+            next_one = self.decoder(second[i].block).decode(spec, second[i].block, decoded.reference)
+            assert bits(next_one.tensor) == bits(second[i].reference.decoded())
+        alone = self.encode_frame(tensors, [None] * len(tensors))
+        sizes = [sum(len(one.block.payload) for one in frame) for frame in (first, alone)]
+        assert sizes[0] < sizes[1]
 
     def test_states_alias_neither_the_input_nor_the_output(self) -> None:
         tensor = normal((40, 40), 1)

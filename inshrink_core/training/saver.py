@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter
 from inshrink_core.archive.storage import storage_error
-from inshrink_core.chain import Archive, ChainConfig, ChainWriter, content_digest, stored_view
+from inshrink_core.chain import (
+    Archive,
+    BaseFinder,
+    ChainConfig,
+    ChainWriter,
+    content_digest,
+    open_base,
+    stored_view,
+)
+from inshrink_core.chain.base import require_base_codec
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.errors import InputError, StepConflictError
 from inshrink_core.execution import working_folder
@@ -31,6 +40,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from inshrink_core.chain import BaseLike, BaseModel
     from inshrink_core.codec import AnyCodec
 
 __all__ = ["Archiver", "Saver"]
@@ -78,6 +88,10 @@ class Saver:
         Batches before a save whose gradients `record` averages.
     step_writer
         How each save is written, on the saver's thread; by default as `codec` and `config` say.
+    base
+        The model that a fine-tuning begins from, a file or a state dict, which is copied
+        (`inshrink_core.chain.open_base`): the archive's first frame is told against it. An archive that
+        was begun so needs it again, unless it lies where it lay.
 
     Attributes
     ----------
@@ -144,6 +158,7 @@ class Saver:
         threads: int | None = None,
         n_recorded: int = N_RECORDED,
         step_writer: StepWriter | None = None,
+        base: BaseLike | None = None,
     ) -> None:
         self.path = Path(archive)
         self.extra: dict[str, Any] = {}
@@ -152,11 +167,14 @@ class Saver:
         self._config = make_chain_config(
             self.path, codec, config, optimizer_state, keyframe_every, device, threads or 1
         )
+        self._base = None if base is None else open_base(base)
+        if self._base is not None:
+            require_base_codec(self._config.config)
         writer = ArchiveWriter(self.path, create=True)
         try:
             self._spool = Spool(spool_folder(self.path))
             recovered = self._spool.recover()
-            self._archiver = Archiver(writer, self._config, self._spool, recovered, step_writer)
+            self._archiver = Archiver(writer, self._config, self._spool, recovered, step_writer, self._base)
         except BaseException:
             writer.close()
             raise
@@ -259,6 +277,8 @@ class Saver:
             The step, or the last one, is listed and its file is missing.
         InputError
             Model or optimizer are not those that were saved; nothing was changed.
+        BaseModelError
+            The base model is needed, and it is not there or is another one; nothing was changed.
         """
         self._require_open()
         self._archiver.flush()
@@ -288,7 +308,8 @@ class Saver:
         """Return the content of the file that a frame holds."""
         import torch
 
-        archive = Archive(self._archiver.reader)
+        reader = self._archiver.reader
+        archive = Archive(reader, bases=BaseFinder(reader.path, self._base))
         checkpoint = archive.checkpoint(info)
         content: Any = None
         if [file.kind for file in checkpoint.files] == ["torch"]:
@@ -438,6 +459,8 @@ class Archiver:
         Saves that an earlier process left; they come first.
     step_writer
         How each save is written; by default as `config` says.
+    base
+        The base model that the archive's first frame is told against.
 
     Notes
     -----
@@ -452,8 +475,9 @@ class Archiver:
         spool: Spool,
         recovered: Iterable[SpooledSave],
         step_writer: StepWriter | None = None,
+        base: BaseModel | None = None,
     ) -> None:
-        self._writer, self._config, self._spool = writer, config, spool
+        self._writer, self._config, self._spool, self._base = writer, config, spool, base
         self._step_writer = step_writer if step_writer is not None else AsConfigured()
         self._waiting = deque(recovered)
         self._recovered = {save.folder for save in self._waiting}
@@ -575,7 +599,9 @@ class Archiver:
         if parent is not None and parent != reader.listed_head:
             branch = reader.next_branch
         restored = None if save.restored is None else reader.info(save.restored)
-        return ChainWriter(self._writer, self._config, parent=parent, branch=branch, restored=restored)
+        return ChainWriter(
+            self._writer, self._config, parent=parent, branch=branch, restored=restored, base=self._base
+        )
 
     def _find(self, save: SpooledSave) -> FrameInfo | None:
         """Return the frame that holds a save already: the process died before it could note so."""

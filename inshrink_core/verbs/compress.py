@@ -17,12 +17,14 @@ from inshrink_core.chain import (
     OriginalChecks,
     archive_size,
     content_digest,
+    open_base,
     original_checks,
     stored_view,
     tensor_digest,
 )
+from inshrink_core.chain.base import require_base_codec
 from inshrink_core.chain.defaults import make_chain_config
-from inshrink_core.errors import DamagedError, StepConflictError
+from inshrink_core.errors import DamagedError, InputError, StepConflictError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
@@ -34,6 +36,7 @@ from inshrink_core.search.search import choose_steps
 if TYPE_CHECKING:
     import os
 
+    from inshrink_core.chain import BaseLike, BaseModel
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
     from inshrink_core.codec import AnyCodec
     from inshrink_core.errors import CheckFailedError
@@ -64,6 +67,7 @@ def compress(
     device: str = "auto",
     threads: int | None = None,
     allow_damaged: bool = False,
+    base: BaseLike | None = None,
     progress: OnProgress | None = None,
 ) -> CompressReport:
     """Write a run into an archive, appending the steps it does not hold yet.
@@ -93,6 +97,9 @@ def compress(
         Where and how many tensors at a time are encoded; neither changes the bytes.
     allow_damaged
         Archive files that do not match their own checksums, too; the archive will always say so.
+    base
+        The model that the training began from (`inshrink_core.chain.open_base`): the archive's first frame
+        is told against it, and needs it to be decoded.
     progress
         Called after each tensor.
 
@@ -102,6 +109,8 @@ def compress(
         A step is in the archive with other values, and `resumed_from` does not say why.
     InputError
         The archive was written with another codec, or a step does not exist.
+    BaseModelError
+        `base` is another model, or not the one that the archive was begun with.
     RottenError
         A file does not match its own checksum, and `allow_damaged` is not set.
     RefusedLinkError
@@ -130,6 +139,9 @@ def compress(
     if resumed_from is not None:
         # Before the writer makes an archive: a branch needs one that is there.
         Archive.open(archive).reader.find(resumed_from)
+    model = None if base is None else open_base(base)
+    if model is not None:
+        _check_base(model, archive, chain_config.config, [opened[step] for step in chosen[:1]])
     bounds = Bounds.promised(max_drop, max_divergence)
     bounded: BoundedWriter | None = None
     with ExitStack() as stack:
@@ -142,7 +154,7 @@ def compress(
             )
         writer = stack.enter_context(ArchiveWriter(archive, create=True))
         parent, branch = _branch_point(writer, resumed_from)
-        chain = ChainWriter(writer, chain_config, parent=parent, branch=branch, restored=parent)
+        chain = ChainWriter(writer, chain_config, parent=parent, branch=branch, restored=parent, base=model)
         session = _Session(opened, writer, chain, resumed_from, progress, chosen, bounded)
         session.run_all()
         promise = None if bounded is None else bounded.promise
@@ -232,7 +244,7 @@ class _Session:
 
     def _check_skipped(self, archived: Mapping[int, FrameInfo]) -> None:
         """Judge the steps that were there already: what is promised is promised of the chain."""
-        view = Archive(self._writer.reader).sequential()
+        view = self._chain.archive.sequential()
         for step in self.skipped:
             if self._bounded is not None and step in archived:
                 self._bounded.check(view, archived[step])
@@ -265,7 +277,7 @@ class _Session:
 
     def _is_decoded(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
         """Whether a checkpoint is what a frame restores to: training went on from there."""
-        restored = Archive(self._writer.reader).checkpoint(info)
+        restored = self._chain.archive.checkpoint(info)
         return all(
             spec.key in checkpoint
             and checkpoint.spec(spec.key) == spec
@@ -278,7 +290,9 @@ class _Session:
         parent = self._chain.parent
         is_last = parent is not None and parent.frame_id == info.frame_id
         branch = info.branch if is_last else self._writer.reader.next_branch
-        self._chain = ChainWriter(self._writer, self._chain.config, parent=info, branch=branch, restored=info)
+        self._chain = ChainWriter(
+            self._writer, self._chain.config, parent=info, branch=branch, restored=info, base=self._chain.base
+        )
 
     def _pass(self, step: int, checkpoint: Checkpoint) -> None:
         """Count a step that needs no writing."""
@@ -300,6 +314,27 @@ class _Session:
         self.raw_bytes += stored_view(checkpoint, self._chain.config.optimizer).raw_bytes()
         self.squared_error += appended.squared_error
         self.squared_norm += appended.squared_norm
+
+
+def _check_base(
+    model: BaseModel, archive: str | os.PathLike[str], codec: AnyCodec, first: Iterable[Checkpoint]
+) -> None:
+    """Refuse a base model that the first frame cannot be told against, before there is an archive."""
+    require_base_codec(codec)
+    known = Archive.open(archive) if is_archive(archive) else None
+    if known is None or not known.reader.listed:
+        for checkpoint in first:
+            model.references(checkpoint.specs)
+        return
+    records = [record for info in known.reader.frames if (record := known.base_of(info)) is not None]
+    if not records:
+        raise InputError(
+            "the archive was begun without a base model, or stands alone by now",
+            where=str(archive),
+            remedy="leave out --base, or write to another archive",
+        )
+    for record in records:
+        model.require(record, str(archive))
 
 
 def _branch_point(writer: ArchiveWriter, resumed_from: int | None) -> tuple[FrameInfo | None, int | None]:
@@ -358,7 +393,7 @@ class CompressReport(Report):
     device: str = "cpu"
 
     DOCUMENT: ClassVar = (
-        "archive=path codec config optimizer roles ratio_total=size.ratio_total "
+        "archive=path codec config optimizer base=size.base roles ratio_total=size.ratio_total "
         "ratio_weights=size.ratio_weights bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total "
         "archive_bytes=size.nbytes relative_error seconds mb_per_s device "
         "appended skipped left_out originals frames"

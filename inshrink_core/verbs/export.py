@@ -17,6 +17,7 @@ from inshrink_core.archive import ArchiveReader, ArchiveWriter, pack_archive
 from inshrink_core.archive.durable import require_free
 from inshrink_core.archive.storage import storage_error
 from inshrink_core.chain import Archive, ArchiveSize, archive_size, step_needs, stored_view
+from inshrink_core.chain.base import BASE
 from inshrink_core.chain.meta import ORIGINALS
 from inshrink_core.chain.needs import pack_attributes
 from inshrink_core.chain.parts import add_parts, parts_of
@@ -233,7 +234,7 @@ class _Export:
     def write_exact(self, folder: Path) -> ArchiveSize:
         """Write the step with the bits it has; return its sizes."""
         # The frame that training was restored from stays behind, and so does what the digest is of.
-        meta = {key: value for key, value in self._meta.items() if key != "restored"}
+        meta = {key: value for key, value in self._meta.items() if key not in ("restored", BASE)}
         if self._view is not self._whole:
             meta = {key: value for key, value in meta.items() if key != "content"} | {"optimizer": "drop"}
         total, done = self._view.raw_bytes(), 0

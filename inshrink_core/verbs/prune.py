@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, Rewrite, remove_frames
-from inshrink_core.chain import Archive, frame_size
+from inshrink_core.chain import Archive, BaseFinder, BaseLike, frame_size
 from inshrink_core.chain.needs import spec_of
 from inshrink_core.chain.rekey import copy_frame, rekey_frame
 from inshrink_core.checkpoint import TensorSpec
@@ -113,6 +113,8 @@ def prune(
     keep: Iterable[int] = (),
     drop_branches: bool = False,
     smallest: bool = False,
+    stand_alone: bool = False,
+    base: BaseLike | None = None,
     apply: bool = False,
     progress: OnProgress | None = None,
 ) -> PruneReport:
@@ -132,6 +134,11 @@ def prune(
         Keep only what belongs to the newest branch's history.
     smallest
         Keep further steps where re-keying those that need them would take more space.
+    stand_alone
+        Re-key the frames that are told against a base model, so that nothing needs it any more. Without
+        another rule every step stays.
+    base
+        The base model, where one is needed to re-key (`Archive.open`).
     apply
         Do it. Otherwise nothing is changed, and the report says what would be done.
     progress
@@ -150,6 +157,8 @@ def prune(
         A step of `keep` is not there.
     MissingFrameError, DamagedError
         A frame that stays cannot be decoded; nothing is changed.
+    BaseModelError
+        A base model is needed, and it is not there or is another one; nothing is changed.
     LockedError, StorageError
         As for any writer; nothing is changed.
 
@@ -177,20 +186,21 @@ def prune(
         steps=tuple(dict.fromkeys(keep)),
         drop_branches=drop_branches,
         smallest=smallest,
+        stand_alone=stand_alone,
     )
-    opened = Archive.open(archive)
+    opened = Archive.open(archive, base=base)
     _require_folder(opened.reader, archive)
     estimate = KeySizes(opened, progress)
     before = opened.reader.nbytes
     plan = make_plan(opened, rules, estimate.key_size)
-    if not apply or not plan.removed:
+    if not apply or not (plan.removed or plan.rekeyed):
         after = before - sum(f.nbytes for f in (*plan.removed, *plan.rekeyed))
         after += sum(estimate.key_size(frame) for frame in plan.rekeyed)
         if apply:
             # Opening repairs: what a prune that was cut off had still to delete goes now.
             ArchiveWriter(archive).close()
     else:
-        plan, after = _apply(Path(archive), rules, progress)
+        plan, after = _apply(Path(archive), rules, opened.bases, progress)
     return PruneReport(
         archive=str(archive),
         applied=apply,
@@ -211,10 +221,12 @@ def _require_folder(reader: ArchiveReader, archive: str | os.PathLike[str]) -> N
         )
 
 
-def _apply(path: Path, rules: KeepRules, progress: OnProgress | None) -> tuple[PrunePlan, int]:
+def _apply(
+    path: Path, rules: KeepRules, bases: BaseFinder, progress: OnProgress | None
+) -> tuple[PrunePlan, int]:
     """Plan again under the lock, write what is new, switch, delete."""
     with ArchiveWriter(path) as writer:
-        archive = Archive(writer.reader)
+        archive = Archive(writer.reader, bases=bases)
         plan = make_plan(archive, rules, KeySizes(archive, None).key_size)
         gone = (*plan.removed, *writer.reader.catalog.superseded)
         again = (*plan.copied, *plan.rekeyed)
@@ -223,7 +235,10 @@ def _apply(path: Path, rules: KeepRules, progress: OnProgress | None) -> tuple[P
             # Copies first: they inherit nothing, so each is whole beside either version of its parent.
             for info in plan.copied:
                 with rewrite.begin(
-                    info.frame_id, kind=info.kind, parent_id=plan.parents[info.frame_id]
+                    info.frame_id,
+                    kind=info.kind,
+                    parent_id=plan.parents[info.frame_id],
+                    external=archive.base_of(info) is not None,
                 ) as frame:
                     copy_frame(archive, info, frame)
                 count.frame(info)
@@ -277,6 +292,8 @@ class KeepRules:
         Keep nothing outside the history of the newest branch.
     smallest
         Keep further frames where re-keying what needs them would take more space.
+    stand_alone
+        Re-key what needs a base model; without another rule, keep everything.
     """
 
     every: int | None = None
@@ -284,13 +301,19 @@ class KeepRules:
     steps: tuple[int, ...] = ()
     drop_branches: bool = False
     smallest: bool = False
+    stand_alone: bool = False
 
     def __post_init__(self) -> None:
-        if self.every is None and self.last is None and not self.steps:
+        if not (self.stand_alone or self.thins):
             raise InputError("nothing says what to keep", remedy="give --keep-every, --keep-last or --keep")
         for name, value in (("--keep-every", self.every), ("--keep-last", self.last)):
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1", expected="≥ 1", found=str(value))
+
+    @property
+    def thins(self) -> bool:
+        """Whether a rule says which steps to keep."""
+        return self.every is not None or self.last is not None or bool(self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +329,8 @@ class PrunePlan:
     removed
         Frames that go.
     rekeyed
-        Frames that stay and lose their reference: they become keyframes of the same bits.
+        Frames that stay and lose their reference, or shall do without a base model: they become keyframes
+        of the same bits.
     copied
         Frames that stay and are written again as they are: under another parent, upon a re-keyed
         frame, or to stay the last of their branch.
@@ -366,7 +390,12 @@ def make_plan(archive: Archive, rules: KeepRules, key_size: KeySize) -> PrunePla
         if frame.frame_id in staying and frame.parent_id in gone
     }
     in_order = sorted(tree.order, key=lambda frame: frame.generation)
-    rekeyed = [f for f in in_order if f.frame_id in parents and f.kind is FrameKind.DELTA]
+    rekeyed = [
+        f
+        for f in in_order
+        if (f.frame_id in parents and f.kind is FrameKind.DELTA)
+        or (rules.stand_alone and f.frame_id in staying and archive.base_of(f) is not None)
+    ]
     copied = _copied(in_order, staying, parents, {frame.frame_id for frame in rekeyed})
     return PrunePlan(
         kept=tuple(f for f in in_order if f.frame_id in kept),
@@ -374,7 +403,7 @@ def make_plan(archive: Archive, rules: KeepRules, key_size: KeySize) -> PrunePla
         removed=tuple(f for f in in_order if f.frame_id in gone),
         rekeyed=tuple(rekeyed),
         copied=copied,
-        parents=parents | {f.frame_id: f.parent_id for f in copied if f.frame_id not in parents},
+        parents={f.frame_id: f.parent_id for f in (*copied, *rekeyed)} | parents,
         lost_origins=tuple(f for f in in_order if f.frame_id in staying and origins[f.frame_id] in gone),
     )
 
@@ -419,6 +448,8 @@ def _kept(reader: ArchiveReader, rules: KeepRules) -> set[bytes]:
     found: set[int] = set()
     for tip in _tips(reader, rules):
         line = reader.history(tip.frame_id)
+        if not rules.thins:
+            kept |= {frame.frame_id for frame in line}
         last = line[-max(rules.last or 1, 1) :]
         kept |= {frame.frame_id for frame in last}
         kept |= {f.frame_id for f in line if rules.every is not None and f.step % rules.every == 0}
@@ -486,7 +517,7 @@ def _copied(
     rekeyed: set[bytes],
 ) -> tuple[FrameInfo, ...]:
     """Return the frames to write again as they are."""
-    again = {f.frame_id for f in in_order if f.frame_id in parents}
+    again = {f.frame_id for f in in_order if f.frame_id in parents} | rekeyed
     # What a delta frame's index leaves out is its parent's, and a re-keyed parent's is another.
     again |= {
         f.frame_id

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from inshrink_core.chain import BaseLike
     from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
     from inshrink_core.frame import FrameInfo
 
@@ -84,13 +85,15 @@ class RestoreReport(Report):
     )
 
 
-def open_any(path: str | os.PathLike[str], **options: Any) -> Run | Archive:
+def open_any(path: str | os.PathLike[str], *, base: BaseLike | None = None, **options: Any) -> Run | Archive:
     """Open a run or an archive, whichever lies at the path; reads headers only.
 
     Parameters
     ----------
     path
         A run directory, glob or checkpoint file; or a directory ``NAME.inshrink``.
+    base
+        Of an archive, the base model that its first frame is told against (`Archive.open`).
     **options
         Of a run, as for `inshrink_core.formats.open_run`: `step_pattern`, `follow_links`, `allow_damaged`,
         `within`.
@@ -107,7 +110,7 @@ def open_any(path: str | os.PathLike[str], **options: Any) -> Run | Archive:
     >>> 400 in run.steps
     True
     """
-    return Archive.open(path) if is_archive(path) else open_run(path, **options)
+    return Archive.open(path, base=base) if is_archive(path) else open_run(path, **options)
 
 
 def restore(
@@ -123,6 +126,7 @@ def restore(
     branch: int | None = None,
     max_memory: int | None = None,
     max_disk: int | None = None,
+    base: BaseLike | None = None,
 ) -> RestoreReport:
     """Write archived steps back as files.
 
@@ -150,11 +154,16 @@ def restore(
         Look for the steps in the history of this branch's last frame alone.
     max_memory, max_disk
         Bytes that may be taken; by default what is available, and half of it for several steps.
+    base
+        The base model that the archive's first frame is told against, where `archive` is a path
+        (`Archive.open`).
 
     Raises
     ------
     NotFoundError
         A step is not in the archive, or no tensor matches.
+    BaseModelError
+        The base model is needed, and it is not there or is another one.
     ExistsError
         A file exists and `force` is not set.
     MissingFrameError
@@ -176,7 +185,7 @@ def restore(
     begun = time.perf_counter()
     if layout not in _LAYOUTS:
         raise InputError(f"--format {layout}", remedy=f"choose one of {', '.join(_LAYOUTS)}")
-    opened = archive if isinstance(archive, Archive) else Archive.open(archive)
+    opened = archive if isinstance(archive, Archive) else Archive.open(archive, base=base)
     if not opened.listed_steps:
         raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
     infos = _frames_of(opened, steps, branch)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive import is_archive
-from inshrink_core.chain import Archive, ArchiveSize, archive_size
+from inshrink_core.chain import Archive, ArchiveSize, archive_size, open_base
 from inshrink_core.errors import (
     DamagedError,
     InputError,
@@ -24,6 +24,7 @@ from inshrink_core.errors import (
 from inshrink_core.execution.progress import OnProgress
 from inshrink_core.formats import Run, Skipped, open_run
 from inshrink_core.formats.run import NoCheckpointError
+from inshrink_core.report import plain_value
 from inshrink_core.verbs.compress import CompressReport, compress
 
 __all__ = ["OnEvent", "Sights", "WatchEvent", "WatchReport", "watch"]
@@ -123,7 +124,7 @@ def watch(
         archive,
         interval,
         on_event,
-        {**options, "progress": progress},
+        {**options, **_opened_once(options), "progress": progress},
     )
     try:
         watcher.report.ended = watcher.work(until, idle)
@@ -135,6 +136,11 @@ def watch(
         watcher.report.size = archive_size(opened) if opened.steps else None
     watcher.report.seconds = time.monotonic() - begun
     return watcher.report
+
+
+def _opened_once(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the base model opened, so that each writing need not read it again."""
+    return {} if options.get("base") is None else {"base": open_base(options["base"])}
 
 
 def _check(interval: float, until: int | None, idle: float | None) -> None:
@@ -394,6 +400,7 @@ class WatchReport:
             "codec": last.codec if last else None,
             "config": dict(last.config) if last else None,
             "optimizer": last.optimizer if last else None,
+            "base": plain_value(size.base) if size else None,
             "ratio_total": size.ratio_total if size else None,
             "ratio_weights": size.ratio_weights if size else None,
             "bits_per_weight": size.bits_per_weight if size else None,

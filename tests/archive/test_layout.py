@@ -70,7 +70,17 @@ def resealed(**changes: int) -> bytes:
 @pytest.mark.parametrize("offset", [8, 9])
 def test_header_of_a_newer_version_asks_for_an_upgrade(offset):
     with pytest.raises(IncompatibleError, match="upgrade Inshrink"):
-        FrameHeader.parse(resealed(**{f"b{offset}": 2}), "here")
+        FrameHeader.parse(resealed(**{f"b{offset}": 3}), "here")
+
+
+def test_header_of_an_external_keyframe_has_the_second_version_and_a_flag():
+    external = HEADER._replace(kind=FrameKind.KEYFRAME, external=True)
+    data = external.pack()
+    assert (data[8], data[9], data[10], data[11]) == (2, 0, 1, 1)
+    assert FrameHeader.parse(data, "here") == external
+    for wrong in (HEADER._replace(external=True).pack(), resealed(b8=2), resealed(b8=2, b10=1, b11=2)):
+        with pytest.raises(DamagedError, match="out of range"):
+            FrameHeader.parse(wrong, "here")
 
 
 @pytest.mark.parametrize(

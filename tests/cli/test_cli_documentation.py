@@ -52,6 +52,7 @@ def keys_of(value, prefix=""):
         ("inspect", ("{junk}",)),
         ("inspect", ("{archive}", "--gain", "--against", "{run}")),
         ("compress", ("{run}", "-o", "{archive}")),
+        ("compress", ("{run}", "-o", "{out}", "--steps", "50", "--base", "{run}@25")),
         ("restore", ("{archive}", "-o", "{out}")),
         ("verify", ("{archive}", "--against", "{run}")),
         ("verify", ("{run}",)),

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import FrameContext, TensorInput, codec_for_block, get_codec, make_codec
+from inshrink_core.codec import (
+    BaseReference,
+    FrameContext,
+    TensorInput,
+    codec_for_block,
+    get_codec,
+    make_codec,
+)
 from inshrink_core.codecs.lattice.block import LatticeReference
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.codecs.lossless import LosslessCodec
@@ -242,7 +249,8 @@ def test_a_payload_put_together_by_hand_decodes():
     ("payload", "message"),
     [
         (b"", "empty"),
-        (b"\x05", "no known kind"),
+        (b"\x06", "no known kind"),
+        (b"\x05", "needs a base model"),
         (b"\x00", "no reference"),
         (b"\x02\x00\x01", "no reference"),
         (b"\x01", "cut short"),
@@ -268,8 +276,8 @@ def test_a_lattice_block_is_refused_for_what_has_none():
 
 
 def test_another_bitstream_or_another_codecs_settings_are_refused():
-    with pytest.raises(IncompatibleError, match="lattice/2"):
-        CODEC.decode(spec_of(normal((5, 4), 0)), Block("lattice/2", b"\0"), None)
+    with pytest.raises(IncompatibleError, match="lattice/3"):
+        CODEC.decode(spec_of(normal((5, 4), 0)), Block("lattice/3", b"\0"), None)
     with pytest.raises(ConfigError, match="LosslessCodec"):
         make_codec("lattice", LosslessCodec())
 
@@ -306,3 +314,35 @@ def test_a_state_takes_five_bytes_a_weight():
     _, reference, _ = chain(moving(3))
     assert isinstance(reference, LatticeReference)
     assert reference.nbytes == 5 * 12_000
+
+
+def test_block_upon_a_base_is_refused_without_it_and_reaches_the_points_of_one_that_stands_alone():
+    codec = LatticeCodec()
+    base = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    tensor = base + 1e-3 * torch.randn(64, 64, generator=torch.Generator().manual_seed(2))
+    base[0, 0], base[0, 1] = torch.nan, 1e30
+    spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype="float32", shape=(64, 64))
+    item = TensorInput(spec=spec, tensor=tensor)
+    plan = codec.plan([spec], [codec.observe(item, None)])
+    block, reference = codec.encode(item, plan, BaseReference(base.clone))
+    alone = codec.encode(item, plan, None)
+    assert (block.codec, alone.block.codec) == ("lattice/2", "lattice/1")
+    assert len(block.payload) < 0.5 * len(alone.block.payload)
+    assert torch.equal(reference.decoded(), alone.reference.decoded())
+    with pytest.raises(DamagedError, match="needs a base model"):
+        codec.decode(spec, block, None)
+    with pytest.raises(DamagedError, match="needs a base model"):
+        codec.decode(spec, Block("lattice/1", block.payload), BaseReference(base.clone))
+    rekeyed = codec.rekey(spec, reference)
+    assert rekeyed.codec == "lattice/1"
+    assert torch.equal(codec.decode(spec, rekeyed, None).tensor, reference.decoded())
+
+
+def test_base_of_no_use_is_left_alone():
+    codec = LatticeCodec()
+    tensor = torch.randn(64, 64, generator=torch.Generator().manual_seed(3))
+    other = 40 * torch.randn(64, 64, generator=torch.Generator().manual_seed(4))
+    spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype="float32", shape=(64, 64))
+    item = TensorInput(spec=spec, tensor=tensor)
+    plan = codec.plan([spec], [codec.observe(item, None)])
+    assert codec.encode(item, plan, BaseReference(other.clone)).block == codec.encode(item, plan, None).block

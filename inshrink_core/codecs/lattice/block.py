@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from inshrink_core.codec import PROTECTED, QUANTIZED, Encoded, Levels, ShapedReference
+from inshrink_core.codec import PROTECTED, QUANTIZED, BaseReference, Encoded, Levels, ShapedReference
 from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact
 from inshrink_core.codecs.fallback import LOSSY_DTYPES
 from inshrink_core.codecs.lattice.spacing import MAX_EXPONENT, MAX_STEP, MIN_EXPONENT, Spacing, grid_of
@@ -35,6 +35,7 @@ from inshrink_core.ops.lattice import (
     unpack_extra,
 )
 from inshrink_core.ops.rans import rans_counts
+from inshrink_core.ops.reference.quantize import as_float32
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +48,7 @@ __all__ = [
     "Frame",
     "Kind",
     "LatticeReference",
+    "base_points",
     "can_have_lattice",
     "is_matrix",
     "make_exact",
@@ -73,13 +75,17 @@ def is_matrix(spec: TensorSpec) -> bool:
 
 
 class Kind(IntEnum):
-    """Lowest four bits of a payload; `EXACT` is one of the others and a residual."""
+    """Lowest four bits of a payload; `EXACT` is one of the others and a residual.
+
+    `BASED` is of ``lattice/2`` alone.
+    """
 
     UNCHANGED = 0
     STANDALONE = 1
     DELTA = 2
     EXACT = 3
     SNAPSHOT = 4
+    BASED = 5
 
 
 TRACKED = 0x10
@@ -125,13 +131,23 @@ class Frame(NamedTuple):
     state: LatticeReference
 
 
-def pack_standalone(frame: Frame) -> bytes:
-    """Return the payload of a tensor without reference."""
+def pack_standalone(frame: Frame, *, based: bool = False) -> bytes:
+    """Return the payload of a tensor without a state before it; `based`: upon the points of a base model."""
     head = bytearray(struct.pack("<b", frame.state.spacing.exponent))
     write_varint(head, frame.state.spacing.step)
     scales, contexts = pack_scales(frame.rounded.tokens, frame.state.shape)
     body = _body(frame, frame.state.spacing.step, contexts)
-    return _assemble(Kind.STANDALONE, frame.state, head, scales, contexts, body)
+    kind = Kind.BASED if based else Kind.STANDALONE
+    return _assemble(kind, frame.state, head, scales, contexts, body)
+
+
+def base_points(base: BaseReference, grid: Grid) -> Tensor:
+    """Return the integers of a base model's values on a lattice; 0 where a value is not finite or too large.
+
+    Single float32 operations, so the same on every device.
+    """
+    values = as_float32(base.decoded())
+    return round_to_grid(values, torch.zeros(values.numel(), dtype=torch.int32), None, grid).integers
 
 
 def pack_delta(frame: Frame, shift: int, snap: bool = False) -> bytes:
@@ -254,7 +270,10 @@ class _Cursor:
 
 
 def parse(
-    spec: TensorSpec, payload: memoryview, reference: LatticeReference | None
+    spec: TensorSpec,
+    payload: memoryview,
+    reference: LatticeReference | None,
+    base: BaseReference | None = None,
 ) -> tuple[Tensor, LatticeReference]:
     """Return the tensor of a payload and the state after it.
 
@@ -271,11 +290,15 @@ def parse(
         return _parse_delta(spec, cursor, flags, reference)
     if kind in (Kind.STANDALONE, Kind.SNAPSHOT):
         return _parse_alone(spec, cursor, flags, kind == Kind.SNAPSHOT)
+    if kind == Kind.BASED and base is not None:
+        return _parse_alone(spec, cursor, flags, snapshot=False, base=base)
     if kind == Kind.EXACT:
-        return _parse_exact(spec, cursor, flags, reference)
+        return _parse_exact(spec, cursor, flags, reference, base)
+    if kind == Kind.BASED:
+        raise DamagedError("a lattice block needs a base model, and its frame names none", where=spec.key)
     if kind not in (Kind.UNCHANGED, Kind.DELTA):
         raise DamagedError(
-            "a lattice block is of no known kind", where=spec.key, found=str(kind), expected="0 to 4"
+            "a lattice block is of no known kind", where=spec.key, found=str(kind), expected="0 to 5"
         )
     if reference is None:
         raise DamagedError("a lattice delta has no reference of its dtype and shape", where=spec.key)
@@ -286,7 +309,11 @@ def parse(
 
 
 def _parse_exact(
-    spec: TensorSpec, cursor: _Cursor, flags: int, before: LatticeReference | None
+    spec: TensorSpec,
+    cursor: _Cursor,
+    flags: int,
+    before: LatticeReference | None,
+    base: BaseReference | None,
 ) -> tuple[Tensor, LatticeReference]:
     """Return exact values, and the state of the points that stand beside their residual."""
     if flags:
@@ -297,7 +324,7 @@ def _parse_exact(
     inner, residual = cursor.payload[at : at + n], cursor.payload[at + n :]
     if inner and inner[0] & 15 == Kind.EXACT:
         raise DamagedError("a lattice block with a residual holds another", where=spec.key)
-    points, state = parse(spec, inner, before)
+    points, state = parse(spec, inner, before, base)
     exact = decode_exact(spec, residual, LosslessReference(_residual_base(inner, points, before))).tensor
     return exact, replace(state, exact=exact.clone())
 
@@ -356,7 +383,7 @@ def _join(points: bytes | memoryview, residual: bytes | memoryview) -> bytes:
 
 
 def _parse_alone(
-    spec: TensorSpec, cursor: _Cursor, flags: int, snapshot: bool
+    spec: TensorSpec, cursor: _Cursor, flags: int, snapshot: bool, base: BaseReference | None = None
 ) -> tuple[Tensor, LatticeReference]:
     exponent = cursor.exponent()
     step = cursor.number(1, MAX_STEP, "step")
@@ -367,11 +394,14 @@ def _parse_alone(
             history = decode_rans(cursor.section(), spec.numel, _HISTORIES)
             if int((history & CONTEXT_BITS).max()) >= N_CONTEXTS:
                 raise DamagedError("a history is of no known kind", where=spec.key)
-    elif flags & TRACKED:
+    elif flags & TRACKED and base is None:
         raise DamagedError("a lattice block without reference has a history", where=spec.key)
     grid = grid_of(Spacing(exponent, divisor), spec.dtype)
     contexts = parse_scales(cursor.section(), spec) if flags & CONTEXTS else None
-    values, state = _finish(spec, cursor, flags, contexts, None, grid, exponent)
+    before = None if base is None else (base_points(base, grid), None)
+    values, state = _finish(spec, cursor, flags, contexts, before, grid, exponent)
+    if base is not None and flags & TRACKED:
+        history = state.history
     return values, replace(state, spacing=Spacing(exponent, step), history=history)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import (
+    BaseReference,
     Codec,
     Decoded,
     Encoded,
@@ -34,6 +35,7 @@ from inshrink_core.codecs.lattice.block import (
     UNCHANGED,
     Frame,
     LatticeReference,
+    base_points,
     can_have_lattice,
     is_matrix,
     make_exact,
@@ -64,6 +66,9 @@ _WEIGHTS = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
 _DIVERGENCE = 1.4e-4
 """Nats that the worst step of a chain diverges by, over the square of `coarseness`, which is in units of the
 run's own movement: geometric mean over four runs, coarseness 1.5 to 6; .7e-4 to 2.9e-4."""
+
+_BASED_BITSTREAM = "lattice/2"
+"""Of blocks upon a base model's points alone; all others are those of ``lattice/1``."""
 
 _MAX_EXACT_SHARE = 8
 """A tensor of which more than an eighth would be exact values is stored exactly as a whole."""
@@ -121,7 +126,7 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
 
     name = "lattice"
     bitstream = "lattice/1"
-    reads = frozenset({"lattice/1", EXACT_BITSTREAM})
+    reads = frozenset({"lattice/1", _BASED_BITSTREAM, EXACT_BITSTREAM})
     state = LatticeReference
     words: ClassVar = {
         "gain_per": ("tensor", "row", "none"),
@@ -130,6 +135,7 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
     }
     ranges: ClassVar = {"coarseness": (1e-4, 1e4), "gamma": (0.0, 2.0), "sensitivity": (0.0, 1.0)}
     uses_restored = True
+    uses_base = True
     covers_masters = True
     label = "Lattice"
     tuning = Tuning(
@@ -188,7 +194,7 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         spec, state = item.spec, self.own(reference, item.spec)
         if self.covers(spec) and (state is not None or spec.key in plan.widths):
             spec.check(item.tensor)
-            found = self._on_lattice(item, plan, state)
+            found = self._on_lattice(item, plan, state, _base_of(reference))
             if found is not None:
                 encoded = Encoded(*found)
                 if self.exact:
@@ -208,7 +214,8 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
             return decode_exact(spec, block.payload, reference)
         if not can_have_lattice(spec):
             raise DamagedError("a tensor of this kind has no lattice", where=spec.key)
-        return Decoded(*parse(spec, memoryview(block.payload), self.own(reference, spec)))
+        base = _base_of(reference) if block.codec == _BASED_BITSTREAM else None
+        return Decoded(*parse(spec, memoryview(block.payload), self.own(reference, spec), base))
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone; references of other codecs become exact blocks."""
@@ -221,23 +228,49 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         """Return a bound on what `encode` writes: the size of the exact block, its escape."""
         return worst_case_exact_bytes(spec)
 
-    def _on_lattice(
-        self, item: TensorInput, plan: LatticePlan, state: LatticeReference | None
+    def _first_on_lattice(
+        self, item: TensorInput, plan: LatticePlan, base: BaseReference | None
     ) -> tuple[Block, LatticeReference] | None:
-        """Return the block of lattice points and the state after it; None where they do not suit."""
+        """Return the block that a chain begins with: upon a base model's points, where that is smaller."""
         spec = item.spec
         values = as_float32(item.tensor)
+        spacing = new_spacing(plan.widths[spec.key], plan.rms[spec.key])
+        if spacing is None:
+            return None
+        grid = grid_of(spacing, spec.dtype)
+        zeros = torch.zeros(spec.numel, dtype=torch.int32)
+        rounded = round_to_grid(values, zeros, None, grid)
+        after = _state_after(item, rounded, spacing, None)
+        if after is None:
+            return None
+        alone = Block(self.bitstream, pack_standalone(Frame(rounded, zeros, None, after)))
+        if base is None:
+            return alone, after
+        # To the very points that it has without the base, so that nothing restored depends on there being one.
+        points = rounded.integers.to(torch.float32).mul_(grid.delta)
+        points[after.exact_at] = torch.nan
+        before = base_points(base, grid)
+        moved = round_to_grid(points, before, None, grid)
+        if not torch.equal(moved.integers, rounded.integers):
+            return alone, after
+        onward = replace(after, history=moved.history if self.contexts == "history" else None)
+        payload = pack_standalone(Frame(moved, before, None, onward), based=True)
+        if len(payload) >= len(alone.payload):
+            return alone, after
+        return Block(_BASED_BITSTREAM, payload), onward
+
+    def _on_lattice(
+        self,
+        item: TensorInput,
+        plan: LatticePlan,
+        state: LatticeReference | None,
+        base: BaseReference | None,
+    ) -> tuple[Block, LatticeReference] | None:
+        """Return the block of lattice points and the state after it; None where they do not suit."""
         if state is None:
-            spacing = new_spacing(plan.widths[spec.key], plan.rms[spec.key])
-            if spacing is None:
-                return None
-            zeros = torch.zeros(spec.numel, dtype=torch.int32)
-            rounded = round_to_grid(values, zeros, None, grid_of(spacing, spec.dtype))
-            after = _state_after(item, rounded, spacing, None)
-            if after is None:
-                return None
-            payload = pack_standalone(Frame(rounded, zeros, None, after))
-            return Block(self.bitstream, payload), after
+            return self._first_on_lattice(item, plan, base)
+        spec = item.spec
+        values = as_float32(item.tensor)
         chosen = choose_spacing(plan, spec, state)
         restored = _restored(item) if self.gain_per != "none" else None
         gain = None
@@ -255,6 +288,10 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
             return Block(self.bitstream, UNCHANGED), replace(state, exact=None)
         payload = pack_delta(Frame(rounded, before, history, after), chosen.shift, chosen.snap)
         return Block(self.bitstream, payload), after
+
+
+def _base_of(reference: TensorReference | None) -> BaseReference | None:
+    return reference if isinstance(reference, BaseReference) else None
 
 
 def _restored(item: TensorInput) -> Tensor | None:

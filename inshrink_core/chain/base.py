@@ -1,0 +1,505 @@
+"""The model that a fine-tuning began from: the first frame of its archive is told against it.
+
+The archive holds no tensor of the base model, only what tells it: a SHA-256 over the tensors that were used,
+the first bytes of one for each of them, its name, and where it lay. The last is a hint that nobody has to
+believe: whatever lies there is read as any checkpoint is, and used only where its tensors are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from inshrink_core.archive import is_archive
+from inshrink_core.archive.layout import damaged
+from inshrink_core.archive.storage import was_url
+from inshrink_core.chain.parts import tensor_digest
+from inshrink_core.checkpoint import DTYPE_SIZES, MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
+from inshrink_core.codec import AnyCodec, BaseReference, codec_names, get_codec
+from inshrink_core.errors import (
+    BaseModelError,
+    ConfigError,
+    InputError,
+    InshrinkError,
+    NotFoundError,
+    TooLargeError,
+    named,
+)
+from inshrink_core.formats import open_run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inshrink_core.checkpoint import FileLayout
+    from inshrink_core.frame import BlockEntry
+
+__all__ = [
+    "BASE",
+    "BaseFinder",
+    "BaseLike",
+    "BaseModel",
+    "BaseRecord",
+    "is_base_record",
+    "open_base",
+    "require_base_codec",
+]
+
+BASE: Final = "base"
+"""Key of meta: the base model that a keyframe is told against."""
+
+_SHORT: Final = 8
+"""Bytes kept of a tensor's SHA-256: two tensors that differ share them once in 2^64 pairs."""
+
+_NONE: Final = bytes(_SHORT)
+"""In their place, for a tensor that is stored without the base."""
+
+_ADAPTERS: Final = ("lora_", "adapter", "ia3_", "prompt_encoder")
+"""What the names of tensors hold that are trained beside a model, not of it."""
+
+BaseLike: TypeAlias = "BaseModel | Checkpoint | Mapping[str, Tensor] | str | os.PathLike[str]"
+"""What a base model may be given as (`open_base`)."""
+
+
+def is_base_record(value: Any) -> bool:
+    """Whether a value of meta has the form of a base record (docs/format.md)."""
+    if not isinstance(value, dict):
+        return False
+    digest, tensors, step = value.get("digest"), value.get("tensors"), value.get("step")
+    return (
+        isinstance(digest, bytes)
+        and len(digest) == 32
+        and isinstance(tensors, bytes)
+        and len(tensors) % _SHORT == 0
+        and isinstance(value.get("name"), str)
+        and isinstance(value.get("path"), str | None)
+        and (step is None or type(step) is int)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseRecord:
+    """What a keyframe says of the base model it is told against.
+
+    Parameters
+    ----------
+    digest
+        SHA-256 over key, dtype, shape and bytes of the tensors that were used, in the frame's order:
+        the same whatever files the model is stored in.
+    tensors
+        The first bytes of the SHA-256 of each of them, by key.
+    n_without
+        Weights and buffers of the frame that are stored without it.
+    name
+        What it was called.
+    path, step
+        Where it lay, seen from the folder the archive lies in, and the step there: hints.
+    """
+
+    digest: bytes
+    tensors: Mapping[str, bytes] = field(repr=False)
+    n_without: int
+    name: str
+    path: str | None
+    step: int | None
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any], entries: Iterable[BlockEntry], where: str) -> BaseRecord:
+        """Return the record of a frame, given its blocks.
+
+        Raises
+        ------
+        DamagedError
+            It does not fit the blocks.
+        """
+        rows = [entry for entry in entries if not entry.part]
+        digests: bytes = value["tensors"]
+        if len(digests) != _SHORT * len(rows):
+            raise damaged("the frame's meta 'base' does not fit its tensors", where)
+        short = [digests[i : i + _SHORT] for i in range(0, len(digests), _SHORT)]
+        tensors = {row.key: one for row, one in zip(rows, short, strict=True) if one != _NONE}
+        roles = {role.value for role in MODEL_ROLES}
+        n_model = sum(bool(row.attributes) and row.attributes[0] in roles for row in rows)
+        return cls(
+            digest=value["digest"],
+            tensors=tensors,
+            n_without=n_model - len(tensors),
+            name=value["name"],
+            path=value["path"],
+            step=value["step"],
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the ``base`` of a document."""
+        return {
+            "name": self.name,
+            "digest": self.digest.hex(),
+            "path": self.path,
+            "step": self.step,
+            "tensors": len(self.tensors),
+            "tensors_without": self.n_without,
+        }
+
+
+class BaseModel:
+    """A base model that is there; made by `open_base`.
+
+    Parameters
+    ----------
+    checkpoint
+        Its tensors.
+    name
+        What it is called.
+    path, step
+        Where it lies; None for one in memory.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, name: str, path: Path | None = None, step: int | None = None
+    ) -> None:
+        self.checkpoint, self.name, self.path, self.step = checkpoint, name, path, step
+        self._digests: dict[str, bytes] = {}
+
+    def __repr__(self) -> str:
+        return f"BaseModel({self.name!r}, {len(self.checkpoint)} tensors)"
+
+    def spec(self, spec: TensorSpec) -> TensorSpec | None:
+        """Return its own spec of a tensor of a fine-tuning; None where dtype or shape differ."""
+        if spec.role not in MODEL_ROLES or spec.numel == 0 or spec.key not in self.checkpoint:
+            return None
+        own = self.checkpoint.spec(spec.key)
+        fits = own.role in MODEL_ROLES and (own.dtype, own.shape) == (spec.dtype, spec.shape)
+        return own if fits else None
+
+    def read(self, own: TensorSpec) -> Tensor:
+        """Return a tensor by its own spec.
+
+        Raises
+        ------
+        InshrinkError
+            It cannot be read.
+        """
+        return self.checkpoint.source.read(own)
+
+    def references(self, specs: Iterable[TensorSpec]) -> dict[str, BaseReference]:
+        """Return what the first frame of a fine-tuning is encoded against, by key.
+
+        Raises
+        ------
+        BaseModelError
+            None of the tensors has a counterpart: it is another model.
+        """
+        model = [spec for spec in specs if spec.role in MODEL_ROLES]
+        pairs = {spec.key: own for spec in model if (own := self.spec(spec)) is not None}
+        if model and not pairs:
+            raise self._another(model)
+        return {key: BaseReference(partial(self.read, own)) for key, own in pairs.items()}
+
+    def _another(self, model: list[TensorSpec]) -> BaseModelError:
+        """Return why no tensor of a run has a counterpart."""
+        names = [spec.key for spec in model]
+        remedy = "give the model that the training began from, its tensors named as in the run"
+        if any(sign in name for name in names for sign in _ADAPTERS):
+            remedy = (
+                "these are adapters, which a base model does not hold: compress them without --base, or "
+                "give an earlier checkpoint of the same adapters"
+            )
+        elif shared := [name for name in names if name in self.checkpoint]:
+            own, its = self.checkpoint.spec(shared[0]), next(s for s in model if s.key == shared[0])
+            return BaseModelError(
+                f"no tensor of the run has its shape and dtype in the base model, nor has '{own.key}'",
+                where=self.name,
+                expected=f"{its.dtype} {its.shape}",
+                found=f"{own.dtype} {own.shape}",
+                remedy="give the base model in the run's dtype",
+            )
+        return BaseModelError(
+            "no tensor of the run is in the base model: it is another one",
+            where=self.name,
+            expected=named(names, 3),
+            found=named(list(self.checkpoint), 3),
+            remedy=remedy,
+        )
+
+    def digest_of(self, own: TensorSpec) -> bytes:
+        """Return the SHA-256 of a tensor; it is read once for that."""
+        if own.key not in self._digests:
+            self._digests[own.key] = tensor_digest(self.read(own))
+        return self._digests[own.key]
+
+    def record(self, specs: Iterable[TensorSpec], used: Iterable[str], archive: Path) -> dict[str, Any]:
+        """Return what the meta of a keyframe says of it.
+
+        Parameters
+        ----------
+        specs
+            The frame's tensors, in its order.
+        used
+            Keys of those that were encoded against it.
+        archive
+            The archive's path.
+        """
+        keys = frozenset(used)
+        whole, short = hashlib.sha256(), bytearray()
+        for spec in specs:
+            own = self.spec(spec) if spec.key in keys else None
+            if own is None:
+                short += _NONE
+                continue
+            digest = self.digest_of(own)
+            _add(whole, spec.key, own, digest)
+            short += digest[:_SHORT]
+        return {
+            "digest": whole.digest(),
+            "tensors": bytes(short),
+            "name": self.name,
+            "path": self._hint(archive),
+            "step": self.step,
+        }
+
+    def _hint(self, archive: Path) -> str | None:
+        """Return where it lies, seen from the folder the archive lies in."""
+        if self.path is None or was_url(self.path) or was_url(archive):
+            return None
+        try:
+            return Path(os.path.relpath(self.path.absolute(), archive.absolute().parent)).as_posix()
+        except ValueError:  # on another drive
+            return None
+
+    def digest_like(self, record: BaseRecord) -> str:
+        """Return the digest of the tensors that a record names, or why there is none; reads them all."""
+        whole = hashlib.sha256()
+        for key in record.tensors:
+            if key not in self.checkpoint:
+                return f"no tensor '{key}'"
+            own = self.checkpoint.spec(key)
+            try:
+                digest = self.digest_of(own)
+            except TooLargeError:
+                raise
+            except InshrinkError as error:
+                return error.what
+            _add(whole, key, own, digest)
+        return whole.hexdigest()
+
+    def require(self, record: BaseRecord, where: str) -> None:
+        """Refuse to be taken for another base model; reads every tensor that the record names, once.
+
+        Raises
+        ------
+        BaseModelError
+            It is not the one recorded.
+        """
+        found = self.digest_like(record)
+        if found != record.digest.hex():
+            raise _wrong(record, where, f"{found} in {self.name}")
+
+
+def _add(whole: Any, key: str, own: TensorSpec, digest: bytes) -> None:
+    whole.update(f"{key}\0{own.dtype}\0{own.shape}\0".encode())
+    whole.update(digest)
+
+
+def _wrong(record: BaseRecord, where: str, found: str) -> BaseModelError:
+    """Return the error for a base model that is not there, or is not the one recorded."""
+    return BaseModelError(
+        f"the step is told against the base model '{record.name}', which is needed to decode it",
+        where=where,
+        expected=f"SHA-256 {record.digest.hex()}",
+        found=found,
+        remedy="give it with --base FILE; `inshrink prune ARCHIVE --stand-alone` makes the archive "
+        "independent of it",
+    )
+
+
+class BaseFinder:
+    """Gives the tensors of base models to whoever decodes: the one place that looks for them.
+
+    Parameters
+    ----------
+    archive
+        Path of the archive, or its URL.
+    given
+        The base model, where the user gave one; else what the archive says of where it lay is tried.
+    follow
+        Whether that is tried at all: not for an archive that is a base model itself.
+    """
+
+    def __init__(self, archive: str, given: BaseModel | None = None, *, follow: bool = True) -> None:
+        self.given = given
+        self._archive, self._follow = archive, follow
+        self._tried: dict[tuple[str | None, int | None], BaseModel | str] = {}
+        self._lock = threading.Lock()
+
+    def reference(self, record: BaseRecord, spec: TensorSpec, where: str) -> BaseReference:
+        """Return what a block was encoded against; read, and compared with the record, when it is used."""
+        return BaseReference(partial(self._tensor, record, spec, where))
+
+    def _tensor(self, record: BaseRecord, spec: TensorSpec, where: str) -> Tensor:
+        model = self.given if self.given is not None else self._recorded(record)
+        if isinstance(model, str):
+            raise _wrong(record, where, model)
+        own = model.spec(spec)
+        if own is None:
+            raise _wrong(
+                record, where, f"no tensor '{spec.key}' of {spec.dtype} {spec.shape} in {model.name}"
+            )
+        try:
+            tensor = model.read(own)
+        except TooLargeError:
+            raise
+        except InshrinkError as error:
+            raise _wrong(record, where, f"{model.name} cannot be read: {error.what}") from error
+        if tensor_digest(tensor)[:_SHORT] != record.tensors[spec.key]:
+            raise _wrong(record, where, f"{model.digest_like(record)} in {model.name}")
+        return tensor
+
+    def _recorded(self, record: BaseRecord) -> BaseModel | str:
+        """Return what lies where the base model lay, or why there is none."""
+        place = (record.path, record.step)
+        with self._lock:
+            if place not in self._tried:
+                self._tried[place] = self._opened(record)
+            return self._tried[place]
+
+    def _opened(self, record: BaseRecord) -> BaseModel | str:
+        if not self._follow:
+            return "an archive that needs a base model as a base model"
+        if record.path is None or was_url(Path(self._archive)):
+            return "none"
+        path = Path(self._archive).absolute().parent / record.path
+        try:
+            if not (path.is_file() or path.is_dir()):
+                return f"nothing at '{record.path}'"
+            return _open_at(path, record.step)
+        except (InshrinkError, OSError, ValueError) as error:
+            return f"'{record.path}' cannot be opened: {error}"
+
+
+def open_base(base: BaseLike) -> BaseModel:
+    """Open a base model; reads headers only.
+
+    Parameters
+    ----------
+    base
+        A checkpoint file or directory, ``ARCHIVE@STEP`` or ``RUN@STEP`` (of an archive by default its last
+        step), a `Checkpoint`, or a state dict, which is copied.
+
+    Raises
+    ------
+    NotFoundError
+        There is nothing to read.
+    InputError
+        It is a run of several checkpoints, or a step that needs a base model itself.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> open_base(run.path_of(400))
+    BaseModel('step_000400.pt', 62 tensors)
+    """
+    if isinstance(base, BaseModel):
+        return base
+    if isinstance(base, Checkpoint):
+        return BaseModel(base, Path(base.origin).name or f"step {base.step}")
+    if isinstance(base, Mapping):
+        if any(isinstance(value, Checkpoint) for value in base.values()):
+            raise InputError("a base model is one checkpoint, and this is a run", remedy="give run[STEP]")
+        return BaseModel(_in_memory(base), "a state dict")
+    text = os.fspath(base)
+    head, sign, tail = text.rpartition("@")
+    if sign and head and tail.isascii() and tail.isdigit() and not os.path.lexists(text):
+        return _open_at(Path(head), int(tail))
+    return _open_at(Path(text), None)
+
+
+def _open_at(path: Path, step: int | None) -> BaseModel:
+    """Open one checkpoint of what lies at a path."""
+    if is_archive(path):
+        return _open_archived(path, step)
+    run = open_run(path)
+    if step is None:
+        if len(run.steps) > 1:
+            raise InputError(
+                f"this holds {len(run.steps)} checkpoints, and a base model is one",
+                where=str(path),
+                remedy=f"say which: {path}@{run.steps[-1]}, or its file",
+            )
+        return BaseModel(run[run.steps[0]], path.name, path)
+    return BaseModel(run[step], f"{path.name}@{step}", path, step)
+
+
+def _open_archived(path: Path, step: int | None) -> BaseModel:
+    """Open a step of an archive, which must stand alone: else a base model would need another."""
+    from inshrink_core.archive import ArchiveReader
+    from inshrink_core.chain.archive import Archive  # it decodes with what this module finds
+
+    reader = ArchiveReader.open(path)
+    archive = Archive(reader, bases=BaseFinder(reader.path, follow=False))
+    info = archive.last if step is None else reader.find(step)
+    if archive.base_of(reader.chain(info.frame_id)[0]) is not None:
+        raise InputError(
+            f"step {info.step} needs a base model itself",
+            where=str(path),
+            remedy=f"make the archive independent first: inshrink prune {path} --stand-alone --apply",
+        )
+    return BaseModel(archive.checkpoint(info), f"{path.name}@{info.step}", path, info.step)
+
+
+class _Copied:
+    """A `TensorSource` over tensors in memory."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        """Return a tensor; whoever asks does not write to it."""
+        return self._tensors[spec.key]
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        """Refuse: there are no files."""
+        raise NotFoundError(f"no file '{layout.path}' in a state dict")
+
+
+def _in_memory(state: Mapping[str, Any]) -> Checkpoint:
+    """Return a copy of a state dict as a checkpoint: training may go on with the tensors themselves."""
+    import torch
+
+    tensors = {
+        name: value.detach().to("cpu", copy=True).contiguous()
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and _dtype(value) in DTYPE_SIZES
+    }
+    specs = tuple(
+        TensorSpec(name=name, role=TensorRole.WEIGHT, dtype=_dtype(value), shape=tuple(value.shape))
+        for name, value in tensors.items()
+    )
+    return Checkpoint(step=0, specs=specs, source=_Copied(tensors), origin="a state dict")
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def require_base_codec(codec: AnyCodec) -> None:
+    """Refuse a codec that cannot tell a first frame against a base model.
+
+    Raises
+    ------
+    ConfigError
+        It has no rule for that (`Codec.uses_base`).
+    """
+    if not codec.uses_base:
+        able = [name for name in codec_names() if get_codec(name).uses_base]
+        raise ConfigError(
+            f"the codec '{codec.name}' cannot encode against a base model",
+            expected=" or ".join(able),
+            found=codec.name,
+            remedy="choose one of them with --codec, or leave out --base",
+        )
