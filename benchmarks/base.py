@@ -34,10 +34,10 @@ from inshrink_core.chain import Archive
 SETTINGS = (
     ("lattice", {}),
     ("lattice", {"gamma": 0.0}),
-    ("lattice", {"gamma": 0.0, "coarseness": 4.0}),
     ("lattice", {"gamma": 0.0, "coarseness": 10.0}),
-    ("lattice", {"gamma": 0.0, "coarseness": 25.0}),
     ("lattice", {"gamma": 0.0, "coarseness": 60.0}),
+    ("lattice", {"gamma": 0.0, "coarseness": 150.0}),
+    ("lattice", {"gamma": 0.0, "coarseness": 400.0}),
     ("lossless", {}),
 )
 TARGET = 0.003

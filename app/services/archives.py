@@ -83,6 +83,8 @@ class Chain:
         What the newest frame was written with: settings, and those of some tensors instead.
     originals
         What vouched for the original files, in one line.
+    base
+        Name of the base model without which the ratios do not hold; empty without one. Untrusted text.
     """
 
     path: Path
@@ -98,6 +100,7 @@ class Chain:
     config: Mapping[str, Any] = field(default_factory=dict)
     overrides: tuple[Mapping[str, Any], ...] = ()
     originals: str = ""
+    base: str = ""
 
     @property
     def name(self) -> str:
@@ -291,6 +294,7 @@ def _summary(
         ratio_total=total.ratio_total,
         codec=str(meta.get("codec", "")),
         originals=_originals(archive),
+        base="" if total.base is None else total.base.name,
         optimizer=optimizer_of(meta) if "optimizer" in meta else "",
         config=config if isinstance(config, dict) else {},
         overrides=tuple(overrides) if isinstance(overrides, list) else (),

@@ -5,11 +5,28 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from inshrink_app.server.roots import links_below, settings
 from inshrink_app.widgets.tables import Problem, ServiceError
 
-__all__ = ["is_inside", "is_sample", "require_inside"]
+if TYPE_CHECKING:
+    from inshrink_core.chain import Archive
+    from inshrink_core.formats import Run
+
+__all__ = ["is_inside", "is_sample", "keep_inside", "require_inside"]
+
+
+_Engine = TypeVar("_Engine", "Run", "Archive", "Run | Archive")
+
+
+def keep_inside(engine: _Engine) -> _Engine:
+    """Return a run or an archive; an archive's base model is not looked for outside of the roots."""
+    from inshrink_core.chain import Archive
+
+    if isinstance(engine, Archive):
+        engine.bases.allows = is_inside
+    return engine
 
 
 @functools.cache

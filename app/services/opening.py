@@ -14,7 +14,7 @@ from inshrink_app.server.recent import remember_recent
 from inshrink_app.server.roots import OutsideRootsError, settings
 from inshrink_app.services.failures import reported
 from inshrink_app.services.headers import files_stamp, forget_headers, keep_headers, kept_headers
-from inshrink_app.services.inside import is_inside, is_sample, require_inside
+from inshrink_app.services.inside import is_inside, is_sample, keep_inside, require_inside
 from inshrink_app.widgets.formatting import elide
 from inshrink_app.widgets.tables import ArchiveFacts, FrameRow, Problem, ServiceError, Subject
 
@@ -164,7 +164,7 @@ def engine_at(path: str, token: str, _made: Run | Archive | None = None) -> Run 
         return _made
     require_inside(Path(path))
     with reported():
-        return inshrink_core.open(path)
+        return keep_inside(inshrink_core.open(path))
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -188,7 +188,7 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     if kept is not None:
         return Opened(*kept)
     with reported():
-        engine = inshrink_core.open(path)
+        engine = keep_inside(inshrink_core.open(path))
         if isinstance(engine, Archive):
             found = Opened(_archive_subject(engine), f"{mtime_ns}-{size}")
         else:
@@ -258,6 +258,7 @@ def _archive_facts(archive: Archive) -> ArchiveFacts:
         nbytes=size.nbytes,
         ratio_weights=size.ratio_weights,
         ratio_total=size.ratio_total,
+        base="" if size.base is None else size.base.name,
         frames=tuple(
             FrameRow(row.info.step, row.info.kind.value, row.info.nbytes, row.ratio_total, row.ratio_weights)
             for row in size.frames

@@ -79,6 +79,8 @@ class ArchiveFacts:
         Raw over archive bytes, of the weights and of everything; None where the archive is empty.
     frames
         In step order.
+    base
+        Name of the base model without which the ratios do not hold; empty without one. Untrusted text.
     """
 
     path: Path
@@ -87,6 +89,7 @@ class ArchiveFacts:
     ratio_weights: float | None
     ratio_total: float | None
     frames: tuple[FrameRow, ...]
+    base: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

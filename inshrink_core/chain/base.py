@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -328,10 +328,16 @@ class BaseFinder:
         The base model, where the user gave one; else what the archive says of where it lay is tried.
     follow
         Whether that is tried at all: not for an archive that is a base model itself.
+
+    Attributes
+    ----------
+    allows
+        Whether a real path may be tried; by default any may.
     """
 
     def __init__(self, archive: str, given: BaseModel | None = None, *, follow: bool = True) -> None:
         self.given = given
+        self.allows: Callable[[Path], bool] = lambda real: True
         self._archive, self._follow = archive, follow
         self._tried: dict[tuple[str | None, int | None], BaseModel | str] = {}
         self._lock = threading.Lock()
@@ -374,6 +380,8 @@ class BaseFinder:
             return "none"
         path = Path(self._archive).absolute().parent / record.path
         try:
+            if not self.allows(Path(os.path.realpath(path))):
+                return f"'{record.path}', outside of the directories that may be opened"
             if not (path.is_file() or path.is_dir()):
                 return f"nothing at '{record.path}'"
             return _open_at(path, record.step)

@@ -14,6 +14,7 @@ from inshrink_app.widgets.archive_picker import choice_text
 from inshrink_app.widgets.figures import TOOLBAR
 from inshrink_app.widgets.tables import Problem, ServiceError
 
+import inshrink_core
 from tests.app.builders import button, charts, explorer, open_panel, texts, write_run
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, work
 
@@ -88,6 +89,15 @@ def test_the_archive_of_a_run_is_found_and_its_chain_drawn(archived: Path, jobs:
     assert list(table["kind"]) == ["keyframe", "delta", "keyframe", "delta"]
     assert table["parent step"].isna().tolist() == [True, False, False, False]
     assert sum(b.proto.type == "primary" for b in app.button) == 1
+
+
+def test_the_ratio_of_an_archive_upon_a_base_model_is_called_so(root: Path, jobs: StubJobs) -> None:
+    run = write_run(root / "run", (1, 2))
+    inshrink_core.compress(run, root / "run.inshrink", steps=[2], base=f"{run}@1")
+    app = explorer("archive", run=str(run))
+    assert not app.exception
+    assert "Ratio with base" in {metric.label for metric in app.metric}
+    assert any("base model run@1" in caption.value for caption in app.caption)
 
 
 def test_a_run_without_an_archive_is_led_to_the_export(root: Path, jobs: StubJobs) -> None:

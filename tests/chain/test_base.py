@@ -308,6 +308,15 @@ def test_hostile_hint_is_read_as_a_checkpoint_at_most(tuned: Tuned) -> None:
         Archive.open(tuned.folder / "a.inshrink")[1].state_dict()
 
 
+def test_base_is_looked_for_only_where_the_caller_allows_it(tuned: Tuned) -> None:
+    opened = Archive.open(tuned.compressed())
+    asked: list[Path] = []
+    opened.bases.allows = lambda real: bool(asked.append(real))
+    with pytest.raises(BaseModelError, match="outside of the directories that may be opened"):
+        opened[1].state_dict()
+    assert asked == [tuned.base.resolve()]
+
+
 def test_bounded_compression_begins_upon_the_base(tuned: Tuned) -> None:
     judge = tuned.folder / "judge.py"
     judge.write_text(

@@ -93,7 +93,7 @@ def _facts(chain: Chain) -> None:
                 "One packed file." if chain.is_packed else "A folder of frames and a manifest.",
             ),
             (
-                "Ratio in all",
+                "Ratio with base" if chain.base else "Ratio in all",
                 ratio_text(chain.ratio_total),
                 "of the readable frames" if is_partial else f"weights {ratio_text(chain.ratio_weights)}",
                 "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
@@ -101,6 +101,7 @@ def _facts(chain: Chain) -> None:
         ]
     )
     parts = [f"Codec {chain.codec}, optimizer state {chain.optimizer}"]
+    parts += [f"first frame told against the base model {chain.base}"] if chain.base else []
     parts += [", ".join(f"{name}={value}" for name, value in chain.config.items())] if chain.config else []
     st.caption(markdown_text(" · ".join(parts)))
     if chain.overrides:

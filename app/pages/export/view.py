@@ -101,7 +101,11 @@ def _figures(made: Made) -> None:
     facts.row(
         [
             ("Size", bytes_text(chain.nbytes), f"of {bytes_text(chain.raw_bytes)} raw"),
-            ("Ratio in all", ratio_text(chain.ratio_total), "measured"),
+            (
+                "Ratio with base" if chain.base else "Ratio in all",
+                ratio_text(chain.ratio_total),
+                "measured",
+            ),
             ("Ratio, weights", ratio_text(chain.ratio_weights), "measured"),
             ("Steps", count_text(len(chain.steps)), steps_text(chain.steps)),
             (

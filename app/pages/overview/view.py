@@ -139,7 +139,7 @@ def _of_archive(shown: Subject, archive: ArchiveFacts) -> list[_Fact]:
             "checkpoints are deleted.",
         ),
         _Fact(
-            "Ratio in all",
+            "Ratio with base" if archive.base else "Ratio in all",
             ratio_text(archive.ratio_total),
             f"weights {ratio_text(archive.ratio_weights)}",
             "Raw bytes divided by stored bytes. Headers, tables and the manifest count with the weights.",

@@ -246,7 +246,7 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         alone = Block(self.bitstream, pack_standalone(Frame(rounded, zeros, None, after)))
         if base is None:
             return alone, after
-        # To the very points that it has without the base, so that nothing restored depends on there being one.
+        # To the very points that it has without the base: no restored bit depends on there being one.
         points = rounded.integers.to(torch.float32).mul_(grid.delta)
         points[after.exact_at] = torch.nan
         before = base_points(base, grid)
