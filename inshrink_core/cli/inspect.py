@@ -140,9 +140,9 @@ def _facts(path: str, facts: Mapping[str, Any], archived: bool) -> list[tuple[st
             ("optimizer state", optimizer_text(facts["optimizer"], facts["roles"])),
             ("raw", size(facts["raw_bytes"])),
             ("archive", size(facts["archive_bytes"])),
-            ("base model", base_text(facts["base"])),
-            (named_ratio("ratio of everything", facts["base"]), ratio(facts["ratio_total"])),
-            (named_ratio("ratio of the weights", facts["base"]), ratio(facts["ratio_weights"])),
+            ("base model", base_text(facts.get("base"))),
+            (named_ratio("ratio of everything", facts.get("base")), ratio(facts["ratio_total"])),
+            (named_ratio("ratio of the weights", facts.get("base")), ratio(facts["ratio_weights"])),
             ("bits per weight", plain(facts["bits_per_weight"])),
             ("checksums of the originals", printable(facts["originals"]["text"])),
         ]

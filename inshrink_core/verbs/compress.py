@@ -28,7 +28,7 @@ from inshrink_core.errors import DamagedError, InputError, StepConflictError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
-from inshrink_core.report import Report
+from inshrink_core.report import Report, plain_value
 from inshrink_core.search.bounded import AsConfigured, BoundedWriter, StepWriter, open_bounded
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.search import choose_steps
@@ -393,7 +393,7 @@ class CompressReport(Report):
     device: str = "cpu"
 
     DOCUMENT: ClassVar = (
-        "archive=path codec config optimizer base=size.base roles ratio_total=size.ratio_total "
+        "archive=path codec config optimizer roles ratio_total=size.ratio_total "
         "ratio_weights=size.ratio_weights bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total "
         "archive_bytes=size.nbytes relative_error seconds mb_per_s device "
         "appended skipped left_out originals frames"
@@ -433,4 +433,5 @@ class CompressReport(Report):
         """Return the document of ``inshrink compress --json``."""
         promised = {} if self.promise is None else self.promise.to_json()
         left_out = [f"{row.path}: {row.reason}" for row in self.left_out]
-        return promised | Report.to_json(self) | {"left_out": left_out}
+        base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
+        return promised | base | Report.to_json(self) | {"left_out": left_out}

@@ -252,7 +252,7 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "codec": meta.get("codec"),
         "config": meta.get("config"),
         "optimizer": optimizer_of(meta) if "optimizer" in meta else None,
-        "base": plain_value(sizes.base),
+        **({} if sizes.base is None else {"base": plain_value(sizes.base)}),
         "ratio_weights": sizes.ratio_weights,
         "ratio_total": sizes.ratio_total,
         "bits_per_weight": sizes.bits_per_weight,

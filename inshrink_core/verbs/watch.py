@@ -394,13 +394,13 @@ class WatchReport:
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink compress --watch --json``."""
         size, last = self.size, self.reports[-1] if self.reports else None
-        return {
+        base = {"base": plain_value(size.base)} if size and size.base else {}
+        return base | {
             "archive": self.archive,
             "ended": self.ended,
             "codec": last.codec if last else None,
             "config": dict(last.config) if last else None,
             "optimizer": last.optimizer if last else None,
-            "base": plain_value(size.base) if size else None,
             "ratio_total": size.ratio_total if size else None,
             "ratio_weights": size.ratio_weights if size else None,
             "bits_per_weight": size.bits_per_weight if size else None,
