@@ -10,7 +10,7 @@ from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.encoder import FrameEncoder, Standing
-from inshrink_core.chain.meta import ORIGINALS
+from inshrink_core.chain.meta import ORIGINALS, QUALITY
 from inshrink_core.chain.needs import pack_attributes
 from inshrink_core.chain.parts import (
     LAYOUT_KEY,
@@ -121,7 +121,12 @@ class ChainWriter:
         )
 
     def append(
-        self, checkpoint: Checkpoint, *, done: TensorDone | None = None, keyframe: bool | None = None
+        self,
+        checkpoint: Checkpoint,
+        *,
+        done: TensorDone | None = None,
+        keyframe: bool | None = None,
+        quality: Mapping[str, Any] | None = None,
     ) -> Appended:
         """Encode a checkpoint and commit it as a frame.
 
@@ -133,6 +138,8 @@ class ChainWriter:
             Called after each tensor.
         keyframe
             Whether the frame stands alone; by default as the notes say. The first always does.
+        quality
+            What the frame says of what a restore of it costs, and how that is known (`QUALITY`).
 
         Notes
         -----
@@ -141,15 +148,16 @@ class ChainWriter:
         """
         stored = stored_view(checkpoint, self.config.optimizer)
         parts = dict(parts_of(stored))
+        said = {} if quality is None else {QUALITY: dict(quality)}
         if not (self.keyframe_is_due if keyframe is None or self.parent is None else keyframe):
             self._load_parent()
             worthwhile = int(_WORTHWHILE * self._keyframe_rate * stored.raw_bytes())
             limit = math.inf if keyframe is False else worthwhile
-            appended = self._write(checkpoint, stored, parts, FrameKind.DELTA, limit, done)
+            appended = self._write(checkpoint, stored, parts, FrameKind.DELTA, limit, done, said)
             if appended is not None:
                 return appended
             done = None  # it was called already
-        appended = self._write(checkpoint, stored, parts, FrameKind.KEYFRAME, math.inf, done)
+        appended = self._write(checkpoint, stored, parts, FrameKind.KEYFRAME, math.inf, done, said)
         if appended is None:
             raise RuntimeError("a frame without a limit was not committed")
         return appended
@@ -197,6 +205,7 @@ class ChainWriter:
         kind: FrameKind,
         limit: float,
         done: TensorDone | None,
+        said: Mapping[str, Any],
     ) -> Appended | None:
         """Write one frame; gives it up, leaving nothing, where its tensors reach `limit` bytes."""
         delta = kind is FrameKind.DELTA
@@ -225,7 +234,7 @@ class ChainWriter:
                 if done is not None:
                     done(result.spec)
             add_parts(frame, parts, self._parts if delta else None)
-            meta = self.config.record() | {"content": content_digest(stored, digests, parts)}
+            meta = self.config.record() | {"content": content_digest(stored, digests, parts), **said}
             if isinstance(whole.source, FileSource):
                 meta[ORIGINALS] = whole.source.vouched(whole.files)
             if memory is not None:

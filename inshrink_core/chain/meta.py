@@ -13,11 +13,15 @@ if TYPE_CHECKING:
     from inshrink_core.chain.archive import Archive
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["ORIGINALS", "DamagedOriginal", "OriginalChecks", "check_meta", "original_checks"]
+__all__ = ["ORIGINALS", "QUALITY", "DamagedOriginal", "OriginalChecks", "check_meta", "original_checks"]
 
 
 ORIGINALS: Final = "originals"
 """Key of meta: which checksums vouched for the files of a frame, and what was damaged and stored so."""
+
+QUALITY: Final = "quality"
+"""Key of meta: what a restore of the frame costs by some figures, how that is known (``measured``,
+``predicted`` or ``exact``), and what was promised."""
 
 _MOST_SHOWN: Final = 3
 
@@ -36,6 +40,7 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "overrides": lambda value: _is_list_of(value, lambda item: isinstance(item, dict)),
     "optimizer": lambda value: isinstance(value, str),
     "content": _is_id,
+    QUALITY: lambda value: isinstance(value, dict),
     "restored": _is_id,
     "rekeyed": _is_id,
     "source": lambda value: _is_list_of(value, _is_id) and len(value) == 2,

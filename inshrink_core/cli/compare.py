@@ -38,6 +38,10 @@ def compare(
     max_divergence: Annotated[
         float | None, typer.Option(metavar="NATS", help="End with 1 if any step diverges by more.")
     ] = None,
+    max_restore_cost: Annotated[
+        float | None,
+        typer.Option(metavar="FRACTION", help="End with 1 if a restore of any step costs more of the loss."),
+    ] = None,
     gain: Annotated[
         bool,
         typer.Option("--gain", help="Measure too how much of each step's movement a restore would keep."),
@@ -50,7 +54,9 @@ def compare(
     import inshrink_core
     from inshrink_core.verbs.compare import CheckedBounds
 
-    bounds = CheckedBounds(max_drop=max_drop, max_divergence=max_divergence)
+    bounds = CheckedBounds(
+        max_drop=max_drop, max_divergence=max_divergence, max_restore_cost=max_restore_cost
+    )
     opened = inshrink_core.Archive.open(archive).limited(limit.limits())
     run = reading.open(against)
     with out.progress("compare", in_bytes=False) as progress:
@@ -74,13 +80,23 @@ def _show(console: Console, comparison: Comparison, passed: Sequence[int], *, wi
             plain(row.restored),
             percent(row.drop),
             nats(row.divergence),
+            percent(row.restore_cost),
             percent(row.stale_drop),
             nats(row.stale_divergence),
             *(sign if row.step in passed else "" for sign in mark),
         )
         for row in comparison.steps
     )
-    headings = ("step", "original", "restored", "drop", "divergence", "previous drop", "previous div.")
+    headings = (
+        "step",
+        "original",
+        "restored",
+        "drop",
+        "divergence",
+        "restore cost",
+        "previous drop",
+        "previous div.",
+    )
     show_table(console, (*headings, *("" for _ in mark)), rows, left=())
     if passed:
         console.print(
@@ -102,5 +118,6 @@ def _show(console: Console, comparison: Comparison, passed: Sequence[int], *, wi
             ("largest drop", percent(comparison.max_drop)),
             ("largest divergence", f"{nats(comparison.max_divergence)} nats"),
             ("mean divergence", f"{nats(comparison.mean_divergence)} nats"),
+            ("largest restore cost", f"{percent(comparison.max_restore_cost)} of the loss"),
         ],
     )

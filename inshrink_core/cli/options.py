@@ -254,6 +254,14 @@ class BoundOptions:
             " (default with --max-drop: 0.003, where the evaluator returns log_probs)",
         ),
     ] = None
+    max_restore_cost: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FRACTION",
+            help="Most that a restore may cost: the loss is expected to rise by this share of it."
+            " 0.002 is what rehearsals were safe with.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

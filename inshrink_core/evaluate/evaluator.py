@@ -22,7 +22,15 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, Self, cast, runti
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import EvaluatorError, InputError, NotFiniteError, StorageError
 from inshrink_core.execution.process import minimal_environment, start_python, user_environment
-from inshrink_core.metrics import Direction, divergence, known_direction, output_error
+from inshrink_core.metrics import (
+    Direction,
+    divergence,
+    is_loss,
+    known_direction,
+    mean_entropy,
+    mean_squared_difference,
+    output_error,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -401,6 +409,32 @@ class Evaluation:
         if self.predictions is not None and restored.predictions is not None:
             return output_error(self.predictions, restored.predictions)
         return None
+
+    def restore_cost(self, restored: Evaluation, nats: float | None = None) -> float | None:
+        """Return the rise of the loss that a restored state is expected to begin with, relative.
+
+        Predictions that are off by a divergence D cost D nats of cross-entropy in expectation, whatever the
+        labels; those of a regression cost their mean squared difference. Unlike the measured rise, neither is
+        ever negative, and a few samples tell it well. It is given as a share of the loss: of the metric where
+        that is a loss, else of the entropy of the predictions. Without predictions it is the measured rise,
+        without its sign. None where the loss is 0, or the metric is no loss and nothing else tells.
+        `nats` is the `divergence` of the two where it is known already.
+        """
+        if self.log_probs is not None and restored.log_probs is not None:
+            scale = self.value if self._is_loss else mean_entropy(self.log_probs)
+            if not scale > 0:
+                return None
+            return (divergence(self.log_probs, restored.log_probs) if nats is None else nats) / scale
+        if not self._is_loss or not self.value > 0:
+            return None
+        if self.predictions is not None and restored.predictions is not None:
+            return mean_squared_difference(self.predictions, restored.predictions) / self.value
+        return abs(restored.value - self.value) / self.value
+
+    @property
+    def _is_loss(self) -> bool:
+        """Whether the metric is a cross-entropy or a mean squared error, by its name."""
+        return self.direction is Direction.LOWER and is_loss(self.metric)
 
 
 @dataclass(frozen=True, kw_only=True)

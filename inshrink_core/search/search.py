@@ -95,6 +95,7 @@ def search(
     *,
     max_drop: float | None = None,
     max_divergence: float | None = None,
+    max_restore_cost: float | None = None,
     target_ratio: float | None = None,
     codec: str | None = None,
     config: Mapping[str, Any] | AnyCodec | None = None,
@@ -122,7 +123,7 @@ def search(
     ----------
     run
         The run, or its path.
-    max_drop, max_divergence
+    max_drop, max_divergence, max_restore_cost
         What every step has to keep (`inshrink_core.search.bounds.Bounds`). Beside a bound on the drop
         stands one on the divergence by default, where the evaluator returns ``log_probs``.
     target_ratio
@@ -183,7 +184,7 @@ def search(
     >>> folder.cleanup()
     """
     begun = time.perf_counter()
-    bounds = Bounds(max_drop=max_drop, max_divergence=max_divergence)
+    bounds = Bounds(max_drop=max_drop, max_divergence=max_divergence, max_restore_cost=max_restore_cost)
     check_request(bounds, target_ratio, strategy, budget, replicas)
     opened = run if isinstance(run, Run) else open_run(run)
     chosen = choose_steps(opened, steps)
@@ -358,7 +359,8 @@ def check_request(
             raise InputError(f"--{name} is at least 1", expected="≥ 1", found=str(number))
     if target_ratio is None and not bounds.given:
         raise InputError(
-            "there is nothing to search for", remedy="give --max-drop, --max-divergence or --target-ratio"
+            "there is nothing to search for",
+            remedy="give --max-drop, --max-divergence, --max-restore-cost or --target-ratio",
         )
     if target_ratio is not None and bounds.given:
         raise InputError(

@@ -51,7 +51,7 @@ class Trial:
         The configuration, as a config file says it.
     raw_weights, weights_nbytes
         Raw bytes of weights and buffers, and the bytes of the frame that hold them.
-    drop, divergence, drop_error
+    drop, divergence, restore_cost, drop_error
         Against the step's original (`inshrink_core.search.bounds.Figures`); None where not known.
     restore_gain, restore_noise
         Had training been restored at the step before; None where not measured.
@@ -74,6 +74,7 @@ class Trial:
     weights_nbytes: int
     drop: float | None = None
     divergence: float | None = None
+    restore_cost: float | None = None
     drop_error: float | None = None
     restore_gain: float | None = None
     restore_noise: float | None = None
@@ -262,10 +263,9 @@ class TrialRunner:
 
     def _still_holds(self, known: Trial) -> bool:
         """Whether a trial of the log answers what is asked now: one given up does only under its bounds."""
-        partial = known.partial
-        if partial is None:
-            return True
-        bounds = self.judge.bounds(self.steps[0])
+        bounds, partial = self.judge.bounds(self.steps[0]), known.partial
+        if partial is None:  # a log may be older than a figure
+            return known.failure != "" or all(getattr(known, name) is not None for name in bounds.limits)
         return bounds.is_broken_by(partial.least_drop, partial.least_divergence)
 
     def _measure(self, step: int, candidate: Candidate, position: Position) -> Trial:

@@ -56,6 +56,7 @@ def rehearse(
     keyframe_every: int = 32,
     max_drop: float | None = None,
     max_divergence: float | None = None,
+    max_restore_cost: float | None = None,
     device: str = "auto",
     threads: int = 1,
     keep_archives: bool = False,
@@ -129,7 +130,7 @@ def rehearse(
     """
     from inshrink_core.training.failing import Schedule, Setup, isolated, require_judgeable
 
-    bounds = Bounds.promised(max_drop, max_divergence)
+    bounds = Bounds.promised(max_drop, max_divergence, max_restore_cost)
     found, identity = find_task(task)
     schedule = _checked(
         Schedule(
@@ -294,11 +295,12 @@ class _Runner:
 def _bounds_key(bounds: Bounds) -> dict[str, Any]:
     """Return bounds as JSON values that tell one that was waived from one that is filled in by default."""
     divergence = DEFAULT_MAX_DIVERGENCE if bounds.max_divergence is None else bounds.max_divergence
+    cost = bounds.max_restore_cost
     return {
         "drop": None if bounds.max_drop is None else str(bounds.max_drop),
         "divergence": str(divergence),
         "default": bounds.max_divergence is None,
-    }
+    } | ({} if cost is None else {"restore_cost": str(cost)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +323,7 @@ class TrainingResult:
         0 without failures.
     promise
         What was promised of every save as restored and how each keeps it
-        (`inshrink_core.training.failing.RehearsedWriter.promise`); None where nothing was.
+        (`inshrink_core.training.check.CheckedWriter.promise`); None where nothing was.
     """
 
     seed: int
@@ -469,6 +471,7 @@ class Rehearsal:
             "bounds": promises[0][1]["bounds"],
             "max_drop": _largest([frame["drop"] for frame in frames]),
             "max_divergence": _largest([frame["divergence"] for frame in frames]),
+            "max_restore_cost": _largest([frame.get("restore_cost") for frame in frames]),
             "evaluations": sum(promise["evaluations"] for _, promise in promises),
             "frames": frames,
         }

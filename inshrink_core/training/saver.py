@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from inshrink_core.archive import ArchiveReader, ArchiveWriter
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, is_archive
 from inshrink_core.archive.storage import storage_error
 from inshrink_core.chain import Archive, ChainConfig, ChainWriter, content_digest, stored_view
 from inshrink_core.chain.defaults import make_chain_config
@@ -22,6 +22,8 @@ from inshrink_core.execution import working_folder
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.frame import FrameInfo
 from inshrink_core.search.bounded import AsConfigured, StepWriter
+from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
+from inshrink_core.search.space import space_of
 from inshrink_core.training.gradients import N_RECORDED, GradientAverage
 from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Spool, SpooledSave, spool_folder
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from inshrink_core.codec import AnyCodec
+    from inshrink_core.training.check import Check, CheckedWriter
 
 __all__ = ["Archiver", "Saver"]
 
@@ -76,8 +79,19 @@ class Saver:
         Tensors encoded at a time, beside the training; by default one.
     n_recorded
         Batches before a save whose gradients `record` averages.
+    check
+        ``check(model)`` returns the loss on a fixed small batch, a number; or a dict of it (``loss``) and of
+        ``log_probs`` (n, classes) or ``predictions``. Each save is then decoded and judged beside the
+        training, on a copy of the model in eval mode, and written as coarse as `max_restore_cost` allows, or
+        exactly where nothing coarser does. What cross-entropies or mean squared errors are taken of is seen
+        by itself. It must neither draw random numbers nor change what it is not given.
+    max_restore_cost
+        What a restore of any save may cost, as the expected relative rise of the checked loss; by default
+        `DEFAULT_MAX_RESTORE_COST`.
+    check_every
+        Check every so many saves; those between are written as the last one that was checked.
     step_writer
-        How each save is written, on the saver's thread; by default as `codec` and `config` say.
+        How each save is written, on the saver's thread; by default as `codec`, `config` and `check` say.
 
     Attributes
     ----------
@@ -143,6 +157,9 @@ class Saver:
         device: str = "auto",
         threads: int | None = None,
         n_recorded: int = N_RECORDED,
+        check: Check | None = None,
+        max_restore_cost: float | None = None,
+        check_every: int = 1,
         step_writer: StepWriter | None = None,
     ) -> None:
         self.path = Path(archive)
@@ -152,6 +169,8 @@ class Saver:
         self._config = make_chain_config(
             self.path, codec, config, optimizer_state, keyframe_every, device, threads or 1
         )
+        self._checked = self._checked_writer(check, max_restore_cost, check_every)
+        step_writer = step_writer if self._checked is None else self._checked
         writer = ArchiveWriter(self.path, create=True)
         try:
             self._spool = Spool(spool_folder(self.path))
@@ -168,10 +187,50 @@ class Saver:
         # At the end of the interpreter what is pending is archived, not abandoned.
         self._finalizer = weakref.finalize(self, self._archiver.close_quietly)
 
+    def _checked_writer(
+        self, check: Check | None, max_restore_cost: float | None, check_every: int
+    ) -> CheckedWriter | None:
+        """Return what writes saves under a check, which is tried on the model as it is."""
+        from inshrink_core.training.check import CheckedWriter, ModelEvaluator, copied_model, require_check
+
+        if type(check_every) is not int or check_every < 1:
+            raise InputError("check_every is a number of saves", expected="≥ 1", found=repr(check_every))
+        if check is None:
+            if max_restore_cost is not None or check_every != 1:
+                raise InputError(
+                    "there is no check", remedy="give the saver `check`, a function of the model"
+                )
+            return None
+        space_of(self._config.codec, frozenset())  # refuses a codec without anything to search
+        bounds = Bounds(
+            max_restore_cost=DEFAULT_MAX_RESTORE_COST if max_restore_cost is None else max_restore_cost
+        )
+        evaluator = ModelEvaluator(copied_model(self._model), check)
+        bounds.completed(require_check(evaluator, self._model))
+        return CheckedWriter(
+            self._config,
+            evaluator,
+            bounds,
+            follows=True,
+            every=check_every,
+            resumed=is_archive(self.path),
+            forgiving=True,
+        )
+
     @property
     def n_pending(self) -> int:
         """Number of saves that are not archived yet."""
         return self._archiver.n_pending
+
+    @property
+    def failures(self) -> Mapping[int, str]:
+        """Why saves could not be checked, by step: they are stored exactly."""
+        return {} if self._checked is None else dict(self._checked.failures)
+
+    @property
+    def check_seconds(self) -> float:
+        """Time that checks have taken so far, on the saver's thread."""
+        return 0.0 if self._checked is None else self._checked.seconds
 
     def record(self) -> None:
         """Take the gradients of this batch into their average; to be called after ``backward``.
@@ -338,7 +397,11 @@ class Saver:
             A save could not be archived. It stays in the spool for the next saver.
         """
         self._finalizer.detach()
-        self._archiver.close()
+        try:
+            self._archiver.close()
+        finally:
+            if self._checked is not None:
+                self._checked.close()
 
     def _require_open(self) -> None:
         if not self._finalizer.alive:

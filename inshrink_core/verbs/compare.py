@@ -24,6 +24,7 @@ __all__ = ["CheckedBounds", "compare"]
 _REMEDIES = {
     "drop": "a metric of zero has no relative change; choose another with --eval-metric",
     "divergence": "the evaluator must return 'log_probs'",
+    "restore_cost": "the evaluator must return a loss above 0, or 'log_probs'",
 }
 
 
@@ -37,6 +38,8 @@ class CheckedBounds:
         Largest relative change of the metric for the worse: 0.01 is one percent.
     max_divergence
         Largest divergence of the predictions, nats.
+    max_restore_cost
+        Largest expected relative rise of the loss.
 
     Raises
     ------
@@ -46,14 +49,19 @@ class CheckedBounds:
 
     max_drop: float | None = None
     max_divergence: float | None = None
+    max_restore_cost: float | None = None
 
     def __post_init__(self) -> None:
         for name, bound in self._by_figure().items():
             if bound is not None and math.isnan(bound):
-                raise InputError(f"--max-{name} nan bounds nothing", remedy="give a number")
+                raise InputError(f"--max-{_dashed(name)} nan bounds nothing", remedy="give a number")
 
     def _by_figure(self) -> dict[str, float | None]:
-        return {"drop": self.max_drop, "divergence": self.max_divergence}
+        return {
+            "drop": self.max_drop,
+            "divergence": self.max_divergence,
+            "restore_cost": self.max_restore_cost,
+        }
 
     def failure(self, comparison: Comparison, where: str) -> CheckFailedError | InputError | None:
         """Return why the bounds are not kept; None if they are, or there are none."""
@@ -63,15 +71,16 @@ class CheckedBounds:
             rows = comparison.steps
             for row in rows:
                 if getattr(row, name) is None:
+                    figure = name.replace("_", " ")
                     return InputError(
-                        f"--max-{name} cannot be checked: step {row.step} has no {name}",
+                        f"--max-{_dashed(name)} cannot be checked: step {row.step} has no {figure}",
                         where=where,
                         remedy=_REMEDIES[name],
                     )
             worst = max(rows, key=lambda row: float(getattr(row, name)))
             if getattr(worst, name) > bound:
                 return CheckFailedError(
-                    f"step {worst.step} exceeds --max-{name}",
+                    f"step {worst.step} exceeds --max-{_dashed(name)}",
                     where=where,
                     expected=f"at most {bound:g}",
                     found=f"{getattr(worst, name):.4g}",
@@ -95,6 +104,10 @@ class CheckedBounds:
         ]
         known = [(stale, limit) for stale, limit in pairs if stale is not None and limit is not None]
         return bool(known) and all(stale <= limit for stale, limit in known)
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def compare(

@@ -56,6 +56,7 @@ def compress(
     resumed_from: int | None = None,
     max_drop: float | None = None,
     max_divergence: float | None = None,
+    max_restore_cost: float | None = None,
     evaluator: str | None = None,
     metric: str | None = None,
     direction: str | None = None,
@@ -84,7 +85,7 @@ def compress(
         The steps to write; by default all.
     resumed_from
         The archived step that training was restored from: the steps of `run` after it open a branch.
-    max_drop, max_divergence
+    max_drop, max_divergence, max_restore_cost
         Bounds on every restored step (`inshrink_core.verbs.Bounds`): each is then written with the smallest
         frame found that keeps them, or exactly if no smaller one does.
     evaluator, metric, direction, trust_run, timeout
@@ -130,7 +131,7 @@ def compress(
     if resumed_from is not None:
         # Before the writer makes an archive: a branch needs one that is there.
         Archive.open(archive).reader.find(resumed_from)
-    bounds = Bounds.promised(max_drop, max_divergence)
+    bounds = Bounds.promised(max_drop, max_divergence, max_restore_cost)
     bounded: BoundedWriter | None = None
     with ExitStack() as stack:
         if bounds is not None and chosen:
