@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -182,8 +183,9 @@ class Levels(NamedTuple):
 class TensorReference(ABC):
     """The decoded state of one tensor after a frame: what the next delta needs.
 
-    Implementations are dataclasses of integers and CPU tensors. They never alias the caller's tensor,
-    but for one that was given away (`TensorInput.owned`).
+    Implementations are dataclasses of integers and tensors, in host memory where they were encoded, else
+    on the device they were decoded on. They never alias the caller's tensor, but for one that was given away
+    (`TensorInput.owned`).
     """
 
     @abstractmethod
@@ -431,8 +433,27 @@ class Codec(ABC, Generic[_Plan, _State]):
         """
 
     @abstractmethod
-    def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
+    def decode(
+        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
+    ) -> Decoded:
         """Decode one block, whatever the settings it was encoded with.
+
+        Parameters
+        ----------
+        spec
+            Name, role, dtype and shape of the tensor.
+        block
+            What `encode` returned.
+        reference
+            State after the previous frame; None in a keyframe.
+        device
+            Where to work, as torch names it: a block with a reference is decoded where that is. What a codec
+            has no kernels for is done in host memory; the bits do not depend on it.
+
+        Returns
+        -------
+        Decoded
+            On that device or in host memory.
 
         Raises
         ------
@@ -467,7 +488,13 @@ _MOST_NBYTES = 1 << 62
 _Coder = TypeVar("_Coder", bound=AnyCodec)
 
 
-def within_memory(decode: Callable[[_Coder, TensorSpec, Block, TensorReference | None], Decoded]) -> Any:
+_Decode: TypeAlias = "Callable[[_Coder, TensorSpec, Block, TensorReference | None, str], Decoded]"
+
+_NO_MEMORY: Final = re.compile("allocate memory|out of memory")
+"""How PyTorch says that there is none, of the host and of a device."""
+
+
+def within_memory(decode: _Decode[_Coder]) -> Any:
     """Return `Codec.decode` with the checks of every codec: the bitstream, and the memory for the tensor.
 
     A few bytes may claim any shape. PyTorch and numpy say in five ways that they cannot allocate it, some of
@@ -475,7 +502,9 @@ def within_memory(decode: Callable[[_Coder, TensorSpec, Block, TensorReference |
     """
 
     @functools.wraps(decode)
-    def checked(self: _Coder, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
+    def checked(
+        self: _Coder, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
+    ) -> Decoded:
         if block.codec not in self.reads:
             raise IncompatibleError(
                 f"the codec '{self.name}' does not read this bitstream",
@@ -489,17 +518,18 @@ def within_memory(decode: Callable[[_Coder, TensorSpec, Block, TensorReference |
                 "a tensor is larger than any memory", where=spec.key, needed=needed, limit=_MOST_NBYTES
             )
         try:
-            return decode(self, spec, block, reference)
+            return decode(self, spec, block, reference, device)
         except (MemoryError, RuntimeError) as error:
-            if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+            if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
                 raise
+            other = "" if device == "cpu" else "use --device cpu, "
             raise TooLargeError(
                 "there is not the memory to decode a tensor",
                 where=spec.key,
                 needed=needed,
                 limit=0,
                 expected=f"room for {needed} bytes and what they are decoded from",
-                remedy="close other programs, or use a machine with more memory",
+                remedy=f"{other}close other programs, or use a machine with more memory",
             ) from error
 
     return checked

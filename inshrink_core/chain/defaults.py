@@ -17,7 +17,7 @@ from inshrink_core.chain import (
 )
 from inshrink_core.codec import AnyCodec, make_codec, require_weight_codec
 from inshrink_core.errors import InputError, MissingFrameError
-from inshrink_core.execution import default_threads
+from inshrink_core.execution import default_threads, resolve_device
 
 if TYPE_CHECKING:
     import os
@@ -28,7 +28,6 @@ __all__ = [
     "factors_of",
     "make_chain_config",
     "make_configs",
-    "resolve_device",
 ]
 
 DEFAULT_CODEC = "lattice"
@@ -146,25 +145,3 @@ def factors_of(chain: ChainConfig) -> tuple[dict[str, float], ChainConfig]:
         else:
             others.append(one)
     return factors, dataclasses.replace(chain, overrides=tuple(others))
-
-
-def resolve_device(device: str) -> str:
-    """Return a device torch knows: ``auto`` is CUDA where there is one.
-
-    Raises
-    ------
-    InputError
-        The device is not available.
-    """
-    if device == "cpu":
-        return device
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.partition(":")[0] == "cuda" and not torch.cuda.is_available():
-        raise InputError("there is no CUDA device here", remedy="use --device cpu or --device auto")
-    try:
-        return str(torch.device(device))
-    except RuntimeError as error:
-        raise InputError(f"--device {device} is not a device", remedy="use cpu, cuda or auto") from error

@@ -97,6 +97,8 @@ class Verification:
     originals
         What vouched for the originals when they were archived: what is sound may be a sound copy of
         damaged files.
+    device
+        Where frames were decoded.
     """
 
     problems: tuple[Problem, ...]
@@ -107,6 +109,7 @@ class Verification:
     missing_steps: tuple[int, ...] = ()
     stored: Exactness | None = None
     originals: OriginalChecks = field(default_factory=OriginalChecks)
+    device: str = "cpu"
 
     @property
     def ok(self) -> bool:
@@ -121,6 +124,7 @@ class Verification:
             "notes": [note.to_json() for note in self.notes],
             "frames": self.n_frames,
             "deep": self.deep,
+            "device": self.device,
             "missing_steps": list(self.missing_steps),
             **(Exactness((), ()) if self.stored is None else self.stored).to_json(),
             "originals": self.originals.to_json(),
@@ -146,6 +150,7 @@ def verify_archive(
     done: StepDone | None = None,
     max_memory: int | None = None,
     max_disk: int | None = None,
+    device: str = "auto",
 ) -> Verification:
     """Check an archive.
 
@@ -164,9 +169,13 @@ def verify_archive(
         Bytes that decoding may take; by default what is available.
     max_disk
         Bytes that a restored step may take; by default any number, for nothing is written.
+    device
+        Where frames are decoded: ``auto``, ``cpu`` or ``cuda``. What is found does not depend on it.
 
     Raises
     ------
+    InputError
+        The device is not available.
     TooLargeError
         Decoding would take more than that.
 
@@ -188,6 +197,7 @@ def verify_archive(
         return Verification(problems=tuple(problems), notes=notes, n_frames=0, deep=deep)
     frames = archive.reader.frames
     if deep or against is not None:
+        archive = archive.on(device)
         archive = sequential_within(archive, _needs(archive, frames))
     if deep:
         for position, info in enumerate(frames):
@@ -215,6 +225,7 @@ def verify_archive(
         # An index that is damaged is a problem of its own.
         stored=_unless_damaged(lambda: exactness_of(archive, archive.frames), None),
         originals=_unless_damaged(lambda: original_checks(archive), OriginalChecks()),
+        device=archive.device,
     )
 
 

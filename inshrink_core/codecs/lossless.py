@@ -60,7 +60,9 @@ class LosslessCodec(Codec[None, LosslessReference]):
         return encode_exact(item.spec, item.tensor, reference, self.level, owned=item.owned)
 
     @within_memory
-    def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
+    def decode(
+        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
+    ) -> Decoded:
         """Decode one block; see `decode_exact`."""
         return decode_exact(spec, block.payload, reference)
 

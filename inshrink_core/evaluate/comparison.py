@@ -53,7 +53,10 @@ class EvaluatedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Every compared step of a chain, and the worst and mean over them (None where no step has one)."""
+    """Every compared step of a chain, and the worst and mean over them (None where no step has one).
+
+    `device` is where steps were decoded.
+    """
 
     metric: str
     direction: Direction
@@ -61,6 +64,7 @@ class Comparison:
     max_divergence: float | None
     mean_divergence: float | None
     steps: tuple[EvaluatedStep, ...]
+    device: str = "cpu"
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of `inshrink compare --json`, numbers as numbers."""
@@ -71,6 +75,7 @@ class Comparison:
             "max_drop": self.max_drop,
             "max_divergence": self.max_divergence,
             "mean_divergence": self.mean_divergence,
+            "device": self.device,
             "steps": [{name: getattr(step, name) for name in names} for step in self.steps],
         }
 

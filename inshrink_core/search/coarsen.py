@@ -38,7 +38,9 @@ class Coarsened(NamedTuple):
     relative_error: float
 
 
-def coarsen(view: Checkpoint, whole: Checkpoint, nbytes: float, tried: Callable[[int], None]) -> Coarsened:
+def coarsen(
+    view: Checkpoint, whole: Checkpoint, nbytes: float, tried: Callable[[int], None], device: str = "cpu"
+) -> Coarsened:
     """Return the weights on the finest lattice whose blocks take no more than some bytes.
 
     Parameters
@@ -51,6 +53,8 @@ def coarsen(view: Checkpoint, whole: Checkpoint, nbytes: float, tried: Callable[
         What they may take.
     tried
         Called before each trial with its number; may raise to cancel.
+    device
+        Where to encode, as torch names it.
 
     Notes
     -----
@@ -67,7 +71,7 @@ def coarsen(view: Checkpoint, whole: Checkpoint, nbytes: float, tried: Callable[
         for point in points:
             tried(n_tried)
             n_tried += 1
-            found = _encode(view, whole, point)
+            found = _encode(view, whole, point, device)
             bearable = found.relative_error <= _MOST_ERROR or not best
             best = [min([*best, found], key=lambda one: _order(one, target))] if bearable else best
             outcomes.append(Outcome(point, bearable, 0.0, found.nbytes / target, found.nbytes))
@@ -84,13 +88,14 @@ def _order(found: Coarsened, target: float) -> tuple[bool, float]:
     return not fits, found.relative_error if fits else found.nbytes
 
 
-def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float) -> Coarsened:
+def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float, device: str) -> Coarsened:
     """Encode all weights once."""
     settings: dict[str, float] = {"coarseness": coarseness}
     config = ChainConfig(
         codec=_CODEC,
         config=get_codec(_CODEC)(**settings),
         optimizer="drop",
+        device=device,
         threads=default_threads(),
     )
     _, results = FrameEncoder(config).encode(whole, Standing(), view.specs)

@@ -202,13 +202,15 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         return encode_exact(spec, item.tensor, reference)
 
     @within_memory
-    def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
+    def decode(
+        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
+    ) -> Decoded:
         """Decode one block of the bitstreams in `reads`."""
         if block.codec == EXACT_BITSTREAM:
             return decode_exact(spec, block.payload, reference)
         if not can_have_lattice(spec):
             raise DamagedError("a tensor of this kind has no lattice", where=spec.key)
-        return Decoded(*parse(spec, memoryview(block.payload), self.own(reference, spec)))
+        return Decoded(*parse(spec, memoryview(block.payload), self.own(reference, spec), device))
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone; references of other codecs become exact blocks."""
