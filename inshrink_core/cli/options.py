@@ -221,8 +221,9 @@ class Evaluating:
     evaluator: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE.py:FUNCTION",
-            help="A function from a state dict to its figures. (default: what the run's inshrink.toml names)",
+            metavar="FILE.py:FUNCTION|NAME",
+            help="A function from a state dict to its figures, or one that an installed package names."
+            " (default: what the run's inshrink.toml names)",
         ),
     ] = None
     metric: Annotated[

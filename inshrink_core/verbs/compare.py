@@ -120,7 +120,8 @@ def compare(
     against
         The original run, or its path.
     evaluator
-        ``FILE.py:FUNCTION``; by default the one the run names in ``inshrink.toml``.
+        ``FILE.py:FUNCTION``, or the name of an installed one (``docs/evaluators.md``); by default the one the
+        run names in ``inshrink.toml``.
     metric, direction
         Which of the evaluator's figures counts, and whether higher or lower is better.
     trust_run
