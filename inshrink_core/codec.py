@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "DEFAULT_CODEC",
     "DIVERGENCE_PER_ERROR",
+    "FALLBACK_CODEC",
     "PARTS",
     "PROTECTED",
     "PRUNED",
@@ -47,12 +49,19 @@ __all__ = [
     "Tuning",
     "codec_for_block",
     "codec_names",
+    "decoding_memory",
     "get_codec",
     "make_codec",
     "require_weight_codec",
     "within_memory",
 ]
 
+
+DEFAULT_CODEC: Final = "lattice"
+"""What weights are written with where nobody said."""
+
+FALLBACK_CODEC: Final = "lossless"
+"""What keeps tensors that no other codec takes, and steps that nothing coarser keeps a promise of."""
 
 DIVERGENCE_PER_ERROR: Final = 1.9
 """Nats over the squared relative error of the weights: geometric mean over two runs and eleven settings of
@@ -335,6 +344,10 @@ class Codec(ABC, Generic[_Plan, _State]):
     covers_masters: ClassVar[bool] = False
     """Whether its rule for weights holds for master weights too; else they are stored exactly."""
 
+    decoding_memory: ClassVar[int] = 7
+    """Peak memory of decoding one tensor over its bytes: values, state and what decoding needs on the way.
+    Measured over every lossy codec with tensors of 64 MB: 2.5 to 6.8."""
+
     label: ClassVar[str] = ""
     """What users see in the place of the name."""
 
@@ -364,6 +377,22 @@ class Codec(ABC, Generic[_Plan, _State]):
     def settings(self) -> dict[str, Any]:
         """Return all settings as JSON values: what a frame says of how it was made."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def is_exact(cls, settings: Mapping[str, Any]) -> bool:
+        """Whether frames made with these settings keep their weights bit for bit."""
+        return not cls.lossy
+
+    def made_exact(self) -> AnyCodec | None:
+        """Return what writes one step bit for bit, so that later frames go on as if it had not.
+
+        None where such a step has to be left to the fallback.
+        """
+        return None
+
+    def knob_value(self) -> float | None:
+        """Return where the knob of these settings stands; None without one."""
+        return None if self.tuning is None else float(getattr(self, self.tuning.knob.settings[0]))
 
     def companions(self) -> frozenset[TensorRole]:
         """Return the roles whose tensors these settings want beside each weight (`TensorInput`)."""
@@ -606,6 +635,12 @@ def _reader(bitstream: str) -> AnyCodec | None:
     name = bitstream.partition("/")[0]
     codec = get_codec(name)() if plugin(_GROUP, name) is not None else None
     return codec if codec is not None and bitstream in codec.reads else None
+
+
+def decoding_memory(bitstream: str) -> int:
+    """Return the peak memory of decoding a tensor over its bytes; of a bitstream unknown here, the usual."""
+    codec = _reader(bitstream)
+    return Codec.decoding_memory if codec is None else codec.decoding_memory
 
 
 def codec_for_block(bitstream: str, where: str = "") -> AnyCodec:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from inshrink_core.archive import ArchiveReader, Problem, check_archive
 from inshrink_core.chain.archive import Archive
+from inshrink_core.chain.config import optimizer_of
 from inshrink_core.chain.meta import OriginalChecks, original_checks
 from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
 from inshrink_core.chain.parts import content_digest, stored_view
 from inshrink_core.chain.sizes import Exactness, exactness_of, is_rekeyed
 from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
+from inshrink_core.codec import FALLBACK_CODEC, get_codec
 from inshrink_core.errors import DamagedError, InshrinkError, TooLargeError
 from inshrink_core.execution import Limits
 from inshrink_core.formats import Run
@@ -32,8 +34,6 @@ __all__ = ["StepError", "Verification", "verify_archive"]
 
 StepDone = Callable[[int, int, int], None]
 """Called with (steps done, steps in all, step)."""
-
-_EXACT_CODEC = "lossless"
 
 _Read = TypeVar("_Read")
 
@@ -270,7 +270,7 @@ def _compare(
     where = archive.where(info)
     try:
         meta, frame = archive.frame(info).meta, archive.frame(info)
-        stored = stored_view(original, str(meta.get("optimizer", "lossless")))
+        stored = stored_view(original, optimizer_of(meta))
         # A frame exported without its training's files has no digest of what it came from.
         if "content" in meta and content_digest(stored) != meta["content"]:
             problems.append(
@@ -293,9 +293,9 @@ def _compare(
             problems.append(_problem(archive, info, error))
             continue
         codec = frame.entry(spec.key).codec
-        faithful = spec.exact or meta.get("codec") == _EXACT_CODEC or not is_rekeyed(meta, info)
+        faithful = spec.exact or meta.get("codec") == FALLBACK_CODEC or not is_rekeyed(meta, info)
         rows.append(StepError(info.step, spec.key, codec, measured))
-        exact = faithful and codec.partition("/")[0] == _EXACT_CODEC
+        exact = faithful and codec in get_codec(FALLBACK_CODEC).reads
         if exact and not measured.bit_exact and not problems:
             problems.append(
                 Problem(where, f"tensor '{spec.key}' was stored losslessly and differs", "restore a backup")

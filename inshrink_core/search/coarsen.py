@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from inshrink_core.chain import ChainConfig, FrameEncoder, Standing
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
-from inshrink_core.codec import get_codec
+from inshrink_core.codec import DEFAULT_CODEC, Tuning, get_codec
 from inshrink_core.execution import default_threads
 from inshrink_core.frame import Block
 from inshrink_core.search.strategies import Halving, Outcome, explore
@@ -17,8 +17,6 @@ __all__ = ["FLOAT32_NBYTES", "Coarsened", "coarsen"]
 
 FLOAT32_NBYTES: Final = 4
 """What a ratio of exported weights is measured against, whatever dtype they are stored in."""
-
-_CODEC: Final = "lattice"
 
 # About the coarseness that makes keyframes an eighth of float32.
 _FIRST_COARSENESS: Final = 8.0
@@ -90,10 +88,9 @@ def _order(found: Coarsened, target: float) -> tuple[bool, float]:
 
 def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float, device: str) -> Coarsened:
     """Encode all weights once."""
-    settings: dict[str, float] = {"coarseness": coarseness}
+    codec = get_codec(DEFAULT_CODEC)
     config = ChainConfig(
-        codec=_CODEC,
-        config=get_codec(_CODEC)(**settings),
+        config=codec(**cast("Tuning", codec.tuning).settings(coarseness)),
         optimizer="drop",
         device=device,
         threads=default_threads(),

@@ -27,7 +27,7 @@ class Held(TensorReference):
 
 
 def chain_of(codec):
-    return ChainConfig(codec=codec.name, config=codec)
+    return ChainConfig(config=codec)
 
 
 @dataclass(frozen=True, kw_only=True)

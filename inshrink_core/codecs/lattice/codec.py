@@ -8,7 +8,7 @@ has the derivation and the measurements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -160,6 +160,15 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         if spec.role not in _WEIGHTS or spec.exact or not can_have_lattice(spec):
             return False
         return is_matrix(spec) or self.one_dimensional == "lattice"
+
+    @classmethod
+    def is_exact(cls, settings: Mapping[str, Any]) -> bool:
+        """Whether the settings say so."""
+        return bool(settings.get("exact"))
+
+    def made_exact(self) -> LatticeCodec:
+        """Return the same settings with a residual beside the points."""
+        return replace(self, exact=True)
 
     def companions(self) -> frozenset[TensorRole]:
         """Return the roles that tell sensitivity: Adam's second moment, SGD's momentum."""
