@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from inshrink_core.analysis.alone import Coded, encode_alone, read_if_there, step_before
 from inshrink_core.chain import Archive, ChainConfig
 from inshrink_core.chain.config import overridden
-from inshrink_core.chain.defaults import DEFAULT_CODEC, make_configs
+from inshrink_core.chain.defaults import make_configs
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import PARTS, AnyCodec, get_codec
+from inshrink_core.codec import DEFAULT_CODEC, FALLBACK_CODEC, PARTS, AnyCodec, get_codec
 from inshrink_core.errors import InputError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import FrameKind
@@ -211,9 +211,9 @@ def _of_run(
     base, overrides = make_configs(name, settings)
     codec = overridden(base, overrides, spec)
     if spec.role not in codec.takes():
-        codec = get_codec("lossless")()
+        codec = get_codec(FALLBACK_CODEC)()
     before = step_before(run, step, spec)
-    coded = encode_alone(ChainConfig(codec=codec.name, config=codec), checkpoint, before, spec)
+    coded = encode_alone(ChainConfig(config=codec), checkpoint, before, spec)
     return Anatomy(
         step=step,
         spec=spec,

@@ -13,10 +13,9 @@ from inshrink_core.bench.measure import Bench
 from inshrink_core.bench.report import DEFAULT_BOUNDS, REPEAT, BenchReport, Bound, Point, parse_bounds
 from inshrink_core.bench.variants import Variant, choose_variants
 from inshrink_core.chain import OPTIMIZER_CHOICES
-from inshrink_core.chain.defaults import resolve_device
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import ResultStore, parse_record
+from inshrink_core.execution import ResultStore, parse_record, resolve_device
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
 from inshrink_core.search.bounds import Bounds

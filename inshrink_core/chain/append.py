@@ -22,7 +22,7 @@ from inshrink_core.chain.parts import (
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
-from inshrink_core.codec import TensorReference, get_codec
+from inshrink_core.codec import FALLBACK_CODEC, TensorReference, get_codec
 from inshrink_core.formats.source import FileSource
 from inshrink_core.frame import FrameInfo, FrameKind
 
@@ -58,7 +58,8 @@ class ChainWriter:
     parent
         The frame the next one continues from; by default the archive's head.
     branch
-        The branch new frames belong to.
+        The branch new frames belong to; by default the parent's, or a new one where frames follow the parent
+        already.
     restored
         The frame that training was last restored from; by default what the parent says of it.
 
@@ -82,7 +83,10 @@ class ChainWriter:
         self.writer = writer
         self.config = config
         self.parent = parent if parent is not None else writer.reader.head
-        self.branch = branch if branch is not None else (self.parent.branch if self.parent else 0)
+        if branch is None:
+            continues = self.parent is None or self.parent == writer.reader.listed_head
+            branch = (self.parent.branch if self.parent else 0) if continues else writer.reader.next_branch
+        self.branch = branch
         # Of the parent, as are the parts: what is recalled from the archive is recalled from there.
         self._references: dict[str, TensorReference] | None = None
         self._parts: dict[str, bytes] | None = None
@@ -175,7 +179,7 @@ class ChainWriter:
         self._since_keyframe = len(chain) - 1
         self._keyframe_rate = sum(row.nbytes for row in keyframe.tensors) / max(1, keyframe.raw_total)
         checkpoint, frame = archive.checkpoint(self.parent), archive.frame(self.parent)
-        lossless = get_codec("lossless")
+        lossless = get_codec(FALLBACK_CODEC)
         for spec in checkpoint.specs:
             if spec.nbytes > HELD_NBYTES and frame.entry(spec.key).codec in lossless.reads:
                 self._references[spec.key] = self._recalled(spec, None)

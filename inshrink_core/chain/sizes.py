@@ -10,7 +10,7 @@ from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.config import is_exact
 from inshrink_core.chain.needs import spec_of
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
-from inshrink_core.codec import get_codec
+from inshrink_core.codec import FALLBACK_CODEC, get_codec
 from inshrink_core.errors import ConfigError
 from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import bits_per_parameter, ratio
@@ -209,14 +209,14 @@ def exactness_of(
 
 def _rule_of(meta: Mapping[str, Any], info: FrameInfo) -> Callable[[TensorSpec, str], bool]:
     """Return what tells, by spec and bitstream, whether a block of a frame holds the original's bits."""
-    codec, settings = str(meta.get("codec", "lossless")), meta.get("config", {})
+    codec, settings = str(meta.get("codec", FALLBACK_CODEC)), meta.get("config", {})
     try:
         roles = get_codec(codec)(**settings).takes()
     except (ConfigError, TypeError):
         # A codec or a setting that is not known here: then nothing tells which bits are the original's.
         return lambda spec, bitstream: False
     whole, rekeyed = is_exact(codec, settings), is_rekeyed(meta, info)
-    lossless = get_codec("lossless").reads
+    lossless = get_codec(FALLBACK_CODEC).reads
 
     def is_kept(spec: TensorSpec, bitstream: str) -> bool:
         if bitstream not in lossless:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from inshrink_core.archive import ArchiveReader, Problem, check_archive
 from inshrink_core.chain.archive import Archive
+from inshrink_core.chain.config import optimizer_of
 from inshrink_core.chain.meta import OriginalChecks, original_checks
 from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
 from inshrink_core.chain.parts import content_digest, stored_view
 from inshrink_core.chain.sizes import Exactness, exactness_of, is_rekeyed
 from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
+from inshrink_core.codec import FALLBACK_CODEC, get_codec
 from inshrink_core.errors import DamagedError, InshrinkError, TooLargeError
 from inshrink_core.execution import Limits
 from inshrink_core.formats import Run
@@ -32,8 +34,6 @@ __all__ = ["StepError", "Verification", "verify_archive"]
 
 StepDone = Callable[[int, int, int], None]
 """Called with (steps done, steps in all, step)."""
-
-_EXACT_CODEC = "lossless"
 
 _Read = TypeVar("_Read")
 
@@ -97,6 +97,8 @@ class Verification:
     originals
         What vouched for the originals when they were archived: what is sound may be a sound copy of
         damaged files.
+    device
+        Where frames were decoded.
     """
 
     problems: tuple[Problem, ...]
@@ -107,6 +109,7 @@ class Verification:
     missing_steps: tuple[int, ...] = ()
     stored: Exactness | None = None
     originals: OriginalChecks = field(default_factory=OriginalChecks)
+    device: str = "cpu"
 
     @property
     def ok(self) -> bool:
@@ -121,6 +124,7 @@ class Verification:
             "notes": [note.to_json() for note in self.notes],
             "frames": self.n_frames,
             "deep": self.deep,
+            "device": self.device,
             "missing_steps": list(self.missing_steps),
             **(Exactness((), ()) if self.stored is None else self.stored).to_json(),
             "originals": self.originals.to_json(),
@@ -146,6 +150,7 @@ def verify_archive(
     done: StepDone | None = None,
     max_memory: int | None = None,
     max_disk: int | None = None,
+    device: str = "auto",
 ) -> Verification:
     """Check an archive.
 
@@ -164,9 +169,13 @@ def verify_archive(
         Bytes that decoding may take; by default what is available.
     max_disk
         Bytes that a restored step may take; by default any number, for nothing is written.
+    device
+        Where frames are decoded: ``auto``, ``cpu`` or ``cuda``. What is found does not depend on it.
 
     Raises
     ------
+    InputError
+        The device is not available.
     TooLargeError
         Decoding would take more than that.
 
@@ -188,6 +197,7 @@ def verify_archive(
         return Verification(problems=tuple(problems), notes=notes, n_frames=0, deep=deep)
     frames = archive.reader.frames
     if deep or against is not None:
+        archive = archive.on(device)
         archive = sequential_within(archive, _needs(archive, frames))
     if deep:
         for position, info in enumerate(frames):
@@ -215,6 +225,7 @@ def verify_archive(
         # An index that is damaged is a problem of its own.
         stored=_unless_damaged(lambda: exactness_of(archive, archive.frames), None),
         originals=_unless_damaged(lambda: original_checks(archive), OriginalChecks()),
+        device=archive.device,
     )
 
 
@@ -259,7 +270,7 @@ def _compare(
     where = archive.where(info)
     try:
         meta, frame = archive.frame(info).meta, archive.frame(info)
-        stored = stored_view(original, str(meta.get("optimizer", "lossless")))
+        stored = stored_view(original, optimizer_of(meta))
         # A frame exported without its training's files has no digest of what it came from.
         if "content" in meta and content_digest(stored) != meta["content"]:
             problems.append(
@@ -282,9 +293,9 @@ def _compare(
             problems.append(_problem(archive, info, error))
             continue
         codec = frame.entry(spec.key).codec
-        faithful = spec.exact or meta.get("codec") == _EXACT_CODEC or not is_rekeyed(meta, info)
+        faithful = spec.exact or meta.get("codec") == FALLBACK_CODEC or not is_rekeyed(meta, info)
         rows.append(StepError(info.step, spec.key, codec, measured))
-        exact = faithful and codec.partition("/")[0] == _EXACT_CODEC
+        exact = faithful and codec in get_codec(FALLBACK_CODEC).reads
         if exact and not measured.bit_exact and not problems:
             problems.append(
                 Problem(where, f"tensor '{spec.key}' was stored losslessly and differs", "restore a backup")

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import Evaluating, MemoryLimit, Output, Reading, Steps, steps_of, verb
+from inshrink_core.cli.options import (
+    Evaluating,
+    MemoryLimit,
+    OnDevice,
+    Output,
+    Reading,
+    Steps,
+    steps_of,
+    verb,
+)
 from inshrink_core.cli.showing import show_facts, show_table
 from inshrink_core.text import nats, percent, plain, printable
 
@@ -47,6 +56,7 @@ def compare(
         typer.Option("--gain", help="Measure too how much of each step's movement a restore would keep."),
     ] = False,
     reading: Reading,
+    placed: OnDevice,
     limit: MemoryLimit,
     out: Output,
 ) -> None:
@@ -61,7 +71,13 @@ def compare(
     run = reading.open(against)
     with out.progress("compare", in_bytes=False) as progress:
         comparison = inshrink_core.compare(
-            opened, run, **vars(evaluating), steps=steps_of(opened, steps), gain=gain, progress=progress
+            opened,
+            run,
+            **vars(evaluating),
+            **vars(placed),
+            steps=steps_of(opened, steps),
+            gain=gain,
+            progress=progress,
         )
 
     def show(console: Console, comparison: Comparison) -> None:

@@ -142,11 +142,11 @@ def compress(
 ) -> None:
     """Write a run into an archive: the steps it does not hold yet."""
     import inshrink_core
+    from inshrink_core.codec import codec_with
 
     options = writing.keywords(**vars(shorthands))
-    published = (shorthands.bins, shorthands.prune, shorthands.protect)
-    if options["codec"] is None and any(value is not None for value in published):
-        options["codec"] = "inshrinkerator"
+    if options["codec"] is None:
+        options["codec"] = codec_with(name for name, value in vars(shorthands).items() if value is not None)
     options |= {**vars(bounds), **vars(evaluating), **vars(computing), "allow_damaged": allow_damaged}
     if resumed_from is not None:
         options["resumed_from"] = resumed_from

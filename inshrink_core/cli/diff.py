@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inshrink_core.cli.options import Output, Reading, verb
+from inshrink_core.cli.options import OnDevice, Output, Reading, verb
 from inshrink_core.cli.showing import show_table
 from inshrink_core.text import count, error_size, plain, printable
 
@@ -43,6 +43,7 @@ def diff(
         Path | None, typer.Option("--csv", metavar="FILE", help="Write a row a tensor there too.")
     ] = None,
     reading: Reading,
+    placed: OnDevice,
     out: Output,
 ) -> None:
     """Show what moved between two steps, tensor by tensor, the most first."""
@@ -50,7 +51,9 @@ def diff(
 
     opened = reading.open_any(path)
     with out.progress("diff") as progress:
-        moved = inshrink_core.verbs.diff(opened, steps=steps, everything=everything, progress=progress)
+        moved = inshrink_core.verbs.diff(
+            opened, steps=steps, everything=everything, **vars(placed), progress=progress
+        )
     if csv_file is not None:
         moved.write_csv(csv_file)
     out.present(moved, lambda console, moved: _show(console, moved, everything))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inshrink_core.cli.options import Output, Reading, verb
+from inshrink_core.cli.options import OnDevice, Output, Reading, verb
 from inshrink_core.cli.showing import optimizer_text, show_facts, show_notes, show_table
 from inshrink_core.errors import InputError
 from inshrink_core.text import UNKNOWN, count, counted, plain, printable, ratio, shape, size, steps_in_short
@@ -56,6 +56,7 @@ def inspect(
         ),
     ] = None,
     reading: Reading,
+    placed: OnDevice,
     out: Output,
 ) -> None:
     """Show steps, tensors, roles and sizes; without --gain reads headers only."""
@@ -69,6 +70,7 @@ def inspect(
             gain=gain,
             against=reading.open(against) if against is not None else None,
             **_variant(codec),
+            **vars(placed),
             progress=progress,
             **vars(reading),
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import STEPS_HELP, Limiting, Output, Threads, verb
+from inshrink_core.cli.options import STEPS_HELP, Computing, Limiting, Output, verb
 from inshrink_core.cli.showing import show_originals, stored_text
 from inshrink_core.cli.values import choose_steps
 from inshrink_core.errors import InputError
@@ -56,7 +56,7 @@ def restore(
         int | None,
         typer.Option(metavar="N", help="Look for the steps in the history of this branch's last frame."),
     ] = None,
-    threads: Threads = None,
+    computing: Computing,
     limiting: Limiting,
     out: Output,
 ) -> None:
@@ -76,8 +76,8 @@ def restore(
             layout=layout,
             tensors=tensors,
             force=force,
-            threads=threads,
             branch=branch,
+            **vars(computing),
             **limiting.keywords(),
             progress=progress,
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import Limiting, Output, Reading, verb
+from inshrink_core.cli.options import Limiting, OnDevice, Output, Reading, verb
 from inshrink_core.cli.showing import show_originals, show_table, stored_text
 from inshrink_core.errors import CheckFailedError
 from inshrink_core.text import count, counted, error_size, printable, steps_in_short
@@ -37,6 +37,7 @@ def verify(
         typer.Option(metavar="RUN", help="The original run: measure the error of every tensor against it."),
     ] = None,
     reading: Reading,
+    placed: OnDevice,
     limiting: Limiting,
     out: Output,
 ) -> None:
@@ -45,7 +46,9 @@ def verify(
 
     run = reading.open(against) if against is not None else None
     with out.advance("verify") as advance:
-        verification = verify_archive(archive, deep=deep, against=run, done=advance, **limiting.keywords())
+        verification = verify_archive(
+            archive, deep=deep, against=run, done=advance, **vars(placed), **limiting.keywords()
+        )
     failure = None
     if not verification.ok:
         n_problems = len(verification.problems)

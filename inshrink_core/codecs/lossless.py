@@ -50,6 +50,7 @@ class LosslessCodec(Codec[None, LosslessReference]):
     state = LosslessReference
     ranges: ClassVar = {"level": (1, 19)}
     lossy = False
+    decoding_memory = 3  # measured: 2.0 to 2.9
     label = "Lossless"
     compared = (("Lossless", {}),)
 
@@ -60,7 +61,9 @@ class LosslessCodec(Codec[None, LosslessReference]):
         return encode_exact(item.spec, item.tensor, reference, self.level, owned=item.owned)
 
     @within_memory
-    def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
+    def decode(
+        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
+    ) -> Decoded:
         """Decode one block; see `decode_exact`."""
         return decode_exact(spec, block.payload, reference)
 

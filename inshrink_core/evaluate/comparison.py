@@ -57,7 +57,10 @@ class EvaluatedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Every compared step of a chain, and the worst and mean over them (None where no step has one)."""
+    """Every compared step of a chain, and the worst and mean over them (None where no step has one).
+
+    `device` is where steps were decoded.
+    """
 
     metric: str
     direction: Direction
@@ -66,6 +69,7 @@ class Comparison:
     mean_divergence: float | None
     max_restore_cost: float | None
     steps: tuple[EvaluatedStep, ...]
+    device: str = "cpu"
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of `inshrink compare --json`, numbers as numbers."""
@@ -77,6 +81,7 @@ class Comparison:
             "max_divergence": self.max_divergence,
             "mean_divergence": self.mean_divergence,
             "max_restore_cost": self.max_restore_cost,
+            "device": self.device,
             "steps": [{name: getattr(step, name) for name in names} for step in self.steps],
         }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from inshrink_core.chain import Archive, ChainConfig, ChainWriter, is_exact, stored_view
 from inshrink_core.chain.defaults import factors_of
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
-from inshrink_core.codec import get_codec
+from inshrink_core.codec import FALLBACK_CODEC, get_codec
 from inshrink_core.errors import CheckFailedError
 from inshrink_core.search.bounds import FIGURES, Bounds, Figures, Verdict
 from inshrink_core.search.judge import Judge
@@ -229,7 +229,7 @@ class BoundedWriter:
         self._space: Cube | LatticeLine = LatticeLine()
         # Where the lattice's search begins, and where the last informative step ended: a spacing, or a point
         # of the cube.
-        self._start = three_digits(float(getattr(base.config, "coarseness", math.nan)))
+        self._start = three_digits(base.config.knob_value() or math.nan)
         self._last: Any = None
         self._last_index: tuple[bytes, FrameIndex] | None = None
         self._keyframe_nbytes: int | None = None
@@ -518,12 +518,11 @@ class BoundedWriter:
         Of its optimizer state, too, unless something else than the default was asked for.
         """
         if isinstance(self._space, LatticeLine):
-            candidate = self._space.candidate(self._at)
-            exact = replace(candidate, settings={**candidate.settings, "exact": True})
-            chain = exact.chain_config(self._base)
-            return chain.made_exact(chain.codec, chain.config)
-        lossless = get_codec("lossless")
-        return replace(self._base, overrides=()).made_exact(lossless.name, lossless())
+            chain = self._space.candidate(self._at).chain_config(self._base)
+            exact = chain.config.made_exact()
+            if exact is not None:
+                return chain.made_exact(exact)
+        return replace(self._base, overrides=()).made_exact(get_codec(FALLBACK_CODEC)())
 
     def _check_written(
         self, chain: ChainWriter, checkpoint: Checkpoint, decision: _Decision, informative: bool

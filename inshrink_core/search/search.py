@@ -206,7 +206,7 @@ def search(
         )
         chains = ChainTrials(runner=runner, bounds=judge.bounds(chosen[0]), progress=progress)
         uninformative = tuple(step for step in chosen if chains.says_nothing_at(step))
-        looked = _Search(chains, space, three_digits(float(getattr(base.config, "coarseness", 1.0))))
+        looked = _Search(chains, space, three_digits(base.config.knob_value() or 1.0))
         notes: tuple[str, ...] = ()
         if target_ratio is not None:
             name, best = "ratio", looked.for_ratio(target_ratio)

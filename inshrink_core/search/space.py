@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from inshrink_core.chain import ChainConfig, parse_overrides
 from inshrink_core.chain.config import apply_settings
-from inshrink_core.chain.defaults import DEFAULT_CODEC
 from inshrink_core.checkpoint import LayerType
-from inshrink_core.codec import Knob, Switch, Tuning, codec_names, get_codec
+from inshrink_core.codec import DEFAULT_CODEC, Knob, Switch, Tuning, codec_names, get_codec
 from inshrink_core.errors import ConfigError
 
 __all__ = ["Candidate", "Cube", "CubePoint", "LatticeLine", "space_of"]
@@ -56,7 +55,7 @@ class Candidate:
         """
         config = apply_settings(base.config, self.settings)
         own = parse_overrides(list(self.overrides), config)
-        return replace(base, codec=self.codec, config=config, overrides=(*base.overrides, *own))
+        return replace(base, config=config, overrides=(*base.overrides, *own))
 
 
 class CubePoint(NamedTuple):

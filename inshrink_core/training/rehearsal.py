@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from inshrink_core.chain.defaults import make_chain_config, resolve_device
+from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import InputError
-from inshrink_core.execution import ResultStore, parse_record
+from inshrink_core.execution import ResultStore, parse_record, resolve_device
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.metrics import Direction, drop, ratio
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds

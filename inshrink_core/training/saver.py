@@ -633,12 +633,8 @@ class Archiver:
 
     def _chain_from(self, parent: FrameInfo | None, save: SpooledSave) -> ChainWriter:
         """Return a writer that continues from a frame, on a new branch where frames follow it already."""
-        reader = self._writer.reader
-        branch = None
-        if parent is not None and parent != reader.listed_head:
-            branch = reader.next_branch
-        restored = None if save.restored is None else reader.info(save.restored)
-        return ChainWriter(self._writer, self._config, parent=parent, branch=branch, restored=restored)
+        restored = None if save.restored is None else self._writer.reader.info(save.restored)
+        return ChainWriter(self._writer, self._config, parent=parent, restored=restored)
 
     def _find(self, save: SpooledSave) -> FrameInfo | None:
         """Return the frame that holds a save already: the process died before it could note so."""

@@ -121,6 +121,7 @@ def compare(
     timeout: float = 600.0,
     steps: Iterable[int] | None = None,
     gain: bool = False,
+    device: str = "auto",
     progress: OnProgress | None = None,
 ) -> Comparison:
     """Evaluate every step as trained, as restored, and with the previous checkpoint in its place.
@@ -132,7 +133,8 @@ def compare(
     against
         The original run, or its path.
     evaluator
-        ``FILE.py:FUNCTION``; by default the one the run names in ``inshrink.toml``.
+        ``FILE.py:FUNCTION``, or the name of an installed one (``docs/evaluators.md``); by default the one the
+        run names in ``inshrink.toml``.
     metric, direction
         Which of the evaluator's figures counts, and whether higher or lower is better.
     trust_run
@@ -143,6 +145,8 @@ def compare(
         Steps to compare; by default every step both hold.
     gain
         Measure restore gain and noise of each step too, which costs an encoding.
+    device
+        Where tensors are decoded and encoded: ``auto``, ``cpu`` or ``cuda``. An evaluator decides for itself.
     progress
         Called after each step, with what was found of it.
 
@@ -164,7 +168,7 @@ def compare(
     """
     from inshrink_core.evaluate import EvaluatorRequest, compare_steps
 
-    opened = archive if isinstance(archive, Archive) else Archive.open(archive)
+    opened = (archive if isinstance(archive, Archive) else Archive.open(archive)).on(device)
     run = against if isinstance(against, Run) else open_run(against)
     common = tuple(
         step for step in (steps if steps is not None else opened.listed_steps) if step in run.steps
@@ -195,12 +199,13 @@ def compare(
     )
     with asked.resolve(run.settings, run.directory) as judge:
         comparison = compare_steps(run, restored, judge, steps=common, progress=report, told=told)
+    comparison = replace(comparison, device=opened.device)
     return _with_gains(comparison, opened, run) if gain else comparison
 
 
 def _with_gains(comparison: Comparison, archive: Archive, run: Run) -> Comparison:
     """Add gain and noise to every step that has a previous one."""
-    measured = restore_gain(archive, run, steps=[row.step for row in comparison.steps])
+    measured = restore_gain(archive, run, steps=[row.step for row in comparison.steps], device=archive.device)
     gains = {one.step: one for one in measured.steps}
     rows = [
         replace(row, restore_gain=gains[row.step].gain, restore_noise=gains[row.step].noise)

@@ -17,6 +17,7 @@ from inshrink_core.chain import (
     OriginalChecks,
     archive_size,
     content_digest,
+    optimizer_of,
     original_checks,
     stored_view,
     tensor_digest,
@@ -261,7 +262,7 @@ class _Session:
     def _is_equal(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
         """Whether a frame was made from this checkpoint."""
         meta = self._writer.reader.frame(info.frame_id).meta
-        view = stored_view(checkpoint, str(meta.get("optimizer", "lossless")))
+        view = stored_view(checkpoint, optimizer_of(meta))
         return content_digest(view) == meta.get("content")
 
     def _is_decoded(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
@@ -276,10 +277,7 @@ class _Session:
 
     def _continue_from(self, info: FrameInfo) -> None:
         """Write what follows as the continuation of a restored step; a branch, if others follow it."""
-        parent = self._chain.parent
-        is_last = parent is not None and parent.frame_id == info.frame_id
-        branch = info.branch if is_last else self._writer.reader.next_branch
-        self._chain = ChainWriter(self._writer, self._chain.config, parent=info, branch=branch, restored=info)
+        self._chain = ChainWriter(self._writer, self._chain.config, parent=info, restored=info)
 
     def _pass(self, step: int, checkpoint: Checkpoint) -> None:
         """Count a step that needs no writing."""

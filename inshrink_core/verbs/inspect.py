@@ -11,6 +11,7 @@ from inshrink_core.analysis.gain import RestoreGain, restore_gain, restore_gain_
 from inshrink_core.chain import Archive, archive_size, optimizer_of, original_checks, step_needs
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, MissingFrameError
+from inshrink_core.execution import resolve_device
 from inshrink_core.formats import Run
 from inshrink_core.formats.run import NoCheckpointError
 from inshrink_core.report import plain_value
@@ -40,17 +41,20 @@ class Inventory:
         What is wrong with it although it can be shown.
     restore_gain
         Gain and noise of restores, where they were asked for.
+    device
+        Where they were measured; None without them, for nothing is decoded or encoded then.
     """
 
     path: str
     facts: Mapping[str, Any]
     failure: InshrinkError | None = None
     restore_gain: RestoreGain | None = None
+    device: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink inspect --json``."""
         gain = {} if self.restore_gain is None else {"restore_gain": self.restore_gain.to_json()}
-        return {**self.facts, **gain}
+        return {**self.facts, "device": self.device, **gain}
 
 
 def inspect(
@@ -60,6 +64,7 @@ def inspect(
     against: Run | str | os.PathLike[str] | None = None,
     codec: str | None = None,
     config: Mapping[str, Any] | AnyCodec | None = None,
+    device: str = "auto",
     progress: OnProgress | None = None,
     **options: Any,
 ) -> Inventory:
@@ -75,6 +80,8 @@ def inspect(
         With `gain`, the original run of an archive.
     codec, config
         With `gain`, what a run is encoded with.
+    device
+        With `gain`, where: ``auto``, ``cpu`` or ``cuda``.
     progress
         Called as the gain is measured.
     **options
@@ -103,6 +110,7 @@ def inspect(
     found = _inspect_archive(opened) if isinstance(opened, Archive) else _inspect_run(opened)
     if not gain:
         return found
+    device = resolve_device(device)
     if isinstance(opened, Archive):
         if against is None:
             raise InputError(
@@ -110,11 +118,12 @@ def inspect(
             )
         if codec is not None:
             raise InputError("an archive has its codec already", remedy="leave out --codec")
-        return replace(found, restore_gain=restore_gain(opened, against, progress=progress))
+        measured = restore_gain(opened, against, device=device, progress=progress)
+        return replace(found, restore_gain=measured, device=device)
     if against is not None:
         raise InputError("--against goes with an archive, and this is a run", remedy="leave it out")
-    measured = restore_gain_of_run(opened, codec=codec, config=config, progress=progress)
-    return replace(found, restore_gain=measured)
+    measured = restore_gain_of_run(opened, codec=codec, config=config, device=device, progress=progress)
+    return replace(found, restore_gain=measured, device=device)
 
 
 @dataclass(slots=True)

@@ -55,6 +55,8 @@ class PruneReport:
         Bytes of the archive; `after` is an estimate where nothing was done and frames are re-keyed.
     seconds
         Wall time.
+    device
+        Where tensors were decoded.
     """
 
     archive: str
@@ -63,6 +65,7 @@ class PruneReport:
     before: int
     after: int
     seconds: float
+    device: str = "cpu"
 
     @property
     def freed(self) -> int:
@@ -102,6 +105,7 @@ class PruneReport:
             "bytes_after": self.after,
             "bytes_freed": self.freed,
             "seconds": self.seconds,
+            "device": self.device,
         }
 
 
@@ -114,6 +118,7 @@ def prune(
     drop_branches: bool = False,
     smallest: bool = False,
     apply: bool = False,
+    device: str = "auto",
     progress: OnProgress | None = None,
 ) -> PruneReport:
     """Remove archived steps; those that stay decode to the same bits as before.
@@ -134,6 +139,8 @@ def prune(
         Keep further steps where re-keying those that need them would take more space.
     apply
         Do it. Otherwise nothing is changed, and the report says what would be done.
+    device
+        Where tensors are decoded: ``auto``, ``cpu`` or ``cuda``. The archive does not depend on it.
     progress
         Called after each tensor and frame; raising cancels and leaves the archive as it was.
 
@@ -178,7 +185,7 @@ def prune(
         drop_branches=drop_branches,
         smallest=smallest,
     )
-    opened = Archive.open(archive)
+    opened = Archive.open(archive).on(device)
     _require_folder(opened.reader, archive)
     estimate = KeySizes(opened, progress)
     before = opened.reader.nbytes
@@ -190,7 +197,7 @@ def prune(
             # Opening repairs: what a prune that was cut off had still to delete goes now.
             ArchiveWriter(archive).close()
     else:
-        plan, after = _apply(Path(archive), rules, progress)
+        plan, after = _apply(Path(archive), rules, opened.device, progress)
     return PruneReport(
         archive=str(archive),
         applied=apply,
@@ -198,6 +205,7 @@ def prune(
         before=before,
         after=after,
         seconds=time.perf_counter() - begun,
+        device=opened.device,
     )
 
 
@@ -211,10 +219,10 @@ def _require_folder(reader: ArchiveReader, archive: str | os.PathLike[str]) -> N
         )
 
 
-def _apply(path: Path, rules: KeepRules, progress: OnProgress | None) -> tuple[PrunePlan, int]:
+def _apply(path: Path, rules: KeepRules, device: str, progress: OnProgress | None) -> tuple[PrunePlan, int]:
     """Plan again under the lock, write what is new, switch, delete."""
     with ArchiveWriter(path) as writer:
-        archive = Archive(writer.reader)
+        archive = Archive(writer.reader, device=device)
         plan = make_plan(archive, rules, KeySizes(archive, None).key_size)
         gone = (*plan.removed, *writer.reader.catalog.superseded)
         again = (*plan.copied, *plan.rekeyed)

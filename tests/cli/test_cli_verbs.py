@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from inshrink_core.codecs.lattice.codec import LatticeCodec
+
 STEPS = [10, 25, 50]
 
 
@@ -311,8 +313,14 @@ def test_json_is_one_document_also_in_a_subprocess(small_run):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("verb", ["compress", "estimate", "search", "bench", "rehearse"])
-def test_every_verb_that_encodes_chooses_the_device_by_itself(cli, verb):
+@pytest.mark.parametrize(
+    "verb",
+    [
+        *("inspect", "compress", "restore", "verify", "compare", "diff", "estimate", "export", "prune"),
+        *("sensitivity", "bench", "rehearse", "search"),
+    ],
+)
+def test_every_verb_that_encodes_or_decodes_chooses_the_device_by_itself(cli, verb):
     text = " ".join(cli(verb, "--help").out.split())
     assert "--device auto|cpu|cuda" in text
     assert "[default: auto]" in text.split("--device auto|cpu|cuda")[1].split(" --")[0]
@@ -328,3 +336,38 @@ def test_the_report_names_the_device_that_was_used(cli, small_run, tmp_path):
         cli("compress", small_run, "-o", tmp_path / "c", "--device", "cpu", "--json").document["device"]
         == "cpu"
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("restore", "-o", "{out}"),
+        ("verify", "--deep"),
+        ("compare", "--against", "{run}", "--trust-run", "--steps", "25"),
+        ("diff",),
+        ("export", "-o", "{out}"),
+        ("prune", "--keep-last", "1", "--apply"),
+        ("sensitivity", "--metric", "update"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_verbs_decode_on_the_device_they_name(cli, archive, small_run, tmp_path, monkeypatch, words):
+    decode, used = LatticeCodec.decode, set()
+
+    def decoding(self, spec, block, reference, device="cpu"):
+        used.add(device)
+        return decode(self, spec, block, reference, device)
+
+    monkeypatch.setattr(LatticeCodec, "decode", decoding)
+    verb, *rest = (word.format(run=small_run, out=tmp_path / "out") for word in words)
+    outcome = cli(verb, archive, *rest, "--device", "cpu:0", "--json")
+    assert outcome.code == 0
+    assert outcome.document["device"] == "cpu:0"
+    assert used == {"cpu:0"}
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(cli, archive, tmp_path):
+    outcome = cli("restore", archive, "-o", tmp_path / "out", "--device", "abacus")
+    assert outcome.code == 2
+    assert "--device abacus is not a device" in outcome.err
+    assert not (tmp_path / "out").exists()

@@ -34,7 +34,7 @@ def run(tmp_path_factory):
 
 
 def base(codec="lattice", **options):
-    return ChainConfig(codec=codec, config=get_codec(codec)(), **options)
+    return ChainConfig(config=get_codec(codec)(), **options)
 
 
 def bits(tensor):

@@ -10,7 +10,7 @@ from inshrink_core.search.space import Candidate, Cube, LatticeLine, space_of
 
 
 def base(codec, **settings):
-    return ChainConfig(codec=codec, config=get_codec(codec)(**settings))
+    return ChainConfig(config=get_codec(codec)(**settings))
 
 
 def test_the_published_cube_has_216_places_and_every_one_is_a_configuration():

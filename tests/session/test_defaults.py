@@ -115,8 +115,8 @@ def test_a_step_that_bounds_make_exact_is_exact_in_everything_unless_another_sta
     config = get_codec("inshrinkerator")()
     lossless = get_codec("lossless")
     for asked, expected in (("", "exact"), ("compact", "compact"), ("drop", "drop")):
-        chain = ChainConfig(codec="inshrinkerator", config=config, optimizer=asked)
-        assert chain.made_exact(lossless.name, lossless()).optimizer == expected
+        chain = ChainConfig(config=config, optimizer=asked)
+        assert chain.made_exact(lossless()).optimizer == expected
 
 
 def test_steps_stored_exactly_and_steps_that_are_not_follow_each_other_in_a_chain(run_path, tmp_path):

@@ -254,9 +254,9 @@ class _Cursor:
 
 
 def parse(
-    spec: TensorSpec, payload: memoryview, reference: LatticeReference | None
+    spec: TensorSpec, payload: memoryview, reference: LatticeReference | None, device: str = "cpu"
 ) -> tuple[Tensor, LatticeReference]:
-    """Return the tensor of a payload and the state after it.
+    """Return the tensor of a payload and the state after it, where the reference is, or else on a device.
 
     Raises
     ------
@@ -270,9 +270,9 @@ def parse(
     if kind == Kind.DELTA and reference is not None:
         return _parse_delta(spec, cursor, flags, reference)
     if kind in (Kind.STANDALONE, Kind.SNAPSHOT):
-        return _parse_alone(spec, cursor, flags, kind == Kind.SNAPSHOT)
+        return _parse_alone(spec, cursor, flags, torch.device(device), snapshot=kind == Kind.SNAPSHOT)
     if kind == Kind.EXACT:
-        return _parse_exact(spec, cursor, flags, reference)
+        return _parse_exact(spec, cursor, flags, reference, device)
     if kind not in (Kind.UNCHANGED, Kind.DELTA):
         raise DamagedError(
             "a lattice block is of no known kind", where=spec.key, found=str(kind), expected="0 to 4"
@@ -286,7 +286,7 @@ def parse(
 
 
 def _parse_exact(
-    spec: TensorSpec, cursor: _Cursor, flags: int, before: LatticeReference | None
+    spec: TensorSpec, cursor: _Cursor, flags: int, before: LatticeReference | None, device: str
 ) -> tuple[Tensor, LatticeReference]:
     """Return exact values, and the state of the points that stand beside their residual."""
     if flags:
@@ -297,7 +297,7 @@ def _parse_exact(
     inner, residual = cursor.payload[at : at + n], cursor.payload[at + n :]
     if inner and inner[0] & 15 == Kind.EXACT:
         raise DamagedError("a lattice block with a residual holds another", where=spec.key)
-    points, state = parse(spec, inner, before)
+    points, state = parse(spec, inner, before, device)
     exact = decode_exact(spec, residual, LosslessReference(_residual_base(inner, points, before))).tensor
     return exact, replace(state, exact=exact.clone())
 
@@ -356,7 +356,7 @@ def _join(points: bytes | memoryview, residual: bytes | memoryview) -> bytes:
 
 
 def _parse_alone(
-    spec: TensorSpec, cursor: _Cursor, flags: int, snapshot: bool
+    spec: TensorSpec, cursor: _Cursor, flags: int, device: torch.device, *, snapshot: bool
 ) -> tuple[Tensor, LatticeReference]:
     exponent = cursor.exponent()
     step = cursor.number(1, MAX_STEP, "step")
@@ -364,14 +364,15 @@ def _parse_alone(
     if snapshot:
         divisor = cursor.number(1, MAX_STEP, "divisor")
         if flags & TRACKED:
-            history = decode_rans(cursor.section(), spec.numel, _HISTORIES)
+            history = decode_rans(cursor.section(), spec.numel, _HISTORIES, device=device)
             if int((history & CONTEXT_BITS).max()) >= N_CONTEXTS:
                 raise DamagedError("a history is of no known kind", where=spec.key)
     elif flags & TRACKED:
         raise DamagedError("a lattice block without reference has a history", where=spec.key)
     grid = grid_of(Spacing(exponent, divisor), spec.dtype)
     contexts = parse_scales(cursor.section(), spec) if flags & CONTEXTS else None
-    values, state = _finish(spec, cursor, flags, contexts, None, grid, exponent)
+    coded = _Coded(flags, contexts, None, None, device)
+    values, state = _finish(spec, cursor, coded, grid, exponent)
     return values, replace(state, spacing=Spacing(exponent, step), history=history)
 
 
@@ -400,7 +401,9 @@ def _parse_delta(
             "a lattice block moves integers out of their bound", where=spec.key, found=str(shift)
         )
     history = reference.history if flags & TRACKED else None
-    values, state = _finish(spec, cursor, flags, contexts, (before, history), grid, exponent)
+    # Where the state is: a chain's in host memory, or where its keyframe was decoded.
+    coded = _Coded(flags, contexts, before, history, before.device)
+    values, state = _finish(spec, cursor, coded, grid, exponent)
     return values, state if flags & TRACKED else replace(state, history=None)
 
 
@@ -419,16 +422,21 @@ def snapped(integers: Tensor, grid: Grid) -> Tensor | None:
     return None if moved.numel() and int(moved.abs().max()) > grid.bound else moved
 
 
+class _Coded(NamedTuple):
+    """What tokens were coded with, and where to decode them: flags, contexts, and the state before."""
+
+    flags: int
+    contexts: Tensor | None
+    integers: Tensor | None
+    history: Tensor | None
+    device: torch.device
+
+
 def _finish(
-    spec: TensorSpec,
-    cursor: _Cursor,
-    flags: int,
-    contexts: Tensor | None,
-    before: tuple[Tensor, Tensor | None] | None,
-    grid: Grid,
-    exponent: int,
+    spec: TensorSpec, cursor: _Cursor, coded: _Coded, grid: Grid, exponent: int
 ) -> tuple[Tensor, LatticeReference]:
     """Decode tokens and apply them."""
+    flags, contexts, integers, history, device = coded
     extra = cursor.section() if flags & EXTRA else None
     kept = cursor.section() if flags & KEPT else b""
     n_tokens = cursor.byte() + 1
@@ -436,8 +444,6 @@ def _finish(
         raise DamagedError("a lattice block has too many tokens", where=spec.key)
     stream = cursor.payload[cursor.at :]
     n_contexts = 1 if contexts is None else N_CONTEXTS
-    # Where the state is: a chain's in host memory, a saver's perhaps beside the model.
-    device = torch.device("cpu") if before is None else before[0].device
     tokens = decode_rans(stream, spec.numel, n_tokens, contexts, n_contexts, device=device)
     large = np.zeros(0, np.int64) if extra is None else unpack_extra(tokens, extra)
     at, exact = _exact_values(spec, tokens, kept) if n_tokens > EXACT else no_exact(spec.dtype, device)
@@ -445,7 +451,6 @@ def _finish(
         raise DamagedError("extra bits do not fit the tokens", where=spec.key)
     if n_tokens <= EXACT and kept:
         raise DamagedError("exact values belong to no token", where=spec.key)
-    integers, history = before if before is not None else (None, None)
     moved = advance(tokens, large, integers, history, grid)
     if not moved.valid:
         raise DamagedError("a lattice value leaves its range", where=spec.key)
@@ -528,11 +533,11 @@ class LatticeReference(ShapedReference):
         """Return the points that occur, where that is quickly told, and which elements are exact."""
         if self.exact is not None:
             return Levels("exact", parts=PROTECTED)
-        integers = self.integers.numpy()
+        integers = self.integers.cpu().numpy()
         parts: NDArray[np.uint8] | int = QUANTIZED
         if self.exact_at.numel():
             parts = np.full(integers.size, QUANTIZED, np.uint8)
-            parts[self.exact_at.numpy()] = PROTECTED
+            parts[self.exact_at.cpu().numpy()] = PROTECTED
         points = None
         if integers.size <= _MOST_SORTED:
             points = np.unique(integers) * math.ldexp(1.0, self.spacing.exponent)

@@ -8,7 +8,7 @@ has the derivation and the measurements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -161,6 +161,15 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
             return False
         return is_matrix(spec) or self.one_dimensional == "lattice"
 
+    @classmethod
+    def is_exact(cls, settings: Mapping[str, Any]) -> bool:
+        """Whether the settings say so."""
+        return bool(settings.get("exact"))
+
+    def made_exact(self) -> LatticeCodec:
+        """Return the same settings with a residual beside the points."""
+        return replace(self, exact=True)
+
     def companions(self) -> frozenset[TensorRole]:
         """Return the roles that tell sensitivity: Adam's second moment, SGD's momentum."""
         return frozenset({TensorRole.EXP_AVG_SQ, TensorRole.MOMENTUM})
@@ -202,13 +211,15 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         return encode_exact(spec, item.tensor, reference)
 
     @within_memory
-    def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
+    def decode(
+        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
+    ) -> Decoded:
         """Decode one block of the bitstreams in `reads`."""
         if block.codec == EXACT_BITSTREAM:
             return decode_exact(spec, block.payload, reference)
         if not can_have_lattice(spec):
             raise DamagedError("a tensor of this kind has no lattice", where=spec.key)
-        return Decoded(*parse(spec, memoryview(block.payload), self.own(reference, spec)))
+        return Decoded(*parse(spec, memoryview(block.payload), self.own(reference, spec), device))
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone; references of other codecs become exact blocks."""

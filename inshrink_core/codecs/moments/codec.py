@@ -93,7 +93,7 @@ class MomentsCodec(FallbackCodec[None, MomentsReference]):
         return None if state is None else Encoded(Block(self.bitstream, pack(state, before)), state)
 
     def decode_lossy(
-        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None
+        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> MomentsReference:
         """Return the state a payload decodes to."""
         return parse(payload, spec, _fitting(reference, spec))
