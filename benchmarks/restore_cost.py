@@ -18,8 +18,8 @@ is judged against the state that was saved. Candidates, summed over the restores
 
 ``results/restore_cost.csv`` has a row a training. ``results/restore_cost_rank.csv`` has a row a candidate:
 the rank correlation (Spearman) of its sums with the excess, over the tasks that the default was chosen on
-and over the others, and the largest ratio, between tasks, of what it sums to at an excess of one percent. Finished
-trainings are kept in ``data/restore_cost``; without tasks the tables are written and nothing is trained.
+and over the others, and the largest ratio, between tasks, of what it sums to at an excess of one percent.
+Finished trainings are kept in ``data/restore_cost``; without tasks nothing is trained.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ class BoundOptions:
         typer.Option(
             metavar="FRACTION",
             help="Most that a restore may cost: the loss is expected to rise by this share of it."
-            " 0.002 is what rehearsals were safe with.",
+            " 0.003 is the default where there is an evaluator and no bound.",
         ),
     ] = None
 

@@ -31,7 +31,7 @@ _ROUNDING: Final = 1e-6
 # Standard errors from a limit at which a figure is clearly on one side of it (95 % of a normal).
 _N_NOISE_ERRORS: Final = 2.0
 
-DEFAULT_MAX_RESTORE_COST: Final = 0.002
+DEFAULT_MAX_RESTORE_COST: Final = 0.003
 """Expected relative rise of the loss after a restore (``docs/rehearsal.md`` says how it was chosen)."""
 
 FIGURES: Final = ("drop", "divergence", "restore_cost")

@@ -29,7 +29,7 @@ from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
 from inshrink_core.report import Report
 from inshrink_core.search.bounded import AsConfigured, BoundedWriter, StepWriter, open_bounded
-from inshrink_core.search.bounds import Bounds
+from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.search import choose_steps
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def compress(
         The archived step that training was restored from: the steps of `run` after it open a branch.
     max_drop, max_divergence, max_restore_cost
         Bounds on every restored step (`inshrink_core.verbs.Bounds`): each is then written with the smallest
-        frame found that keeps them, or exactly if no smaller one does.
+        frame found that keeps them, or exactly if no smaller one does. Where an evaluator is given without
+        bounds, a restore of any step costs at most `DEFAULT_MAX_RESTORE_COST`.
     evaluator, metric, direction, trust_run, timeout
         The evaluator of the bounds, as for `inshrink_core.compare`.
     device, threads
@@ -133,6 +134,8 @@ def compress(
         # Before the writer makes an archive: a branch needs one that is there.
         Archive.open(archive).reader.find(resumed_from)
     bounds = Bounds.promised(max_drop, max_divergence, max_restore_cost)
+    if bounds is None and (evaluator is not None or trust_run):
+        bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
     bounded: BoundedWriter | None = None
     with ExitStack() as stack:
         if bounds is not None and chosen:

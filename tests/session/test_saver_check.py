@@ -9,13 +9,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import inshrink_core
 from inshrink_core.chain import Archive
 from inshrink_core.chain.meta import QUALITY
 from inshrink_core.errors import ConfigError, EvaluatorError, InputError
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.metrics import Direction
+from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 from inshrink_core.training.check import ModelEvaluator
 from inshrink_core.training.saver import Saver
+from inshrink_core.verbs.compare import CheckedBounds
 
 
 class Classifier(nn.Module):
@@ -254,3 +257,26 @@ def test_restore_cost_of_a_regression_and_of_a_loss_alone():
     assert evaluation(0.5).restore_cost(evaluation(0.4)) == pytest.approx(0.2)
     assert evaluation(0.5, "accuracy").restore_cost(evaluation(0.4, "accuracy")) is None
     assert evaluation(0.0).restore_cost(evaluation(0.4)) is None
+
+
+def test_compress_controls_the_restore_cost_where_there_is_an_evaluator(tmp_path):
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    evaluator = f"{run.directory}/evaluator.py:evaluate"
+    report = inshrink_core.compress(run, tmp_path / "a", steps=run.steps[-2:], evaluator=evaluator)
+    assert report.promise.bounds.limits == {"restore_cost": DEFAULT_MAX_RESTORE_COST}
+    comparison = inshrink_core.compare(tmp_path / "a", run, evaluator=evaluator)
+    assert 0 < comparison.max_restore_cost <= DEFAULT_MAX_RESTORE_COST
+    assert all(said["how"] == "measured" for said in quality_of(tmp_path / "a"))
+    free = inshrink_core.compress(run, tmp_path / "b", steps=run.steps[-2:])
+    assert free.promise is None
+    assert quality_of(tmp_path / "b") == [None, None]
+
+
+def test_compare_ends_where_a_restore_costs_too_much(tmp_path):
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[-2:], config={"coarseness": 8})
+    comparison = inshrink_core.compare(tmp_path / "a", run)
+    bound = comparison.max_restore_cost / 2
+    failure = CheckedBounds(max_restore_cost=bound).failure(comparison, "here")
+    assert "exceeds --max-restore-cost" in str(failure)
+    assert CheckedBounds(max_restore_cost=2 * bound).failure(comparison, "here") is None
