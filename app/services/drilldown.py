@@ -59,7 +59,7 @@ def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
     """Return the ways a tensor can be shown: as an archive holds it, or as a codec would store it."""
     if subject.kind == "archive":
         return (ARCHIVE,)
-    archived = subject.archive is not None and any(frame.step == step for frame in subject.archive.frames)
+    archived = subject.archive is not None and step in subject.archive.steps
     return (ARCHIVE, *CODECS) if archived else CODECS
 
 
@@ -122,8 +122,8 @@ def _drill_down(
 
 def _archive_of(subject: Subject) -> Run | Archive | None:
     """Open the archive that lies beside a run."""
-    facts = subject.archive
-    return None if facts is None else engine_at(str(facts.path), f"{facts.nbytes}-{len(facts.frames)}")
+    chain = subject.archive
+    return None if chain is None else engine_at(str(chain.path), f"{chain.nbytes}-{len(chain.frames)}")
 
 
 def gain_partner(subject: Subject) -> str | None:

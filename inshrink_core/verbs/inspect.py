@@ -13,7 +13,6 @@ from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, MissingFrameError
 from inshrink_core.formats import Run
 from inshrink_core.formats.run import NoCheckpointError
-from inshrink_core.report import plain_value
 from inshrink_core.verbs.restore import open_any
 
 if TYPE_CHECKING:
@@ -270,10 +269,7 @@ def _inspect_archive(archive: Archive) -> Inventory:
             }
             for frame in sizes.frames
         ],
-        "missing_frames": [
-            {"step": lost.step, "branch": lost.branch, "path": lost.path, "last": lost == head}
-            for lost in reader.missing
-        ],
+        "missing_frames": [{**lost.place, "last": lost == head} for lost in reader.missing],
         "manifest_problem": problem.what if problem else None,
         "unreadable_frames": list(catalog.unknown),
         "undecodable_steps": [info.step for info in broken],
@@ -281,7 +277,7 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "roles": tensors.roles(),
         "bytes_read": archive.bytes_read,
         "skipped": [],
-        "originals": plain_value(original_checks(archive, whole)),
+        "originals": original_checks(archive, whole).to_json(),
         "notes": notes,
     }
     return Inventory(path=reader.path, facts=facts, failure=_failure(reader.path, facts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import streamlit as st
@@ -12,7 +12,7 @@ from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.compare import figures as comparison_figures
 from inshrink_app.pages.compare import rehearsals, tensors
-from inshrink_app.services import Chain, Compared, EvaluatorCode
+from inshrink_app.services import Compared, EvaluatorCode
 from inshrink_app.widgets import (
     archive_picker,
     evaluator_consent,
@@ -35,6 +35,9 @@ from inshrink_app.widgets.formatting import (
     value_text,
 )
 from inshrink_app.widgets.tables import ServiceError, Subject
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainReport
 
 _BOUND = "bound"
 _DEFAULT_BOUND = "1"
@@ -69,7 +72,7 @@ def render() -> None:
     _snippet(original, archives[0] if archives else None, steps, judge)
 
 
-def _follow_link(original: Subject, choices: tuple[Chain, ...]) -> None:
+def _follow_link(original: Subject, choices: tuple[ChainReport, ...]) -> None:
     """Choose what the comparison of a link is about, once; the reader may choose otherwise then."""
     job = services.linked_job(state.choice_text("job"), "compare", original.path)
     if job is None or job.verb != "compare" or st.session_state.get("compare.followed") == job.job_id:
@@ -121,8 +124,8 @@ def _ask_for_original(shown: Subject) -> None:
 
 
 def _choices(
-    original: Subject, choices: tuple[Chain, ...]
-) -> tuple[tuple[Chain, ...], tuple[int, ...], float]:
+    original: Subject, choices: tuple[ChainReport, ...]
+) -> tuple[tuple[ChainReport, ...], tuple[int, ...], float]:
     """Draw the choice of archives, steps and bound, and return them."""
     with st.container(border=True):
         st.header("What to compare", anchor=False)
@@ -185,7 +188,7 @@ def _spread(steps: list[int]) -> tuple[int, ...]:
 
 
 def _compare(
-    original: Subject, archives: tuple[Chain, ...], steps: tuple[int, ...], bound: float
+    original: Subject, archives: tuple[ChainReport, ...], steps: tuple[int, ...], bound: float
 ) -> EvaluatorCode | None:
     """Draw the comparison by the task metric, or what is needed for it; return the evaluator."""
     with st.container(border=True):
@@ -231,7 +234,7 @@ def _rehearsal(original: Subject) -> None:
 
 
 def _snippet(
-    original: Subject, archive: Chain | None, steps: tuple[int, ...], judge: EvaluatorCode | None
+    original: Subject, archive: ChainReport | None, steps: tuple[int, ...], judge: EvaluatorCode | None
 ) -> None:
     """Show the same without the explorer."""
     run = str(original.path)
