@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 _ID_WIDTH = 12
 _MOST_LISTED = 5
 
+_COLUMNS = {name: name.replace("_", " ") for name in ("step", "kind", "branch", "parent_step")}
+_COLUMNS |= {"restored_step": "restored from", "nbytes": "bytes", "ratio_total": "ratio total"}
+_COLUMNS |= {"ratio_weights": "ratio weights", "codec": "codec", "frame_id": "frame id"}
+_COLUMNS |= {"digest": "SHA-256", "damage": "damage"}
+"""Fields of a frame, and what the table calls them."""
+
 
 def render() -> None:
     """Draw the page."""
@@ -161,38 +167,9 @@ def _graph(chain: ChainReport) -> None:
 def _frames(chain: ChainReport) -> None:
     """List the frames."""
     with st.expander(f"Frames ({count_text(len(chain.frames))})", icon=":material/table_rows:"):
-        rows = [
-            (
-                frame.step,
-                frame.kind,
-                frame.branch,
-                frame.parent_step,
-                frame.restored_step,
-                frame.nbytes,
-                frame.ratio_total,
-                frame.ratio_weights,
-                frame.codec,
-                frame.frame_id[:_ID_WIDTH],
-                frame.digest[:_ID_WIDTH],
-                frame.damage,
-            )
-            for frame in chain.frames
-        ]
-        columns = [
-            "step",
-            "kind",
-            "branch",
-            "parent step",
-            "restored from",
-            "bytes",
-            "ratio total",
-            "ratio weights",
-            "codec",
-            "frame id",
-            "SHA-256",
-            "damage",
-        ]
-        table = pd.DataFrame(rows, columns=columns)
+        table = pd.DataFrame(chain.frames)[[*_COLUMNS]].rename(columns=_COLUMNS)
+        for name in ("frame id", "SHA-256"):
+            table[name] = table[name].str[:_ID_WIDTH]
         for name in ("parent step", "restored from"):
             table[name] = table[name].astype("Int64")
         listing.show(

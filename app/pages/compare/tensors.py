@@ -121,16 +121,9 @@ def _table(found: list[dict[str, Any]]) -> None:
     if not rows:
         st.caption("No tensor matches.")
         return
-    table = pd.DataFrame(
-        [
-            (
-                *(row[name] for name in ("step", "tensor", "codec", "relative_rms", "max_abs")),
-                "exact" if row["bit_exact"] else "lossy",
-            )
-            for row in rows
-        ],
-        columns=["step", "tensor", "codec", "relative error", "largest error", "bits"],
-    )
+    table = pd.DataFrame(rows)[["step", "tensor", "codec", "relative_rms", "max_abs"]]
+    table = table.rename(columns={"relative_rms": "relative error", "max_abs": "largest error"})
+    table["bits"] = ["exact" if row["bit_exact"] else "lossy" for row in rows]
     listing.show(
         table,
         "tensor-errors",

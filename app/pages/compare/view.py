@@ -46,6 +46,7 @@ _WHICH = {"some": "A spread of steps", "all": "All steps", "chosen": "Chosen ste
 # Steps that are compared to begin with: enough to see a course, few enough to wait for.
 _SPREAD = 8
 _NAME_WIDTH = 40
+_OF_PREVIOUS = {"stale_drop": "drop of previous", "stale_divergence": "divergence of previous"}
 
 
 def render() -> None:
@@ -344,36 +345,15 @@ def _charts(found: list[Compared], bound: float) -> None:
 
 def _table(found: list[Compared], bound: float) -> None:
     """List every step."""
-    rows = [
-        (
-            one.name,
-            row.step,
-            row.original,
-            row.restored,
-            row.drop,
-            row.divergence,
-            row.stale_drop,
-            row.stale_divergence,
-            "–" if row.drop is None else "within" if row.drop <= bound else "above",
-        )
+    table = pd.DataFrame([row for one in found for row in one.steps])
+    table = table.drop(columns=["restore_gain", "restore_noise"]).rename(columns=_OF_PREVIOUS)
+    table.insert(0, "archive", [one.name for one in found for _ in one.steps])
+    table["bound"] = [
+        "–" if row.drop is None else "within" if row.drop <= bound else "above"
         for one in found
         for row in one.steps
     ]
-    columns = [
-        "archive",
-        "step",
-        "original",
-        "restored",
-        "drop",
-        "divergence",
-        "drop of previous",
-        "divergence of previous",
-        "bound",
-    ]
-    table = pd.DataFrame(rows, columns=columns)
-    metric = fixed_format(
-        [value for one in found for row in one.steps for value in (row.original, row.restored)]
-    )
+    metric = fixed_format([*table["original"], *table["restored"]])
     listing.show(
         table,
         "compare",

@@ -255,10 +255,8 @@ def _frames(archive: ChainReport) -> None:
             alt=f"Bytes of each of {len(archive.line)} frames, {n_keyframes} of them keyframes",
         )
         st.caption("A keyframe stands alone; a delta frame holds what changed since the step before it.")
-        table = pd.DataFrame(
-            [(one.step, one.kind, one.nbytes, one.ratio_total, one.ratio_weights) for one in archive.line],
-            columns=["step", "kind", "bytes", "ratio_total", "ratio_weights"],
-        )
+        columns = ["step", "kind", "nbytes", "ratio_total", "ratio_weights"]
+        table = pd.DataFrame(archive.line)[columns].rename(columns={"nbytes": "bytes"})
         download.table_buttons(table, "frames")
 
 
