@@ -258,17 +258,7 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "archive_bytes": sizes.nbytes,
         "needs": _needs(archive, whole, notes),
         "n_branches": len({frame.branch for frame in reader.frames}),
-        "frames": [
-            {
-                "step": frame.info.step,
-                "kind": frame.info.kind.value,
-                "branch": frame.info.branch,
-                "bytes": frame.info.nbytes,
-                "ratio_weights": frame.ratio_weights,
-                "ratio_total": frame.ratio_total,
-            }
-            for frame in sizes.frames
-        ],
+        "frames": [frame.to_json() for frame in sizes.frames],
         "missing_frames": [{**lost.place, "last": lost == head} for lost in reader.missing],
         "manifest_problem": problem.what if problem else None,
         "unreadable_frames": list(catalog.unknown),

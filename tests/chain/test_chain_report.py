@@ -36,7 +36,12 @@ def test_a_frame_that_cannot_be_read_is_listed_with_its_damage(archive):
     file = archive / Archive.open(archive).reader.frames[1].path
     file.write_bytes(file.read_bytes()[:100])
     found = chain_report(Archive.open(archive))
-    assert [bool(frame.damage) for frame in found.frames] == [False, True, True, False]  # the delta after it needs it
+    assert [bool(frame.damage) for frame in found.frames] == [
+        False,
+        True,
+        True,
+        False,
+    ]  # the delta after it needs it
     assert found.frames[1].ratio_total is None
     assert found.raw_bytes < before.raw_bytes
     assert found.originals == ""
