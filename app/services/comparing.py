@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from inshrink_app.jobs.commands import steps_words
 from inshrink_app.jobs.job import Job
-from inshrink_app.services.archives import Chain
 from inshrink_app.services.failures import reported
 from inshrink_app.services.jobs import all_jobs, job_of, start_job
 from inshrink_app.services.opening import opened, resolve
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 if TYPE_CHECKING:
+    from inshrink_core.chain import ChainReport
     from inshrink_core.evaluate import EvaluatedStep
 
 __all__ = [
@@ -191,7 +191,9 @@ def compare_commands(
     ]
 
 
-def _key(subject: Subject, archives: Sequence[Chain], steps: Sequence[int], spec: str) -> tuple[str, ...]:
+def _key(
+    subject: Subject, archives: Sequence[ChainReport], steps: Sequence[int], spec: str
+) -> tuple[str, ...]:
     """Name a comparison: another one once the run or an archive has changed."""
     path = str(subject.path)
     states = [f"{one.path} {one.nbytes} {one.steps[-1] if one.steps else ''}" for one in archives]
@@ -199,14 +201,14 @@ def _key(subject: Subject, archives: Sequence[Chain], steps: Sequence[int], spec
 
 
 def compare_job(
-    subject: Subject, archives: Sequence[Chain], steps: Sequence[int], judge: EvaluatorCode
+    subject: Subject, archives: Sequence[ChainReport], steps: Sequence[int], judge: EvaluatorCode
 ) -> Job | None:
     """Return the comparison of these archives and steps, if one was started."""
     return job_of(_key(subject, archives, steps, judge.spec))
 
 
 def start_compare(
-    subject: Subject, archives: Sequence[Chain], steps: Sequence[int], judge: EvaluatorCode
+    subject: Subject, archives: Sequence[ChainReport], steps: Sequence[int], judge: EvaluatorCode
 ) -> Job:
     """Compare; called only after the reader has said that the code may run, or where it is ours."""
     held = [[step for step in steps if step in one.steps] for one in archives]

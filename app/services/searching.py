@@ -420,30 +420,27 @@ def _baseline_labels() -> dict[str, str]:
 
 def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
     """Return the baselines as points, those measured so far; nothing is promised of them."""
+    from inshrink_core.bench import kept_points
+
     folder = None if job is None else option(job.commands[-1], "-o")
-    points = []
     names = _baseline_labels() if folder else {}
-    for path in sorted(Path(folder or "").glob("points/*.json")) if folder else ():
-        try:
-            row = json.loads(path.read_bytes())["point"]
-            name, settings = names[row["codec"]], dict(row["config"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        points.append(
-            SearchPoint(
-                label=name,
-                config={"codec": row["codec"].partition(":")[0], "settings": settings},
-                ratio=float(row["ratio_weights"] or 0.0),
-                drop=row["max_drop"],
-                divergence=row["max_divergence"],
-                n_steps=len(row["drops"]),
-                whole=True,
-                keeps=False,
-                gain=row["restore_gain"],
-                noise=row["restore_noise"],
-                baseline=name,
-            )
+    points = [
+        SearchPoint(
+            label=names[one.codec],
+            config={"codec": one.codec.partition(":")[0], "settings": dict(one.config)},
+            ratio=one.ratio_weights or 0.0,
+            drop=one.max_drop,
+            divergence=one.max_divergence,
+            n_steps=len(one.drops),
+            whole=True,
+            keeps=False,
+            gain=one.restore_gain,
+            noise=one.restore_noise,
+            baseline=names[one.codec],
         )
+        for one in (kept_points(Path(folder)) if folder else ())
+        if one.codec in names
+    ]
     order = list(BASELINES)
     return tuple(sorted(points, key=lambda point: order.index(point.baseline)))
 

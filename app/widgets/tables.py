@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from inshrink_core.chain import ChainReport
     from inshrink_core.checkpoint import TensorSpec
 
 __all__ = [
@@ -19,8 +20,6 @@ __all__ = [
     "METRICS",
     "MODEL_ROLES",
     "STATISTICS",
-    "ArchiveFacts",
-    "FrameRow",
     "HeatRow",
     "Metric",
     "Problem",
@@ -55,40 +54,6 @@ class ServiceError(Exception):
         super().__init__(problem.what)
 
 
-class FrameRow(NamedTuple):
-    """One frame of an archive."""
-
-    step: int
-    kind: str
-    nbytes: int
-    ratio_total: float | None
-    ratio_weights: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArchiveFacts:
-    """Sizes of an archive.
-
-    Parameters
-    ----------
-    path
-        Where it lies.
-    raw_bytes, nbytes
-        Bytes of the tensors stored, and bytes of the archive.
-    ratio_weights, ratio_total
-        Raw over archive bytes, of the weights and of everything; None where the archive is empty.
-    frames
-        In step order.
-    """
-
-    path: Path
-    raw_bytes: int
-    nbytes: int
-    ratio_weights: float | None
-    ratio_total: float | None
-    frames: tuple[FrameRow, ...]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
     """The run or archive on screen, as its headers tell.
@@ -118,7 +83,7 @@ class Subject:
     log
         Per training metric, its values by step.
     archive
-        Sizes, where it is an archive or one of it is known.
+        Its frames and sizes, where it is an archive or one of it is known.
     """
 
     path: Path
@@ -132,7 +97,7 @@ class Subject:
     skipped: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     log: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    archive: ArchiveFacts | None = None
+    archive: ChainReport | None = None
 
     @property
     def n_parameters(self) -> int:

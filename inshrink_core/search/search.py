@@ -22,6 +22,7 @@ from inshrink_core.errors import CheckFailedError, InputError, NotFoundError, St
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import keep_result, load_result, ordered_map, write_whole
 from inshrink_core.formats import Run, open_run
+from inshrink_core.report import Report
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import encode_chain, following
@@ -408,7 +409,7 @@ def _named(strategy: str, space: Cube | LatticeLine) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchReport:
+class SearchReport(Report):
     """What `search` found.
 
     Parameters
@@ -481,16 +482,11 @@ class SearchReport:
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink search --json``."""
         rows = [trial.to_json() for trial in self.trials]
-        shown = [name for name in self.__dataclass_fields__ if name != "ratio_total"]
-        return {name: getattr(self, name) for name in shown} | {
-            "best": None if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()},
-            "bounds": self.bounds.to_json(),
-            "steps": list(self.steps),
-            "uninformative": list(self.uninformative),
-            "trials": [{name: row[name] for name in _SHOWN} for row in rows],
-            "log": None if self.log is None else str(self.log),
-            "notes": list(self.notes),
-        }
+        best = None if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()}
+        shown = {"best": best, "trials": [{name: row[name] for name in _SHOWN} for row in rows]}
+        document = Report.to_json(self) | shown
+        del document["ratio_total"]
+        return document
 
 
 _SHOWN: Final = (

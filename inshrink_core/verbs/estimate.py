@@ -14,6 +14,7 @@ from inshrink_core.chain.defaults import make_chain_config, make_configs
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import InputError
 from inshrink_core.formats import Run, open_run
+from inshrink_core.report import Report
 from inshrink_core.search.measure import encode_chain
 from inshrink_core.search.prior import prior_of
 from inshrink_core.search.quadratic import Calibration, calibrate, sensitivities
@@ -50,7 +51,7 @@ _STRETCHES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateReport:
+class EstimateReport(Report):
     """Estimates of what a configuration does to a run; nothing here was measured on decoded states.
 
     Parameters
@@ -93,15 +94,7 @@ class EstimateReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink estimate --json``."""
-        return (
-            {"estimate": True}
-            | {name: getattr(self, name) for name in self.__dataclass_fields__}
-            | {
-                "config": dict(self.config),
-                "overrides": [dict(one) for one in self.overrides],
-                "notes": list(self.notes),
-            }
-        )
+        return {"estimate": True} | Report.to_json(self)
 
 
 def estimate(
