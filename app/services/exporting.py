@@ -17,7 +17,9 @@ from inshrink_app.server.roots import settings
 from inshrink_app.services.archives import Chain, archives_of, chain_of
 from inshrink_app.services.jobs import documents_of, job_of, start_job
 from inshrink_app.services.opening import opened, resolve
-from inshrink_app.widgets.tables import MODEL_ROLES, Problem, ServiceError, Subject
+from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+
+from inshrink_core.checkpoint import MODEL_ROLES
 
 __all__ = [
     "ExportRequest",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -22,8 +21,9 @@ from inshrink_app.services.comparing import EvaluatorCode
 from inshrink_app.services.failures import reported
 from inshrink_app.services.jobs import documents_of, job_of, newest_job, read_result, start_job
 from inshrink_app.services.opening import engine_at, opened
-from inshrink_app.widgets.codecs import BASELINES
-from inshrink_app.widgets.tables import MODEL_ROLES, Subject
+from inshrink_app.widgets.tables import Subject
+
+from inshrink_core.checkpoint import MODEL_ROLES
 
 if TYPE_CHECKING:
     from inshrink_core.search.space import Candidate
@@ -402,28 +402,25 @@ def baselines_job(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) ->
 
 def start_baselines(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Job:
     """Measure the baselines: a bench of codecs with everything held; under the same consent as a search."""
-    words = ["bench", str(shown.path), "--codecs", ",".join(_baseline_labels()), "--steps"]
+    from inshrink_core.bench.variants import compared_variants
+
+    codecs = ",".join(one.label for one in compared_variants().values())
+    words = ["bench", str(shown.path), "--codecs", codecs, "--steps"]
     words += [",".join(map(str, steps)), *judge.words, "-o", "{job}/bench"]
     key = _baselines_key(shown, steps, judge)
     return start_job(key, [words], shown.path, trusted=judge.trusted, again=False)
 
 
-def _baseline_labels() -> dict[str, str]:
-    """Return the name of every baseline by its label in a bench; what is not said is as it was published."""
-    labels = {}
-    for name, (codec, held) in BASELINES.items():
-        if held and "=" not in held:
-            held = f"{held}={dict(codec_settings(codec))[held]}"
-        labels[f"{codec}:{held}" if held else codec] = name
-    return labels
-
-
 def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
     """Return the baselines as points, those measured so far; nothing is promised of them."""
+    from inshrink_core.bench.variants import compared_variants
+
     folder = None if job is None else option(job.commands[-1], "-o")
+    if folder is None:
+        return ()
     points = []
-    names = _baseline_labels() if folder else {}
-    for path in sorted(Path(folder or "").glob("points/*.json")) if folder else ():
+    names = {one.label: name for name, one in compared_variants().items()}
+    for path in sorted(Path(folder).glob("points/*.json")):
         try:
             row = json.loads(path.read_bytes())["point"]
             name, settings = names[row["codec"]], dict(row["config"])
@@ -444,7 +441,7 @@ def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
                 baseline=name,
             )
         )
-    order = list(BASELINES)
+    order = list(names.values())
     return tuple(sorted(points, key=lambda point: order.index(point.baseline)))
 
 
@@ -539,14 +536,12 @@ def _asked(words: Sequence[str], config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: config[name] for name in names if name in config}
 
 
-@st.cache_data(show_spinner=False, max_entries=32)
-def codec_settings(codec: str) -> tuple[tuple[str, Any], ...]:
+def codec_settings(codec: str) -> dict[str, Any]:
     """Return the settings of a codec with their defaults."""
-    from inshrink_core.codec import get_codec
+    from inshrink_core.codec import make_codec
 
     with reported():
-        kind: Any = get_codec(codec)
-    return tuple((one.name, one.default) for one in dataclasses.fields(kind))
+        return make_codec(codec, None).settings()
 
 
 def default_optimizer(codec: str, config: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from inshrink_app.jobs.commands import option, python_text, shell_text
 from inshrink_app.pages.search import figure as search_figure
 from inshrink_app.services import Searched, SearchPoint, SearchRequest, front
 from inshrink_app.services.searching import ladder
-from inshrink_app.widgets.codecs import STRATEGIES
+from inshrink_app.widgets.codecs import labels
 
 from inshrink_core.chain.defaults import make_configs
 from tests.app.builders import SAMPLE, button, charts, explorer, open_panel, subject, texts
@@ -104,7 +104,7 @@ def test_estimates_are_made_anew_once_trials_tell_what_an_error_costs(archived: 
     assert len(jobs.started) == 2, "once is enough"
 
 
-@pytest.mark.parametrize("codec", STRATEGIES)
+@pytest.mark.parametrize("codec", labels(searched=True))
 def test_every_codec_has_settings_from_fine_to_coarse(codec: str) -> None:
     found = ladder(services.load_subject(str(SAMPLE)), codec)
     assert 2 <= len(found) <= 8

@@ -23,7 +23,9 @@ from inshrink_app.widgets.formatting import (
     steps_text,
     value_text,
 )
-from inshrink_app.widgets.tables import MODEL_ROLES, ServiceError, Subject
+from inshrink_app.widgets.tables import ServiceError, Subject
+
+from inshrink_core.checkpoint import MODEL_ROLES
 
 _MAX_BARS = 120
 _SUFFIX = ".inshrink"

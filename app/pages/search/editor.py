@@ -100,8 +100,8 @@ def _current(shown: Subject, found: Searched | None, points: Sequence[SearchPoin
     if edit is None or edit.run != str(shown.path) or (edit.origin is None and not edit.before):
         best = points[place] if place is not None else None if found is None else found.best
         if best is None:
-            name, value = services.codec_settings(codec)[0]
-            config: dict[str, Any] = {"codec": codec, "settings": {name: value}}
+            first = list(services.codec_settings(codec).items())[:1]
+            config: dict[str, Any] = {"codec": codec, "settings": dict(first)}
         else:
             config = search_config.plain(best.config)
         if edit is None or edit.run != str(shown.path) or edit.config != config:
@@ -113,7 +113,7 @@ def _current(shown: Subject, found: Searched | None, points: Sequence[SearchPoin
 
 def _tables(shown: Subject, edit: Edit) -> None:
     """Draw settings and overrides; they are taken in together."""
-    names = [name for name, _ in services.codec_settings(str(edit.config["codec"]))]
+    names = list(services.codec_settings(str(edit.config["codec"])))
     layers = sorted(
         {str(row.layer) for row in shown.tensors if row.role in ("weight", "buffer") and row.layer}
     )

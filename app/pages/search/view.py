@@ -15,7 +15,7 @@ from inshrink_app.pages.search import figure as search_figure
 from inshrink_app.pages.search import form as search_form
 from inshrink_app.services import EvaluatorCode, Searched, SearchPoint, SearchRequest, front
 from inshrink_app.widgets import evaluator_consent, facts, figures, job_card, listing, snippets, subject
-from inshrink_app.widgets.codecs import LABELS
+from inshrink_app.widgets.codecs import labels
 from inshrink_app.widgets.formatting import (
     count_text,
     counted,
@@ -185,7 +185,7 @@ def _estimates(shown: Subject, request: SearchRequest, job: Job | None, *, is_ca
             "Estimate without measuring",
             icon=":material/calculate:",
             disabled=not request.steps,
-            help=f"Encodes a sample of the weights with {LABELS[request.codec]} from fine to coarse. No "
+            help=f"Encodes a sample of the weights with {labels()[request.codec]} from fine to coarse. No "
             "evaluator is asked, so no code of the run is executed.",
         )
     ):
