@@ -11,6 +11,7 @@ from inshrink_app.services import ExportRequest
 from inshrink_app.widgets.choices import ends_of_range, one_of_few, one_of_many
 from inshrink_app.widgets.codecs import ask_for_knob, labels
 from inshrink_app.widgets.formatting import count_text
+from inshrink_app.widgets.layout import section
 from inshrink_app.widgets.tables import Subject
 
 __all__ = ["show"]
@@ -32,8 +33,7 @@ _WHAT = "what"
 
 def show(shown: Subject) -> ExportRequest:
     """Draw the controls and return what they ask for."""
-    with st.container(border=True):
-        st.header("What to export", anchor=False)
+    with section("What to export"):
         what = one_of_few("export", "Steps", _WHAT, _KINDS, "all")
         if what == "step":
             return _one_step(shown)

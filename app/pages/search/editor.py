@@ -22,6 +22,7 @@ from inshrink_app.widgets.formatting import (
     share_text,
     value_text,
 )
+from inshrink_app.widgets.layout import answer, section
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 __all__ = ["carried", "forget", "pick", "show"]
@@ -73,8 +74,7 @@ def show(
     points = (*(found.points if found is not None else ()), *compared)
     edit = _current(shown, found, points, codec)
     used = found.steps if found is not None and found.steps else tuple(steps)
-    with st.container(border=True):
-        st.header("Configuration", anchor=False)
+    with section("Configuration"):
         loaded = "the default" if edit.origin is None else elide(edit.origin.label, _LABEL_WIDTH)
         st.caption(
             markdown_text(
@@ -210,11 +210,8 @@ def _figures(shown: Subject, edit: Edit, steps: Sequence[int], known: int, found
     if not edit.is_estimated:
         st.caption("Change the tables and press Estimate: the ratio and the drop that follow, in seconds.")
         return beyond
-    try:
-        with st.spinner("Estimating…"):
-            guess = services.estimated(shown, steps, edit.config, known)
-    except ServiceError as error:
-        problem.show(error.problem)
+    guess = answer(lambda: services.estimated(shown, steps, edit.config, known), "Estimating…")
+    if guess is None:
         return beyond
     st.caption(f"Estimated, as it stands, on {counted(guess.n_steps, 'step')}")
     caveat = "" if guess.n_trials else "estimated, uncalibrated"

@@ -8,6 +8,7 @@ import streamlit as st
 from inshrink_app.services import SearchRequest
 from inshrink_app.widgets.choices import ends_of_range, one_of_few, one_of_many
 from inshrink_app.widgets.codecs import labels, strategies
+from inshrink_app.widgets.layout import section
 from inshrink_app.widgets.tables import Subject
 
 __all__ = ["show"]
@@ -29,8 +30,7 @@ _STRATEGY_HELP = (
 
 def show(shown: Subject) -> SearchRequest:
     """Draw the controls and return what they ask for."""
-    with st.container(border=True):
-        st.header("What to search for", anchor=False)
+    with section("What to search for"):
         goal = one_of_few("search", "Bound", _GOAL, _GOALS, "drop")
         drop, divergence, ratio = _limits(goal)
         beside = _beside() if goal == "drop" else None
