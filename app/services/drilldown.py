@@ -18,7 +18,9 @@ from inshrink_app.server.roots import list_folder, settings
 from inshrink_app.services.archives import original_of
 from inshrink_app.services.failures import reported
 from inshrink_app.services.opening import engine_at, engine_of, samples
-from inshrink_app.widgets.tables import MODEL_ROLES, ServiceError, Subject
+from inshrink_app.widgets.tables import ServiceError, Subject
+
+from inshrink_core.checkpoint import MODEL_ROLES
 
 if TYPE_CHECKING:
     from inshrink_core.analysis.anatomy import Anatomy

@@ -17,7 +17,9 @@ from inshrink_app.server.roots import settings
 from inshrink_app.services.archives import archives_of
 from inshrink_app.services.jobs import documents_of, job_of, start_job
 from inshrink_app.services.opening import chain_of, opened, resolve
-from inshrink_app.widgets.tables import MODEL_ROLES, Problem, ServiceError, Subject
+from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+
+from inshrink_core.checkpoint import MODEL_ROLES
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASK_ABOVE_BYTES",
-    "GROUPINGS",
     "METRICS",
-    "MODEL_ROLES",
-    "STATISTICS",
     "HeatRow",
     "Metric",
     "Problem",
@@ -28,10 +25,6 @@ __all__ = [
     "Subject",
 ]
 
-
-GROUPINGS = ("tensor", "block", "layer_type")
-MODEL_ROLES = ("weight", "buffer")
-STATISTICS = ("mean", "p50", "p99")
 
 ASK_ABOVE_BYTES = 200_000_000
 """Reading more than this takes long enough that the reader is asked first."""

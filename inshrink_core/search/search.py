@@ -58,6 +58,7 @@ __all__ = [
     "known_trials",
     "last_report",
     "search",
+    "strategies_of",
     "trial_log_of",
 ]
 
@@ -388,6 +389,18 @@ def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
     return chosen
 
 
+def strategies_of(space: Cube | LatticeLine) -> tuple[str, ...]:
+    """Return which of `STRATEGIES` search a space.
+
+    Examples
+    --------
+    >>> strategies_of(LatticeLine())
+    ('auto', 'allocation', 'bracket', 'random', 'grid')
+    """
+    others = ("guided",) if isinstance(space, LatticeLine) else ("allocation", "bracket")
+    return tuple(name for name in STRATEGIES if name not in others)
+
+
 def _named(strategy: str, space: Cube | LatticeLine) -> str:
     """Return a strategy that suits the space.
 
@@ -396,14 +409,13 @@ def _named(strategy: str, space: Cube | LatticeLine) -> str:
     InputError
         It searches another kind of space.
     """
-    on_line = isinstance(space, LatticeLine)
+    _, default, *others = strategies_of(space)
     if strategy == "auto":
-        return "allocation" if on_line else "guided"
-    if strategy in (("guided",) if on_line else ("allocation", "bracket")):
+        return default
+    if strategy not in (default, *others):
         raise InputError(
             f"the strategy '{strategy}' does not search this codec",
-            remedy="choose "
-            + ("allocation, bracket, random or grid" if on_line else "guided, random or grid"),
+            remedy=f"choose one of {', '.join((default, *others))}",
         )
     return strategy
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.commands import option
+from inshrink_app.jobs.commands import archives_of, option
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.compare import figures as comparison_figures
 from inshrink_app.pages.compare import rehearsals, tensors
@@ -80,7 +80,8 @@ def _follow_link(original: Subject, choices: tuple[ChainReport, ...]) -> None:
         return
     st.session_state["compare.followed"] = job.job_id
     known = {str(one.path) for one in choices}
-    st.session_state["compare.archives"] = [words[1] for words in job.commands if words[1] in known]
+    compared = [path for words in job.commands for path in archives_of(words)]
+    st.session_state["compare.archives"] = [path for path in compared if path in known]
     st.session_state["compare.which"] = "chosen"
     told = [step for words in job.commands for step in (option(words, "--steps") or "").split(",")]
     st.session_state["compare.steps"] = [step for step in original.steps if str(step) in told]
@@ -242,7 +243,7 @@ def _snippet(
     path = archive.path if archive is not None else Path(f"{run.rstrip('/')}.inshrink")
     snippets.of(
         [
-            *services.compare_commands(original, [path], steps, judge),
+            services.compare_words(original, [path], steps, judge),
             ["verify", str(path), "--against", run],
             ["restore", str(path), "-o", "restored/"],
         ]
