@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inshrink_core.chain import Archive, Standing, StepGain, TensorGain, pool, step_gain, stored_view
 from inshrink_core.chain.defaults import chain_config_of, make_chain_config
@@ -16,6 +16,7 @@ from inshrink_core.errors import InputError
 from inshrink_core.execution import ResultStore, cache_folder, parse_record, resolve_device
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
+from inshrink_core.report import Report
 from inshrink_core.verbs.compress import compress
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreGain:
+class RestoreGain(Report):
     """Restore gain and noise of an archive, step by step and tensor by tensor.
 
     Parameters
@@ -46,6 +47,8 @@ class RestoreGain:
     config: Mapping[str, Any]
     steps: tuple[StepGain, ...]
 
+    DOCUMENT: ClassVar = "codec config steps=steps.step gain=steps.gain noise=steps.noise tensors"
+
     @property
     def pooled(self) -> TensorGain:
         """The sums over all steps and tensors."""
@@ -58,25 +61,19 @@ class RestoreGain:
         keys = dict.fromkeys(row.key for row in rows)
         return {key: pool(row for row in rows if row.key == key) for key in keys}
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the value of ``restore_gain`` in ``inshrink inspect --gain --json``."""
+    @property
+    def tensors(self) -> list[dict[str, Any]]:
+        """A row a tensor, with a gain and a noise a step; None where the step has none."""
         keys = dict.fromkeys(row.key for step in self.steps for row in step.tensors)
         found = [{row.key: row for row in step.tensors} for step in self.steps]
-        return {
-            "codec": self.codec,
-            "config": dict(self.config),
-            "steps": [step.step for step in self.steps],
-            "gain": [step.gain for step in self.steps],
-            "noise": [step.noise for step in self.steps],
-            "tensors": [
-                {
-                    "key": key,
-                    "gain": [rows[key].gain if key in rows else None for rows in found],
-                    "noise": [rows[key].noise if key in rows else None for rows in found],
-                }
-                for key in keys
-            ],
-        }
+        return [
+            {"key": key}
+            | {
+                name: [getattr(rows[key], name) if key in rows else None for rows in found]
+                for name in ("gain", "noise")
+            }
+            for key in keys
+        ]
 
 
 def restore_gain(

@@ -16,6 +16,7 @@ from inshrink_core.chain.gain import StepGain, TensorGain, pool, step_gain
 from inshrink_core.chain.meta import DamagedOriginal, OriginalChecks, original_checks
 from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
 from inshrink_core.chain.parts import content_digest, stored_view, tensor_digest
+from inshrink_core.chain.report import ChainFrame, ChainReport, chain_report
 from inshrink_core.chain.sizes import (
     ArchiveSize,
     Exactness,
@@ -33,6 +34,8 @@ __all__ = [
     "Archive",
     "ArchiveSize",
     "ChainConfig",
+    "ChainFrame",
+    "ChainReport",
     "ChainWriter",
     "DamagedOriginal",
     "Exactness",
@@ -48,6 +51,7 @@ __all__ = [
     "TensorSize",
     "Verification",
     "archive_size",
+    "chain_report",
     "content_digest",
     "default_optimizer",
     "exactness_of",

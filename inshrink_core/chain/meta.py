@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.archive.layout import damaged
 from inshrink_core.errors import clipped
+from inshrink_core.report import Report
 
 if TYPE_CHECKING:
     from inshrink_core.chain.archive import Archive
@@ -79,7 +80,7 @@ class DamagedOriginal(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OriginalChecks:
+class OriginalChecks(Report):
     """What vouched for the originals of some steps.
 
     Parameters
@@ -102,6 +103,8 @@ class OriginalChecks:
     kinds: tuple[str, ...] = ()
     damaged: tuple[DamagedOriginal, ...] = ()
 
+    DOCUMENT: ClassVar = "text checked unchecked unknown damaged"
+
     @property
     def text(self) -> str:
         """One line for a reader."""
@@ -119,16 +122,6 @@ class OriginalChecks:
             of = "" if not (self.checked or self.unchecked) else f" at {len(self.unknown)} steps"
             parts.append(f"not recorded{of}")
         return "; ".join(parts) or "checked"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the ``originals`` of a document."""
-        return {
-            "text": self.text,
-            "checked": list(self.checked),
-            "unchecked": list(self.unchecked),
-            "unknown": list(self.unknown),
-            "damaged": [one._asdict() for one in self.damaged],
-        }
 
 
 def original_checks(archive: Archive, frames: Iterable[FrameInfo] | None = None) -> OriginalChecks:

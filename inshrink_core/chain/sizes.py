@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.config import is_exact
@@ -14,6 +14,7 @@ from inshrink_core.codec import FALLBACK_CODEC, get_codec
 from inshrink_core.errors import ConfigError
 from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import bits_per_parameter, ratio
+from inshrink_core.report import Report
 
 __all__ = [
     "ArchiveSize",
@@ -36,7 +37,7 @@ class TensorSize(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrameSize:
+class FrameSize(Report):
     """Bytes of one frame, by what they hold.
 
     Parameters
@@ -55,6 +56,10 @@ class FrameSize:
     tensors: tuple[TensorSize, ...]
     parts_nbytes: int
     overhead_nbytes: int
+
+    DOCUMENT: ClassVar = (
+        "step=info.step kind=info.kind branch=info.branch bytes=info.nbytes ratio_weights ratio_total"
+    )
 
     @property
     def raw_weights(self) -> int:
@@ -169,10 +174,6 @@ class Exactness(NamedTuple):
 
     exact: tuple[str, ...]
     lossy: tuple[str, ...]
-
-    def to_json(self) -> dict[str, list[str]]:
-        """Return what reports say of it."""
-        return {"exact_roles": list(self.exact), "lossy_roles": list(self.lossy)}
 
 
 def exactness_of(

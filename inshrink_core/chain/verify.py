@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from inshrink_core.archive import ArchiveReader, Problem, check_archive
 from inshrink_core.chain.archive import Archive
@@ -24,6 +24,7 @@ from inshrink_core.formats.source import tensor_bytes
 from inshrink_core.formats.write import rehearse_writing, restorable_layout
 from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import TensorError, tensor_error
+from inshrink_core.report import Report
 
 if TYPE_CHECKING:
     import os
@@ -65,7 +66,7 @@ class _Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class StepError:
+class StepError(Report):
     """The error of one tensor at one step, against the original."""
 
     step: int
@@ -73,9 +74,14 @@ class StepError:
     codec: str
     error: TensorError
 
+    DOCUMENT: ClassVar = (
+        "step tensor=key codec max_abs=error.max_abs relative_rms=error.relative_rms "
+        "bit_exact=error.bit_exact"
+    )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
+class Verification(Report):
     """What a verification found.
 
     Parameters
@@ -93,7 +99,7 @@ class Verification:
     missing_steps
         Steps of the originals that the archive does not hold.
     stored
-        Which roles are stored bit for bit, over the newest line of training; None where nothing tells.
+        Which roles are stored bit for bit, over the newest line of training; neither where nothing tells.
     originals
         What vouched for the originals when they were archived: what is sound may be a sound copy of
         damaged files.
@@ -107,39 +113,19 @@ class Verification:
     deep: bool
     errors: tuple[StepError, ...] = ()
     missing_steps: tuple[int, ...] = ()
-    stored: Exactness | None = None
+    stored: Exactness = field(default_factory=lambda: Exactness((), ()))
     originals: OriginalChecks = field(default_factory=OriginalChecks)
     device: str = "cpu"
+
+    DOCUMENT: ClassVar = (
+        "ok problems notes frames=n_frames deep device missing_steps exact_roles=stored.exact "
+        "lossy_roles=stored.lossy originals errors"
+    )
 
     @property
     def ok(self) -> bool:
         """True where nothing is wrong."""
         return not self.problems
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink verify --json``."""
-        return {
-            "ok": self.ok,
-            "problems": [problem.to_json() for problem in self.problems],
-            "notes": [note.to_json() for note in self.notes],
-            "frames": self.n_frames,
-            "deep": self.deep,
-            "device": self.device,
-            "missing_steps": list(self.missing_steps),
-            **(Exactness((), ()) if self.stored is None else self.stored).to_json(),
-            "originals": self.originals.to_json(),
-            "errors": [
-                {
-                    "step": row.step,
-                    "tensor": row.key,
-                    "codec": row.codec,
-                    "max_abs": row.error.max_abs,
-                    "relative_rms": row.error.relative_rms,
-                    "bit_exact": row.error.bit_exact,
-                }
-                for row in self.errors
-            ],
-        }
 
 
 def verify_archive(
@@ -223,7 +209,7 @@ def verify_archive(
         errors=tuple(errors),
         missing_steps=missing,
         # An index that is damaged is a problem of its own.
-        stored=_unless_damaged(lambda: exactness_of(archive, archive.frames), None),
+        stored=_unless_damaged(lambda: exactness_of(archive, archive.frames), Exactness((), ())),
         originals=_unless_damaged(lambda: original_checks(archive), OriginalChecks()),
         device=archive.device,
     )

@@ -29,13 +29,16 @@ __all__ = ["EXAMPLE", "compare"]
 
 EXAMPLE = (
     "$ inshrink compare digits.inshrink --against runs/digits --evaluator judge.py:evaluate\n"
-    "$ inshrink compare digits.inshrink --against runs/digits --trust-run --max-drop 0.01"
+    "$ inshrink compare digits.inshrink --against runs/digits --trust-run --max-drop 0.01\n"
+    "$ inshrink compare lattice.inshrink uniform.inshrink --against runs/digits --trust-run"
 )
 
 
 @verb
 def compare(
-    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive to judge.")],
+    archives: Annotated[
+        list[str], typer.Argument(metavar="ARCHIVE…", help="The archive to judge, or several of the run.")
+    ],
     *,
     against: Annotated[str, typer.Option(metavar="RUN", help="The original run.")],
     evaluating: Evaluating,
@@ -67,23 +70,29 @@ def compare(
     bounds = CheckedBounds(
         max_drop=max_drop, max_divergence=max_divergence, max_restore_cost=max_restore_cost
     )
-    opened = inshrink_core.Archive.open(archive).limited(limit.limits())
+    opened = [inshrink_core.Archive.open(archive).limited(limit.limits()) for archive in archives]
     run = reading.open(against)
+    listed = opened[0] if len(opened) == 1 else run
     with out.progress("compare", in_bytes=False) as progress:
-        comparison = inshrink_core.compare(
+        compared = inshrink_core.verbs.compare_archives(
             opened,
             run,
             **vars(evaluating),
             **vars(placed),
-            steps=steps_of(opened, steps),
+            steps=steps_of(listed, steps),
             gain=gain,
             progress=progress,
         )
 
-    def show(console: Console, comparison: Comparison) -> None:
-        _show(console, comparison, bounds.passed_by_previous(comparison), with_gain=gain)
+    def show(console: Console, _: object) -> None:
+        for path, comparison in compared.archives:
+            if len(opened) > 1:
+                console.print(printable(path), style="bold")
+            _show(console, comparison, bounds.passed_by_previous(comparison), with_gain=gain)
 
-    out.present(comparison, show, bounds.failure(comparison, archive))
+    failures = (bounds.failure(comparison, path) for path, comparison in compared.archives)
+    report = compared.archives[0][1] if len(opened) == 1 else compared
+    out.present(report, show, next((failure for failure in failures if failure is not None), None))
 
 
 def _show(console: Console, comparison: Comparison, passed: Sequence[int], *, with_gain: bool) -> None:

@@ -221,7 +221,7 @@ def _error(document: Mapping[str, Any]) -> str:
 
 def _show_watch(console: Console, report: WatchReport) -> None:
     """Print what was archived, and why the watch ended."""
-    appended, vanished = report.steps("archived"), report.steps("vanished")
+    appended, vanished = report.appended, report.vanished
     facts = [
         ("archive", report.archive),
         ("appended", steps_in_short(appended) if appended else "nothing new"),
@@ -230,9 +230,9 @@ def _show_watch(console: Console, report: WatchReport) -> None:
         ("ended", _WHY.get(report.ended, report.ended)),
         ("time", duration(report.seconds)),
     ]
-    if report.size is not None:
+    if report.size.frames:
         held = f"{counted(len(report.size.frames), 'frame')}, {size(report.size.nbytes)}"
-        optimizer = report.reports[-1].optimizer if report.reports else None
+        optimizer = None if report.last is None else report.last.optimizer
         roles = {row.spec.role.value for frame in report.size.frames for row in frame.tensors}
         facts += [
             ("frames", held),

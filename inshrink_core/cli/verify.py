@@ -68,7 +68,7 @@ def _show(console: Console, verification: Verification) -> None:
         console.print(f"… and {count(len(verification.problems) - _MOST_PROBLEMS)} more")
     if verification.errors:
         _show_errors(console, verification.errors)
-    if verification.stored is not None and verification.ok:
+    if any(verification.stored) and verification.ok:
         console.print(stored_text(verification.stored), soft_wrap=True)
     if verification.missing_steps:
         console.print(f"not archived: step {steps_in_short(verification.missing_steps)}")

@@ -12,6 +12,7 @@ from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import EvaluatorError, InputError, StorageError
 from inshrink_core.evaluate.evaluator import Evaluation, Evaluator
 from inshrink_core.metrics import Direction, drop
+from inshrink_core.report import Report
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,7 +57,7 @@ class EvaluatedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Report):
     """Every compared step of a chain, and the worst and mean over them (None where no step has one).
 
     `device` is where steps were decoded.
@@ -70,20 +71,6 @@ class Comparison:
     max_restore_cost: float | None
     steps: tuple[EvaluatedStep, ...]
     device: str = "cpu"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of `inshrink compare --json`, numbers as numbers."""
-        names = EvaluatedStep.__slots__
-        return {
-            "metric": self.metric,
-            "direction": self.direction.value,
-            "max_drop": self.max_drop,
-            "max_divergence": self.max_divergence,
-            "mean_divergence": self.mean_divergence,
-            "max_restore_cost": self.max_restore_cost,
-            "device": self.device,
-            "steps": [{name: getattr(step, name) for name in names} for step in self.steps],
-        }
 
 
 class Steps(Protocol):

@@ -22,6 +22,7 @@ from inshrink_core.errors import CheckFailedError, InputError, NotFoundError, St
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import keep_result, load_result, ordered_map, write_whole
 from inshrink_core.formats import Run, open_run
+from inshrink_core.report import Report
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import encode_chain, following
@@ -57,6 +58,7 @@ __all__ = [
     "known_trials",
     "last_report",
     "search",
+    "strategies_of",
     "trial_log_of",
 ]
 
@@ -389,6 +391,18 @@ def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
     return chosen
 
 
+def strategies_of(space: Cube | LatticeLine) -> tuple[str, ...]:
+    """Return which of `STRATEGIES` search a space.
+
+    Examples
+    --------
+    >>> strategies_of(LatticeLine())
+    ('auto', 'allocation', 'bracket', 'random', 'grid')
+    """
+    others = ("guided",) if isinstance(space, LatticeLine) else ("allocation", "bracket")
+    return tuple(name for name in STRATEGIES if name not in others)
+
+
 def _named(strategy: str, space: Cube | LatticeLine) -> str:
     """Return a strategy that suits the space.
 
@@ -397,20 +411,19 @@ def _named(strategy: str, space: Cube | LatticeLine) -> str:
     InputError
         It searches another kind of space.
     """
-    on_line = isinstance(space, LatticeLine)
+    _, default, *others = strategies_of(space)
     if strategy == "auto":
-        return "allocation" if on_line else "guided"
-    if strategy in (("guided",) if on_line else ("allocation", "bracket")):
+        return default
+    if strategy not in (default, *others):
         raise InputError(
             f"the strategy '{strategy}' does not search this codec",
-            remedy="choose "
-            + ("allocation, bracket, random or grid" if on_line else "guided, random or grid"),
+            remedy=f"choose one of {', '.join((default, *others))}",
         )
     return strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchReport:
+class SearchReport(Report):
     """What `search` found.
 
     Parameters
@@ -483,16 +496,11 @@ class SearchReport:
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink search --json``."""
         rows = [trial.to_json() for trial in self.trials]
-        shown = [name for name in self.__dataclass_fields__ if name != "ratio_total"]
-        return {name: getattr(self, name) for name in shown} | {
-            "best": None if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()},
-            "bounds": self.bounds.to_json(),
-            "steps": list(self.steps),
-            "uninformative": list(self.uninformative),
-            "trials": [{name: row[name] for name in _SHOWN} for row in rows],
-            "log": None if self.log is None else str(self.log),
-            "notes": list(self.notes),
-        }
+        best = None if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()}
+        shown = {"best": best, "trials": [{name: row[name] for name in _SHOWN} for row in rows]}
+        document = Report.to_json(self) | shown
+        del document["ratio_total"]
+        return document
 
 
 _SHOWN: Final = (

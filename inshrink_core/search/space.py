@@ -123,6 +123,13 @@ class Cube:
             settings[self.switch.setting] = point.word or self.words[0]
         return Candidate(codec=self.codec, settings=settings)
 
+    def levels(self, most: int) -> list[Candidate]:
+        """Return at most so many configurations, from fine to coarse: all axes are turned at once."""
+        n = min(most, max(self.shape))
+        ends = [size - 1 for size in self.shape]
+        places = [tuple(round(i * end / max(1, n - 1)) for end in ends) for i in range(n)]
+        return [self.candidate(self.point(place)) for place in dict.fromkeys(places)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatticeLine:
@@ -158,6 +165,16 @@ class LatticeLine:
         return Candidate(
             codec=self.codec, settings={**self.held, **self._at(coarseness)}, overrides=overrides
         )
+
+    def levels(self, most: int) -> list[Candidate]:
+        """Return at most so many configurations, from fine to coarse.
+
+        They lie in the middle of the line: its ends are there for searches alone.
+        """
+        points = self.points()
+        first, last = len(points) // 4, len(points) - 1 - len(points) // 6
+        n = min(most, last - first + 1)
+        return [self.candidate(points[round(first + i * (last - first) / max(1, n - 1))]) for i in range(n)]
 
     def _at(self, value: float) -> dict[str, float]:
         return dict.fromkeys(self.knob.settings, three_digits(value))

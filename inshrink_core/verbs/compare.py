@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.analysis.gain import restore_gain
@@ -16,10 +18,9 @@ from inshrink_core.formats import Run, open_run
 if TYPE_CHECKING:
     import os
 
-    from inshrink_core.checkpoint import Checkpoint
     from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluation
 
-__all__ = ["CheckedBounds", "compare"]
+__all__ = ["CheckedBounds", "Comparisons", "compare", "compare_archives"]
 
 _REMEDIES = {
     "drop": "a metric of zero has no relative change; choose another with --eval-metric",
@@ -110,6 +111,23 @@ def _dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparisons:
+    """Several archives of a run, each compared with it.
+
+    Parameters
+    ----------
+    archives
+        Path and comparison of each.
+    """
+
+    archives: tuple[tuple[str, Comparison], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``inshrink compare --json`` of several archives."""
+        return {"archives": [{"archive": path, **found.to_json()} for path, found in self.archives]}
+
+
 def compare(
     archive: Archive | str | os.PathLike[str],
     against: Run | str | os.PathLike[str],
@@ -166,41 +184,130 @@ def compare(
     >>> inshrink_core.compare(target, run).metric
     'accuracy'
     """
-    from inshrink_core.evaluate import EvaluatorRequest, compare_steps
-
-    opened = (archive if isinstance(archive, Archive) else Archive.open(archive)).on(device)
-    run = against if isinstance(against, Run) else open_run(against)
-    common = tuple(
-        step for step in (steps if steps is not None else opened.listed_steps) if step in run.steps
+    compared = compare_archives(
+        [archive],
+        against,
+        evaluator=evaluator,
+        metric=metric,
+        direction=direction,
+        trust_run=trust_run,
+        timeout=timeout,
+        steps=steps,
+        gain=gain,
+        device=device,
+        progress=progress,
     )
-    if not common:
-        raise InputError(
-            "the archive and the run have no step in common", where=f"{opened.path} and {run.path}"
-        )
-    restored: Mapping[int, Checkpoint] = opened.sequential()
+    return compared.archives[0][1]
 
-    found: dict[str, Any] = {}
 
-    def told(row: EvaluatedStep, original: Evaluation) -> None:
-        found.update(
-            asdict(row),
-            metric=original.metric,
-            direction=original.direction.value,
-            standard_error=original.standard_errors.get(original.metric),
-            n=None if original.log_probs is None else len(original.log_probs),
-        )
+def compare_archives(
+    archives: Sequence[Archive | str | os.PathLike[str]],
+    against: Run | str | os.PathLike[str],
+    *,
+    evaluator: str | None = None,
+    metric: str | None = None,
+    direction: str | None = None,
+    trust_run: bool = False,
+    timeout: float = 600.0,
+    steps: Iterable[int] | None = None,
+    gain: bool = False,
+    device: str = "auto",
+    progress: OnProgress | None = None,
+) -> Comparisons:
+    """Compare several archives of a run with it; each original step is evaluated once.
 
-    def report(done: int, total: int, step: int) -> None:
-        if progress is not None:
-            progress(Progress("compare", done, total, step, found=dict(found)))
+    Parameters
+    ----------
+    archives
+        The archives, or their paths; at least one.
+    against, evaluator, metric, direction, trust_run, timeout, gain, device, progress
+        As `compare` takes them.
+    steps
+        Steps to compare; of several archives each is compared at those that it holds.
 
-    asked = EvaluatorRequest(
+    Raises
+    ------
+    InputError
+        There is no archive, or one that has no step in common with the run.
+    UntrustedCodeError, EvaluatorError
+        As `compare`.
+    StorageError
+        There is no room for the predictions of the originals, which several archives share in a temporary
+        folder.
+    """
+    from inshrink_core.evaluate import EvaluatorRequest, OriginalEvaluations, compare_steps
+
+    opened = [(one if isinstance(one, Archive) else Archive.open(one)).on(device) for one in archives]
+    run = against if isinstance(against, Run) else open_run(against)
+    asked = None if steps is None else tuple(steps)
+    chosen = [_common_steps(one, run, asked, alone=len(opened) == 1) for one in opened]
+    if not opened:
+        raise InputError("there is no archive to compare")
+    request = EvaluatorRequest(
         evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
     )
-    with asked.resolve(run.settings, run.directory) as judge:
-        comparison = compare_steps(run, restored, judge, steps=common, progress=report, told=told)
-    comparison = replace(comparison, device=opened.device)
-    return _with_gains(comparison, opened, run) if gain else comparison
+    found, before, total = [], 0, sum(map(len, chosen))
+    with (
+        request.resolve(run.settings, run.directory) as judge,
+        tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder,
+    ):
+        originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(folder))
+        known = originals if len(opened) > 1 else None
+        for one, common in zip(opened, chosen, strict=True):
+            tell = _Telling(progress, str(one.path), before, total)
+            compared = compare_steps(
+                run, one.sequential(), judge, steps=common, known=known, progress=tell.count, told=tell.take
+            )
+            compared = replace(compared, device=one.device)
+            found.append((str(one.path), _with_gains(compared, one, run) if gain else compared))
+            before += len(common)
+        originals.clear()
+    return Comparisons(archives=tuple(found))
+
+
+def _common_steps(archive: Archive, run: Run, asked: Sequence[int] | None, *, alone: bool) -> tuple[int, ...]:
+    """Return the steps at which an archive is compared.
+
+    Raises
+    ------
+    InputError
+        There are none.
+    """
+    listed = archive.listed_steps
+    wanted = listed if asked is None else asked if alone else [step for step in asked if step in listed]
+    common = tuple(step for step in wanted if step in run.steps)
+    if not common:
+        raise InputError(
+            "the archive and the run have no step in common", where=f"{archive.path} and {run.path}"
+        )
+    return common
+
+
+@dataclass(slots=True)
+class _Telling:
+    """Tells how far a comparison is, and what was found of a step of one archive among several."""
+
+    progress: OnProgress | None
+    archive: str
+    before: int
+    total: int
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, row: EvaluatedStep, original: Evaluation) -> None:
+        """Take in a step."""
+        self.found = {
+            **asdict(row),
+            "archive": self.archive,
+            "metric": original.metric,
+            "direction": original.direction.value,
+            "standard_error": original.standard_errors.get(original.metric),
+            "n": None if original.log_probs is None else len(original.log_probs),
+        }
+
+    def count(self, done: int, _: int, step: int) -> None:
+        """Tell of it."""
+        if self.progress is not None:
+            self.progress(Progress("compare", self.before + done, self.total, step, found=self.found))
 
 
 def _with_gains(comparison: Comparison, archive: Archive, run: Run) -> Comparison:

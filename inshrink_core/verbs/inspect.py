@@ -14,7 +14,6 @@ from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, Mi
 from inshrink_core.execution import resolve_device
 from inshrink_core.formats import Run
 from inshrink_core.formats.run import NoCheckpointError
-from inshrink_core.report import plain_value
 from inshrink_core.verbs.restore import open_any
 
 if TYPE_CHECKING:
@@ -268,21 +267,8 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "archive_bytes": sizes.nbytes,
         "needs": _needs(archive, whole, notes),
         "n_branches": len({frame.branch for frame in reader.frames}),
-        "frames": [
-            {
-                "step": frame.info.step,
-                "kind": frame.info.kind.value,
-                "branch": frame.info.branch,
-                "bytes": frame.info.nbytes,
-                "ratio_weights": frame.ratio_weights,
-                "ratio_total": frame.ratio_total,
-            }
-            for frame in sizes.frames
-        ],
-        "missing_frames": [
-            {"step": lost.step, "branch": lost.branch, "path": lost.path, "last": lost == head}
-            for lost in reader.missing
-        ],
+        "frames": [frame.to_json() for frame in sizes.frames],
+        "missing_frames": [{**lost.place, "last": lost == head} for lost in reader.missing],
         "manifest_problem": problem.what if problem else None,
         "unreadable_frames": list(catalog.unknown),
         "undecodable_steps": [info.step for info in broken],
@@ -290,7 +276,7 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "roles": tensors.roles(),
         "bytes_read": archive.bytes_read,
         "skipped": [],
-        "originals": plain_value(original_checks(archive, whole)),
+        "originals": original_checks(archive, whole).to_json(),
         "notes": notes,
     }
     return Inventory(path=reader.path, facts=facts, failure=_failure(reader.path, facts))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, Rewrite, remove_frames
 from inshrink_core.chain import Archive, frame_size
@@ -19,6 +19,7 @@ from inshrink_core.codec import codec_for_block
 from inshrink_core.errors import InputError, MissingFrameError, NotFoundError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.frame import FrameInfo, FrameKind
+from inshrink_core.report import Report
 
 __all__ = [
     "ForgetReport",
@@ -40,7 +41,7 @@ KeySize = Callable[[FrameInfo], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PruneReport:
+class PruneReport(Report):
     """What `prune` did, or would do.
 
     Parameters
@@ -67,6 +68,12 @@ class PruneReport:
     seconds: float
     device: str = "cpu"
 
+    DOCUMENT: ClassVar = (
+        "archive applied kept=plan.kept.step references=plan.references.step removed=plan.removed.step "
+        "rekeyed=plan.rekeyed.step rewritten=plan.copied.step lost_origins=plan.lost_origins.step frames "
+        "bytes_before=before bytes_after=after bytes_freed=freed seconds device"
+    )
+
     @property
     def freed(self) -> int:
         """Bytes that pruning frees; negative where re-keyed frames take more than what goes."""
@@ -84,29 +91,6 @@ class PruneReport:
             {"step": f.step, "branch": f.branch, "fate": fate, "written": written.get(f.frame_id)}
             for f, fate in sorted(rows, key=lambda row: row[0].generation)
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink prune --json``."""
-        plan = self.plan
-        fates = {
-            "kept": plan.kept,
-            "references": plan.references,
-            "removed": plan.removed,
-            "rekeyed": plan.rekeyed,
-            "rewritten": plan.copied,
-            "lost_origins": plan.lost_origins,
-        }
-        return {
-            "archive": self.archive,
-            "applied": self.applied,
-            **{fate: [frame.step for frame in frames] for fate, frames in fates.items()},
-            "frames": self.frames,
-            "bytes_before": self.before,
-            "bytes_after": self.after,
-            "bytes_freed": self.freed,
-            "seconds": self.seconds,
-            "device": self.device,
-        }
 
 
 def prune(
@@ -547,7 +531,7 @@ class KeySizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetReport:
+class ForgetReport(Report):
     """What `forget_missing` gave up, or would.
 
     Parameters
@@ -570,19 +554,7 @@ class ForgetReport:
     useless: tuple[FrameInfo, ...]
     head: FrameInfo | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink prune --forget-missing --json``."""
-        return {
-            "archive": self.archive,
-            "applied": self.applied,
-            "missing": [_row(frame) for frame in self.missing],
-            "useless": [_row(frame) for frame in self.useless],
-            "last": None if self.head is None else _row(self.head),
-        }
-
-
-def _row(frame: FrameInfo) -> dict[str, Any]:
-    return {"step": frame.step, "branch": frame.branch, "path": frame.path}
+    DOCUMENT: ClassVar = "archive applied missing=missing.place useless=useless.place last=head.place"
 
 
 def forget_missing(archive: str | os.PathLike[str], *, apply: bool = False) -> ForgetReport:

@@ -203,6 +203,16 @@ def test_compare_shows_the_stale_copy_beside_every_step(cli, archive, small_run)
     assert document["steps"][2]["stale_divergence"] > document["steps"][2]["divergence"]
 
 
+def test_several_archives_are_compared_in_one_document(cli, archive, small_run):
+    words = ("--against", small_run, "--trust-run", "--steps", "10")
+    alone = cli("compare", archive, *words, "--json").document
+    both = cli("compare", archive, archive, *words, "--json").document
+    assert both == {"archives": [{"archive": str(archive), **alone}] * 2}
+    outcome = cli("compare", archive, archive, *words, "--max-divergence", 0)
+    assert outcome.code == 1
+    assert outcome.out.count(str(archive)) == 2
+
+
 def test_compare_ends_with_1_where_a_bound_is_exceeded(cli, archive, small_run):
     words = ("compare", archive, "--against", small_run, "--trust-run", "--steps", "10")
     assert cli(*words, "--max-drop", 0.9, "--max-divergence", 5).code == 0

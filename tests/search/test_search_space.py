@@ -31,6 +31,18 @@ def test_every_rival_has_a_cube_whose_points_are_configurations(codec):
         assert cube.candidate(point).chain_config(base(codec)).codec == codec
 
 
+@pytest.mark.parametrize(
+    "codec", ["lattice", "inshrinkerator", "qd", "uniform", "lc-checkpoint", "excp", "context"]
+)
+def test_every_codec_has_levels_from_fine_to_coarse(codec):
+    found = space_of(codec, frozenset({LayerType.LINEAR})).levels(7)
+    assert 2 <= len(found) <= 7
+    assert len({one.digest for one in found}) == len(found)
+    for one in found:
+        assert one.chain_config(base(codec)).codec == codec
+    assert len(space_of(codec, frozenset()).levels(1)) == 1
+
+
 def test_a_codec_without_a_knob_has_nothing_to_search():
     with pytest.raises(ConfigError, match="nothing to search"):
         space_of("lossless", frozenset())
