@@ -35,13 +35,22 @@ def _is_list_of(value: Any, is_sound: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(is_sound, value))
 
 
+def _is_quality(value: Any) -> bool:
+    """Whether a value holds words and numbers where they belong."""
+    if not isinstance(value, dict) or not isinstance(bounds := value.get("bounds", {}), dict):
+        return False
+    words = all(isinstance(value.get(name, ""), str) for name in ("how", "why"))
+    numbers = [item for name, item in value.items() if name not in ("how", "why", "bounds")]
+    return words and all(isinstance(item, float) for item in [*numbers, *bounds.values()])
+
+
 _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "codec": lambda value: isinstance(value, str),
     "config": lambda value: isinstance(value, dict),
     "overrides": lambda value: _is_list_of(value, lambda item: isinstance(item, dict)),
     "optimizer": lambda value: isinstance(value, str),
     "content": _is_id,
-    QUALITY: lambda value: isinstance(value, dict),
+    QUALITY: lambda value: _is_quality(value),
     "restored": _is_id,
     "rekeyed": _is_id,
     "source": lambda value: _is_list_of(value, _is_id) and len(value) == 2,

@@ -509,8 +509,9 @@ class BoundedWriter:
 
     def _quality(self, how: str, figures: Figures) -> dict[str, Any]:
         """Return what a frame says of its own quality: what was found, how, and what was promised."""
-        found = {name: getattr(figures, name) for name in FIGURES}
-        return {"how": how, "bounds": self.bounds.limits} | {k: v for k, v in found.items() if v is not None}
+        found = {name: value for name in FIGURES if (value := getattr(figures, name)) is not None}
+        limits = {name: float(limit) for name, limit in self.bounds.limits.items()}
+        return {"how": how, "bounds": limits} | {name: float(value) for name, value in found.items()}
 
     def _exact(self) -> ChainConfig:
         """Return how a step is stored bit for bit, with as little harm to what follows as the codec can.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.analysis.gain import RestoreGain, restore_gain, restore_gain_of_run
-from inshrink_core.chain import Archive, archive_size, optimizer_of, original_checks, step_needs
+from inshrink_core.chain import QUALITY, Archive, archive_size, optimizer_of, original_checks, step_needs
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, MissingFrameError
 from inshrink_core.execution import resolve_device
@@ -267,7 +267,10 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "archive_bytes": sizes.nbytes,
         "needs": _needs(archive, whole, notes),
         "n_branches": len({frame.branch for frame in reader.frames}),
-        "frames": [frame.to_json() for frame in sizes.frames],
+        "frames": [
+            frame.to_json() | {"quality": archive.frame(frame.info).meta.get(QUALITY)}
+            for frame in sizes.frames
+        ],
         "missing_frames": [{**lost.place, "last": lost == head} for lost in reader.missing],
         "manifest_problem": problem.what if problem else None,
         "unreadable_frames": list(catalog.unknown),

@@ -11,14 +11,16 @@ from torch.nn import functional
 
 import inshrink_core
 from inshrink_core.chain import Archive
-from inshrink_core.chain.meta import QUALITY
-from inshrink_core.errors import ConfigError, EvaluatorError, InputError
+from inshrink_core.chain.meta import QUALITY, check_meta
+from inshrink_core.cli import main
+from inshrink_core.errors import ConfigError, DamagedError, EvaluatorError, InputError
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.metrics import Direction
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 from inshrink_core.training.check import ModelEvaluator
 from inshrink_core.training.saver import Saver
 from inshrink_core.verbs.compare import CheckedBounds
+from inshrink_core.verbs.inspect import inspect
 
 
 class Classifier(nn.Module):
@@ -280,3 +282,24 @@ def test_compare_ends_where_a_restore_costs_too_much(tmp_path):
     failure = CheckedBounds(max_restore_cost=bound).failure(comparison, "here")
     assert "exceeds --max-restore-cost" in str(failure)
     assert CheckedBounds(max_restore_cost=2 * bound).failure(comparison, "here") is None
+
+
+def test_inspect_shows_what_a_restore_costs(tmp_path, capsys):
+    saved(tmp_path / "a", n_saves=3, check=check, max_restore_cost=0.02, check_every=2)
+    frames = inspect(tmp_path / "a").facts["frames"]
+    assert [frame["quality"]["how"] for frame in frames] == ["measured", "predicted", "measured"]
+    assert main(["inspect", str(tmp_path / "a")]) == 0
+    shown = capsys.readouterr().out
+    assert "restore cost" in shown
+    assert "at most +2.00 %" in shown
+    saved(tmp_path / "b", n_saves=2)
+    assert main(["inspect", str(tmp_path / "b")]) == 0
+    assert "restore cost" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "quality", [{"how": 1}, {"how": "measured", "drop": "small"}, {"bounds": []}, {"bounds": {"drop": "x"}}]
+)
+def test_a_frame_that_says_nonsense_of_its_quality_is_damaged(quality):
+    with pytest.raises(DamagedError, match="quality"):
+        check_meta({QUALITY: quality}, "here")
