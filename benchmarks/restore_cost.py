@@ -16,10 +16,11 @@ is judged against the state that was saved. Candidates, summed over the restores
 - ``fisher``: half the squared error weighted with Adam's second moments, over the loss;
 - ``noise``: squared error of the weights over their squared movement since the save before.
 
-``results/restore_cost.csv`` has a row a training. ``results/restore_cost_rank.csv`` has a row a candidate:
-the rank correlation (Spearman) of its sums with the excess, over the tasks that the default was chosen on
-and over the others, and the largest ratio, between tasks, of what it sums to at an excess of one percent.
-Finished trainings are kept in ``data/restore_cost``; without tasks nothing is trained.
+``results/restore_cost.csv`` has a row a training. ``results/restore_cost_rank.csv`` has a row a candidate, over
+the trainings of lattice and over all: the rank correlation (Spearman) of its sums with the excess, over the
+tasks that the default was chosen on and over the others, and the largest ratio, between tasks, of what it sums
+to at an excess of one percent. Finished trainings are kept in ``data/restore_cost``; without tasks nothing is
+trained.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ def candidates(kept: Mapping[str, Any]) -> dict[str, float | None]:
         "rise": total(over("rise", "metric")),
         "rise_to_go": total(lambda one: one["rise"] / gained["to_go"](one)),
         "gap": total(over("gap", "metric")),
-        "fisher": total(over("fisher", "metric")),
+        "fisher": total(over("fisher", "metric")) or None,
         "noise": total(over("error", "movement")),
     }
 
@@ -264,28 +265,24 @@ def tables(trainings: Sequence[Mapping[str, Any]]) -> Path:
                 **sums,
             }
         )
-    ranks = []
-    for name in candidates(trainings[0]):
-        row: dict[str, Any] = {"candidate": name}
-        for label, tuned in (("tuned", True), ("judging", False)):
-            pairs = [
-                (one[name], one["excess"])
-                for one in rows
-                if one["tuned_on"] is tuned and one[name] is not None
-            ]
-            row |= {f"n_{label}": len(pairs), f"rank_correlation_{label}": spearman(pairs)}
-        by_task: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for one in rows:
-            if one[name] is not None:
-                by_task[one["task"]].append((one[name], one["excess"]))
-        known = [at for points in by_task.values() if (at := _at_excess(points, 0.01)) is not None]
-        row |= {
-            "n_tasks_at_1_percent": len(known),
-            "spread_at_1_percent": max(known) / min(known) if known else None,
-        }
-        ranks.append(row)
+    everything = [(name, of) for of in ("lattice", "all codecs") for name in candidates(trainings[0])]
+    ranks = [_rank(name, of, rows) for name, of in everything]
     write("restore_cost_rank", ranks)
     return write("restore_cost", rows)
+
+
+def _rank(name: str, of: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the row of a candidate, over the trainings of one codec or of all."""
+    known = [one for one in rows if one[name] is not None and of in (one["codec"], "all codecs")]
+    row: dict[str, Any] = {"of": of, "candidate": name}
+    for label, tuned in (("tuned", True), ("judging", False)):
+        pairs = [(one[name], one["excess"]) for one in known if one["tuned_on"] is tuned]
+        row |= {f"n_{label}": len(pairs), f"rank_correlation_{label}": spearman(pairs)}
+    by_task: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for one in known:
+        by_task[one["task"]].append((one[name], one["excess"]))
+    at = [at for points in by_task.values() if (at := _at_excess(points, 0.01)) is not None]
+    return row | {"n_tasks_at_1_percent": len(at), "spread_at_1_percent": max(at) / min(at) if at else None}
 
 
 def kept_trainings() -> list[dict[str, Any]]:
