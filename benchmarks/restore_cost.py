@@ -16,11 +16,11 @@ is judged against the state that was saved. Candidates, summed over the restores
 - ``fisher``: half the squared error weighted with Adam's second moments, over the loss;
 - ``noise``: squared error of the weights over their squared movement since the save before.
 
-``results/restore_cost.csv`` has a row a training. ``results/restore_cost_rank.csv`` has a row a candidate, over
-the trainings of lattice and over all: the rank correlation (Spearman) of its sums with the excess, over the
-tasks that the default was chosen on and over the others, and the largest ratio, between tasks, of what it sums
-to at an excess of one percent. Finished trainings are kept in ``data/restore_cost``; without tasks nothing is
-trained.
+``results/restore_cost.csv`` has a row a training. ``results/restore_cost_rank.csv`` has a row a candidate,
+over the trainings of lattice and over all: the rank correlation (Spearman) of its sums with the excess, over
+the tasks that the default was chosen on and over the others, and the largest ratio, between tasks, of what it
+sums to at an excess of one percent. Finished trainings are kept in ``data/restore_cost``; without tasks
+nothing is trained.
 """
 
 from __future__ import annotations
