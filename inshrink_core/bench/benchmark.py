@@ -252,6 +252,7 @@ class _Session:
             measured=self.measured,
             resumed=self.resumed,
             notes=self._notes(variants),
+            device=self.bench.device,
         )
 
     def _notes(self, variants: Sequence[Variant]) -> tuple[str, ...]:

@@ -251,6 +251,8 @@ class BenchReport(Report):
         What a reader should know.
     files
         What was written.
+    device
+        Where frames were encoded and decoded.
     """
 
     run: str
@@ -265,8 +267,11 @@ class BenchReport(Report):
     resumed: int = 0
     notes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    device: str = "cpu"
 
-    DOCUMENT: ClassVar = "run metric direction optimizer measured resumed seconds steps rows notes files"
+    DOCUMENT: ClassVar = (
+        "run metric direction optimizer measured resumed seconds device steps rows notes files"
+    )
 
     @property
     def rows(self) -> tuple[Row, ...]:

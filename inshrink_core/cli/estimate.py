@@ -76,7 +76,7 @@ def _show(console: Console, report: EstimateReport) -> None:
             f"{count(document['n_trials'])} trials (rank correlation {correlation})" if known else "nothing",
         ),
         ("encoded", f"{document['sampled'] * 100:.0f} % of {document['n_steps']} steps"),
-        ("time", duration(document["seconds"])),
+        ("time", f"{duration(document['seconds'])} on {document['device']}"),
     ]
     show_facts(console, facts)
     show_notes(console, document["notes"])

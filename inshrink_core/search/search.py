@@ -236,6 +236,7 @@ def search(
             seconds=time.perf_counter() - begun,
             log=log.path,
             notes=notes,
+            device=base.device,
         )
     if target is not None:
         write_whole(target, json.dumps(report.to_json(), indent=1) + "\n")
@@ -458,6 +459,8 @@ class SearchReport(Report):
         Where the trials are kept; None for nowhere.
     notes
         What should be known.
+    device
+        Where trials were encoded and decoded.
     """
 
     best: Chain | None
@@ -476,6 +479,7 @@ class SearchReport(Report):
     seconds: float
     log: Path | None
     notes: tuple[str, ...] = ()
+    device: str = "cpu"
 
     @property
     def failure(self) -> CheckFailedError | None:
@@ -504,7 +508,8 @@ class SearchReport(Report):
 
 
 _SHOWN: Final = (
-    *("step", "config", "ratio_weights", "drop", "divergence", "restore_gain", "restore_noise"),
+    *("step", "config", "ratio_weights", "drop", "divergence", "restore_cost"),
+    *("restore_gain", "restore_noise"),
     *("seconds", "failure", "partial"),
 )
 
@@ -637,6 +642,7 @@ class Chain:
             "ratio_weights": self.ratio_weights,
             "drop": self.drop,
             "divergence": self.divergence,
+            "restore_cost": max(self._known("restore_cost"), default=None),
             "restore_gain": self._mean("restore_gain"),
             "restore_noise": self._mean("restore_noise"),
         }

@@ -76,6 +76,8 @@ class EstimateReport(Report):
         Wall time.
     notes
         What should be known.
+    device
+        Where frames were encoded.
     """
 
     codec: str
@@ -92,6 +94,7 @@ class EstimateReport(Report):
     sampled: float
     seconds: float
     notes: tuple[str, ...] = ()
+    device: str = "cpu"
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink estimate --json``."""
@@ -287,6 +290,7 @@ def _estimated(chain: ChainConfig, asked: _Asked) -> EstimateReport:
         sampled=sum(s.numel for s in specs if s.key in keys) / max(1, sum(s.numel for s in specs)),
         seconds=time.perf_counter() - begun,
         notes=() if calibration.n_trials else (_UNCALIBRATED,),
+        device=chain.device,
     )
 
 
