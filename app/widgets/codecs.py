@@ -58,7 +58,7 @@ class Knob(NamedTuple):
 
 KNOBS: Mapping[str, Knob] = {
     "lattice": Knob(
-        "coarseness", "Coarseness", 0.5, 8.0, 0.25, "Larger makes smaller frames and larger errors."
+        "coarseness", "Coarseness", 0.25, 10.0, 0.25, "Larger makes smaller frames and larger errors."
     ),
     "inshrinkerator": Knob("bins", "Bins", 4, 64, 4, "Values a tensor is rounded to.", 32),
     "uniform": Knob("bits", "Bits", 2, 8, 1, "Width of a rounded weight.", 8),

@@ -47,8 +47,8 @@ def is_exact(found: dict[str, set[str]], role: str) -> bool:
     return found[role] <= get_codec("lossless").reads
 
 
-def test_the_defaults_are_a_coarseness_of_one_and_compressed_optimizer_state():
-    assert LatticeCodec().coarseness == 1.0
+def test_the_defaults_are_a_coarseness_of_a_half_and_compressed_optimizer_state():
+    assert LatticeCodec().coarseness == 0.5
     assert {name: default_optimizer(name, {}) for name in codec_names() if get_codec(name).lossy} == {
         name: "compressed" for name in codec_names() if get_codec(name).lossy
     }
@@ -63,7 +63,7 @@ def test_what_stays_exact_has_exact_optimizer_state_beside_it():
 
 def test_compress_stores_optimizer_state_compressed_and_all_else_but_weights_exactly(run_path, tmp_path):
     report = inshrink_core.compress(run_path, tmp_path / "a.inshrink")
-    assert (report.optimizer, report.config["coarseness"]) == ("compressed", 1.0)
+    assert (report.optimizer, report.config["coarseness"]) == ("compressed", 0.5)
     found = bitstreams(tmp_path / "a.inshrink", 20)
     assert not any(is_exact(found, role) for role in STATE)
     assert is_exact(found, "step")
