@@ -18,6 +18,7 @@ from inshrink_core.chain import (
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES, LayerType
 from inshrink_core.codec import get_codec
+from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import ConfigError, EvaluatorError
 from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import Bounds
@@ -256,7 +257,7 @@ def test_a_sample_without_the_tensors_of_an_override_is_encoded_all_the_same(run
 
 def test_the_ratio_of_a_step_is_estimated_once_for_each_candidate(run):
     estimate = RatioEstimate(base(), run[5], Standing(), None)
-    assert estimate(LINE.candidate(1.0)) == pytest.approx(
+    assert estimate(LINE.candidate(LatticeCodec().coarseness)) == pytest.approx(
         encode_step(base(), run[5], Standing()).ratio_weights, rel=0.01
     )
     assert estimate(LINE.candidate(6.0)) > estimate(LINE.candidate(1.0))
