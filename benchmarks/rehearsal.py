@@ -60,7 +60,7 @@ SETTINGS = (
     *(Setting("lattice", {"coarseness": coarseness}) for coarseness in (4, 2.5, 6, 1.5, 9)),
     *(Setting("inshrinkerator", {"bins": bins}) for bins in (32, 16, 10, 6)),
     *(Setting("inshrinkerator", {"bins": bins, "entropy": "rans"}) for bins in (32, 16, 10, 6)),
-    *(Setting("lattice", {"coarseness": 4, "gamma": gamma}) for gamma in (0, 1)),
+    *(Setting("lattice", {"coarseness": 4, "gamma": gamma}) for gamma in (0.5, 1)),
     *(Setting("lattice", {"coarseness": 4}, restores=restores) for restores in (5, 19)),
     *(Setting("inshrinkerator", restores=restores) for restores in (5, 19)),
     Setting("lattice", {"coarseness": 2.5}, max_drop=0.01),

@@ -29,6 +29,7 @@ BENCHMARKS = (
     "overhead",
     "scaling",
     "matrix",
+    "lookahead",
     "rivals",
     "optimizer",
     "rehearsal",

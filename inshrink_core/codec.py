@@ -13,7 +13,7 @@ import functools
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -42,7 +42,9 @@ __all__ = [
     "FrameContext",
     "Knob",
     "Levels",
+    "Seen",
     "ShapedReference",
+    "Sight",
     "Switch",
     "TensorInput",
     "TensorReference",
@@ -274,8 +276,8 @@ class FrameContext:
     learning_rates
         Learning rate by parameter name, where the checkpoint's optimizer state says it.
     memory
-        What `Codec.remember` returned for the previous frame of the chain; None in the first frame,
-        and after a frame of another codec.
+        What `Codec.remember` returned for the previous frame of the chain; in the first frame what
+        `Codec.foresee` did, if the run could be looked at; else, and after a frame of another codec, None.
     after_restore
         Whether the training that led here was restored from the previous frame of the chain.
     """
@@ -286,6 +288,28 @@ class FrameContext:
 
 
 _NOTHING_KNOWN: Final = FrameContext()
+
+
+class Sight(NamedTuple):
+    """A step of a run that a codec looks at before it plans a chain's first frame.
+
+    Parameters
+    ----------
+    place
+        Of the step in the run, from 0.
+    companions
+        Whether tensors come with their companions, which have to be read too.
+    """
+
+    place: int
+    companions: bool
+
+
+class Seen(NamedTuple):
+    """One tensor at one `Sight`."""
+
+    place: int
+    item: TensorInput
 
 
 class Encoded(NamedTuple):
@@ -418,6 +442,42 @@ class Codec(ABC, Generic[_Plan, _State]):
         A codec that decides nothing for all together has the plan None.
         """
         return cast("_Plan", None)
+
+    def sights(self, n_steps: int) -> tuple[Sight, ...]:
+        """Return the steps to look at before the first frame of a run of `n_steps`, ascending; mostly none.
+
+        A codec that looks ahead must also work where it cannot, as in a training that still goes on.
+        """
+        return ()
+
+    def look_ahead(self, spec: TensorSpec, seen: Iterator[Seen]) -> Any:
+        """Return what one tensor's course through a run tells.
+
+        Parameters
+        ----------
+        spec
+            The tensor as it is in the run's first step.
+        seen
+            The tensor at the codec's `sights`, read as they are asked for. A step that cannot be read, or
+            that has no such tensor, is left out.
+        """
+        return None
+
+    def foresee(
+        self, specs: Sequence[TensorSpec], told: Sequence[Any], rates: Sequence[Mapping[str, float]]
+    ) -> Any:
+        """Return what a chain's first frame is planned with, as if an earlier frame had remembered it.
+
+        Parameters
+        ----------
+        specs
+            The tensors that this codec takes.
+        told
+            What `look_ahead` returned of each.
+        rates
+            `FrameContext.learning_rates` at each of the `sights` that could be read.
+        """
+        return None
 
     def expected_divergence(self, relative_error: float) -> float:
         """Return what the worst step of a chain may diverge by, in nats, as far as other runs tell.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["RestoreGain", "measure_gain", "restore_gain", "restore_gain_of_run"]
 
 # Of what is kept: raised when a record, or what is measured, changes.
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Bench", "PeakMemory"]
 
 # Of the key of a point, and of what is measured.
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 _MEGA: Final = 1e6
 

@@ -63,6 +63,11 @@ class ChainWriter:
     restored
         The frame that training was last restored from; by default what the parent says of it.
 
+    Attributes
+    ----------
+    foreseen
+        What an archive's first frame is planned with (`FrameEncoder.look_ahead`); None for nothing.
+
     Notes
     -----
     Holds one state per tensor between frames, a byte a weight for codebook codecs. The state of a
@@ -82,6 +87,7 @@ class ChainWriter:
     ) -> None:
         self.writer = writer
         self.config = config
+        self.foreseen: Any = None
         self.parent = parent if parent is not None else writer.reader.head
         if branch is None:
             continues = self.parent is None or self.parent == writer.reader.listed_head
@@ -115,9 +121,12 @@ class ChainWriter:
 
     def _standing(self, references: dict[str, TensorReference]) -> Standing:
         start = self._start.frame
+        memory = self.foreseen
+        if self.parent is not None:
+            memory = self._meta.get("memory") if self._meta.get("codec") == self.config.codec else None
         return Standing(
             references=references,
-            memory=self._meta.get("memory") if self._meta.get("codec") == self.config.codec else None,
+            memory=memory,
             restored=self._start.value,
             after_restore=start is not None
             and self.parent is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,8 +12,8 @@ from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.parts import tensor_digest
 from inshrink_core.chain.recall import HELD_NBYTES, Origin
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import AnyCodec, FrameContext, TensorInput, TensorReference
-from inshrink_core.errors import ConfigError
+from inshrink_core.codec import AnyCodec, FrameContext, Seen, Sight, TensorInput, TensorReference
+from inshrink_core.errors import ConfigError, InshrinkError
 from inshrink_core.execution import ordered_map, recycling
 from inshrink_core.formats.source import FileSource, peek
 from inshrink_core.values import real_numbers
@@ -46,7 +47,8 @@ class Standing:
     references
         States after the frame before, by key; none for a keyframe. Not to be changed.
     memory
-        What the codec remembers of the frames before (`Codec.remember`).
+        What the codec remembers of the frames before (`Codec.remember`), or foresees before the first one
+        (`FrameEncoder.look_ahead`).
     restored
         Values that training last continued from after a restore, None where it did not.
     after_restore
@@ -125,9 +127,8 @@ class FrameEncoder:
         # Optimizer state is coded in host memory, whatever the device of the chain's own codec.
         devices = [chain.device, *("cpu" for _ in parties[1:])]
         restored = standing.restored
-        rates = {name: group["lr"] for name, group in checkpoint.hyperparameters.items() if "lr" in group}
         context = FrameContext(
-            learning_rates=rates, memory=standing.memory, after_restore=standing.after_restore
+            learning_rates=_rates(checkpoint), memory=standing.memory, after_restore=standing.after_restore
         )
 
         def observe(spec: TensorSpec) -> Any:
@@ -163,6 +164,47 @@ class FrameEncoder:
         results = ordered_map(encode, specs, threads=chain.threads, weight=_weight)
         return memory, _while_recycling(results)
 
+    def look_ahead(
+        self, steps: Sequence[int], read: Callable[[int], Checkpoint], keys: frozenset[str] | None = None
+    ) -> Any:
+        """Look at a few steps of a run, and return what its first frame is planned with.
+
+        Parameters
+        ----------
+        steps
+            The steps that are going to be encoded, ascending.
+        read
+            Returns the checkpoint of a step.
+        keys
+            Look at these tensors only; by default at all that the chain's own codec takes.
+
+        Returns
+        -------
+        memory
+            For the `Standing` of the first frame; None where the codec does not look ahead.
+
+        Notes
+        -----
+        Reads each tensor once a sight, without a look at checksums: nothing of it is kept. A step that
+        cannot be read is passed over, for that is told when its turn comes. Holds what the codec holds, and
+        two tensors a thread.
+        """
+        codec = self._parties[0].codec
+        there: list[tuple[Sight, Checkpoint]] = []
+        for sight in codec.sights(len(steps)):
+            with contextlib.suppress(InshrinkError, OSError):
+                there.append((sight, read(steps[sight.place])))
+        if not there:
+            return None
+
+        def course(spec: TensorSpec) -> Any:
+            return codec.look_ahead(spec, _seen(spec, there, codec.companions()))
+
+        chosen = [spec for spec in there[0][1].specs if keys is None or spec.key in keys]
+        members = [spec for spec in chosen if self._place(spec) == 0]
+        told = list(ordered_map(course, members, threads=self._chain.threads, weight=_weight))
+        return codec.foresee(members, told, [_rates(checkpoint) for _, checkpoint in there])
+
     def _place(self, spec: TensorSpec) -> int:
         """Return which of the parties takes a tensor."""
         return next(i for i, party in enumerate(self._parties) if spec.role in party.roles)
@@ -186,6 +228,25 @@ class FrameEncoder:
             which = tuple(override.matches(spec) for override in chain.overrides)
             configs[spec.key] = made.setdefault(which, chain.config_of(spec))
         return configs
+
+
+def _rates(checkpoint: Checkpoint) -> dict[str, float]:
+    """Learning rate by parameter name, where it is known."""
+    return {name: group["lr"] for name, group in checkpoint.hyperparameters.items() if "lr" in group}
+
+
+def _seen(
+    spec: TensorSpec, there: Sequence[tuple[Sight, Checkpoint]], companions: frozenset[TensorRole]
+) -> Iterator[Seen]:
+    """Read a tensor at one sight after the other, where it is the same tensor."""
+    for sight, checkpoint in there:
+        if spec.key not in checkpoint or checkpoint.spec(spec.key) != spec:
+            continue
+        try:
+            item = _item(checkpoint, companions if sight.companions else frozenset(), "cpu", spec, kept=False)
+        except (InshrinkError, OSError):
+            continue
+        yield Seen(sight.place, item)
 
 
 def _while_recycling(results: Iterator[TensorResult]) -> Iterator[TensorResult]:

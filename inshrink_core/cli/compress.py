@@ -64,7 +64,7 @@ class Shorthands:
     coarseness: Annotated[
         float | None,
         typer.Option(
-            help="Of the lattice codec, about 0.5 to 8: more is smaller and less exact. (default: 1)"
+            help="Of the lattice codec, about 0.25 to 10: more is smaller and less exact. (default: 0.5)"
         ),
     ] = None
     bins: Annotated[

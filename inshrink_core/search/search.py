@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from inshrink_core.chain import FrameEncoder
 from inshrink_core.chain.defaults import factors_of, make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import CheckFailedError, InputError, NotFoundError, StorageError
@@ -204,7 +205,13 @@ def search(
     log = TrialLog(trial_log_of(opened, target), checkpoint_digest(opened[opened.steps[0]]))
     with Judge(judges, opened.__getitem__, bounds) as judge:
         runner = TrialRunner(
-            checkpoints=opened.__getitem__, steps=chosen, base=plain, judge=judge, log=log, with_gain=gain
+            checkpoints=opened.__getitem__,
+            steps=chosen,
+            base=plain,
+            judge=judge,
+            log=log,
+            with_gain=gain,
+            foreseen=FrameEncoder(plain).look_ahead(chosen, opened.__getitem__),
         )
         chains = ChainTrials(runner=runner, bounds=judge.bounds(chosen[0]), progress=progress)
         uninformative = tuple(step for step in chosen if chains.says_nothing_at(step))
@@ -743,7 +750,8 @@ class ChainTrials:
         """Return a chain's ratio, encoded at every step but not evaluated."""
         checkpoints = map(self.runner.checkpoints, self.runner.steps)
         raw = nbytes = 0
-        for encoded in encode_chain(candidate.chain_config(self.runner.base), checkpoints):
+        chain = candidate.chain_config(self.runner.base)
+        for encoded in encode_chain(chain, checkpoints, foreseen=self.runner.foreseen):
             raw, nbytes = raw + encoded.raw_weights, nbytes + encoded.weights_nbytes
         return raw / nbytes if nbytes else 0.0
 
@@ -758,7 +766,7 @@ class ChainTrials:
         step = runner.steps[middle]
         checkpoint = runner.checkpoints(step)
         keys = sample_keys(checkpoint)
-        *_, before = encode_chain(chain, lead, keys)
+        *_, before = encode_chain(chain, lead, keys, runner.foreseen)
         standing, index = following(before, keyframe=False)
         h = runner.h(step)
         return allocate(runner.base, line, coarseness, checkpoint, standing, h, index, keys).factors
@@ -778,7 +786,7 @@ def estimate_ratio(runner: TrialRunner, candidate: Candidate, n_steps: int) -> f
     """
     checkpoints = [runner.checkpoints(step) for step in middle_of(runner.steps, n_steps)]
     chain = candidate.chain_config(runner.base)
-    encoded = encode_chain(chain, checkpoints, sample_keys(checkpoints[0]))
+    encoded = encode_chain(chain, checkpoints, sample_keys(checkpoints[0]), runner.foreseen)
     sizes = [scaled_nbytes(one, checkpoint) for one, checkpoint in zip(encoded, checkpoints, strict=True)]
     raw = sum(checkpoint.raw_bytes(MODEL_ROLES) for checkpoint in checkpoints) / len(checkpoints)
     total = in_proportion(sizes[:1], sizes[1:], len(runner.steps), runner.base.keyframe_every)

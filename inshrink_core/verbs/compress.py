@@ -14,6 +14,7 @@ from inshrink_core.chain import (
     Archive,
     ArchiveSize,
     ChainWriter,
+    FrameEncoder,
     OriginalChecks,
     archive_size,
     content_digest,
@@ -66,6 +67,7 @@ def compress(
     device: str = "auto",
     threads: int | None = None,
     allow_damaged: bool = False,
+    look_ahead: bool = True,
     progress: OnProgress | None = None,
 ) -> CompressReport:
     """Write a run into an archive, appending the steps it does not hold yet.
@@ -96,6 +98,9 @@ def compress(
         Where and how many tensors at a time are encoded; neither changes the bytes.
     allow_damaged
         Archive files that do not match their own checksums, too; the archive will always say so.
+    look_ahead
+        Whether a new archive's codec may look at the whole run first, at some of the steps to be written, and
+        plan for it. To be switched off where a run is written step by step as it grows.
     progress
         Called after each tensor.
 
@@ -148,6 +153,8 @@ def compress(
         writer = stack.enter_context(ArchiveWriter(archive, create=True))
         parent, branch = _branch_point(writer, resumed_from)
         chain = ChainWriter(writer, chain_config, parent=parent, branch=branch, restored=parent)
+        if look_ahead and chain.parent is None:
+            chain.foreseen = FrameEncoder(chain_config).look_ahead(chosen, opened.__getitem__)
         session = _Session(opened, writer, chain, resumed_from, progress, chosen, bounded)
         session.run_all()
         promise = None if bounded is None else bounded.promise

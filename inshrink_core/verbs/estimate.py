@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inshrink_core.chain import ChainConfig
+from inshrink_core.chain import ChainConfig, FrameEncoder
 from inshrink_core.chain.defaults import make_chain_config, make_configs
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import InputError
@@ -257,7 +257,8 @@ def _estimated(chain: ChainConfig, asked: _Asked) -> EstimateReport:
     """Estimate what a configuration does."""
     begun = time.perf_counter()
     opened, chosen, stretches, keys, known = asked
-    rows = [row for stretch in stretches for row in _encode(opened, chain, stretch, keys)]
+    foreseen = FrameEncoder(chain).look_ahead(chosen, opened.__getitem__)
+    rows = [row for stretch in stretches for row in _encode(opened, chain, stretch, keys, foreseen)]
     calibration = calibrate([one for one in known if one.config.get("codec") == chain.codec])
     if not calibration.n_trials:
         calibration = calibrate(known)
@@ -320,9 +321,11 @@ def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
     return [steps[begin : begin + _RUN_LENGTH] for begin in begins]
 
 
-def _encode(run: Run, chain: ChainConfig, steps: Sequence[int], keys: frozenset[str]) -> Iterator[_Row]:
+def _encode(
+    run: Run, chain: ChainConfig, steps: Sequence[int], keys: frozenset[str], foreseen: Any
+) -> Iterator[_Row]:
     """Encode a stretch of a run in closed loop."""
-    encoded = encode_chain(chain, (run[step] for step in steps), keys)
+    encoded = encode_chain(chain, (run[step] for step in steps), keys, foreseen)
     before = None
     for number, (step, one) in enumerate(zip(steps, encoded, strict=True)):
         checkpoint = run[step]

@@ -266,7 +266,7 @@ class _Watcher:
         identities = {step: run.identity(step) for step in ready}
         before = frozenset(self._archived())
         try:
-            report = compress(run, self._archive, steps=ready, **self._options)
+            report = compress(run, self._archive, steps=ready, look_ahead=False, **self._options)
         except LockedError:
             # Another process prunes or appends; that passes.
             self._locked += 1

@@ -216,7 +216,7 @@ def test_a_search_finds_a_configuration_that_compress_takes_and_that_keeps_the_b
     settings = {**best["config"]["settings"], "overrides": best["config"].get("override", [])}
     written = compress(run, tmp_path / "a.inshrink", codec=best["config"]["codec"], config=settings)
     frames = sum(frame.weights_nbytes for frame in written.size.frames)
-    assert best["ratio_weights"] == pytest.approx(written.size.raw_weights / frames, rel=0.03)
+    assert best["ratio_weights"] == pytest.approx(written.size.raw_weights / frames, rel=0.05)
     archive = Archive.open(tmp_path / "a.inshrink")
     assert max(figures(run, archive, evaluator, step)[1] for step in run.steps) == pytest.approx(
         best["divergence"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import PROTECTED, QUANTIZED, Encoded, Levels, ShapedReference
 from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact
 from inshrink_core.codecs.fallback import LOSSY_DTYPES
@@ -39,7 +41,6 @@ from inshrink_core.ops.rans import rans_counts
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.ops.lattice import Rounded
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "LatticeReference",
     "can_have_lattice",
     "is_matrix",
+    "is_statistic",
     "make_exact",
     "no_exact",
     "pack_delta",
@@ -70,6 +72,24 @@ def can_have_lattice(spec: TensorSpec) -> bool:
 def is_matrix(spec: TensorSpec) -> bool:
     """Whether a tensor has a spacing by the rule; vectors have a fine one of their own."""
     return len(spec.shape) >= 2
+
+
+_STATISTIC = re.compile(r"(^|[._])(running|moving)_(mean|avg|average|var|variance)$")
+
+
+def is_statistic(spec: TensorSpec) -> bool:
+    """Whether a tensor is a running mean or variance of a normalisation layer, by role, shape and name.
+
+    Of other buffers nobody knows what they mean: masks, positions, counts and constants are stored exactly.
+
+    Examples
+    --------
+    >>> from inshrink_core.checkpoint import TensorRole, TensorSpec
+    >>> names = ("bn1.running_var", "bn1.num_batches_tracked", "attn.mask")
+    >>> [is_statistic(TensorSpec(name=n, role=TensorRole.BUFFER, dtype="float32", shape=(8,))) for n in names]
+    [True, False, False]
+    """
+    return spec.role is TensorRole.BUFFER and len(spec.shape) == 1 and bool(_STATISTIC.search(spec.name))
 
 
 class Kind(IntEnum):
