@@ -142,7 +142,9 @@ def compress(
 ) -> None:
     """Write a run into an archive: the steps it does not hold yet."""
     import inshrink_core
+    from inshrink_core.execution import without_torch_threads
 
+    without_torch_threads()
     options = writing.keywords(**vars(shorthands))
     published = (shorthands.bins, shorthands.prune, shorthands.protect)
     if options["codec"] is None and any(value is not None for value in published):

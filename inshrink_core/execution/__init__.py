@@ -13,7 +13,7 @@ from inshrink_core.execution.kept import (
     write_whole,
 )
 from inshrink_core.execution.resources import Limits, free_disk, memory_available
-from inshrink_core.execution.threads import default_threads, ordered_map
+from inshrink_core.execution.threads import default_threads, ordered_map, without_torch_threads
 
 __all__ = [
     "Limits",
@@ -34,6 +34,7 @@ __all__ = [
     "recycling",
     "remove_empty",
     "sync_path",
+    "without_torch_threads",
     "working_folder",
     "write_whole",
 ]

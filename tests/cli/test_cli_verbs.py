@@ -328,3 +328,13 @@ def test_the_report_names_the_device_that_was_used(cli, small_run, tmp_path):
         cli("compress", small_run, "-o", tmp_path / "c", "--device", "cpu", "--json").document["device"]
         == "cpu"
     )
+
+
+def test_compress_and_restore_leave_the_processors_to_their_own_workers(cli, small_run, archive, tmp_path):
+    for words in (
+        ("compress", small_run, "-o", tmp_path / "a.inshrink"),
+        ("restore", archive, "-o", tmp_path),
+    ):
+        torch.set_num_threads(2)
+        assert cli(*words).code == 0
+        assert torch.get_num_threads() == 1
