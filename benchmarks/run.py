@@ -23,6 +23,7 @@ BENCHMARKS = (
     "footprint",
     "explorer",
     "speed",
+    "verbs",
     "codebook",
     "moments",
     "ratio",

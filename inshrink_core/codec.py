@@ -423,6 +423,10 @@ class Codec(ABC, Generic[_Plan, _State]):
         """Return the roles whose tensors these settings want beside each weight (`TensorInput`)."""
         return frozenset()
 
+    def encoding_companions(self) -> frozenset[TensorRole]:
+        """Return those of `companions` that `encode` looks at, beside `observe`; by default all."""
+        return self.companions()
+
     def takes(self) -> frozenset[TensorRole]:
         """Return the roles whose tensors this codec encodes; others are stored as the chain says."""
         return MODEL_ROLES

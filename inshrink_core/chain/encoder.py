@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +15,7 @@ from inshrink_core.codec import AnyCodec, FrameContext, Seen, Sight, TensorInput
 from inshrink_core.errors import ConfigError, InshrinkError
 from inshrink_core.execution import ordered_map, recycling
 from inshrink_core.formats.source import FileSource, peek
+from inshrink_core.ops.distance import squared_distance
 from inshrink_core.values import real_numbers
 
 if TYPE_CHECKING:
@@ -28,9 +28,8 @@ __all__ = ["FrameEncoder", "Standing", "TensorResult"]
 _OF_MODEL = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
 _WITH_COMPANIONS = _OF_MODEL | {TensorRole.EXP_AVG}
 
-_SLICE = 1 << 18
-"""Values whose error is summed at a time: temporary copies stay in the cache, whatever the tensor, and sums
-in float32 are exact to six digits."""
+_SLICE = 1 << 20
+"""Values whose error is summed at a time: a dtype other than float32 takes copies of so many."""
 
 
 def _never_restored(spec: TensorSpec) -> Tensor | None:
@@ -124,6 +123,8 @@ class FrameEncoder:
         config_of = self._configs(checkpoint, members)
         wanted = [party.codec.companions() for party in parties]
         wanted[0] = wanted[0].union(*(codec.companions() for codec in config_of.values()))
+        looked_at = [party.codec.encoding_companions() for party in parties]
+        looked_at[0] = looked_at[0].union(*(codec.encoding_companions() for codec in config_of.values()))
         # Optimizer state is coded in host memory, whatever the device of the chain's own codec.
         devices = [chain.device, *("cpu" for _ in parties[1:])]
         restored = standing.restored
@@ -135,7 +136,8 @@ class FrameEncoder:
             item = _item(checkpoint, wanted[0], devices[0], spec, kept=False)
             return config_of[spec.key].observe(item, old.get(spec.key))
 
-        statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
+        with recycling():
+            statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
         plans = [own.codec.plan(members, statistics, context)]
         plans += [party.codec.plan([], []) for party in parties[1:]]
         # An override has a plan of its own, from what was seen of all tensors: pools stay whole.
@@ -147,7 +149,7 @@ class FrameEncoder:
         def encode(spec: TensorSpec) -> TensorResult:
             place = place_of[spec.key]
             codec = parties[place].codec if place else config_of[spec.key]
-            item = _item(checkpoint, wanted[place], devices[place], spec)
+            item = _item(checkpoint, looked_at[place], devices[place], spec)
             if codec.uses_restored and (start := restored(spec)) is not None:
                 item = replace(item, restored=start.to(devices[place]))
             plan = plans[place] if place else plan_of[id(codec)]
@@ -303,18 +305,11 @@ def _squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, f
     if not tensor.is_floating_point():
         return 0.0, 0.0
     squared_error = squared_norm = 0.0
-    now, decoded = tensor.detach().reshape(-1), reference.decoded().reshape(-1)
+    now, decoded = tensor.detach().resolve_neg().reshape(-1), reference.decoded().reshape(-1)
     for start in range(0, now.numel(), _SLICE):
         original = real_numbers(now[start : start + _SLICE].cpu(), torch.float32)
-        error = original - real_numbers(decoded[start : start + _SLICE].cpu(), torch.float32)
-        squares = float((error * error).sum()), float((original * original).sum())
-        if not all(map(math.isfinite, squares)):
-            squares = _finite_squares(error), _finite_squares(original)
-        squared_error += squares[0]
-        squared_norm += squares[1]
+        restored = real_numbers(decoded[start : start + _SLICE].cpu(), torch.float32)
+        distance = squared_distance(original, restored)
+        squared_error += distance.error
+        squared_norm += distance.norm
     return squared_error, squared_norm
-
-
-def _finite_squares(values: Tensor) -> float:
-    """Return the sum of the squares of what is finite."""
-    return float(values.nan_to_num(0.0, 0.0, 0.0).double().square().sum())

@@ -14,7 +14,7 @@ from inshrink_core.execution.kept import (
     write_whole,
 )
 from inshrink_core.execution.resources import Limits, free_disk, memory_available
-from inshrink_core.execution.threads import default_threads, ordered_map
+from inshrink_core.execution.threads import default_threads, ordered_map, without_torch_threads
 
 __all__ = [
     "Limits",
@@ -36,6 +36,7 @@ __all__ = [
     "remove_empty",
     "resolve_device",
     "sync_path",
+    "without_torch_threads",
     "working_folder",
     "write_whole",
 ]

@@ -381,3 +381,13 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(cli, a
     assert outcome.code == 2
     assert "--device abacus is not a device" in outcome.err
     assert not (tmp_path / "out").exists()
+
+
+def test_compress_and_restore_leave_the_processors_to_their_own_workers(cli, small_run, archive, tmp_path):
+    for words in (
+        ("compress", small_run, "-o", tmp_path / "a.inshrink"),
+        ("restore", archive, "-o", tmp_path),
+    ):
+        torch.set_num_threads(2)
+        assert cli(*words).code == 0
+        assert torch.get_num_threads() == 1

@@ -26,6 +26,7 @@ from inshrink_core.frame import Block
 from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
     EXACT,
+    FIRST_LARGE,
     N_CONTEXTS,
     N_TOKENS,
     NEGATIVE,
@@ -34,6 +35,7 @@ from inshrink_core.ops.lattice import (
     large_changes,
     pack_extra,
     round_to_grid,
+    scale_integers,
     unpack_extra,
 )
 from inshrink_core.ops.rans import rans_counts
@@ -488,7 +490,7 @@ def _finish(
 
 def _has_large(tokens: Tensor, n_tokens: int, n_exact: int) -> bool:
     """Whether a token has extra bits; most blocks' alphabet tells."""
-    return n_tokens > 128 and int((tokens >= 128).sum()) > n_exact
+    return n_tokens > FIRST_LARGE and int((tokens >= FIRST_LARGE).count_nonzero()) > n_exact
 
 
 def _exact_values(spec: TensorSpec, tokens: Tensor, kept: bytes | memoryview) -> tuple[Tensor, Tensor]:
@@ -540,8 +542,7 @@ class LatticeReference(ShapedReference):
         """Return the tensor: integers times the unit, rounded once to the stored dtype, or `exact`."""
         if self.exact is not None:
             return self.exact
-        unit = torch.tensor(math.ldexp(1.0, self.spacing.exponent), dtype=torch.float32)
-        return put_exact(self, self.integers.to(torch.float32).mul_(unit))
+        return put_exact(self, scale_integers(self.integers, math.ldexp(1.0, self.spacing.exponent)))
 
     @property
     def nbytes(self) -> int:

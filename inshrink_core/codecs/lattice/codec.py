@@ -184,6 +184,10 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         """Return the roles that tell sensitivity: Adam's second moment, SGD's momentum."""
         return frozenset({TensorRole.EXP_AVG_SQ, TensorRole.MOMENTUM})
 
+    def encoding_companions(self) -> frozenset[TensorRole]:
+        """Return no role: the plan says what they told."""
+        return frozenset()
+
     def observe(self, item: TensorInput, reference: TensorReference | None) -> Observation | None:
         """Return mean squares of a tensor that may lie on a lattice; None for the others."""
         if not self.covers(item.spec):
