@@ -27,8 +27,7 @@ from benchmarks.interpolation import ratio_at_excess
 from benchmarks.results import DATA, write
 from inshrink_core.codec import codec_names, get_codec, make_codec
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
-from inshrink_core.training.rehearsal import Rehearsal, TrainingResult, parse_training
-from inshrink_core.training.tasks import find_task
+from inshrink_core.training.rehearsal import Rehearsal, TrainingResult, pair_trainings, parse_training
 
 FOLDER = DATA / "rehearsal"
 TASKS = ("char-conv", "char-conv-adamw", "char-gpt")
@@ -61,7 +60,7 @@ SETTINGS = (
     *(Setting("lattice", {"coarseness": coarseness}) for coarseness in (4, 2.5, 6, 1.5, 9)),
     *(Setting("inshrinkerator", {"bins": bins}) for bins in (32, 16, 10, 6)),
     *(Setting("inshrinkerator", {"bins": bins, "entropy": "rans"}) for bins in (32, 16, 10, 6)),
-    *(Setting("lattice", {"coarseness": 4, "gamma": gamma}) for gamma in (0, 1)),
+    *(Setting("lattice", {"coarseness": 4, "gamma": gamma}) for gamma in (0.5, 1)),
     *(Setting("lattice", {"coarseness": 4}, restores=restores) for restores in (5, 19)),
     *(Setting("inshrinkerator", restores=restores) for restores in (5, 19)),
     Setting("lattice", {"coarseness": 2.5}, max_drop=0.01),
@@ -157,49 +156,11 @@ def _defaults(codec: str) -> dict[str, Any]:
 
 def assemble(trainings: Iterable[tuple[dict[str, Any], TrainingResult]]) -> list[tuple[Rehearsal, int]]:
     """Pair restored and uninterrupted trainings by seed, setting by setting, with `keyframe_every`."""
-    common = ("task", "n_steps", "saved_at", "device", "threads", "torch")
-    uninterrupted: dict[str, TrainingResult] = {}
-    groups: dict[str, dict[int, tuple[dict[str, Any], TrainingResult]]] = defaultdict(dict)
-    for key, result in trainings:
-        if "codec" in key:
-            group = groups[_text({name: value for name, value in key.items() if name != "seed"})]
-            group[result.seed] = key, result
-        else:
-            uninterrupted[_text({name: key[name] for name in (*common, "seed")})] = result
-    rehearsals = []
-    for group in groups.values():
-        pairs = [
-            (before, result)
-            for _, (key, result) in sorted(group.items())
-            if (before := uninterrupted.get(_text({name: key[name] for name in (*common, "seed")})))
-        ]
-        if len(pairs) >= FEWEST_SEEDS:
-            rehearsals.append(_rehearsal(next(iter(group.values()))[0], pairs))
-    return rehearsals
-
-
-def _text(key: Mapping[str, Any]) -> str:
-    return json.dumps(key, sort_keys=True)
-
-
-def _rehearsal(
-    key: Mapping[str, Any], pairs: list[tuple[TrainingResult, TrainingResult]]
-) -> tuple[Rehearsal, int]:
-    task, _ = find_task(key["task"].partition("/")[0])
-    rehearsal = Rehearsal(
-        task=task.name,
-        metric=task.metric,
-        direction=task.direction,
-        codec=key["codec"],
-        config=key["config"],
-        optimizer=key["optimizer_state"],
-        n_steps=key["n_steps"],
-        n_saves=len(key["saved_at"]),
-        restored_at=tuple(key["restored_at"]),
-        uninterrupted=tuple(before for before, _ in pairs),
-        restored=tuple(after for _, after in pairs),
-    )
-    return rehearsal, key["keyframe_every"]
+    return [
+        (found, key["keyframe_every"])
+        for key, found in pair_trainings(trainings)
+        if len(found.restored) >= FEWEST_SEEDS
+    ]
 
 
 def leads(rehearsals: Iterable[tuple[Rehearsal, int]]) -> list[dict[str, object]]:
@@ -236,7 +197,14 @@ def main(quick: bool = False, kept_only: bool = False) -> Path:
         for setting in SETTINGS:
             rehearse(task, setting, SEEDS)
     found = assemble(kept_trainings(FOLDER / "results"))
-    found.sort(key=lambda pair: (pair[0].task, pair[0].codec, -len(pair[0].restored), _text(pair[0].config)))
+    found.sort(
+        key=lambda pair: (
+            pair[0].task,
+            pair[0].codec,
+            -len(pair[0].restored),
+            json.dumps(pair[0].config, sort_keys=True),
+        )
+    )
     lead_rows = leads(found)
     if lead_rows:
         write("rehearsal_lead", lead_rows)

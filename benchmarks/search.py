@@ -21,6 +21,7 @@ from typing import Any
 
 import inshrink_core
 from benchmarks import results, runs, train_char_gpt
+from inshrink_core.chain import FrameEncoder
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.search.bounds import Bounds
@@ -209,9 +210,9 @@ def priors(name: str) -> list[dict[str, object]]:
         for coarseness in PRIORS_AT:
             chain = make_chain_config("", "lattice", {"coarseness": coarseness}, OPTIMIZER, 32, "cpu", 1)
             worst = 0.0
-            for step, encoded in zip(
-                run.steps, encode_chain(chain, map(run.__getitem__, run.steps)), strict=True
-            ):
+            foreseen = FrameEncoder(chain).look_ahead(run.steps, run.__getitem__)
+            encoded_steps = encode_chain(chain, map(run.__getitem__, run.steps), foreseen=foreseen)
+            for step, encoded in zip(run.steps, encoded_steps, strict=True):
                 if step not in asked:
                     continue
                 divergence = judge.figures(step, encoded.restored()).divergence or 0.0

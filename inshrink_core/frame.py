@@ -99,3 +99,8 @@ class FrameInfo:
     nbytes: int
     digest: bytes
     path: str = field(default="", compare=False)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Which frame it is, as documents say it."""
+        return {"step": self.step, "branch": self.branch, "path": self.path}

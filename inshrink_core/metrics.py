@@ -23,7 +23,10 @@ __all__ = [
     "bits_per_parameter",
     "divergence",
     "drop",
+    "is_loss",
     "known_direction",
+    "mean_entropy",
+    "mean_squared_difference",
     "output_error",
     "ratio",
     "tensor_error",
@@ -51,6 +54,7 @@ _DIRECTIONS = {
     **dict.fromkeys(("loss", "nll", "perplexity", "ppl", "error", "mse", "mae", "rmse"), Direction.LOWER),
     **dict.fromkeys(("accuracy", "acc", "f1", "auc", "bleu"), Direction.HIGHER),
 }
+_LOSSES = ("loss", "nll", "mse")
 _SPLITS = ("val_", "valid_", "validation_", "eval_", "test_", "train_")
 
 
@@ -64,10 +68,25 @@ def known_direction(metric: str) -> Direction | None:
     >>> known_direction("my_score") is None
     True
     """
+    return _DIRECTIONS.get(_without_split(metric))
+
+
+def is_loss(metric: str) -> bool:
+    """Return whether a name is that of a mean cross-entropy, nats, or of a mean squared error.
+
+    Examples
+    --------
+    >>> is_loss("val_loss"), is_loss("perplexity")
+    (True, False)
+    """
+    return _without_split(metric) in _LOSSES
+
+
+def _without_split(metric: str) -> str:
     name = metric.lower()
     for prefix in _SPLITS:
         name = name.removeprefix(prefix)
-    return _DIRECTIONS.get(name)
+    return name
 
 
 def ratio(raw_bytes: int, archive_bytes: int) -> float | None:
@@ -189,16 +208,40 @@ def divergence(log_probs_original: Any, log_probs_restored: Any) -> float:
     return max(float(total / n_rows), 0.0)
 
 
-def output_error(original: Any, restored: Any) -> float | None:
-    """Return mean squared difference / variance of the original output: the divergence of a regression.
+def mean_entropy(log_probs: Any) -> float:
+    """Return the mean entropy of predictions, shape (n, classes), nats; their expected cross-entropy.
 
-    None where the original output is constant and the restored one differs from it.
+    Examples
+    --------
+    >>> import math
+    >>> round(mean_entropy([[math.log(0.5), math.log(0.5)]]), 6)
+    0.693147
+    """
+    import numpy as np
+
+    rows = _float64(log_probs)
+    total = 0.0
+    for part in _chunks(len(rows), max(1, CHUNK_ELEMENTS // max(1, rows.shape[1]))):
+        log_p = _log_normalised(rows[part], "original")
+        total -= float((np.exp(log_p) * np.maximum(log_p, LOG_SMALLEST)).sum())
+    return total / max(1, len(rows))
+
+
+def mean_squared_difference(original: Any, restored: Any) -> float:
+    """Return the mean squared difference of two outputs of one shape.
 
     Raises
     ------
     InputError
         Shapes differ or are empty, or a value is not finite.
     """
+    first, second = _outputs(original, restored)
+    difference = first - second
+    return float((difference * difference).mean())
+
+
+def _outputs(original: Any, restored: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return two outputs of one shape in float64."""
     import numpy as np
 
     first, second = _float64(original), _float64(restored)
@@ -210,7 +253,21 @@ def output_error(original: Any, restored: Any) -> float | None:
         )
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise InputError("the predictions hold NaN or inf")
-    squared, variance = float(np.square(first - second).mean()), float(first.var())
+    return first, second
+
+
+def output_error(original: Any, restored: Any) -> float | None:
+    """Return mean squared difference / variance of the original output: the divergence of a regression.
+
+    None where the original output is constant and the restored one differs from it.
+
+    Raises
+    ------
+    InputError
+        Shapes differ or are empty, or a value is not finite.
+    """
+    first, second = _outputs(original, restored)
+    squared, variance = mean_squared_difference(first, second), float(first.var())
     if squared == 0:
         return 0.0
     return squared / variance if variance > 0 else None

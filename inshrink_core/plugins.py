@@ -1,4 +1,4 @@
-"""What can be added from outside: codecs, run layouts, tasks. One mechanism, entry points.
+"""What can be added from outside: codecs, run layouts, tasks, evaluators. One mechanism, entry points.
 
 The project's own stand in ``pyproject.toml`` like everybody's, and are read from there where the project is
 used from a checkout, installed or not.
@@ -42,7 +42,7 @@ def plugins(group: str) -> Mapping[str, EntryPoint]:
     Parameters
     ----------
     group
-        ``inshrink.codecs``, ``inshrink.readers`` or ``inshrink.tasks``.
+        ``inshrink.codecs``, ``inshrink.readers``, ``inshrink.tasks`` or ``inshrink.evaluators``.
 
     Notes
     -----

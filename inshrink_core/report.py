@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,13 +25,22 @@ def plain_value(value: Any) -> Any:
         return value.value
     if isinstance(value, Path):
         return str(value)
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
         return {name: plain_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain_value(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _listed(value.tolist())
     if is_dataclass(value):
         return {field.name: plain_value(getattr(value, field.name)) for field in fields(value)}
     return value
+
+
+def _listed(values: list[Any]) -> list[Any]:
+    """Return the values of an array, None where there is none."""
+    return [_listed(one) if isinstance(one, list) else None if one != one else one for one in values]
 
 
 class Report:
@@ -43,14 +51,25 @@ class Report:
     DOCUMENT
         The document's keys in their order, separated by spaces: each is an attribute's name, or
         ``KEY=ATTRIBUTE`` where the two differ or the attribute is another object's, as in
-        ``bytes=size.nbytes``.
+        ``bytes=size.nbytes``. Of a tuple of objects it is a list of their attributes, of None it is None.
+        By default every field.
     """
 
     __slots__ = ()
 
-    DOCUMENT: ClassVar[str]
+    DOCUMENT: ClassVar[str] = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` writes."""
-        pairs = (entry.partition("=") for entry in self.DOCUMENT.split())
-        return {key: plain_value(attrgetter(path or key)(self)) for key, _, path in pairs}
+        entries = self.DOCUMENT or " ".join(field.name for field in fields(self))  # type: ignore[arg-type]
+        pairs = (entry.partition("=") for entry in entries.split())
+        return {key: plain_value(_attribute(self, (path or key).split("."))) for key, _, path in pairs}
+
+
+def _attribute(value: Any, path: Sequence[str]) -> Any:
+    """Return what a dotted path leads to, in each of several objects."""
+    if not path or value is None:
+        return value
+    if type(value) is tuple:
+        return [_attribute(item, path) for item in value]
+    return _attribute(getattr(value, path[0]), path[1:])

@@ -10,11 +10,13 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 __all__ = [
     "PAGES",
+    "archives_of",
     "option",
     "page_of",
     "python_text",
@@ -47,6 +49,7 @@ PAGES = {
 
 _POSITIONAL = {
     "compare": "--against",
+    "compare_archives": "--against",
     "compress": "-o",
     "export": "-o",
     "pack": "--pack",
@@ -59,8 +62,10 @@ _KEYWORDS = {"--format": "layout", "--step": "steps", "-o": "output"}
 _LISTS = ("keep", "steps")
 _SHOWN = {
     "compare": "for row in {}.steps:\n    print(row.step, row.original, row.restored, row.drop)",
+    "compare_archives": "for path, one in {}.archives:\n    print(path, one.max_drop)",
     "compress": "print({}.size.ratio_total)",
     "estimate": "print({}.ratio_weights, {}.drop)",
+    "estimate_levels": "print({}.to_json()['levels'])",
     "export": "print({}.nbytes)",
     "pack": "print({}.nbytes)",
     "prune": "print({}.freed)",
@@ -80,6 +85,17 @@ def option(words: Sequence[str], *names: str) -> str | None:
     'run'
     """
     return next((words[i + 1] for i, word in enumerate(words[:-1]) if word in names), None)
+
+
+def archives_of(words: Sequence[str]) -> list[str]:
+    """Return what a command is about: what stands before its options.
+
+    Examples
+    --------
+    >>> archives_of(["compare", "a.inshrink", "b.inshrink", "--against", "run"])
+    ['a.inshrink', 'b.inshrink']
+    """
+    return list(takewhile(lambda word: not word.startswith("-"), words[1:]))
 
 
 def steps_words(steps: Sequence[int], every: Sequence[int] = ()) -> list[str]:
@@ -124,7 +140,7 @@ def title_of(commands: Sequence[Sequence[str]]) -> str:
             return f"Errors of {name} against {Path(against).name}"
         return f"Verify {name}" + (", every tensor decoded" if "--deep" in words else "")
     if verb == "compare":
-        names = ", ".join(Path(one[1]).name for one in commands)
+        names = ", ".join(Path(path).name for one in commands for path in archives_of(one))
         return f"Compare {names} with {Path(option(words, '--against') or '').name}"
     if verb in ("compress", "export"):
         return f"Try two steps of {name}" if target.startswith("trial.") else f"Export {name} to {target}"
@@ -153,6 +169,8 @@ def python_text(commands: Sequence[Sequence[str]]) -> str:
     lines = ["import inshrink_core", ""]
     for words in commands:
         verb = "pack" if words[0] == "export" and "--pack" in words else words[0]
+        verb = "estimate_levels" if "--levels" in words else verb
+        verb = "compare_archives" if verb == "compare" and len(archives_of(words)) > 1 else verb
         if "--config" in words:  # What the search before it has found.
             lines.append("best = found.best.to_json()['config']")
         lines += [f"found = {_call(verb, words)}", _SHOWN.get(verb, "print({})").replace("{}", "found")]
@@ -161,8 +179,9 @@ def python_text(commands: Sequence[Sequence[str]]) -> str:
 
 def _call(verb: str, words: Sequence[str]) -> str:
     """Return the call of the function of a verb."""
-    arguments, named, settings = [repr(words[1])], {}, {}
-    rest = iter(words[2:])
+    about = archives_of(words)
+    arguments, named, settings = [repr(about if len(about) > 1 else about[0])], {}, {}
+    rest = iter(words[1 + len(about) :])
     for name in rest:
         value = True if name in _FLAGS else _parse(next(rest))
         keyword = _KEYWORDS.get(name, name.lstrip("-").replace("-", "_"))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from inshrink_app.jobs.commands import archives_of
 from inshrink_app.jobs.job import Job, Load
 from inshrink_app.widgets.tables import Problem
 
@@ -105,9 +106,17 @@ def remove_scratch(job: Job) -> None:
 
 
 def what_is_left(words: Sequence[str], told: Sequence[dict[str, Any]]) -> list[str] | None:
-    """Return what a command has still to do: a comparison not the steps that it told of; None for nothing."""
+    """Return what a command has still to do; None for nothing.
+
+    A comparison not the steps that it told of; one of several archives not those that came before the last
+    that it told of, but the last two in any case, as one alone would have to have all of the steps.
+    """
     if words[0] != "compare" or "--steps" not in words:
         return list(words)
+    archives = archives_of(words)
+    if len(archives) > 1:
+        done = max((archives.index(row["of"]) for row in told if row.get("of") in archives), default=0)
+        return [words[0], *words[1 + min(done, len(archives) - 2) :]]
     known = {int(row["step"]) for row in told if row.get("of") == words[1] and "step" in row}
     place = list(words).index("--steps") + 1
     steps = [step for step in words[place].split(",") if int(step) not in known]
@@ -193,7 +202,7 @@ def _take_in(job: Job, line: str, place: int) -> bool:
     job.advance(int(done), int(total), item)
     if isinstance(message.get("found"), dict):
         words = job.commands[place]
-        job.tell({**message["found"], "of": words[1]})
+        job.tell({**message["found"], "of": message["found"].get("archive", words[1])})
         job.log(f"{item} done")
     return True
 

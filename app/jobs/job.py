@@ -164,18 +164,7 @@ class Job:
 
     def record(self) -> JobRecord:
         """Return what is to be kept."""
-        return JobRecord(
-            self.job_id,
-            self.key,
-            dict(self.request),
-            self.state,
-            self.done,
-            self.total,
-            self.item,
-            self.started_at,
-            self.ended_at,
-            self.problem,
-        )
+        return JobRecord(**{name: getattr(self, name) for name in JobRecord._fields})
 
 
 def revive(folder: JobFolder) -> Job | None:
@@ -183,18 +172,10 @@ def revive(folder: JobFolder) -> Job | None:
     record = folder.read()
     if record is None:
         return None
-    job = Job(job_id=record.job_id, key=record.key, request=record.request, folder=folder)
-    _copy(record, job)
+    job = Job(**record._asdict(), folder=folder)
     if job.is_running and not folder.is_worked_on():
         job.state = "interrupted"
     return job
-
-
-def _copy(record: JobRecord, job: Job) -> None:
-    """Take over what a record says of the state of a job."""
-    job.done, job.total, job.item = record.done, record.total, record.item
-    job.started_at, job.ended_at, job.problem = record.started_at, record.ended_at, record.problem
-    job.state = record.state
 
 
 def refresh_job(job: Job) -> None:
@@ -202,8 +183,8 @@ def refresh_job(job: Job) -> None:
     if not job.is_elsewhere or job.folder is None:
         return
     record = job.folder.read()
-    if record is not None:
-        _copy(record, job)
+    for name, value in record._asdict().items() if record is not None else ():
+        setattr(job, name, value)
     job.rows = job.folder.rows()
     if job.is_running and not job.folder.is_worked_on():
         job.state = "interrupted"

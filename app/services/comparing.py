@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from inshrink_app.jobs.commands import steps_words
+from inshrink_app.jobs.commands import archives_of, steps_words
 from inshrink_app.jobs.job import Job
-from inshrink_app.services.archives import Chain
 from inshrink_app.services.failures import reported
 from inshrink_app.services.jobs import all_jobs, job_of, start_job
 from inshrink_app.services.opening import opened, resolve
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 if TYPE_CHECKING:
+    from inshrink_core.chain import ChainReport
     from inshrink_core.evaluate import EvaluatedStep
 
 __all__ = [
     "Compared",
     "EvaluatorCode",
-    "compare_commands",
     "compare_job",
+    "compare_words",
     "compared",
     "evaluator_of",
     "given_evaluator",
@@ -181,17 +181,17 @@ class Compared:
         return max((row.divergence for row in self.steps if row.divergence is not None), default=None)
 
 
-def compare_commands(
+def compare_words(
     subject: Subject, archives: Sequence[Path], steps: Sequence[int], judge: EvaluatorCode | None
-) -> list[list[str]]:
-    """Return the commands that compare archives with their run, one each."""
+) -> list[str]:
+    """Return the command that compares archives with their run."""
     own = ["--trust-run"] if judge is None else judge.words
-    return [
-        ["compare", str(path), "--against", str(subject.path), *own, *steps_words(steps)] for path in archives
-    ]
+    return ["compare", *map(str, archives), "--against", str(subject.path), *own, *steps_words(steps)]
 
 
-def _key(subject: Subject, archives: Sequence[Chain], steps: Sequence[int], spec: str) -> tuple[str, ...]:
+def _key(
+    subject: Subject, archives: Sequence[ChainReport], steps: Sequence[int], spec: str
+) -> tuple[str, ...]:
     """Name a comparison: another one once the run or an archive has changed."""
     path = str(subject.path)
     states = [f"{one.path} {one.nbytes} {one.steps[-1] if one.steps else ''}" for one in archives]
@@ -199,33 +199,29 @@ def _key(subject: Subject, archives: Sequence[Chain], steps: Sequence[int], spec
 
 
 def compare_job(
-    subject: Subject, archives: Sequence[Chain], steps: Sequence[int], judge: EvaluatorCode
+    subject: Subject, archives: Sequence[ChainReport], steps: Sequence[int], judge: EvaluatorCode
 ) -> Job | None:
     """Return the comparison of these archives and steps, if one was started."""
     return job_of(_key(subject, archives, steps, judge.spec))
 
 
 def start_compare(
-    subject: Subject, archives: Sequence[Chain], steps: Sequence[int], judge: EvaluatorCode
+    subject: Subject, archives: Sequence[ChainReport], steps: Sequence[int], judge: EvaluatorCode
 ) -> Job:
     """Compare; called only after the reader has said that the code may run, or where it is ours."""
-    held = [[step for step in steps if step in one.steps] for one in archives]
-    commands = [
-        words
-        for one, own in zip(archives, held, strict=True)
-        if own
-        for words in compare_commands(subject, [one.path], own, judge)
-    ]
-    return start_job(
-        _key(subject, archives, steps, judge.spec), commands, subject.path, trusted=judge.trusted
-    )
+    held = [one for one in archives if set(steps) & set(one.steps)]
+    used = [step for step in steps if any(step in one.steps for one in held)]
+    words = compare_words(subject, [one.path for one in held], used, judge)
+    return start_job(_key(subject, archives, steps, judge.spec), [words], subject.path, trusted=judge.trusted)
 
 
 def compared(job: Job) -> tuple[Compared, ...]:
     """Return what a comparison has found, or has found so far, an archive each."""
     from inshrink_core.evaluate import EvaluatedStep
 
-    rows: dict[str, dict[int, dict[str, Any]]] = {words[1]: {} for words in job.commands}
+    rows: dict[str, dict[int, dict[str, Any]]] = {
+        path: {} for words in job.commands for path in archives_of(words)
+    }
     for row in job.told():
         rows.setdefault(str(row["of"]), {})[int(row["step"])] = row
     found = []

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import streamlit as st
 from inshrink_app.server.recent import load_recent
@@ -17,10 +18,11 @@ from inshrink_app.server.roots import list_folder, settings
 from inshrink_app.services.archives import original_of
 from inshrink_app.services.failures import reported
 from inshrink_app.services.opening import engine_at, engine_of, samples
-from inshrink_app.widgets.tables import MODEL_ROLES, ServiceError, Subject
+from inshrink_app.widgets.tables import ServiceError, Subject
+
+from inshrink_core.checkpoint import MODEL_ROLES
 
 if TYPE_CHECKING:
-    from inshrink_core import Archive, Run
     from inshrink_core.analysis.anatomy import Anatomy
     from inshrink_core.analysis.trajectory import Trajectory
     from inshrink_core.verbs.diff import StepDiff
@@ -54,12 +56,14 @@ _COURSE_BYTES = 200_000_000
 
 _MOST_OTHER_RUNS = 50
 
+Seen = TypeVar("Seen")
+
 
 def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
     """Return the ways a tensor can be shown: as an archive holds it, or as a codec would store it."""
     if subject.kind == "archive":
         return (ARCHIVE,)
-    archived = subject.archive is not None and any(frame.step == step for frame in subject.archive.frames)
+    archived = subject.archive is not None and step in subject.archive.steps
     return (ARCHIVE, *CODECS) if archived else CODECS
 
 
@@ -94,7 +98,18 @@ def drill_down(subject: Subject, step: int, tensor: str, way: str, metric: str |
         It cannot be read.
     """
     stamp = _stamp(subject) if way == ARCHIVE else engine_of(subject)[1]
-    return _drill_down(str(subject.path), stamp, step, tensor, way, metric, subject)
+
+    def look() -> Anatomy:
+        from inshrink_core.analysis.anatomy import anatomy
+
+        engine: Any = engine_of(subject)[0]
+        if way != ARCHIVE:
+            return anatomy(engine, step, tensor, way, metric=metric)
+        original = original_of(subject)
+        against: Any = None if original is None else engine_of(original)[0]
+        return anatomy(_archive_of(subject) or engine, step, tensor, against=against, metric=metric)
+
+    return _seen((str(subject.path), stamp, step, tensor, way, metric), look)
 
 
 def _stamp(subject: Subject) -> str:
@@ -102,28 +117,17 @@ def _stamp(subject: Subject) -> str:
     return f"{engine_of(subject)[1]}-{subject.archive.nbytes if subject.archive is not None else 0}"
 
 
-@st.cache_resource(show_spinner=False, max_entries=200)
-def _drill_down(
-    path: str, stamp: str, step: int, tensor: str, way: str, metric: str | None, _subject: Subject
-) -> Anatomy:
-    from inshrink_core.analysis.anatomy import anatomy
-
+@st.cache_resource(show_spinner=False, max_entries=400)
+def _seen(asked: tuple[Hashable, ...], _look: Callable[[], Seen]) -> Seen:
+    """Look once, as long as what is asked stays the same; the files' stamp is a part of it."""
     with reported():
-        engine, _ = engine_of(_subject)
-        if way != ARCHIVE:
-            return anatomy(engine, step, tensor, way, metric=metric)
-        if _subject.kind == "archive":
-            original = original_of(_subject)
-            against = None if original is None else engine_of(original)[0]
-            return anatomy(engine, step, tensor, against=against, metric=metric)  # type: ignore[arg-type]
-        archive = _archive_of(_subject)
-        return anatomy(archive or engine, step, tensor, against=engine, metric=metric)  # type: ignore[arg-type]
+        return _look()
 
 
-def _archive_of(subject: Subject) -> Run | Archive | None:
-    """Open the archive that lies beside a run."""
-    facts = subject.archive
-    return None if facts is None else engine_at(str(facts.path), f"{facts.nbytes}-{len(facts.frames)}")
+def _archive_of(subject: Subject) -> Any:
+    """Open the archive that lies beside a run; None of an archive."""
+    chain = subject.archive if subject.kind == "run" else None
+    return None if chain is None else engine_at(str(chain.path), f"{chain.nbytes}-{len(chain.frames)}")
 
 
 def gain_partner(subject: Subject) -> str | None:
@@ -150,16 +154,13 @@ def course(subject: Subject, tensor: str, *, every: bool = False) -> Trajectory:
         It cannot be read.
     """
     steps = course_steps(subject, tensor, every=every)
-    return _course(str(subject.path), _stamp(subject), tensor, steps, subject)
 
+    def follow() -> Trajectory:
+        from inshrink_core.analysis.trajectory import trajectory
 
-@st.cache_resource(show_spinner=False, max_entries=200)
-def _course(path: str, stamp: str, tensor: str, steps: tuple[int, ...], _subject: Subject) -> Trajectory:
-    from inshrink_core.analysis.trajectory import trajectory
+        return trajectory(engine_of(subject)[0], tensor, steps=steps, archive=_archive_of(subject))
 
-    with reported():
-        archive = _archive_of(_subject) if _subject.kind == "run" else None
-        return trajectory(engine_of(_subject)[0], tensor, steps=steps, archive=archive)  # type: ignore[arg-type]
+    return _seen((str(subject.path), _stamp(subject), tensor, steps), follow)
 
 
 def diff_cost(subject: Subject) -> int:
@@ -175,15 +176,13 @@ def moved_between(subject: Subject, first: int, second: int) -> StepDiff:
     ServiceError
         They cannot be read.
     """
-    return _moved(str(subject.path), engine_of(subject)[1], first, second, subject)
 
+    def measure() -> StepDiff:
+        from inshrink_core.verbs.diff import diff
 
-@st.cache_resource(show_spinner=False, max_entries=50)
-def _moved(path: str, token: str, first: int, second: int, _subject: Subject) -> StepDiff:
-    from inshrink_core.verbs.diff import diff
+        return diff(engine_of(subject)[0], steps=(first, second))
 
-    with reported():
-        return diff(engine_of(_subject)[0], steps=(first, second))
+    return _seen((str(subject.path), engine_of(subject)[1], first, second), measure)
 
 
 def other_runs(subject: Subject) -> tuple[Path, ...]:

@@ -7,17 +7,22 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
 from inshrink_app.jobs.commands import option, settings_words, steps_words
 from inshrink_app.jobs.job import Job
 from inshrink_app.server.downloads import downloads
 from inshrink_app.server.roots import settings
-from inshrink_app.services.archives import Chain, archives_of, chain_of
+from inshrink_app.services.archives import archives_of
 from inshrink_app.services.jobs import documents_of, job_of, start_job
-from inshrink_app.services.opening import opened, resolve
-from inshrink_app.widgets.tables import MODEL_ROLES, Problem, ServiceError, Subject
+from inshrink_app.services.opening import chain_of, opened, resolve
+from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+
+from inshrink_core.checkpoint import MODEL_ROLES
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainReport
 
 __all__ = [
     "ExportRequest",
@@ -261,7 +266,7 @@ def _known_sizes(shown: Subject, request: ExportRequest) -> tuple[list[tuple[int
     return [], ""
 
 
-def _is_like(chain: Chain, request: ExportRequest) -> bool:
+def _is_like(chain: ChainReport, request: ExportRequest) -> bool:
     """Return whether an archive was written as the request says, settings not asked for aside."""
     told = {**chain.config, "overrides": list(chain.overrides)}
     asked = {"overrides": [], **request.config}
@@ -298,7 +303,7 @@ class Made(NamedTuple):
     """
 
     kind: str
-    chain: Chain
+    chain: ChainReport
     digest: str
     relative_error: float | None
     left_out: tuple[str, ...]
@@ -354,7 +359,7 @@ def download_url(path: Path) -> tuple[str, int] | None:
         return None
 
 
-def errors_key(chain: Chain, original: Subject) -> tuple[str, ...]:
+def errors_key(chain: ChainReport, original: Subject) -> tuple[str, ...]:
     """Name the errors of an archive against its run: another measurement once either has changed."""
     return ("verify", *chain.state, f"against {opened(str(original.path)).token}")
 

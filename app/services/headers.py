@@ -1,17 +1,15 @@
 """What the headers of a run told, kept on disk: a run of hundreds of checkpoints opens at once the next time.
 
-Kept beside the list of recent runs, for this user alone, one file a run: the SHA-256 of its second line,
-and that line, a JSON document. It counts as long as no file of the run has changed in name, size or time.
-A file that is lost, damaged or of another version is as good as none.
+Kept beside the list of recent runs, for this user alone, one file a run, as the engine keeps results. It
+counts as long as no file of the run has changed in name, size or time. A file that is lost, damaged or of
+another version is as good as none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["files_stamp", "forget_headers", "keep_headers", "kept_headers"]
 
-_VERSION = 2
+_VERSION = 3
 """Raised when what is kept changes."""
 
-_MAX_BYTES = 64 << 20
-"""A run of 100,000 tensors takes about 10 MB; a larger file is not ours."""
-
+_FIELD = "headers"
 _MOST_KEPT = 32
 _MOST_FILES = 20_000
 """Of a folder with more files it is not asked whether they changed."""
@@ -75,30 +71,24 @@ def _file(folder: Path) -> Path:
 
 def kept_headers(folder: Path, stamp: str) -> tuple[Subject, str] | None:
     """Return the run and the token that were kept under a stamp, without its archive; None without any."""
+    from inshrink_core.execution import load_result
+
     path = _file(folder)
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        digest, _, line = content.partition(b"\n")
-        if len(content) > _MAX_BYTES or hashlib.sha256(line).hexdigest().encode() != digest:
-            return None
-        document = json.loads(line)
-        if document["stamp"] != stamp or document["path"] != str(folder):
-            return None
-        found = _subject(folder, document, len(content)), str(document["token"])
+    key = {"path": str(folder), "stamp": stamp}
+    found = load_result(path, key, _FIELD, lambda told: (_subject(path, folder, told), str(told["token"])))
+    if found is not None:
         with contextlib.suppress(OSError):
             os.utime(path)  # Those not used for longest are dropped first.
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
     return found
 
 
 def keep_headers(subject: Subject, token: str, stamp: str) -> None:
     """Keep what a run told; a disk that refuses costs the next opening some time."""
+    from inshrink_core.errors import StorageError
+    from inshrink_core.execution import keep_result
+
     document = {
-        "stamp": stamp,
         "token": token,
-        "path": str(subject.path),
         "name": subject.name,
         "format": subject.format,
         "steps": subject.steps,
@@ -110,14 +100,10 @@ def keep_headers(subject: Subject, token: str, stamp: str) -> None:
         "notes": subject.notes,
         "log": {name: list(series) for name, series in subject.log.items()},
     }
-    with contextlib.suppress(OSError, UnicodeError, ValueError):
-        line = json.dumps(document).encode()
-        folder = headers_folder()
+    folder = headers_folder()
+    with contextlib.suppress(OSError, StorageError, UnicodeError, ValueError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, name = tempfile.mkstemp(dir=folder, prefix="writing-")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(hashlib.sha256(line).hexdigest().encode() + b"\n" + line)
-        Path(name).replace(_file(subject.path))
+        keep_result(_file(subject.path), {"path": str(subject.path), "stamp": stamp}, _FIELD, document)
         _drop_oldest(folder)
 
 
@@ -134,7 +120,7 @@ def _drop_oldest(folder: Path) -> None:
         path.unlink()
 
 
-def _subject(folder: Path, document: Any, nbytes: int) -> Subject:
+def _subject(path: Path, folder: Path, document: Any) -> Subject:
     """Rebuild a run; whatever does not fit raises, and the headers are read anew."""
     return Subject(
         path=folder,
@@ -144,7 +130,7 @@ def _subject(folder: Path, document: Any, nbytes: int) -> Subject:
         steps=tuple(int(step) for step in document["steps"]),
         tensors=tuple(_spec(*row) for row in document["tensors"]),
         total_bytes=int(document["total_bytes"]),
-        bytes_read=nbytes,
+        bytes_read=path.stat().st_size,
         skipped=tuple((str(path), str(reason)) for path, reason in document["skipped"]),
         notes=tuple(map(str, document["notes"])),
         log={

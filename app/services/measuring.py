@@ -15,7 +15,9 @@ from inshrink_app.jobs.job import Job
 from inshrink_app.services import running
 from inshrink_app.services.drilldown import gain_partner
 from inshrink_app.services.opening import opened
-from inshrink_app.widgets.tables import GROUPINGS, METRICS, STATISTICS, HeatRow, Sensitivity, Subject
+from inshrink_app.widgets.tables import METRICS, HeatRow, Sensitivity, Subject
+
+from inshrink_core.sensitivity import STATISTICS, Grouping
 
 if TYPE_CHECKING:
     from inshrink_core.chain import TensorGain
@@ -80,7 +82,7 @@ def _of(job: Job | None, metric: str) -> Job | None:
 def start_sensitivity(text: str, metric: str) -> Job:
     """Start measuring a metric in another process, or return the measurement that there is."""
     key = _job_key(text, metric)
-    words = ["sensitivity", key[0], "--metric", metric, "--by", ",".join(GROUPINGS)]
+    words = ["sensitivity", key[0], "--metric", metric, "--by", ",".join(Grouping)]
     if METRICS[metric].pooled:
         subject = opened(text).subject
         partner = gain_partner(subject)
@@ -178,10 +180,10 @@ def _gains(path: Path, document: Mapping[str, Any]) -> dict[str, dict[str, Sensi
     }
     known = {key for at in found.values() for key in at}
     specs = {spec.key: spec for step in reversed(steps) for spec in source[step].specs if spec.key in known}
-    groups: dict[str, dict[str, list[Any]]] = {by: {} for by in GROUPINGS}
+    groups: dict[str, dict[str, list[Any]]] = {str(by): {} for by in Grouping}
     for spec in specs.values():
         block = spec.name.rpartition(".")[0] or spec.name
-        for by, name in zip(GROUPINGS, (spec.key, block, str(spec.layer)), strict=True):
+        for by, name in zip(groups, (spec.key, block, str(spec.layer)), strict=True):
             groups[by].setdefault(name, []).append(spec)
     codec = document["restore_gain"]["codec"]
     note = f"With the codec {codec}; a step without a step before it in the chain has no value."

@@ -16,14 +16,16 @@ from inshrink_app.services.failures import reported
 from inshrink_app.services.headers import files_stamp, forget_headers, keep_headers, kept_headers
 from inshrink_app.services.inside import is_inside, is_sample, keep_inside, require_inside
 from inshrink_app.widgets.formatting import elide
-from inshrink_app.widgets.tables import ArchiveFacts, FrameRow, Problem, ServiceError, Subject
+from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 if TYPE_CHECKING:
     from inshrink_core import Archive, Run
+    from inshrink_core.chain import ChainReport
 
 __all__ = [
     "Opened",
     "Sample",
+    "chain_of",
     "engine_at",
     "engine_of",
     "load_subject",
@@ -106,7 +108,7 @@ def refresh(path: Path) -> None:
     """Forget what is known of a run, so that checkpoints written since are seen."""
     forget_headers(path)
     _open_at.clear(str(path), *_stamp(path))
-    _archive_at.clear()
+    _chain_at.clear()
 
 
 def remember(subject: Subject) -> None:
@@ -229,64 +231,58 @@ def _skipped(run: Path, path: str, reason: str) -> tuple[str, str]:
 
 def _archive_subject(archive: Archive) -> Subject:
     """Gather what the indexes of an archive tell."""
-    from inshrink_core.chain import original_checks
+    from inshrink_core.chain import chain_report, original_checks
 
-    facts = _archive_facts(archive)
+    chain = chain_report(archive)
     checks = original_checks(archive, archive.frames).text if archive.steps else ""
     return Subject(
-        path=facts.path,
-        name=facts.path.name,
+        path=chain.path,
+        name=chain.path.name,
         kind="archive",
         format="inshrink archive",
         steps=tuple(archive.steps),
         tensors=tuple(archive[archive.steps[-1]].specs) if archive.steps else (),
-        total_bytes=facts.nbytes,
+        total_bytes=chain.nbytes,
         bytes_read=archive.bytes_read,
         notes=("steps come from the archive", f"checksums of the originals: {checks}") if checks else (),
-        archive=facts,
+        archive=chain,
     )
 
 
-def _archive_facts(archive: Archive) -> ArchiveFacts:
-    """Add up an archive's sizes."""
-    from inshrink_core.chain import archive_size
+def chain_of(text: str) -> ChainReport:
+    """Return all frames of an archive; reads its manifest and the indexes of its frames.
 
-    size = archive_size(archive)
-    return ArchiveFacts(
-        path=Path(os.path.realpath(archive.path)),
-        raw_bytes=size.raw_total,
-        nbytes=size.nbytes,
-        ratio_weights=size.ratio_weights,
-        ratio_total=size.ratio_total,
-        base="" if size.base is None else size.base.name,
-        frames=tuple(
-            FrameRow(row.info.step, row.info.kind.value, row.info.nbytes, row.ratio_total, row.ratio_weights)
-            for row in size.frames
-        ),
-    )
+    Raises
+    ------
+    ServiceError
+        It is no archive, or cannot be read.
+    """
+    path = resolve(text)
+    stamps = [_stamp(file) for file in (path / "inshrink-manifest", path / "frames", path)]
+    return _chain_at(str(path), tuple(stamps))
 
 
-def _archive_of_run(run: Subject) -> ArchiveFacts | None:
+@st.cache_resource(show_spinner=False, max_entries=128)
+def _chain_at(path: str, stamps: tuple[tuple[int, int], ...]) -> ChainReport:
+    """Read the chain, as it was when these files had these times and sizes; what cannot be is not cached."""
+    from inshrink_core.chain import Archive, chain_report
+
+    require_inside(Path(path))
+    with reported():
+        return chain_report(Archive.open(path))
+
+
+def _archive_of_run(run: Subject) -> ChainReport | None:
     """Look for the run's archive where `inshrink compress` most often puts it, inside of the roots."""
     for folder in (run.path.parent, *settings().roots):
         real = Path(os.path.realpath(folder / f"{run.path.name}.inshrink"))
         if settings().allows(real) and real.exists():
-            found = _archive_at(str(real), *_stamp(real))
+            try:
+                found = chain_of(str(real))
+            except ServiceError:
+                continue
             # One that holds steps the run never had is another run's.
-            if found is not None and {frame.step for frame in found.frames} <= set(run.steps):
+            is_whole = bool(found.steps) and not any(frame.damage for frame in found.line)
+            if is_whole and set(found.steps) <= set(run.steps):
                 return found
     return None
-
-
-@st.cache_resource(show_spinner=False, max_entries=64)
-def _archive_at(path: str, mtime_ns: int, size: int) -> ArchiveFacts | None:
-    """Return the sizes of an archive; None where it is empty, damaged, or leads out of the roots."""
-    from inshrink_core.chain import Archive
-    from inshrink_core.errors import InshrinkError
-
-    try:
-        require_inside(Path(path))
-        archive = Archive.open(path)
-        return _archive_facts(archive) if archive.steps else None
-    except (InshrinkError, ServiceError, OSError):
-        return None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 from inshrink_app.jobs.commands import option
@@ -17,8 +16,10 @@ from inshrink_app.services.jobs import all_jobs
 from inshrink_app.services.opening import resolve
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
+if TYPE_CHECKING:
+    from inshrink_core.training.tasks import Task
+
 __all__ = [
-    "Training",
     "finished_rehearsals",
     "rehearsal_so_far",
     "rehearsals_folder",
@@ -31,55 +32,36 @@ __all__ = [
 _MAX_BYTES = 8_000_000
 """A rehearsal of 20 seeds and 100 saves takes about 200 kB."""
 
-_MOST_FILES = 2_000
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OverflowError)
 _FIGURES = ("excess", "excess_half_width", "noise", "ratio_weights", "ratio_total")
 
 
-class Training(NamedTuple):
-    """A shipped training: its name, steps and failures by default, and the saves that failures follow."""
-
-    name: str
-    n_steps: int
-    n_restores: int
-    n_saves: int
-
-
-def training_of(subject: Subject) -> Training | None:
+def training_of(subject: Subject) -> Task | None:
     """Return the shipped training of a run: of a bundled sample, known by its digest; None of others."""
     from inshrink_core.samples import is_trusted_sample
-    from inshrink_core.training.tasks import task_names
 
-    if subject.kind != "run" or subject.name not in task_names():
-        return None
-    try:
-        with reported():
-            is_ours = subject.path.is_dir() and is_trusted_sample(subject.path)
-    except ServiceError:
-        return None
-    return training_named(subject.name) if is_ours else None
+    with contextlib.suppress(ServiceError), reported():
+        is_named = subject.kind == "run" and subject.name in trainings() and subject.path.is_dir()
+        if is_named and is_trusted_sample(subject.path):
+            return training_named(subject.name)
+    return None
 
 
 def trainings() -> tuple[str, ...]:
     """Return the names of the shipped trainings."""
     from inshrink_core.training.tasks import task_names
 
-    return tuple(task_names())
+    return task_names()
 
 
-@st.cache_data(show_spinner=False, max_entries=32)
-def training_named(name: str) -> Training | None:
+@st.cache_resource(show_spinner=False, max_entries=32)
+def training_named(name: str) -> Task | None:
     """Return a shipped training; None where it cannot be made here, as without an extra package."""
     from inshrink_core.training.tasks import find_task, task_names
 
-    if name not in task_names():
-        return None
-    try:
-        with reported():
-            task, _ = find_task(name)
-    except ServiceError:
-        return None
-    return Training(name, task.n_steps, task.n_restores, task.n_saves)
+    with contextlib.suppress(ServiceError), reported():
+        return find_task(name)[0] if name in task_names() else None
+    return None
 
 
 def rehearsals_folder() -> Path:
@@ -87,7 +69,7 @@ def rehearsals_folder() -> Path:
     return jobs_folder().with_name("rehearsals")
 
 
-def finished_rehearsals(training: Training) -> tuple[Job, ...]:
+def finished_rehearsals(training: Task) -> tuple[Job, ...]:
     """Return the rehearsals of a training that were finished, the newest first."""
     return tuple(
         job
@@ -101,14 +83,15 @@ def rehearsal_so_far(job: Job) -> dict[str, Any] | None:
 
     Finished trainings lie in the folder of the rehearsal, those of earlier rehearsals among them.
     """
+    from inshrink_core.training.rehearsal import kept_rehearsals
+
     words = job.commands[-1]
-    wanted = {name: option(words, f"--{name}") for name in ("codec", "restores", "seeds", "steps")}
-    for found in _from_folder(rehearsals_folder() / "results"):
-        is_same = (found["task"], found["codec"]) == (words[1], wanted["codec"])
-        counts = (str(len(found["restored_at"])), str(found["steps"]))
-        if is_same and counts == (wanted["restores"], wanted["steps"]):
-            n_seeds = int(wanted["seeds"] or 0)
-            return {**found, "curves": [one for one in found["curves"] if one["seed"] < n_seeds]}
+    wanted = (words[1], *(option(words, f"--{name}") for name in ("codec", "restores", "steps")))
+    n_seeds = int(option(words, "--seeds") or 0)
+    for one in kept_rehearsals(rehearsals_folder()):
+        if (one.task, one.codec, str(len(one.restored_at)), str(one.n_steps)) == wanted:
+            found = one.to_json()
+            return {**found, "curves": [row for row in found["curves"] if row["seed"] < n_seeds]}
     return None
 
 
@@ -152,10 +135,12 @@ def saved_rehearsals(text: str) -> tuple[dict[str, Any], ...]:
     ServiceError
         There is no rehearsal.
     """
+    from inshrink_core.training.rehearsal import kept_rehearsals
+
     path = resolve(text)
     if path.is_dir():
         with reported():
-            found = tuple(_from_folder(path / "results" if (path / "results").is_dir() else path))
+            found = tuple(one.to_json() for one in kept_rehearsals(path))
         if not found:
             raise ServiceError(
                 Problem(
@@ -189,66 +174,3 @@ def _read(path: Path) -> Any:
     if len(content) > _MAX_BYTES:
         raise ValueError("it is too large")
     return json.loads(content)
-
-
-def _from_folder(folder: Path) -> Iterator[dict[str, Any]]:
-    """Put kept trainings together: restored ones of one setting, each with its seed left alone."""
-    alone: dict[str, Any] = {}
-    restored: dict[str, dict[int, tuple[Mapping[str, Any], Any]]] = {}
-    for path in islice(sorted(folder.glob("*-seed*.json")), _MOST_FILES):
-        try:
-            document = _read(path)
-            key, result = document["key"], document["result"]
-            if "codec" not in key:
-                alone[_text(key)] = result
-                continue
-            setting = _text({name: value for name, value in key.items() if name != "seed"})
-            restored.setdefault(setting, {})[int(key["seed"])] = (key, result)
-        except _MALFORMED:
-            continue
-    names = {name for text in alone for name in json.loads(text)}
-    for found in restored.values():
-        pairs = []
-        for _, (key, after) in sorted(found.items()):
-            before = alone.get(_text({name: key[name] for name in names if name in key}))
-            if before is not None:
-                pairs.append((key, before, after))
-        result = _together(pairs)
-        if result is not None:
-            yield result
-
-
-def _text(key: Mapping[str, Any]) -> str:
-    return json.dumps(key, sort_keys=True)
-
-
-def _together(pairs: list[tuple[Mapping[str, Any], Any, Any]]) -> dict[str, Any] | None:
-    """Return the rehearsal of some pairs; None of a task that is not shipped: its metric is not kept."""
-    from inshrink_core.chain import optimizer_of
-    from inshrink_core.training.rehearsal import Rehearsal, parse_training
-    from inshrink_core.training.tasks import find_task, task_names
-
-    if not pairs:
-        return None
-    key = pairs[0][0]
-    name = str(key.get("task", "")).partition("/")[0]
-    if name not in task_names():
-        return None
-    task, _ = find_task(name)
-    try:
-        made = Rehearsal(
-            task=task.name,
-            metric=task.metric,
-            direction=task.direction,
-            codec=str(key["codec"]),
-            config=dict(key["config"]),
-            optimizer=optimizer_of({"optimizer": key["optimizer_state"]}),
-            n_steps=int(key["n_steps"]),
-            n_saves=len(key["saved_at"]),
-            restored_at=tuple(int(step) for step in key["restored_at"]),
-            uninterrupted=tuple(parse_training(before) for _, before, _ in pairs),
-            restored=tuple(parse_training(after) for _, _, after in pairs),
-        )
-        return checked(made.to_json())
-    except _MALFORMED:
-        return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -14,19 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs.commands import option, settings_words, steps_words
+from inshrink_app.jobs.commands import option, steps_words
 from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.search.config import config_words, engine_settings
 from inshrink_app.services.comparing import EvaluatorCode
 from inshrink_app.services.failures import reported
-from inshrink_app.services.jobs import documents_of, job_of, newest_job, read_result, start_job
+from inshrink_app.services.jobs import job_of, newest_job, read_result, start_job
 from inshrink_app.services.opening import engine_at, opened
-from inshrink_app.widgets.codecs import BASELINES
-from inshrink_app.widgets.tables import MODEL_ROLES, Subject
+from inshrink_app.widgets.tables import Subject
+
+from inshrink_core.checkpoint import MODEL_ROLES
 
 if TYPE_CHECKING:
-    from inshrink_core.search.space import Candidate
     from inshrink_core.verbs.estimate import EstimateReport
 
 __all__ = [
@@ -53,7 +52,7 @@ __all__ = [
     "unmatched_overrides",
 ]
 
-_RUNGS = 7
+_LEVELS = 7
 """Configurations that are estimated: enough to see the course of a curve."""
 
 
@@ -402,49 +401,42 @@ def baselines_job(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) ->
 
 def start_baselines(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Job:
     """Measure the baselines: a bench of codecs with everything held; under the same consent as a search."""
-    words = ["bench", str(shown.path), "--codecs", ",".join(_baseline_labels()), "--steps"]
+    from inshrink_core.bench.variants import compared_variants
+
+    codecs = ",".join(one.label for one in compared_variants().values())
+    words = ["bench", str(shown.path), "--codecs", codecs, "--steps"]
     words += [",".join(map(str, steps)), *judge.words, "-o", "{job}/bench"]
     key = _baselines_key(shown, steps, judge)
     return start_job(key, [words], shown.path, trusted=judge.trusted, again=False)
 
 
-def _baseline_labels() -> dict[str, str]:
-    """Return the name of every baseline by its label in a bench; what is not said is as it was published."""
-    labels = {}
-    for name, (codec, held) in BASELINES.items():
-        if held and "=" not in held:
-            held = f"{held}={dict(codec_settings(codec))[held]}"
-        labels[f"{codec}:{held}" if held else codec] = name
-    return labels
-
-
 def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
     """Return the baselines as points, those measured so far; nothing is promised of them."""
+    from inshrink_core.bench import kept_points
+    from inshrink_core.bench.variants import compared_variants
+
     folder = None if job is None else option(job.commands[-1], "-o")
-    points = []
-    names = _baseline_labels() if folder else {}
-    for path in sorted(Path(folder or "").glob("points/*.json")) if folder else ():
-        try:
-            row = json.loads(path.read_bytes())["point"]
-            name, settings = names[row["codec"]], dict(row["config"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        points.append(
-            SearchPoint(
-                label=name,
-                config={"codec": row["codec"].partition(":")[0], "settings": settings},
-                ratio=float(row["ratio_weights"] or 0.0),
-                drop=row["max_drop"],
-                divergence=row["max_divergence"],
-                n_steps=len(row["drops"]),
-                whole=True,
-                keeps=False,
-                gain=row["restore_gain"],
-                noise=row["restore_noise"],
-                baseline=name,
-            )
+    if folder is None:
+        return ()
+    names = {one.label: name for name, one in compared_variants().items()}
+    points = [
+        SearchPoint(
+            label=names[one.codec],
+            config={"codec": one.codec.partition(":")[0], "settings": dict(one.config)},
+            ratio=one.ratio_weights or 0.0,
+            drop=one.max_drop,
+            divergence=one.max_divergence,
+            n_steps=len(one.drops),
+            whole=True,
+            keeps=False,
+            gain=one.restore_gain,
+            noise=one.restore_noise,
+            baseline=names[one.codec],
         )
-    order = list(BASELINES)
+        for one in kept_points(Path(folder))
+        if one.codec in names
+    ]
+    order = list(names.values())
     return tuple(sorted(points, key=lambda point: order.index(point.baseline)))
 
 
@@ -469,17 +461,9 @@ def estimates_job(shown: Subject, steps: Sequence[int], codec: str, *, is_calibr
 
 def start_estimates(shown: Subject, steps: Sequence[int], codec: str, *, is_calibrated: bool) -> Job:
     """Estimate a codec from fine to coarse; no evaluator is asked, so that no consent is needed."""
-    trials = _trials_words(shown)
-    commands = [
-        [
-            *["estimate", str(shown.path), "--codec", codec],
-            *settings_words(engine_settings(candidate.document())),
-            *steps_words(steps),
-            *trials,
-        ]
-        for candidate in ladder(shown, codec)
-    ]
-    return start_job(_estimates_key(shown, steps, codec, is_calibrated), commands, shown.path)
+    words = ["estimate", str(shown.path), "--codec", codec, "--levels", str(_LEVELS)]
+    words += [*steps_words(steps), *_trials_words(shown)]
+    return start_job(_estimates_key(shown, steps, codec, is_calibrated), [words], shown.path)
 
 
 def _trials_words(shown: Subject) -> list[str]:
@@ -489,64 +473,31 @@ def _trials_words(shown: Subject) -> list[str]:
     return ["--trials", str(log)] if log is not None and log.exists() else []
 
 
-def ladder(shown: Subject, codec: str) -> list[Candidate]:
-    """Return a few configurations of a codec's space, from the finest to the coarsest."""
-    from inshrink_core.checkpoint import LayerType
-    from inshrink_core.search.space import LatticeLine, space_of
-
-    layers = frozenset(LayerType(row.layer) for row in shown.tensors if row.role in MODEL_ROLES and row.layer)
-    space = space_of(codec, layers)
-    if isinstance(space, LatticeLine):
-        points = space.points()
-        # Spread over the middle of the line: its ends are there for searches alone.
-        first, last = len(points) // 4, len(points) - 1 - len(points) // 6
-        count = min(_RUNGS, last - first + 1)
-        chosen = [round(first + i * (last - first) / max(1, count - 1)) for i in range(count)]
-        return [space.candidate(points[place]) for place in chosen]
-    # The diagonal of the cube: every setting from its finest to its coarsest at once.
-    n = min(_RUNGS, max(space.shape))
-    places = [tuple(round(i * (size - 1) / max(1, n - 1)) for size in space.shape) for i in range(n)]
-    return [space.candidate(space.point(place)) for place in dict.fromkeys(places)]
-
-
 def estimates(job: Job | None) -> tuple[SearchPoint, ...]:
     """Return what was estimated, or has been so far, as points; nothing is promised of them."""
-    points = []
-    if job is None:
-        return ()
-    for words, row in zip(job.commands, documents_of(job), strict=False):
-        more = {"override": row["overrides"]} if row["overrides"] else {}
-        config = {"codec": row["codec"], "settings": _asked(words, row["config"]), **more}
-        points.append(
-            SearchPoint(
-                label=config_words(config),
-                config=config,
-                ratio=float(row["ratio_weights"]),
-                drop=row["drop"],
-                divergence=row["divergence"],
-                n_steps=int(row["n_steps"]),
-                whole=True,
-                keeps=False,
-                is_estimated=True,
-            )
+    rows = {} if job is None else {_text(row["set"]): row for row in job.told()}
+    return tuple(
+        SearchPoint(
+            label=config_words(row["set"]),
+            config=row["set"],
+            ratio=float(row["ratio_weights"]),
+            drop=row["drop"],
+            divergence=row["divergence"],
+            n_steps=int(row["n_steps"]),
+            whole=True,
+            keeps=False,
+            is_estimated=True,
         )
-    return tuple(points)
+        for row in rows.values()
+    )
 
 
-def _asked(words: Sequence[str], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a command sets, as the engine understood them."""
-    names = [word.partition("=")[0] for place, word in enumerate(words) if words[place - 1] == "--set"]
-    return {name: config[name] for name in names if name in config}
-
-
-@st.cache_data(show_spinner=False, max_entries=32)
-def codec_settings(codec: str) -> tuple[tuple[str, Any], ...]:
+def codec_settings(codec: str) -> dict[str, Any]:
     """Return the settings of a codec with their defaults."""
-    from inshrink_core.codec import get_codec
+    from inshrink_core.codec import make_codec
 
     with reported():
-        kind: Any = get_codec(codec)
-    return tuple((one.name, one.default) for one in dataclasses.fields(kind))
+        return make_codec(codec, None).settings()
 
 
 def default_optimizer(codec: str, config: Mapping[str, Any]) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.services import Chain
 from inshrink_app.widgets.formatting import bytes_text, elide, ratio_text, steps_text
 from inshrink_app.widgets.tables import Subject
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainReport
 
 __all__ = ["ARCHIVE", "choice_text", "choose", "none_yet"]
 
@@ -17,7 +21,7 @@ _NAME_WIDTH = 44
 _SETTINGS_WIDTH = 60
 
 
-def choose(shown: Subject) -> Chain | None:
+def choose(shown: Subject) -> ChainReport | None:
     """Return the archive chosen among those of a run; None where it has none."""
     choices = services.archives_of(shown)
     if len(choices) < 2:
@@ -35,9 +39,9 @@ def choose(shown: Subject) -> Chain | None:
     return names[str(chosen)]
 
 
-def choice_text(one: Chain) -> str:
+def choice_text(one: ChainReport) -> str:
     """Say which archive it is, in one line of plain text."""
-    told = one.told_apart_by
+    told = services.told_apart_by(one)
     settings = f" {elide(told, _SETTINGS_WIDTH)}" if told else ""
     return (
         f"{elide(one.name, _NAME_WIDTH)} · {one.codec}{settings} · {steps_text(one.steps)} · "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import streamlit as st
 from inshrink_app import state
@@ -12,7 +13,13 @@ __all__ = ["ends_of_range", "one_of_few", "one_of_many"]
 
 
 def one_of_few(
-    page: str, label: str, key: str, options: Mapping[str, str], default: str, tip: str | None = None
+    page: str,
+    label: str,
+    key: str,
+    options: Mapping[str, str],
+    default: str,
+    tip: str | None = None,
+    **look: Any,
 ) -> str:
     """Draw one choice of a few, side by side.
 
@@ -24,12 +31,14 @@ def one_of_few(
         What is asked, the answers and what to call each, and what stands behind the question.
     default
         The answer to begin with.
+    **look
+        For `st.segmented_control`.
     """
     widget = f"{page}.{key}"
     if widget not in st.session_state:
         st.session_state[widget] = state.choice(key, list(options), default)
     chosen = st.segmented_control(
-        label, list(options), format_func=lambda name: inked(options[name]), key=widget, help=tip
+        label, list(options), format_func=lambda name: inked(options[name]), key=widget, help=tip, **look
     )
     value = str(chosen) if chosen in options else default
     state.publish(**{key: value})

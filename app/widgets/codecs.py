@@ -1,76 +1,55 @@
-"""What pages call the codecs, and the setting of each that they offer first: the one table of codecs here."""
+"""What pages ask of the codecs that are installed: their labels, their knobs, and what searches them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import streamlit as st
 
-__all__ = ["BASELINES", "KNOBS", "LABELS", "STRATEGIES", "ask_for_knob"]
+from inshrink_core.codec import DEFAULT_CODEC, codec_names, get_codec
 
-LABELS: Mapping[str, str] = {
-    "lattice": "Lattice",
-    "inshrinkerator": "Inshrinkerator",
-    "uniform": "Uniform",
-    "qd": "QD",
-    "lc-checkpoint": "LC-Checkpoint",
-    "excp": "ExCP",
-    "context": "Context",
-    "lossless": "Lossless",
-}
-
-_GRID = ("auto", "guided", "random", "grid")
-STRATEGIES: Mapping[str, tuple[str, ...]] = {
-    name: ("auto", "allocation", "bracket", "random", "grid") if name == "lattice" else _GRID
-    for name in LABELS
-    if name != "lossless"
-}
-"""Codecs that have something to search, and the strategies that search each."""
-
-BASELINES: Mapping[str, tuple[str, str]] = {
-    "Lossless": ("lossless", ""),
-    "Uniform, 8 bit": ("uniform", "bits=8"),
-    "Uniform, 4 bit": ("uniform", "bits=4"),
-    "Inshrinkerator": ("inshrinkerator", "bins"),
-    "QD": ("qd", "bits"),
-    "LC-Checkpoint": ("lc-checkpoint", "bits"),
-    "ExCP": ("excp", "alpha"),
-    "Context": ("context", "alpha"),
-}
-"""What a search is compared with: codec, and the setting that is held; without a value, as published."""
+__all__ = ["ask_for_knob", "labels", "strategies"]
 
 
-class Knob(NamedTuple):
-    """The setting of a codec that trades size for accuracy, and the values that a page offers.
+def labels(*, searched: bool = False) -> dict[str, str]:
+    """Return what each codec of weights is called, by its name; the default comes first.
 
-    `first` is the one it begins with; None for the codec's default.
+    Parameters
+    ----------
+    searched
+        Only those that have something to search.
     """
-
-    setting: str
-    label: str
-    least: float
-    most: float
-    spacing: float
-    tip: str
-    first: float | None = None
+    kinds = {name: get_codec(name) for name in sorted(codec_names(), key=lambda name: name != DEFAULT_CODEC)}
+    return {
+        name: kind.label or name
+        for name, kind in kinds.items()
+        if kind.stores_weights and (kind.tuning is not None or not searched)
+    }
 
 
-KNOBS: Mapping[str, Knob] = {
-    "lattice": Knob(
-        "coarseness", "Coarseness", 0.5, 8.0, 0.25, "Larger makes smaller frames and larger errors."
-    ),
-    "inshrinkerator": Knob("bins", "Bins", 4, 64, 4, "Values a tensor is rounded to.", 32),
-    "uniform": Knob("bits", "Bits", 2, 8, 1, "Width of a rounded weight.", 8),
-}
+def strategies(codec: str) -> tuple[str, ...]:
+    """Return the strategies that search a codec."""
+    from inshrink_core.search.search import strategies_of
+    from inshrink_core.search.space import space_of
+
+    return strategies_of(space_of(codec, frozenset()))
 
 
-def ask_for_knob(codec: str, defaults: Mapping[str, Any], page: str) -> dict[str, Any]:
-    """Draw the setting of a codec on a page and return it; nothing where it has none."""
-    knob = KNOBS.get(codec)
-    if knob is None:
+def ask_for_knob(codec: str, page: str) -> dict[str, Any]:
+    """Draw the knob of a codec on a page and return its settings; nothing where it has none."""
+    kind = get_codec(codec)
+    if kind.tuning is None:
         return {}
-    first = knob.first if knob.first is not None else type(knob.least)(defaults[knob.setting])
-    key = f"{page}.{knob.setting}"
-    value = st.slider(knob.label, knob.least, knob.most, first, knob.spacing, key=key, help=knob.tip)
-    return {knob.setting: value}
+    knob = kind.tuning.knob
+    default = getattr(kind(), knob.settings[0])
+    value = st.select_slider(
+        knob.label or knob.settings[0],
+        sorted({*knob.values, default}, reverse=knob.is_coarser(0, 1)),
+        default,
+        format_func="{:g}".format,
+        key=f"{page}.{codec}.{knob.settings[0]}",
+        help=f"{knob.unit.capitalize()}. To the right, frames are smaller and errors larger.".removeprefix(
+            ". "
+        ),
+    )
+    return kind.tuning.settings(value)

@@ -10,7 +10,11 @@ import streamlit as st
 __all__ = ["row"]
 
 
-def row(facts: Iterable[tuple[str, ...]], *, gap: Literal["small", "medium"] = "small") -> None:
+def row(
+    facts: Iterable[tuple[str, str, str | None] | tuple[str, str, str | None, str]],
+    *,
+    gap: Literal["small", "medium"] = "small",
+) -> None:
     """Draw figures side by side.
 
     Parameters

@@ -11,7 +11,7 @@ from inshrink_app.widgets import problem
 from inshrink_app.widgets.formatting import elide, markdown_text, steps_text
 from inshrink_app.widgets.tables import ServiceError, Subject
 
-__all__ = ["require"]
+__all__ = ["open_another", "require"]
 
 OPEN_PAGE = "pages/open/view.py"
 ARCHIVE_PAGE = "pages/archive/view.py"
@@ -51,12 +51,17 @@ def require(page: str, rescue: Callable[[str], bool] | None = None) -> Subject |
     return subject
 
 
+def open_another() -> None:
+    """Offer to leave this run for another one."""
+    if st.button("Open another run", type="primary", icon=":material/folder_open:"):
+        state.set_run(None)
+        st.switch_page(OPEN_PAGE)
+
+
 def _ways_out(*, is_archive: bool) -> None:
     """Lead away from what cannot be opened: to another run, and to what is left of an archive."""
     with st.container(horizontal=True):
-        if st.button("Open another run", type="primary", icon=":material/folder_open:"):
-            state.set_run(None)
-            st.switch_page(OPEN_PAGE)
+        open_another()
         if is_archive and st.button("See what is left", icon=":material/inventory_2:"):
             st.switch_page(ARCHIVE_PAGE)
 

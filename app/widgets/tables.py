@@ -11,16 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from inshrink_core.chain import ChainReport
     from inshrink_core.checkpoint import TensorSpec
 
 __all__ = [
     "ASK_ABOVE_BYTES",
-    "GROUPINGS",
     "METRICS",
-    "MODEL_ROLES",
-    "STATISTICS",
-    "ArchiveFacts",
-    "FrameRow",
     "HeatRow",
     "Metric",
     "Problem",
@@ -29,10 +25,6 @@ __all__ = [
     "Subject",
 ]
 
-
-GROUPINGS = ("tensor", "block", "layer_type")
-MODEL_ROLES = ("weight", "buffer")
-STATISTICS = ("mean", "p50", "p99")
 
 ASK_ABOVE_BYTES = 200_000_000
 """Reading more than this takes long enough that the reader is asked first."""
@@ -53,43 +45,6 @@ class ServiceError(Exception):
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         super().__init__(problem.what)
-
-
-class FrameRow(NamedTuple):
-    """One frame of an archive."""
-
-    step: int
-    kind: str
-    nbytes: int
-    ratio_total: float | None
-    ratio_weights: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArchiveFacts:
-    """Sizes of an archive.
-
-    Parameters
-    ----------
-    path
-        Where it lies.
-    raw_bytes, nbytes
-        Bytes of the tensors stored, and bytes of the archive.
-    ratio_weights, ratio_total
-        Raw over archive bytes, of the weights and of everything; None where the archive is empty.
-    frames
-        In step order.
-    base
-        Name of the base model without which the ratios do not hold; empty without one. Untrusted text.
-    """
-
-    path: Path
-    raw_bytes: int
-    nbytes: int
-    ratio_weights: float | None
-    ratio_total: float | None
-    frames: tuple[FrameRow, ...]
-    base: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +76,7 @@ class Subject:
     log
         Per training metric, its values by step.
     archive
-        Sizes, where it is an archive or one of it is known.
+        Its frames and sizes, where it is an archive or one of it is known.
     """
 
     path: Path
@@ -135,7 +90,7 @@ class Subject:
     skipped: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     log: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    archive: ArchiveFacts | None = None
+    archive: ChainReport | None = None
 
     @property
     def n_parameters(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from inshrink_core.analysis.alone import Coded, encode_alone, read_if_there, step_before
 from inshrink_core.chain import Archive, ChainConfig
 from inshrink_core.chain.config import overridden
-from inshrink_core.chain.defaults import DEFAULT_CODEC, make_configs
+from inshrink_core.chain.defaults import make_configs
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import PARTS, AnyCodec, get_codec
+from inshrink_core.codec import DEFAULT_CODEC, FALLBACK_CODEC, PARTS, AnyCodec, get_codec
 from inshrink_core.errors import InputError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import FrameKind
+from inshrink_core.report import Report
 from inshrink_core.sensitivity import Scores, scores
 from inshrink_core.values import magnitudes
 from inshrink_core.verbs.restore import open_any
@@ -55,7 +56,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Anatomy:
+class Anatomy(Report):
     """One tensor of one step, and what a codec makes or made of it.
 
     Parameters
@@ -105,31 +106,20 @@ class Anatomy:
     keyframe_nbytes: int | None
     sensitivity: SensitivityMap | None
 
+    DOCUMENT: ClassVar = (
+        "step tensor=spec.key dtype=spec.dtype shape=spec.shape codec config estimated kind restored "
+        "histogram levels entropy_bits=entropy nbytes keyframe_nbytes bits_per_weight sensitivity"
+    )
+
     @property
     def bits_per_weight(self) -> float | None:
         """Bits of the block for each value; None for an empty tensor."""
         return 8 * self.nbytes / self.spec.numel if self.spec.numel else None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        return {
-            "step": self.step,
-            "tensor": self.spec.key,
-            "dtype": self.spec.dtype,
-            "shape": list(self.spec.shape),
-            "codec": self.codec,
-            "config": dict(self.config),
-            "estimated": self.estimated,
-            "kind": self.kind,
-            "restored": self.restored,
-            "histogram": self.histogram.to_json(),
-            "levels": {"kind": self.level_kind, "points": self.points.tolist(), "spacing": self.spacing},
-            "entropy_bits": self.entropy,
-            "nbytes": self.nbytes,
-            "keyframe_nbytes": self.keyframe_nbytes,
-            "bits_per_weight": self.bits_per_weight,
-            "sensitivity": self.sensitivity.to_json() if self.sensitivity is not None else None,
-        }
+    @property
+    def levels(self) -> dict[str, Any]:
+        """What values are rounded to."""
+        return {"kind": self.level_kind, "points": self.points, "spacing": self.spacing}
 
 
 def anatomy(
@@ -211,9 +201,9 @@ def _of_run(
     base, overrides = make_configs(name, settings)
     codec = overridden(base, overrides, spec)
     if spec.role not in codec.takes():
-        codec = get_codec("lossless")()
+        codec = get_codec(FALLBACK_CODEC)()
     before = step_before(run, step, spec)
-    coded = encode_alone(ChainConfig(codec=codec.name, config=codec), checkpoint, before, spec)
+    coded = encode_alone(ChainConfig(config=codec), checkpoint, before, spec)
     return Anatomy(
         step=step,
         spec=spec,

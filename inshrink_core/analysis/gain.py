@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inshrink_core.chain import Archive, Standing, StepGain, TensorGain, pool, step_gain, stored_view
 from inshrink_core.chain.defaults import chain_config_of, make_chain_config
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import InputError
-from inshrink_core.execution import ResultStore, cache_folder, parse_record
+from inshrink_core.execution import ResultStore, cache_folder, parse_record, resolve_device
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
+from inshrink_core.report import Report
 from inshrink_core.verbs.compress import compress
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["RestoreGain", "measure_gain", "restore_gain", "restore_gain_of_run"]
 
 # Of what is kept: raised when a record, or what is measured, changes.
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreGain:
+class RestoreGain(Report):
     """Restore gain and noise of an archive, step by step and tensor by tensor.
 
     Parameters
@@ -46,6 +47,8 @@ class RestoreGain:
     config: Mapping[str, Any]
     steps: tuple[StepGain, ...]
 
+    DOCUMENT: ClassVar = "codec config steps=steps.step gain=steps.gain noise=steps.noise tensors"
+
     @property
     def pooled(self) -> TensorGain:
         """The sums over all steps and tensors."""
@@ -58,25 +61,19 @@ class RestoreGain:
         keys = dict.fromkeys(row.key for row in rows)
         return {key: pool(row for row in rows if row.key == key) for key in keys}
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the value of ``restore_gain`` in ``inshrink inspect --gain --json``."""
+    @property
+    def tensors(self) -> list[dict[str, Any]]:
+        """A row a tensor, with a gain and a noise a step; None where the step has none."""
         keys = dict.fromkeys(row.key for step in self.steps for row in step.tensors)
         found = [{row.key: row for row in step.tensors} for step in self.steps]
-        return {
-            "codec": self.codec,
-            "config": dict(self.config),
-            "steps": [step.step for step in self.steps],
-            "gain": [step.gain for step in self.steps],
-            "noise": [step.noise for step in self.steps],
-            "tensors": [
-                {
-                    "key": key,
-                    "gain": [rows[key].gain if key in rows else None for rows in found],
-                    "noise": [rows[key].noise if key in rows else None for rows in found],
-                }
-                for key in keys
-            ],
-        }
+        return [
+            {"key": key}
+            | {
+                name: [getattr(rows[key], name) if key in rows else None for rows in found]
+                for name in ("gain", "noise")
+            }
+            for key in keys
+        ]
 
 
 def restore_gain(
@@ -84,6 +81,7 @@ def restore_gain(
     against: Run | str | os.PathLike[str],
     *,
     steps: Iterable[int] | None = None,
+    device: str = "auto",
     progress: OnProgress | None = None,
 ) -> RestoreGain:
     """Measure what each step would keep of the run's movement, had training been restored before it.
@@ -96,6 +94,8 @@ def restore_gain(
         The original run, or its path.
     steps
         Steps to measure; by default every one that has a previous step.
+    device
+        Where steps are encoded: ``auto``, ``cpu`` or ``cuda``. What is measured does not depend on it.
     progress
         Called after each step.
 
@@ -127,7 +127,8 @@ def restore_gain(
     """
     run = against if isinstance(against, Run) else open_run(against)
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
-    return measure_gain(opened, run, steps=steps, progress=progress, folder=cache_folder(run.directory))
+    folder = cache_folder(run.directory)
+    return measure_gain(opened, run, steps=steps, device=device, progress=progress, folder=folder)
 
 
 def measure_gain(
@@ -135,6 +136,7 @@ def measure_gain(
     run: Run,
     *,
     steps: Iterable[int] | None = None,
+    device: str = "auto",
     progress: OnProgress | None = None,
     folder: Path | None = None,
 ) -> RestoreGain:
@@ -142,7 +144,7 @@ def measure_gain(
 
     Parameters
     ----------
-    opened, run, steps, progress
+    opened, run, steps, device, progress
         As `restore_gain` takes them.
     folder
         Where steps that were measured are kept; None for an archive that is gone afterwards.
@@ -154,7 +156,7 @@ def measure_gain(
             where=f"{opened.path} and {run.path}",
             remedy="a gain needs the movement from one archived step to the next",
         )
-    walk = opened.sequential()
+    walk, device = opened.on("cpu").sequential(), resolve_device(device)
     results: list[StepGain] = []
     kept = ResultStore(folder, "gain", partial(parse_record, StepGain))
     for before, info in pairs:
@@ -163,7 +165,7 @@ def measure_gain(
             "frames": [opened.reader.archive_id.hex(), before.frame_id.hex(), info.frame_id.hex()],
             "run": [run.identity(before.step), run.identity(info.step)],
         }
-        results.append(kept.remembered("gain", key, partial(_one, walk, run, before, info), asdict))
+        results.append(kept.remembered("gain", key, partial(_one, walk, run, before, info, device), asdict))
         if progress is not None:
             progress(Progress("gain", len(results), len(pairs), info.step, found=asdict(results[-1])))
     meta = opened.frame(pairs[-1][1]).meta
@@ -175,6 +177,7 @@ def restore_gain_of_run(
     *,
     codec: str | None = None,
     config: Mapping[str, Any] | AnyCodec | None = None,
+    device: str = "auto",
     progress: OnProgress | None = None,
 ) -> RestoreGain:
     """Measure a run that is not archived, through an archive that is made for it and removed.
@@ -183,7 +186,7 @@ def restore_gain_of_run(
     ----------
     run
         The run.
-    codec, config
+    codec, config, device
         As `inshrink_core.compress` takes them.
     progress
         Called after each tensor that is compressed and each step that is measured.
@@ -192,8 +195,8 @@ def restore_gain_of_run(
     def measured() -> RestoreGain:
         with tempfile.TemporaryDirectory(prefix="inshrink-gain-") as scratch:
             archive = Path(scratch) / "gain.inshrink"
-            compress(run, archive, codec=codec, config=config, progress=progress)
-            return measure_gain(Archive.open(archive), run, progress=progress)
+            compress(run, archive, codec=codec, config=config, device=device, progress=progress)
+            return measure_gain(Archive.open(archive), run, device=device, progress=progress)
 
     chain = make_chain_config("", codec, config, None, 32, "cpu", None)
     key = {
@@ -219,9 +222,10 @@ def _pairs(archive: Archive, run: Run, steps: Iterable[int] | None) -> list[tupl
     return pairs
 
 
-def _one(archive: Archive, run: Run, before: FrameInfo, info: FrameInfo) -> StepGain:
+def _one(archive: Archive, run: Run, before: FrameInfo, info: FrameInfo, device: str) -> StepGain:
     """Encode one step again, from the decoded state of the step before."""
-    chain, old_meta = chain_config_of(archive.frame(info).meta), archive.frame(before).meta
+    chain = replace(chain_config_of(archive.frame(info).meta), device=device)
+    old_meta = archive.frame(before).meta
     after, decoded = stored_view(run[info.step], chain.optimizer), archive.checkpoint(before)
     weights = [spec.key for spec in after.specs if spec.role is TensorRole.WEIGHT and spec.key in decoded]
     standing = Standing(

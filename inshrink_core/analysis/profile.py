@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TextIO
 
+from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import InputError, NotFoundError, StorageError
 from inshrink_core.execution import ResultStore, cache_folder
@@ -65,6 +66,7 @@ def profile(
     metrics: Iterable[SensitivityMetric | str] = tuple(SensitivityMetric),
     *,
     steps: Iterable[int] | None = None,
+    device: str = "auto",
     progress: OnStep | None = None,
 ) -> Profile:
     """Measure the sensitivity of every weight at every step, by tensor, block and layer type.
@@ -77,6 +79,8 @@ def profile(
         Any of ``magnitude``, ``taylor``, ``fisher``, ``update``; default all.
     steps
         Measure these only. An update is the movement since the previous step of the run, measured or not.
+    device
+        Where the tensors of an archive are decoded: ``auto``, ``cpu`` or ``cuda``.
     progress
         Called after each step with (steps done, steps in all, step).
 
@@ -95,6 +99,10 @@ def profile(
     wanted = tuple(dict.fromkeys(SensitivityMetric.parse(metric) for metric in metrics))
     if not wanted:
         raise InputError("no sensitivity metric was asked for")
+    used = "cpu"
+    if isinstance(run, Archive):
+        run = run.on(device)
+        used = run.device
     every = tuple(run.steps)
     chosen = every if steps is None else tuple(sorted(set(steps)))
     if missing := set(chosen) - set(every):
@@ -128,6 +136,7 @@ def profile(
         steps=chosen,
         bytes_read=bytes_read,
         records={metric: tuple(column) for metric, column in records.items()},
+        device=used,
     )
 
 
@@ -136,13 +145,14 @@ def sensitivity(
     metric: SensitivityMetric | str = "magnitude",
     *,
     steps: Iterable[int] | None = None,
+    device: str = "auto",
     progress: OnStep | None = None,
 ) -> Profile:
     """Measure one sensitivity of a run; `Profile.by` gives it as a table.
 
     Parameters
     ----------
-    run, metric, steps, progress
+    run, metric, steps, device, progress
         As of `profile`, for one metric.
 
     Raises
@@ -160,7 +170,7 @@ def sensitivity(
     >>> table.rows, table.mean.shape
     (('convolution', 'vector', 'linear'), (3, 2))
     """
-    return profile(run, (metric,), steps=steps, progress=progress)
+    return profile(run, (metric,), steps=steps, device=device, progress=progress)
 
 
 def _cache_key(
@@ -396,14 +406,18 @@ class SensitivityReport(Report):
         One metric by one grouping.
     bytes_read
         Bytes of tensors read to measure it; those that were cached took none.
+    device
+        Where the tensors of an archive were decoded.
     """
 
     run: str
     table: SensitivityTable
     bytes_read: int
+    device: str = "cpu"
 
     DOCUMENT: ClassVar = (
-        "run metric=table.metric by=table.grouping steps=table.steps sources=table.sources bytes_read rows"
+        "run metric=table.metric by=table.grouping steps=table.steps sources=table.sources "
+        "bytes_read device rows"
     )
 
     @property
@@ -496,12 +510,15 @@ class Profile:
         Ascending.
     bytes_read
         Bytes of tensors read to measure; 0 when everything came from the cache.
+    device
+        Where the tensors of an archive were decoded.
     """
 
     metrics: tuple[SensitivityMetric, ...]
     steps: tuple[int, ...]
     bytes_read: int
     records: Mapping[SensitivityMetric, tuple[StepRecord, ...]] = field(repr=False)
+    device: str = "cpu"
 
     def by(self, grouping: Grouping | str = "tensor", metric: str | None = None) -> SensitivityTable:
         """Return one metric as a table, rows by tensor, block or layer type.
@@ -527,7 +544,8 @@ class Profile:
 
     def report(self, run: str, grouping: Grouping | str = "tensor") -> SensitivityReport:
         """Return the first metric as a report; `run` is the name of what was measured."""
-        return SensitivityReport(run=run, table=self.by(grouping), bytes_read=self.bytes_read)
+        table = self.by(grouping)
+        return SensitivityReport(run=run, table=table, bytes_read=self.bytes_read, device=self.device)
 
 
 def _pack(record: StepRecord) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from inshrink_core.chain import Archive
 from inshrink_core.errors import NotFoundError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run
+from inshrink_core.report import Report
 from inshrink_core.values import magnitudes
 from inshrink_core.verbs.restore import open_any
 
@@ -29,7 +30,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trajectory:
+class Trajectory(Report):
     """One tensor over steps. All arrays are float64 of one element a step, NaN where there is no value.
 
     Parameters
@@ -54,14 +55,6 @@ class Trajectory:
     movement: NDArray[np.float64]
     relative_movement: NDArray[np.float64]
     bits_per_weight: NDArray[np.float64]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values, null where there is no value."""
-        names = ("rms", "movement", "relative_movement", "bits_per_weight")
-        return {"tensor": self.tensor, "steps": list(self.steps)} | {
-            name: [None if np.isnan(value) else value for value in getattr(self, name).tolist()]
-            for name in names
-        }
 
 
 def trajectory(

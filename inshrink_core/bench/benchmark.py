@@ -13,10 +13,9 @@ from inshrink_core.bench.measure import Bench
 from inshrink_core.bench.report import DEFAULT_BOUNDS, REPEAT, BenchReport, Bound, Point, parse_bounds
 from inshrink_core.bench.variants import Variant, choose_variants
 from inshrink_core.chain import OPTIMIZER_CHOICES
-from inshrink_core.chain.defaults import resolve_device
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import ResultStore, parse_record
+from inshrink_core.execution import ResultStore, parse_record, resolve_device
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
 from inshrink_core.search.bounds import Bounds
@@ -27,9 +26,10 @@ from inshrink_core.search.strategies import Outcome, Sweep, explore
 if TYPE_CHECKING:
     import os
 
-__all__ = ["bench", "sweep"]
+__all__ = ["bench", "kept_points", "sweep"]
 
 _POINTS_FOLDER = "points"
+_MOST_POINTS = 10_000
 
 
 def bench(
@@ -133,15 +133,23 @@ def bench(
         )
         session = _Session(
             bench=common,
-            store=ResultStore(
-                None if folder is None else folder / _POINTS_FOLDER, "point", partial(parse_record, Point)
-            ),
+            store=_store(folder),
             bounds=tuple(DEFAULT_BOUNDS if asked is None else asked),
             strict=asked is not None,
             refine=refine,
             progress=progress,
         )
         return session.run_all(variants, folder)
+
+
+def kept_points(folder: Path) -> tuple[Point, ...]:
+    """Return what a bench has measured so far in its folder; what cannot be read there is passed over."""
+    return tuple(point for _, point in _store(folder).kept(_MOST_POINTS))
+
+
+def _store(folder: Path | None) -> ResultStore[Point]:
+    place = None if folder is None else folder / _POINTS_FOLDER
+    return ResultStore(place, "point", partial(parse_record, Point))
 
 
 @dataclass(kw_only=True)
@@ -244,6 +252,7 @@ class _Session:
             measured=self.measured,
             resumed=self.resumed,
             notes=self._notes(variants),
+            device=self.bench.device,
         )
 
     def _notes(self, variants: Sequence[Variant]) -> tuple[str, ...]:

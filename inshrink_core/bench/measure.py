@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Bench", "PeakMemory"]
 
 # Of the key of a point, and of what is measured.
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 _MEGA: Final = 1e6
 
@@ -109,7 +109,7 @@ class Bench:
         with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
             target = Path(scratch) / "warm.inshrink"
             self._compress(variant, value, target, self.steps[:_WARM_STEPS])
-            _decode(Archive.open(target), self.steps[:_WARM_STEPS])
+            _decode(Archive.open(target).on(self.device), self.steps[:_WARM_STEPS])
 
     def measure(self, variant: Variant, value: float | None, evaluated: Callable[[int], None]) -> Point:
         """Return the point of one configuration.
@@ -126,12 +126,12 @@ class Bench:
             with PeakMemory() as memory:
                 report = self._compress(variant, value, target, self.steps)
                 begun = time.perf_counter()
-                nbytes = _decode(Archive.open(target), self.steps)
+                nbytes = _decode(Archive.open(target).on(self.device), self.steps)
                 decode_seconds = time.perf_counter() - begun
             begun = time.perf_counter()
-            _decode(Archive.open(target), self.steps[-1:])
+            _decode(Archive.open(target).on(self.device), self.steps[-1:])
             restore_seconds = time.perf_counter() - begun
-            gain = measure_gain(Archive.open(target), self.run).pooled
+            gain = measure_gain(Archive.open(target), self.run, device=self.device).pooled
             figures, failure = self._judged(target, evaluated)
         return Point(
             codec=variant.label,
@@ -193,7 +193,7 @@ class Bench:
 
     def _judged(self, target: Path, evaluated: Callable[[int], None]) -> tuple[list[Figures], str]:
         """Evaluate what was restored; a state the evaluator refuses keeps no bound, that is all."""
-        walk, figures = Archive.open(target).sequential(), []
+        walk, figures = Archive.open(target).on(self.device).sequential(), []
         try:
             for done, step in enumerate(self.steps, start=1):
                 figures.append(self.judge.figures(step, walk[step]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import html
 import io
 import json
@@ -11,10 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from inshrink_core.errors import InputError, MissingExtraError
 from inshrink_core.execution import write_whole
+from inshrink_core.report import Report
 from inshrink_core.search.bounds import Bounds, Figures
 
 __all__ = ["DEFAULT_BOUNDS", "REPEAT", "BenchReport", "Bound", "Point", "Row", "choose_row", "parse_bounds"]
@@ -46,7 +46,7 @@ in the place of each one, which stores nothing.</p>
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Point(Report):
     """What one configuration of a codec does to a run. None is not known.
 
     Parameters
@@ -96,10 +96,6 @@ class Point:
     drops: tuple[float | None, ...] = ()
     divergences: tuple[float | None, ...] = ()
     failure: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the point as JSON values."""
-        return {**dataclasses.asdict(self), "config": dict(self.config)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +177,7 @@ def parse_bounds(text: str) -> tuple[Bound, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Report):
     """One codec under one bound.
 
     Parameters
@@ -202,22 +198,18 @@ class Row:
     point: Point | None
     kept: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the row of ``inshrink bench --json``."""
-        point = self.point
-        names = (
-            *("max_drop", "mean_divergence", "config", "encode_mb_per_s", "decode_mb_per_s"),
-            *("restore_seconds", "peak_memory_bytes", "restore_gain", "restore_noise"),
-        )
-        return {
-            "codec": self.codec,
-            "bound_kind": self.bound.kind,
-            "bound": self.bound.limit,
-            "kept": self.kept,
-            "ratio_weights": point.ratio_weights if point is not None and self.kept else None,
-            "ratio_total": point.ratio_total if point is not None and self.kept else None,
-            **{name: getattr(point, name) if point is not None else None for name in names},
-        }
+    DOCUMENT: ClassVar = (
+        "codec bound_kind=bound.kind bound=bound.limit kept ratio_weights=keeping.ratio_weights "
+        "ratio_total=keeping.ratio_total max_drop=point.max_drop mean_divergence=point.mean_divergence "
+        "config=point.config encode_mb_per_s=point.encode_mb_per_s decode_mb_per_s=point.decode_mb_per_s "
+        "restore_seconds=point.restore_seconds peak_memory_bytes=point.peak_memory_bytes "
+        "restore_gain=point.restore_gain restore_noise=point.restore_noise"
+    )
+
+    @property
+    def keeping(self) -> Point | None:
+        """The point where it keeps the bound."""
+        return self.point if self.kept else None
 
 
 def choose_row(codec: str, points: Sequence[Point], bound: Bound) -> Row:
@@ -234,7 +226,7 @@ def choose_row(codec: str, points: Sequence[Point], bound: Bound) -> Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchReport:
+class BenchReport(Report):
     """What a bench found.
 
     Parameters
@@ -259,6 +251,8 @@ class BenchReport:
         What a reader should know.
     files
         What was written.
+    device
+        Where frames were encoded and decoded.
     """
 
     run: str
@@ -273,6 +267,11 @@ class BenchReport:
     resumed: int = 0
     notes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    device: str = "cpu"
+
+    DOCUMENT: ClassVar = (
+        "run metric direction optimizer measured resumed seconds device steps rows notes files"
+    )
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -285,16 +284,6 @@ class BenchReport:
     def stale_bounds(self) -> tuple[Bound, ...]:
         """Bounds that the previous checkpoint keeps, so that keeping them proves little."""
         return tuple(bound for bound in self.bounds if any(map(bound.holds, self.points.get(REPEAT, ()))))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink bench --json``."""
-        plain = ("run", "metric", "direction", "optimizer", "measured", "resumed", "seconds")
-        return {name: getattr(self, name) for name in plain} | {
-            "steps": list(self.steps),
-            "rows": [row.to_json() for row in self.rows],
-            "notes": list(self.notes),
-            "files": list(self.files),
-        }
 
     def to_csv(self) -> str:
         """Return the rows as CSV; a config is JSON in its cell, what is not known an empty one."""

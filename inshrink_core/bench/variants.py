@@ -11,7 +11,7 @@ from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.codec import AnyCodec, Knob, codec_names, get_codec, make_codec, require_weight_codec
 from inshrink_core.errors import ConfigError
 
-__all__ = ["Variant", "default_variants", "parse_variants"]
+__all__ = ["Variant", "compared_variants", "default_variants", "parse_variants"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,26 @@ class Variant:
 def default_variants() -> tuple[Variant, ...]:
     """Return every installed codec for weights, as it is configured by default."""
     return tuple(Variant(name) for name in codec_names() if get_codec(name).stores_weights)
+
+
+def compared_variants() -> dict[str, Variant]:
+    """Return what codecs are compared with (`Codec.compared`), by label; the knob of each is held.
+
+    Examples
+    --------
+    >>> {label: one.label for label, one in compared_variants().items()}["Uniform, 4 bit"]
+    'uniform:bits=4'
+    """
+    found = {}
+    for name in codec_names():
+        kind = get_codec(name)
+        for label, settings in kind.compared:
+            variant = Variant(name, settings)
+            if variant.knob is not None:
+                held = variant.knob.settings[0]
+                variant = Variant(name, {**settings, held: make_codec(name, settings).settings()[held]})
+            found[label] = variant
+    return found
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:

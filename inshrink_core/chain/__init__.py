@@ -14,9 +14,10 @@ from inshrink_core.chain.config import (
 )
 from inshrink_core.chain.encoder import FrameEncoder, Standing
 from inshrink_core.chain.gain import StepGain, TensorGain, pool, step_gain
-from inshrink_core.chain.meta import DamagedOriginal, OriginalChecks, original_checks
+from inshrink_core.chain.meta import QUALITY, DamagedOriginal, OriginalChecks, original_checks
 from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
 from inshrink_core.chain.parts import content_digest, stored_view, tensor_digest
+from inshrink_core.chain.report import ChainFrame, ChainReport, chain_report
 from inshrink_core.chain.sizes import (
     ArchiveSize,
     Exactness,
@@ -30,6 +31,7 @@ from inshrink_core.chain.verify import StepError, Verification, verify_archive
 
 __all__ = [
     "OPTIMIZER_CHOICES",
+    "QUALITY",
     "Appended",
     "Archive",
     "ArchiveSize",
@@ -38,6 +40,8 @@ __all__ = [
     "BaseModel",
     "BaseRecord",
     "ChainConfig",
+    "ChainFrame",
+    "ChainReport",
     "ChainWriter",
     "DamagedOriginal",
     "Exactness",
@@ -53,6 +57,7 @@ __all__ = [
     "TensorSize",
     "Verification",
     "archive_size",
+    "chain_report",
     "content_digest",
     "default_optimizer",
     "exactness_of",

@@ -12,7 +12,7 @@ from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_codec
 from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.encoder import FrameEncoder, Standing
-from inshrink_core.chain.meta import ORIGINALS
+from inshrink_core.chain.meta import ORIGINALS, QUALITY
 from inshrink_core.chain.needs import pack_attributes
 from inshrink_core.chain.parts import (
     LAYOUT_KEY,
@@ -24,7 +24,7 @@ from inshrink_core.chain.parts import (
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
-from inshrink_core.codec import BaseReference, TensorReference, get_codec
+from inshrink_core.codec import FALLBACK_CODEC, BaseReference, TensorReference, get_codec
 from inshrink_core.formats.source import FileSource
 from inshrink_core.frame import FrameInfo, FrameKind
 
@@ -60,7 +60,8 @@ class ChainWriter:
     parent
         The frame the next one continues from; by default the archive's head.
     branch
-        The branch new frames belong to.
+        The branch new frames belong to; by default the parent's, or a new one where frames follow the parent
+        already.
     restored
         The frame that training was last restored from; by default what the parent says of it.
     base
@@ -70,6 +71,11 @@ class ChainWriter:
     ------
     ConfigError
         The codec cannot encode against a base model.
+
+    Attributes
+    ----------
+    foreseen
+        What an archive's first frame is planned with (`FrameEncoder.look_ahead`); None for nothing.
 
     Notes
     -----
@@ -93,8 +99,12 @@ class ChainWriter:
             require_base_codec(config.config)
         self.writer, self.base = writer, base
         self.config = config
+        self.foreseen: Any = None
         self.parent = parent if parent is not None else writer.reader.head
-        self.branch = branch if branch is not None else (self.parent.branch if self.parent else 0)
+        if branch is None:
+            continues = self.parent is None or self.parent == writer.reader.listed_head
+            branch = (self.parent.branch if self.parent else 0) if continues else writer.reader.next_branch
+        self.branch = branch
         # Of the parent, as are the parts: what is recalled from the archive is recalled from there.
         self._references: dict[str, TensorReference] | None = None
         self._parts: dict[str, bytes] | None = None
@@ -131,9 +141,12 @@ class ChainWriter:
 
     def _standing(self, references: Mapping[str, TensorReference]) -> Standing:
         start = self._start.frame
+        memory = self.foreseen
+        if self.parent is not None:
+            memory = self._meta.get("memory") if self._meta.get("codec") == self.config.codec else None
         return Standing(
             references=references,
-            memory=self._meta.get("memory") if self._meta.get("codec") == self.config.codec else None,
+            memory=memory,
             restored=self._start.value,
             after_restore=start is not None
             and self.parent is not None
@@ -141,7 +154,12 @@ class ChainWriter:
         )
 
     def append(
-        self, checkpoint: Checkpoint, *, done: TensorDone | None = None, keyframe: bool | None = None
+        self,
+        checkpoint: Checkpoint,
+        *,
+        done: TensorDone | None = None,
+        keyframe: bool | None = None,
+        quality: Mapping[str, Any] | None = None,
     ) -> Appended:
         """Encode a checkpoint and commit it as a frame.
 
@@ -153,6 +171,8 @@ class ChainWriter:
             Called after each tensor.
         keyframe
             Whether the frame stands alone; by default as the notes say. The first always does.
+        quality
+            What the frame says of what a restore of it costs, and how that is known (`QUALITY`).
 
         Notes
         -----
@@ -161,15 +181,16 @@ class ChainWriter:
         """
         stored = stored_view(checkpoint, self.config.optimizer)
         parts = dict(parts_of(stored))
+        said = {} if quality is None else {QUALITY: dict(quality)}
         if not (self.keyframe_is_due if keyframe is None or self.parent is None else keyframe):
             self._load_parent()
             worthwhile = int(_WORTHWHILE * self._keyframe_rate * stored.raw_bytes())
             limit = math.inf if keyframe is False else worthwhile
-            appended = self._write(checkpoint, stored, parts, FrameKind.DELTA, limit, done)
+            appended = self._write(checkpoint, stored, parts, FrameKind.DELTA, limit, done, said)
             if appended is not None:
                 return appended
             done = None  # it was called already
-        appended = self._write(checkpoint, stored, parts, FrameKind.KEYFRAME, math.inf, done)
+        appended = self._write(checkpoint, stored, parts, FrameKind.KEYFRAME, math.inf, done, said)
         if appended is None:
             raise RuntimeError("a frame without a limit was not committed")
         return appended
@@ -188,7 +209,7 @@ class ChainWriter:
         held = sum(row.nbytes for row in keyframe.tensors)
         self._keyframe_rate = _rate_of(held, keyframe.raw_total, based=keyframe.base is not None)
         checkpoint, frame = archive.checkpoint(self.parent), archive.frame(self.parent)
-        lossless = get_codec("lossless")
+        lossless = get_codec(FALLBACK_CODEC)
         for spec in checkpoint.specs:
             if spec.nbytes > HELD_NBYTES and frame.entry(spec.key).codec in lossless.reads:
                 self._references[spec.key] = self._recalled(spec, None)
@@ -218,6 +239,7 @@ class ChainWriter:
         kind: FrameKind,
         limit: float,
         done: TensorDone | None,
+        said: Mapping[str, Any],
     ) -> Appended | None:
         """Write one frame; gives it up, leaving nothing, where its tensors reach `limit` bytes."""
         delta = kind is FrameKind.DELTA
@@ -249,7 +271,7 @@ class ChainWriter:
                 if done is not None:
                     done(result.spec)
             add_parts(frame, parts, self._parts if delta else None)
-            meta = self.config.record() | {"content": content_digest(stored, digests, parts)}
+            meta = self.config.record() | {"content": content_digest(stored, digests, parts), **said}
             if isinstance(whole.source, FileSource):
                 meta[ORIGINALS] = whole.source.vouched(whole.files)
             if memory is not None:

@@ -29,7 +29,7 @@ from inshrink_core.checkpoint import (
 )
 from inshrink_core.codec import codec_for_block
 from inshrink_core.errors import DamagedError, MissingFrameError, NotFoundError
-from inshrink_core.execution import Limits
+from inshrink_core.execution import Limits, resolve_device
 from inshrink_core.frame import Block, BlockEntry, FrameInfo, FrameKind
 
 if TYPE_CHECKING:
@@ -81,6 +81,9 @@ class Archive(Mapping[int, Checkpoint]):
     limits
         What decoding may take; by default the memory that is available. Checked before anything is
         allocated, for every tensor and part, whoever asks.
+    device
+        Where tensors are decoded: ``cpu``, ``cuda``, or ``auto``, which is CUDA where there is one. Values
+        that are read come in host memory, and their bits do not depend on it.
     bases
         Where base models come from; by default from where the archive says they lay.
 
@@ -101,9 +104,11 @@ class Archive(Mapping[int, Checkpoint]):
         *,
         keep_state: bool = False,
         limits: Limits | None = None,
+        device: str = "cpu",
         bases: BaseFinder | None = None,
     ) -> None:
         self.reader = reader
+        self.device = resolve_device(device)
         self.bases = BaseFinder(reader.path) if bases is None else bases
         self.limits = Limits() if limits is None else limits
         self.path = Path(reader.path)
@@ -137,15 +142,25 @@ class Archive(Mapping[int, Checkpoint]):
 
     def sequential(self) -> Archive:
         """Return a view for reading the steps in order: each frame is decoded once."""
-        return self._view(keep_state=True, limits=self.limits)
+        return self._view(keep_state=True, limits=self.limits, device=self.device)
 
     def limited(self, limits: Limits) -> Archive:
         """Return a view with other limits."""
-        return self._view(keep_state=self.keeps_state, limits=limits)
+        return self._view(keep_state=self.keeps_state, limits=limits, device=self.device)
 
-    def _view(self, *, keep_state: bool, limits: Limits) -> Archive:
+    def on(self, device: str) -> Archive:
+        """Return a view that decodes on a device.
+
+        Raises
+        ------
+        InputError
+            The device is not available.
+        """
+        return self._view(keep_state=self.keeps_state, limits=self.limits, device=device)
+
+    def _view(self, *, keep_state: bool, limits: Limits, device: str) -> Archive:
         """Return another view, for which the frames that are open need not be opened again."""
-        view = Archive(self.reader, keep_state=keep_state, limits=limits, bases=self.bases)
+        view = Archive(self.reader, keep_state=keep_state, limits=limits, device=device, bases=self.bases)
         view._frames, view._described, view._lock = self._frames, self._described, self._lock
         view._records = self._records
         return view
@@ -295,7 +310,8 @@ class Archive(Mapping[int, Checkpoint]):
         Returns
         -------
         tensor, reference
-            The values, and the state the next delta needs. Treat both as read-only.
+            The values, and the state the next delta needs, on the archive's device or in host memory. Treat
+            both as read-only.
 
         Raises
         ------
@@ -359,7 +375,7 @@ class Archive(Mapping[int, Checkpoint]):
         self._require(decoding_nbytes(spec, entry), "decoding it", where)
         payload = frame.read(entry)
         try:
-            return codec.decode(spec, Block(entry.codec, payload), reference)
+            return codec.decode(spec, Block(entry.codec, payload), reference, self.device)
         except DamagedError as error:
             if error.where:
                 raise
@@ -458,7 +474,8 @@ class _FrameSource:
     def read(self, spec: TensorSpec) -> Tensor:
         """Decode a tensor; a copy where the archive keeps the original as its state."""
         tensor, _ = self.archive.decode(self.info, spec.key)
-        return tensor.clone() if self.archive.keeps_state else tensor
+        host = tensor.cpu()
+        return host.clone() if host is tensor and self.archive.keeps_state else host
 
     def skeleton(self, layout: FileLayout) -> bytes:
         """Return the bytes of a file outside its tensors, as `TensorSource` orders them."""

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from inshrink_core.checkpoint import LayerType, TensorRole, TensorSpec
-from inshrink_core.codec import AnyCodec, get_codec, make_codec
+from inshrink_core.codec import FALLBACK_CODEC, AnyCodec, get_codec, make_codec
 from inshrink_core.errors import ConfigError, InputError
 
 __all__ = [
@@ -23,6 +23,9 @@ __all__ = [
     "overridden",
     "parse_overrides",
 ]
+
+_MOMENTS_CODEC = "moments"
+"""The default codec of optimizer state."""
 
 _MOMENTS: Mapping[str, str] = {"compressed": "fidelity", "compact": "ratio"}
 """Preset of the moments codec by how the user asked for optimizer state."""
@@ -42,7 +45,7 @@ _MOMENT_ROLES = frozenset(
 
 def is_exact(codec: str, settings: Mapping[str, Any]) -> bool:
     """Whether frames of a codec with these settings keep their weights bit for bit."""
-    return not get_codec(codec).lossy or bool(settings.get("exact"))
+    return get_codec(codec).is_exact(settings)
 
 
 def default_optimizer(codec: str, settings: Mapping[str, Any]) -> str:
@@ -64,7 +67,7 @@ def optimizer_of(meta: Mapping[str, Any]) -> str:
     >>> optimizer_of({"optimizer": "lattice-ratio"}), optimizer_of({})
     ('compact', 'exact')
     """
-    recorded = str(meta.get("optimizer", "lossless"))
+    recorded = str(meta.get("optimizer", _RECORDED["exact"]))
     return {word: choice for choice, word in _RECORDED.items()}.get(recorded, recorded)
 
 
@@ -81,10 +84,8 @@ class ChainConfig:
 
     Parameters
     ----------
-    codec
-        Name of the codec of weights and buffers.
     config
-        The codec itself, with its settings.
+        The codec of weights and buffers, with its settings.
     overrides
         Settings for some of the tensors it encodes; later ones win.
     optimizer
@@ -107,7 +108,6 @@ class ChainConfig:
         `optimizer` is none of `OPTIMIZER_CHOICES`.
     """
 
-    codec: str
     config: AnyCodec
     overrides: tuple[Override, ...] = ()
     optimizer: str = ""
@@ -125,6 +125,11 @@ class ChainConfig:
                 remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}",
             )
 
+    @property
+    def codec(self) -> str:
+        """Name of the codec of weights and buffers."""
+        return self.config.name
+
     def record(self) -> dict[str, Any]:
         """Return what the frame says of how it was made."""
         record = {
@@ -139,13 +144,13 @@ class ChainConfig:
         overrides = {"overrides": [one.to_json() for one in self.overrides]} if self.overrides else {}
         return self.config.settings() | overrides
 
-    def made_exact(self, codec: str, config: AnyCodec) -> ChainConfig:
+    def made_exact(self, config: AnyCodec) -> ChainConfig:
         """Return how a step is written whose weights have to stay exact: everything with them.
 
         Optimizer state that was asked to be stored otherwise than by default stays as asked.
         """
         asked = "" if self.optimizer == _DEFAULT_OPTIMIZER else self.optimizer
-        return dataclasses.replace(self, codec=codec, config=config, optimizer=asked)
+        return dataclasses.replace(self, config=config, optimizer=asked)
 
     def config_of(self, spec: TensorSpec) -> AnyCodec:
         """Return the config of one tensor that the chain's own codec takes."""
@@ -158,9 +163,9 @@ class ChainConfig:
             roles |= {TensorRole.MASTER}
         parties = [Party(self.config, roles)]
         if self.optimizer in _MOMENTS:
-            moments = make_codec("moments", {"preset": _MOMENTS[self.optimizer]})
+            moments = make_codec(_MOMENTS_CODEC, {"preset": _MOMENTS[self.optimizer]})
             parties.append(Party(moments, _MOMENT_ROLES))
-        return (*parties, Party(get_codec("lossless")(), frozenset(TensorRole)))
+        return (*parties, Party(get_codec(FALLBACK_CODEC)(), frozenset(TensorRole)))
 
 
 _SELECTORS = ("match", "layer_type")

@@ -12,26 +12,23 @@ from inshrink_core.chain import (
     Archive,
     ChainConfig,
     Override,
+    is_exact,
     optimizer_of,
     parse_overrides,
 )
-from inshrink_core.codec import AnyCodec, make_codec, require_weight_codec
+from inshrink_core.codec import DEFAULT_CODEC, FALLBACK_CODEC, AnyCodec, make_codec, require_weight_codec
 from inshrink_core.errors import InputError, MissingFrameError
-from inshrink_core.execution import default_threads
+from inshrink_core.execution import default_threads, resolve_device
 
 if TYPE_CHECKING:
     import os
 
 __all__ = [
-    "DEFAULT_CODEC",
     "chain_config_of",
     "factors_of",
     "make_chain_config",
     "make_configs",
-    "resolve_device",
 ]
-
-DEFAULT_CODEC = "lattice"
 
 
 def make_configs(
@@ -90,7 +87,6 @@ def make_chain_config(
     require_weight_codec(codec)
     made, overrides = make_configs(codec, config)
     return ChainConfig(
-        codec=codec,
         config=made,
         overrides=overrides,
         optimizer=optimizer or "",
@@ -108,9 +104,8 @@ def chain_config_of(meta: Mapping[str, Any]) -> ChainConfig:
     ConfigError
         It was made with a codec or a setting that is not known here.
     """
-    codec = str(meta.get("codec", "lossless"))
-    config, overrides = make_configs(codec, _settings_of(meta))
-    return ChainConfig(codec=codec, config=config, overrides=overrides, optimizer=optimizer_of(meta))
+    config, overrides = make_configs(str(meta.get("codec", FALLBACK_CODEC)), _settings_of(meta))
+    return ChainConfig(config=config, overrides=overrides, optimizer=optimizer_of(meta))
 
 
 def _settings_of(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,42 +124,21 @@ def _newest_meta(archive: str | os.PathLike[str]) -> dict[str, Any]:
             meta = opened.frame(info).meta
         except MissingFrameError:  # whether it is needed, whoever appends decides
             continue
-        if meta.get("codec") != "lossless" and not meta.get("config", {}).get("exact"):
+        if "codec" not in meta or not is_exact(str(meta["codec"]), meta.get("config", {})):
             return meta
         newest = newest or meta
     return newest
 
 
 def factors_of(chain: ChainConfig) -> tuple[dict[str, float], ChainConfig]:
-    """Return the lattice's factors by layer type, told by overrides, and the config without those."""
-    coarseness = getattr(chain.config, "coarseness", None)
+    """Return factors of a continuous knob by layer type, told by overrides, and the config without those."""
+    tuning, value = chain.config.tuning, chain.config.knob_value()
+    turned = () if tuning is None or tuning.knob.within is None else tuning.knob.settings
     factors: dict[str, float] = {}
     others = []
     for one in chain.overrides:
-        if coarseness and one.match == "*" and one.layer_type and set(one.settings) == {"coarseness"}:
-            factors[str(one.layer_type)] = float(one.settings["coarseness"]) / float(coarseness)
+        if value and turned and one.match == "*" and one.layer_type and set(one.settings) == set(turned):
+            factors[str(one.layer_type)] = float(one.settings[turned[0]]) / value
         else:
             others.append(one)
     return factors, dataclasses.replace(chain, overrides=tuple(others))
-
-
-def resolve_device(device: str) -> str:
-    """Return a device torch knows: ``auto`` is CUDA where there is one.
-
-    Raises
-    ------
-    InputError
-        The device is not available.
-    """
-    if device == "cpu":
-        return device
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.partition(":")[0] == "cuda" and not torch.cuda.is_available():
-        raise InputError("there is no CUDA device here", remedy="use --device cpu or --device auto")
-    try:
-        return str(torch.device(device))
-    except RuntimeError as error:
-        raise InputError(f"--device {device} is not a device", remedy="use cpu, cuda or auto") from error

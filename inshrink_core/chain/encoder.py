@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,10 +11,11 @@ from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.parts import tensor_digest
 from inshrink_core.chain.recall import HELD_NBYTES, Origin
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import AnyCodec, FrameContext, TensorInput, TensorReference
-from inshrink_core.errors import ConfigError
+from inshrink_core.codec import AnyCodec, FrameContext, Seen, Sight, TensorInput, TensorReference
+from inshrink_core.errors import ConfigError, InshrinkError
 from inshrink_core.execution import ordered_map, recycling
 from inshrink_core.formats.source import FileSource, peek
+from inshrink_core.ops.distance import squared_distance
 from inshrink_core.values import real_numbers
 
 if TYPE_CHECKING:
@@ -27,9 +28,8 @@ __all__ = ["FrameEncoder", "Standing", "TensorResult"]
 _OF_MODEL = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
 _WITH_COMPANIONS = _OF_MODEL | {TensorRole.EXP_AVG}
 
-_SLICE = 1 << 18
-"""Values whose error is summed at a time: temporary copies stay in the cache, whatever the tensor, and sums
-in float32 are exact to six digits."""
+_SLICE = 1 << 20
+"""Values whose error is summed at a time: a dtype other than float32 takes copies of so many."""
 
 
 def _never_restored(spec: TensorSpec) -> Tensor | None:
@@ -46,7 +46,8 @@ class Standing:
     references
         States after the frame before, by key; none for a keyframe. Not to be changed.
     memory
-        What the codec remembers of the frames before (`Codec.remember`).
+        What the codec remembers of the frames before (`Codec.remember`), or foresees before the first one
+        (`FrameEncoder.look_ahead`).
     restored
         Values that training last continued from after a restore, None where it did not.
     after_restore
@@ -122,19 +123,21 @@ class FrameEncoder:
         config_of = self._configs(checkpoint, members)
         wanted = [party.codec.companions() for party in parties]
         wanted[0] = wanted[0].union(*(codec.companions() for codec in config_of.values()))
+        looked_at = [party.codec.encoding_companions() for party in parties]
+        looked_at[0] = looked_at[0].union(*(codec.encoding_companions() for codec in config_of.values()))
         # Optimizer state is coded in host memory, whatever the device of the chain's own codec.
         devices = [chain.device, *("cpu" for _ in parties[1:])]
         restored = standing.restored
-        rates = {name: group["lr"] for name, group in checkpoint.hyperparameters.items() if "lr" in group}
         context = FrameContext(
-            learning_rates=rates, memory=standing.memory, after_restore=standing.after_restore
+            learning_rates=_rates(checkpoint), memory=standing.memory, after_restore=standing.after_restore
         )
 
         def observe(spec: TensorSpec) -> Any:
             item = _item(checkpoint, wanted[0], devices[0], spec, kept=False)
             return config_of[spec.key].observe(item, old.get(spec.key))
 
-        statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
+        with recycling():
+            statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
         plans = [own.codec.plan(members, statistics, context)]
         plans += [party.codec.plan([], []) for party in parties[1:]]
         # An override has a plan of its own, from what was seen of all tensors: pools stay whole.
@@ -146,7 +149,7 @@ class FrameEncoder:
         def encode(spec: TensorSpec) -> TensorResult:
             place = place_of[spec.key]
             codec = parties[place].codec if place else config_of[spec.key]
-            item = _item(checkpoint, wanted[place], devices[place], spec)
+            item = _item(checkpoint, looked_at[place], devices[place], spec)
             if codec.uses_restored and (start := restored(spec)) is not None:
                 item = replace(item, restored=start.to(devices[place]))
             plan = plans[place] if place else plan_of[id(codec)]
@@ -162,6 +165,47 @@ class FrameEncoder:
         memory = own.codec.remember(plans[0])
         results = ordered_map(encode, specs, threads=chain.threads, weight=_weight)
         return memory, _while_recycling(results)
+
+    def look_ahead(
+        self, steps: Sequence[int], read: Callable[[int], Checkpoint], keys: frozenset[str] | None = None
+    ) -> Any:
+        """Look at a few steps of a run, and return what its first frame is planned with.
+
+        Parameters
+        ----------
+        steps
+            The steps that are going to be encoded, ascending.
+        read
+            Returns the checkpoint of a step.
+        keys
+            Look at these tensors only; by default at all that the chain's own codec takes.
+
+        Returns
+        -------
+        memory
+            For the `Standing` of the first frame; None where the codec does not look ahead.
+
+        Notes
+        -----
+        Reads each tensor once a sight, without a look at checksums: nothing of it is kept. A step that
+        cannot be read is passed over, for that is told when its turn comes. Holds what the codec holds, and
+        two tensors a thread.
+        """
+        codec = self._parties[0].codec
+        there: list[tuple[Sight, Checkpoint]] = []
+        for sight in codec.sights(len(steps)):
+            with contextlib.suppress(InshrinkError, OSError):
+                there.append((sight, read(steps[sight.place])))
+        if not there:
+            return None
+
+        def course(spec: TensorSpec) -> Any:
+            return codec.look_ahead(spec, _seen(spec, there, codec.companions()))
+
+        chosen = [spec for spec in there[0][1].specs if keys is None or spec.key in keys]
+        members = [spec for spec in chosen if self._place(spec) == 0]
+        told = list(ordered_map(course, members, threads=self._chain.threads, weight=_weight))
+        return codec.foresee(members, told, [_rates(checkpoint) for _, checkpoint in there])
 
     def _place(self, spec: TensorSpec) -> int:
         """Return which of the parties takes a tensor."""
@@ -186,6 +230,25 @@ class FrameEncoder:
             which = tuple(override.matches(spec) for override in chain.overrides)
             configs[spec.key] = made.setdefault(which, chain.config_of(spec))
         return configs
+
+
+def _rates(checkpoint: Checkpoint) -> dict[str, float]:
+    """Learning rate by parameter name, where it is known."""
+    return {name: group["lr"] for name, group in checkpoint.hyperparameters.items() if "lr" in group}
+
+
+def _seen(
+    spec: TensorSpec, there: Sequence[tuple[Sight, Checkpoint]], companions: frozenset[TensorRole]
+) -> Iterator[Seen]:
+    """Read a tensor at one sight after the other, where it is the same tensor."""
+    for sight, checkpoint in there:
+        if spec.key not in checkpoint or checkpoint.spec(spec.key) != spec:
+            continue
+        try:
+            item = _item(checkpoint, companions if sight.companions else frozenset(), "cpu", spec, kept=False)
+        except (InshrinkError, OSError):
+            continue
+        yield Seen(sight.place, item)
 
 
 def _while_recycling(results: Iterator[TensorResult]) -> Iterator[TensorResult]:
@@ -242,18 +305,11 @@ def _squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, f
     if not tensor.is_floating_point():
         return 0.0, 0.0
     squared_error = squared_norm = 0.0
-    now, decoded = tensor.detach().reshape(-1), reference.decoded().reshape(-1)
+    now, decoded = tensor.detach().resolve_neg().reshape(-1), reference.decoded().reshape(-1)
     for start in range(0, now.numel(), _SLICE):
         original = real_numbers(now[start : start + _SLICE].cpu(), torch.float32)
-        error = original - real_numbers(decoded[start : start + _SLICE].cpu(), torch.float32)
-        squares = float((error * error).sum()), float((original * original).sum())
-        if not all(map(math.isfinite, squares)):
-            squares = _finite_squares(error), _finite_squares(original)
-        squared_error += squares[0]
-        squared_norm += squares[1]
+        restored = real_numbers(decoded[start : start + _SLICE].cpu(), torch.float32)
+        distance = squared_distance(original, restored)
+        squared_error += distance.error
+        squared_norm += distance.norm
     return squared_error, squared_norm
-
-
-def _finite_squares(values: Tensor) -> float:
-    """Return the sum of the squares of what is finite."""
-    return float(values.nan_to_num(0.0, 0.0, 0.0).double().square().sum())

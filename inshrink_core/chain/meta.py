@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.archive.layout import damaged
 from inshrink_core.chain.base import BASE, is_base_record
 from inshrink_core.errors import clipped
+from inshrink_core.report import Report
 
 if TYPE_CHECKING:
     from inshrink_core.chain.archive import Archive
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["ORIGINALS", "DamagedOriginal", "OriginalChecks", "check_meta", "original_checks"]
+__all__ = ["ORIGINALS", "QUALITY", "DamagedOriginal", "OriginalChecks", "check_meta", "original_checks"]
 
 
 ORIGINALS: Final = "originals"
 """Key of meta: which checksums vouched for the files of a frame, and what was damaged and stored so."""
+
+QUALITY: Final = "quality"
+"""Key of meta: what a restore of the frame costs by some figures, how that is known (``measured``,
+``predicted`` or ``exact``), and what was promised."""
 
 _MOST_SHOWN: Final = 3
 
@@ -31,12 +36,22 @@ def _is_list_of(value: Any, is_sound: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(is_sound, value))
 
 
+def _is_quality(value: Any) -> bool:
+    """Whether a value holds words and numbers where they belong."""
+    if not isinstance(value, dict) or not isinstance(bounds := value.get("bounds", {}), dict):
+        return False
+    words = all(isinstance(value.get(name, ""), str) for name in ("how", "why"))
+    numbers = [item for name, item in value.items() if name not in ("how", "why", "bounds")]
+    return words and all(isinstance(item, float) for item in [*numbers, *bounds.values()])
+
+
 _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "codec": lambda value: isinstance(value, str),
     "config": lambda value: isinstance(value, dict),
     "overrides": lambda value: _is_list_of(value, lambda item: isinstance(item, dict)),
     "optimizer": lambda value: isinstance(value, str),
     "content": _is_id,
+    QUALITY: lambda value: _is_quality(value),
     "restored": _is_id,
     "rekeyed": _is_id,
     BASE: is_base_record,
@@ -76,7 +91,7 @@ class DamagedOriginal(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OriginalChecks:
+class OriginalChecks(Report):
     """What vouched for the originals of some steps.
 
     Parameters
@@ -99,6 +114,8 @@ class OriginalChecks:
     kinds: tuple[str, ...] = ()
     damaged: tuple[DamagedOriginal, ...] = ()
 
+    DOCUMENT: ClassVar = "text checked unchecked unknown damaged"
+
     @property
     def text(self) -> str:
         """One line for a reader."""
@@ -116,16 +133,6 @@ class OriginalChecks:
             of = "" if not (self.checked or self.unchecked) else f" at {len(self.unknown)} steps"
             parts.append(f"not recorded{of}")
         return "; ".join(parts) or "checked"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the ``originals`` of a document."""
-        return {
-            "text": self.text,
-            "checked": list(self.checked),
-            "unchecked": list(self.unchecked),
-            "unknown": list(self.unknown),
-            "damaged": [one._asdict() for one in self.damaged],
-        }
 
 
 def original_checks(archive: Archive, frames: Iterable[FrameInfo] | None = None) -> OriginalChecks:

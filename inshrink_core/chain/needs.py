@@ -17,6 +17,7 @@ from inshrink_core.checkpoint import (
     TensorRole,
     TensorSpec,
 )
+from inshrink_core.codec import decoding_memory
 from inshrink_core.errors import DamagedError, TooLargeError
 from inshrink_core.formats.write import restorable_layout, written_nbytes
 from inshrink_core.frame import BlockEntry, FrameInfo
@@ -120,11 +121,6 @@ _MAX_DIMENSIONS = 64
 _MAX_TENSOR_NBYTES = (1 << 63) - 1
 """What PyTorch can count."""
 
-_DECODING = {"lossless": 3}
-_DECODING_MOST = 7
-"""Peak memory of decoding one tensor over its bytes: values, state and what decoding needs on the way.
-Measured over every codec with tensors of 64 MB: 2.0 to 2.9 for lossless/1, 2.5 to 6.8 for the others."""
-
 
 def pack_attributes(spec: TensorSpec) -> tuple[Any, ...]:
     """Return what a tensor's block entry carries of its spec: role, dtype, shape, exact, layer type."""
@@ -172,5 +168,4 @@ def _spec_of(key: str, attributes: tuple[Any, ...]) -> TensorSpec:
 
 def decoding_nbytes(spec: TensorSpec, entry: BlockEntry) -> int:
     """Return about how much memory decoding a block takes, its payload included."""
-    factor = _DECODING.get(entry.codec.partition("/")[0], _DECODING_MOST)
-    return entry.nbytes + factor * spec.nbytes
+    return entry.nbytes + decoding_memory(entry.codec) * spec.nbytes

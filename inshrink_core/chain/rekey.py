@@ -107,7 +107,7 @@ def _rekeyed(
     where = f"{archive.where(info)}, tensor '{entry.key}'"
     tensor, reference = archive.decode(info, entry.key)
     block = codec_for_block(entry.codec, where).rekey(spec, reference)
-    decoded = codec_for_block(block.codec, where).decode(spec, block, None)
+    decoded = codec_for_block(block.codec, where).decode(spec, block, None, archive.device)
     same = tensor_digest(decoded.tensor) == tensor_digest(tensor)
     for child in children:
         same = same and _child_digest(archive, child, entry.key, reference) == _child_digest(
@@ -131,4 +131,4 @@ def _child_digest(archive: Archive, child: FrameInfo, key: str, reference: Tenso
     where = archive.where(child)
     codec = codec_for_block(entry.codec, where)
     block = Block(entry.codec, frame.read(entry))
-    return tensor_digest(codec.decode(spec_of(entry, where), block, reference).tensor)
+    return tensor_digest(codec.decode(spec_of(entry, where), block, reference, archive.device).tensor)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.base import BaseRecord
 from inshrink_core.chain.config import is_exact
 from inshrink_core.chain.needs import spec_of
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
-from inshrink_core.codec import get_codec
+from inshrink_core.codec import FALLBACK_CODEC, get_codec
 from inshrink_core.errors import ConfigError
 from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import bits_per_parameter, ratio
+from inshrink_core.report import Report
 
 __all__ = [
     "ArchiveSize",
@@ -37,7 +38,7 @@ class TensorSize(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrameSize:
+class FrameSize(Report):
     """Bytes of one frame, by what they hold.
 
     Parameters
@@ -59,6 +60,10 @@ class FrameSize:
     parts_nbytes: int
     overhead_nbytes: int
     base: BaseRecord | None = None
+
+    DOCUMENT: ClassVar = (
+        "step=info.step kind=info.kind branch=info.branch bytes=info.nbytes ratio_weights ratio_total"
+    )
 
     @property
     def raw_weights(self) -> int:
@@ -180,10 +185,6 @@ class Exactness(NamedTuple):
     exact: tuple[str, ...]
     lossy: tuple[str, ...]
 
-    def to_json(self) -> dict[str, list[str]]:
-        """Return what reports say of it."""
-        return {"exact_roles": list(self.exact), "lossy_roles": list(self.lossy)}
-
 
 def exactness_of(
     archive: Archive, frames: Iterable[FrameInfo], keys: Callable[[str], bool] = lambda key: True
@@ -219,14 +220,14 @@ def exactness_of(
 
 def _rule_of(meta: Mapping[str, Any], info: FrameInfo) -> Callable[[TensorSpec, str], bool]:
     """Return what tells, by spec and bitstream, whether a block of a frame holds the original's bits."""
-    codec, settings = str(meta.get("codec", "lossless")), meta.get("config", {})
+    codec, settings = str(meta.get("codec", FALLBACK_CODEC)), meta.get("config", {})
     try:
         roles = get_codec(codec)(**settings).takes()
     except (ConfigError, TypeError):
         # A codec or a setting that is not known here: then nothing tells which bits are the original's.
         return lambda spec, bitstream: False
     whole, rekeyed = is_exact(codec, settings), is_rekeyed(meta, info)
-    lossless = get_codec("lossless").reads
+    lossless = get_codec(FALLBACK_CODEC).reads
 
     def is_kept(spec: TensorSpec, bitstream: str) -> bool:
         if bitstream not in lossless:

@@ -6,16 +6,18 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from inshrink_core.archive import Problem, check_archive
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.base import open_base
+from inshrink_core.chain.config import optimizer_of
 from inshrink_core.chain.meta import OriginalChecks, original_checks
 from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
 from inshrink_core.chain.parts import content_digest, stored_view
 from inshrink_core.chain.sizes import Exactness, exactness_of, is_rekeyed
 from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
+from inshrink_core.codec import FALLBACK_CODEC, get_codec
 from inshrink_core.errors import DamagedError, InshrinkError, TooLargeError
 from inshrink_core.execution import Limits
 from inshrink_core.formats import Run
@@ -23,6 +25,7 @@ from inshrink_core.formats.source import tensor_bytes
 from inshrink_core.formats.write import rehearse_writing, restorable_layout
 from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import TensorError, tensor_error
+from inshrink_core.report import Report
 
 if TYPE_CHECKING:
     import os
@@ -35,8 +38,6 @@ __all__ = ["StepError", "Verification", "verify_archive"]
 
 StepDone = Callable[[int, int, int], None]
 """Called with (steps done, steps in all, step)."""
-
-_EXACT_CODEC = "lossless"
 
 _Read = TypeVar("_Read")
 
@@ -68,7 +69,7 @@ class _Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class StepError:
+class StepError(Report):
     """The error of one tensor at one step, against the original."""
 
     step: int
@@ -76,9 +77,14 @@ class StepError:
     codec: str
     error: TensorError
 
+    DOCUMENT: ClassVar = (
+        "step tensor=key codec max_abs=error.max_abs relative_rms=error.relative_rms "
+        "bit_exact=error.bit_exact"
+    )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
+class Verification(Report):
     """What a verification found.
 
     Parameters
@@ -96,10 +102,12 @@ class Verification:
     missing_steps
         Steps of the originals that the archive does not hold.
     stored
-        Which roles are stored bit for bit, over the newest line of training; None where nothing tells.
+        Which roles are stored bit for bit, over the newest line of training; neither where nothing tells.
     originals
         What vouched for the originals when they were archived: what is sound may be a sound copy of
         damaged files.
+    device
+        Where frames were decoded.
     """
 
     problems: tuple[Problem, ...]
@@ -108,37 +116,19 @@ class Verification:
     deep: bool
     errors: tuple[StepError, ...] = ()
     missing_steps: tuple[int, ...] = ()
-    stored: Exactness | None = None
+    stored: Exactness = field(default_factory=lambda: Exactness((), ()))
     originals: OriginalChecks = field(default_factory=OriginalChecks)
+    device: str = "cpu"
+
+    DOCUMENT: ClassVar = (
+        "ok problems notes frames=n_frames deep device missing_steps exact_roles=stored.exact "
+        "lossy_roles=stored.lossy originals errors"
+    )
 
     @property
     def ok(self) -> bool:
         """True where nothing is wrong."""
         return not self.problems
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink verify --json``."""
-        return {
-            "ok": self.ok,
-            "problems": [problem.to_json() for problem in self.problems],
-            "notes": [note.to_json() for note in self.notes],
-            "frames": self.n_frames,
-            "deep": self.deep,
-            "missing_steps": list(self.missing_steps),
-            **(Exactness((), ()) if self.stored is None else self.stored).to_json(),
-            "originals": self.originals.to_json(),
-            "errors": [
-                {
-                    "step": row.step,
-                    "tensor": row.key,
-                    "codec": row.codec,
-                    "max_abs": row.error.max_abs,
-                    "relative_rms": row.error.relative_rms,
-                    "bit_exact": row.error.bit_exact,
-                }
-                for row in self.errors
-            ],
-        }
 
 
 def verify_archive(
@@ -149,6 +139,7 @@ def verify_archive(
     done: StepDone | None = None,
     max_memory: int | None = None,
     max_disk: int | None = None,
+    device: str = "auto",
     base: BaseLike | None = None,
 ) -> Verification:
     """Check an archive.
@@ -168,12 +159,16 @@ def verify_archive(
         Bytes that decoding may take; by default what is available.
     max_disk
         Bytes that a restored step may take; by default any number, for nothing is written.
+    device
+        Where frames are decoded: ``auto``, ``cpu`` or ``cuda``. What is found does not depend on it.
     base
         The base model that the archive's first frame is told against (`Archive.open`). Frames that
         cannot be decoded without it are problems.
 
     Raises
     ------
+    InputError
+        The device is not available.
     TooLargeError
         Decoding would take more than that.
 
@@ -196,6 +191,7 @@ def verify_archive(
         return Verification(problems=tuple(problems), notes=notes, n_frames=0, deep=deep)
     frames = archive.reader.frames
     if deep or against is not None:
+        archive = archive.on(device)
         archive = sequential_within(archive, _needs(archive, frames))
     if deep:
         for position, info in enumerate(frames):
@@ -221,8 +217,9 @@ def verify_archive(
         errors=tuple(errors),
         missing_steps=missing,
         # An index that is damaged is a problem of its own.
-        stored=_unless_damaged(lambda: exactness_of(archive, archive.frames), None),
+        stored=_unless_damaged(lambda: exactness_of(archive, archive.frames), Exactness((), ())),
         originals=_unless_damaged(lambda: original_checks(archive), OriginalChecks()),
+        device=archive.device,
     )
 
 
@@ -267,7 +264,7 @@ def _compare(
     where = archive.where(info)
     try:
         meta, frame = archive.frame(info).meta, archive.frame(info)
-        stored = stored_view(original, str(meta.get("optimizer", "lossless")))
+        stored = stored_view(original, optimizer_of(meta))
         # A frame exported without its training's files has no digest of what it came from.
         if "content" in meta and content_digest(stored) != meta["content"]:
             problems.append(
@@ -290,9 +287,9 @@ def _compare(
             problems.append(_problem(archive, info, error))
             continue
         codec = frame.entry(spec.key).codec
-        faithful = spec.exact or meta.get("codec") == _EXACT_CODEC or not is_rekeyed(meta, info)
+        faithful = spec.exact or meta.get("codec") == FALLBACK_CODEC or not is_rekeyed(meta, info)
         rows.append(StepError(info.step, spec.key, codec, measured))
-        exact = faithful and codec.partition("/")[0] == _EXACT_CODEC
+        exact = faithful and codec in get_codec(FALLBACK_CODEC).reads
         if exact and not measured.bit_exact and not problems:
             problems.append(
                 Problem(where, f"tensor '{spec.key}' was stored losslessly and differs", "restore a backup")

@@ -124,7 +124,7 @@ def _show(console: Console, report: BenchReport) -> None:
             ("steps", steps_in_short(report.steps)),
             ("optimizer", report.optimizer),
             ("measured", f"{report.measured} configurations, {report.resumed} were there already"),
-            ("time", duration(report.seconds)),
+            ("time", f"{duration(report.seconds)} on {report.device}"),
             ("files", ", ".join(report.files) or "none (--output DIR keeps what is measured)"),
         ],
     )

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import Based, Evaluating, MemoryLimit, Output, Reading, Steps, steps_of, verb
+from inshrink_core.cli.options import (
+    Based,
+    Evaluating,
+    MemoryLimit,
+    OnDevice,
+    Output,
+    Reading,
+    Steps,
+    steps_of,
+    verb,
+)
 from inshrink_core.cli.showing import show_facts, show_table
 from inshrink_core.text import nats, percent, plain, printable
 
@@ -20,13 +30,16 @@ __all__ = ["EXAMPLE", "compare"]
 
 EXAMPLE = (
     "$ inshrink compare digits.inshrink --against runs/digits --evaluator judge.py:evaluate\n"
-    "$ inshrink compare digits.inshrink --against runs/digits --trust-run --max-drop 0.01"
+    "$ inshrink compare digits.inshrink --against runs/digits --trust-run --max-drop 0.01\n"
+    "$ inshrink compare lattice.inshrink uniform.inshrink --against runs/digits --trust-run"
 )
 
 
 @verb
 def compare(
-    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive to judge.")],
+    archives: Annotated[
+        list[str], typer.Argument(metavar="ARCHIVE…", help="The archive to judge, or several of the run.")
+    ],
     *,
     against: Annotated[str, typer.Option(metavar="RUN", help="The original run.")],
     evaluating: Evaluating,
@@ -38,12 +51,17 @@ def compare(
     max_divergence: Annotated[
         float | None, typer.Option(metavar="NATS", help="End with 1 if any step diverges by more.")
     ] = None,
+    max_restore_cost: Annotated[
+        float | None,
+        typer.Option(metavar="FRACTION", help="End with 1 if a restore of any step costs more of the loss."),
+    ] = None,
     gain: Annotated[
         bool,
         typer.Option("--gain", help="Measure too how much of each step's movement a restore would keep."),
     ] = False,
     based: Based,
     reading: Reading,
+    placed: OnDevice,
     limit: MemoryLimit,
     out: Output,
 ) -> None:
@@ -51,18 +69,32 @@ def compare(
     import inshrink_core
     from inshrink_core.verbs.compare import CheckedBounds
 
-    bounds = CheckedBounds(max_drop=max_drop, max_divergence=max_divergence)
-    opened = based.open(archive).limited(limit.limits())
+    bounds = CheckedBounds(
+        max_drop=max_drop, max_divergence=max_divergence, max_restore_cost=max_restore_cost
+    )
+    opened = [based.open(archive).limited(limit.limits()) for archive in archives]
     run = reading.open(against)
+    listed = opened[0] if len(opened) == 1 else run
     with out.progress("compare", in_bytes=False) as progress:
-        comparison = inshrink_core.compare(
-            opened, run, **vars(evaluating), steps=steps_of(opened, steps), gain=gain, progress=progress
+        compared = inshrink_core.verbs.compare_archives(
+            opened,
+            run,
+            **vars(evaluating),
+            **vars(placed),
+            steps=steps_of(listed, steps),
+            gain=gain,
+            progress=progress,
         )
 
-    def show(console: Console, comparison: Comparison) -> None:
-        _show(console, comparison, bounds.passed_by_previous(comparison), with_gain=gain)
+    def show(console: Console, _: object) -> None:
+        for path, comparison in compared.archives:
+            if len(opened) > 1:
+                console.print(printable(path), style="bold")
+            _show(console, comparison, bounds.passed_by_previous(comparison), with_gain=gain)
 
-    out.present(comparison, show, bounds.failure(comparison, archive))
+    failures = (bounds.failure(comparison, path) for path, comparison in compared.archives)
+    report = compared.archives[0][1] if len(opened) == 1 else compared
+    out.present(report, show, next((failure for failure in failures if failure is not None), None))
 
 
 def _show(console: Console, comparison: Comparison, passed: Sequence[int], *, with_gain: bool) -> None:
@@ -75,13 +107,23 @@ def _show(console: Console, comparison: Comparison, passed: Sequence[int], *, wi
             plain(row.restored),
             percent(row.drop),
             nats(row.divergence),
+            percent(row.restore_cost),
             percent(row.stale_drop),
             nats(row.stale_divergence),
             *(sign if row.step in passed else "" for sign in mark),
         )
         for row in comparison.steps
     )
-    headings = ("step", "original", "restored", "drop", "divergence", "previous drop", "previous div.")
+    headings = (
+        "step",
+        "original",
+        "restored",
+        "drop",
+        "divergence",
+        "restore cost",
+        "previous drop",
+        "previous div.",
+    )
     show_table(console, (*headings, *("" for _ in mark)), rows, left=())
     if passed:
         console.print(
@@ -103,5 +145,6 @@ def _show(console: Console, comparison: Comparison, passed: Sequence[int], *, wi
             ("largest drop", percent(comparison.max_drop)),
             ("largest divergence", f"{nats(comparison.max_divergence)} nats"),
             ("mean divergence", f"{nats(comparison.mean_divergence)} nats"),
+            ("largest restore cost", f"{percent(comparison.max_restore_cost)} of the loss"),
         ],
     )

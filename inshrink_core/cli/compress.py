@@ -67,7 +67,7 @@ class Shorthands:
     coarseness: Annotated[
         float | None,
         typer.Option(
-            help="Of the lattice codec, about 0.5 to 8: more is smaller and less exact. (default: 1)"
+            help="Of the lattice codec, about 0.25 to 10: more is smaller and less exact. (default: 0.5)"
         ),
     ] = None
     bins: Annotated[
@@ -153,11 +153,13 @@ def compress(
 ) -> None:
     """Write a run into an archive: the steps it does not hold yet."""
     import inshrink_core
+    from inshrink_core.codec import codec_with
+    from inshrink_core.execution import without_torch_threads
 
+    without_torch_threads()
     options = writing.keywords(**vars(shorthands))
-    published = (shorthands.bins, shorthands.prune, shorthands.protect)
-    if options["codec"] is None and any(value is not None for value in published):
-        options["codec"] = "inshrinkerator"
+    if options["codec"] is None:
+        options["codec"] = codec_with(name for name, value in vars(shorthands).items() if value is not None)
     options |= {**vars(bounds), **vars(evaluating), **vars(computing), "allow_damaged": allow_damaged}
     options |= {
         name: value for name, value in (("resumed_from", resumed_from), ("base", base)) if value is not None
@@ -234,7 +236,7 @@ def _error(document: Mapping[str, Any]) -> str:
 
 def _show_watch(console: Console, report: WatchReport) -> None:
     """Print what was archived, and why the watch ended."""
-    appended, vanished = report.steps("archived"), report.steps("vanished")
+    appended, vanished = report.appended, report.vanished
     facts = [
         ("archive", report.archive),
         ("appended", steps_in_short(appended) if appended else "nothing new"),
@@ -243,9 +245,9 @@ def _show_watch(console: Console, report: WatchReport) -> None:
         ("ended", _WHY.get(report.ended, report.ended)),
         ("time", duration(report.seconds)),
     ]
-    if report.size is not None:
+    if report.size.frames:
         held = f"{counted(len(report.size.frames), 'frame')}, {size(report.size.nbytes)}"
-        optimizer = report.reports[-1].optimizer if report.reports else None
+        optimizer = None if report.last is None else report.last.optimizer
         roles = {row.spec.role.value for frame in report.size.frames for row in frame.tensors}
         facts += [
             ("frames", held),

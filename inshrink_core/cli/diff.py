@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inshrink_core.cli.options import Based, Output, Reading, verb
+from inshrink_core.cli.options import Based, OnDevice, Output, Reading, verb
 from inshrink_core.cli.showing import show_table
 from inshrink_core.text import count, error_size, plain, printable
 
@@ -44,6 +44,7 @@ def diff(
     ] = None,
     based: Based,
     reading: Reading,
+    placed: OnDevice,
     out: Output,
 ) -> None:
     """Show what moved between two steps, tensor by tensor, the most first."""
@@ -51,7 +52,9 @@ def diff(
 
     opened = based.open_any(path, reading)
     with out.progress("diff") as progress:
-        moved = inshrink_core.verbs.diff(opened, steps=steps, everything=everything, progress=progress)
+        moved = inshrink_core.verbs.diff(
+            opened, steps=steps, everything=everything, **vars(placed), progress=progress
+        )
     if csv_file is not None:
         moved.write_csv(csv_file)
     out.present(moved, lambda console, moved: _show(console, moved, everything))

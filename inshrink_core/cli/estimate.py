@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inshrink_core.cli.options import Computing, Output, Reading, Steps, Writing, steps_of, verb
-from inshrink_core.cli.showing import show_facts, show_notes
+from inshrink_core.cli.showing import show_facts, show_notes, show_table
 from inshrink_core.text import count, duration, nats, percent, plain, ratio
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.verbs.estimate import EstimateReport
+    from inshrink_core.verbs.estimate import EstimateReport, LevelsReport
 
 __all__ = ["EXAMPLE", "estimate"]
 
 EXAMPLE = (
     "$ inshrink estimate runs/digits --config my.toml\n"
-    "$ inshrink estimate runs/digits --set coarseness=4 --trials search.trials.jsonl"
+    "$ inshrink estimate runs/digits --set coarseness=4 --trials search.trials.jsonl\n"
+    "$ inshrink estimate runs/digits --codec uniform --levels 7"
 )
 
 
@@ -36,6 +37,10 @@ def estimate(
             help="Trials of a search, which tell what an error costs. (default: the run's own)",
         ),
     ] = None,
+    levels: Annotated[
+        int | None,
+        typer.Option(min=1, help="Estimate the codec from fine to coarse instead, at most so often."),
+    ] = None,
     steps: Steps = None,
     computing: Computing,
     reading: Reading,
@@ -45,10 +50,13 @@ def estimate(
     import inshrink_core
 
     opened = reading.open(run)
-    report = inshrink_core.verbs.estimate(
-        opened, **writing.keywords(), **vars(computing), steps=steps_of(opened, steps), trials=trials
-    )
-    out.present(report, _show)
+    asked = writing.keywords() | vars(computing) | {"steps": steps_of(opened, steps), "trials": trials}
+    if levels is None:
+        out.present(inshrink_core.verbs.estimate(opened, **asked), _show)
+        return
+    with out.progress("estimate", in_bytes=False) as progress:
+        report = inshrink_core.verbs.estimate_levels(opened, levels=levels, **asked, progress=progress)
+    out.present(report, _show_levels)
 
 
 def _show(console: Console, report: EstimateReport) -> None:
@@ -68,7 +76,25 @@ def _show(console: Console, report: EstimateReport) -> None:
             f"{count(document['n_trials'])} trials (rank correlation {correlation})" if known else "nothing",
         ),
         ("encoded", f"{document['sampled'] * 100:.0f} % of {document['n_steps']} steps"),
-        ("time", duration(document["seconds"])),
+        ("time", f"{duration(document['seconds'])} on {document['device']}"),
     ]
     show_facts(console, facts)
     show_notes(console, document["notes"])
+
+
+def _show_levels(console: Console, report: LevelsReport) -> None:
+    """Print a row a configuration, and what the figures stand on."""
+    rows = (
+        (
+            ", ".join(f"{name}={value}" for name, value in candidate.settings.items()),
+            ratio(one.ratio_total),
+            ratio(one.ratio_weights),
+            percent(one.drop),
+            nats(one.divergence),
+        )
+        for candidate, one in report.levels
+    )
+    headings = ("estimated", "ratio", "of the weights", "drop", "divergence")
+    show_table(console, headings, rows, left=(0,))
+    console.print()
+    show_notes(console, dict.fromkeys(note for _, one in report.levels for note in one.notes))

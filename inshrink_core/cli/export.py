@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import Based, Limiting, Output, verb
+from inshrink_core.cli.options import Based, Limiting, OnDevice, Output, verb
 from inshrink_core.cli.showing import show_facts
 from inshrink_core.errors import InputError
 from inshrink_core.text import count, counted, duration, error_size, ratio, size, steps_in_short
@@ -65,6 +65,7 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     based: Based,
+    placed: OnDevice,
     limiting: Limiting,
     out: Output,
 ) -> None:
@@ -99,6 +100,7 @@ def export(
                 ratio=DEFAULT_RATIO if least_ratio is None else least_ratio,
                 exact=exact,
                 force=force,
+                **vars(placed),
                 max_memory=limits.max_memory,
                 max_disk=limits.max_disk,
                 progress=progress,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inshrink_core.cli.options import Based, Output, Reading, verb
+from inshrink_core.cli.options import Based, OnDevice, Output, Reading, verb
 from inshrink_core.cli.showing import (
     base_text,
     named_ratio,
@@ -17,7 +17,18 @@ from inshrink_core.cli.showing import (
     show_table,
 )
 from inshrink_core.errors import InputError
-from inshrink_core.text import UNKNOWN, count, counted, plain, printable, ratio, shape, size, steps_in_short
+from inshrink_core.text import (
+    UNKNOWN,
+    count,
+    counted,
+    percent,
+    plain,
+    printable,
+    ratio,
+    shape,
+    size,
+    steps_in_short,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,6 +75,7 @@ def inspect(
     ] = None,
     based: Based,
     reading: Reading,
+    placed: OnDevice,
     out: Output,
 ) -> None:
     """Show steps, tensors, roles and sizes; without --gain reads headers only."""
@@ -77,6 +89,7 @@ def inspect(
             gain=gain,
             against=reading.open(against) if against is not None else None,
             **_variant(codec),
+            **vars(placed),
             progress=progress,
             base=based.base,
             **vars(reading),
@@ -106,8 +119,11 @@ def _show(console: Console, path: str, inventory: Inventory, with_tensors: bool)
         show_table(console, headings, (_role_cells(role, row, archived) for role, row in rows))
     if archived and facts["frames"]:
         console.print()
-        headings = ("step", "kind", "bytes", "ratio of all", "ratio of weights")
-        show_table(console, headings, _frame_rows(facts["frames"]), left=(1,))
+        headings = ("step", "kind", "bytes", "ratio of all", "ratio of weights", "restore cost")
+        judged = any(frame["quality"] for frame in facts["frames"])
+        n_columns = len(headings) if judged else len(headings) - 1
+        rows = (row[:n_columns] for row in _frame_rows(facts["frames"]))
+        show_table(console, headings[:n_columns], rows, left=(1,))
     if with_tensors:
         console.print()
         headings = ("tensor", "dtype", "shape", "layer", "steps", "raw", *(("ratio",) if archived else ()))
@@ -170,13 +186,26 @@ def _frame_rows(frames: list[Mapping[str, Any]]) -> list[Sequence[str]]:
             size(frame["bytes"]),
             ratio(frame["ratio_total"]),
             ratio(frame["ratio_weights"]),
+            _cost(frame["quality"]),
         )
         for frame in frames
     ]
     if len(rows) <= _MOST_FRAMES:
         return rows
     half = _MOST_FRAMES // 2
-    return [*rows[:half], ("…", f"{count(len(rows) - _MOST_FRAMES)} more", "", "", ""), *rows[-half:]]
+    return [*rows[:half], ("…", f"{count(len(rows) - _MOST_FRAMES)} more", "", "", "", ""), *rows[-half:]]
+
+
+def _cost(quality: Mapping[str, Any] | None) -> str:
+    """Return what a frame says that a restore of it costs, how that is known, and what was promised."""
+    if not quality:
+        return ""
+    how = printable(str(quality.get("how", "")))
+    if how == "exact":
+        return "none, exact"
+    limit = quality.get("bounds", {}).get("restore_cost")
+    promised = "" if limit is None else f", at most {percent(limit)}"
+    return f"{percent(quality.get('restore_cost'))} {how}{promised}"
 
 
 def _tensor_cells(row: Mapping[str, Any], archived: bool) -> list[str]:

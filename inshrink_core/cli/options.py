@@ -35,6 +35,7 @@ __all__ = [
     "Evaluating",
     "Limiting",
     "MemoryLimit",
+    "OnDevice",
     "Output",
     "Reading",
     "Steps",
@@ -217,8 +218,8 @@ class Writing:
 
 
 @dataclass(frozen=True)
-class Computing:
-    """Where and how much at a time is computed."""
+class OnDevice:
+    """Where is computed."""
 
     device: Annotated[
         str,
@@ -227,6 +228,12 @@ class Computing:
             help="Where numbers are crunched; auto: CUDA where there is one. The bytes do not depend on it.",
         ),
     ] = "auto"
+
+
+@dataclass(frozen=True)
+class Computing(OnDevice):
+    """Where and how much at a time is computed."""
+
     threads: Threads = None
 
 
@@ -237,8 +244,9 @@ class Evaluating:
     evaluator: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE.py:FUNCTION",
-            help="A function from a state dict to its figures. (default: what the run's inshrink.toml names)",
+            metavar="FILE.py:FUNCTION|NAME",
+            help="A function from a state dict to its figures, or one that an installed package names."
+            " (default: what the run's inshrink.toml names)",
         ),
     ] = None
     metric: Annotated[
@@ -277,6 +285,14 @@ class BoundOptions:
             " (default with --max-drop: 0.003, where the evaluator returns log_probs)",
         ),
     ] = None
+    max_restore_cost: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FRACTION",
+            help="Most that a restore may cost: the loss is expected to rise by this share of it."
+            " 0.003 is the default where there is an evaluator and no bound.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -290,14 +306,14 @@ class MemoryLimit:
         ),
     ] = None
 
-    def keywords(self) -> dict[str, int | None]:
+    def keywords(self) -> dict[str, Any]:
         """Return what the engine takes: bytes."""
         texts = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: None if text is None else parse_size(text) for name, text in texts.items()}
 
     def limits(self) -> Limits:
         """Return the limits."""
-        return Limits(**self.keywords())  # type: ignore[arg-type]
+        return Limits(**self.keywords())
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import STEPS_HELP, Based, Output, verb
+from inshrink_core.cli.options import STEPS_HELP, Based, OnDevice, Output, verb
 from inshrink_core.cli.showing import show_facts
 from inshrink_core.cli.values import choose_steps
 from inshrink_core.errors import InputError
@@ -70,6 +70,7 @@ def prune(
     apply: Annotated[
         bool, typer.Option("--apply", help="Do it. Without this nothing is changed, and the plan is shown.")
     ] = False,
+    placed: OnDevice,
     out: Output,
 ) -> None:
     """Remove archived steps; what stays keeps every bit. Shows a plan unless told to apply it."""
@@ -96,6 +97,7 @@ def prune(
             stand_alone=stand_alone,
             base=based.base,
             apply=apply,
+            **vars(placed),
             progress=progress,
         )
     out.present(report, _show)

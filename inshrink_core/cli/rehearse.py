@@ -32,7 +32,7 @@ def rehearse(
         str,
         typer.Argument(
             metavar="TASK",
-            help="char-gpt, char-conv, char-conv-adamw, digits-cnn, digits-cnn-sgd, or FILE.py:CLASS, "
+            help="A shipped task, such as char-gpt (docs/rehearsal.md lists them), or FILE.py:CLASS, "
             "which is executed.",
         ),
     ],

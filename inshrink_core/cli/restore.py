@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import STEPS_HELP, Based, Limiting, Output, Threads, verb
+from inshrink_core.cli.options import STEPS_HELP, Based, Computing, Limiting, Output, verb
 from inshrink_core.cli.showing import show_originals, stored_text
 from inshrink_core.cli.values import choose_steps
 from inshrink_core.errors import InputError
@@ -57,17 +57,19 @@ def restore(
         typer.Option(metavar="N", help="Look for the steps in the history of this branch's last frame."),
     ] = None,
     based: Based,
-    threads: Threads = None,
+    computing: Computing,
     limiting: Limiting,
     out: Output,
 ) -> None:
     """Write archived steps back as files, in the run's own format."""
     import inshrink_core
+    from inshrink_core.execution import without_torch_threads
     from inshrink_core.verbs.restore import known_steps
 
+    without_torch_threads()
     if every and step:
         raise InputError("--step and --all exclude each other", remedy="give one of them")
-    opened, limits = based.open(archive), limiting.limits()
+    opened = based.open(archive)
     known = known_steps(opened, branch)
     with out.progress("restore") as progress:
         report = inshrink_core.restore(
@@ -77,10 +79,9 @@ def restore(
             layout=layout,
             tensors=tensors,
             force=force,
-            threads=threads,
             branch=branch,
-            max_memory=limits.max_memory,
-            max_disk=limits.max_disk,
+            **vars(computing),
+            **limiting.keywords(),
             progress=progress,
         )
     out.present(report, _show)

@@ -190,6 +190,9 @@ def _show(console: Console, report: SearchReport, output: Path | None) -> None:
     asked = [
         f"drop ≤ {bounds['drop'] * 100:g} %" if bounds["drop"] is not None else "",
         f"divergence ≤ {bounds['divergence']:g} nats" if bounds["divergence"] is not None else "",
+        f"restore cost ≤ {bounds['restore_cost'] * 100:g} %"
+        if bounds.get("restore_cost") is not None
+        else "",
         f"ratio ≥ {document['target_ratio']:g}" if document["target_ratio"] is not None else "",
     ]
     n_stale = len(document["uninformative"])
@@ -209,7 +212,7 @@ def _show(console: Console, report: SearchReport, output: Path | None) -> None:
         ),
         ("evaluations", f"{count(document['evaluations'])}, {len(document['trials'])} trials known"),
         ("predicted order", _correlation(document)),
-        ("time", duration(document["seconds"])),
+        ("time", f"{duration(document['seconds'])} on {document['device']}"),
         ("trials", printable(document["log"] or "not kept")),
         ("next", f"inshrink compress RUN -o ARCHIVE --config {output}" if best and output else ""),
     ]

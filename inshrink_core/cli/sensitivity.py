@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import Based, Output, Reading, Steps, verb
+from inshrink_core.cli.options import Based, OnDevice, Output, Reading, Steps, verb
 from inshrink_core.cli.output import write_document
 from inshrink_core.cli.showing import show_facts, show_table
 from inshrink_core.cli.values import choose_steps
@@ -68,6 +68,7 @@ def sensitivity(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the CSV file if it exists.")] = False,
     based: Based,
     reading: Reading,
+    placed: OnDevice,
     out: Output,
 ) -> None:
     """Show how much the loss minds an error, per tensor and step."""
@@ -92,10 +93,18 @@ def sensitivity(
     with out.advance("profile") as advance:
         read = opened if isinstance(opened, Run) else opened.sequential()
         chosen = choose_steps(steps or (), opened.steps, run)
-        profile = measure(read, metric, steps=chosen, progress=advance)
+        profile = measure(read, metric, steps=chosen, **vars(placed), progress=advance)
     if len(groupings) > 1:
         tables = [profile.report(run, grouping).to_json() for grouping in groupings]
-        write_document({"run": run, "metric": metric, "restored": read is not opened, "tables": tables})
+        write_document(
+            {
+                "run": run,
+                "metric": metric,
+                "restored": read is not opened,
+                "device": profile.device,
+                "tables": tables,
+            }
+        )
         return
     report = profile.report(run, groupings[0])
     if csv_file is not None:

@@ -74,9 +74,11 @@ def promised_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     drop, divergence = document["bounds"]["drop"], document["bounds"]["divergence"]
     frames = document["frames"]
+    cost = document["bounds"].get("restore_cost")
     limits = (
         f"(bound {drop * 100:g} %)" if drop is not None else "",
         f"(bound {divergence:g})" if divergence is not None else "",
+        f"(bound {cost * 100:g} %)" if cost is not None else "",
     )
     exact = _which([frame for frame in frames if frame["exact"]])
     stale = _which([frame for frame in frames if frame["informative"] is False])
@@ -84,6 +86,7 @@ def promised_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("largest drop", f"{percent(document['max_drop'])}  {limits[0]}".strip()),
         ("largest divergence", f"{nats(document['max_divergence'])} nats  {limits[1]}".strip()),
+        ("largest restore cost", f"{percent(document['max_restore_cost'])} of the loss  {limits[2]}".strip()),
         ("evaluations", count(document["evaluations"])),
         ("stored exactly", f"{exact}, where nothing smaller keeps the bounds" if exact else ""),
         ("says nothing", f"{stale}, where the previous checkpoint keeps them too" if stale else ""),

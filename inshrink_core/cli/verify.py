@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inshrink_core.cli.options import Based, Limiting, Output, Reading, verb
+from inshrink_core.cli.options import Based, Limiting, OnDevice, Output, Reading, verb
 from inshrink_core.cli.showing import show_originals, show_table, stored_text
 from inshrink_core.errors import CheckFailedError
 from inshrink_core.text import count, counted, error_size, printable, steps_in_short
@@ -38,6 +38,7 @@ def verify(
     ] = None,
     based: Based,
     reading: Reading,
+    placed: OnDevice,
     limiting: Limiting,
     out: Output,
 ) -> None:
@@ -47,7 +48,13 @@ def verify(
     run = reading.open(against) if against is not None else None
     with out.advance("verify") as advance:
         verification = verify_archive(
-            archive, deep=deep, against=run, done=advance, base=based.base, **limiting.keywords()
+            archive,
+            deep=deep,
+            against=run,
+            done=advance,
+            base=based.base,
+            **vars(placed),
+            **limiting.keywords(),
         )
     failure = None
     if not verification.ok:
@@ -68,7 +75,7 @@ def _show(console: Console, verification: Verification) -> None:
         console.print(f"… and {count(len(verification.problems) - _MOST_PROBLEMS)} more")
     if verification.errors:
         _show_errors(console, verification.errors)
-    if verification.stored is not None and verification.ok:
+    if any(verification.stored) and verification.ok:
         console.print(stored_text(verification.stored), soft_wrap=True)
     if verification.missing_steps:
         console.print(f"not archived: step {steps_in_short(verification.missing_steps)}")

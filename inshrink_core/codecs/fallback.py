@@ -48,11 +48,12 @@ class FallbackCodec(Codec[_Plan, _State]):
 
     @abstractmethod
     def decode_lossy(
-        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None
+        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> TensorReference:
         """Return the state of a payload of this codec's own bitstream; DamagedError if it is none.
 
-        The tensor is of `LOSSY_DTYPES` and not empty, the payload has two bytes at least.
+        The tensor is of `LOSSY_DTYPES` and not empty, the payload has two bytes at least. A codec without
+        kernels for a device works in host memory instead.
         """
 
     @abstractmethod
@@ -80,7 +81,9 @@ class FallbackCodec(Codec[_Plan, _State]):
         return encoded
 
     @within_memory
-    def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
+    def decode(
+        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
+    ) -> Decoded:
         """Decode one block of the bitstreams in `reads`."""
         payload = memoryview(block.payload)
         if block.codec == EXACT:
@@ -89,7 +92,7 @@ class FallbackCodec(Codec[_Plan, _State]):
             raise DamagedError("a tensor of this kind has no symbols", where=spec.key)
         if len(payload) < 2:
             raise DamagedError("the block is cut short", where=spec.key)
-        state = self.decode_lossy(spec, payload, reference)
+        state = self.decode_lossy(spec, payload, reference, device)
         return Decoded(state.decoded_anew(), state)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:

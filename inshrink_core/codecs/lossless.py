@@ -51,6 +51,7 @@ class LosslessCodec(Codec[None, LosslessReference]):
     ranges: ClassVar = {"level": (1, 19)}
     lossy = False
     uses_base = True
+    decoding_memory = 3  # measured: 2.0 to 2.9
     label = "Lossless"
     compared = (("Lossless", {}),)
 
@@ -61,7 +62,9 @@ class LosslessCodec(Codec[None, LosslessReference]):
         return encode_exact(item.spec, item.tensor, reference, self.level, owned=item.owned)
 
     @within_memory
-    def decode(self, spec: TensorSpec, block: Block, reference: TensorReference | None) -> Decoded:
+    def decode(
+        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
+    ) -> Decoded:
         """Decode one block; see `decode_exact`."""
         return decode_exact(spec, block.payload, reference)
 

@@ -63,6 +63,8 @@ _MIN_GROUP = 64
 _CHUNK_OVERHEAD_BYTES = 1 + 4
 """Kind of a chunk, and its length (a varint below 2**28)."""
 
+_HOST = torch.device("cpu")
+
 _Bytes = bytes | memoryview
 _Symbols = NDArray[np.uint8]
 
@@ -136,7 +138,12 @@ def encode_symbols(symbols: Tensor, n_symbols: int, previous: Tensor | None, n_p
 
 
 def decode_symbols(
-    payload: _Bytes, n: int, n_symbols: int, previous: Tensor | None, n_previous: int
+    payload: _Bytes,
+    n: int,
+    n_symbols: int,
+    previous: Tensor | None,
+    n_previous: int,
+    device: torch.device = _HOST,
 ) -> Tensor:
     """Decode what `encode_symbols` made, given the same previous symbols.
 
@@ -148,11 +155,13 @@ def decode_symbols(
         Number of symbols.
     n_symbols, previous, n_previous
         As given to `encode_symbols`.
+    device
+        Where the symbols go if there are no previous ones; they are decoded in host memory.
 
     Returns
     -------
     Tensor
-        UInt8[n] on the CPU, values below `n_symbols`.
+        UInt8[n] where the previous ones are, or on that device; values below `n_symbols`.
 
     Raises
     ------
@@ -194,7 +203,7 @@ def decode_symbols(
         raise DamagedError(
             "a symbol is outside the alphabet", expected=f"below {n_symbols}", found=str(int(out.max()))
         )
-    return torch.from_numpy(out)
+    return torch.from_numpy(out).to(device if previous is None else previous.device)
 
 
 def _host(symbols: Tensor) -> _Symbols:
@@ -341,9 +350,14 @@ def encode_symbols_rans(symbols: Tensor, n_symbols: int, previous: Tensor | None
 
 
 def decode_symbols_rans(
-    stream: memoryview | bytes, n: int, n_symbols: int, previous: Tensor | None, n_previous: int
+    stream: _Bytes,
+    n: int,
+    n_symbols: int,
+    previous: Tensor | None,
+    n_previous: int,
+    device: torch.device = _HOST,
 ) -> Tensor:
-    """Return the symbols that `encode_symbols_rans` coded.
+    """Return the symbols that `encode_symbols_rans` coded, where the previous ones are, or on a device.
 
     Raises
     ------
@@ -351,7 +365,7 @@ def decode_symbols_rans(
         The stream is not one of n symbols of this alphabet after those previous ones.
     """
     if previous is None:
-        return decode_rans(stream, n, n_symbols)
+        return decode_rans(stream, n, n_symbols, device=device)
     modulus = alphabet_size(n_symbols, n_previous)
     contexts, n_contexts = _bands(previous, n_previous)
     deltas = decode_rans(stream, n, modulus, contexts, n_contexts)

@@ -1,7 +1,8 @@
 """The child process in which a user's evaluator runs; started as a script, never imported.
 
 Arguments: the evaluator's file, its function, and ``isolated`` or ``beside`` (whether modules that lie
-beside the file may be imported). Then one JSON object a line each way:
+beside the file may be imported); or its module, its function, and ``installed``. Then one JSON object a
+line each way:
 
 - in: ``{"state": PATH, "results": DIRECTORY}``, a dict of tensors written by ``torch.save``;
 - out: ``{"ready": true}`` once; then, for every state, ``{"metrics": {…}, "standard_errors": {…},
@@ -17,6 +18,7 @@ of standard input means that the parent is gone: the process ends at once, even 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -49,12 +51,23 @@ def claim_channel() -> tuple[TextIO, TextIO]:
     return commands, replies
 
 
-def load_function(path: Path, name: str) -> Callable[[dict[str, Any]], Any]:
-    """Return the evaluator, compiled from its source: a ``__pycache__`` beside it is never read."""
+def load_installed(module: str) -> tuple[ModuleType, Path]:
+    """Import a module as its package has it, and return it with its file."""
+    loaded = importlib.import_module(module)
+    return loaded, Path(loaded.__file__ or "")
+
+
+def load_file(path: Path) -> ModuleType:
+    """Return a file as a module, compiled from its source: a ``__pycache__`` beside it is never read."""
     module = ModuleType("inshrink_evaluator")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
     exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    return module
+
+
+def function_of(module: ModuleType, name: str) -> Callable[[dict[str, Any]], Any]:
+    """Return the evaluator."""
     function = getattr(module, name, None)
     if not callable(function):
         there = sorted(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
@@ -207,7 +220,7 @@ def last_of(outcomes: Generator[Any, None, Any], directory: Path, go_on: GoOn | 
     return outcome
 
 
-def serve(commands: TextIO, replies: TextIO, path: Path, name: str) -> None:
+def serve(commands: TextIO, replies: TextIO, place: str, name: str, *, installed: bool) -> None:
     """Answer until standard input ends."""
     lines: SimpleQueue[str] = SimpleQueue()
 
@@ -221,8 +234,13 @@ def serve(commands: TextIO, replies: TextIO, path: Path, name: str) -> None:
         replies.flush()
 
     threading.Thread(target=receive, daemon=True).start()
+    path = Path(place)
     try:
-        function = load_function(path, name)
+        if installed:
+            module, path = load_installed(place)
+        else:
+            module = load_file(path)
+        function = function_of(module, name)
     except (Exception, SystemExit) as error:
         reply({"error": describe(error, path, {})})
         return
@@ -238,14 +256,13 @@ def serve(commands: TextIO, replies: TextIO, path: Path, name: str) -> None:
 
 def main() -> None:
     """Serve the parent that started this process."""
-    file, name, isolation = sys.argv[1:4]
-    path = Path(file)
+    place, name, mode = sys.argv[1:4]
     commands, replies = claim_channel()
     sys.dont_write_bytecode = True  # a run directory is not ours to write to
-    sys.argv = [file]
-    if isolation == "beside":
-        sys.path.insert(0, str(path.parent))
-    serve(commands, replies, path, name)
+    sys.argv = [place]
+    if mode == "beside":
+        sys.path.insert(0, str(Path(place).parent))
+    serve(commands, replies, place, name, installed=mode == "installed")
 
 
 if __name__ == "__main__":

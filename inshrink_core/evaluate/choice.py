@@ -24,7 +24,7 @@ class EvaluatorRequest:
     Parameters
     ----------
     evaluator
-        ``FILE.py:FUNCTION`` given by the user, who thereby trusts it.
+        ``FILE.py:FUNCTION``, or the name of an installed one, given by the user, who thereby trusts it.
     metric, direction
         Given by the user; they prevail over the run's.
     trust_run
@@ -72,7 +72,7 @@ class EvaluatorRequest:
             raise InputError(
                 "there is no evaluator",
                 where=str(run_dir or ""),
-                remedy="give one with --evaluator FILE.py:FUNCTION, or name it in inshrink.toml",
+                remedy="give one with --evaluator FILE.py:FUNCTION|NAME, or name it in inshrink.toml",
             )
         root = Path(run_dir).resolve()
         file = (root / settings.file).resolve()

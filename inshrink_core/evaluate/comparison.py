@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import EvaluatorError, InputError, StorageError
 from inshrink_core.evaluate.evaluator import Evaluation, Evaluator
 from inshrink_core.metrics import Direction, drop
+from inshrink_core.report import Report
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +34,9 @@ class EvaluatedStep:
         Relative change for the worse; None where the original's metric is 0.
     divergence
         Of the predictions; None if the evaluator returns none.
-    stale_drop, stale_divergence
+    restore_cost
+        Expected relative rise of the loss (`Evaluation.restore_cost`); None where nothing tells it.
+    stale_drop, stale_divergence, stale_restore_cost
         The same with the previous original checkpoint in this one's place; None for the first.
     restore_gain, restore_noise
         Gain and noise of a restore at the step before (`inshrink_core.chain.gain`); None where they
@@ -49,30 +52,25 @@ class EvaluatedStep:
     stale_divergence: float | None
     restore_gain: float | None = None
     restore_noise: float | None = None
+    restore_cost: float | None = None
+    stale_restore_cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Every compared step of a chain, and the worst and mean over them (None where no step has one)."""
+class Comparison(Report):
+    """Every compared step of a chain, and the worst and mean over them (None where no step has one).
+
+    `device` is where steps were decoded.
+    """
 
     metric: str
     direction: Direction
     max_drop: float | None
     max_divergence: float | None
     mean_divergence: float | None
+    max_restore_cost: float | None
     steps: tuple[EvaluatedStep, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of `inshrink compare --json`, numbers as numbers."""
-        names = EvaluatedStep.__slots__
-        return {
-            "metric": self.metric,
-            "direction": self.direction.value,
-            "max_drop": self.max_drop,
-            "max_divergence": self.max_divergence,
-            "mean_divergence": self.mean_divergence,
-            "steps": [{name: getattr(step, name) for name in names} for step in self.steps],
-        }
+    device: str = "cpu"
 
 
 class Steps(Protocol):
@@ -164,6 +162,7 @@ def compare_steps(
         max_drop=_largest([step.drop for step in results]),
         max_divergence=_largest(divergences),
         mean_divergence=math.fsum(divergences) / len(divergences) if divergences else None,
+        max_restore_cost=_largest([step.restore_cost for step in results]),
         steps=tuple(results),
     )
 
@@ -178,17 +177,24 @@ def _compare_one(
 ) -> EvaluatedStep:
     """Say which step and evaluator it was when predictions cannot be compared."""
     try:
+        nats = first.divergence(second)
+        stale_nats = None if stale is None else first.divergence(stale)
         return EvaluatedStep(
             step=step,
             original=first.value,
             restored=second.value,
             drop=drop(first.value, second.value, first.direction),
-            divergence=first.divergence(second),
+            divergence=nats,
             stale_drop=drop(first.value, stale.value, first.direction) if stale is not None else None,
-            stale_divergence=first.divergence(stale) if stale is not None else None,
+            stale_divergence=stale_nats,
+            restore_cost=first.restore_cost(second, nats),
+            stale_restore_cost=first.restore_cost(stale, stale_nats) if stale is not None else None,
         )
     except InputError as error:
         raise EvaluatorError(f"step {step} cannot be compared: {error}", where=evaluator.spec) from error
+
+
+_KEPT: Final = ("log_probs", "predictions")
 
 
 class OriginalEvaluations:
@@ -224,16 +230,22 @@ class OriginalEvaluations:
         """
         if step not in self._known:
             found = self._ask(step)
-            self._known[step] = replace(
-                found,
-                log_probs=self._mapped(f"{step}-log_probs.npy", found.log_probs),
-                predictions=self._mapped(f"{step}-predictions.npy", found.predictions),
+            log_probs, predictions = (
+                self._mapped(f"{step}-{name}.npy", getattr(found, name)) for name in _KEPT
             )
+            self._known[step] = replace(found, log_probs=log_probs, predictions=predictions)
         return self._known[step]
 
     def clear(self) -> None:
         """Forget everything, so that the files can be removed."""
         self._known.clear()
+
+    def forget(self, which: Callable[[int], bool]) -> None:
+        """Forget some steps, and remove what was kept of them."""
+        for step in [step for step in self._known if which(step)]:
+            del self._known[step]
+            for name in _KEPT:
+                (self._folder / f"{step}-{name}.npy").unlink(missing_ok=True)
 
     def _mapped(self, name: str, values: NDArray[Any] | None) -> NDArray[Any] | None:
         """Move an array to a file: of a language model's predictions, a run's worth fills a memory."""

@@ -15,14 +15,35 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, Self, cast, runtime_checkable
+from typing import (
+    IO,
+    TYPE_CHECKING,
+    Any,
+    Final,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    Self,
+    cast,
+    runtime_checkable,
+)
 
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import EvaluatorError, InputError, NotFiniteError, StorageError
 from inshrink_core.execution.process import minimal_environment, start_python, user_environment
-from inshrink_core.metrics import Direction, divergence, known_direction, output_error
+from inshrink_core.metrics import (
+    Direction,
+    divergence,
+    is_loss,
+    known_direction,
+    mean_entropy,
+    mean_squared_difference,
+    output_error,
+)
+from inshrink_core.plugins import plugin, plugins
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,7 +71,41 @@ _CLOSE_S = 2.0
 _OUTPUT_TAIL_BYTES = 2000
 """What of the evaluator's prints an error shows: the end, where the cause usually stands."""
 
+_GROUP: Final = "inshrink.evaluators"
+
 _CHILD = Path(__file__).with_name("child.py")
+
+
+class _Code(NamedTuple):
+    """The source file of an evaluator, its function, and its module where it is an installed one."""
+
+    file: Path
+    function: str
+    module: str = ""
+
+
+def _find(spec: str) -> _Code:
+    """Return what ``FILE.py:FUNCTION`` or the name of an installed evaluator means; executes neither."""
+    file, _, function = spec.rpartition(":")
+    if file and function.isidentifier():
+        if not Path(file).is_file():
+            raise EvaluatorError("there is no such evaluator file", where=file)
+        return _Code(Path(file).absolute(), function)
+    point = None if file else plugin(_GROUP, spec)
+    if point is None:
+        installed = ", ".join(plugins(_GROUP))
+        raise EvaluatorError(
+            "an evaluator is named FILE.py:FUNCTION, or as an installed package names it",
+            where=spec,
+            remedy=f"installed are: {installed}" if installed else "no installed package has one",
+        )
+    try:
+        found = find_spec(point.module)
+    except ImportError:
+        found = None
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        raise EvaluatorError(f"the module '{point.module}' of an installed evaluator is gone", where=spec)
+    return _Code(Path(found.origin), point.attr, point.module)
 
 
 class Evaluator:
@@ -61,7 +116,7 @@ class Evaluator:
     Parameters
     ----------
     spec
-        ``FILE.py:FUNCTION``.
+        ``FILE.py:FUNCTION``, or the name under which an installed package has one (``inshrink.evaluators``).
     metric
         The scalar to compare by; by default ``loss``, else the only scalar returned.
     direction
@@ -74,7 +129,7 @@ class Evaluator:
     Raises
     ------
     EvaluatorError
-        `spec` is not of that form, or the file is not there.
+        `spec` is of neither form, or what it names is not there.
 
     Examples
     --------
@@ -96,13 +151,9 @@ class Evaluator:
         timeout: float = DEFAULT_TIMEOUT_S,
         isolated: bool = False,
     ) -> None:
-        file, _, self._function = spec.rpartition(":")
-        self.spec, self.metric, self.timeout = spec, metric, timeout
-        if not file or not self._function.isidentifier():
-            raise EvaluatorError("an evaluator is named FILE.py:FUNCTION", where=spec)
-        self._path = Path(file).absolute()
-        if not self._path.is_file():
-            raise EvaluatorError("there is no such evaluator file", where=file)
+        self._code = _find(spec)
+        self.metric, self.timeout = metric, timeout
+        self.spec = f"{self._code.file}:{self._code.function}" if self._code.module else spec
         if not timeout > 0:
             raise InputError("a timeout is a positive number of seconds", found=str(timeout), expected="> 0")
         if direction not in (None, *Direction):
@@ -160,7 +211,7 @@ class Evaluator:
     def _running_child(self) -> _ChildProcess:
         """Start the child at the first evaluation, and import the user's file there once."""
         if self._child is None:
-            self._child = _ChildProcess(self._path, self._function, isolated=self._isolated)
+            self._child = _ChildProcess(self._code, isolated=self._isolated)
             # Whoever forgets to close leaves neither a process nor a directory.
             self._finalizer = weakref.finalize(self, self._child.close, kill=True)
             try:
@@ -402,6 +453,32 @@ class Evaluation:
             return output_error(self.predictions, restored.predictions)
         return None
 
+    def restore_cost(self, restored: Evaluation, nats: float | None = None) -> float | None:
+        """Return the rise of the loss that a restored state is expected to begin with, relative.
+
+        Predictions that are off by a divergence D cost D nats of cross-entropy in expectation, whatever the
+        labels; those of a regression cost their mean squared difference. Unlike the measured rise, neither is
+        ever negative, and a few samples tell it well. It is given as a share of the loss: of the metric where
+        that is a loss, else of the entropy of the predictions. Without predictions it is the measured rise,
+        without its sign. None where the loss is 0, or the metric is no loss and nothing else tells.
+        `nats` is the `divergence` of the two where it is known already.
+        """
+        if self.log_probs is not None and restored.log_probs is not None:
+            scale = self.value if self._is_loss else mean_entropy(self.log_probs)
+            if not scale > 0:
+                return None
+            return (divergence(self.log_probs, restored.log_probs) if nats is None else nats) / scale
+        if not self._is_loss or not self.value > 0:
+            return None
+        if self.predictions is not None and restored.predictions is not None:
+            return mean_squared_difference(self.predictions, restored.predictions) / self.value
+        return abs(restored.value - self.value) / self.value
+
+    @property
+    def _is_loss(self) -> bool:
+        """Whether the metric is a cross-entropy or a mean squared error, by its name."""
+        return self.direction is Direction.LOWER and is_loss(self.metric)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartialEvaluation:
@@ -474,19 +551,20 @@ class StreamingEvaluator(Protocol):
 class _ChildProcess:
     """One child process and the directory it exchanges files through; dead after any failure of its own."""
 
-    def __init__(self, path: Path, function: str, *, isolated: bool) -> None:
+    def __init__(self, code: _Code, *, isolated: bool) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="inshrink-evaluate-"))
         self._output_path = self.directory / "output.txt"
         self._log: IO[bytes] = self._output_path.open("wb")
         self._printed_before = 0
-        path = path.absolute()
         # An evaluator of ours needs nothing of the user's. Any other has the user's word, and works where its
         # file lies: what else lies there is what the word was given for, the working directory is not.
+        alone = isolated or bool(code.module)
+        mode = "installed" if code.module else "isolated" if isolated else "beside"
         self._process = start_python(
-            [str(_CHILD), str(path), function, "isolated" if isolated else "beside"],
+            [str(_CHILD), code.module or str(code.file), code.function, mode],
             errors=self._log,
             environment=minimal_environment() if isolated else user_environment(),
-            directory=None if isolated else path.parent,
+            directory=None if alone else code.file.parent,
             own_session=True,  # so that its own children die with it
         )
         self._lines: SimpleQueue[str] = SimpleQueue()

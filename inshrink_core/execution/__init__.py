@@ -1,6 +1,7 @@
-"""Running independent jobs, on threads whose kernels release the GIL; their memory, and results kept."""
+"""Running independent jobs, on threads whose kernels release the GIL; devices, memory, and results kept."""
 
 from inshrink_core.execution.buffers import new_array, new_buffer, recycling
+from inshrink_core.execution.device import resolve_device
 from inshrink_core.execution.folders import make_folders, remove_empty, sync_path, working_folder
 from inshrink_core.execution.kept import (
     ResultLog,
@@ -13,7 +14,7 @@ from inshrink_core.execution.kept import (
     write_whole,
 )
 from inshrink_core.execution.resources import Limits, free_disk, memory_available
-from inshrink_core.execution.threads import default_threads, ordered_map
+from inshrink_core.execution.threads import default_threads, ordered_map, without_torch_threads
 
 __all__ = [
     "Limits",
@@ -33,7 +34,9 @@ __all__ = [
     "parse_record",
     "recycling",
     "remove_empty",
+    "resolve_device",
     "sync_path",
+    "without_torch_threads",
     "working_folder",
     "write_whole",
 ]

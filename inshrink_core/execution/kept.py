@@ -14,7 +14,7 @@ import math
 import os
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -72,16 +72,24 @@ def load_result(
     parse
         Makes the result from JSON; raises ValueError, TypeError or KeyError where it is none.
     """
+    found = _read_result(path, field, parse, json.loads(json.dumps(key)))
+    return None if found is None else found[1]
+
+
+def _read_result(
+    path: Path, field: str, parse: Callable[[Any], _Result], key: Any = None
+) -> tuple[Mapping[str, Any], _Result] | None:
+    """Return a file's key and result; None where it cannot be read, or has another key than is asked for."""
     try:
         if path.stat().st_size > _MAX_NBYTES:
             return None
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document["key"] != json.loads(json.dumps(key)):
+        if key not in (None, document["key"]):
             return None
         # Files of 0.1.0 have no digest.
         if document.get("sha256") not in (None, _digest(document[field])):
             raise ValueError("its digest is another")
-        return parse(document[field])
+        return dict(document["key"]), parse(document[field])
     except FileNotFoundError:
         return None
     except _UNREADABLE as error:
@@ -226,6 +234,13 @@ class ResultStore(Generic[_Result]):
         """Return a result; None where there is none, or none that can be read."""
         path = self._path(label, key)
         return None if path is None else load_result(path, key, self._field, self._parse)
+
+    def kept(self, most: int) -> Iterator[tuple[Mapping[str, Any], _Result]]:
+        """Yield the keys and results that can be read, of at most so many files, by their names."""
+        for path in sorted([] if self.folder is None else self.folder.glob("*.json"))[:most]:
+            found = _read_result(path, self._field, self._parse)
+            if found is not None:
+                yield found
 
     def keep(self, label: str, key: Mapping[str, Any], value: Any) -> None:
         """Write a result, as JSON values: whole, or not at all.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-__all__ = ["default_threads", "ordered_map"]
+__all__ = ["default_threads", "ordered_map", "without_torch_threads"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -18,6 +18,17 @@ Result = TypeVar("Result")
 def default_threads() -> int:
     """Return the number of processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def without_torch_threads() -> None:
+    """Have PyTorch compute in the calling thread alone, in this process, from now on.
+
+    For a process of our own, whose workers are as many as its processors: PyTorch would give each of them a
+    team of threads, which wait for each other by spinning and take the processors from the workers.
+    """
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def ordered_map(

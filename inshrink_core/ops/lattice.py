@@ -42,6 +42,7 @@ __all__ = [
     "large_changes",
     "pack_extra",
     "round_to_grid",
+    "scale_integers",
     "unpack_extra",
 ]
 
@@ -209,6 +210,24 @@ def advance(
         Before the frame; None: zeros.
     grid
         The lattice.
+    """
+    raise NotImplementedError
+
+
+@op
+def scale_integers(integers: Tensor, delta: float) -> Tensor:
+    """Return the values ``N * delta`` that integers stand for, in memory of their own.
+
+    Parameters
+    ----------
+    integers : Int32[Tensor, "n"]
+    delta
+        Unit, a power of two.
+
+    Returns
+    -------
+    Float32[Tensor, "n"]
+        On the device of the integers.
     """
     raise NotImplementedError
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from inshrink_core.chain import ChainConfig, ChainWriter, is_exact, stored_view
 from inshrink_core.chain.defaults import factors_of
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
-from inshrink_core.codec import get_codec
+from inshrink_core.codec import FALLBACK_CODEC, get_codec
 from inshrink_core.errors import CheckFailedError
-from inshrink_core.search.bounds import Bounds, Verdict
+from inshrink_core.search.bounds import FIGURES, Bounds, Figures, Verdict
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import frame_overhead
 from inshrink_core.search.quadratic import allocate, sensitivities
@@ -25,6 +25,7 @@ from inshrink_core.search.strategies import (
     Bracket,
     DeltaNeighbourhood,
     Explored,
+    Follow,
     GuidedExhaustive,
     Outcome,
     Strategy,
@@ -64,7 +65,7 @@ class StepPromise:
     ----------
     config
         What its weights are written with, as a config file says it.
-    drop, divergence
+    drop, divergence, restore_cost
         Of the step as its frame decodes.
     informative
         False where the previous checkpoint in this one's place keeps the bounds too: they say nothing there.
@@ -80,6 +81,7 @@ class StepPromise:
     informative: bool
     exact: bool
     side: str
+    restore_cost: float | None = None
 
     @property
     def kept(self) -> bool:
@@ -126,17 +128,15 @@ class Promise:
     def to_json(self) -> dict[str, Any]:
         """Return what bounds add to the document of ``inshrink compress --json``."""
         rows = self.steps.values()
-        divergences = [row.divergence for row in rows if row.divergence is not None]
-        return {
-            "bounds": self.bounds.to_json(),
-            "max_drop": max((row.drop for row in rows if row.drop is not None), default=None),
-            "max_divergence": max(divergences, default=None),
-            "evaluations": self.evaluations,
+        largest = {
+            f"max_{name}": max((v for row in rows if (v := getattr(row, name)) is not None), default=None)
+            for name in FIGURES
         }
+        return {"bounds": self.bounds.to_json(), **largest, "evaluations": self.evaluations}
 
     def step_json(self, step: int) -> dict[str, Any]:
         """Return what bounds add to a frame; null where the run does not have the step."""
-        names = ("config", "drop", "divergence", "informative", "exact", "side")
+        names = ("config", *FIGURES, "informative", "exact", "side")
         promise = self.steps.get(step)
         return {name: None if promise is None else getattr(promise, name) for name in names}
 
@@ -190,8 +190,20 @@ class BoundedWriter:
         bounds say anything of a chain's first step, which has no previous checkpoint.
     resumed
         Whether `base` is what an archive was written with so far, and the search goes on from there.
+    follows
+        Measure as little as a training leaves time for: the spacing follows what the save before used of the
+        bounds (`inshrink_core.search.strategies.Follow`), instead of being searched at every step.
     told
         Called after each trial.
+
+    Attributes
+    ----------
+    evaluations
+        States that the evaluator judged, originals not counted.
+    appended
+        The last step that was written, also where it was then found to break the bounds.
+    promises
+        How each step keeps the bounds.
     """
 
     def __init__(
@@ -202,8 +214,13 @@ class BoundedWriter:
         *,
         following: Callable[[int], int | None] | None = None,
         resumed: bool = False,
+        follows: bool = False,
         told: OnTrial | None = None,
     ) -> None:
+        self._follows = follows
+        self._usage: float | None = None
+        self._bounds: Bounds | None = None
+        self._figures = Figures()
         self._judge, self._original, self._told = judge, originals, told
         self._factors_given, self._base = factors_of(base)
         self._following = following or (lambda step: None)
@@ -212,11 +229,12 @@ class BoundedWriter:
         self._space: Cube | LatticeLine = LatticeLine()
         # Where the lattice's search begins, and where the last informative step ended: a spacing, or a point
         # of the cube.
-        self._start = three_digits(float(getattr(base.config, "coarseness", math.nan)))
+        self._start = three_digits(base.config.knob_value() or math.nan)
         self._last: Any = None
         self._last_index: tuple[bytes, FrameIndex] | None = None
         self._keyframe_nbytes: int | None = None
         self.evaluations = 0
+        self.appended: Appended | None = None
         self.promises: dict[int, StepPromise] = {}
 
     def begin(self, checkpoint: Checkpoint) -> None:
@@ -250,7 +268,9 @@ class BoundedWriter:
         """
         if self._first is None:
             raise RuntimeError("bounds are completed by what is said of a first checkpoint")
-        return self._judge.bounds(self._first)
+        if self._bounds is None:
+            self._bounds = self._judge.bounds(self._first)
+        return self._bounds
 
     @property
     def promise(self) -> Promise:
@@ -279,13 +299,31 @@ class BoundedWriter:
         informative = self._is_informative(checkpoint.step, neighbour)
         unsure = chain.parent is None and neighbour is None
         decision = self._decide(chain, step, informative=informative, unsure=unsure)
-        if not keyframe and (alone := self._alone(decision, checkpoint, chain)) is not None:
-            keyframe, decision = True, alone
-        appended = self._write(chain, checkpoint, decision, keyframe, done)
+        if not keyframe and not self._follows:
+            alone = self._alone(decision, checkpoint, chain)
+            keyframe, decision = (False, decision) if alone is None else (True, alone)
+        appended = self.appended = self._write(chain, checkpoint, decision, keyframe, done)
         made = decision.made
         self._last_index = None if made is None else (appended.info.frame_id, made.frame_index)
         self._check_written(chain, checkpoint, decision, informative)
         return appended
+
+    def append_exactly(
+        self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None, why: str
+    ) -> Appended:
+        """Write a step bit for bit, since nothing tells whether a smaller frame keeps the bounds."""
+        if self._first is None:
+            self.begin(checkpoint)
+        chain.config = self._exact()
+        return chain.append(checkpoint, done=done, quality={"how": "exact", "why": why})
+
+    def can_repeat(self, chain: ChainWriter) -> bool:
+        """Whether the next step can be written as the last one was, without being judged."""
+        return self._last is not None and self._usage is not None and chain.parent is not None
+
+    def repeat(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None) -> Appended:
+        """Write a step as the last one was; what a restore of it costs is taken to be the same."""
+        return chain.append(checkpoint, done=done, quality=self._quality("predicted", self._figures))
 
     def check(self, archive: Archive, info: FrameInfo) -> None:
         """Judge a step that was archived before."""
@@ -298,6 +336,7 @@ class BoundedWriter:
             config=_document_of(meta),
             drop=figures.drop,
             divergence=figures.divergence,
+            restore_cost=figures.restore_cost,
             informative=self._is_informative(info.step, neighbour),
             exact=is_exact(str(meta["codec"]), meta["config"]),
             side=self.bounds.judge(figures).side,
@@ -356,7 +395,7 @@ class BoundedWriter:
             return [self._outcome(point, step) for point in points]
 
         explored: Explored[Any] = Explored(())
-        if informative and (factors := self._factors(chain, step)):
+        if informative and not self._follows and (factors := self._factors(chain, step)):
             explored = Explored((self._with_better_factors(factors, step),))
         elif not informative and self._last is not None:
             explored = Explored(tuple(outcomes([self._last])))
@@ -366,6 +405,7 @@ class BoundedWriter:
             explored = explore(strategy, outcomes, budget=budget, known=explored.outcomes)
         self.evaluations += step.runner.evaluations
         best = explored.best
+        self._usage = None if best is None else best.usage
         if best is None:
             return _Decision()
         if informative or self._last is None:
@@ -388,6 +428,8 @@ class BoundedWriter:
 
     def _strategy(self, step: _Step, *, coarser: bool) -> Strategy[Any]:
         """Choose how to look: around the last configuration where there is one."""
+        if isinstance(self._space, LatticeLine) and self._follows:
+            return Follow(start=self._at, usage=self._usage)
         if isinstance(self._space, LatticeLine):
             return Bracket(start=self._at) if coarser else Bracket(start=self._at, most=self._at)
         cube = self._space
@@ -456,14 +498,22 @@ class BoundedWriter:
         """Append the frame that was decided on."""
         if decision.candidate is None:
             chain.config = self._exact()
-            return chain.append(checkpoint, done=done, keyframe=keyframe or None)
+            quality = {"how": "exact", "why": "nothing coarser keeps the bounds"}
+            return chain.append(checkpoint, done=done, keyframe=keyframe or None, quality=quality)
         chain.config = decision.candidate.chain_config(self._base)
         # A keyframe upon a base model says nothing of what another would take.
         based = chain.base is not None and chain.parent is None
-        appended = chain.append(checkpoint, done=done, keyframe=keyframe)
+        quality = self._quality("measured", Figures() if decision.trial is None else decision.trial.figures)
+        appended = chain.append(checkpoint, done=done, keyframe=keyframe, quality=quality)
         if keyframe and decision.trial is not None:
             self._keyframe_nbytes = None if based else decision.trial.weights_nbytes
         return appended
+
+    def _quality(self, how: str, figures: Figures) -> dict[str, Any]:
+        """Return what a frame says of its own quality: what was found, how, and what was promised."""
+        found = {name: value for name in FIGURES if (value := getattr(figures, name)) is not None}
+        limits = {name: float(limit) for name, limit in self.bounds.limits.items()}
+        return {"how": how, "bounds": limits} | {name: float(value) for name, value in found.items()}
 
     def _exact(self) -> ChainConfig:
         """Return how a step is stored bit for bit, with as little harm to what follows as the codec can.
@@ -471,12 +521,11 @@ class BoundedWriter:
         Of its optimizer state, too, unless something else than the default was asked for.
         """
         if isinstance(self._space, LatticeLine):
-            candidate = self._space.candidate(self._at)
-            exact = replace(candidate, settings={**candidate.settings, "exact": True})
-            chain = exact.chain_config(self._base)
-            return chain.made_exact(chain.codec, chain.config)
-        lossless = get_codec("lossless")
-        return replace(self._base, overrides=()).made_exact(lossless.name, lossless())
+            chain = self._space.candidate(self._at).chain_config(self._base)
+            exact = chain.config.made_exact()
+            if exact is not None:
+                return chain.made_exact(exact)
+        return replace(self._base, overrides=()).made_exact(get_codec(FALLBACK_CODEC)())
 
     def _check_written(
         self, chain: ChainWriter, checkpoint: Checkpoint, decision: _Decision, informative: bool
@@ -488,15 +537,17 @@ class BoundedWriter:
         written = archive.checkpoint(info)
         made, trial, verdict = decision.made, decision.trial, decision.verdict
         same = model_digests(written) == (model_digests(checkpoint) if made is None else made.digests)
-        drop, divergence = (0.0, None) if trial is None else (trial.drop, trial.divergence)
+        figures = Figures(drop=0.0) if trial is None else trial.figures
         if trial is None or not same:
             figures = self._judge.figures(checkpoint.step, written)
             self.evaluations += 1
-            drop, divergence, verdict = figures.drop, figures.divergence, self.bounds.judge(figures)
+            verdict = self.bounds.judge(figures)
+        self._figures = figures
         self.promises[checkpoint.step] = StepPromise(
             config=_document_of(chain.config.record()),
-            drop=drop,
-            divergence=divergence,
+            drop=figures.drop,
+            divergence=figures.divergence,
+            restore_cost=figures.restore_cost,
             informative=informative,
             exact=trial is None,
             side=verdict.side,

@@ -10,7 +10,16 @@ from inshrink_core.errors import InputError
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.metrics import drop
 
-__all__ = ["DEFAULT_MAX_DIVERGENCE", "Bounds", "Figures", "Partial", "Verdict", "figures_of"]
+__all__ = [
+    "DEFAULT_MAX_DIVERGENCE",
+    "DEFAULT_MAX_RESTORE_COST",
+    "FIGURES",
+    "Bounds",
+    "Figures",
+    "Partial",
+    "Verdict",
+    "figures_of",
+]
 
 DEFAULT_MAX_DIVERGENCE: Final = 0.003
 """Nats. Stands beside a bound on the drop where the evaluator returns ``log_probs``: a drop alone is also
@@ -22,9 +31,16 @@ _ROUNDING: Final = 1e-6
 # Standard errors from a limit at which a figure is clearly on one side of it (95 % of a normal).
 _N_NOISE_ERRORS: Final = 2.0
 
+DEFAULT_MAX_RESTORE_COST: Final = 0.003
+"""Expected relative rise of the loss after a restore (``docs/rehearsal.md`` says how it was chosen)."""
+
+FIGURES: Final = ("drop", "divergence", "restore_cost")
+"""What can be bounded."""
+
 _REMEDIES: Final = {
     "drop": "a metric of zero has no relative change; choose another with --eval-metric",
     "divergence": "the evaluator must return 'log_probs' for every state",
+    "restore_cost": "the evaluator must return a loss above 0, or 'log_probs'",
 }
 
 
@@ -60,6 +76,9 @@ class Figures:
         Relative change of the metric for the worse; None where the original's metric is 0.
     divergence
         Of the predictions; None where the evaluator returns none.
+    restore_cost
+        Expected relative rise of the loss (`inshrink_core.evaluate.Evaluation.restore_cost`); None where
+        nothing tells it.
     drop_error
         Standard error of `drop`; None where the evaluator does not know it. An upper bound: both states
         are judged on the same samples, so that most of their errors cancel.
@@ -72,6 +91,7 @@ class Figures:
 
     drop: float | None = None
     divergence: float | None = None
+    restore_cost: float | None = None
     drop_error: float | None = None
     failure: str = ""
     partial: Partial | None = None
@@ -112,6 +132,8 @@ class Bounds:
         Largest relative change of the metric for the worse, at least 0: 0.01 is one percent.
     max_divergence
         Largest divergence of the predictions, nats, at least 0. Infinity leaves it free, and says so.
+    max_restore_cost
+        Largest expected relative rise of the loss, at least 0: 0.002 is a fifth of a percent.
 
     Raises
     ------
@@ -126,9 +148,10 @@ class Bounds:
 
     max_drop: float | None = None
     max_divergence: float | None = None
+    max_restore_cost: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_drop", "max_divergence"):
+        for name in ("max_drop", "max_divergence", "max_restore_cost"):
             limit = getattr(self, name)
             if limit is None:
                 continue
@@ -138,7 +161,9 @@ class Bounds:
                 )
 
     @classmethod
-    def promised(cls, max_drop: float | None, max_divergence: float | None) -> Bounds | None:
+    def promised(
+        cls, max_drop: float | None, max_divergence: float | None, max_restore_cost: float | None = None
+    ) -> Bounds | None:
         """Return the bounds of a chain that is to be written; None where neither was given.
 
         Raises
@@ -146,8 +171,8 @@ class Bounds:
         InputError
             What was given is no bound, or bounds nothing.
         """
-        bounds = cls(max_drop=max_drop, max_divergence=max_divergence)
-        if max_drop is None and max_divergence is None:
+        bounds = cls(max_drop=max_drop, max_divergence=max_divergence, max_restore_cost=max_restore_cost)
+        if bounds == cls():
             return None
         if not bounds.given:
             raise InputError(
@@ -157,9 +182,9 @@ class Bounds:
 
     @property
     def limits(self) -> dict[str, float]:
-        """What is bounded, by figure: ``drop``, ``divergence``; what is left free or waived is not in it."""
-        both = {"drop": self.max_drop, "divergence": self.max_divergence}
-        return {name: limit for name, limit in both.items() if limit is not None and math.isfinite(limit)}
+        """What is bounded, by figure; what is left free or waived is not in it."""
+        given = {name: getattr(self, f"max_{name}") for name in FIGURES}
+        return {name: limit for name, limit in given.items() if limit is not None and math.isfinite(limit)}
 
     @property
     def given(self) -> bool:
@@ -167,19 +192,26 @@ class Bounds:
         return bool(self.limits)
 
     def completed(self, original: Evaluation) -> Bounds:
-        """Return the bounds with a divergence bound beside a drop bound, where one can be checked.
+        """Return the bounds with a divergence bound beside a lone drop bound, where one can be checked.
 
         Raises
         ------
         InputError
             The evaluator returns nothing that a given bound could be checked by.
         """
+        if "restore_cost" in self.limits and original.restore_cost(original) is None:
+            raise InputError("--max-restore-cost cannot be checked", remedy=_REMEDIES["restore_cost"])
         if "divergence" in self.limits:
             if original.log_probs is None and original.predictions is None:
                 raise InputError(
                     "--max-divergence cannot be checked", remedy="the evaluator must return 'log_probs'"
                 )
-        elif self.max_drop is not None and self.max_divergence is None and original.log_probs is not None:
+        elif (
+            self.max_drop is not None
+            and self.max_divergence is None
+            and self.max_restore_cost is None
+            and original.log_probs is not None
+        ):
             return replace(self, max_divergence=DEFAULT_MAX_DIVERGENCE)
         return self
 
@@ -200,7 +232,8 @@ class Bounds:
             if figure is None:
                 if figures.partial is not None:
                     continue
-                raise InputError(f"--max-{name} cannot be checked", remedy=_REMEDIES[name])
+                option = f"--max-{name.replace('_', '-')}"
+                raise InputError(f"{option} cannot be checked", remedy=_REMEDIES[name])
             kept = kept and figure <= limit
             shares.append(0.0 if figure <= 0 else figure / limit if limit > 0 else math.inf)
             error = figures.drop_error if name == "drop" else None
@@ -213,13 +246,15 @@ class Bounds:
         """Whether figures that are at least these break a bound, beyond what rounding could undo."""
         least = {"drop": least_drop, "divergence": least_divergence}
         return any(
-            (figure := least[name]) is not None and figure > limit + _ROUNDING * (1 + abs(limit))
+            (figure := least.get(name)) is not None and figure > limit + _ROUNDING * (1 + abs(limit))
             for name, limit in self.limits.items()
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the limits as JSON values."""
-        return {name: self.limits.get(name) for name in ("drop", "divergence")}
+        limits = self.limits
+        asked = FIGURES if "restore_cost" in limits else FIGURES[:2]
+        return {name: limits.get(name) for name in asked}
 
 
 def figures_of(original: Evaluation, restored: Evaluation) -> Figures:
@@ -234,8 +269,10 @@ def figures_of(original: Evaluation, restored: Evaluation) -> Figures:
     error = None
     if original.value and all(one is not None for one in errors):
         error = math.hypot(*(one for one in errors if one is not None)) / abs(original.value)
+    nats = original.divergence(restored)
     return Figures(
         drop=drop(original.value, restored.value, original.direction),
-        divergence=original.divergence(restored),
+        divergence=nats,
+        restore_cost=original.restore_cost(restored, nats),
         drop_error=error,
     )

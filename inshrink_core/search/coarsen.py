@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from inshrink_core.chain import ChainConfig, FrameEncoder, Standing
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
-from inshrink_core.codec import get_codec
+from inshrink_core.codec import DEFAULT_CODEC, Tuning, get_codec
 from inshrink_core.execution import default_threads
 from inshrink_core.frame import Block
 from inshrink_core.search.strategies import Halving, Outcome, explore
@@ -17,8 +17,6 @@ __all__ = ["FLOAT32_NBYTES", "Coarsened", "coarsen"]
 
 FLOAT32_NBYTES: Final = 4
 """What a ratio of exported weights is measured against, whatever dtype they are stored in."""
-
-_CODEC: Final = "lattice"
 
 # About the coarseness that makes keyframes an eighth of float32.
 _FIRST_COARSENESS: Final = 8.0
@@ -38,7 +36,9 @@ class Coarsened(NamedTuple):
     relative_error: float
 
 
-def coarsen(view: Checkpoint, whole: Checkpoint, nbytes: float, tried: Callable[[int], None]) -> Coarsened:
+def coarsen(
+    view: Checkpoint, whole: Checkpoint, nbytes: float, tried: Callable[[int], None], device: str = "cpu"
+) -> Coarsened:
     """Return the weights on the finest lattice whose blocks take no more than some bytes.
 
     Parameters
@@ -51,6 +51,8 @@ def coarsen(view: Checkpoint, whole: Checkpoint, nbytes: float, tried: Callable[
         What they may take.
     tried
         Called before each trial with its number; may raise to cancel.
+    device
+        Where to encode, as torch names it.
 
     Notes
     -----
@@ -67,7 +69,7 @@ def coarsen(view: Checkpoint, whole: Checkpoint, nbytes: float, tried: Callable[
         for point in points:
             tried(n_tried)
             n_tried += 1
-            found = _encode(view, whole, point)
+            found = _encode(view, whole, point, device)
             bearable = found.relative_error <= _MOST_ERROR or not best
             best = [min([*best, found], key=lambda one: _order(one, target))] if bearable else best
             outcomes.append(Outcome(point, bearable, 0.0, found.nbytes / target, found.nbytes))
@@ -84,13 +86,13 @@ def _order(found: Coarsened, target: float) -> tuple[bool, float]:
     return not fits, found.relative_error if fits else found.nbytes
 
 
-def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float) -> Coarsened:
+def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float, device: str) -> Coarsened:
     """Encode all weights once."""
-    settings: dict[str, float] = {"coarseness": coarseness}
+    codec = get_codec(DEFAULT_CODEC)
     config = ChainConfig(
-        codec=_CODEC,
-        config=get_codec(_CODEC)(**settings),
+        config=codec(**cast("Tuning", codec.tuning).settings(coarseness)),
         optimizer="drop",
+        device=device,
         threads=default_threads(),
     )
     _, results = FrameEncoder(config).encode(whole, Standing(), view.specs)

@@ -107,7 +107,7 @@ class Judge:
     def _first_word(self, step: int) -> Evaluation:
         """Ask about an original; twice about the first of all."""
         found = self._ask(lambda evaluator: evaluator.evaluate(self._originals(step)))
-        if not len(self._known):
+        if not self.metric:
             again = self._ask(lambda evaluator: evaluator.evaluate(self._originals(step)))
             self._require_steady(found, again)
             self.metric, self.direction = found.metric, found.direction.value
@@ -116,6 +116,11 @@ class Judge:
     def knows(self, step: int) -> bool:
         """Whether the evaluator has been asked about a step's original."""
         return step in self._known
+
+    def forget(self, which: Callable[[int], bool]) -> None:
+        """Forget what was said of the originals of some steps, and remove their predictions."""
+        with self._lock:
+            self._known.forget(which)
 
     def close(self) -> None:
         """End the evaluators and remove the files."""

@@ -194,7 +194,10 @@ def _any_digest(blocks: Mapping[str, Block]) -> bytes:
 
 
 def encode_chain(
-    chain: ChainConfig, checkpoints: Iterable[Checkpoint], keys: frozenset[str] | None = None
+    chain: ChainConfig,
+    checkpoints: Iterable[Checkpoint],
+    keys: frozenset[str] | None = None,
+    foreseen: Any = None,
 ) -> Iterator[EncodedStep]:
     """Yield the steps of a chain, each encoded in memory against the one before.
 
@@ -206,18 +209,25 @@ def encode_chain(
         The steps, in order.
     keys
         Encode these tensors only.
+    foreseen
+        What the first frame is planned with (`inshrink_core.chain.FrameEncoder.look_ahead`).
     """
     before: EncodedStep | None = None
     for number, checkpoint in enumerate(checkpoints):
-        standing, index = following(before, keyframe=number % chain.keyframe_every == 0)
+        standing, index = following(before, keyframe=number % chain.keyframe_every == 0, foreseen=foreseen)
         before = encode_step(chain, checkpoint, standing, index, keys)
         yield before
 
 
-def following(before: EncodedStep | None, *, keyframe: bool) -> tuple[Standing, FrameIndex | None]:
-    """Return what a step is encoded against after another, and the index it inherits from."""
+def following(
+    before: EncodedStep | None, *, keyframe: bool, foreseen: Any = None
+) -> tuple[Standing, FrameIndex | None]:
+    """Return what a step is encoded against after another, and the index it inherits from.
+
+    A first step has nothing before it but what was foreseen.
+    """
     if before is None:
-        return Standing(), None
+        return Standing(memory=foreseen), None
     if keyframe:
         return Standing(memory=before.memory), None
     return Standing(references=before.references, memory=before.memory), before.index

@@ -39,7 +39,7 @@ def prior_of(chain: ChainConfig, relative_error: float) -> Prior:
     --------
     >>> from inshrink_core.codec import get_codec
     >>> qd = get_codec("qd")
-    >>> prior_of(ChainConfig(codec=qd.name, config=qd()), 0.0)
+    >>> prior_of(ChainConfig(config=qd()), 0.0)
     Prior(drop=0.0, divergence=0.0)
     """
     divergence = chain.config.expected_divergence(relative_error)

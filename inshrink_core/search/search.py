@@ -16,12 +16,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from inshrink_core.chain import FrameEncoder
 from inshrink_core.chain.defaults import factors_of, make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import CheckFailedError, InputError, NotFoundError, StorageError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import keep_result, load_result, ordered_map, write_whole
 from inshrink_core.formats import Run, open_run
+from inshrink_core.report import Report
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import encode_chain, following
@@ -57,6 +59,7 @@ __all__ = [
     "known_trials",
     "last_report",
     "search",
+    "strategies_of",
     "trial_log_of",
 ]
 
@@ -95,6 +98,7 @@ def search(
     *,
     max_drop: float | None = None,
     max_divergence: float | None = None,
+    max_restore_cost: float | None = None,
     target_ratio: float | None = None,
     codec: str | None = None,
     config: Mapping[str, Any] | AnyCodec | None = None,
@@ -122,7 +126,7 @@ def search(
     ----------
     run
         The run, or its path.
-    max_drop, max_divergence
+    max_drop, max_divergence, max_restore_cost
         What every step has to keep (`inshrink_core.search.bounds.Bounds`). Beside a bound on the drop
         stands one on the divergence by default, where the evaluator returns ``log_probs``.
     target_ratio
@@ -183,7 +187,7 @@ def search(
     >>> folder.cleanup()
     """
     begun = time.perf_counter()
-    bounds = Bounds(max_drop=max_drop, max_divergence=max_divergence)
+    bounds = Bounds(max_drop=max_drop, max_divergence=max_divergence, max_restore_cost=max_restore_cost)
     check_request(bounds, target_ratio, strategy, budget, replicas)
     opened = run if isinstance(run, Run) else open_run(run)
     chosen = choose_steps(opened, steps)
@@ -201,11 +205,17 @@ def search(
     log = TrialLog(trial_log_of(opened, target), checkpoint_digest(opened[opened.steps[0]]))
     with Judge(judges, opened.__getitem__, bounds) as judge:
         runner = TrialRunner(
-            checkpoints=opened.__getitem__, steps=chosen, base=plain, judge=judge, log=log, with_gain=gain
+            checkpoints=opened.__getitem__,
+            steps=chosen,
+            base=plain,
+            judge=judge,
+            log=log,
+            with_gain=gain,
+            foreseen=FrameEncoder(plain).look_ahead(chosen, opened.__getitem__),
         )
         chains = ChainTrials(runner=runner, bounds=judge.bounds(chosen[0]), progress=progress)
         uninformative = tuple(step for step in chosen if chains.says_nothing_at(step))
-        looked = _Search(chains, space, three_digits(float(getattr(base.config, "coarseness", 1.0))))
+        looked = _Search(chains, space, three_digits(base.config.knob_value() or 1.0))
         notes: tuple[str, ...] = ()
         if target_ratio is not None:
             name, best = "ratio", looked.for_ratio(target_ratio)
@@ -233,6 +243,7 @@ def search(
             seconds=time.perf_counter() - begun,
             log=log.path,
             notes=notes,
+            device=base.device,
         )
     if target is not None:
         write_whole(target, json.dumps(report.to_json(), indent=1) + "\n")
@@ -358,7 +369,8 @@ def check_request(
             raise InputError(f"--{name} is at least 1", expected="≥ 1", found=str(number))
     if target_ratio is None and not bounds.given:
         raise InputError(
-            "there is nothing to search for", remedy="give --max-drop, --max-divergence or --target-ratio"
+            "there is nothing to search for",
+            remedy="give --max-drop, --max-divergence, --max-restore-cost or --target-ratio",
         )
     if target_ratio is not None and bounds.given:
         raise InputError(
@@ -387,6 +399,18 @@ def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
     return chosen
 
 
+def strategies_of(space: Cube | LatticeLine) -> tuple[str, ...]:
+    """Return which of `STRATEGIES` search a space.
+
+    Examples
+    --------
+    >>> strategies_of(LatticeLine())
+    ('auto', 'allocation', 'bracket', 'random', 'grid')
+    """
+    others = ("guided",) if isinstance(space, LatticeLine) else ("allocation", "bracket")
+    return tuple(name for name in STRATEGIES if name not in others)
+
+
 def _named(strategy: str, space: Cube | LatticeLine) -> str:
     """Return a strategy that suits the space.
 
@@ -395,20 +419,19 @@ def _named(strategy: str, space: Cube | LatticeLine) -> str:
     InputError
         It searches another kind of space.
     """
-    on_line = isinstance(space, LatticeLine)
+    _, default, *others = strategies_of(space)
     if strategy == "auto":
-        return "allocation" if on_line else "guided"
-    if strategy in (("guided",) if on_line else ("allocation", "bracket")):
+        return default
+    if strategy not in (default, *others):
         raise InputError(
             f"the strategy '{strategy}' does not search this codec",
-            remedy="choose "
-            + ("allocation, bracket, random or grid" if on_line else "guided, random or grid"),
+            remedy=f"choose one of {', '.join((default, *others))}",
         )
     return strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchReport:
+class SearchReport(Report):
     """What `search` found.
 
     Parameters
@@ -443,6 +466,8 @@ class SearchReport:
         Where the trials are kept; None for nowhere.
     notes
         What should be known.
+    device
+        Where trials were encoded and decoded.
     """
 
     best: Chain | None
@@ -461,6 +486,7 @@ class SearchReport:
     seconds: float
     log: Path | None
     notes: tuple[str, ...] = ()
+    device: str = "cpu"
 
     @property
     def failure(self) -> CheckFailedError | None:
@@ -481,20 +507,16 @@ class SearchReport:
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink search --json``."""
         rows = [trial.to_json() for trial in self.trials]
-        shown = [name for name in self.__dataclass_fields__ if name != "ratio_total"]
-        return {name: getattr(self, name) for name in shown} | {
-            "best": None if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()},
-            "bounds": self.bounds.to_json(),
-            "steps": list(self.steps),
-            "uninformative": list(self.uninformative),
-            "trials": [{name: row[name] for name in _SHOWN} for row in rows],
-            "log": None if self.log is None else str(self.log),
-            "notes": list(self.notes),
-        }
+        best = None if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()}
+        shown = {"best": best, "trials": [{name: row[name] for name in _SHOWN} for row in rows]}
+        document = Report.to_json(self) | shown
+        del document["ratio_total"]
+        return document
 
 
 _SHOWN: Final = (
-    *("step", "config", "ratio_weights", "drop", "divergence", "restore_gain", "restore_noise"),
+    *("step", "config", "ratio_weights", "drop", "divergence", "restore_cost"),
+    *("restore_gain", "restore_noise"),
     *("seconds", "failure", "partial"),
 )
 
@@ -627,6 +649,7 @@ class Chain:
             "ratio_weights": self.ratio_weights,
             "drop": self.drop,
             "divergence": self.divergence,
+            "restore_cost": max(self._known("restore_cost"), default=None),
             "restore_gain": self._mean("restore_gain"),
             "restore_noise": self._mean("restore_noise"),
         }
@@ -727,7 +750,8 @@ class ChainTrials:
         """Return a chain's ratio, encoded at every step but not evaluated."""
         checkpoints = map(self.runner.checkpoints, self.runner.steps)
         raw = nbytes = 0
-        for encoded in encode_chain(candidate.chain_config(self.runner.base), checkpoints):
+        chain = candidate.chain_config(self.runner.base)
+        for encoded in encode_chain(chain, checkpoints, foreseen=self.runner.foreseen):
             raw, nbytes = raw + encoded.raw_weights, nbytes + encoded.weights_nbytes
         return raw / nbytes if nbytes else 0.0
 
@@ -742,7 +766,7 @@ class ChainTrials:
         step = runner.steps[middle]
         checkpoint = runner.checkpoints(step)
         keys = sample_keys(checkpoint)
-        *_, before = encode_chain(chain, lead, keys)
+        *_, before = encode_chain(chain, lead, keys, runner.foreseen)
         standing, index = following(before, keyframe=False)
         h = runner.h(step)
         return allocate(runner.base, line, coarseness, checkpoint, standing, h, index, keys).factors
@@ -762,7 +786,7 @@ def estimate_ratio(runner: TrialRunner, candidate: Candidate, n_steps: int) -> f
     """
     checkpoints = [runner.checkpoints(step) for step in middle_of(runner.steps, n_steps)]
     chain = candidate.chain_config(runner.base)
-    encoded = encode_chain(chain, checkpoints, sample_keys(checkpoints[0]))
+    encoded = encode_chain(chain, checkpoints, sample_keys(checkpoints[0]), runner.foreseen)
     sizes = [scaled_nbytes(one, checkpoint) for one, checkpoint in zip(encoded, checkpoints, strict=True)]
     raw = sum(checkpoint.raw_bytes(MODEL_ROLES) for checkpoint in checkpoints) / len(checkpoints)
     total = in_proportion(sizes[:1], sizes[1:], len(runner.steps), runner.base.keyframe_every)

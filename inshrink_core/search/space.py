@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from inshrink_core.chain import ChainConfig, parse_overrides
 from inshrink_core.chain.config import apply_settings
-from inshrink_core.chain.defaults import DEFAULT_CODEC
 from inshrink_core.checkpoint import LayerType
-from inshrink_core.codec import Knob, Switch, Tuning, codec_names, get_codec
+from inshrink_core.codec import DEFAULT_CODEC, Knob, Switch, Tuning, codec_names, get_codec
 from inshrink_core.errors import ConfigError
 
 __all__ = ["Candidate", "Cube", "CubePoint", "LatticeLine", "space_of"]
@@ -56,7 +55,7 @@ class Candidate:
         """
         config = apply_settings(base.config, self.settings)
         own = parse_overrides(list(self.overrides), config)
-        return replace(base, codec=self.codec, config=config, overrides=(*base.overrides, *own))
+        return replace(base, config=config, overrides=(*base.overrides, *own))
 
 
 class CubePoint(NamedTuple):
@@ -124,6 +123,13 @@ class Cube:
             settings[self.switch.setting] = point.word or self.words[0]
         return Candidate(codec=self.codec, settings=settings)
 
+    def levels(self, most: int) -> list[Candidate]:
+        """Return at most so many configurations, from fine to coarse: all axes are turned at once."""
+        n = min(most, max(self.shape))
+        ends = [size - 1 for size in self.shape]
+        places = [tuple(round(i * end / max(1, n - 1)) for end in ends) for i in range(n)]
+        return [self.candidate(self.point(place)) for place in dict.fromkeys(places)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatticeLine:
@@ -159,6 +165,16 @@ class LatticeLine:
         return Candidate(
             codec=self.codec, settings={**self.held, **self._at(coarseness)}, overrides=overrides
         )
+
+    def levels(self, most: int) -> list[Candidate]:
+        """Return at most so many configurations, from fine to coarse.
+
+        They lie in the middle of the line: its ends are there for searches alone.
+        """
+        points = self.points()
+        first, last = len(points) // 4, len(points) - 1 - len(points) // 6
+        n = min(most, last - first + 1)
+        return [self.candidate(points[round(first + i * (last - first) / max(1, n - 1))]) for i in range(n)]
 
     def _at(self, value: float) -> dict[str, float]:
         return dict.fromkeys(self.knob.settings, three_digits(value))

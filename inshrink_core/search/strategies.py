@@ -24,6 +24,7 @@ __all__ = [
     "DeltaNeighbourhood",
     "Everything",
     "Explored",
+    "Follow",
     "GuidedExhaustive",
     "Halving",
     "Outcome",
@@ -46,6 +47,10 @@ _POWERS: Final = (0.5, 4.0)
 
 # Share of a bound that is aimed at, so that the next measurement is more likely within than beyond it.
 _AIM: Final = 0.93
+
+# Of a bound, the most and the least that the last save may have used for the next to be written alike: below
+# the least, a spacing of twice the width is expected to stay within the most, since figures are quadratic.
+_STEADY: Final = (0.85, 0.18)
 
 # Largest factor of one move: far from what was measured, a prediction is a guess.
 _LEAP: Final = 4.0
@@ -265,6 +270,41 @@ class Bracket:
         elif kept is not None:
             guess = max(guess, kept.point * (_FINER if flat else 1.1))
         return _limited(guess)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Follow:
+    """A spacing that keeps the bounds, with as few measurements as a training leaves time for: mostly one.
+
+    The spacing of the last save stays as long as that used neither nearly all of a bound nor next to nothing
+    of it. It changes by powers of two, since a lattice that changes by less puts what it stores on the edges
+    of its cells. One that breaks a bound is made finer until it keeps it.
+
+    Parameters
+    ----------
+    start
+        Spacing of the last save.
+    usage
+        Share of its bounds that the last save used; None where there is none.
+    """
+
+    start: float
+    usage: float | None = None
+
+    def proposals(self) -> Proposals[float]:
+        """Ask for one spacing at a time."""
+        most, least = _STEADY
+        at = _limited(self.start)
+        if self.usage is not None and self.usage > most:
+            at = _limited(at / 2)
+        elif self.usage is not None and self.usage < least:
+            at = _limited(at * 2)
+        while True:
+            (outcome,) = yield [at]
+            if outcome.kept or at == _limited(0):
+                return
+            octaves = math.ceil(math.log2(outcome.usage / most) / _POWER) if outcome.usage < math.inf else 2
+            at = _limited(at * 2.0 ** -min(max(octaves, 1), 4))
 
 
 def _limited(spacing: float) -> float:

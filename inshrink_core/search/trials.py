@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from inshrink_core.archive.document import pack_value
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.chain import ChainConfig, Standing, step_gain, tensor_digest
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
@@ -51,7 +52,7 @@ class Trial:
         The configuration, as a config file says it.
     raw_weights, weights_nbytes
         Raw bytes of weights and buffers, and the bytes of the frame that hold them.
-    drop, divergence, drop_error
+    drop, divergence, restore_cost, drop_error
         Against the step's original (`inshrink_core.search.bounds.Figures`); None where not known.
     restore_gain, restore_noise
         Had training been restored at the step before; None where not measured.
@@ -74,6 +75,7 @@ class Trial:
     weights_nbytes: int
     drop: float | None = None
     divergence: float | None = None
+    restore_cost: float | None = None
     drop_error: float | None = None
     restore_gain: float | None = None
     restore_noise: float | None = None
@@ -191,6 +193,8 @@ class TrialRunner:
         Measure restore gain and noise too, which costs an encoding a trial.
     told
         Called after each trial.
+    foreseen
+        What the chain's first frame is planned with (`inshrink_core.chain.FrameEncoder.look_ahead`).
 
     Attributes
     ----------
@@ -205,10 +209,18 @@ class TrialRunner:
     log: TrialLog | None
     with_gain: bool = False
     told: OnTrial | None = None
+    foreseen: Any = None
     evaluations: int = 0
     _digests: dict[int, str] = field(default_factory=dict)
     _h: dict[int, Mapping[str, float]] = field(default_factory=dict)
     _figures: dict[tuple[int, tuple[bytes, ...]], Figures] = field(default_factory=dict)
+
+    @property
+    def foreseen_digest(self) -> str:
+        """Digest of what was foreseen: the same steps are other frames where they are planned otherwise."""
+        if self.foreseen is None:
+            return ""
+        return hashlib.sha256(pack_value(self.foreseen)).hexdigest()[:16]
 
     def before(self, step: int) -> int | None:
         """Return the step before in the chain; None for the first."""
@@ -262,10 +274,9 @@ class TrialRunner:
 
     def _still_holds(self, known: Trial) -> bool:
         """Whether a trial of the log answers what is asked now: one given up does only under its bounds."""
-        partial = known.partial
-        if partial is None:
-            return True
-        bounds = self.judge.bounds(self.steps[0])
+        bounds, partial = self.judge.bounds(self.steps[0]), known.partial
+        if partial is None:  # a log may be older than a figure
+            return known.failure != "" or all(getattr(known, name) is not None for name in bounds.limits)
         return bounds.is_broken_by(partial.least_drop, partial.least_divergence)
 
     def _measure(self, step: int, candidate: Candidate, position: Position) -> Trial:
@@ -337,7 +348,7 @@ class Position:
         self._encoded: EncodedStep | None = None
         self._tried: tuple[int, str, EncodedStep] | None = None
         self._depth = 0
-        self.history = ""
+        self.history = runner.foreseen_digest
         self.made: dict[str, Made] = {}
 
     def after(self, step: int, candidate: Candidate) -> Position:
@@ -351,7 +362,7 @@ class Position:
     def standing(self) -> tuple[Standing, FrameIndex | None]:
         """Return what a step is encoded against, and the index before it; nothing where a keyframe is due."""
         due = self._depth % self._runner.base.keyframe_every == 0
-        return self._fixed or following(self._last(), keyframe=due)
+        return self._fixed or following(self._last(), keyframe=due, foreseen=self._runner.foreseen)
 
     def encode(self, step: int, candidate: Candidate) -> EncodedStep:
         """Encode the next step; the last one encoded is remembered, for it may be the one to go on from."""

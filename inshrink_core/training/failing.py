@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,37 +12,28 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.chain import Archive, archive_size
-from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
-from inshrink_core.errors import EvaluatorError, InshrinkError, NotFiniteError
-from inshrink_core.evaluate import Evaluation
-from inshrink_core.formats.state_tree import strip_wrappers
+from inshrink_core.errors import InshrinkError
 from inshrink_core.metrics import Direction
-from inshrink_core.search.bounded import BoundedWriter, StepWriter
+from inshrink_core.search.bounded import StepWriter
 from inshrink_core.search.bounds import Bounds
-from inshrink_core.search.judge import Judge
+from inshrink_core.training.check import CheckedWriter, ModelEvaluator
 from inshrink_core.training.rehearsal import TrainingResult
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import spool_folder
 from inshrink_core.training.tasks import Task
 
 if TYPE_CHECKING:
-    from inshrink_core.chain import Appended, ChainConfig, ChainWriter
-    from inshrink_core.chain.append import TensorDone
-    from inshrink_core.checkpoint import FileLayout, TensorSpec
+    from inshrink_core.chain import ChainConfig
 
 __all__ = [
-    "RehearsedWriter",
     "Schedule",
     "Setup",
-    "TaskEvaluator",
     "isolated",
-    "open_rehearsed",
     "require_judgeable",
+    "task_evaluator",
     "train_restored",
     "train_uninterrupted",
 ]
@@ -54,9 +44,6 @@ generator takes 32 bits of its seed, so seed and step cannot stand side by side 
 
 _WRONG_SEED: Final = 0x5EED
 """Of the model that a restore overwrites: had the restore not, its values would show."""
-
-_IGNORED: Final = -100
-"""Class of targets that PyTorch's losses leave out, unless told another."""
 
 OnStep = Callable[[int], None]
 """Called with the step, after each."""
@@ -215,7 +202,9 @@ def train_restored(
         writer = None
         if bounds is not None:
             base = replace(chain, device="cpu", threads=1)
-            writer = stack.enter_context(open_rehearsed(setup.task, base, bounds, setup.device))
+            evaluator = task_evaluator(setup.task, setup.device)
+            follows = bounds.max_restore_cost is not None
+            writer = stack.enter_context(CheckedWriter(base, evaluator, bounds, follows=follows))
         _remove_archive(archive)
         archive.parent.mkdir(parents=True, exist_ok=True)
         training = _Training(setup, seed, seed)
@@ -330,50 +319,6 @@ def _remove_archive(archive: Path) -> None:
     shutil.rmtree(spool_folder(archive), ignore_errors=True)
 
 
-class RehearsedWriter:
-    """Writes the saves of one training; goes on through its failures, as one `compress` of its saves would.
-
-    Parameters
-    ----------
-    base
-        How frames are made, but for what is searched.
-    task
-        The task, which evaluates its own model.
-    bounds
-        What is promised of every restored step.
-    device
-        Where the task's model is evaluated.
-    """
-
-    def __init__(self, base: ChainConfig, task: Task, bounds: Bounds, device: str) -> None:
-        self._originals: dict[int, Checkpoint] = {}
-        self.judge = Judge([TaskEvaluator(task, device)], self._originals.__getitem__, bounds)
-        self._bounded = BoundedWriter(base, self.judge, self._originals.get)
-
-    def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
-        """Write a save with the smallest frame found that keeps the bounds, or exactly if none does."""
-        self._originals[checkpoint.step] = checkpoint
-        appended = self._bounded.append(chain, checkpoint, done)
-        # The files of a save are gone after a failure; the next one may want to know what moved since.
-        self._originals.clear()
-        self._originals[checkpoint.step] = _held(checkpoint)
-        return appended
-
-    def promise(self) -> dict[str, Any]:
-        """Return how every save keeps the bounds, as JSON values."""
-        promise = self._bounded.promise
-        steps = sorted(promise.steps)
-        return promise.to_json() | {"frames": [{"step": step, **promise.step_json(step)} for step in steps]}
-
-
-@contextlib.contextmanager
-def open_rehearsed(task: Task, base: ChainConfig, bounds: Bounds, device: str) -> Iterator[RehearsedWriter]:
-    """Yield a writer; what its judge keeps in files goes with it."""
-    writer = RehearsedWriter(base, task, bounds, device)
-    with writer.judge:
-        yield writer
-
-
 def require_judgeable(task: Task, bounds: Bounds, device: str) -> None:
     """Refuse bounds that the task cannot be judged by, before anything is trained.
 
@@ -384,147 +329,27 @@ def require_judgeable(task: Task, bounds: Bounds, device: str) -> None:
     EvaluatorError
         The task cannot be evaluated.
     """
-    evaluator = TaskEvaluator(task, device)
+    evaluator = task_evaluator(task, device)
     bounds.completed(evaluator.evaluate(task.build().state_dict()))
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A `TensorSource` over tensors in memory."""
+def task_evaluator(task: Task, device: str = "cpu") -> ModelEvaluator:
+    """Return what judges states of a task's model, as the task itself does.
 
-    tensors: Mapping[str, Tensor]
-
-    def read(self, spec: TensorSpec) -> Tensor:
-        return self.tensors[spec.key].clone()
-
-    def skeleton(self, layout: FileLayout) -> bytes:
-        return b""
-
-
-def _held(checkpoint: Checkpoint) -> Checkpoint:
-    """Return weights and buffers of a checkpoint whose files will be gone."""
-    specs = tuple(spec for spec in checkpoint.specs if spec.role in MODEL_ROLES)
-    tensors = {spec.key: checkpoint[spec.key].clone() for spec in specs}
-    return replace(checkpoint, specs=specs, files=(), source=_Held(tensors))
-
-
-class TaskEvaluator:
-    """Judges states of a task's model by `Task.evaluate`, in this process.
-
-    Parameters
-    ----------
-    task
-        The task. Where it has a method ``log_probs(model)``, that returns its predictions, (n, classes),
-        nats; else they are what `evaluate` takes the cross-entropy of.
-    device
-        Where its model runs.
-
-    Notes
-    -----
-    The model is made here, once, because making one draws from torch's global generator; `Task.evaluate`
-    must not, for the saver's thread calls it while training goes on. For use from one thread at a time.
+    Where the task has a method ``log_probs(model)``, that returns its predictions, (n, classes), nats. The
+    model is made here, once, because making one draws from torch's global generator; `Task.evaluate` must
+    not, for the saver's thread calls it while training goes on.
     """
+    own: Callable[[nn.Module], Tensor] | None = getattr(task, "log_probs", None)
 
-    def __init__(self, task: Task, device: str = "cpu") -> None:
-        self._task = task
-        self._model = task.build().to(device)
-        own = [name for name, value in self._model.state_dict().items() if isinstance(value, Tensor)]
-        # A checkpoint names tensors without what wrappers put before them.
-        self._names = dict(zip(own, strip_wrappers(own), strict=True))
-        self.spec = f"the task '{task.name}'"
-        self.metric: str | None = task.metric
-        self.direction: Direction | None = Direction(task.direction)
-
-    def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint) -> Evaluation:
-        """Return metric and predictions of a state.
-
-        Raises
-        ------
-        EvaluatorError
-            The state is of another model, or the task fails on it.
-        NotFiniteError
-            The metric is NaN or infinite.
-        """
-        begun = time.perf_counter()
-        self._load(state_dict.state_dict() if isinstance(state_dict, Checkpoint) else state_dict)
-        try:
-            with torch.no_grad():
-                value, log_probs = _judge(self._task, self._model)
-        except Exception as error:
-            raise EvaluatorError(
-                f"the task cannot be evaluated ({type(error).__name__}: {error})", where=self.spec
-            ) from error
-        if not math.isfinite(value):
-            raise NotFiniteError(f"its '{self._task.metric}' is {value}", where=self.spec)
-        return Evaluation(
-            metric=self._task.metric,
-            direction=Direction(self._task.direction),
-            value=value,
-            metrics={self._task.metric: value},
-            log_probs=None if log_probs is None else log_probs.float().cpu().numpy(),
-            seconds=time.perf_counter() - begun,
-        )
-
-    def close(self) -> None:
-        """Nothing is held that would have to be released."""
-
-    def _load(self, state: Mapping[str, Tensor]) -> None:
-        """Put a state into the model."""
-        missing = [name for name in self._names.values() if name not in state]
-        if missing:
-            raise EvaluatorError(f"the state has no tensor '{missing[0]}'", where=self.spec)
-        try:
-            self._model.load_state_dict({own: state[name] for own, name in self._names.items()}, strict=False)
-        except RuntimeError as error:
-            raise EvaluatorError(f"the state is of another model ({error})", where=self.spec) from error
-
-
-def _judge(task: Task, model: torch.nn.Module) -> tuple[float, Tensor | None]:
-    """Return a model's metric, and predictions: the task's own, or what its metric is computed from."""
-    own: Callable[[torch.nn.Module], Tensor] | None = getattr(task, "log_probs", None)
-    if own is not None:
-        return float(task.evaluate(model)), own(model)
-    with _Predictions() as seen:
+    def check(model: nn.Module) -> Any:
         value = float(task.evaluate(model))
-    return value, seen.log_probs()
+        return value if own is None else {task.metric: value, "log_probs": own(model)}
 
-
-class _Predictions(TorchFunctionMode):
-    """Notes what cross-entropies are taken of, in this thread, as long as it is entered."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._rows: list[Tensor] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Look at the arguments of the two losses; within this, the mode is off."""
-        kwargs = kwargs or {}
-        if func is functional.cross_entropy:
-            self._rows.append(_rows(True, *args, **kwargs))
-        elif func is functional.nll_loss:
-            self._rows.append(_rows(False, *args, **kwargs))
-        return func(*args, **kwargs)
-
-    def log_probs(self) -> Tensor | None:
-        """Return the predictions, (n, classes); None where there were none, or of several kinds."""
-        if not self._rows or len({row.shape[1] for row in self._rows}) > 1:
-            return None
-        return torch.cat(self._rows)
-
-
-def _rows(
-    is_logits: bool,
-    input: Tensor,
-    target: Tensor,
-    weight: object = None,
-    size_average: object = None,
-    ignore_index: int = _IGNORED,
-    *_: object,
-    **__: object,
-) -> Tensor:
-    """Return log-probabilities, (n, classes), of what a loss was given: (classes), or (n, classes, …)."""
-    rows = input.unsqueeze(0) if input.dim() == 1 else input.movedim(1, -1).flatten(0, -2)
-    rows = functional.log_softmax(rows.float(), dim=1) if is_logits else rows
-    return rows if target.is_floating_point() else rows[target.reshape(-1) != ignore_index]
+    return ModelEvaluator(
+        task.build().to(device),
+        check,
+        spec=f"the task '{task.name}'",
+        metric=task.metric,
+        direction=Direction(task.direction),
+    )

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from inshrink_core.chain.defaults import make_chain_config, resolve_device
+from inshrink_core.chain import optimizer_of
+from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import InputError
-from inshrink_core.execution import ResultStore, parse_record
+from inshrink_core.execution import ResultStore, key_digest, parse_record, resolve_device
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.metrics import Direction, drop, ratio
+from inshrink_core.report import Report
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds
 from inshrink_core.search.space import space_of
-from inshrink_core.training.tasks import find_task
+from inshrink_core.training.tasks import find_task, task_names
 
 if TYPE_CHECKING:
     import os
@@ -28,7 +31,15 @@ if TYPE_CHECKING:
     from inshrink_core.codec import AnyCodec
     from inshrink_core.training.failing import Schedule, Setup
 
-__all__ = ["Rehearsal", "TrainingResult", "half_width", "parse_training", "rehearse"]
+__all__ = [
+    "Rehearsal",
+    "TrainingResult",
+    "half_width",
+    "kept_rehearsals",
+    "pair_trainings",
+    "parse_training",
+    "rehearse",
+]
 
 
 _T_975: Final = (
@@ -40,6 +51,12 @@ _T_975: Final = (
 
 _Z_975: Final = 1.959964
 """The same of the normal distribution."""
+
+_ALONE: Final = ("task", "n_steps", "saved_at", "device", "threads", "torch", "seed")
+"""What every training depends on; one with failures on more."""
+
+_RESULTS: Final = "results"
+_MOST_KEPT: Final = 2_000
 
 
 def rehearse(
@@ -56,6 +73,7 @@ def rehearse(
     keyframe_every: int = 32,
     max_drop: float | None = None,
     max_divergence: float | None = None,
+    max_restore_cost: float | None = None,
     device: str = "auto",
     threads: int = 1,
     keep_archives: bool = False,
@@ -129,7 +147,7 @@ def rehearse(
     """
     from inshrink_core.training.failing import Schedule, Setup, isolated, require_judgeable
 
-    bounds = Bounds.promised(max_drop, max_divergence)
+    bounds = Bounds.promised(max_drop, max_divergence, max_restore_cost)
     found, identity = find_task(task)
     schedule = _checked(
         Schedule(
@@ -256,20 +274,16 @@ class _Runner:
         import torch
 
         schedule = self.setup.schedule
-        return {
-            "task": self.identity,
-            "n_steps": schedule.n_steps,
-            "saved_at": list(schedule.saved_at),
-            "device": self.setup.device,
-            "threads": self.threads,
-            "torch": torch.__version__,
-            "seed": seed,
-        }
+        values = (
+            *(self.identity, schedule.n_steps, list(schedule.saved_at), self.setup.device, self.threads),
+            *(torch.__version__, seed),
+        )
+        return dict(zip(_ALONE, values, strict=True))
 
     def _kept(self, kind: str, key: dict[str, Any], train: Callable[[str], TrainingResult]) -> TrainingResult:
         """Return a result that is there already, or make and keep it."""
         label = f"{kind}-seed{key['seed']}"
-        store = ResultStore(self.directory / "results", "result", parse_training)
+        store = ResultStore(self.directory / _RESULTS, "result", parse_training)
         result = store.load(label, key)
         if result is None:
             result = train(store.name_of(label, key))
@@ -294,11 +308,12 @@ class _Runner:
 def _bounds_key(bounds: Bounds) -> dict[str, Any]:
     """Return bounds as JSON values that tell one that was waived from one that is filled in by default."""
     divergence = DEFAULT_MAX_DIVERGENCE if bounds.max_divergence is None else bounds.max_divergence
+    cost = bounds.max_restore_cost
     return {
         "drop": None if bounds.max_drop is None else str(bounds.max_drop),
         "divergence": str(divergence),
         "default": bounds.max_divergence is None,
-    }
+    } | ({} if cost is None else {"restore_cost": str(cost)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +336,7 @@ class TrainingResult:
         0 without failures.
     promise
         What was promised of every save as restored and how each keeps it
-        (`inshrink_core.training.failing.RehearsedWriter.promise`); None where nothing was.
+        (`inshrink_core.training.check.CheckedWriter.promise`); None where nothing was.
     """
 
     seed: int
@@ -343,7 +358,7 @@ class TrainingResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
+class Rehearsal(Report):
     """A rehearsal's trainings, paired by seed, and its settings.
 
     Parameters
@@ -372,6 +387,13 @@ class Rehearsal:
     uninterrupted: tuple[TrainingResult, ...]
     restored: tuple[TrainingResult, ...]
     device: str = "cpu"
+
+    DOCUMENT: ClassVar = (
+        "task metric direction codec config optimizer steps=n_steps saves=n_saves restored_at "
+        "seeds=uninterrupted.seed uninterrupted=uninterrupted.final restored=restored.final excesses excess "
+        "excess_half_width noise ratio_weights ratio_total raw_bytes archive_bytes train_seconds "
+        "restored_seconds device save_seconds curves"
+    )
 
     @property
     def excesses(self) -> tuple[float | None, ...]:
@@ -405,59 +427,59 @@ class Rehearsal:
     @property
     def ratio_weights(self) -> float | None:
         """Ratio of the weights over all frames of the restored trainings, keyframes included."""
-        return ratio(
-            sum(result.raw_weights for result in self.restored),
-            sum(result.weights_nbytes for result in self.restored),
-        )
+        return ratio(self._sum("raw_weights"), self._sum("weights_nbytes"))
 
     @property
     def ratio_total(self) -> float | None:
         """Ratio of everything stored over all frames of the restored trainings, keyframes included."""
-        return ratio(
-            sum(result.raw_total for result in self.restored),
-            sum(result.nbytes for result in self.restored),
-        )
+        return ratio(self.raw_bytes, self.archive_bytes)
+
+    def _sum(self, name: str) -> Any:
+        return sum(getattr(result, name) for result in self.restored)
+
+    @property
+    def raw_bytes(self) -> int:
+        """Raw bytes of everything in the frames of the restored trainings."""
+        return int(self._sum("raw_total"))
+
+    @property
+    def archive_bytes(self) -> int:
+        """Bytes that these take in their archives."""
+        return int(self._sum("nbytes"))
+
+    @property
+    def train_seconds(self) -> float:
+        """Wall time of the uninterrupted trainings."""
+        return sum(result.seconds for result in self.uninterrupted)
+
+    @property
+    def restored_seconds(self) -> float:
+        """Wall time of the restored trainings."""
+        return float(self._sum("seconds"))
+
+    @property
+    def save_seconds(self) -> float:
+        """Time that these waited for their archives."""
+        return float(self._sum("save_seconds"))
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink rehearse --json``."""
-        pairs = list(zip(self.uninterrupted, self.restored, strict=True))
-        return self._promised() | {
-            "task": self.task,
-            "metric": self.metric,
-            "direction": self.direction,
-            "codec": self.codec,
-            "config": dict(self.config),
-            "optimizer": self.optimizer,
-            "steps": self.n_steps,
-            "saves": self.n_saves,
-            "restored_at": list(self.restored_at),
-            "seeds": [result.seed for result in self.uninterrupted],
-            "uninterrupted": [before.final for before, _ in pairs],
-            "restored": [after.final for _, after in pairs],
-            "excesses": list(self.excesses),
-            "excess": self.excess,
-            "excess_half_width": self.excess_half_width,
-            "noise": self.noise,
-            "ratio_weights": self.ratio_weights,
-            "ratio_total": self.ratio_total,
-            "raw_bytes": sum(after.raw_total for _, after in pairs),
-            "archive_bytes": sum(after.nbytes for _, after in pairs),
-            "train_seconds": sum(before.seconds for before, _ in pairs),
-            "restored_seconds": sum(after.seconds for _, after in pairs),
-            "device": self.device,
-            "save_seconds": sum(after.save_seconds for _, after in pairs),
-            "curves": [
-                {
-                    "seed": before.seed,
-                    "steps": list(before.steps),
-                    "uninterrupted": list(before.metrics),
-                    "restored": list(after.metrics),
-                    "uninterrupted_train_loss": list(before.train_losses),
-                    "restored_train_loss": list(after.train_losses),
-                }
-                for before, after in pairs
-            ],
-        }
+        return self._promised() | Report.to_json(self)
+
+    @property
+    def curves(self) -> list[dict[str, Any]]:
+        """A row a pair of trainings, with the metrics of both at every save."""
+        return [
+            {
+                "seed": before.seed,
+                "steps": before.steps,
+                "uninterrupted": before.metrics,
+                "restored": after.metrics,
+                "uninterrupted_train_loss": before.train_losses,
+                "restored_train_loss": after.train_losses,
+            }
+            for before, after in zip(self.uninterrupted, self.restored, strict=True)
+        ]
 
     def _promised(self) -> dict[str, Any]:
         """Return what was promised of every save, over all trainings; nothing where nothing was."""
@@ -469,6 +491,7 @@ class Rehearsal:
             "bounds": promises[0][1]["bounds"],
             "max_drop": _largest([frame["drop"] for frame in frames]),
             "max_divergence": _largest([frame["divergence"] for frame in frames]),
+            "max_restore_cost": _largest([frame.get("restore_cost") for frame in frames]),
             "evaluations": sum(promise["evaluations"] for _, promise in promises),
             "frames": frames,
         }
@@ -482,6 +505,80 @@ def _all_known(values: Sequence[float | None]) -> list[float] | None:
     """Return the values; None where one is missing or not finite: a mean of the rest would mislead."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return known if known and len(known) == len(values) else None
+
+
+def kept_rehearsals(directory: str | os.PathLike[str]) -> tuple[Rehearsal, ...]:
+    """Return what the trainings that `rehearse` keeps say in pairs: restored ones, each with its seed alone.
+
+    Parameters
+    ----------
+    directory
+        As `rehearse` was given it, or its folder of results; what cannot be read there is passed over.
+
+    Returns
+    -------
+    tuple of Rehearsal
+        One for each way of storing. Of shipped tasks alone: of others nothing says what the metric is.
+    """
+    folder = Path(directory)
+    folder = folder / _RESULTS if (folder / _RESULTS).is_dir() else folder
+    store = ResultStore(folder, "result", parse_training)
+    return tuple(rehearsal for _, rehearsal in pair_trainings(store.kept(_MOST_KEPT)))
+
+
+def pair_trainings(
+    trainings: Iterable[tuple[Mapping[str, Any], TrainingResult]],
+) -> Iterator[tuple[Mapping[str, Any], Rehearsal]]:
+    """Yield what trainings say in pairs, and a key of each; what is no key is passed over.
+
+    Parameters
+    ----------
+    trainings
+        Of any settings, each with the key that it is kept under.
+    """
+    alone: dict[str, TrainingResult] = {}
+    restored: dict[str, list[tuple[Mapping[str, Any], TrainingResult]]] = {}
+    for key, result in trainings:
+        if "codec" in key:
+            setting = {name: value for name, value in key.items() if name != "seed"}
+            restored.setdefault(key_digest(setting), []).append((key, result))
+        else:
+            alone[key_digest({name: key.get(name) for name in _ALONE})] = result
+    for members in restored.values():
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            rehearsal = _paired(alone, members)
+            if rehearsal is not None:
+                yield members[0][0], rehearsal
+
+
+def _paired(
+    alone: Mapping[str, TrainingResult], restored: Sequence[tuple[Mapping[str, Any], TrainingResult]]
+) -> Rehearsal | None:
+    """Put trainings of one setting together; KeyError, TypeError or ValueError where a key is none."""
+    pairs = []
+    for key, after in sorted(restored, key=lambda one: int(one[0]["seed"])):
+        before = alone.get(key_digest({name: key[name] for name in _ALONE}))
+        if before is not None and before.steps == after.steps:
+            pairs.append((before, after))
+    key = restored[0][0]
+    name = str(key["task"]).partition("/")[0]
+    if not pairs or name not in task_names():
+        return None
+    task, _ = find_task(name)
+    return Rehearsal(
+        task=task.name,
+        metric=task.metric,
+        direction=task.direction,
+        codec=str(key["codec"]),
+        config=dict(key["config"]),
+        optimizer=optimizer_of({"optimizer": key["optimizer_state"]}),
+        n_steps=int(key["n_steps"]),
+        n_saves=len(key["saved_at"]),
+        restored_at=tuple(map(int, key["restored_at"])),
+        uninterrupted=tuple(before for before, _ in pairs),
+        restored=tuple(after for _, after in pairs),
+        device=str(key["device"]),
+    )
 
 
 def half_width(values: Sequence[float]) -> float | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from inshrink_core.archive import ArchiveReader, ArchiveWriter
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, is_archive
 from inshrink_core.archive.storage import storage_error
 from inshrink_core.chain import (
     Archive,
@@ -31,6 +31,8 @@ from inshrink_core.execution import working_folder
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.frame import FrameInfo
 from inshrink_core.search.bounded import AsConfigured, StepWriter
+from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
+from inshrink_core.search.space import space_of
 from inshrink_core.training.gradients import N_RECORDED, GradientAverage
 from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Spool, SpooledSave, spool_folder
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.chain import BaseLike, BaseModel
     from inshrink_core.codec import AnyCodec
+    from inshrink_core.training.check import Check, CheckedWriter
 
 __all__ = ["Archiver", "Saver"]
 
@@ -86,8 +89,19 @@ class Saver:
         Tensors encoded at a time, beside the training; by default one.
     n_recorded
         Batches before a save whose gradients `record` averages.
+    check
+        ``check(model)`` returns the loss on a fixed small batch, a number; or a dict of it (``loss``) and of
+        ``log_probs`` (n, classes) or ``predictions``. Each save is then decoded and judged beside the
+        training, on a copy of the model in eval mode, and written as coarse as `max_restore_cost` allows, or
+        exactly where nothing coarser does. What cross-entropies or mean squared errors are taken of is seen
+        by itself. It must neither draw random numbers nor change what it is not given.
+    max_restore_cost
+        What a restore of any save may cost, as the expected relative rise of the checked loss; by default
+        `DEFAULT_MAX_RESTORE_COST`.
+    check_every
+        Check every so many saves; those between are written as the last one that was checked.
     step_writer
-        How each save is written, on the saver's thread; by default as `codec` and `config` say.
+        How each save is written, on the saver's thread; by default as `codec`, `config` and `check` say.
     base
         The model that a fine-tuning begins from, a file or a state dict, which is copied
         (`inshrink_core.chain.open_base`): the archive's first frame is told against it. An archive that
@@ -157,6 +171,9 @@ class Saver:
         device: str = "auto",
         threads: int | None = None,
         n_recorded: int = N_RECORDED,
+        check: Check | None = None,
+        max_restore_cost: float | None = None,
+        check_every: int = 1,
         step_writer: StepWriter | None = None,
         base: BaseLike | None = None,
     ) -> None:
@@ -170,6 +187,8 @@ class Saver:
         self._base = None if base is None else open_base(base)
         if self._base is not None:
             require_base_codec(self._config.config)
+        self._checked = self._checked_writer(check, max_restore_cost, check_every)
+        step_writer = step_writer if self._checked is None else self._checked
         writer = ArchiveWriter(self.path, create=True)
         try:
             self._spool = Spool(spool_folder(self.path))
@@ -186,10 +205,50 @@ class Saver:
         # At the end of the interpreter what is pending is archived, not abandoned.
         self._finalizer = weakref.finalize(self, self._archiver.close_quietly)
 
+    def _checked_writer(
+        self, check: Check | None, max_restore_cost: float | None, check_every: int
+    ) -> CheckedWriter | None:
+        """Return what writes saves under a check, which is tried on the model as it is."""
+        from inshrink_core.training.check import CheckedWriter, ModelEvaluator, copied_model, require_check
+
+        if type(check_every) is not int or check_every < 1:
+            raise InputError("check_every is a number of saves", expected="≥ 1", found=repr(check_every))
+        if check is None:
+            if max_restore_cost is not None or check_every != 1:
+                raise InputError(
+                    "there is no check", remedy="give the saver `check`, a function of the model"
+                )
+            return None
+        space_of(self._config.codec, frozenset())  # refuses a codec without anything to search
+        bounds = Bounds(
+            max_restore_cost=DEFAULT_MAX_RESTORE_COST if max_restore_cost is None else max_restore_cost
+        )
+        evaluator = ModelEvaluator(copied_model(self._model), check)
+        bounds.completed(require_check(evaluator, self._model))
+        return CheckedWriter(
+            self._config,
+            evaluator,
+            bounds,
+            follows=True,
+            every=check_every,
+            resumed=is_archive(self.path),
+            forgiving=True,
+        )
+
     @property
     def n_pending(self) -> int:
         """Number of saves that are not archived yet."""
         return self._archiver.n_pending
+
+    @property
+    def failures(self) -> Mapping[int, str]:
+        """Why saves could not be checked, by step: they are stored exactly."""
+        return {} if self._checked is None else dict(self._checked.failures)
+
+    @property
+    def check_seconds(self) -> float:
+        """Time that checks have taken so far, on the saver's thread."""
+        return 0.0 if self._checked is None else self._checked.seconds
 
     def record(self) -> None:
         """Take the gradients of this batch into their average; to be called after ``backward``.
@@ -359,7 +418,11 @@ class Saver:
             A save could not be archived. It stays in the spool for the next saver.
         """
         self._finalizer.detach()
-        self._archiver.close()
+        try:
+            self._archiver.close()
+        finally:
+            if self._checked is not None:
+                self._checked.close()
 
     def _require_open(self) -> None:
         if not self._finalizer.alive:
@@ -594,14 +657,8 @@ class Archiver:
 
     def _chain_from(self, parent: FrameInfo | None, save: SpooledSave) -> ChainWriter:
         """Return a writer that continues from a frame, on a new branch where frames follow it already."""
-        reader = self._writer.reader
-        branch = None
-        if parent is not None and parent != reader.listed_head:
-            branch = reader.next_branch
-        restored = None if save.restored is None else reader.info(save.restored)
-        return ChainWriter(
-            self._writer, self._config, parent=parent, branch=branch, restored=restored, base=self._base
-        )
+        restored = None if save.restored is None else self._writer.reader.info(save.restored)
+        return ChainWriter(self._writer, self._config, parent=parent, restored=restored, base=self._base)
 
     def _find(self, save: SpooledSave) -> FrameInfo | None:
         """Return the frame that holds a save already: the process died before it could note so."""

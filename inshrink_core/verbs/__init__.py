@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from inshrink_core.search.search import SearchReport as SearchReport
     from inshrink_core.search.search import search as search
     from inshrink_core.verbs.compare import CheckedBounds as CheckedBounds
+    from inshrink_core.verbs.compare import Comparisons as Comparisons
     from inshrink_core.verbs.compare import compare as compare
+    from inshrink_core.verbs.compare import compare_archives as compare_archives
     from inshrink_core.verbs.compress import CompressReport as CompressReport
     from inshrink_core.verbs.compress import compress as compress
     from inshrink_core.verbs.diff import StepDiff as StepDiff
     from inshrink_core.verbs.diff import diff as diff
     from inshrink_core.verbs.estimate import EstimateReport as EstimateReport
+    from inshrink_core.verbs.estimate import LevelsReport as LevelsReport
     from inshrink_core.verbs.estimate import estimate as estimate
+    from inshrink_core.verbs.estimate import estimate_levels as estimate_levels
     from inshrink_core.verbs.export import ExportReport as ExportReport
     from inshrink_core.verbs.export import export as export
     from inshrink_core.verbs.inspect import Inventory as Inventory

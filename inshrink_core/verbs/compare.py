@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.analysis.gain import restore_gain
@@ -16,14 +18,14 @@ from inshrink_core.formats import Run, open_run
 if TYPE_CHECKING:
     import os
 
-    from inshrink_core.checkpoint import Checkpoint
     from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluation
 
-__all__ = ["CheckedBounds", "compare"]
+__all__ = ["CheckedBounds", "Comparisons", "compare", "compare_archives"]
 
 _REMEDIES = {
     "drop": "a metric of zero has no relative change; choose another with --eval-metric",
     "divergence": "the evaluator must return 'log_probs'",
+    "restore_cost": "the evaluator must return a loss above 0, or 'log_probs'",
 }
 
 
@@ -37,6 +39,8 @@ class CheckedBounds:
         Largest relative change of the metric for the worse: 0.01 is one percent.
     max_divergence
         Largest divergence of the predictions, nats.
+    max_restore_cost
+        Largest expected relative rise of the loss.
 
     Raises
     ------
@@ -46,14 +50,19 @@ class CheckedBounds:
 
     max_drop: float | None = None
     max_divergence: float | None = None
+    max_restore_cost: float | None = None
 
     def __post_init__(self) -> None:
         for name, bound in self._by_figure().items():
             if bound is not None and math.isnan(bound):
-                raise InputError(f"--max-{name} nan bounds nothing", remedy="give a number")
+                raise InputError(f"--max-{_dashed(name)} nan bounds nothing", remedy="give a number")
 
     def _by_figure(self) -> dict[str, float | None]:
-        return {"drop": self.max_drop, "divergence": self.max_divergence}
+        return {
+            "drop": self.max_drop,
+            "divergence": self.max_divergence,
+            "restore_cost": self.max_restore_cost,
+        }
 
     def failure(self, comparison: Comparison, where: str) -> CheckFailedError | InputError | None:
         """Return why the bounds are not kept; None if they are, or there are none."""
@@ -63,15 +72,16 @@ class CheckedBounds:
             rows = comparison.steps
             for row in rows:
                 if getattr(row, name) is None:
+                    figure = name.replace("_", " ")
                     return InputError(
-                        f"--max-{name} cannot be checked: step {row.step} has no {name}",
+                        f"--max-{_dashed(name)} cannot be checked: step {row.step} has no {figure}",
                         where=where,
                         remedy=_REMEDIES[name],
                     )
             worst = max(rows, key=lambda row: float(getattr(row, name)))
             if getattr(worst, name) > bound:
                 return CheckFailedError(
-                    f"step {worst.step} exceeds --max-{name}",
+                    f"step {worst.step} exceeds --max-{_dashed(name)}",
                     where=where,
                     expected=f"at most {bound:g}",
                     found=f"{getattr(worst, name):.4g}",
@@ -97,6 +107,27 @@ class CheckedBounds:
         return bool(known) and all(stale <= limit for stale, limit in known)
 
 
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparisons:
+    """Several archives of a run, each compared with it.
+
+    Parameters
+    ----------
+    archives
+        Path and comparison of each.
+    """
+
+    archives: tuple[tuple[str, Comparison], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``inshrink compare --json`` of several archives."""
+        return {"archives": [{"archive": path, **found.to_json()} for path, found in self.archives]}
+
+
 def compare(
     archive: Archive | str | os.PathLike[str],
     against: Run | str | os.PathLike[str],
@@ -108,6 +139,7 @@ def compare(
     timeout: float = 600.0,
     steps: Iterable[int] | None = None,
     gain: bool = False,
+    device: str = "auto",
     progress: OnProgress | None = None,
 ) -> Comparison:
     """Evaluate every step as trained, as restored, and with the previous checkpoint in its place.
@@ -119,7 +151,8 @@ def compare(
     against
         The original run, or its path.
     evaluator
-        ``FILE.py:FUNCTION``; by default the one the run names in ``inshrink.toml``.
+        ``FILE.py:FUNCTION``, or the name of an installed one (``docs/evaluators.md``); by default the one the
+        run names in ``inshrink.toml``.
     metric, direction
         Which of the evaluator's figures counts, and whether higher or lower is better.
     trust_run
@@ -130,6 +163,8 @@ def compare(
         Steps to compare; by default every step both hold.
     gain
         Measure restore gain and noise of each step too, which costs an encoding.
+    device
+        Where tensors are decoded and encoded: ``auto``, ``cpu`` or ``cuda``. An evaluator decides for itself.
     progress
         Called after each step, with what was found of it.
 
@@ -149,45 +184,135 @@ def compare(
     >>> inshrink_core.compare(target, run).metric
     'accuracy'
     """
-    from inshrink_core.evaluate import EvaluatorRequest, compare_steps
-
-    opened = archive if isinstance(archive, Archive) else Archive.open(archive)
-    run = against if isinstance(against, Run) else open_run(against)
-    common = tuple(
-        step for step in (steps if steps is not None else opened.listed_steps) if step in run.steps
+    compared = compare_archives(
+        [archive],
+        against,
+        evaluator=evaluator,
+        metric=metric,
+        direction=direction,
+        trust_run=trust_run,
+        timeout=timeout,
+        steps=steps,
+        gain=gain,
+        device=device,
+        progress=progress,
     )
-    if not common:
-        raise InputError(
-            "the archive and the run have no step in common", where=f"{opened.path} and {run.path}"
-        )
-    restored: Mapping[int, Checkpoint] = opened.sequential()
+    return compared.archives[0][1]
 
-    found: dict[str, Any] = {}
 
-    def told(row: EvaluatedStep, original: Evaluation) -> None:
-        found.update(
-            asdict(row),
-            metric=original.metric,
-            direction=original.direction.value,
-            standard_error=original.standard_errors.get(original.metric),
-            n=None if original.log_probs is None else len(original.log_probs),
-        )
+def compare_archives(
+    archives: Sequence[Archive | str | os.PathLike[str]],
+    against: Run | str | os.PathLike[str],
+    *,
+    evaluator: str | None = None,
+    metric: str | None = None,
+    direction: str | None = None,
+    trust_run: bool = False,
+    timeout: float = 600.0,
+    steps: Iterable[int] | None = None,
+    gain: bool = False,
+    device: str = "auto",
+    progress: OnProgress | None = None,
+) -> Comparisons:
+    """Compare several archives of a run with it; each original step is evaluated once.
 
-    def report(done: int, total: int, step: int) -> None:
-        if progress is not None:
-            progress(Progress("compare", done, total, step, found=dict(found)))
+    Parameters
+    ----------
+    archives
+        The archives, or their paths; at least one.
+    against, evaluator, metric, direction, trust_run, timeout, gain, device, progress
+        As `compare` takes them.
+    steps
+        Steps to compare; of several archives each is compared at those that it holds.
 
-    asked = EvaluatorRequest(
+    Raises
+    ------
+    InputError
+        There is no archive, or one that has no step in common with the run.
+    UntrustedCodeError, EvaluatorError
+        As `compare`.
+    StorageError
+        There is no room for the predictions of the originals, which several archives share in a temporary
+        folder.
+    """
+    from inshrink_core.evaluate import EvaluatorRequest, OriginalEvaluations, compare_steps
+
+    opened = [(one if isinstance(one, Archive) else Archive.open(one)).on(device) for one in archives]
+    run = against if isinstance(against, Run) else open_run(against)
+    asked = None if steps is None else tuple(steps)
+    chosen = [_common_steps(one, run, asked, alone=len(opened) == 1) for one in opened]
+    if not opened:
+        raise InputError("there is no archive to compare")
+    request = EvaluatorRequest(
         evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
     )
-    with asked.resolve(run.settings, run.directory) as judge:
-        comparison = compare_steps(run, restored, judge, steps=common, progress=report, told=told)
-    return _with_gains(comparison, opened, run) if gain else comparison
+    found, before, total = [], 0, sum(map(len, chosen))
+    with (
+        request.resolve(run.settings, run.directory) as judge,
+        tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder,
+    ):
+        originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(folder))
+        known = originals if len(opened) > 1 else None
+        for one, common in zip(opened, chosen, strict=True):
+            tell = _Telling(progress, str(one.path), before, total)
+            compared = compare_steps(
+                run, one.sequential(), judge, steps=common, known=known, progress=tell.count, told=tell.take
+            )
+            compared = replace(compared, device=one.device)
+            found.append((str(one.path), _with_gains(compared, one, run) if gain else compared))
+            before += len(common)
+        originals.clear()
+    return Comparisons(archives=tuple(found))
+
+
+def _common_steps(archive: Archive, run: Run, asked: Sequence[int] | None, *, alone: bool) -> tuple[int, ...]:
+    """Return the steps at which an archive is compared.
+
+    Raises
+    ------
+    InputError
+        There are none.
+    """
+    listed = archive.listed_steps
+    wanted = listed if asked is None else asked if alone else [step for step in asked if step in listed]
+    common = tuple(step for step in wanted if step in run.steps)
+    if not common:
+        raise InputError(
+            "the archive and the run have no step in common", where=f"{archive.path} and {run.path}"
+        )
+    return common
+
+
+@dataclass(slots=True)
+class _Telling:
+    """Tells how far a comparison is, and what was found of a step of one archive among several."""
+
+    progress: OnProgress | None
+    archive: str
+    before: int
+    total: int
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, row: EvaluatedStep, original: Evaluation) -> None:
+        """Take in a step."""
+        self.found = {
+            **asdict(row),
+            "archive": self.archive,
+            "metric": original.metric,
+            "direction": original.direction.value,
+            "standard_error": original.standard_errors.get(original.metric),
+            "n": None if original.log_probs is None else len(original.log_probs),
+        }
+
+    def count(self, done: int, _: int, step: int) -> None:
+        """Tell of it."""
+        if self.progress is not None:
+            self.progress(Progress("compare", self.before + done, self.total, step, found=self.found))
 
 
 def _with_gains(comparison: Comparison, archive: Archive, run: Run) -> Comparison:
     """Add gain and noise to every step that has a previous one."""
-    measured = restore_gain(archive, run, steps=[row.step for row in comparison.steps])
+    measured = restore_gain(archive, run, steps=[row.step for row in comparison.steps], device=archive.device)
     gains = {one.step: one for one in measured.steps}
     rows = [
         replace(row, restore_gain=gains[row.step].gain, restore_noise=gains[row.step].noise)

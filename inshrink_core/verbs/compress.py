@@ -14,10 +14,12 @@ from inshrink_core.chain import (
     Archive,
     ArchiveSize,
     ChainWriter,
+    FrameEncoder,
     OriginalChecks,
     archive_size,
     content_digest,
     open_base,
+    optimizer_of,
     original_checks,
     stored_view,
     tensor_digest,
@@ -30,7 +32,7 @@ from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
 from inshrink_core.report import Report, plain_value
 from inshrink_core.search.bounded import AsConfigured, BoundedWriter, StepWriter, open_bounded
-from inshrink_core.search.bounds import Bounds
+from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.search import choose_steps
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ def compress(
     resumed_from: int | None = None,
     max_drop: float | None = None,
     max_divergence: float | None = None,
+    max_restore_cost: float | None = None,
     evaluator: str | None = None,
     metric: str | None = None,
     direction: str | None = None,
@@ -67,6 +70,7 @@ def compress(
     device: str = "auto",
     threads: int | None = None,
     allow_damaged: bool = False,
+    look_ahead: bool = True,
     base: BaseLike | None = None,
     progress: OnProgress | None = None,
 ) -> CompressReport:
@@ -88,15 +92,19 @@ def compress(
         The steps to write; by default all.
     resumed_from
         The archived step that training was restored from: the steps of `run` after it open a branch.
-    max_drop, max_divergence
+    max_drop, max_divergence, max_restore_cost
         Bounds on every restored step (`inshrink_core.verbs.Bounds`): each is then written with the smallest
-        frame found that keeps them, or exactly if no smaller one does.
+        frame found that keeps them, or exactly if no smaller one does. Where an evaluator is given without
+        bounds, a restore of any step costs at most `DEFAULT_MAX_RESTORE_COST`.
     evaluator, metric, direction, trust_run, timeout
         The evaluator of the bounds, as for `inshrink_core.compare`.
     device, threads
         Where and how many tensors at a time are encoded; neither changes the bytes.
     allow_damaged
         Archive files that do not match their own checksums, too; the archive will always say so.
+    look_ahead
+        Whether a new archive's codec may look at the whole run first, at some of the steps to be written, and
+        plan for it. To be switched off where a run is written step by step as it grows.
     base
         The model that the training began from (`inshrink_core.chain.open_base`): the archive's first frame
         is told against it, and needs it to be decoded.
@@ -142,7 +150,9 @@ def compress(
     model = None if base is None else open_base(base)
     if model is not None:
         _check_base(model, archive, chain_config.config, [opened[step] for step in chosen[:1]])
-    bounds = Bounds.promised(max_drop, max_divergence)
+    bounds = Bounds.promised(max_drop, max_divergence, max_restore_cost)
+    if bounds is None and (evaluator is not None or trust_run):
+        bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
     bounded: BoundedWriter | None = None
     with ExitStack() as stack:
         if bounds is not None and chosen:
@@ -155,6 +165,8 @@ def compress(
         writer = stack.enter_context(ArchiveWriter(archive, create=True))
         parent, branch = _branch_point(writer, resumed_from)
         chain = ChainWriter(writer, chain_config, parent=parent, branch=branch, restored=parent, base=model)
+        if look_ahead and chain.parent is None:
+            chain.foreseen = FrameEncoder(chain_config).look_ahead(chosen, opened.__getitem__)
         session = _Session(opened, writer, chain, resumed_from, progress, chosen, bounded)
         session.run_all()
         promise = None if bounded is None else bounded.promise
@@ -272,7 +284,7 @@ class _Session:
     def _is_equal(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
         """Whether a frame was made from this checkpoint."""
         meta = self._writer.reader.frame(info.frame_id).meta
-        view = stored_view(checkpoint, str(meta.get("optimizer", "lossless")))
+        view = stored_view(checkpoint, optimizer_of(meta))
         return content_digest(view) == meta.get("content")
 
     def _is_decoded(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
@@ -287,11 +299,8 @@ class _Session:
 
     def _continue_from(self, info: FrameInfo) -> None:
         """Write what follows as the continuation of a restored step; a branch, if others follow it."""
-        parent = self._chain.parent
-        is_last = parent is not None and parent.frame_id == info.frame_id
-        branch = info.branch if is_last else self._writer.reader.next_branch
         self._chain = ChainWriter(
-            self._writer, self._chain.config, parent=info, branch=branch, restored=info, base=self._chain.base
+            self._writer, self._chain.config, parent=info, restored=info, base=self._chain.base
         )
 
     def _pass(self, step: int, checkpoint: Checkpoint) -> None:

@@ -14,6 +14,7 @@ from inshrink_core.analysis.movement import Movement, measure_movement
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import InputError, StorageError
+from inshrink_core.execution import resolve_device
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run
 from inshrink_core.report import Report
@@ -46,6 +47,8 @@ class StepDiff(Report):
         Tensors of one shape and dtype in both, by falling relative movement; integers, which count, last.
     added, removed, reshaped
         Keys of tensors that only the second or only the first has, or whose shape or dtype is another.
+    device
+        Where the steps of an archive were decoded.
     """
 
     path: str
@@ -54,8 +57,9 @@ class StepDiff(Report):
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     reshaped: tuple[str, ...] = ()
+    device: str = "cpu"
 
-    DOCUMENT: ClassVar = "path steps total layers tensors added removed reshaped"
+    DOCUMENT: ClassVar = "path steps total layers tensors added removed reshaped device"
 
     @property
     def total(self) -> Movement:
@@ -133,6 +137,7 @@ def diff(
     *,
     steps: tuple[int, int] | None = None,
     everything: bool = False,
+    device: str = "auto",
     progress: OnProgress | None = None,
 ) -> StepDiff:
     """Measure what moved between two steps of a run or an archive.
@@ -145,6 +150,8 @@ def diff(
         The two steps; by default the last two.
     everything
         Measure the optimizer's state too, not weights and buffers alone.
+    device
+        Where the steps of an archive are decoded: ``auto``, ``cpu`` or ``cuda``.
     progress
         Called after each tensor.
 
@@ -167,6 +174,9 @@ def diff(
     True
     """
     opened = run if isinstance(run, Run | Archive) else open_any(run)
+    device = resolve_device(device if isinstance(opened, Archive) else "cpu")
+    if isinstance(opened, Archive):
+        opened = opened.on(device)
     where = opened.reader.path if isinstance(opened, Archive) else str(opened.path)
     if steps is None:
         known = opened.listed_steps if isinstance(opened, Archive) else opened.steps
@@ -195,6 +205,7 @@ def diff(
         added=tuple(key for key in other if key not in chosen),
         removed=tuple(key for key in chosen if key not in other),
         reshaped=tuple(key for key, spec in chosen.items() if key in other and not _alike(spec, other[key])),
+        device=device,
     )
 
 

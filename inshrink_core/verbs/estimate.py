@@ -1,4 +1,4 @@
-"""Estimating a configuration's ratio and drop in seconds, without the evaluator."""
+"""Estimating ratio and drop of a configuration, or of several, in seconds and without the evaluator."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inshrink_core.chain import ChainConfig
+from inshrink_core.chain import ChainConfig, FrameEncoder
 from inshrink_core.chain.defaults import make_chain_config, make_configs
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import InputError
+from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
+from inshrink_core.report import Report
 from inshrink_core.search.measure import encode_chain
 from inshrink_core.search.prior import prior_of
 from inshrink_core.search.quadratic import Calibration, calibrate, sensitivities
@@ -26,7 +28,7 @@ from inshrink_core.search.sampling import (
     scaled_nbytes,
 )
 from inshrink_core.search.search import Chain, choose_steps, known_trials
-from inshrink_core.search.space import Candidate
+from inshrink_core.search.space import Candidate, space_of
 from inshrink_core.search.trials import Trial
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.codec import AnyCodec
 
-__all__ = ["EstimateReport", "estimate"]
+__all__ = ["EstimateReport", "LevelsReport", "estimate", "estimate_levels"]
 
 _NUMEL: Final = 1 << 23
 """Elements encoded in all: a few seconds."""
@@ -50,7 +52,7 @@ _STRETCHES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateReport:
+class EstimateReport(Report):
     """Estimates of what a configuration does to a run; nothing here was measured on decoded states.
 
     Parameters
@@ -74,6 +76,8 @@ class EstimateReport:
         Wall time.
     notes
         What should be known.
+    device
+        Where frames were encoded.
     """
 
     codec: str
@@ -90,18 +94,33 @@ class EstimateReport:
     sampled: float
     seconds: float
     notes: tuple[str, ...] = ()
+    device: str = "cpu"
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink estimate --json``."""
-        return (
-            {"estimate": True}
-            | {name: getattr(self, name) for name in self.__dataclass_fields__}
-            | {
-                "config": dict(self.config),
-                "overrides": [dict(one) for one in self.overrides],
-                "notes": list(self.notes),
-            }
-        )
+        return {"estimate": True} | Report.to_json(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelsReport:
+    """Estimates of a codec from fine to coarse.
+
+    Parameters
+    ----------
+    levels
+        Configurations and what is estimated of each.
+    """
+
+    levels: tuple[tuple[Candidate, EstimateReport], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``inshrink estimate --levels --json``."""
+        return {"estimate": True, "levels": [_row_of(*one) for one in self.levels]}
+
+
+def _row_of(candidate: Candidate, report: EstimateReport) -> dict[str, Any]:
+    """Return the document of one estimate of several, with what its configuration alone sets."""
+    return {"set": candidate.document(), **report.to_json()}
 
 
 def estimate(
@@ -152,15 +171,94 @@ def estimate(
     >>> report.ratio_total > 5
     True
     """
-    begun = time.perf_counter()
-    opened = run if isinstance(run, Run) else open_run(run)
-    chosen = choose_steps(opened, steps)
     chain = make_chain_config("", codec, config, optimizer, keyframe_every, device, threads)
-    stretches = _stretches(chosen)
-    n_steps = sum(len(stretch) for stretch in stretches)
-    keys = sample_keys(opened[chosen[0]], max(_LEAST_NUMEL, _NUMEL // n_steps))
-    rows = [row for stretch in stretches for row in _encode(opened, chain, stretch, keys)]
-    known = known_trials(opened, None if trials is None else Path(trials))
+    return _estimated(chain, _Asked.of(run, steps, trials))
+
+
+def estimate_levels(
+    run: Run | str | os.PathLike[str],
+    *,
+    levels: int = 7,
+    codec: str | None = None,
+    config: Mapping[str, Any] | AnyCodec | None = None,
+    optimizer: str | None = None,
+    keyframe_every: int = 32,
+    steps: Iterable[int] | None = None,
+    trials: str | os.PathLike[str] | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    progress: OnProgress | None = None,
+) -> LevelsReport:
+    """Estimate a codec from fine to coarse.
+
+    Parameters
+    ----------
+    run, codec, config, optimizer, keyframe_every, steps, trials, device, threads
+        As `estimate` takes them; what is turned by a level replaces what `config` says of it.
+    levels
+        Most configurations, at least one; a codec of few values has fewer.
+    progress
+        Called after each, with its row of the document.
+
+    Raises
+    ------
+    InputError
+        As `estimate`; or the codec has nothing to turn, or `levels` is less than one.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> fine, coarse = inshrink_core.verbs.estimate_levels(run, levels=2, steps=run.steps[-2:]).levels
+    >>> fine[1].ratio_weights < coarse[1].ratio_weights
+    True
+    """
+    if levels < 1:
+        raise InputError("--levels is at least 1", expected="≥ 1", found=str(levels))
+    chain = make_chain_config("", codec, config, optimizer, keyframe_every, device, threads)
+    asked = _Asked.of(run, steps, trials)
+    layers = frozenset(spec.layer for spec in asked.run[asked.steps[0]].specs if spec.role in MODEL_ROLES)
+    candidates = space_of(chain.codec, layers).levels(levels)
+    found = []
+    for done, candidate in enumerate(candidates, start=1):
+        found.append((candidate, _estimated(candidate.chain_config(chain), asked)))
+        if progress is not None:
+            n = found[-1][1].n_steps
+            row = _row_of(*found[-1])
+            progress(Progress("estimate", done * n, len(candidates) * n, asked.steps[-1], found=row))
+    return LevelsReport(levels=tuple(found))
+
+
+class _Asked(NamedTuple):
+    """What is estimated on: a run, steps of it, stretches of them and tensors that are encoded; trials."""
+
+    run: Run
+    steps: tuple[int, ...]
+    stretches: list[Sequence[int]]
+    keys: frozenset[str]
+    known: tuple[Trial, ...]
+
+    @classmethod
+    def of(
+        cls,
+        run: Run | str | os.PathLike[str],
+        steps: Iterable[int] | None,
+        trials: str | os.PathLike[str] | None,
+    ) -> _Asked:
+        opened = run if isinstance(run, Run) else open_run(run)
+        chosen = choose_steps(opened, steps)
+        stretches = _stretches(chosen)
+        numel = max(_LEAST_NUMEL, _NUMEL // sum(map(len, stretches)))
+        known = known_trials(opened, None if trials is None else Path(trials))
+        return cls(opened, chosen, stretches, sample_keys(opened[chosen[0]], numel), known)
+
+
+def _estimated(chain: ChainConfig, asked: _Asked) -> EstimateReport:
+    """Estimate what a configuration does."""
+    begun = time.perf_counter()
+    opened, chosen, stretches, keys, known = asked
+    foreseen = FrameEncoder(chain).look_ahead(chosen, opened.__getitem__)
+    rows = [row for stretch in stretches for row in _encode(opened, chain, stretch, keys, foreseen)]
     calibration = calibrate([one for one in known if one.config.get("codec") == chain.codec])
     if not calibration.n_trials:
         calibration = calibrate(known)
@@ -189,10 +287,11 @@ def estimate(
         basis="trials" if calibration.n_trials else "rule of thumb",
         rank_correlation=calibration.rank_correlation,
         n_trials=calibration.n_trials,
-        n_steps=n_steps,
+        n_steps=len(rows),
         sampled=sum(s.numel for s in specs if s.key in keys) / max(1, sum(s.numel for s in specs)),
         seconds=time.perf_counter() - begun,
         notes=() if calibration.n_trials else (_UNCALIBRATED,),
+        device=chain.device,
     )
 
 
@@ -222,9 +321,11 @@ def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
     return [steps[begin : begin + _RUN_LENGTH] for begin in begins]
 
 
-def _encode(run: Run, chain: ChainConfig, steps: Sequence[int], keys: frozenset[str]) -> Iterator[_Row]:
+def _encode(
+    run: Run, chain: ChainConfig, steps: Sequence[int], keys: frozenset[str], foreseen: Any
+) -> Iterator[_Row]:
     """Encode a stretch of a run in closed loop."""
-    encoded = encode_chain(chain, (run[step] for step in steps), keys)
+    encoded = encode_chain(chain, (run[step] for step in steps), keys, foreseen)
     before = None
     for number, (step, one) in enumerate(zip(steps, encoded, strict=True)):
         checkpoint = run[step]

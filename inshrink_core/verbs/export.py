@@ -73,6 +73,8 @@ class ExportReport(Report):
         Files of the checkpoint that were left out.
     seconds
         Wall time.
+    device
+        Where tensors were decoded and coarsened.
     """
 
     archive: str
@@ -84,11 +86,12 @@ class ExportReport(Report):
     relative_error: float
     left_out: tuple[str, ...]
     seconds: float
+    device: str = "cpu"
 
     DOCUMENT: ClassVar = (
         "archive output steps weights_only exact relative_error ratio_float32 "
         "ratio_weights=size.ratio_weights ratio_total=size.ratio_total raw_bytes=size.raw_total "
-        "bytes=nbytes left_out seconds"
+        "bytes=nbytes left_out seconds device"
     )
 
     @property
@@ -112,6 +115,7 @@ def export(
     ratio: float = DEFAULT_RATIO,
     exact: bool = False,
     force: bool = False,
+    device: str = "auto",
     progress: OnProgress | None = None,
     max_memory: int | None = None,
     max_disk: int | None = None,
@@ -136,6 +140,8 @@ def export(
         `weights_only` every bit is kept anyway.
     force
         Replace the file if it exists.
+    device
+        Where tensors are decoded and coarsened: ``auto``, ``cpu`` or ``cuda``; it does not change the file.
     progress
         Called after each tensor; raising cancels and leaves nothing behind.
     max_memory, max_disk
@@ -180,7 +186,7 @@ def export(
     target = Path(output)
     require_free(target, force)
     info = source.last if step is None else source.reader.find(step)
-    source = source.limited(Limits(max_memory=max_memory, max_disk=max_disk))
+    source = source.limited(Limits(max_memory=max_memory, max_disk=max_disk)).on(device)
     needs = step_needs(source, info)
     where = source.where(info)
     source.limits.require_memory(needs.memory_in_turn, "exporting the step", where)
@@ -203,6 +209,7 @@ def export(
         relative_error=error,
         left_out=job.left_out,
         seconds=time.perf_counter() - begun,
+        device=source.device,
     )
 
 
@@ -258,7 +265,7 @@ class _Export:
         def tried(trial: int) -> None:
             self._report("coarsen", trial, trial + 1, "")
 
-        coarse = coarsen(self._view, self._whole, allowed, tried)
+        coarse = coarsen(self._view, self._whole, allowed, tried, self._archive.device)
         with _one_frame(folder, self._identity(f"coarse {ratio:g}"), self._info.step) as frame:
             for spec, block in coarse.blocks:
                 frame.add(spec.key, block.codec, block.payload, attributes=pack_attributes(spec))

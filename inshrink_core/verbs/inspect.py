@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.analysis.gain import RestoreGain, restore_gain, restore_gain_of_run
-from inshrink_core.chain import Archive, archive_size, optimizer_of, original_checks, step_needs
+from inshrink_core.chain import QUALITY, Archive, archive_size, optimizer_of, original_checks, step_needs
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, MissingFrameError
+from inshrink_core.execution import resolve_device
 from inshrink_core.formats import Run
 from inshrink_core.formats.run import NoCheckpointError
 from inshrink_core.report import plain_value
@@ -40,17 +41,20 @@ class Inventory:
         What is wrong with it although it can be shown.
     restore_gain
         Gain and noise of restores, where they were asked for.
+    device
+        Where they were measured; None without them, for nothing is decoded or encoded then.
     """
 
     path: str
     facts: Mapping[str, Any]
     failure: InshrinkError | None = None
     restore_gain: RestoreGain | None = None
+    device: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink inspect --json``."""
         gain = {} if self.restore_gain is None else {"restore_gain": self.restore_gain.to_json()}
-        return {**self.facts, **gain}
+        return {**self.facts, "device": self.device, **gain}
 
 
 def inspect(
@@ -60,6 +64,7 @@ def inspect(
     against: Run | str | os.PathLike[str] | None = None,
     codec: str | None = None,
     config: Mapping[str, Any] | AnyCodec | None = None,
+    device: str = "auto",
     progress: OnProgress | None = None,
     **options: Any,
 ) -> Inventory:
@@ -75,6 +80,8 @@ def inspect(
         With `gain`, the original run of an archive.
     codec, config
         With `gain`, what a run is encoded with.
+    device
+        With `gain`, where: ``auto``, ``cpu`` or ``cuda``.
     progress
         Called as the gain is measured.
     **options
@@ -103,6 +110,7 @@ def inspect(
     found = _inspect_archive(opened) if isinstance(opened, Archive) else _inspect_run(opened)
     if not gain:
         return found
+    device = resolve_device(device)
     if isinstance(opened, Archive):
         if against is None:
             raise InputError(
@@ -110,11 +118,12 @@ def inspect(
             )
         if codec is not None:
             raise InputError("an archive has its codec already", remedy="leave out --codec")
-        return replace(found, restore_gain=restore_gain(opened, against, progress=progress))
+        measured = restore_gain(opened, against, device=device, progress=progress)
+        return replace(found, restore_gain=measured, device=device)
     if against is not None:
         raise InputError("--against goes with an archive, and this is a run", remedy="leave it out")
-    measured = restore_gain_of_run(opened, codec=codec, config=config, progress=progress)
-    return replace(found, restore_gain=measured)
+    measured = restore_gain_of_run(opened, codec=codec, config=config, device=device, progress=progress)
+    return replace(found, restore_gain=measured, device=device)
 
 
 @dataclass(slots=True)
@@ -261,20 +270,10 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "needs": _needs(archive, whole, notes),
         "n_branches": len({frame.branch for frame in reader.frames}),
         "frames": [
-            {
-                "step": frame.info.step,
-                "kind": frame.info.kind.value,
-                "branch": frame.info.branch,
-                "bytes": frame.info.nbytes,
-                "ratio_weights": frame.ratio_weights,
-                "ratio_total": frame.ratio_total,
-            }
+            frame.to_json() | {"quality": archive.frame(frame.info).meta.get(QUALITY)}
             for frame in sizes.frames
         ],
-        "missing_frames": [
-            {"step": lost.step, "branch": lost.branch, "path": lost.path, "last": lost == head}
-            for lost in reader.missing
-        ],
+        "missing_frames": [{**lost.place, "last": lost == head} for lost in reader.missing],
         "manifest_problem": problem.what if problem else None,
         "unreadable_frames": list(catalog.unknown),
         "undecodable_steps": [info.step for info in broken],
@@ -282,7 +281,7 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "roles": tensors.roles(),
         "bytes_read": archive.bytes_read,
         "skipped": [],
-        "originals": plain_value(original_checks(archive, whole)),
+        "originals": original_checks(archive, whole).to_json(),
         "notes": notes,
     }
     return Inventory(path=reader.path, facts=facts, failure=_failure(reader.path, facts))

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, Rewrite, remove_frames
-from inshrink_core.chain import Archive, BaseFinder, BaseLike, frame_size
+from inshrink_core.chain import Archive, BaseLike, frame_size
 from inshrink_core.chain.needs import spec_of
 from inshrink_core.chain.rekey import copy_frame, rekey_frame
 from inshrink_core.checkpoint import TensorSpec
@@ -19,6 +19,7 @@ from inshrink_core.codec import codec_for_block
 from inshrink_core.errors import InputError, MissingFrameError, NotFoundError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.frame import FrameInfo, FrameKind
+from inshrink_core.report import Report
 
 __all__ = [
     "ForgetReport",
@@ -40,7 +41,7 @@ KeySize = Callable[[FrameInfo], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PruneReport:
+class PruneReport(Report):
     """What `prune` did, or would do.
 
     Parameters
@@ -55,6 +56,8 @@ class PruneReport:
         Bytes of the archive; `after` is an estimate where nothing was done and frames are re-keyed.
     seconds
         Wall time.
+    device
+        Where tensors were decoded.
     """
 
     archive: str
@@ -63,6 +66,13 @@ class PruneReport:
     before: int
     after: int
     seconds: float
+    device: str = "cpu"
+
+    DOCUMENT: ClassVar = (
+        "archive applied kept=plan.kept.step references=plan.references.step removed=plan.removed.step "
+        "rekeyed=plan.rekeyed.step rewritten=plan.copied.step lost_origins=plan.lost_origins.step frames "
+        "bytes_before=before bytes_after=after bytes_freed=freed seconds device"
+    )
 
     @property
     def freed(self) -> int:
@@ -82,28 +92,6 @@ class PruneReport:
             for f, fate in sorted(rows, key=lambda row: row[0].generation)
         ]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink prune --json``."""
-        plan = self.plan
-        fates = {
-            "kept": plan.kept,
-            "references": plan.references,
-            "removed": plan.removed,
-            "rekeyed": plan.rekeyed,
-            "rewritten": plan.copied,
-            "lost_origins": plan.lost_origins,
-        }
-        return {
-            "archive": self.archive,
-            "applied": self.applied,
-            **{fate: [frame.step for frame in frames] for fate, frames in fates.items()},
-            "frames": self.frames,
-            "bytes_before": self.before,
-            "bytes_after": self.after,
-            "bytes_freed": self.freed,
-            "seconds": self.seconds,
-        }
-
 
 def prune(
     archive: str | os.PathLike[str],
@@ -116,6 +104,7 @@ def prune(
     stand_alone: bool = False,
     base: BaseLike | None = None,
     apply: bool = False,
+    device: str = "auto",
     progress: OnProgress | None = None,
 ) -> PruneReport:
     """Remove archived steps; those that stay decode to the same bits as before.
@@ -141,6 +130,8 @@ def prune(
         The base model, where one is needed to re-key (`Archive.open`).
     apply
         Do it. Otherwise nothing is changed, and the report says what would be done.
+    device
+        Where tensors are decoded: ``auto``, ``cpu`` or ``cuda``. The archive does not depend on it.
     progress
         Called after each tensor and frame; raising cancels and leaves the archive as it was.
 
@@ -188,7 +179,7 @@ def prune(
         smallest=smallest,
         stand_alone=stand_alone,
     )
-    opened = Archive.open(archive, base=base)
+    opened = Archive.open(archive, base=base).on(device)
     _require_folder(opened.reader, archive)
     estimate = KeySizes(opened, progress)
     before = opened.reader.nbytes
@@ -200,7 +191,7 @@ def prune(
             # Opening repairs: what a prune that was cut off had still to delete goes now.
             ArchiveWriter(archive).close()
     else:
-        plan, after = _apply(Path(archive), rules, opened.bases, progress)
+        plan, after = _apply(opened, rules, progress)
     return PruneReport(
         archive=str(archive),
         applied=apply,
@@ -208,6 +199,7 @@ def prune(
         before=before,
         after=after,
         seconds=time.perf_counter() - begun,
+        device=opened.device,
     )
 
 
@@ -221,12 +213,10 @@ def _require_folder(reader: ArchiveReader, archive: str | os.PathLike[str]) -> N
         )
 
 
-def _apply(
-    path: Path, rules: KeepRules, bases: BaseFinder, progress: OnProgress | None
-) -> tuple[PrunePlan, int]:
+def _apply(opened: Archive, rules: KeepRules, progress: OnProgress | None) -> tuple[PrunePlan, int]:
     """Plan again under the lock, write what is new, switch, delete."""
-    with ArchiveWriter(path) as writer:
-        archive = Archive(writer.reader, bases=bases)
+    with ArchiveWriter(opened.path) as writer:
+        archive = Archive(writer.reader, device=opened.device, bases=opened.bases)
         plan = make_plan(archive, rules, KeySizes(archive, None).key_size)
         gone = (*plan.removed, *writer.reader.catalog.superseded)
         again = (*plan.copied, *plan.rekeyed)
@@ -570,7 +560,7 @@ class KeySizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetReport:
+class ForgetReport(Report):
     """What `forget_missing` gave up, or would.
 
     Parameters
@@ -593,19 +583,7 @@ class ForgetReport:
     useless: tuple[FrameInfo, ...]
     head: FrameInfo | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink prune --forget-missing --json``."""
-        return {
-            "archive": self.archive,
-            "applied": self.applied,
-            "missing": [_row(frame) for frame in self.missing],
-            "useless": [_row(frame) for frame in self.useless],
-            "last": None if self.head is None else _row(self.head),
-        }
-
-
-def _row(frame: FrameInfo) -> dict[str, Any]:
-    return {"step": frame.step, "branch": frame.branch, "path": frame.path}
+    DOCUMENT: ClassVar = "archive applied missing=missing.place useless=useless.place last=head.place"
 
 
 def forget_missing(archive: str | os.PathLike[str], *, apply: bool = False) -> ForgetReport:

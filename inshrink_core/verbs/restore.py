@@ -69,6 +69,8 @@ class RestoreReport(Report):
         Which roles came back bit for bit, and which with an error.
     originals
         What is known of the checksums of the original files; a restored file is no better than its original.
+    device
+        Where tensors were decoded.
     """
 
     steps: tuple[int, ...]
@@ -78,10 +80,11 @@ class RestoreReport(Report):
     bytes_read: int
     stored: Exactness
     originals: OriginalChecks = field(default_factory=OriginalChecks)
+    device: str = "cpu"
 
     DOCUMENT: ClassVar = (
         "steps files=paths format=layout seconds bytes_read "
-        "exact_roles=stored.exact lossy_roles=stored.lossy originals"
+        "exact_roles=stored.exact lossy_roles=stored.lossy originals device"
     )
 
 
@@ -122,6 +125,7 @@ def restore(
     tensors: str | None = None,
     force: bool = False,
     progress: OnProgress | None = None,
+    device: str = "auto",
     threads: int | None = None,
     branch: int | None = None,
     max_memory: int | None = None,
@@ -147,6 +151,8 @@ def restore(
         Overwrite existing files.
     progress
         Called after each tensor.
+    device
+        Where tensors are decoded: ``auto``, ``cpu`` or ``cuda``. The files do not depend on it.
     threads
         How many tensors are decoded at a time; by default as many as there are processors. The files are
         the same.
@@ -191,7 +197,7 @@ def restore(
     infos = _frames_of(opened, steps, branch)
     chosen = tuple(info.step for info in infos)
     share = 1.0 if len(chosen) < 2 else _SHARE_OF_A_RUN
-    opened = opened.limited(Limits(max_memory=max_memory, max_disk=max_disk, share=share))
+    opened = opened.limited(Limits(max_memory=max_memory, max_disk=max_disk, share=share)).on(device)
     view, threads = _fitting(opened, infos, Path(directory), layout, tensors, threads or default_threads())
     counter = _Counter(opened, infos, tensors, progress)
     paths: list[Path] = []
@@ -227,6 +233,7 @@ def restore(
             lambda key: tensors is None or fnmatchcase(key, tensors),
         ),
         originals=original_checks(opened, [opened.reader.find(step) for step in chosen]),
+        device=opened.device,
     )
 
 
@@ -336,7 +343,9 @@ class _Counter:
         return report
 
 
-def load_state_dict(archive: Archive | str | os.PathLike[str], step: int | None = None) -> dict[str, Tensor]:
+def load_state_dict(
+    archive: Archive | str | os.PathLike[str], step: int | None = None, *, device: str = "auto"
+) -> dict[str, Tensor]:
     """Return weights and buffers of an archived step, by name: what a module loads.
 
     Parameters
@@ -345,6 +354,8 @@ def load_state_dict(archive: Archive | str | os.PathLike[str], step: int | None 
         The archive, or its path.
     step
         The step; by default the last.
+    device
+        Where tensors are decoded: ``auto``, ``cpu`` or ``cuda``. They come in host memory.
 
     Examples
     --------
@@ -357,7 +368,7 @@ def load_state_dict(archive: Archive | str | os.PathLike[str], step: int | None 
     """
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
     info = opened.last if step is None else opened.reader.find(step)
-    return opened.checkpoint(info).state_dict()
+    return opened.on(device).checkpoint(info).state_dict()
 
 
 @contextmanager

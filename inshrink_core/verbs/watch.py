@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.archive import is_archive
 from inshrink_core.chain import Archive, ArchiveSize, archive_size, open_base
@@ -24,7 +24,7 @@ from inshrink_core.errors import (
 from inshrink_core.execution.progress import OnProgress
 from inshrink_core.formats import Run, Skipped, open_run
 from inshrink_core.formats.run import NoCheckpointError
-from inshrink_core.report import plain_value
+from inshrink_core.report import Report, plain_value
 from inshrink_core.verbs.compress import CompressReport, compress
 
 __all__ = ["OnEvent", "Sights", "WatchEvent", "WatchReport", "watch"]
@@ -133,7 +133,8 @@ def watch(
     watcher.say(WatchEvent("ended", None, watcher.report.ended))
     if is_archive(archive):
         opened = Archive.open(archive)
-        watcher.report.size = archive_size(opened) if opened.steps else None
+        if opened.steps:
+            watcher.report.size = archive_size(opened)
     watcher.report.seconds = time.monotonic() - begun
     return watcher.report
 
@@ -270,7 +271,7 @@ class _Watcher:
         identities = {step: run.identity(step) for step in ready}
         before = frozenset(self._archived())
         try:
-            report = compress(run, self._archive, steps=ready, **self._options)
+            report = compress(run, self._archive, steps=ready, look_ahead=False, **self._options)
         except LockedError:
             # Another process prunes or appends; that passes.
             self._locked += 1
@@ -349,7 +350,7 @@ OnEvent = Callable[[WatchEvent], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class WatchReport:
+class WatchReport(Report):
     """What `watch` did.
 
     Parameters
@@ -361,7 +362,7 @@ class WatchReport:
     events
         What happened, in order.
     size
-        Sizes of the archive's newest branch; None where nothing was ever archived.
+        Sizes of the archive's newest branch; without frames where nothing was ever archived.
     reports
         The report of each writing.
     seconds
@@ -371,9 +372,36 @@ class WatchReport:
     archive: str
     ended: str = ""
     events: list[WatchEvent] = field(default_factory=list)
-    size: ArchiveSize | None = None
+    size: ArchiveSize = field(default_factory=lambda: ArchiveSize(frames=(), manifest_nbytes=0))
     reports: list[CompressReport] = field(default_factory=list)
     seconds: float = 0.0
+
+    DOCUMENT: ClassVar = (
+        "archive ended codec=last.codec config=last.config optimizer=last.optimizer "
+        "ratio_total=size.ratio_total ratio_weights=size.ratio_weights "
+        "bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total archive_bytes=size.nbytes "
+        "appended skipped vanished damaged=damaged.detail seconds"
+    )
+
+    @property
+    def last(self) -> CompressReport | None:
+        """The report of the last writing; None for none."""
+        return self.reports[-1] if self.reports else None
+
+    @property
+    def appended(self) -> tuple[int, ...]:
+        """Steps that were archived."""
+        return self.steps("archived")
+
+    @property
+    def skipped(self) -> tuple[int, ...]:
+        """Steps that were in the archive already, or are older than its last."""
+        return self.steps("skipped")
+
+    @property
+    def vanished(self) -> tuple[int, ...]:
+        """Steps that were gone or changed while they were read."""
+        return self.steps("vanished")
 
     @property
     def damaged(self) -> tuple[WatchEvent, ...]:
@@ -393,25 +421,8 @@ class WatchReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink compress --watch --json``."""
-        size, last = self.size, self.reports[-1] if self.reports else None
-        base = {"base": plain_value(size.base)} if size and size.base else {}
-        return base | {
-            "archive": self.archive,
-            "ended": self.ended,
-            "codec": last.codec if last else None,
-            "config": dict(last.config) if last else None,
-            "optimizer": last.optimizer if last else None,
-            "ratio_total": size.ratio_total if size else None,
-            "ratio_weights": size.ratio_weights if size else None,
-            "bits_per_weight": size.bits_per_weight if size else None,
-            "raw_bytes": size.raw_total if size else 0,
-            "archive_bytes": size.nbytes if size else 0,
-            "appended": list(self.steps("archived")),
-            "skipped": list(self.steps("skipped")),
-            "vanished": list(self.steps("vanished")),
-            "damaged": [event.detail for event in self.damaged],
-            "seconds": self.seconds,
-        }
+        base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
+        return base | Report.to_json(self)
 
 
 class _Sight(NamedTuple):

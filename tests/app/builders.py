@@ -11,8 +11,6 @@ from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.registry import Job
 from inshrink_app.services import running
 from inshrink_app.widgets.tables import (
-    ArchiveFacts,
-    FrameRow,
     HeatRow,
     Problem,
     Sensitivity,
@@ -20,6 +18,7 @@ from inshrink_app.widgets.tables import (
 )
 from streamlit.testing.v1 import AppTest, app_test
 
+from inshrink_core.chain import ChainFrame, ChainReport
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 
 MAIN = Path(__file__).parents[2] / "app" / "main.py"
@@ -202,19 +201,49 @@ def tables(n_rows: int = 6, n_steps: int = 5, **changes: str) -> dict[str, objec
     }
 
 
-def archive_facts(n_frames: int = 3) -> ArchiveFacts:
-    """Return the sizes of an archive."""
-    frames = [
-        FrameRow(10 * (i + 1), "keyframe" if i == 0 else "delta", 9000 - i, 4.5, 5.5) for i in range(n_frames)
-    ]
-    return ArchiveFacts(
-        path=Path("/runs/huge.inshrink"),
-        raw_bytes=120_000 * n_frames,
-        nbytes=9_000 * n_frames,
-        ratio_weights=14.23 if n_frames else None,
-        ratio_total=3.3 if n_frames else None,
-        frames=tuple(frames),
-    )
+def chain_frame(step: int, **changes: Any) -> ChainFrame:
+    """Return a delta frame of a chain of every tenth step."""
+    values: dict[str, Any] = {
+        "step": step,
+        "kind": "delta",
+        "branch": 0,
+        "parent_id": f"{step - 10:04}",
+        "frame_id": f"{step:04}",
+        "parent_step": step - 10,
+        "restored_step": None,
+        "on_line": True,
+        "nbytes": 1000,
+        "ratio_weights": 9.0,
+        "ratio_total": 3.0,
+        "codec": "lattice",
+        "digest": "ab" * 32,
+        "damage": "",
+    }
+    return ChainFrame(**(values | changes))
+
+
+def chain(path: Path, frames: tuple[ChainFrame, ...], **changes: Any) -> ChainReport:
+    """Return an archive of some frames."""
+    values: dict[str, Any] = {
+        "path": path,
+        "is_packed": False,
+        "frames": frames,
+        "missing": (),
+        "nbytes": 1000 * len(frames),
+        "raw_bytes": 9000 * len(frames),
+        "ratio_weights": 9.0 if frames else None,
+        "ratio_total": 3.0 if frames else None,
+        "codec": "lattice",
+        "optimizer": "lossless",
+        "config": {"coarseness": 2.5},
+    }
+    return ChainReport(**(values | changes))
+
+
+def small_chain(n_frames: int = 3) -> ChainReport:
+    """Return an archive of one keyframe and its deltas."""
+    frames = [chain_frame(10 * (i + 1), kind="delta" if i else "keyframe") for i in range(n_frames)]
+    return chain(Path("/runs/huge.inshrink"), tuple(frames))
 
 
 def rehearsed() -> dict[str, Any]:

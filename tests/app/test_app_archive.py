@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from inshrink_app import services
 from inshrink_app.pages.archive.cards import PruneRules
 from inshrink_app.pages.archive.figure import MAX_COLUMNS, chain_figure
-from inshrink_app.services import Chain, ChainFrame
 from inshrink_app.widgets.archive_picker import choice_text
 from inshrink_app.widgets.figures import TOOLBAR
 from inshrink_app.widgets.tables import Problem, ServiceError
 
 import inshrink_core
-from tests.app.builders import button, charts, explorer, open_panel, texts, write_run
+from tests.app.builders import button, chain, charts, explorer, open_panel, texts, write_run
+from tests.app.builders import chain_frame as frame
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, work
 
 __all__ = ["archived", "archived_template", "jobs"]
@@ -40,43 +39,6 @@ PLAN = {
     "bytes_after": 3000,
     "bytes_freed": 1000,
 }
-
-
-def frame(step: int, **changes: Any) -> ChainFrame:
-    values: dict[str, Any] = {
-        "step": step,
-        "kind": "delta",
-        "branch": 0,
-        "parent_id": f"{step - 10:04}",
-        "frame_id": f"{step:04}",
-        "parent_step": step - 10,
-        "restored_step": None,
-        "on_line": True,
-        "nbytes": 1000,
-        "ratio_weights": 9.0,
-        "ratio_total": 3.0,
-        "codec": "lattice",
-        "digest": "ab" * 32,
-        "damage": "",
-    }
-    return ChainFrame(**(values | changes))
-
-
-def chain(path: Path, frames: tuple[ChainFrame, ...], **changes: Any) -> Chain:
-    values: dict[str, Any] = {
-        "path": path,
-        "is_packed": False,
-        "frames": frames,
-        "missing": (),
-        "nbytes": 1000 * len(frames),
-        "raw_bytes": 9000 * len(frames),
-        "ratio_weights": 9.0,
-        "ratio_total": 3.0,
-        "codec": "lattice",
-        "optimizer": "lossless",
-        "config": {"coarseness": 2.5},
-    }
-    return Chain(**(values | changes))
 
 
 def test_the_archive_of_a_run_is_found_and_its_chain_drawn(archived: Path, jobs: StubJobs) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.commands import option
+from inshrink_app.jobs.commands import option, python_text
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.services import running
 from inshrink_app.widgets.tables import Problem, ServiceError
@@ -166,7 +166,7 @@ def test_code_that_changed_after_consent_is_not_executed(archived: Path, tmp_pat
     assert judge is not None
     (archived / "judge.py").write_text("raise SystemExit")
     archive = archived.with_name("run.inshrink")
-    words = services.compare_commands(shown, [archive], (10,), judge)[0]
+    words = services.compare_words(shown, [archive], (10,), judge)
     given = [*words[: words.index("--trust-run")], "--evaluator", f"{archived}/judge.py:evaluate"]
     other = {"file": str(tmp_path / "other.py"), "digest": judge.digest}
     (tmp_path / "other.py").write_text(judge.code)
@@ -269,8 +269,8 @@ def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures
     judge = services.evaluator_of(shown)
     assert judge is not None
     archive = archived.with_name("run.inshrink")
-    commands = services.compare_commands(shown, [archive], STEPS, judge)
-    job = work(tmp_path, *commands, trusted=judge.trusted)
+    words = services.compare_words(shown, [archive], STEPS, judge)
+    job = work(tmp_path, words, trusted=judge.trusted)
     assert marker.exists()
     theirs = inshrink_core.compare(archive, archived, trust_run=True)
     assert job.result == theirs.to_json()
@@ -282,6 +282,39 @@ def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures
     assert wait(again.resume(job.job_id)).state == "finished"
     assert not marker.exists()
     assert services.compared(again.jobs()[0]) == (mine,)
+
+
+def test_several_archives_are_one_command_and_every_original_is_evaluated_once(
+    archived: Path, tmp_path: Path
+) -> None:
+    import inshrink_core
+
+    asked = tmp_path / "asked"
+    (archived / "judge.py").write_text(
+        "import pathlib\n\ndef evaluate(state):\n"
+        f"    with pathlib.Path({str(asked)!r}).open('a') as file:\n        file.write('x')\n"
+        "    return {'loss': float(sum(value.abs().sum() for value in state.values()))}\n"
+    )
+    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    coarse = archived.with_name("coarse.inshrink")
+    inshrink_core.compress(archived, coarse, config={"coarseness": 8.0}, steps=STEPS[1:])
+    shown = services.load_subject(str(archived))
+    judge = services.evaluator_of(shown)
+    assert judge is not None
+    archives = [archived.with_name("run.inshrink"), coarse]
+    job = work(tmp_path, services.compare_words(shown, archives, STEPS, judge), trusted=judge.trusted)
+    assert job.state == "finished", job.problem
+    assert len(asked.read_text()) == len(STEPS) + len(STEPS) + len(STEPS[1:])
+    exact, lossy = services.compared(job)
+    assert (exact.path, lossy.path) == tuple(archives)
+    assert [one.step for one in exact.steps] == list(STEPS)
+    assert [one.step for one in lossy.steps] == list(STEPS[1:])
+    for found in (exact, lossy):
+        assert found.steps == inshrink_core.compare(found.path, archived, trust_run=True).steps
+    assert services.describe(job).title == "Compare run.inshrink, coarse.inshrink with run"
+    lines = python_text(job.commands)
+    assert "inshrink_core.verbs.compare_archives(['" in lines
+    compile(lines, "snippet", "exec")
 
 
 def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact(archived: Path, jobs: StubJobs) -> None:

@@ -127,7 +127,7 @@ def test_an_export_is_written_as_compress_writes_by_default(root: Path, jobs: St
 def test_an_export_begins_with_what_is_on_screen(archived: Path, jobs: StubJobs) -> None:
     jobs.state = "running"
     app = explorer("export", run=str(archived))
-    app.slider(key="export.coarseness").set_value(4.0).run()
+    app.select_slider(key="export.lattice.coarseness").set_value(4.0).run()
     app.toggle(key="export.packed").set_value(True).run()
     button(app, "Export").click().run()
     assert not app.exception

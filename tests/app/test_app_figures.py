@@ -11,9 +11,9 @@ from inshrink_app.pages.sensitivity import changes, heatmap
 from inshrink_app.pages.sensitivity import heatmap as heat_columns
 from inshrink_app.pages.sensitivity import heatmap as heat_scale
 from inshrink_app.widgets import figures as axes
-from inshrink_app.widgets.tables import FrameRow, HeatRow
+from inshrink_app.widgets.tables import HeatRow
 
-from tests.app.builders import sensitivity_table
+from tests.app.builders import chain_frame, sensitivity_table
 
 
 def test_few_steps_stay_a_column_each() -> None:
@@ -157,7 +157,7 @@ def test_a_log_with_gaps_and_infinities_is_drawn() -> None:
 
 
 def test_frames_are_told_apart_by_kind() -> None:
-    frames = [FrameRow(10, "keyframe", 9000, 4.0, 3.0), FrameRow(20, "delta", 800, None, None)]
+    frames = [chain_frame(10, kind="keyframe"), chain_frame(20, ratio_total=None)]
     keyframes, deltas = figures.frames_figure(frames).data
     assert (list(keyframes.x), list(deltas.x)) == (["10"], ["20"])
     assert figures.frames_figure([]).data[0].x in ((), None) or len(figures.frames_figure([]).data[0].x) == 0
@@ -178,7 +178,7 @@ def test_names_that_differ_in_their_middle_keep_labels_that_differ() -> None:
 
 def test_above_every_figure_is_room_for_the_buttons_that_touch_screens_always_show() -> None:
     log = {"loss": ((1, 2.0), (2, 1.0))}
-    frames = [FrameRow(10, "keyframe", 9000, 4.0, 3.0)]
+    frames = [chain_frame(10, kind="keyframe")]
     line = changes.Line("run", (1, 2), np.ones(2, np.float32))
     drawn = [
         heatmap.heatmap_figure(sensitivity_table(), "mean", clip=True),

@@ -100,6 +100,10 @@ def test_a_comparison_that_goes_on_measures_no_step_again() -> None:
     told = [{"of": "a.inshrink", "step": 10}, {"of": "b.inshrink", "step": 20}]
     assert what_is_left(words, told) == [*words[:-1], "20,30"]
     assert what_is_left(words, [{"of": "a.inshrink", "step": step} for step in (10, 20, 30)]) is None
+    several = ["compare", "a.inshrink", "b.inshrink", "c.inshrink", "--against", "run", "--steps", "10,20"]
+    assert what_is_left(several, told[:1]) == several
+    assert what_is_left(several, told) == ["compare", *several[2:]]
+    assert what_is_left(several, [*told, {"of": "c.inshrink", "step": 10}]) == ["compare", *several[2:]]
     assert what_is_left(["verify", "a.inshrink"], told) == ["verify", "a.inshrink"]
 
 

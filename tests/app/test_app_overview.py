@@ -11,9 +11,9 @@ from streamlit.testing.v1 import AppTest
 
 from tests.app.builders import (
     SAMPLE,
-    archive_facts,
     charts,
     explorer,
+    small_chain,
     subject,
     texts,
     write_run,
@@ -74,20 +74,20 @@ def test_overview_of_a_huge_run_lists_and_filters_its_tensors(
 def test_overview_of_an_archive_shows_its_ratio_and_frames(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = subject(kind="archive", archive=archive_facts(), name="huge.inshrink")
+    shown = subject(kind="archive", archive=small_chain(), name="huge.inshrink")
     monkeypatch.setattr(services, "load_subject", lambda _: shown)
     app = explorer("overview", run="/runs/huge.inshrink")
     assert not app.exception
-    assert {metric.label: metric.value for metric in app.metric}["Ratio in all"] == "3.30×"
+    assert {metric.label: metric.value for metric in app.metric}["Ratio in all"] == "3.00×"
     assert "Frames" in texts(app)
     assert charts(app) == 3
 
 
 def test_overview_of_an_archived_run_shows_the_ratio(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "load_subject", lambda _: subject(archive=archive_facts()))
+    monkeypatch.setattr(services, "load_subject", lambda _: subject(archive=small_chain()))
     app = explorer("overview", run="/runs/huge")
     assert not app.exception
-    assert {metric.label: metric.value for metric in app.metric}["Ratio in all"] == "3.30×"
+    assert {metric.label: metric.value for metric in app.metric}["Ratio in all"] == "3.00×"
 
 
 def test_overview_tells_the_disk_saved_and_the_worst_drop_of_the_newest_comparison(

@@ -12,11 +12,11 @@ from streamlit.testing.v1 import AppTest
 from tests.app.builders import (
     FakeJobs,
     answer,
-    archive_facts,
     button,
     explorer,
     open_panel,
     primary,
+    small_chain,
     subject,
     tables,
     texts,
@@ -75,7 +75,7 @@ def test_the_run_survives_a_change_of_page(root: Path) -> None:
 
 @pytest.mark.parametrize("page", ABOUT_A_RUN)
 def test_an_empty_archive_says_how_to_fill_it(root: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
-    empty = subject(0, 0, kind="archive", archive=archive_facts(0))
+    empty = subject(0, 0, kind="archive", archive=small_chain(0))
     monkeypatch.setattr(services, "load_subject", lambda _: empty)
     app = explorer(page, run="/runs/huge.inshrink")
     assert not app.exception

@@ -50,7 +50,7 @@ def test_a_configuration_is_carried_on_to_the_export_and_can_be_dropped_there(
     assert "--set" in commands
     button(app, "Choose settings here instead").click().run()
     assert not app.exception
-    assert app.slider(key="export.coarseness")
+    assert app.select_slider(key="export.lattice.coarseness")
 
 
 @pytest.mark.parametrize("told", ["[]", '{"run": "RUN", "config": {"codec": 3}}', "[" * 9999])

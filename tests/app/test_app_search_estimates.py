@@ -11,10 +11,7 @@ from inshrink_app import services
 from inshrink_app.jobs.commands import option, python_text, shell_text
 from inshrink_app.pages.search import figure as search_figure
 from inshrink_app.services import Searched, SearchPoint, SearchRequest, front
-from inshrink_app.services.searching import ladder
-from inshrink_app.widgets.codecs import STRATEGIES
 
-from inshrink_core.chain.defaults import make_configs
 from tests.app.builders import SAMPLE, button, charts, explorer, open_panel, subject, texts
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, work
 from tests.app.search_builders import document, put
@@ -22,16 +19,10 @@ from tests.app.search_builders import document, put
 __all__ = ["archived", "archived_template", "jobs"]
 
 
-def guess(i: int, n_trials: int = 0) -> dict[str, Any]:
-    """Return what ``inshrink estimate --json`` tells, as far as the page asks."""
+def guess(i: int) -> dict[str, Any]:
+    """Return what ``inshrink estimate --levels`` tells of a level, as far as the page asks."""
     figures = {"ratio_weights": 10.0 + i, "drop": 0.001 * i, "divergence": None, "n_steps": 4}
-    return {
-        "codec": "lattice",
-        "config": {"coarseness": 2.0**i, "gamma": 0.5},
-        "overrides": [],
-        "n_trials": n_trials,
-        **figures,
-    }
+    return {"set": {"codec": "lattice", "settings": {"coarseness": 2.0**i}}, **figures}
 
 
 def point(ratio: float, drop: float, **changes: Any) -> SearchPoint:
@@ -49,19 +40,19 @@ def point(ratio: float, drop: float, **changes: Any) -> SearchPoint:
 def test_estimates_are_drawn_without_an_evaluator_before_anything_is_measured(
     archived: Path, jobs: StubJobs
 ) -> None:
-    jobs.answers["estimate"] = guess(0)
+    jobs.rows["estimate"] = [guess(0), guess(1)]
     app = explorer("search", run=str(archived))
     assert charts(app) == 0
     button(app, "Estimate without measuring").click().run()
     assert not app.exception
     (request,) = jobs.started
-    assert len(request["commands"]) == 7
-    assert jobs.last[:4] == ["estimate", str(archived), "--codec", "lattice"]
+    assert len(request["commands"]) == 1, "one process for all"
+    assert jobs.last[:6] == ["estimate", str(archived), "--codec", "lattice", "--levels", "7"]
     assert not {"--evaluator", "--trust-run"} & set(jobs.last)
     assert charts(app) == 1
     assert "Hollow diamonds are estimates" in texts(app)
     listed = next(one.value for one in app.dataframe if "figures" in one.value.columns)
-    assert set(listed["figures"]) == {"estimated"}
+    assert list(listed["figures"]) == ["estimated", "estimated"]
     assert set(listed["is"]) == {"not measured"}
 
 
@@ -82,17 +73,17 @@ def test_estimates_go_from_fine_to_coarse_and_are_there_one_by_one(
 ) -> None:
     shown = services.load_subject(str(archived))
     services.start_estimates(shown, STEPS, "uniform", is_calibrated=False)
-    job = work(tmp_path / "jobs", *jobs.started[0]["commands"][:3])
+    job = work(tmp_path / "jobs", *jobs.started[0]["commands"])
     points = services.estimates(job)
-    assert len(points) == 3
+    assert len(points) == 7
+    assert points[0].config == {"codec": "uniform", "settings": {"bits": 8}}
     assert all(one.is_estimated and one.whole for one in points)
     assert [one.ratio for one in points] == sorted(one.ratio for one in points)
-    job.documents.pop()
-    assert services.estimates(job) == points[:2]
+    job.rows.pop()
+    assert services.estimates(job) == points[:6]
 
 
 def test_estimates_are_made_anew_once_trials_tell_what_an_error_costs(archived: Path, jobs: StubJobs) -> None:
-    jobs.answers["estimate"] = guess(0)
     app = explorer("search", run=str(archived))
     button(app, "Estimate without measuring").click().run()
     assert len(jobs.started) == 1
@@ -102,15 +93,6 @@ def test_estimates_are_made_anew_once_trials_tell_what_an_error_costs(archived: 
     assert [request["commands"][0][0] for request in jobs.started] == ["estimate", "estimate"]
     app.run()
     assert len(jobs.started) == 2, "once is enough"
-
-
-@pytest.mark.parametrize("codec", STRATEGIES)
-def test_every_codec_has_settings_from_fine_to_coarse(codec: str) -> None:
-    found = ladder(services.load_subject(str(SAMPLE)), codec)
-    assert 2 <= len(found) <= 8
-    assert len({one.digest for one in found}) == len(found)
-    for one in found:
-        make_configs(one.codec, dict(one.settings))
 
 
 @pytest.mark.parametrize(

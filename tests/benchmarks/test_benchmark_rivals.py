@@ -62,7 +62,7 @@ def test_a_lead_is_taken_at_equal_divergence():
     rows = [
         {**common, "codec": "lattice", "points": [[0.001, 20.0], [0.1, 80.0]]},
         {**common, "codec": "uniform", "points": [[0.001, 10.0], [0.1, 40.0]]},
-        {**common, "codec": "lattice:gamma=0", "points": [[0.001, 30.0], [0.1, 120.0]]},
+        {**common, "codec": "lattice:gamma=0.5", "points": [[0.001, 30.0], [0.1, 120.0]]},
         {**common, "codec": "repeat", "points": []},
     ]
     found = {

@@ -76,7 +76,7 @@ def test_trainings_are_paired_by_seed_and_setting():
 
 
 def test_a_setting_is_named_by_what_is_not_the_default():
-    assert rehearsal.setting_text("lattice", {"coarseness": 4, "sensitivity": 0.25}, 32) == "coarseness=4"
+    assert rehearsal.setting_text("lattice", {"coarseness": 4, "sensitivity": 0.33}, 32) == "coarseness=4"
     assert rehearsal.setting_text("lattice", {}, 1) == "keyframe_every=1"
     assert rehearsal.setting_text("lattice", {"coarseness": 2.5}, 32) == "coarseness=2.5"
-    assert rehearsal.setting_text("lattice", {"coarseness": 1}, 32) == "default"
+    assert rehearsal.setting_text("lattice", {"coarseness": 0.5}, 32) == "default"

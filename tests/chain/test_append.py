@@ -209,7 +209,7 @@ def test_a_cancelled_append_leaves_the_archive_and_the_writer_usable(run_path: P
         raise Cancelled
 
     run = inshrink_core.open(run_path)
-    config = ChainConfig(codec="inshrinkerator", config=get_codec("inshrinkerator")())
+    config = ChainConfig(config=get_codec("inshrinkerator")())
     with ArchiveWriter(tmp_path / "a.inshrink", create=True) as writer:
         chain = ChainWriter(writer, config)
         chain.append(run[5])
@@ -245,6 +245,6 @@ def test_sizes_add_up_to_the_files_on_disk(run_path: Path, tmp_path: Path) -> No
 
 
 def test_dataclasses_of_the_chain_are_frozen() -> None:
-    config = ChainConfig(codec="lossless", config=get_codec("lossless")())
+    config = ChainConfig(config=get_codec("lossless")())
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.threads = 2  # type: ignore[misc]

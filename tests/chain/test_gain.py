@@ -27,7 +27,7 @@ class Held(TensorReference):
 
 
 def chain_of(codec):
-    return ChainConfig(codec=codec.name, config=codec)
+    return ChainConfig(config=codec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Damped(LosslessCodec):
         kept = before + self.share * (item.tensor - before)
         return Encoded(Block("damped/1", kept.numpy().tobytes()), Held(kept))
 
-    def decode(self, spec, block, reference):
+    def decode(self, spec, block, reference, device="cpu"):
         values = torch.frombuffer(bytearray(block.payload), dtype=torch.float32).view(spec.shape)
         return Decoded(values, Held(values))
 

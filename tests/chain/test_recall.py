@@ -53,7 +53,7 @@ def blocks_of(path: Path) -> list[bytes]:
 def compress_with_between(run_path: Path, target: Path, codec: str, between: Callable[[Path], None]) -> None:
     """Compress step by step, doing something to each file once its frame is written."""
     run = inshrink_core.open(run_path)
-    config = ChainConfig(codec=codec, config=get_codec(codec)(), optimizer="exact", threads=2)
+    config = ChainConfig(config=get_codec(codec)(), optimizer="exact", threads=2)
     with ArchiveWriter(target, create=True) as writer:
         chain = ChainWriter(writer, config)
         for step in run.steps:
@@ -130,7 +130,7 @@ def test_a_second_session_writes_the_same_blocks(codec: str, run_path: Path, tmp
 def test_checkpoints_in_memory_are_not_asked_again(tmp_path: Path) -> None:
     first = memory_checkpoint(1, {"w.weight": torch.randn(200, 200)})
     second = memory_checkpoint(2, {"w.weight": first["w.weight"] * 1.0001})
-    config = ChainConfig(codec="lossless", config=get_codec("lossless")())
+    config = ChainConfig(config=get_codec("lossless")())
     with ArchiveWriter(tmp_path / "a.inshrink", create=True) as writer:
         chain = ChainWriter(writer, config)
         chain.append(first)

@@ -104,7 +104,7 @@ def test_names_that_leave_the_target_are_refused_before_a_byte_is_written(
             return checkpoint.source.skeleton(checkpoint.files[0])
 
     hostile = dataclasses.replace(checkpoint, files=(layout,), source=Renamed())
-    config = ChainConfig(codec="lossless", config=get_codec("lossless")())
+    config = ChainConfig(config=get_codec("lossless")())
     target = tmp_path / "deep" / "out"
     with ArchiveWriter(tmp_path / "hostile.inshrink", create=True) as writer:
         ChainWriter(writer, config).append(hostile)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from inshrink_core.cli import main
 
@@ -32,6 +33,14 @@ def cli(capfd):
         return Outcome(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def threads_of_torch():
+    """Take back what verbs set for a process of their own."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from inshrink_core.codecs.lattice.codec import LatticeCodec
+
 STEPS = [10, 25, 50]
 
 
@@ -201,6 +203,16 @@ def test_compare_shows_the_stale_copy_beside_every_step(cli, archive, small_run)
     assert document["steps"][2]["stale_divergence"] > document["steps"][2]["divergence"]
 
 
+def test_several_archives_are_compared_in_one_document(cli, archive, small_run):
+    words = ("--against", small_run, "--trust-run", "--steps", "10")
+    alone = cli("compare", archive, *words, "--json").document
+    both = cli("compare", archive, archive, *words, "--json").document
+    assert both == {"archives": [{"archive": str(archive), **alone}] * 2}
+    outcome = cli("compare", archive, archive, *words, "--max-divergence", 0)
+    assert outcome.code == 1
+    assert outcome.out.count(str(archive)) == 2
+
+
 def test_compare_ends_with_1_where_a_bound_is_exceeded(cli, archive, small_run):
     words = ("compare", archive, "--against", small_run, "--trust-run", "--steps", "10")
     assert cli(*words, "--max-drop", 0.9, "--max-divergence", 5).code == 0
@@ -311,8 +323,14 @@ def test_json_is_one_document_also_in_a_subprocess(small_run):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("verb", ["compress", "estimate", "search", "bench", "rehearse"])
-def test_every_verb_that_encodes_chooses_the_device_by_itself(cli, verb):
+@pytest.mark.parametrize(
+    "verb",
+    [
+        *("inspect", "compress", "restore", "verify", "compare", "diff", "estimate", "export", "prune"),
+        *("sensitivity", "bench", "rehearse", "search"),
+    ],
+)
+def test_every_verb_that_encodes_or_decodes_chooses_the_device_by_itself(cli, verb):
     text = " ".join(cli(verb, "--help").out.split())
     assert "--device auto|cpu|cuda" in text
     assert "[default: auto]" in text.split("--device auto|cpu|cuda")[1].split(" --")[0]
@@ -328,3 +346,48 @@ def test_the_report_names_the_device_that_was_used(cli, small_run, tmp_path):
         cli("compress", small_run, "-o", tmp_path / "c", "--device", "cpu", "--json").document["device"]
         == "cpu"
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("restore", "-o", "{out}"),
+        ("verify", "--deep"),
+        ("compare", "--against", "{run}", "--trust-run", "--steps", "25"),
+        ("diff",),
+        ("export", "-o", "{out}"),
+        ("prune", "--keep-last", "1", "--apply"),
+        ("sensitivity", "--metric", "update"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_verbs_decode_on_the_device_they_name(cli, archive, small_run, tmp_path, monkeypatch, words):
+    decode, used = LatticeCodec.decode, set()
+
+    def decoding(self, spec, block, reference, device="cpu"):
+        used.add(device)
+        return decode(self, spec, block, reference, device)
+
+    monkeypatch.setattr(LatticeCodec, "decode", decoding)
+    verb, *rest = (word.format(run=small_run, out=tmp_path / "out") for word in words)
+    outcome = cli(verb, archive, *rest, "--device", "cpu:0", "--json")
+    assert outcome.code == 0
+    assert outcome.document["device"] == "cpu:0"
+    assert used == {"cpu:0"}
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(cli, archive, tmp_path):
+    outcome = cli("restore", archive, "-o", tmp_path / "out", "--device", "abacus")
+    assert outcome.code == 2
+    assert "--device abacus is not a device" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_compress_and_restore_leave_the_processors_to_their_own_workers(cli, small_run, archive, tmp_path):
+    for words in (
+        ("compress", small_run, "-o", tmp_path / "a.inshrink"),
+        ("restore", archive, "-o", tmp_path),
+    ):
+        torch.set_num_threads(2)
+        assert cli(*words).code == 0
+        assert torch.get_num_threads() == 1

@@ -58,6 +58,9 @@ def test_a_search_writes_a_result_that_compress_and_estimate_take(cli, small_run
     assert "evaluations           0," in again.out
     shown = cli("estimate", small_run, "--config", result)
     assert "estimated ratio" in shown.out
+    levels = cli("estimate", small_run, "--codec", "uniform", "--levels", 2)
+    assert "bits=8" in levels.out
+    assert "bits=1" in levels.out
 
 
 def test_compress_under_a_bound_tells_it_of_every_frame(cli, small_run, tmp_path, judge):

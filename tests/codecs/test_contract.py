@@ -4,7 +4,16 @@ import dataclasses
 
 import pytest
 
-from inshrink_core.codec import codec_for_block, codec_names, get_codec, make_codec
+from inshrink_core.codec import (
+    DEFAULT_CODEC,
+    FALLBACK_CODEC,
+    codec_for_block,
+    codec_names,
+    codec_with,
+    decoding_memory,
+    get_codec,
+    make_codec,
+)
 from inshrink_core.errors import ConfigError, IncompatibleError
 
 
@@ -68,3 +77,26 @@ def test_the_divergence_of_a_lattice_follows_its_coarseness_and_of_others_their_
     assert fine.expected_divergence(0.0) == 0.0
     uniform = get_codec("uniform")()
     assert uniform.expected_divergence(0.02) == pytest.approx(4 * uniform.expected_divergence(0.01))
+
+
+def test_the_codec_of_some_settings_is_found_by_them():
+    assert codec_with(["bins"]) == codec_with(["prune", "protect"]) == "inshrinkerator"
+    assert codec_with([]) is codec_with(["coarseness"]) is codec_with(["coarseness", "bins"]) is None
+
+
+@pytest.mark.parametrize("name", codec_names())
+def test_what_a_codec_makes_exact_is_exact_and_the_same_codec(name):
+    codec = get_codec(name)()
+    exact = codec.made_exact()
+    assert type(codec).is_exact(codec.settings()) is not codec.lossy
+    assert exact is None or (type(exact) is type(codec) and codec.is_exact(exact.settings()))
+
+
+def test_the_default_codec_writes_a_step_exactly_by_itself():
+    codec = get_codec(DEFAULT_CODEC)(**{get_codec(DEFAULT_CODEC).tuning.knob.settings[0]: 2.5})
+    assert codec.made_exact().knob_value() == codec.knob_value() == 2.5
+    assert get_codec(FALLBACK_CODEC)().knob_value() is None
+
+
+def test_memory_of_decoding_is_that_of_the_codec_that_reads():
+    assert decoding_memory("lossless/1") < decoding_memory("lattice/1") == decoding_memory("nobody/9")

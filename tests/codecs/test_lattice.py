@@ -55,8 +55,8 @@ def test_no_error_builds_up_along_a_chain(dtype):
     assert reference.decoded().dtype == dtype
 
 
-@pytest.mark.parametrize(("config", "bits"), [(LatticeCodec(), 2.4), (LatticeCodec(coarseness=2.5), 1.4)])
-def test_a_delta_takes_two_bits_a_weight_by_default_and_one_where_it_is_coarser(config, bits):
+@pytest.mark.parametrize(("config", "bits"), [(LatticeCodec(), 3.4), (LatticeCodec(coarseness=2.5), 1.4)])
+def test_a_delta_takes_three_bits_a_weight_by_default_and_one_where_it_is_coarser(config, bits):
     blocks, _, _ = chain(moving(6, (300, 300)), config, second_moment=torch.rand(300, 300))
     assert len(blocks[-1].payload) * 8 < bits * 90_000
 

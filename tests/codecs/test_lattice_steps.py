@@ -21,10 +21,10 @@ def test_the_step_is_the_coarseness_times_the_movement():
 def test_the_step_follows_the_learning_rate():
     frames = moving(2)
     _, reference, plans = chain(frames)
-    widths = []
+    config, widths = LatticeCodec(gamma=0.5), []
     for rate in (1e-3, 2.5e-4):
         context = FrameContext(learning_rates={"layer.weight": rate}, memory=CODEC.remember(plans[-1]))
-        _, plan = frame(frames[-1] + 1e-3, None, reference, context=context)
+        _, plan = frame(frames[-1] + 1e-3, config, reference, context=context)
         widths.append(plan.widths["layer.weight"])
     assert widths[1] == pytest.approx(widths[0] / 2)
 
@@ -38,7 +38,7 @@ def test_a_step_is_held_but_for_powers_of_two_except_after_a_restore():
         context = FrameContext(
             learning_rates={"layer.weight": rate}, memory=memory, after_restore=after_restore
         )
-        (_, state), _ = frame(frames[2], None, reference, context=context)
+        (_, state), _ = frame(frames[2], LatticeCodec(gamma=0.5), reference, context=context)
         return state.spacing.width / reference.spacing.width
 
     ratios = [next_width(rate) for rate in (1e-3, 9e-4, 1e-4)]
@@ -84,7 +84,7 @@ def test_sensitive_tensors_get_finer_steps():
         for i, spec in enumerate(specs)
     ]
     context = FrameContext(learning_rates={spec.name: 1e-3 for spec in specs})
-    config = LatticeCodec()
+    config = LatticeCodec(sensitivity=0.25)
     plan = config.plan(specs, [config.observe(item, None) for item in items], context)
     assert plan.widths["layer1.weight"] == pytest.approx(2 * plan.widths["layer0.weight"])
 
@@ -97,8 +97,9 @@ def test_without_second_moments_the_momentum_of_sgd_tells_which_tensors_are_sens
             TensorInput(spec=spec, tensor=tensor, momentum=momentum)
             for spec, tensor, momentum in zip(specs, weights, momenta, strict=True)
         ]
-        seen = [LatticeCodec().observe(item, None) for item in items]
-        return LatticeCodec().plan(specs, seen, FrameContext()).widths
+        config = LatticeCodec(sensitivity=0.25)
+        seen = [config.observe(item, None) for item in items]
+        return config.plan(specs, seen, FrameContext()).widths
 
     same = [normal((30, 30), 0)] * 2
     told = widths([torch.full((30, 30), 4.0**-i) for i in range(2)], same)
@@ -118,8 +119,16 @@ def test_a_tensor_without_gradients_is_exact_once_and_then_unchanged():
 def test_what_a_chain_remembers_is_small_and_survives_damage():
     frames = moving(3)
     _, reference, plans = chain(frames, second_moment=frames[0] ** 2)
-    assert set(plans[-1].memory) == {"movement", "rate"}
-    for memory in ({"movement": "x", "rate": None, "probes": 3}, {"probes": {"layer.weight": b"1"}}, 7, []):
+    assert set(plans[-1].memory) == {"movement", "rate", "held"}
+    damaged = (
+        {"movement": "x", "rate": None, "probes": 3},
+        {"probes": {"layer.weight": b"1"}},
+        {"movement": 1e-3, "held": 3},
+        {"movement": 1e-3, "held": {"layer.weight": 10**18, 3: 4}},
+        7,
+        [],
+    )
+    for memory in damaged:
         context = FrameContext(memory=memory)
         encoded, _ = frame(frames[2], None, reference, context=context)
         assert CODEC.decode(spec_of(frames[2]), encoded.block, reference).tensor.shape == (100, 120)

@@ -6,6 +6,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from inshrink_core.codec import TensorInput
+from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
+from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.codecs.lattice.spacing import Spacing, grid_of
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.lattice import (
@@ -21,8 +24,10 @@ from inshrink_core.ops.lattice import (
     large_changes,
     round_to_grid,
 )
+from inshrink_core.testing.codecs import state_bits
+from tests.codecs.lattice_chains import moving
 from tests.ops.interpreted import NEEDS_GPU, NEEDS_TRITON, outcomes
-from tests.strategies import normal
+from tests.strategies import normal, spec_of
 
 SIZES = [1, 2, 127, 2050]
 NO_LARGE = np.zeros(0, np.int64)
@@ -249,6 +254,30 @@ def any_bits_round_alike(device, words, exponent, step, seed, gained):
 
 def check_any_bits(device):
     any_bits_round_alike(device)
+
+
+def chain_agrees(device, codec, tensors):
+    """Encode a chain on the CPU, decode it on a device: values and states are equal in every bit."""
+    spec, reference, decoded = spec_of(tensors[0], "layer.weight"), None, None
+    for tensor in tensors:
+        item = TensorInput(spec=spec, tensor=tensor)
+        plan = codec.plan([spec], [codec.observe(item, reference)])
+        block, reference = codec.encode(item, plan, reference)
+        with force_backend(Backend.CUDA):
+            values, decoded = codec.decode(spec, block, decoded, device)
+        assert values.device.type == device
+        assert torch.equal(bits_of(values), bits_of(reference.decoded()))
+        assert state_bits(decoded) == state_bits(reference)
+    assert bytes(codec.rekey(spec, decoded).payload) == bytes(codec.rekey(spec, reference).payload)
+
+
+def check_a_lattice_chain_decodes_alike(device):
+    chain_agrees(device, LatticeCodec(), moving(2, (5, 14), 1e-2))
+
+
+def check_a_chain_of_symbols_decodes_alike(device):
+    codec = InshrinkeratorCodec(bins=8, protect=0.05, entropy="rans")
+    chain_agrees(device, codec, moving(2, (5, 14), 1e-2))
 
 
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]

@@ -12,7 +12,9 @@ import inshrink_core
 from inshrink_core.errors import InputError
 from inshrink_core.training import failing as training
 from inshrink_core.training.failing import Schedule
+from inshrink_core.training.rehearsal import kept_rehearsals
 from inshrink_core.training.saver import Saver
+from inshrink_core.training.tasks import find_task
 
 TASK = '''
 import torch
@@ -250,3 +252,17 @@ def test_nine_failures_of_twenty_saves_follow_every_second_save():
 
 def test_the_module_of_a_task_does_not_leak_into_the_folder(task):
     assert not (Path(task.rpartition(":")[0]).parent / "results").exists()
+
+
+def test_what_is_kept_of_a_shipped_task_tells_the_same_rehearsal(task, tmp_path, monkeypatch):
+    made = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=1, seeds=2)
+    known = find_task(task)
+    assert kept_rehearsals(tmp_path) == ()  # of a task that is not shipped nothing says what its metric is
+    name = known[1].partition("/")[0]
+    monkeypatch.setattr("inshrink_core.training.rehearsal.task_names", lambda: (name,))
+    monkeypatch.setattr("inshrink_core.training.rehearsal.find_task", lambda _: known)
+    assert kept_rehearsals(tmp_path) == (made,)
+    first = next((tmp_path / "results").glob("uninterrupted-seed0-*.json"))
+    first.write_text(first.read_text()[:-9])
+    [left] = kept_rehearsals(tmp_path / "results")
+    assert [result.seed for result in left.restored] == [1]

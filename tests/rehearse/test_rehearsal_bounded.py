@@ -18,7 +18,7 @@ from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import ResultStore
 from inshrink_core.formats import open_run
 from inshrink_core.training import failing as training
-from inshrink_core.training.failing import TaskEvaluator
+from inshrink_core.training.failing import task_evaluator
 from inshrink_core.training.rehearsal import TrainingResult, parse_training
 from inshrink_core.training.spool import Spool
 from inshrink_core.training.tasks import find_task
@@ -88,7 +88,7 @@ def originals(tmp_path, monkeypatch):
 
 def judged(task, run, archive, step):
     """Drop and divergence of a step as its frame decodes, worked out anew."""
-    evaluator = TaskEvaluator(find_task(task)[0])
+    evaluator = task_evaluator(find_task(task)[0])
     first, second = evaluator.evaluate(run[step]), evaluator.evaluate(archive[step])
     return (second.value - first.value) / first.value, first.divergence(second)
 
@@ -127,7 +127,7 @@ def test_a_training_without_failures_is_archived_as_compress_archives_its_saves(
     rehearsed = inshrink_core.rehearse(
         task, tmp_path / "out", seeds=1, restores=0, keep_archives=True, **options
     )
-    evaluator = TaskEvaluator(find_task(task)[0])
+    evaluator = task_evaluator(find_task(task)[0])
     monkeypatch.setattr(EvaluatorRequest, "resolve", lambda *_: evaluator)
     report = compress(open_run(originals), tmp_path / "a.inshrink", **options, threads=1)
     names = ("step", "config", "drop", "divergence", "informative", "exact")
@@ -233,7 +233,7 @@ def test_predictions_are_what_the_metric_is_taken_of(task):
     found, _ = find_task(task)
     torch.manual_seed(0)
     model = found.build()
-    evaluation = TaskEvaluator(found).evaluate(model.state_dict())
+    evaluation = task_evaluator(found).evaluate(model.state_dict())
     model.eval()
     inputs, labels = found.batch(0, torch.Generator().manual_seed(1))
     expected = functional.log_softmax(model(inputs), dim=1).detach()
@@ -245,7 +245,7 @@ def test_predictions_are_what_the_metric_is_taken_of(task):
 def test_a_task_may_say_its_predictions_itself(task):
     found, _ = find_task(task)
     found.log_probs = lambda model: torch.full((5, 2), 0.5).log()
-    assert TaskEvaluator(found).evaluate(found.build().state_dict()).log_probs.shape == (5, 2)
+    assert task_evaluator(found).evaluate(found.build().state_dict()).log_probs.shape == (5, 2)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_every_way_of_calling_a_cross_entropy_is_understood(task, call, n_rows):
     found, _ = find_task(task)
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(2))
     found.evaluate = lambda model: call(logits)
-    rows = torch.from_numpy(TaskEvaluator(found).evaluate(found.build().state_dict()).log_probs)
+    rows = torch.from_numpy(task_evaluator(found).evaluate(found.build().state_dict()).log_probs)
     assert rows.shape == (n_rows, 3)
     assert torch.allclose(rows.exp().sum(1), torch.ones(n_rows))
 
@@ -278,12 +278,12 @@ def test_predictions_of_two_kinds_are_none(task):
         return two + functional.cross_entropy(torch.zeros(4, 3), target)
 
     found.evaluate = evaluate
-    assert TaskEvaluator(found).evaluate(found.build().state_dict()).log_probs is None
+    assert task_evaluator(found).evaluate(found.build().state_dict()).log_probs is None
 
 
 def test_a_state_that_the_task_cannot_judge_is_one_clear_error(task):
     found, _ = find_task(task)
-    evaluator = TaskEvaluator(found)
+    evaluator = task_evaluator(found)
     state = found.build().state_dict()
     with pytest.raises(EvaluatorError, match=r"no tensor '0\.weight'"):
         evaluator.evaluate({})

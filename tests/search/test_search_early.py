@@ -161,7 +161,7 @@ def ask(run, tmp_path):
         return TrialRunner(
             checkpoints=run.__getitem__,
             steps=run.steps,
-            base=ChainConfig(codec="lattice", config=config),
+            base=ChainConfig(config=config),
             judge=judge,
             log=TrialLog(tmp_path / "log.jsonl", "run"),
         )

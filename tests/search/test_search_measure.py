@@ -6,10 +6,19 @@ import pytest
 import torch
 
 from inshrink_core.analysis.gain import restore_gain
-from inshrink_core.chain import Archive, ChainConfig, Override, Standing, archive_size, step_gain
+from inshrink_core.chain import (
+    Archive,
+    ChainConfig,
+    FrameEncoder,
+    Override,
+    Standing,
+    archive_size,
+    step_gain,
+)
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES, LayerType
 from inshrink_core.codec import get_codec
+from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import ConfigError, EvaluatorError
 from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import Bounds
@@ -34,7 +43,7 @@ def run(tmp_path_factory):
 
 
 def base(codec="lattice", **options):
-    return ChainConfig(codec=codec, config=get_codec(codec)(), **options)
+    return ChainConfig(config=get_codec(codec)(), **options)
 
 
 def bits(tensor):
@@ -47,7 +56,9 @@ def test_a_chain_in_memory_is_bit_for_bit_what_an_archive_decodes_to(run, tmp_pa
     compress(run, target, codec=codec, keyframe_every=3)
     archive = Archive.open(target).sequential()
     chain = base(codec, keyframe_every=3)
-    for step, encoded in zip(run.steps, encode_chain(chain, map(run.__getitem__, run.steps)), strict=True):
+    foreseen = FrameEncoder(chain).look_ahead(run.steps, run.__getitem__)
+    steps = encode_chain(chain, map(run.__getitem__, run.steps), foreseen=foreseen)
+    for step, encoded in zip(run.steps, steps, strict=True):
         restored, written = encoded.restored(), archive[step]
         for spec in run[step].specs:
             if spec.role in MODEL_ROLES:
@@ -59,9 +70,9 @@ def test_sizes_in_memory_are_those_of_frames_to_a_few_bytes(run, tmp_path, codec
     target = tmp_path / "a.inshrink"
     compress(run, target, codec=codec)
     frames = archive_size(Archive.open(target)).frames
-    for frame, encoded in zip(
-        frames, encode_chain(base(codec), map(run.__getitem__, run.steps)), strict=True
-    ):
+    foreseen = FrameEncoder(base(codec)).look_ahead(run.steps, run.__getitem__)
+    steps = encode_chain(base(codec), map(run.__getitem__, run.steps), foreseen=foreseen)
+    for frame, encoded in zip(frames, steps, strict=True):
         assert encoded.weights_nbytes == pytest.approx(frame.weights_nbytes, abs=60)
         assert encoded.raw_weights == frame.raw_weights
 
@@ -93,6 +104,7 @@ class Asked:
             log=log if log is not None else TrialLog(None, "run"),
             told=told,
             with_gain=gain,
+            foreseen=FrameEncoder(base()).look_ahead(run.steps, run.__getitem__),
         )
 
 
@@ -245,7 +257,7 @@ def test_a_sample_without_the_tensors_of_an_override_is_encoded_all_the_same(run
 
 def test_the_ratio_of_a_step_is_estimated_once_for_each_candidate(run):
     estimate = RatioEstimate(base(), run[5], Standing(), None)
-    assert estimate(LINE.candidate(1.0)) == pytest.approx(
+    assert estimate(LINE.candidate(LatticeCodec().coarseness)) == pytest.approx(
         encode_step(base(), run[5], Standing()).ratio_weights, rel=0.01
     )
     assert estimate(LINE.candidate(6.0)) > estimate(LINE.candidate(1.0))

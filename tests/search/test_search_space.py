@@ -10,7 +10,7 @@ from inshrink_core.search.space import Candidate, Cube, LatticeLine, space_of
 
 
 def base(codec, **settings):
-    return ChainConfig(codec=codec, config=get_codec(codec)(**settings))
+    return ChainConfig(config=get_codec(codec)(**settings))
 
 
 def test_the_published_cube_has_216_places_and_every_one_is_a_configuration():
@@ -29,6 +29,18 @@ def test_every_rival_has_a_cube_whose_points_are_configurations(codec):
     assert isinstance(cube, Cube)
     for point in cube.points():
         assert cube.candidate(point).chain_config(base(codec)).codec == codec
+
+
+@pytest.mark.parametrize(
+    "codec", ["lattice", "inshrinkerator", "qd", "uniform", "lc-checkpoint", "excp", "context"]
+)
+def test_every_codec_has_levels_from_fine_to_coarse(codec):
+    found = space_of(codec, frozenset({LayerType.LINEAR})).levels(7)
+    assert 2 <= len(found) <= 7
+    assert len({one.digest for one in found}) == len(found)
+    for one in found:
+        assert one.chain_config(base(codec)).codec == codec
+    assert len(space_of(codec, frozenset()).levels(1)) == 1
 
 
 def test_a_codec_without_a_knob_has_nothing_to_search():

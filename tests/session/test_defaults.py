@@ -47,8 +47,8 @@ def is_exact(found: dict[str, set[str]], role: str) -> bool:
     return found[role] <= get_codec("lossless").reads
 
 
-def test_the_defaults_are_a_coarseness_of_one_and_compressed_optimizer_state():
-    assert LatticeCodec().coarseness == 1.0
+def test_the_defaults_are_a_coarseness_of_a_half_and_compressed_optimizer_state():
+    assert LatticeCodec().coarseness == 0.5
     assert {name: default_optimizer(name, {}) for name in codec_names() if get_codec(name).lossy} == {
         name: "compressed" for name in codec_names() if get_codec(name).lossy
     }
@@ -61,14 +61,14 @@ def test_what_stays_exact_has_exact_optimizer_state_beside_it():
     assert chain.optimizer == "exact"
 
 
-def test_compress_stores_optimizer_state_compressed_and_all_else_but_weights_exactly(run_path, tmp_path):
+def test_compress_stores_model_and_optimizer_state_compressed_and_all_else_exactly(run_path, tmp_path):
     report = inshrink_core.compress(run_path, tmp_path / "a.inshrink")
-    assert (report.optimizer, report.config["coarseness"]) == ("compressed", 1.0)
+    assert (report.optimizer, report.config["coarseness"]) == ("compressed", 0.5)
     found = bitstreams(tmp_path / "a.inshrink", 20)
     assert not any(is_exact(found, role) for role in STATE)
     assert is_exact(found, "step")
     restored = inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[20])
-    assert set(restored.stored.lossy) == STATE | {"weight"}
+    assert set(restored.stored.lossy) == STATE | {"weight", "buffer"}
     assert "step" in restored.stored.exact
 
 
@@ -115,8 +115,8 @@ def test_a_step_that_bounds_make_exact_is_exact_in_everything_unless_another_sta
     config = get_codec("inshrinkerator")()
     lossless = get_codec("lossless")
     for asked, expected in (("", "exact"), ("compact", "compact"), ("drop", "drop")):
-        chain = ChainConfig(codec="inshrinkerator", config=config, optimizer=asked)
-        assert chain.made_exact(lossless.name, lossless()).optimizer == expected
+        chain = ChainConfig(config=config, optimizer=asked)
+        assert chain.made_exact(lossless()).optimizer == expected
 
 
 def test_steps_stored_exactly_and_steps_that_are_not_follow_each_other_in_a_chain(run_path, tmp_path):
@@ -224,7 +224,9 @@ def test_help_and_documentation_tell_the_coarseness_that_the_codec_has(capsys):
     assert f"(default {LatticeCodec().coarseness:g})" in row
 
 
-@pytest.mark.parametrize(("options", "lossy"), [({}, STATE | {"weight"}), ({"codec": "lossless"}, set())])
+@pytest.mark.parametrize(
+    ("options", "lossy"), [({}, STATE | {"weight", "buffer"}), ({"codec": "lossless"}, set())]
+)
 def test_what_was_exact_is_exact_in_a_frame_that_was_made_anew(run_path, tmp_path, options, lossy):
     inshrink_core.compress(run_path, tmp_path / "a.inshrink", **options)
     inshrink_core.verbs.export(tmp_path / "a.inshrink", tmp_path / "one.inshrink", step=15)

@@ -108,7 +108,7 @@ class _Watching(InshrinkeratorCodec):
 def test_an_encoder_is_told_learning_rates_memory_and_restored_values(run_path: Path, tmp_path: Path) -> None:
     watching = _Watching()
     path, run = tmp_path / "b.inshrink", inshrink_core.open(run_path)
-    config = ChainConfig(codec="inshrinkerator", config=watching)
+    config = ChainConfig(config=watching)
     with ArchiveWriter(path, create=True) as writer:
         chain = ChainWriter(writer, config)
         first = chain.append(run[5]).info

@@ -31,7 +31,7 @@ def test_a_lossless_archive_keeps_every_movement(run, tmp_path):
 
 def test_a_coarse_grid_rolls_training_back_where_matched_gain_does_not(run, tmp_path):
     coarse = measured(run, tmp_path / "u", "uniform", bits=3).pooled
-    matched = measured(run, tmp_path / "l", "lattice", coarseness=8).pooled
+    matched = measured(run, tmp_path / "l", "lattice", coarseness=4).pooled
     assert coarse.gain < 0.5
     assert matched.gain == pytest.approx(1.0, abs=0.05)
     # A step is halved before rms(r) is below .05, where gain 1 costs a noise of about 9.

@@ -11,7 +11,7 @@ from torch.nn import functional
 from inshrink_core import plugins
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
 from inshrink_core.metrics import Direction
-from inshrink_core.training.tasks import Task, digits_cnn, find_task, task_names
+from inshrink_core.training.tasks import Task, digits, digits_cnn, find_task, task_names
 from inshrink_core.training.tasks.char_conv import GatedBlock
 from inshrink_core.training.tasks.task import warmup_cosine
 
@@ -48,8 +48,9 @@ def test_a_shipped_task_is_small_repeatable_and_trains(name):
     assert task.loss(network, one).item() < before
 
 
-def test_evaluation_leaves_the_model_as_it_was_and_repeats_itself():
-    task, _ = find_task("digits-cnn")
+@pytest.mark.parametrize("name", ["digits-cnn", "digits-resnet", "denoise"])
+def test_evaluation_leaves_the_model_as_it_was_and_repeats_itself(name):
+    task, _ = find_task(name)
     network = task.build()
     buffers = [buffer.clone() for buffer in network.buffers()]
     assert task.evaluate(network) == task.evaluate(network)
@@ -66,7 +67,7 @@ def test_the_char_gpt_is_judged_on_text_it_never_trains_on():
     assert int(training.max()) < n_characters
 
 
-@pytest.mark.parametrize("name", ["char-gpt", "char-conv"])
+@pytest.mark.parametrize("name", ["char-gpt", "char-conv", "char-rnn"])
 def test_a_character_model_does_not_see_what_it_is_to_predict(name):
     task, _ = find_task(name)
     torch.manual_seed(0)
@@ -89,7 +90,8 @@ def test_a_gated_block_is_a_causal_convolution_and_a_gate():
     torch.testing.assert_close(block(x), expected)
 
 
-def test_without_scikit_learn_the_digits_name_the_extra(monkeypatch):
+@pytest.mark.parametrize("name", ["digits-cnn", "digits-resnet", "digits-vit", "denoise"])
+def test_without_scikit_learn_the_digits_name_the_extra(name, monkeypatch):
     original = builtins.__import__
 
     def refuse(name, *arguments, **options):
@@ -98,8 +100,8 @@ def test_without_scikit_learn_the_digits_name_the_extra(monkeypatch):
         return original(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    digits_cnn._digits.cache_clear()
-    task, _ = find_task("digits-cnn")
+    digits.split_digits.cache_clear()
+    task, _ = find_task(name)
     with pytest.raises(MissingExtraError, match=r"inshrink\[dev\]"):
         task.batch(1, torch.Generator())
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.services import Chain
 from inshrink_app.widgets import facts, job_card, listing
 from inshrink_app.widgets.formatting import bytes_text, count_text, counted
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainReport
 
 __all__ = ["PruneRules", "prune", "verify"]
 
@@ -31,7 +33,7 @@ class PruneRules(NamedTuple):
         """Whether any rule says what to keep."""
         return bool(self.keep_every or self.keep_last or self.keep)
 
-    def words(self, chain: Chain) -> list[str]:
+    def words(self, chain: ChainReport) -> list[str]:
         """Return the command that plans by these rules."""
         words = ["prune", str(chain.path)]
         words += ["--keep-every", str(self.keep_every)] if self.keep_every else []
@@ -41,7 +43,7 @@ class PruneRules(NamedTuple):
         return [*words, "--smallest"] if self.smallest else words
 
 
-def verify(chain: Chain) -> None:
+def verify(chain: ChainReport) -> None:
     """Offer to verify the archive, and say what that found."""
     with st.container(border=True):
         st.header("Is it sound?", anchor=False)
@@ -89,7 +91,7 @@ def _findings(findings: list[dict[str, Any]], name: str) -> None:
     listing.show(table, name, alt=f"What a verification found: {name}")
 
 
-def prune(chain: Chain) -> PruneRules:
+def prune(chain: ChainReport) -> PruneRules:
     """Draw the card and return the rules on screen."""
     with st.container(border=True):
         st.header("Prune", anchor=False)
@@ -128,12 +130,12 @@ def prune(chain: Chain) -> PruneRules:
     return rules
 
 
-def _plan_key(chain: Chain, rules: PruneRules) -> tuple[str, ...]:
+def _plan_key(chain: ChainReport, rules: PruneRules) -> tuple[str, ...]:
     """Name a plan: of these rules, and of the archive as it is."""
     return ("plan", *chain.state, *map(str, rules))
 
 
-def _rules(chain: Chain) -> PruneRules:
+def _rules(chain: ChainReport) -> PruneRules:
     """Draw the rules; a link or the session does not carry them: pruning is never one click away."""
     first, second, third = st.columns(3)
     last = first.number_input(
@@ -159,7 +161,7 @@ def _rules(chain: Chain) -> PruneRules:
     return PruneRules(int(every) or None, int(last) or None, tuple(keep), bool(drop), bool(smallest))
 
 
-def _show_plan(chain: Chain, rules: PruneRules, document: dict[str, Any]) -> None:
+def _show_plan(chain: ChainReport, rules: PruneRules, document: dict[str, Any]) -> None:
     """Say what pruning would do, and ask for the word."""
     n_removed = len(document["removed"])
     if not n_removed:

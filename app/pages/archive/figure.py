@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.services import ChainFrame
 from inshrink_app.theme import CATEGORICAL, GAP
 from inshrink_app.widgets.figures import lay_out, thinned, title
 from inshrink_app.widgets.formatting import bytes_text, count_text, ratio_text
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainFrame
 
 __all__ = ["MAX_COLUMNS", "chain_figure"]
 

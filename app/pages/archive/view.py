@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.pages.archive import cards
 from inshrink_app.pages.archive import figure as chain_figure
 from inshrink_app.pages.search.config import config_words
-from inshrink_app.services import Chain
 from inshrink_app.widgets import archive_picker, facts, figures, listing, problem, snippets, subject
 from inshrink_app.widgets.formatting import (
     bytes_text,
@@ -20,8 +21,17 @@ from inshrink_app.widgets.formatting import (
 )
 from inshrink_app.widgets.tables import ServiceError
 
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainReport
+
 _ID_WIDTH = 12
 _MOST_LISTED = 5
+
+_COLUMNS = {name: name.replace("_", " ") for name in ("step", "kind", "branch", "parent_step")}
+_COLUMNS |= {"restored_step": "restored from", "nbytes": "bytes", "ratio_total": "ratio total"}
+_COLUMNS |= {"ratio_weights": "ratio weights", "codec": "codec", "frame_id": "frame id"}
+_COLUMNS |= {"digest": "SHA-256", "damage": "damage"}
+"""Fields of a frame, and what the table calls them."""
 
 
 def render() -> None:
@@ -55,7 +65,7 @@ def _rescue(path: str) -> bool:
     return True
 
 
-def _sections(chain: Chain) -> None:
+def _sections(chain: ChainReport) -> None:
     """Draw everything about one archive."""
     _facts(chain)
     _warnings(chain)
@@ -67,7 +77,7 @@ def _sections(chain: Chain) -> None:
     snippets.of([["verify", str(chain.path), "--deep"], *planned])
 
 
-def _facts(chain: Chain) -> None:
+def _facts(chain: ChainReport) -> None:
     """Draw the row of figures that every reader wants first."""
     is_partial = any(frame.damage for frame in chain.frames)
     n_branches = chain.n_branches
@@ -111,7 +121,7 @@ def _facts(chain: Chain) -> None:
         )
 
 
-def _warnings(chain: Chain) -> None:
+def _warnings(chain: ChainReport) -> None:
     """Say which frames are gone or cannot be read, and what vouched for the original files."""
     if "DAMAGED" in chain.originals:
         st.warning(markdown_text(f"Originals: {chain.originals}"), icon=":material/warning:")
@@ -133,7 +143,7 @@ def _warnings(chain: Chain) -> None:
             st.code("\n".join(listed), language=None, wrap_lines=True)
 
 
-def _graph(chain: Chain) -> None:
+def _graph(chain: ChainReport) -> None:
     """Draw the chain."""
     with st.container(border=True):
         st.header("Chain", anchor=False)
@@ -155,41 +165,12 @@ def _graph(chain: Chain) -> None:
         st.caption(" ".join(parts))
 
 
-def _frames(chain: Chain) -> None:
+def _frames(chain: ChainReport) -> None:
     """List the frames."""
     with st.expander(f"Frames ({count_text(len(chain.frames))})", icon=":material/table_rows:"):
-        rows = [
-            (
-                frame.step,
-                frame.kind,
-                frame.branch,
-                frame.parent_step,
-                frame.restored_step,
-                frame.nbytes,
-                frame.ratio_total,
-                frame.ratio_weights,
-                frame.codec,
-                frame.frame_id[:_ID_WIDTH],
-                frame.digest[:_ID_WIDTH],
-                frame.damage,
-            )
-            for frame in chain.frames
-        ]
-        columns = [
-            "step",
-            "kind",
-            "branch",
-            "parent step",
-            "restored from",
-            "bytes",
-            "ratio total",
-            "ratio weights",
-            "codec",
-            "frame id",
-            "SHA-256",
-            "damage",
-        ]
-        table = pd.DataFrame(rows, columns=columns)
+        table = pd.DataFrame(chain.frames)[[*_COLUMNS]].rename(columns=_COLUMNS)
+        for name in ("frame id", "SHA-256"):
+            table[name] = table[name].str[:_ID_WIDTH]
         for name in ("parent step", "restored from"):
             table[name] = table[name].astype("Int64")
         listing.show(

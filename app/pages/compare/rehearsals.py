@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import streamlit as st
@@ -11,7 +11,6 @@ from inshrink_app import services
 from inshrink_app.jobs.commands import option, shell_text
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.compare.figures import rehearsal_figure
-from inshrink_app.services import Training
 from inshrink_app.widgets import facts, figures, job_card, listing, problem
 from inshrink_app.widgets.formatting import (
     count_text,
@@ -23,13 +22,16 @@ from inshrink_app.widgets.formatting import (
 )
 from inshrink_app.widgets.tables import ServiceError, Subject
 
+if TYPE_CHECKING:
+    from inshrink_core.training.tasks import Task
+
 __all__ = ["rehearse", "saved"]
 
 _COUNTS = {"restore": "failure", "seed": "seed", "step": "step"}
 _CODECS = {"lattice": "Lattice", "inshrinkerator": "Inshrinkerator", "lossless": "Lossless, the control"}
 
 
-def rehearse(original: Subject, training: Training) -> None:
+def rehearse(original: Subject, training: Task) -> None:
     """Draw the card of a sample's training."""
     with st.container(border=True):
         st.header("Failure rehearsal", anchor=False)
@@ -62,7 +64,7 @@ def rehearse(original: Subject, training: Training) -> None:
         st.code(shell_text([words]), language=None, wrap_lines=True)
 
 
-def _choose(own: Training) -> Training:
+def _choose(own: Task) -> Task:
     """Let the reader rehearse another of the shipped trainings than the sample's own."""
     names = list(services.trainings())
     picked = st.selectbox(
@@ -80,7 +82,7 @@ def _choose(own: Training) -> Training:
     return chosen or own
 
 
-def _words(training: Training) -> list[str]:
+def _words(training: Task) -> list[str]:
     """Draw the controls and return the command that rehearses."""
     first, second, third, fourth = st.columns(4)
     own = f"rehearse.{training.name}"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.job import Job
-from inshrink_app.services import Chain
 from inshrink_app.widgets import archive_picker, job_card, listing, problem
 from inshrink_app.widgets.formatting import bytes_text, count_text, counted, elide, inked, markdown_text
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainReport
 
 __all__ = ["errors", "restore"]
 
@@ -23,7 +25,7 @@ _MAX_ROWS = 2_000
 """Rows of the table on screen; all of them can be downloaded."""
 
 
-def errors(shown: Subject, original: Subject, archives: tuple[Chain, ...]) -> None:
+def errors(shown: Subject, original: Subject, archives: tuple[ChainReport, ...]) -> None:
     """Draw the error of every tensor, or offer to measure it."""
     with st.container(border=True):
         st.header("Tensor by tensor", anchor=False)
@@ -119,16 +121,9 @@ def _table(found: list[dict[str, Any]]) -> None:
     if not rows:
         st.caption("No tensor matches.")
         return
-    table = pd.DataFrame(
-        [
-            (
-                *(row[name] for name in ("step", "tensor", "codec", "relative_rms", "max_abs")),
-                "exact" if row["bit_exact"] else "lossy",
-            )
-            for row in rows
-        ],
-        columns=["step", "tensor", "codec", "relative error", "largest error", "bits"],
-    )
+    table = pd.DataFrame(rows)[["step", "tensor", "codec", "relative_rms", "max_abs"]]
+    table = table.rename(columns={"relative_rms": "relative error", "max_abs": "largest error"})
+    table["bits"] = ["exact" if row["bit_exact"] else "lossy" for row in rows]
     listing.show(
         table,
         "tensor-errors",
@@ -142,7 +137,7 @@ def _table(found: list[dict[str, Any]]) -> None:
         )
 
 
-def restore(shown: Subject, archives: tuple[Chain, ...]) -> None:
+def restore(shown: Subject, archives: tuple[ChainReport, ...]) -> None:
     """Draw where files of a step are restored to.
 
     Parameters
@@ -162,7 +157,7 @@ def restore(shown: Subject, archives: tuple[Chain, ...]) -> None:
             _written(job)
 
 
-def _choices(archives: tuple[Chain, ...]) -> tuple[Chain, int, str]:
+def _choices(archives: tuple[ChainReport, ...]) -> tuple[ChainReport, int, str]:
     """Draw what is restored, and as what."""
     names = {str(one.path): one for one in archives}
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
@@ -189,7 +184,7 @@ def _choices(archives: tuple[Chain, ...]) -> tuple[Chain, int, str]:
     return archive, int(step), str(layout or "same")
 
 
-def _form(shown: Subject, archive: Chain, step: int, layout: str, *, is_running: bool) -> None:
+def _form(shown: Subject, archive: ChainReport, step: int, layout: str, *, is_running: bool) -> None:
     """Ask for the folder, and begin."""
     suggested = services.suggested_folder(shown, archive.path, step)
     if st.session_state.get("restore.suggested") != suggested and not is_running:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.commands import option
+from inshrink_app.jobs.commands import archives_of, option
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.compare import figures as comparison_figures
 from inshrink_app.pages.compare import rehearsals, tensors
-from inshrink_app.services import Chain, Compared, EvaluatorCode
+from inshrink_app.services import Compared, EvaluatorCode
 from inshrink_app.widgets import (
     archive_picker,
     evaluator_consent,
@@ -36,6 +36,9 @@ from inshrink_app.widgets.formatting import (
 )
 from inshrink_app.widgets.tables import ServiceError, Subject
 
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainReport
+
 _BOUND = "bound"
 _DEFAULT_BOUND = "1"
 _WHICH = {"some": "A spread of steps", "all": "All steps", "chosen": "Chosen steps"}
@@ -43,6 +46,7 @@ _WHICH = {"some": "A spread of steps", "all": "All steps", "chosen": "Chosen ste
 # Steps that are compared to begin with: enough to see a course, few enough to wait for.
 _SPREAD = 8
 _NAME_WIDTH = 40
+_OF_PREVIOUS = {"stale_drop": "drop of previous", "stale_divergence": "divergence of previous"}
 
 
 def render() -> None:
@@ -69,14 +73,15 @@ def render() -> None:
     _snippet(original, archives[0] if archives else None, steps, judge)
 
 
-def _follow_link(original: Subject, choices: tuple[Chain, ...]) -> None:
+def _follow_link(original: Subject, choices: tuple[ChainReport, ...]) -> None:
     """Choose what the comparison of a link is about, once; the reader may choose otherwise then."""
     job = services.linked_job(state.choice_text("job"), "compare", original.path)
     if job is None or job.verb != "compare" or st.session_state.get("compare.followed") == job.job_id:
         return
     st.session_state["compare.followed"] = job.job_id
     known = {str(one.path) for one in choices}
-    st.session_state["compare.archives"] = [words[1] for words in job.commands if words[1] in known]
+    compared = [path for words in job.commands for path in archives_of(words)]
+    st.session_state["compare.archives"] = [path for path in compared if path in known]
     st.session_state["compare.which"] = "chosen"
     told = [step for words in job.commands for step in (option(words, "--steps") or "").split(",")]
     st.session_state["compare.steps"] = [step for step in original.steps if str(step) in told]
@@ -121,8 +126,8 @@ def _ask_for_original(shown: Subject) -> None:
 
 
 def _choices(
-    original: Subject, choices: tuple[Chain, ...]
-) -> tuple[tuple[Chain, ...], tuple[int, ...], float]:
+    original: Subject, choices: tuple[ChainReport, ...]
+) -> tuple[tuple[ChainReport, ...], tuple[int, ...], float]:
     """Draw the choice of archives, steps and bound, and return them."""
     with st.container(border=True):
         st.header("What to compare", anchor=False)
@@ -185,7 +190,7 @@ def _spread(steps: list[int]) -> tuple[int, ...]:
 
 
 def _compare(
-    original: Subject, archives: tuple[Chain, ...], steps: tuple[int, ...], bound: float
+    original: Subject, archives: tuple[ChainReport, ...], steps: tuple[int, ...], bound: float
 ) -> EvaluatorCode | None:
     """Draw the comparison by the task metric, or what is needed for it; return the evaluator."""
     with st.container(border=True):
@@ -231,14 +236,14 @@ def _rehearsal(original: Subject) -> None:
 
 
 def _snippet(
-    original: Subject, archive: Chain | None, steps: tuple[int, ...], judge: EvaluatorCode | None
+    original: Subject, archive: ChainReport | None, steps: tuple[int, ...], judge: EvaluatorCode | None
 ) -> None:
     """Show the same without the explorer."""
     run = str(original.path)
     path = archive.path if archive is not None else Path(f"{run.rstrip('/')}.inshrink")
     snippets.of(
         [
-            *services.compare_commands(original, [path], steps, judge),
+            services.compare_words(original, [path], steps, judge),
             ["verify", str(path), "--against", run],
             ["restore", str(path), "-o", "restored/"],
         ]
@@ -341,36 +346,15 @@ def _charts(found: list[Compared], bound: float) -> None:
 
 def _table(found: list[Compared], bound: float) -> None:
     """List every step."""
-    rows = [
-        (
-            one.name,
-            row.step,
-            row.original,
-            row.restored,
-            row.drop,
-            row.divergence,
-            row.stale_drop,
-            row.stale_divergence,
-            "–" if row.drop is None else "within" if row.drop <= bound else "above",
-        )
+    table = pd.DataFrame([row for one in found for row in one.steps])
+    table = table.drop(columns=["restore_gain", "restore_noise"]).rename(columns=_OF_PREVIOUS)
+    table.insert(0, "archive", [one.name for one in found for _ in one.steps])
+    table["bound"] = [
+        "–" if row.drop is None else "within" if row.drop <= bound else "above"
         for one in found
         for row in one.steps
     ]
-    columns = [
-        "archive",
-        "step",
-        "original",
-        "restored",
-        "drop",
-        "divergence",
-        "drop of previous",
-        "divergence of previous",
-        "bound",
-    ]
-    table = pd.DataFrame(rows, columns=columns)
-    metric = fixed_format(
-        [value for one in found for row in one.steps for value in (row.original, row.restored)]
-    )
+    metric = fixed_format([*table["original"], *table["restored"]])
     listing.show(
         table,
         "compare",

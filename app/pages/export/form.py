@@ -9,15 +9,15 @@ from inshrink_app import services
 from inshrink_app.pages.search import editor as search_editor
 from inshrink_app.services import ExportRequest
 from inshrink_app.widgets.choices import ends_of_range, one_of_few, one_of_many
-from inshrink_app.widgets.codecs import LABELS, ask_for_knob
+from inshrink_app.widgets.codecs import ask_for_knob, labels
 from inshrink_app.widgets.formatting import count_text
+from inshrink_app.widgets.layout import section
 from inshrink_app.widgets.tables import Subject
 
 __all__ = ["show"]
 
 
 _KINDS = {"all": "All steps", "range": "A range", "step": "One step"}
-_CODECS = ("lattice", "inshrinkerator", "uniform", "lossless")
 _CODEC_HELP = (
     "Lattice is the default: smallest at equal accuracy. Inshrinkerator is the published codec. Uniform "
     "rounds to even spacings. Lossless keeps every bit."
@@ -33,8 +33,7 @@ _WHAT = "what"
 
 def show(shown: Subject) -> ExportRequest:
     """Draw the controls and return what they ask for."""
-    with st.container(border=True):
-        st.header("What to export", anchor=False)
+    with section("What to export"):
         what = one_of_few("export", "Steps", _WHAT, _KINDS, "all")
         if what == "step":
             return _one_step(shown)
@@ -145,6 +144,6 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
 
 def _codec() -> tuple[str, dict[str, Any]]:
     """Draw which codec, and the one setting of it."""
-    names = {name: LABELS[name] for name in _CODECS}
-    codec = one_of_many("export", "Codec", _CODEC, names, "lattice", _CODEC_HELP)
-    return codec, ask_for_knob(codec, dict(services.codec_settings(codec)), "export")
+    names = labels()
+    codec = one_of_many("export", "Codec", _CODEC, names, next(iter(names)), _CODEC_HELP)
+    return codec, ask_for_knob(codec, "export")

@@ -13,7 +13,7 @@ from inshrink_app.jobs.job import Job
 from inshrink_app.pages.export import figure as export_figure
 from inshrink_app.pages.export import form as export_form
 from inshrink_app.services import ExportRequest, Made, Plan
-from inshrink_app.widgets import download, facts, figures, job_card, listing, problem, snippets, subject
+from inshrink_app.widgets import download, facts, job_card, listing, problem, snippets, subject
 from inshrink_app.widgets.formatting import (
     bytes_text,
     count_text,
@@ -23,7 +23,10 @@ from inshrink_app.widgets.formatting import (
     steps_text,
     value_text,
 )
-from inshrink_app.widgets.tables import MODEL_ROLES, ServiceError, Subject
+from inshrink_app.widgets.layout import answer, chart, section
+from inshrink_app.widgets.tables import ServiceError, Subject
+
+from inshrink_core.checkpoint import MODEL_ROLES
 
 _MAX_BARS = 120
 _SUFFIX = ".inshrink"
@@ -60,8 +63,7 @@ def _job(shown: Subject, job: Job) -> None:
     elif job.state == "finished":
         _result(shown, job)
     else:
-        with st.container(border=True):
-            st.header("The last export did not finish", anchor=False)
+        with section("The last export did not finish"):
             job_card.stopped(job, primary=False)
     if not job.is_running:
         job_card.log(job)
@@ -69,8 +71,7 @@ def _job(shown: Subject, job: Job) -> None:
 
 def _result(shown: Subject, job: Job) -> None:
     """Draw what a finished export has made."""
-    with st.container(border=True):
-        st.header("Exported", anchor=False)
+    with section("Exported"):
         st.code(str(services.export_made_at(job)), language=None, wrap_lines=True)
         try:
             made = services.made_by(job)
@@ -142,8 +143,7 @@ def _download(path: Path) -> None:
 
 def _chain_plan(shown: Subject, request: ExportRequest) -> None:
     """Draw the chain as it would be written, and what its sizes are estimated from."""
-    with st.container(border=True):
-        st.header("As it will be written", anchor=False)
+    with section("As it will be written"):
         if not request.steps:
             st.caption("No step is chosen.")
             return
@@ -160,14 +160,13 @@ def _chain_plan(shown: Subject, request: ExportRequest) -> None:
         )
         frames = plan.frames[-_MAX_BARS:]
         known = estimated is not None
-        st.plotly_chart(
+        chart(
             export_figure.plan_figure(
                 [(f.step, f.kind, float(f.nbytes if f.nbytes is not None else f.raw_bytes)) for f in frames],
                 "estimated" if known else "uncompressed",
             ),
-            config=dict(figures.CONFIG),
-            key="plan",
-            alt=f"{len(frames)} frames as they would be written, {n_keyframes} of them keyframes",
+            "plan",
+            f"{len(frames)} frames as they would be written, {n_keyframes} of them keyframes",
         )
         cut = "" if len(plan.frames) <= _MAX_BARS else f" The last {_MAX_BARS} frames are drawn."
         if known:
@@ -201,8 +200,7 @@ def _plan_table(plan: Plan) -> None:
 
 def _other_plan(shown: Subject, request: ExportRequest) -> None:
     """Say what one step, or a copy as one file, would hold."""
-    with st.container(border=True):
-        st.header("As it will be written", anchor=False)
+    with section("As it will be written"):
         if request.kind == "pack":
             nbytes = shown.archive.nbytes if shown.archive is not None else shown.total_bytes
             st.write(
@@ -258,10 +256,8 @@ def _launch(shown: Subject, request: ExportRequest, *, disabled: bool) -> str:
 
 def _start(shown: Subject, request: ExportRequest, typed: str) -> None:
     """Begin the export, or say why not."""
-    try:
-        target = services.export_target(typed, request)
-    except ServiceError as error:
-        problem.show(error.problem)
+    target = answer(lambda: services.export_target(typed, request))
+    if target is None:
         return
     job = services.start_export(shown, request, target)
     state.publish(job=job.job_id)

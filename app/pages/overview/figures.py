@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.theme import CATEGORICAL
 from inshrink_app.widgets.figures import byte_ticks, columns_axis, lay_out, steps_axis
 from inshrink_app.widgets.formatting import bytes_text, count_text, elide, html_text, ratio_text, share_text
-from inshrink_app.widgets.tables import FrameRow
 from plotly.subplots import make_subplots
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainFrame
 
 __all__ = ["frames_figure", "log_figure", "log_groups", "sizes_figure"]
 
@@ -105,7 +108,7 @@ def _legend(members: Sequence[str]) -> str:
     )
 
 
-def frames_figure(frames: Sequence[FrameRow]) -> go.Figure:
+def frames_figure(frames: Sequence[ChainFrame]) -> go.Figure:
     """Draw the bytes of each frame of an archive, keyframes apart from delta frames."""
     figure = go.Figure()
     for position, (kind, label) in enumerate((("keyframe", "Keyframe"), ("delta", "Delta frame"))):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 import streamlit as st
@@ -24,7 +24,10 @@ from inshrink_app.widgets.formatting import (
     share_text,
     steps_text,
 )
-from inshrink_app.widgets.tables import ArchiveFacts, Subject
+from inshrink_app.widgets.tables import Subject
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainReport
 
 _MAX_PANELS = 4
 
@@ -124,10 +127,10 @@ def _of_run(shown: Subject) -> list[_Fact]:
     ]
 
 
-def _of_archive(shown: Subject, archive: ArchiveFacts) -> list[_Fact]:
+def _of_archive(shown: Subject, archive: ChainReport) -> list[_Fact]:
     """Say what the archive saves, and what it costs."""
     held = (
-        "" if shown.kind == "archive" else f"{counted(len(archive.frames), 'step')} in {archive.path.name}. "
+        "" if shown.kind == "archive" else f"{counted(len(archive.steps), 'step')} in {archive.path.name}. "
     )
     return [
         _Fact("Raw size", bytes_text(archive.raw_bytes), "uncompressed"),
@@ -148,7 +151,7 @@ def _of_archive(shown: Subject, archive: ArchiveFacts) -> list[_Fact]:
     ]
 
 
-def _saved(archive: ArchiveFacts) -> str:
+def _saved(archive: ChainReport) -> str:
     """Say how much disk the archive saves."""
     saved = archive.raw_bytes - archive.nbytes
     if saved <= 0:
@@ -156,7 +159,7 @@ def _saved(archive: ArchiveFacts) -> str:
     return f"saves {bytes_text(saved)}, {share_text(saved / archive.raw_bytes)}"
 
 
-def _worst_drop(archive: ArchiveFacts) -> _Fact:
+def _worst_drop(archive: ChainReport) -> _Fact:
     """Say what the newest comparison of the archive found, if there is one."""
     found = services.newest_comparison(archive.path, archive.nbytes)
     if found is None or found.worst is None:
@@ -240,21 +243,20 @@ def _sizes(shown: Subject) -> None:
             download.table_buttons(table, title.casefold().replace(" ", "-"))
 
 
-def _frames(archive: ArchiveFacts) -> None:
+def _frames(archive: ChainReport) -> None:
     """Draw the size of every frame."""
     with st.container(border=True):
         st.header("Frames", anchor=False)
-        n_keyframes = sum(frame.kind == "keyframe" for frame in archive.frames)
+        n_keyframes = sum(frame.kind == "keyframe" for frame in archive.line)
         st.plotly_chart(
-            figures.frames_figure(archive.frames),
+            figures.frames_figure(archive.line),
             config=dict(CONFIG),
             key="frames",
-            alt=f"Bytes of each of {len(archive.frames)} frames, {n_keyframes} of them keyframes",
+            alt=f"Bytes of each of {len(archive.line)} frames, {n_keyframes} of them keyframes",
         )
         st.caption("A keyframe stands alone; a delta frame holds what changed since the step before it.")
-        table = pd.DataFrame(
-            archive.frames, columns=["step", "kind", "bytes", "ratio_total", "ratio_weights"]
-        )
+        columns = ["step", "kind", "nbytes", "ratio_total", "ratio_weights"]
+        table = pd.DataFrame(archive.line)[columns].rename(columns={"nbytes": "bytes"})
         download.table_buttons(table, "frames")
 
 

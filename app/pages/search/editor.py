@@ -22,6 +22,7 @@ from inshrink_app.widgets.formatting import (
     share_text,
     value_text,
 )
+from inshrink_app.widgets.layout import answer, section
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 __all__ = ["carried", "forget", "pick", "show"]
@@ -73,8 +74,7 @@ def show(
     points = (*(found.points if found is not None else ()), *compared)
     edit = _current(shown, found, points, codec)
     used = found.steps if found is not None and found.steps else tuple(steps)
-    with st.container(border=True):
-        st.header("Configuration", anchor=False)
+    with section("Configuration"):
         loaded = "the default" if edit.origin is None else elide(edit.origin.label, _LABEL_WIDTH)
         st.caption(
             markdown_text(
@@ -100,8 +100,8 @@ def _current(shown: Subject, found: Searched | None, points: Sequence[SearchPoin
     if edit is None or edit.run != str(shown.path) or (edit.origin is None and not edit.before):
         best = points[place] if place is not None else None if found is None else found.best
         if best is None:
-            name, value = services.codec_settings(codec)[0]
-            config: dict[str, Any] = {"codec": codec, "settings": {name: value}}
+            first = list(services.codec_settings(codec).items())[:1]
+            config: dict[str, Any] = {"codec": codec, "settings": dict(first)}
         else:
             config = search_config.plain(best.config)
         if edit is None or edit.run != str(shown.path) or edit.config != config:
@@ -113,7 +113,7 @@ def _current(shown: Subject, found: Searched | None, points: Sequence[SearchPoin
 
 def _tables(shown: Subject, edit: Edit) -> None:
     """Draw settings and overrides; they are taken in together."""
-    names = [name for name, _ in services.codec_settings(str(edit.config["codec"]))]
+    names = list(services.codec_settings(str(edit.config["codec"])))
     layers = sorted(
         {str(row.layer) for row in shown.tensors if row.role in ("weight", "buffer") and row.layer}
     )
@@ -210,11 +210,8 @@ def _figures(shown: Subject, edit: Edit, steps: Sequence[int], known: int, found
     if not edit.is_estimated:
         st.caption("Change the tables and press Estimate: the ratio and the drop that follow, in seconds.")
         return beyond
-    try:
-        with st.spinner("Estimating…"):
-            guess = services.estimated(shown, steps, edit.config, known)
-    except ServiceError as error:
-        problem.show(error.problem)
+    guess = answer(lambda: services.estimated(shown, steps, edit.config, known), "Estimating…")
+    if guess is None:
         return beyond
     st.caption(f"Estimated, as it stands, on {counted(guess.n_steps, 'step')}")
     caveat = "" if guess.n_trials else "estimated, uncalibrated"

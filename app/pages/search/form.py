@@ -7,7 +7,8 @@ import math
 import streamlit as st
 from inshrink_app.services import SearchRequest
 from inshrink_app.widgets.choices import ends_of_range, one_of_few, one_of_many
-from inshrink_app.widgets.codecs import LABELS, STRATEGIES
+from inshrink_app.widgets.codecs import labels, strategies
+from inshrink_app.widgets.layout import section
 from inshrink_app.widgets.tables import Subject
 
 __all__ = ["show"]
@@ -29,19 +30,16 @@ _STRATEGY_HELP = (
 
 def show(shown: Subject) -> SearchRequest:
     """Draw the controls and return what they ask for."""
-    with st.container(border=True):
-        st.header("What to search for", anchor=False)
+    with section("What to search for"):
         goal = one_of_few("search", "Bound", _GOAL, _GOALS, "drop")
         drop, divergence, ratio = _limits(goal)
         beside = _beside() if goal == "drop" else None
-        names = {name: LABELS[name] for name in STRATEGIES}
-        codec = one_of_many("search", "Codec", _CODEC, names, "lattice", _CODEC_HELP)
-        strategies = {
-            name: "Automatic" if name == "auto" else name.capitalize() for name in STRATEGIES[codec]
-        }
+        names = labels(searched=True)
+        codec = one_of_many("search", "Codec", _CODEC, names, next(iter(names)), _CODEC_HELP)
         strategy = "auto"
         if goal != "ratio":
-            strategy = one_of_many("search", "Strategy", _STRATEGY, strategies, "auto", _STRATEGY_HELP)
+            named = {name: name.capitalize() for name in strategies(codec)} | {"auto": "Automatic"}
+            strategy = one_of_many("search", "Strategy", _STRATEGY, named, "auto", _STRATEGY_HELP)
         steps = _steps(shown)
         budget = None
         if goal != "ratio":

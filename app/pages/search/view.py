@@ -14,8 +14,8 @@ from inshrink_app.pages.search import editor as search_editor
 from inshrink_app.pages.search import figure as search_figure
 from inshrink_app.pages.search import form as search_form
 from inshrink_app.services import EvaluatorCode, Searched, SearchPoint, SearchRequest, front
-from inshrink_app.widgets import evaluator_consent, facts, figures, job_card, listing, snippets, subject
-from inshrink_app.widgets.codecs import LABELS
+from inshrink_app.widgets import evaluator_consent, facts, job_card, listing, snippets, subject
+from inshrink_app.widgets.codecs import labels
 from inshrink_app.widgets.formatting import (
     count_text,
     counted,
@@ -27,11 +27,23 @@ from inshrink_app.widgets.formatting import (
     ratio_text,
     value_text,
 )
+from inshrink_app.widgets.layout import chart, section
 from inshrink_app.widgets.tables import Subject
 
 _CHART, _TABLE, _FIGURE = "search.chart", "search.table", "search.figure"
 _FIGURES = {"drop": "Drop", "divergence": "Divergence"}
-OPEN_PAGE = "pages/open/view.py"
+_COLUMNS = {
+    "configuration": "label",
+    "figures": "basis",
+    "ratio": "ratio",
+    "drop": "drop",
+    "divergence": "divergence",
+    "steps": "n_steps",
+    "gain": "gain",
+    "noise": "noise",
+}
+"""What stands in the table of a `SearchPoint`, by heading."""
+
 
 _BASELINES_HELP = (
     "Lossless, uniform 8 and 4 bit, and the published codecs with their own settings, on the same steps."
@@ -78,8 +90,7 @@ def _snippet(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None
 def _archive(shown: Subject) -> None:
     """Say that a search needs the originals, and lead to them where they are known."""
     original = services.original_of(shown)
-    with st.container(border=True):
-        st.header("A search needs the original run", anchor=False)
+    with section("A search needs the original run"):
         st.write(
             "What an archive restores is rounded already. A search encodes the original checkpoints anew, "
             "with one configuration after the other, and compares with them."
@@ -89,9 +100,8 @@ def _archive(shown: Subject) -> None:
             if st.button("Search on this run", type="primary", icon=":material/search:"):
                 state.set_run(str(original.path))
                 st.rerun()
-        elif st.button("Open another run", type="primary", icon=":material/folder_open:"):
-            state.set_run(None)
-            st.switch_page(OPEN_PAGE)
+        else:
+            subject.open_another()
     named = original if original is not None else shown
     _snippet(named, SearchRequest(steps=named.steps), None)
 
@@ -100,8 +110,7 @@ def _launch(
     shown: Subject, request: SearchRequest, job: Job | None, steps: tuple[int, ...]
 ) -> tuple[EvaluatorCode | None, tuple[SearchPoint, ...]]:
     """Ask whose code judges and whether it may, and begin; return it, and the baselines it judged."""
-    with st.container(border=True):
-        st.header("Evaluator", anchor=False)
+    with section("Evaluator"):
         judge, trusted = evaluator_consent.ask(shown)
         if judge is None:
             return None, ()
@@ -185,7 +194,7 @@ def _estimates(shown: Subject, request: SearchRequest, job: Job | None, *, is_ca
             "Estimate without measuring",
             icon=":material/calculate:",
             disabled=not request.steps,
-            help=f"Encodes a sample of the weights with {LABELS[request.codec]} from fine to coarse. No "
+            help=f"Encodes a sample of the weights with {labels()[request.codec]} from fine to coarse. No "
             "evaluator is asked, so no code of the run is executed.",
         )
     ):
@@ -199,22 +208,8 @@ def _table(found: Searched, compared: Sequence[SearchPoint]) -> None:
     if not points:
         return
     shares = {place for name in _FIGURES for place in front(points, name)}
-    rows = [
-        (
-            point.label,
-            point.basis,
-            _word(found, point, place in shares),
-            point.ratio,
-            point.drop,
-            point.divergence,
-            point.n_steps,
-            point.gain,
-            point.noise,
-        )
-        for place, point in enumerate(points)
-    ]
-    columns = ["configuration", "figures", "is", "ratio", "drop", "divergence", "steps", "gain", "noise"]
-    listed = pd.DataFrame(rows, columns=columns)
+    listed = pd.DataFrame({head: [getattr(one, name) for one in points] for head, name in _COLUMNS.items()})
+    listed.insert(2, "is", [_word(found, one, place in shares) for place, one in enumerate(points)])
     label = f"Configurations ({count_text(len(points))})"
     with st.expander(label, icon=":material/table_rows:", expanded=True):
         listing.show(
@@ -363,11 +358,10 @@ def _figure(found: Searched, compared: Sequence[SearchPoint], key: str, *, selec
     if selectable:
         selecting = {"on_select": _clicked, "selection_mode": ("points",)}
         st.session_state["search.n_points"] = len(points)
-    st.plotly_chart(
+    chart(
         search_figure.search_figure(found, compared, chosen),
-        config=dict(figures.CONFIG),
-        key=key,
-        alt=f"Ratio of the weights against {_FIGURES[chosen].lower()} of {len(points)} configurations",
+        key,
+        f"Ratio of the weights against {_FIGURES[chosen].lower()} of {len(points)} configurations",
         **selecting,
     )
     words = _legend_words(points)

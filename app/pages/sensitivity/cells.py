@@ -13,8 +13,8 @@ from inshrink_app.pages.sensitivity import drilldown, heatmap, rows
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.rows import View
 from inshrink_app.pages.sensitivity.selection import Event, Selection
-from inshrink_app.widgets import figures
 from inshrink_app.widgets.formatting import elide, markdown_text
+from inshrink_app.widgets.layout import chart
 from inshrink_app.widgets.tables import METRICS, Sensitivity, Subject
 
 __all__ = ["show"]
@@ -102,10 +102,9 @@ def _chart(view: View, found: Selection | None) -> None:
             table, view.statistic, clip=view.clip, scale=view.scale, pinned=pinned
         ),
     )
-    st.plotly_chart(
+    chart(
         figure,
-        config=dict(figures.CONFIG),
-        key=_CHART,
+        _CHART,
         on_select=functools.partial(_clicked, [row.name for row in table.rows], table.steps),
         selection_mode=("points",),
         alt=f"{METRICS[table.metric].label} of {len(table.rows)} rows over {len(table.steps)} steps",

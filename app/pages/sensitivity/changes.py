@@ -11,18 +11,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.pages.sensitivity.heatmap import bucket_steps, row_labels
+from inshrink_app.pages.sensitivity.heatmap import bucket_steps, cells, row_labels
 from inshrink_app.theme import CATEGORICAL, DIVERGING
-from inshrink_app.widgets import figures, listing, problem, snippets
-from inshrink_app.widgets.figures import (
-    colour_bar,
-    columns_axis,
-    gaps,
-    lay_out,
-    log_ticks,
-    steps_axis,
-    title,
-)
+from inshrink_app.widgets import listing, snippets
+from inshrink_app.widgets.figures import colour_bar, lay_out, log_ticks, steps_axis, title
 from inshrink_app.widgets.formatting import (
     bytes_text,
     count_text,
@@ -33,7 +25,8 @@ from inshrink_app.widgets.formatting import (
     shape_text,
     value_text,
 )
-from inshrink_app.widgets.tables import ASK_ABOVE_BYTES, METRICS, HeatRow, Sensitivity, ServiceError, Subject
+from inshrink_app.widgets.layout import allow, answer, chart, is_allowed, section
+from inshrink_app.widgets.tables import METRICS, HeatRow, Sensitivity, Subject
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -204,36 +197,19 @@ def changes_figure(
     texts = [f"× {value_text(2.0**tick)}" for tick in ticks]
     rows = [f"<b>{html_text(name)}</b>" for name in names]
     missing = "%{y}<br>step %{x}<br>no value in one of the two<extra></extra>"
-    figure = go.Figure(gaps(columns.values, columns.labels, rows, missing))
-    figure.add_trace(
-        go.Heatmap(
-            z=columns.values,
-            x=columns.labels,
-            y=rows,
-            customdata=np.exp2(columns.values.astype(np.float64)),
-            zmin=-end,
-            zmax=end,
-            zmid=0,
-            colorscale=DIVERGING,
-            hoverongaps=False,
-            xgap=1 if len(columns.labels) <= 60 else 0,
-            ygap=1,
-            hovertemplate="%{y}<br>step %{x}<br>times %{customdata:.3~g}<extra></extra>",
-            colorbar=colour_bar(what, {"tickvals": ticks, "ticktext": texts}),
-        )
+    figure = cells(
+        columns,
+        rows,
+        np.exp2(columns.values.astype(np.float64)),
+        "%{y}<br>step %{x}<br>times %{customdata:.3~g}<extra></extra>",
+        missing=missing,
+        zmin=-end,
+        zmax=end,
+        colorscale=DIVERGING,
+        colorbar=colour_bar(what, {"tickvals": ticks, "ticktext": texts}),
     )
     lay_out(figure, max(192, len(names) * _ROW_PIXELS + 62))
-    figure.update_layout(hoverlabel={"align": "left"})
-    figure.update_xaxes(**columns_axis(columns.labels))
-    figure.update_yaxes(
-        type="category",
-        autorange="reversed",
-        showgrid=False,
-        automargin=True,
-        ticklabelstandoff=4,
-        tickvals=rows,
-        ticktext=row_labels(names),
-    )
+    figure.update_yaxes(tickvals=rows, ticktext=row_labels(names))
     return figure
 
 
@@ -282,12 +258,7 @@ def _draw(found: Changes, unit: str, alt: str) -> None:
         st.caption("There is nothing to compare.")
         return
     n = min(_MOST_DRAWN, len(found.names))
-    st.plotly_chart(
-        changes_figure(found.names[:n], found.steps, found.values[:n], unit),
-        config=dict(figures.CONFIG),
-        key="changes",
-        alt=alt,
-    )
+    chart(changes_figure(found.names[:n], found.steps, found.values[:n], unit), "changes", alt)
     rest = len(found.names) - n
     said = f"; {count_text(rest)} others differ less." if rest else "."
     st.caption(
@@ -335,8 +306,7 @@ def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str)
     """
     table = tables["tensor"]
     if len(table.steps) < 2:
-        with st.container(border=True):
-            st.header("There is one checkpoint", anchor=False)
+        with section("There is one checkpoint"):
             st.write("A difference needs two steps.")
         return
     first, second = _steps(table.steps)
@@ -386,18 +356,11 @@ def _moved(shown: Subject, first: int, second: int) -> StepDiff | None:
     """Measure the movement of the weights; ask first where much must be read."""
     cost = services.diff_cost(shown)
     asked = f"diff.asked.{shown.path}"
-    if (cost > ASK_ABOVE_BYTES or not state.was_clicked()) and not st.session_state.get(asked):
-        if st.button(f"Measure movement (reads {bytes_text(cost)})", icon=":material/play_arrow:"):
-            state.clicked()
-            st.session_state[asked] = True
-            st.rerun()
+    if not is_allowed(asked, cost):
+        label = f"Measure movement (reads {bytes_text(cost)})"
+        st.button(label, icon=":material/play_arrow:", on_click=allow, args=(asked,))
         return None
-    try:
-        with st.spinner("Comparing both steps…"):
-            return services.moved_between(shown, first, second)
-    except ServiceError as error:
-        problem.show(error.problem)
-        return None
+    return answer(lambda: services.moved_between(shown, first, second), "Comparing both steps…")
 
 
 def _steps_table(found: Changes, moved: StepDiff | None, steps: tuple[int, int], label: str) -> None:
@@ -491,20 +454,14 @@ def _other(shown: Subject) -> Subject | None:
         # It was chosen, or a link names it: other runs that were opened since do not displace it.
         options.append(wanted)
     if not options:
-        with st.container(border=True):
-            st.header("There is no second run", anchor=False)
+        with section("There is no second run"):
             st.write("You can compare this run with any run opened recently, or in the same folder.")
         return None
     labels = dict(zip(options, elide_all(options, _PATH_WIDTH), strict=True))
     st.session_state[widget] = wanted if wanted in options else options[0]
     chosen = st.selectbox("Second run", options, key=widget, format_func=labels.__getitem__, width=700)
     state.publish(**{_OTHER: chosen})
-    try:
-        with st.spinner("Reading headers…"):
-            return services.load_subject(chosen)
-    except ServiceError as error:
-        problem.show(error.problem)
-        return None
+    return answer(lambda: services.load_subject(chosen), "Reading headers…")
 
 
 def _overlaid(
@@ -523,11 +480,10 @@ def _overlaid(
     for table, name in zip(tables, names, strict=True):
         place = [row.name for row in table.rows].index(tensor)
         lines.append(Line(name, table.steps, table.values[statistic][place]))
-    st.plotly_chart(
+    chart(
         overlay_figure(lines, metric.symbol, log=metric.scale == "log"),
-        config=dict(figures.CONFIG),
-        key=f"runs.course.{tensor}",
-        alt=f"{metric.label} of {tensor} in both runs, over the steps",
+        f"runs.course.{tensor}",
+        f"{metric.label} of {tensor} in both runs, over the steps",
     )
     listing.show(
         _table_of(found, "first run", "second run"),

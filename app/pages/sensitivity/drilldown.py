@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 import streamlit as st
-from inshrink_app import services, state
+from inshrink_app import services
 from inshrink_app.pages.sensitivity import drill_figures
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.selection import Event
-from inshrink_app.widgets import download, figures, problem, snippets
+from inshrink_app.widgets import download, facts, snippets
 from inshrink_app.widgets.formatting import (
     bytes_text,
     count_text,
@@ -23,7 +23,8 @@ from inshrink_app.widgets.formatting import (
     share_text,
     value_text,
 )
-from inshrink_app.widgets.tables import ASK_ABOVE_BYTES, METRICS, Sensitivity, ServiceError, Subject
+from inshrink_app.widgets.layout import allow, answer, chart, is_allowed
+from inshrink_app.widgets.tables import METRICS, Sensitivity, Subject
 
 if TYPE_CHECKING:
     from inshrink_core.analysis.anatomy import Anatomy
@@ -61,17 +62,12 @@ def show_tensor(shown: Subject, table: Sensitivity, tensor: str, step: int) -> N
         )
     cost = services.drill_cost(shown, tensor)
     asked = f"drill.asked.{tensor}"
-    if (cost > ASK_ABOVE_BYTES or not state.was_clicked()) and not st.session_state.get(asked):
+    if not is_allowed(asked, cost):
         _ask(cost, asked)
         return
     metric = table.metric if table.metric in ("taylor", "fisher", "update") else None
-    try:
-        with st.spinner("Looking inside…"):
-            seen = services.drill_down(shown, step, tensor, way, metric)
-            if metric is not None and seen.sensitivity is None:
-                seen = services.drill_down(shown, step, tensor, way, None)
-    except ServiceError as error:
-        problem.show(error.problem)
+    seen = answer(lambda: _look(shown, step, tensor, way, metric), "Looking inside…")
+    if seen is None:
         return
     _facts(seen)
     left, right = st.columns(2, gap="medium")
@@ -81,6 +77,14 @@ def show_tensor(shown: Subject, table: Sensitivity, tensor: str, step: int) -> N
         _score_map(seen)
     _course(shown, seen)
     _take_away(shown, seen, way, metric)
+
+
+def _look(shown: Subject, step: int, tensor: str, way: str, metric: str | None) -> Anatomy:
+    """Look inside by a metric, or by the one that is known where the checkpoint does not tell it."""
+    seen = services.drill_down(shown, step, tensor, way, metric)
+    if metric is not None and seen.sensitivity is None:
+        return services.drill_down(shown, step, tensor, way, None)
+    return seen
 
 
 def _step_slider(steps: Sequence[int], step: int) -> None:
@@ -127,12 +131,7 @@ def _ask(cost: int, asked: str) -> None:
         f"Looking inside reads up to {bytes_text(cost)}: the tensor, the same tensor one step earlier, and "
         "its optimizer state."
     )
-    st.button("Look inside", icon=":material/visibility:", key="drill.look", on_click=_allow, args=(asked,))
-
-
-def _allow(asked: str) -> None:
-    state.clicked()
-    st.session_state[asked] = True
+    st.button("Look inside", icon=":material/visibility:", key="drill.look", on_click=allow, args=(asked,))
 
 
 def _facts(seen: Anatomy) -> None:
@@ -158,9 +157,7 @@ def _facts(seen: Anatomy) -> None:
         ("Pruned", share_text(shares["pruned"].share), _range_help(seen, "pruned")),
         ("Protected", share_text(shares["protected"].share), _range_help(seen, "protected")),
     ]
-    with st.container(horizontal=True, gap="small"):
-        for label, value, said in cards:
-            st.metric(label, value, help=said, border=True)
+    facts.row((label, value, None, said) for label, value, said in cards)
 
 
 def _range_help(seen: Anatomy, name: str) -> str:
@@ -177,11 +174,10 @@ def _range_help(seen: Anatomy, name: str) -> str:
 def _histogram(seen: Anatomy, *, log: bool) -> None:
     """Draw the values with their partition and levels."""
     st.markdown("**Values and levels**")
-    st.plotly_chart(
+    chart(
         drill_figures.histogram_figure(seen, log=log),
-        config=dict(figures.CONFIG),
-        key="drill.histogram",
-        alt=f"Histogram of {count_text(seen.spec.numel)} values by what became of them, with the levels of "
+        "drill.histogram",
+        f"Histogram of {count_text(seen.spec.numel)} values by what became of them, with the levels of "
         f"the {_LEVELS[seen.level_kind]}",
     )
     st.caption(_levels_text(seen))
@@ -218,11 +214,10 @@ def _score_map(seen: Anatomy) -> None:
             "moments, and there is no earlier step of this shape."
         )
         return
-    st.plotly_chart(
+    chart(
         drill_figures.map_figure(told),
-        config=dict(figures.CONFIG),
-        key="drill.map",
-        alt=f"How many values have which magnitude and which {METRICS[told.metric].label.lower()}",
+        "drill.map",
+        f"How many values have which magnitude and which {METRICS[told.metric].label.lower()}",
     )
     together = ""
     if told.correlation is not None:
@@ -238,20 +233,17 @@ def _score_map(seen: Anatomy) -> None:
 def _course(shown: Subject, seen: Anatomy) -> None:
     """Draw the tensor over the steps."""
     every = bool(st.session_state.get("drill.every"))
-    try:
-        told = services.course(shown, seen.spec.key, every=every)
-    except ServiceError as error:
-        problem.show(error.problem)
+    told = answer(lambda: services.course(shown, seen.spec.key, every=every))
+    if told is None:
         return
     if len(told.steps) < 2:
         st.caption("A curve over the steps needs two checkpoints.")
         return
     st.markdown("**Over the steps**")
-    st.plotly_chart(
+    chart(
         drill_figures.course_figure(told, seen.step),
-        config=dict(figures.CONFIG),
-        key="drill.course",
-        alt=f"Size, movement and cost of the tensor over {len(told.steps)} steps",
+        "drill.course",
+        f"Size, movement and cost of the tensor over {len(told.steps)} steps",
     )
     n_left_out = len(shown.steps) - len(told.steps)
     if n_left_out or every:

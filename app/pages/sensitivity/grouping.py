@@ -10,7 +10,12 @@ import numpy as np
 from inshrink_app.widgets.tables import HeatRow, Sensitivity
 from numpy.typing import NDArray
 
-__all__ = ["MOST_ROWS", "Group", "aggregate", "groups_within", "members_of", "take", "trail"]
+from inshrink_core.sensitivity import Grouping
+
+__all__ = ["LABELS", "MOST_ROWS", "Group", "aggregate", "groups_within", "members_of", "take", "trail"]
+
+LABELS = {str(one): one.replace("_", " ").capitalize() for one in Grouping}
+"""What a row is, in words."""
 
 MOST_ROWS = 60
 """More rows than this are lower than a reader can point at on a laptop's screen."""

@@ -28,6 +28,7 @@ __all__ = [
     "MAX_COLUMNS",
     "Columns",
     "bucket_steps",
+    "cells",
     "colorbar",
     "column_edges",
     "column_of",
@@ -63,6 +64,9 @@ _ROOM_OF_ROWS, _ROOM_OF_COLORBAR, _ROOM_OF_STEPS = 14, 42, 56
 
 _NAME_WIDTH = 34
 _MAX_ROW_LABELS = 60
+_MOST_APART = 60
+"""With more rows or columns there is no line between them."""
+
 _NO_VALUE = "%{y}<br>step %{x}<br>no value at this step<extra></extra>"
 
 
@@ -182,43 +186,69 @@ def heatmap_figure(
     word = "" if METRICS[table.metric].pooled else f"{statistic} "
     hover = f"%{{y}}<br>step %{{x}}<br>{word}{html_text(symbol)} = "
     bar = colorbar(symbol, low, high, height - TOOLBAR - 82, scale)
-    figure = go.Figure(gaps(columns.values, columns.labels, names, _NO_VALUE))
-    figure.add_trace(
-        go.Heatmap(
-            z=colours,
-            x=columns.labels,
-            y=names,
-            customdata=columns.values,
-            zmin=low,
-            zmax=high,
-            colorscale=SEQUENTIAL,
-            colorbar=bar,
-            hoverongaps=False,
-            xgap=1 if len(columns.labels) <= 60 else 0,
-            ygap=1 if len(names) <= 60 else 0,
-            hovertemplate=f"{hover}%{{customdata:.3~g}}<extra></extra>",
-        )
+    figure = cells(
+        columns._replace(values=colours),
+        names,
+        columns.values,
+        f"{hover}%{{customdata:.3~g}}<extra></extra>",
+        missing=_NO_VALUE,
+        zmin=low,
+        zmax=high,
+        colorscale=SEQUENTIAL,
+        colorbar=bar,
     )
     figure.add_trace(_anchors(names, columns, row_pixels, pinned, hover))
     ticks = thinned(names, row_labels([row.name for row in table.rows]), _MAX_ROW_LABELS)
     figure.update_layout(
         height=height,
         margin=_margin(ticks["ticktext"], [symbol, *bar["ticktext"]]),
-        hoverlabel={"align": "left"},
         dragmode="zoom",
         hovermode="closest",
         # A click in the corner of a large cell is far from its middle, where the anchor is.
         hoverdistance=200,
         showlegend=False,
     )
-    figure.update_xaxes(range=[-0.5, len(columns.labels) - 0.5], **columns_axis(columns.labels))
+    figure.update_xaxes(range=[-0.5, len(columns.labels) - 0.5])
+    figure.update_yaxes(autorange=None, range=[len(names) - 0.5, -0.5], **ticks)
+    return figure
+
+
+def cells(
+    columns: Columns, rows: Sequence[str], told: NDArray[Any], hover: str, *, missing: str, **look: object
+) -> go.Figure:
+    """Draw rows by columns, the first row on top.
+
+    Parameters
+    ----------
+    columns
+        What the colours mean; NaN is drawn grey.
+    rows
+        What each row is.
+    told
+        What `hover` tells of a cell, as ``customdata``.
+    hover, missing
+        Of a cell, and of one without a value.
+    **look
+        For `go.Heatmap`: its colours and their ends.
+    """
+    figure = go.Figure(gaps(columns.values, columns.labels, rows, missing))
+    figure.add_trace(
+        go.Heatmap(
+            z=columns.values,
+            x=columns.labels,
+            y=rows,
+            customdata=told,
+            hoverongaps=False,
+            xgap=1 if len(columns.labels) <= _MOST_APART else 0,
+            ygap=1 if len(rows) <= _MOST_APART else 0,
+            hovertemplate=hover,
+            **look,
+        )
+    )
+    figure.update_layout(hoverlabel={"align": "left"})
+    figure.update_xaxes(**columns_axis(columns.labels))
     figure.update_yaxes(
-        type="category",
-        range=[len(names) - 0.5, -0.5],
-        showgrid=False,
-        automargin=True,
-        ticklabelstandoff=4,
-        **ticks,
+        type="category", autorange="reversed", showgrid=False, automargin=True, ticklabelstandoff=4
     )
     return figure
 

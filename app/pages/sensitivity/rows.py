@@ -31,7 +31,6 @@ __all__ = ["View", "long_table", "narrowed", "show_group", "show_table", "summar
 
 _FIND, _TABLE = "find", "sensitivity.table"
 _SCALES = {"log": "Log", "linear": "Linear"}
-_KINDS = {"tensor": "Tensor", "block": "Block", "layer_type": "Layer type"}
 
 _MOST_FOUND = 5000
 """Names a search box can hold; the browser filters them."""
@@ -183,7 +182,7 @@ def summary(table: Sensitivity, statistic: str) -> pd.DataFrame:
     trend = bucket_steps(values, table.steps, _TREND_POINTS).values
     is_log = METRICS[table.metric].scale == "log"
     lines = [_line(row, values[i], trend[i], is_log) for i, row in enumerate(table.rows[:_MOST_ROWS])]
-    columns = [_KINDS[table.by], "layer", "Shape", "First", "Last", "Smallest", "Largest", "Course"]
+    columns = [grouping.LABELS[table.by], "layer", "Shape", "First", "Last", "Smallest", "Largest", "Course"]
     frame = pd.DataFrame(lines, columns=columns)
     if table.by == "tensor":
         return frame.rename(columns={"layer": "Layer type"})

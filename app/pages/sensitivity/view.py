@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Mapping
 
@@ -10,16 +11,19 @@ from inshrink_app import services, state
 from inshrink_app.jobs.registry import Job
 from inshrink_app.pages.sensitivity import cells, changes, grouping
 from inshrink_app.widgets import job_card, problem, snippets, subject
-from inshrink_app.widgets.formatting import bytes_text, counted, inked, remaining_text
+from inshrink_app.widgets.choices import one_of_few
+from inshrink_app.widgets.formatting import bytes_text, counted, remaining_text
+from inshrink_app.widgets.layout import section
 from inshrink_app.widgets.tables import ASK_ABOVE_BYTES, METRICS, Sensitivity, ServiceError, Subject
 
 _VIEWS = {"steps": "All steps", "diff": "Two steps", "runs": "Two runs"}
-_GROUPINGS = {"tensor": "Tensor", "block": "Block", "layer_type": "Layer type"}
 _STATISTICS = {"mean": "Mean", "p50": "Median", "p99": "99th percentile"}
 
 _VIEW = "view"
 _METRIC_OF = "sensitivity.run"
 _POLL_SECONDS = 0.5
+
+_control = functools.partial(one_of_few, "control", required=True)
 
 
 def render() -> None:
@@ -31,8 +35,6 @@ def render() -> None:
     state.publish(metric=metric, by=by, stat=statistic)
     if view == "steps":
         state.retract(_VIEW)
-    else:
-        state.publish(**{_VIEW: view})
     st.caption(f"{METRICS[metric].symbol} — {METRICS[metric].meaning}")
     tables = _measured(shown, metric)
     if tables is not None:
@@ -50,12 +52,12 @@ def _choices(shown: Subject) -> tuple[str, str, str, str]:
     """Draw the controls, and return view, metric, grouping and statistic."""
     n_weights = len({row.name for row in shown.tensors if row.role == "weight"})
     default_by = "tensor" if n_weights <= grouping.MOST_ROWS else "block"
-    view = _control("View", _VIEW, _VIEWS, "steps", named=False)
+    view = _control("View", _VIEW, _VIEWS, "steps", label_visibility="collapsed")
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         metric = _metric(shown)
-        by = state.choice(state.BY, list(_GROUPINGS), default_by)
+        by = state.choice(state.BY, list(grouping.LABELS), default_by)
         if view == "steps":
-            by = _control("Rows", state.BY, _GROUPINGS, default_by)
+            by = _control("Rows", state.BY, grouping.LABELS, default_by)
         statistic = state.choice(state.STATISTIC, list(_STATISTICS), "mean")
         if not METRICS[metric].pooled:
             statistic = _control("Statistic", state.STATISTIC, _STATISTICS, "mean")
@@ -71,22 +73,6 @@ def _metric(shown: Subject) -> str:
         never_told = set(METRICS) & {"fisher", "taylor", "update"} - set(told)
         st.session_state[f"control.{state.METRIC}"] = told[0] if wanted in never_told else wanted
     return _control("Metric", state.METRIC, {key: m.label for key, m in METRICS.items()}, "magnitude")
-
-
-def _control(label: str, key: str, options: dict[str, str], default: str, *, named: bool = True) -> str:
-    """Draw one control, beginning with what the link or the session says."""
-    widget = f"control.{key}"
-    if widget not in st.session_state:
-        st.session_state[widget] = state.choice(key, list(options), default)
-    chosen = st.segmented_control(
-        label,
-        list(options),
-        format_func=lambda name: inked(options[name]),
-        key=widget,
-        required=True,
-        label_visibility="visible" if named else "collapsed",
-    )
-    return chosen or default
 
 
 def _measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensitivity] | None:
@@ -125,8 +111,7 @@ def _measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensit
 
 def _ask(shown: Subject, metric: str, key: str) -> None:
     """Say what the question costs before it is asked."""
-    with st.container(border=True):
-        st.header("Not measured yet", anchor=False)
+    with section("Not measured yet"):
         cost = services.measuring_cost(shown, metric)
         st.write(
             f"This reads up to {bytes_text(cost)} from {counted(len(shown.steps), 'checkpoint')}. The result "
@@ -151,8 +136,7 @@ def _progress(path: str, metric: str, key: str) -> None:
     job = services.sensitivity_job(path, metric)
     if job is None or not job.is_running:
         st.rerun()
-    with st.container(border=True):
-        st.header(f"Measuring {METRICS[metric].label.lower()}", anchor=False)
+    with section(f"Measuring {METRICS[metric].label.lower()}"):
         if job.state == "queued":
             job_card.progress(job)
             _cancel(path, metric, key)

@@ -163,9 +163,9 @@ def _parse_codebook(spec: TensorSpec, entries: memoryview, width: int) -> Tensor
 
 
 def parse_quantized(
-    spec: TensorSpec, payload: memoryview, previous: InshrinkeratorReference | None
+    spec: TensorSpec, payload: memoryview, previous: InshrinkeratorReference | None, device: str
 ) -> InshrinkeratorReference:
-    """Return the state a payload decodes to.
+    """Return the state a payload decodes to, where the previous one is, or without it on a device.
 
     Raises
     ------
@@ -187,6 +187,7 @@ def parse_quantized(
         n_symbols,
         None if previous is None else previous.symbols,
         0 if previous is None else previous.n_symbols,
+        torch.device(device),
     )
     protected = _parse_protected(spec, values, symbols, previous)
     return InshrinkeratorReference(
@@ -287,7 +288,7 @@ class InshrinkeratorReference(ShapedReference):
 
     def levels(self) -> Levels:
         """Return the centroids that are used, and which elements were pruned or protected."""
-        symbols, points = self.symbols.numpy(), self.codebook.numpy().astype(np.float64)
+        symbols, points = self.symbols.cpu().numpy(), self.codebook.numpy().astype(np.float64)
         part_of = np.full(256, codec.QUANTIZED, np.uint8)
         part_of[PRUNED], part_of[PROTECTED] = codec.PRUNED, codec.PROTECTED
         used = np.bincount(symbols, minlength=256)[FIRST_BIN : self.n_symbols]

@@ -299,14 +299,14 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
         return Encoded(Block(self.bitstream, payload), state)
 
     def decode_lossy(
-        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None
+        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> TensorReference:
         """Return the state a payload decodes to."""
         if payload[0] & ROUNDED:
             return parse_rounded(spec, payload, reference)
         if not has_symbols(spec):
             raise DamagedError("a tensor of this kind has no symbols")
-        return parse_quantized(spec, payload, self.own(reference, spec))
+        return parse_quantized(spec, payload, self.own(reference, spec), device)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone; references of other codecs become exact blocks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import PROTECTED, QUANTIZED, BaseReference, Encoded, Levels, ShapedReference
 from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact
 from inshrink_core.codecs.fallback import LOSSY_DTYPES
@@ -24,6 +26,7 @@ from inshrink_core.frame import Block
 from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
     EXACT,
+    FIRST_LARGE,
     N_CONTEXTS,
     N_TOKENS,
     NEGATIVE,
@@ -32,6 +35,7 @@ from inshrink_core.ops.lattice import (
     large_changes,
     pack_extra,
     round_to_grid,
+    scale_integers,
     unpack_extra,
 )
 from inshrink_core.ops.rans import rans_counts
@@ -40,7 +44,6 @@ from inshrink_core.ops.reference.quantize import as_float32
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.ops.lattice import Rounded
 
 __all__ = [
@@ -51,6 +54,7 @@ __all__ = [
     "base_points",
     "can_have_lattice",
     "is_matrix",
+    "is_statistic",
     "make_exact",
     "no_exact",
     "pack_delta",
@@ -72,6 +76,24 @@ def can_have_lattice(spec: TensorSpec) -> bool:
 def is_matrix(spec: TensorSpec) -> bool:
     """Whether a tensor has a spacing by the rule; vectors have a fine one of their own."""
     return len(spec.shape) >= 2
+
+
+_STATISTIC = re.compile(r"(^|[._])(running|moving)_(mean|avg|average|var|variance)$")
+
+
+def is_statistic(spec: TensorSpec) -> bool:
+    """Whether a tensor is a running mean or variance of a normalisation layer, by role, shape and name.
+
+    Of other buffers nobody knows what they mean: masks, positions, counts and constants are stored exactly.
+
+    Examples
+    --------
+    >>> from inshrink_core.checkpoint import TensorRole, TensorSpec
+    >>> names = ("bn1.running_var", "bn1.num_batches_tracked", "attn.mask")
+    >>> [is_statistic(TensorSpec(name=n, role=TensorRole.BUFFER, dtype="float32", shape=(8,))) for n in names]
+    [True, False, False]
+    """
+    return spec.role is TensorRole.BUFFER and len(spec.shape) == 1 and bool(_STATISTIC.search(spec.name))
 
 
 class Kind(IntEnum):
@@ -274,8 +296,9 @@ def parse(
     payload: memoryview,
     reference: LatticeReference | None,
     base: BaseReference | None = None,
+    device: str = "cpu",
 ) -> tuple[Tensor, LatticeReference]:
-    """Return the tensor of a payload and the state after it.
+    """Return the tensor of a payload and the state after it, where the reference is, or else on a device.
 
     Raises
     ------
@@ -289,11 +312,11 @@ def parse(
     if kind == Kind.DELTA and reference is not None:
         return _parse_delta(spec, cursor, flags, reference)
     if kind in (Kind.STANDALONE, Kind.SNAPSHOT):
-        return _parse_alone(spec, cursor, flags, kind == Kind.SNAPSHOT)
+        return _parse_alone(spec, cursor, flags, torch.device(device), snapshot=kind == Kind.SNAPSHOT)
     if kind == Kind.BASED and base is not None:
-        return _parse_alone(spec, cursor, flags, snapshot=False, base=base)
+        return _parse_alone(spec, cursor, flags, torch.device(device), snapshot=False, base=base)
     if kind == Kind.EXACT:
-        return _parse_exact(spec, cursor, flags, reference, base)
+        return _parse_exact(spec, cursor, flags, reference, base, device)
     if kind == Kind.BASED:
         raise DamagedError("a lattice block needs a base model, and its frame names none", where=spec.key)
     if kind not in (Kind.UNCHANGED, Kind.DELTA):
@@ -314,6 +337,7 @@ def _parse_exact(
     flags: int,
     before: LatticeReference | None,
     base: BaseReference | None,
+    device: str,
 ) -> tuple[Tensor, LatticeReference]:
     """Return exact values, and the state of the points that stand beside their residual."""
     if flags:
@@ -324,7 +348,7 @@ def _parse_exact(
     inner, residual = cursor.payload[at : at + n], cursor.payload[at + n :]
     if inner and inner[0] & 15 == Kind.EXACT:
         raise DamagedError("a lattice block with a residual holds another", where=spec.key)
-    points, state = parse(spec, inner, before, base)
+    points, state = parse(spec, inner, before, base, device)
     exact = decode_exact(spec, residual, LosslessReference(_residual_base(inner, points, before))).tensor
     return exact, replace(state, exact=exact.clone())
 
@@ -383,7 +407,13 @@ def _join(points: bytes | memoryview, residual: bytes | memoryview) -> bytes:
 
 
 def _parse_alone(
-    spec: TensorSpec, cursor: _Cursor, flags: int, snapshot: bool, base: BaseReference | None = None
+    spec: TensorSpec,
+    cursor: _Cursor,
+    flags: int,
+    device: torch.device,
+    *,
+    snapshot: bool,
+    base: BaseReference | None = None,
 ) -> tuple[Tensor, LatticeReference]:
     exponent = cursor.exponent()
     step = cursor.number(1, MAX_STEP, "step")
@@ -391,15 +421,15 @@ def _parse_alone(
     if snapshot:
         divisor = cursor.number(1, MAX_STEP, "divisor")
         if flags & TRACKED:
-            history = decode_rans(cursor.section(), spec.numel, _HISTORIES)
+            history = decode_rans(cursor.section(), spec.numel, _HISTORIES, device=device)
             if int((history & CONTEXT_BITS).max()) >= N_CONTEXTS:
                 raise DamagedError("a history is of no known kind", where=spec.key)
     elif flags & TRACKED and base is None:
         raise DamagedError("a lattice block without reference has a history", where=spec.key)
     grid = grid_of(Spacing(exponent, divisor), spec.dtype)
     contexts = parse_scales(cursor.section(), spec) if flags & CONTEXTS else None
-    before = None if base is None else (base_points(base, grid), None)
-    values, state = _finish(spec, cursor, flags, contexts, before, grid, exponent)
+    before = None if base is None else base_points(base, grid).to(device)
+    values, state = _finish(spec, cursor, _Coded(flags, contexts, before, None, device), grid, exponent)
     if base is not None and flags & TRACKED:
         history = state.history
     return values, replace(state, spacing=Spacing(exponent, step), history=history)
@@ -430,7 +460,9 @@ def _parse_delta(
             "a lattice block moves integers out of their bound", where=spec.key, found=str(shift)
         )
     history = reference.history if flags & TRACKED else None
-    values, state = _finish(spec, cursor, flags, contexts, (before, history), grid, exponent)
+    # Where the state is: a chain's in host memory, or where its keyframe was decoded.
+    coded = _Coded(flags, contexts, before, history, before.device)
+    values, state = _finish(spec, cursor, coded, grid, exponent)
     return values, state if flags & TRACKED else replace(state, history=None)
 
 
@@ -449,16 +481,21 @@ def snapped(integers: Tensor, grid: Grid) -> Tensor | None:
     return None if moved.numel() and int(moved.abs().max()) > grid.bound else moved
 
 
+class _Coded(NamedTuple):
+    """What tokens were coded with, and where to decode them: flags, contexts, and the state before."""
+
+    flags: int
+    contexts: Tensor | None
+    integers: Tensor | None
+    history: Tensor | None
+    device: torch.device
+
+
 def _finish(
-    spec: TensorSpec,
-    cursor: _Cursor,
-    flags: int,
-    contexts: Tensor | None,
-    before: tuple[Tensor, Tensor | None] | None,
-    grid: Grid,
-    exponent: int,
+    spec: TensorSpec, cursor: _Cursor, coded: _Coded, grid: Grid, exponent: int
 ) -> tuple[Tensor, LatticeReference]:
     """Decode tokens and apply them."""
+    flags, contexts, integers, history, device = coded
     extra = cursor.section() if flags & EXTRA else None
     kept = cursor.section() if flags & KEPT else b""
     n_tokens = cursor.byte() + 1
@@ -466,8 +503,6 @@ def _finish(
         raise DamagedError("a lattice block has too many tokens", where=spec.key)
     stream = cursor.payload[cursor.at :]
     n_contexts = 1 if contexts is None else N_CONTEXTS
-    # Where the state is: a chain's in host memory, a saver's perhaps beside the model.
-    device = torch.device("cpu") if before is None else before[0].device
     tokens = decode_rans(stream, spec.numel, n_tokens, contexts, n_contexts, device=device)
     large = np.zeros(0, np.int64) if extra is None else unpack_extra(tokens, extra)
     at, exact = _exact_values(spec, tokens, kept) if n_tokens > EXACT else no_exact(spec.dtype, device)
@@ -475,7 +510,6 @@ def _finish(
         raise DamagedError("extra bits do not fit the tokens", where=spec.key)
     if n_tokens <= EXACT and kept:
         raise DamagedError("exact values belong to no token", where=spec.key)
-    integers, history = before if before is not None else (None, None)
     moved = advance(tokens, large, integers, history, grid)
     if not moved.valid:
         raise DamagedError("a lattice value leaves its range", where=spec.key)
@@ -493,7 +527,7 @@ def _finish(
 
 def _has_large(tokens: Tensor, n_tokens: int, n_exact: int) -> bool:
     """Whether a token has extra bits; most blocks' alphabet tells."""
-    return n_tokens > 128 and int((tokens >= 128).sum()) > n_exact
+    return n_tokens > FIRST_LARGE and int((tokens >= FIRST_LARGE).count_nonzero()) > n_exact
 
 
 def _exact_values(spec: TensorSpec, tokens: Tensor, kept: bytes | memoryview) -> tuple[Tensor, Tensor]:
@@ -545,8 +579,7 @@ class LatticeReference(ShapedReference):
         """Return the tensor: integers times the unit, rounded once to the stored dtype, or `exact`."""
         if self.exact is not None:
             return self.exact
-        unit = torch.tensor(math.ldexp(1.0, self.spacing.exponent), dtype=torch.float32)
-        return put_exact(self, self.integers.to(torch.float32).mul_(unit))
+        return put_exact(self, scale_integers(self.integers, math.ldexp(1.0, self.spacing.exponent)))
 
     @property
     def nbytes(self) -> int:
@@ -558,11 +591,11 @@ class LatticeReference(ShapedReference):
         """Return the points that occur, where that is quickly told, and which elements are exact."""
         if self.exact is not None:
             return Levels("exact", parts=PROTECTED)
-        integers = self.integers.numpy()
+        integers = self.integers.cpu().numpy()
         parts: NDArray[np.uint8] | int = QUANTIZED
         if self.exact_at.numel():
             parts = np.full(integers.size, QUANTIZED, np.uint8)
-            parts[self.exact_at.numpy()] = PROTECTED
+            parts[self.exact_at.cpu().numpy()] = PROTECTED
         points = None
         if integers.size <= _MOST_SORTED:
             points = np.unique(integers) * math.ldexp(1.0, self.spacing.exponent)

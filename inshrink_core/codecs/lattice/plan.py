@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.codec import FrameContext, TensorInput
-from inshrink_core.codecs.lattice.block import LatticeReference, is_matrix, refined, snapped
+from inshrink_core.codec import FrameContext, TensorInput, TensorReference
+from inshrink_core.codecs.lattice.block import LatticeReference, is_matrix, is_statistic, refined, snapped
+from inshrink_core.codecs.lattice.memory import Memory, codes_of, positive
 from inshrink_core.codecs.lattice.spacing import (
     MIN_EXPONENT,
     Spacing,
@@ -27,7 +28,7 @@ from inshrink_core.codecs.lattice.spacing import (
     spacing_of,
 )
 from inshrink_core.ops.lattice import Gain, gain_grades
-from inshrink_core.ops.reference.quantize import settled
+from inshrink_core.ops.reference.quantize import as_float32, settled
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_places, sample_sums
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ __all__ = [
     "choose_gain",
     "choose_spacing",
     "make_plan",
+    "observe_statistic",
     "observe_tensor",
 ]
 
@@ -47,11 +49,23 @@ _PROBES = 32
 """Original values kept of each matrix: their movement until the next frame has no rounding error in it.
 The fourth root of a mean of 32 squares is within 6 %."""
 
-_VECTOR_STEP = 2.0**-11
-"""Spacing of vectors, per unit of max(1, rms); without measured harm, and norms have weights about 1."""
+_VECTOR_STEP = 2.0**-8
+"""Largest spacing of vectors, per unit of max(1, rms): norms have weights about 1."""
 
 _VECTOR_SHARE = 0.25
 """A vector's spacing is at most this share of a matrix's, so that slow training still moves vectors."""
+
+_FINE_VECTOR_STEP = 2.0**-11
+"""The step in chains of an earlier version, and where no movement is known."""
+
+_STATISTIC_STEP = 2.0**-8
+"""Largest spacing of running statistics, in root mean squares."""
+
+_STATISTIC_COARSENESS = 2.0
+"""Below this coarseness it shrinks with it, so that statistics stay a small part of the error."""
+
+_LEAST_SPACINGS = 8
+"""Spacings in the smallest value of a statistic that has no negative ones, such as a variance."""
 
 _MOVEMENT_PER_LR = 4.0
 """Adam moves a weight by about four learning rates between checkpoints (3.7 over 50 steps, 6.7 over 100):
@@ -82,6 +96,10 @@ class Observation(NamedTuple):
         Mean squared movement since the reference, its rounding error taken off; None if not known.
     probe
         A few of its values, in float32.
+    changed
+        Whether it is a running statistic that is not what its reference decodes to.
+    least
+        Smallest value of a running statistic.
     """
 
     mean_square: float
@@ -89,6 +107,19 @@ class Observation(NamedTuple):
     momentum_square: float | None
     moved: float | None
     probe: bytes
+    changed: bool = False
+    least: float = 0.0
+
+
+def observe_statistic(item: TensorInput, reference: TensorReference | None) -> Observation:
+    """Look at all values of a running statistic."""
+    tensor = as_float32(item.tensor)
+    sums, _ = sample_sums(tensor, None, None, 1.0, np.zeros(0, np.int64))
+    n_seen = min(tensor.numel(), SAMPLE_RUN * SAMPLE_RUNS)
+    changed = reference is not None and not torch.equal(reference.decoded().cpu(), item.tensor.cpu())
+    return Observation(
+        exact_mean(sums[0], n_seen), None, None, None, b"", changed=changed, least=float(tensor.min())
+    )
 
 
 def observe_tensor(item: TensorInput, reference: LatticeReference | None) -> Observation:
@@ -144,14 +175,6 @@ class LatticePlan:
     after_restore: bool = False
 
 
-class _Pace(NamedTuple):
-    """How far weights move: at first, now, and the first learning rate; zero where not known."""
-
-    first: float
-    now: float
-    first_rate: float
-
-
 def make_plan(
     codec: LatticeCodec,
     specs: Sequence[TensorSpec],
@@ -161,59 +184,97 @@ def make_plan(
     """Return the spacing of every tensor that was observed."""
     known = {spec.key: (spec, o) for spec, o in zip(specs, seen, strict=True) if o is not None}
     matrices = {key: o for key, (spec, o) in known.items() if is_matrix(spec)}
-    memory = context.memory if isinstance(context.memory, dict) else {}
-    moved = {key: _movement(o, _probe_of(memory, key)) for key, o in matrices.items()}
-    rates = {key: _positive(context.learning_rates.get(spec.name)) for key, (spec, _) in known.items()}
-    pace = _pace_of(memory, known, moved, rates)
-    squares = _squares(matrices)
+    before = Memory.parse(context.memory)
+    rates = {key: positive(context.learning_rates.get(spec.name)) for key, (spec, _) in known.items()}
+    now = _rms((known[key][0].numel, m) for key, m in _moved(matrices, before).items())
+    memory = _settled(before, known, rates, now)
+    factors = _factors(memory, matrices, codec.sensitivity)
     overall = _rms((known[key][0].numel, o.mean_square) for key, o in matrices.items())
     adaptive = any(o.second_moment is not None for o in matrices.values())
-    middle = geometric_mean(list(squares.values()))
     widths: dict[str, float] = {}
     for key, (spec, o) in known.items():
-        base = _base(pace, rates[key], codec.gamma)
+        base = _base(memory, now, rates[key], codec.gamma)
         if base == 0 and adaptive and rates[key]:
             low, high = (bound * overall for bound in _GUESS_RANGE)
             base = min(max(_MOVEMENT_PER_LR * rates[key], low), high)
-        width = _width(spec, o, base, squares.get(key, 0.0), middle, codec)
+        width = _width(spec, o, base, factors.get(key, 1.0), memory, codec)
         if width > 0 and math.isfinite(width):
             widths[key] = width
-    exact_rates = bool(squares) and all(rates.values())
+    followed = codec.gamma > 0 or memory.held is None
+    exact_rates = bool(_squares(matrices)) and all(rates.values())
+    if memory.movement and (exact_rates or not followed):
+        memory = replace(memory, probes={})
     return LatticePlan(
         widths=widths,
         rms={key: math.sqrt(known[key][1].mean_square) for key in widths},
-        memory=_memory_of(
-            pace, {} if exact_rates and pace.first else {k: o.probe for k, o in matrices.items()}
-        ),
+        memory=memory.to_values() if known else {},
         after_restore=context.after_restore,
     )
 
 
+def _settled(
+    before: Memory,
+    known: Mapping[str, tuple[TensorSpec, Observation]],
+    rates: Mapping[str, float],
+    now: float,
+) -> Memory:
+    """Return the memory with what this frame settles: the first movement, and what comes with it."""
+    matrices = {key: o for key, (spec, o) in known.items() if is_matrix(spec)}
+    held = before.held
+    if held is not None:
+        moving = [key for key, (spec, o) in known.items() if is_statistic(spec) and o.changed]
+        held = {**dict.fromkeys(moving, 0), **held}
+    memory = replace(before, held=held, probes={key: o.probe for key, o in matrices.items()})
+    if before.movement or not now:
+        return memory
+    given = [rates[key] for key in matrices if rates[key]]
+    if held is not None:
+        squares = {key: square for key, square in _squares(matrices).items() if square > 0}
+        held = {**held, **codes_of(squares, geometric_mean(list(squares.values())))}
+    return replace(memory, movement=now, rate=math.fsum(given) / len(given) if given else 0.0, held=held)
+
+
+def _factors(memory: Memory, matrices: Mapping[str, Observation], sensitivity: float) -> dict[str, float]:
+    """Return what each matrix's spacing differs by from the common one, as settled, else as of this frame."""
+    settled_on = {key: ratio for key in matrices if (ratio := memory.ratio(key)) is not None}
+    squares = settled_on or _squares(matrices)
+    middle = 1.0 if settled_on else geometric_mean(list(squares.values()))
+    return {key: sensitivity_factor(square, middle, sensitivity) for key, square in squares.items()}
+
+
 def _width(
-    spec: TensorSpec, o: Observation, base: float, square: float, middle: float, codec: LatticeCodec
+    spec: TensorSpec, o: Observation, base: float, factor: float, memory: Memory, codec: LatticeCodec
 ) -> float:
     """Spacing of one tensor; 0 where it should be stored exactly."""
     if not math.isfinite(o.mean_square):
         return 0.0
     rms = math.sqrt(o.mean_square)
+    if is_statistic(spec):
+        moves = memory.ratio(spec.key) is not None
+        return _statistic_width(o, rms, codec.coarseness) if moves else 0.0
     if not is_matrix(spec):
-        fine = _VECTOR_STEP * max(1.0, rms)
-        return min(fine, _VECTOR_SHARE * codec.coarseness * base) if base else fine
+        step = _FINE_VECTOR_STEP if memory.held is None or base == 0 else _VECTOR_STEP
+        return min(step * max(1.0, rms), _VECTOR_SHARE * codec.coarseness * base or math.inf)
     if o.second_moment == 0:
         return 0.0
     if base == 0:
         base = _UNKNOWN_SHARE * rms
-    factor = sensitivity_factor(square, middle, codec.sensitivity)
     return codec.coarseness * base * factor
 
 
-def _base(pace: _Pace, rate: float, gamma: float) -> float:
+def _statistic_width(o: Observation, rms: float, coarseness: float) -> float:
+    """Spacing of a running statistic; one that cannot be negative stays far from zero."""
+    width = _STATISTIC_STEP * min(1.0, coarseness / _STATISTIC_COARSENESS) * rms
+    return min(width, o.least / _LEAST_SPACINGS) if o.least >= 0 else width
+
+
+def _base(memory: Memory, now: float, rate: float, gamma: float) -> float:
     """Movement that the spacings of this frame are in proportion to; 0 where none was seen yet."""
-    if pace.first == 0:
-        return 0.0
-    if rate and pace.first_rate:
-        return float(pace.first * (rate / pace.first_rate) ** gamma)
-    return float(pace.first * (pace.now / pace.first) ** gamma) if pace.now else pace.first
+    if memory.movement == 0 or gamma == 0:
+        return memory.movement
+    if rate and memory.rate:
+        return float(memory.movement * (rate / memory.rate) ** gamma)
+    return float(memory.movement * (now / memory.movement) ** gamma) if now else memory.movement
 
 
 def _squares(matrices: Mapping[str, Observation]) -> dict[str, float]:
@@ -227,32 +288,10 @@ def _squares(matrices: Mapping[str, Observation]) -> dict[str, float]:
     return {key: value for key, value in known.items() if math.isfinite(value)}
 
 
-def _pace_of(
-    memory: Mapping[str, Any],
-    known: Mapping[str, tuple[TensorSpec, Observation]],
-    moved: Mapping[str, float | None],
-    rates: Mapping[str, float],
-) -> _Pace:
-    """Take the first movement from the chain's memory, or this one as the first."""
-    now = _rms((known[key][0].numel, m) for key, m in moved.items() if m is not None)
-    first = _positive(memory.get("movement"))
-    if first:
-        return _Pace(first, now, _positive(memory.get("rate")))
-    given = [rates[key] for key in moved if rates[key]]
-    return _Pace(now, now, math.fsum(given) / len(given) if given and now else 0.0)
-
-
-def _memory_of(pace: _Pace, probes: Mapping[str, bytes]) -> dict[str, Any]:
-    """As msgpack values."""
-    memory: dict[str, Any] = {"movement": pace.first, "rate": pace.first_rate} if pace.first else {}
-    return memory | {"probes": dict(probes)} if probes else memory
-
-
-def _probe_of(memory: Mapping[str, Any], key: str) -> bytes | None:
-    """Probe of the previous frame; whatever a damaged memory holds, bytes or None."""
-    probes = memory.get("probes")
-    probe = probes.get(key) if isinstance(probes, dict) else None
-    return probe if isinstance(probe, bytes) else None
+def _moved(matrices: Mapping[str, Observation], before: Memory) -> dict[str, float]:
+    """Mean squared movement by tensor, where it is known."""
+    found = {key: _movement(o, before.probes.get(key)) for key, o in matrices.items()}
+    return {key: moved for key, moved in found.items() if moved is not None}
 
 
 def _movement(o: Observation, before: bytes | None) -> float | None:
@@ -271,13 +310,6 @@ def _rms(parts: Any) -> float:
     rows = [(n, m) for n, m in parts if math.isfinite(m)]
     total = sum(n for n, _ in rows)
     return math.sqrt(math.fsum(n * m for n, m in rows) / total) if total else 0.0
-
-
-def _positive(value: Any) -> float:
-    """Return a positive finite number, or 0 for anything else."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-        return float(value)
-    return 0.0
 
 
 _MIN_STEP = 16

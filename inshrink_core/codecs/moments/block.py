@@ -15,6 +15,7 @@ from inshrink_core.codec import ShapedReference
 from inshrink_core.coding.events import read_varint, write_varint
 from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.errors import DamagedError
+from inshrink_core.ops.moments import ZERO_POINT, expand_units, half_octave_values
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,25 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_BYTES",
-    "ZERO_POINT",
     "Form",
     "MomentsReference",
-    "half_octave_values",
     "pack",
     "parse",
     "sides",
 ]
 
-ZERO_POINT = 128
-"""Integers, residuals and column exponents are stored with this added."""
-
 NO_BYTES: _Bytes = np.zeros(0, np.uint8)
 """Of arrays that a form does not have."""
-
-_SQRT2 = np.float32(math.sqrt(2))
-_LOWEST, _HIGHEST = -252, 252
-"""Half octaves of the smallest and largest value: normal float32 numbers."""
-
 
 _LEAST_HALF = np.float32(2.0**-24)
 """The smallest positive float16."""
@@ -116,35 +107,8 @@ class MomentsReference(ShapedReference):
             table[0] = 0
             values: NDArray[np.float32] = table[self.elements]
             return values
-        exponents = self.rows.astype(np.int16)[:, None] + (self.columns.astype(np.int16) - ZERO_POINT)
-        if self.form is Form.FACTORED:
-            residuals = self.elements.astype(np.int16).reshape(exponents.shape) - ZERO_POINT
-            exponents = exponents + 2 * residuals
-        lowest, highest = -3 * ZERO_POINT, 768
-        table = half_octave_values(np.arange(lowest, highest) + self.base)
-        units = table[exponents - lowest]
-        units[self.rows == 0] = 0
-        flat: NDArray[np.float32] = units.reshape(-1)
-        if self.form is Form.FACTORED:
-            flat[self.elements == 0] = 0
-        if self.form is Form.SCALED:
-            # Only a block that no encoder wrote has units so large.
-            with np.errstate(over="ignore"):
-                flat *= self.elements.astype(np.float32) - np.float32(ZERO_POINT)
-        return flat
-
-
-def half_octave_values(exponents: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return ``2**(k / 2)`` in float32, the root of two rounded once; k is first clipped to +-252.
-
-    Examples
-    --------
-    >>> half_octave_values(np.array([0, 2, -2])).tolist()
-    [1.0, 2.0, 0.5]
-    """
-    k = np.clip(exponents, _LOWEST, _HIGHEST)
-    values: NDArray[np.float32] = np.ldexp(np.where(k & 1, _SQRT2, np.float32(1)), k >> 1).astype(np.float32)
-    return values
+        elements = None if self.form is Form.RANK_ONE else self.elements
+        return expand_units(self.rows, self.columns, elements, self.base, self.form is Form.SCALED)
 
 
 def sides(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -173,6 +137,9 @@ _REACH = 6
 
 _N_CONTEXTS = 2 * _REACH + 2
 """One for each residual of the reference, and one for its zeros."""
+
+_CONTEXT_OF = (np.clip(np.arange(256) - (ZERO_POINT - _REACH), 0, 2 * _REACH) + 1).astype(np.uint8)
+_CONTEXT_OF[0] = 0
 
 
 class _Arrays(NamedTuple):
@@ -308,9 +275,7 @@ def _section(body: memoryview, spec: TensorSpec) -> tuple[memoryview, memoryview
 
 def _contexts(elements: _Bytes) -> torch.Tensor:
     """Return 0 for zeros, else 1 to 13 by residual: a far one tends back to the factors."""
-    near = np.clip(elements.astype(np.int16) - (ZERO_POINT - _REACH), 0, 2 * _REACH) + 1
-    near[elements == 0] = 0
-    return torch.from_numpy(near.astype(np.uint8))
+    return torch.from_numpy(_CONTEXT_OF[elements])
 
 
 def _coded(values: _Bytes, predicted: _Bytes | None, contexts: torch.Tensor | None = None) -> bytes:

@@ -17,14 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import Encoded, TensorInput, TensorReference
 from inshrink_core.codecs.fallback import EXACT, FallbackCodec, host_values
 from inshrink_core.codecs.moments.block import MomentsReference, pack, parse, sides
 from inshrink_core.codecs.moments.rounding import factored, octaves, rank_one, scaled, zeros
 from inshrink_core.frame import Block
+from inshrink_core.ops.moments import kinds_of
 
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
@@ -93,7 +92,7 @@ class MomentsCodec(FallbackCodec[None, MomentsReference]):
         return None if state is None else Encoded(Block(self.bitstream, pack(state, before)), state)
 
     def decode_lossy(
-        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None
+        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> MomentsReference:
         """Return the state a payload decodes to."""
         return parse(payload, spec, _fitting(reference, spec))
@@ -120,13 +119,14 @@ def _fitting(reference: TensorReference | None, spec: TensorSpec) -> MomentsRefe
 def _rounded(item: TensorInput, preset: str, before: MomentsReference | None) -> MomentsReference | None:
     """Return the state of a tensor; None for what is not finite, or a negative second moment."""
     spec, values = item.spec, host_values(item.tensor)
-    if not np.isfinite(values).all():
+    kinds = kinds_of(values)
+    if not kinds.finite:
         return None
     if spec.role in _FIRST:
         unit = _UNITS.get((spec.role, preset))
         second = item.second_moment if spec.role is TensorRole.EXP_AVG else None
         return zeros(spec) if unit is None else scaled(spec, values, second, unit)
-    if (values < 0).any():
+    if kinds.negative:
         return None
     if len(spec.shape) < 2:
         return octaves(spec, values, before)

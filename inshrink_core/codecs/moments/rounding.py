@@ -10,18 +10,25 @@ part of the momentum of every parameter, which a restore would feel as a pause.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from inshrink_core.codecs.fallback import host_values
-from inshrink_core.codecs.moments.block import (
-    NO_BYTES,
+from inshrink_core.codecs.moments.block import NO_BYTES, Form, MomentsReference, sides
+from inshrink_core.ops.moments import (
+    FRACTION_BITS,
+    LARGEST_INTEGER,
     ZERO_POINT,
-    Form,
-    MomentsReference,
-    half_octave_values,
-    sides,
+    Sums,
+    Units,
+    count_magnitudes,
+    relative_square,
+    round_in_units,
+    round_to_octaves,
+    row_reaches,
+    squares_cover,
+    sum_sides,
 )
 
 if TYPE_CHECKING:
@@ -49,13 +56,8 @@ HELD: Final = 1.0
 """Octaves that a second moment may be off its code before that changes: at .5, plain rounding, values on an
 edge change again and again (``benchmarks/results/moments.csv``)."""
 
-_LARGEST_INTEGER: Final = 127
-
 _OCTAVE_CARRY: Final = 0x800000 - 0x3504F3
 """What carries a mantissa from the root of two on into the exponent: rounding to octaves is one addition."""
-
-_FRACTION_BITS: Final = 8
-"""Of magnitudes in units, where the threshold is sought: all sums are of integers, so equal everywhere."""
 
 _PLAIN, _LOWEST_THRESHOLD = 128, 26
 """Thresholds in 256ths of a unit: plain rounding, and a tenth, below which all that is kept is noise."""
@@ -120,14 +122,9 @@ def factored(
     stay. O(n).
     """
     base, rows, columns = held_factors(values, spec.shape, Form.FACTORED, before)
-    exponents = rows.astype(np.int64)[:, None] + base + columns.astype(np.int64)[None, :] - ZERO_POINT
-    with np.errstate(divide="ignore"):
-        wanted = np.log2(values.astype(np.float64)) - 0.5 * exponents.reshape(-1)
-    codes = np.clip(np.rint(wanted), 1 - ZERO_POINT, ZERO_POINT - 1) + ZERO_POINT
-    if before is not None and before.form is Form.FACTORED:
-        old = before.elements.astype(np.float64)
-        codes = np.where((old > 0) & (np.abs(wanted + ZERO_POINT - old) <= held), old, codes)
-    elements = np.where(values > 0, codes, 0).astype(np.uint8)
+    units = Units(rows.astype(np.int64) + base, columns.astype(np.int64) - ZERO_POINT)
+    old = before.elements if before is not None and before.form is Form.FACTORED else None
+    elements = round_to_octaves(values, units, old, held)
     return MomentsReference(spec.dtype, spec.shape, Form.FACTORED, base, elements, rows, columns)
 
 
@@ -155,75 +152,56 @@ def scaled(
     """
     if not values.any():
         return zeros(spec)
-    matrix = values.reshape(sides(spec.shape))
-    rows, columns = _shape_of_units(matrix, second)
+    n_rows, _ = sides(spec.shape)
+    rows, columns = _shape_of_units(values, spec.shape, second)
     column_codes = column_codes_of(columns)
     shifts = column_codes.astype(np.int64) - ZERO_POINT
-    fitted, threshold = _chosen(_scaled_to(matrix, rows, shifts, unit), matrix, shifts)
+    reaches = row_reaches(values, n_rows, shifts)
+    root = math.sqrt(relative_square(values, Units(rows, shifts)) / values.size)
+    wanted = np.where(reaches > 0, rows + round(2 * math.log2(unit * root)), NO_ROW)
+    fitted, threshold = _chosen(values, wanted, shifts, reaches)
     base = base_of(int(fitted.max()), Form.SCALED, None)
     row_codes = row_codes_of(fitted, base)
     kept = np.where(row_codes == 0, NO_ROW, row_codes.astype(np.int64) + base)
-    whole = (_magnitudes(matrix, kept, shifts) + (1 << _FRACTION_BITS) - threshold) >> _FRACTION_BITS
-    integers = np.where(values < 0, -1, 1) * np.minimum(whole, _LARGEST_INTEGER)
-    elements = (integers + ZERO_POINT).astype(np.uint8)
+    elements = round_in_units(values, Units(kept, shifts), threshold)
     return MomentsReference(spec.dtype, spec.shape, Form.SCALED, base, elements, row_codes, column_codes)
 
 
-def _scaled_to(
-    matrix: NDArray[np.float32], rows: NDArray[np.int64], shifts: NDArray[np.int64], unit: float
-) -> NDArray[np.int64]:
-    """Move the exponents of all rows so that a unit is so many root mean squares."""
-    present = (matrix != 0).any(1)
-    relative = matrix.astype(np.float64) / half_octave_values(rows[:, None] + shifts)
-    root = math.sqrt(float(np.cumsum(relative * relative)[-1]) / matrix.size)
-    moved: NDArray[np.int64] = np.where(present, rows + round(2 * math.log2(unit * root)), NO_ROW)
-    return moved
-
-
 def _chosen(
-    rows: NDArray[np.int64], matrix: NDArray[np.float32], shifts: NDArray[np.int64]
+    values: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    shifts: NDArray[np.int64],
+    reaches: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], int]:
     """Return exponents of rows and the threshold; where none keeps the projection, units are halved."""
     for halvings in range(_MAX_HALVINGS + 1):
-        fitted = _fitted(np.where(rows == NO_ROW, rows, rows - 2 * halvings), matrix, shifts)
-        threshold = _threshold(_magnitudes(matrix, fitted, shifts))
+        fitted = _fitted(np.where(rows == NO_ROW, rows, rows - 2 * halvings), reaches)
+        threshold = _threshold(count_magnitudes(values, Units(fitted, shifts)))
         if threshold is not None:
             return fitted, threshold
     return fitted, _LOWEST_THRESHOLD
 
 
-def _fitted(
-    rows: NDArray[np.int64], matrix: NDArray[np.float32], shifts: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _fitted(rows: NDArray[np.int64], reaches: NDArray[np.float64]) -> NDArray[np.int64]:
     """Give a row whose integers would not fit a byte a coarser unit."""
-    reach = (np.abs(matrix.astype(np.float64)) / half_octave_values(shifts)[None, :]).max(1)
     with np.errstate(divide="ignore"):
-        least = np.ceil(2 * np.log2(reach / (_LARGEST_INTEGER + 0.25)))
-    fitted: NDArray[np.int64] = np.where(reach > 0, np.maximum(rows, least), NO_ROW).astype(np.int64)
+        least = np.ceil(2 * np.log2(reaches / (LARGEST_INTEGER + 0.25)))
+    fitted: NDArray[np.int64] = np.where(reaches > 0, np.maximum(rows, least), NO_ROW).astype(np.int64)
     return fitted
 
 
-def _magnitudes(
-    matrix: NDArray[np.float32], rows: NDArray[np.int64], shifts: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return magnitudes in 256ths of a unit, rounded down, (n,)."""
-    units = half_octave_values(rows[:, None] + shifts[None, :])
-    with np.errstate(over="ignore"):
-        shares = np.abs(matrix) / units * np.float32(1 << _FRACTION_BITS)
-    largest = (_LARGEST_INTEGER + 1) << _FRACTION_BITS
-    magnitudes: NDArray[np.int64] = np.minimum(shares, np.float32(largest)).astype(np.int64).reshape(-1)
-    return magnitudes
+def _threshold(counts: NDArray[np.int64]) -> int | None:
+    """Return the largest threshold at which the projection is kept; None where none is low enough.
 
-
-def _threshold(magnitudes: NDArray[np.int64]) -> int | None:
-    """Return the largest threshold at which the projection is kept; None where none is low enough."""
-    counts = np.bincount(magnitudes).astype(np.int64)
-    at = np.arange(counts.size, dtype=np.int64)
+    `counts` are those of magnitudes.
+    """
+    at = np.flatnonzero(counts)
+    counts = counts[at]
     wanted = int((counts * at * at).sum())
-    one = 1 << _FRACTION_BITS
+    one = 1 << FRACTION_BITS
 
     def reaches(threshold: int) -> bool:
-        return int((counts * at * ((at + one - threshold) >> _FRACTION_BITS)).sum()) * one >= wanted
+        return int((counts * at * ((at + one - threshold) >> FRACTION_BITS)).sum()) * one >= wanted
 
     if not reaches(_LOWEST_THRESHOLD):
         return None
@@ -235,17 +213,18 @@ def _threshold(magnitudes: NDArray[np.int64]) -> int | None:
 
 
 def _shape_of_units(
-    matrix: NDArray[np.float32], second: Tensor | None
+    values: NDArray[np.float32], shape: tuple[int, ...], second: Tensor | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return exponents of rows and columns: the second moment's root, or the values' own, by row alone.
 
     Own columns would give the largest value of a row and a column a unit beyond itself.
     """
+    n_rows, _ = sides(shape)
     if second is not None:
-        squares = host_values(second).astype(np.float64).reshape(matrix.shape)
-        if np.isfinite(squares).all() and (squares >= 0).all() and (squares[matrix != 0] > 0).all():
-            return factors(squares, matrix.shape, 1.0)
-    rows, columns = factors(matrix.astype(np.float64) ** 2, matrix.shape, 1.0)
+        squares = host_values(second)
+        if squares_cover(squares, values):
+            return factors(sum_sides(squares, n_rows, False), 1.0)
+    rows, columns = factors(sum_sides(values, n_rows, True), 1.0)
     return rows, np.zeros_like(columns)
 
 
@@ -259,21 +238,18 @@ _HEADROOM: Final = 54
 """Half octaves that the largest value may grow by before the codes of a chain begin anew."""
 
 
-def _logarithms(
-    values: NDArray[Any], shape: tuple[int, ...], scale: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _logarithms(sums: Sums, scale: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return ``scale * log2`` of row means, and of column means against the mean of all."""
-    matrix = values.astype(np.float64).reshape(sides(shape))
-    by_row, by_column = matrix.mean(1), matrix.mean(0)
+    n_rows, n_columns = sums.rows.size, sums.columns.size
+    by_row, by_column = sums.rows / n_columns, sums.columns / n_rows
+    mean = np.float64(sums.total) / (n_rows * n_columns)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return scale * np.log2(by_row), scale * np.log2(by_column / matrix.mean())
+        return scale * np.log2(by_row), scale * np.log2(by_column / mean)
 
 
-def factors(
-    values: NDArray[Any], shape: tuple[int, ...], scale: float
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def factors(sums: Sums, scale: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the same rounded; `NO_ROW` for a row of zeros."""
-    rows, columns = _logarithms(values, shape, scale)
+    rows, columns = _logarithms(sums, scale)
     whole = np.where(np.isfinite(rows), np.rint(rows), NO_ROW).astype(np.int64)
     return whole, np.rint(np.nan_to_num(columns, nan=0.0, neginf=-128.0)).astype(np.int64)
 
@@ -282,7 +258,7 @@ def held_factors(
     values: NDArray[np.float32], shape: tuple[int, ...], form: Form, before: MomentsReference | None
 ) -> tuple[int, NDArray[np.uint8], NDArray[np.uint8]]:
     """Return base, row codes and column codes, those of the reference where they are near enough."""
-    rows, columns = _logarithms(values, shape, 2.0)
+    rows, columns = _logarithms(sum_sides(values, sides(shape)[0], False), 2.0)
     finite = np.isfinite(rows)
     base = base_of(int(np.rint(rows[finite].max())) if finite.any() else 0, form, before)
     new_rows = row_codes_of(np.where(finite, np.rint(rows), NO_ROW).astype(np.int64), base)

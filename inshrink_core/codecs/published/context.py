@@ -153,12 +153,12 @@ class ContextCodec(ExcpCodec):
         )
 
     def decode_lossy(
-        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None
+        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> TensorReference:
         """Return the state of a payload, of whole states too."""
         if payload[0] == _STATE:
             return _parse_state(spec, payload)
-        return ExcpCodec.decode_lossy(self, spec, payload, reference)
+        return ExcpCodec.decode_lossy(self, spec, payload, reference, device)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block of the whole state: the next frame's contexts need the symbols too."""

@@ -144,7 +144,7 @@ class GridCodec(FallbackCodec[_Plan, GridReference]):
         return Encoded(Block(self.bitstream, pack_grid(state, previous, self.coder)), state)
 
     def decode_lossy(
-        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None
+        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> GridReference:
         """Return the state a payload decodes to."""
         return parse_grid(spec, payload, self.own(reference, spec))

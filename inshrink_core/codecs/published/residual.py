@@ -133,7 +133,7 @@ class ResidualCodec(FallbackCodec[_Plan, _State]):
         return Encoded(Block(self.bitstream, payload), self.state_of(decoded, quantized))
 
     def decode_lossy(
-        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None
+        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> TensorReference:
         """Return the state a payload decodes to."""
         delta, codebook, fill, stream = _parse_head(payload)

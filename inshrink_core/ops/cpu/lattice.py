@@ -420,6 +420,21 @@ def advance(
     return Advanced(torch.from_numpy(after), torch.from_numpy(new), torch.from_numpy(values), valid)
 
 
+@kernel
+def _scale(
+    integers: NDArray[np.int32], delta: np.float32, values: NDArray[np.float32]
+) -> None:  # pragma: no cover - compiled
+    """Call `scale`, which has no entry of its own."""
+    scale(integers, delta, values)
+
+
+def scale_integers(integers: Tensor, delta: float) -> Tensor:
+    """See `lattice.scale_integers`."""
+    values = new_array(integers.numel(), np.float32)
+    _scale(integers.numpy(), _F32(delta), values)
+    return torch.from_numpy(values)
+
+
 _best_grade = part(reference.best_grade)
 
 

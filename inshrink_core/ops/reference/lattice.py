@@ -122,6 +122,11 @@ def advance(
     return Advanced(after, new, after.to(torch.float32) * _float32(grid.delta, after), valid)
 
 
+def scale_integers(integers: Tensor, delta: float) -> Tensor:
+    """See `lattice.scale_integers`."""
+    return integers.to(torch.float32) * _float32(delta, integers)
+
+
 def best_grade(counts: NDArray[np.int64], beyond: int) -> int:
     """Return the grade of a row from counts by (crossed, bin) and of values beyond the bins.
 

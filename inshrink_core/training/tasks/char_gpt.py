@@ -6,43 +6,14 @@ import math
 from typing import ClassVar, Final
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from inshrink_core.training.tasks.characters import CharacterTask, encode_corpus
+from inshrink_core.training.tasks.transformer import Block
 
-__all__ = ["Block", "CharGPT", "CharGPTTask"]
+__all__ = ["CharGPT", "CharGPTTask"]
 
 _INITIAL_STD: Final = 0.02
 """GPT-2's; the projections back into the residual stream are scaled by 1/√(2·depth)."""
-
-
-class Block(nn.Module):
-    """Pre-norm transformer block.
-
-    Parameters
-    ----------
-    width
-        Channels of the residual stream, a multiple of `heads`.
-    heads
-        Attention heads.
-    """
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attn_qkv, self.attn_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, length, width) to the same shape."""
-        batch, length, width = x.shape
-        parts = self.attn_qkv(self.ln1(x)).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.attn_proj(mixed.transpose(1, 2).reshape(batch, length, width))
-        out: Tensor = x + self.fc2(functional.gelu(self.fc1(self.ln2(x))))
-        return out
 
 
 class CharGPT(nn.Module):

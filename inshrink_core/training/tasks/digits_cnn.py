@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inshrink_core.errors import MissingExtraError
+from inshrink_core.training.tasks.digits import split_digits
 from inshrink_core.training.tasks.task import warmup_cosine
 
 __all__ = ["DigitsCNN", "DigitsCNNTask", "DigitsCNNWithSGDTask"]
-
-_SPLIT_SEED = 20
-"""Of the split into training and validation."""
 
 
 class DigitsCNN(nn.Module):
@@ -33,28 +29,6 @@ class DigitsCNN(nn.Module):
         x = functional.max_pool2d(functional.relu(self.bn2(self.conv2(x))), 2)
         logits: Tensor = self.fc2(functional.relu(self.fc1(x.flatten(1))))
         return logits
-
-
-@functools.cache
-def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return images (n×1×8×8, 0 to 1) and labels, for training and for validation.
-
-    Raises
-    ------
-    MissingExtraError
-        scikit-learn is not installed.
-    """
-    try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise MissingExtraError("sklearn", "dev") from error
-    digits = load_digits()
-    images = torch.from_numpy(digits.images).float().div(16).unsqueeze(1)
-    labels = torch.from_numpy(digits.target).long()
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(_SPLIT_SEED))
-    n_validation = len(images) * 3 // 10
-    held, kept = order[:n_validation], order[n_validation:]
-    return images[kept], labels[kept], images[held], labels[held]
 
 
 class DigitsCNNTask:
@@ -89,7 +63,7 @@ class DigitsCNNTask:
 
     def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return random images, each moved by up to one pixel either way."""
-        images, labels, _, _ = _digits()
+        images, labels, _, _ = split_digits()
         index = torch.randint(len(images), (self.batch_size,), generator=generator)
         # Every 8×8 window of the padded image, (n, 3 × 3 shifts, 8, 8), and one of them for each image.
         windows = functional.pad(images[index, 0], (1, 1, 1, 1)).unfold(1, 8, 1).unfold(2, 8, 1)
@@ -104,7 +78,7 @@ class DigitsCNNTask:
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> float:
         """Return the mean cross-entropy of the validation images, nats."""
-        _, _, images, labels = _digits()
+        _, _, images, labels = split_digits()
         device = next(model.parameters()).device
         was_training = model.training
         model.eval()

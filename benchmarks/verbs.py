@@ -1,0 +1,275 @@
+"""Whole commands against ``zstd -3`` on the same bytes: what a user waits for.
+
+`inshrink compress` and `inshrink restore` as processes of their own, on a generated run of a GPT of 69 M
+parameters: weights in float32, alone and with the moments of AdamW. ``zstd`` is the library of that name on
+one thread, level 3, in a process of its own, too: it reads the same files and writes one compressed file.
+Each repetition runs every command once, in turn, so that a machine whose speed drifts moves all of them.
+
+Each row has wall and processor seconds of a command (medians over the repetitions), of which
+`fixed_seconds` and `fixed_cpu_seconds` are what the same command takes at least for a checkpoint of a few
+kilobytes: the start of the interpreter, imports, kernels. Megabytes are those of the run's files, 10^6 bytes;
+for `restore`, of the one step that it writes. `vs_zstd` is the speed over that of zstd's compression in the
+same repetition, both without their fixed seconds, in wall time; `vs_zstd_cpu` in processor time, which other
+programs on the machine lengthen less. `gain_of_threads` is the speed over that of one thread. With `busy` 2,
+two other processes kept two cores busy all the while; `slowdown` is the wall time over that of the same
+command without them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.results import write
+from benchmarks.two_threads import gpt
+
+N_STEPS = 4
+REPETITIONS = 3
+_LEARNING_RATE = 3e-4
+_STEPS_BETWEEN = 50
+"""Training steps from one checkpoint to the next."""
+
+_MOVEMENT = 6.0
+"""Learning rates that a weight moves by meanwhile."""
+
+_BETAS = (0.9, 0.999)
+
+_ZSTD = """
+import os, sys, zstandard
+compressor = zstandard.ZstdCompressor(level=3)
+with open(sys.argv[1], "wb") as target:
+    for path in sys.argv[2:]:
+        with open(path, "rb") as source:
+            compressor.copy_stream(source, target, size=os.path.getsize(path))
+    os.fsync(target.fileno())
+"""
+
+
+class Taken(NamedTuple):
+    """What a command took, in seconds: of the clock, and of the processors."""
+
+    wall: float
+    cpu: float
+
+
+class Command(NamedTuple):
+    """A command of the table.
+
+    Parameters
+    ----------
+    run
+        ``weights`` or ``adamw``.
+    verb
+        ``zstd``, ``compress`` or ``restore``.
+    threads
+        How many it is given.
+    busy
+        How many processes keep the cores busy meanwhile.
+    """
+
+    run: str
+    verb: str
+    threads: int = 1
+    busy: int = 0
+
+
+COMMANDS = [
+    Command(run, verb, threads)
+    for run in ("weights", "adamw")
+    for verb, threads in (("zstd", 1), ("compress", 1), ("compress", 2), ("restore", 1), ("restore", 2))
+]
+_BUSY = [Command("adamw", verb, busy=2) for verb in ("zstd", "compress", "restore")]
+
+
+def write_run(directory: Path, model: dict[str, torch.Tensor], moments: bool, n_steps: int = N_STEPS) -> None:
+    """Write checkpoints of a training that is imitated: moments as AdamW has them, weights that follow them.
+
+    Parameters
+    ----------
+    directory
+        An empty folder.
+    model
+        The first weights; they are not changed.
+    moments
+        Whether the files hold AdamW's, too.
+    n_steps
+        How many checkpoints.
+
+    Notes
+    -----
+    A gradient's scale is that of its row and column times one of its own, log-normal; a second moment is
+    the mean of the squares of a thousand such, so it moves by a few percent between checkpoints; a first
+    moment is new every time.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    scales, seconds, weights = {}, {}, {name: tensor.clone() for name, tensor in model.items()}
+    for name, tensor in weights.items():
+        shape = tuple(tensor.shape)
+        scale = 1e-4 * torch.exp(0.7 * normal(*shape))
+        if len(shape) == 2:
+            scale *= torch.exp(0.6 * normal(shape[0], 1)) * torch.exp(0.4 * normal(1, shape[1]))
+        scales[name] = scale
+        seconds[name] = scale.square()
+    kept = _BETAS[1] ** _STEPS_BETWEEN
+    directory.mkdir()
+    for step in range(1, n_steps + 1):
+        state = {}
+        for i, (name, weight) in enumerate(weights.items()):
+            shape, scale = tuple(weight.shape), scales[name]
+            noise = 1 + math.sqrt(2 / _STEPS_BETWEEN) * normal(*shape)
+            seconds[name] = kept * seconds[name] + (1 - kept) * scale.square() * noise.abs()
+            first = math.sqrt((1 - _BETAS[0]) / (1 + _BETAS[0])) * scale * normal(*shape)
+            weight += _LEARNING_RATE * _MOVEMENT * normal(*shape)
+            state[i] = {"step": torch.tensor(float(step)), "exp_avg": first, "exp_avg_sq": seconds[name]}
+        groups = [{"lr": _LEARNING_RATE, "betas": _BETAS, "eps": 1e-8, "params": list(state)}]
+        content = {"model": weights, "step": step * _STEPS_BETWEEN}
+        optimizer = {"optimizer": {"state": state, "param_groups": groups}} if moments else {}
+        torch.save(content | optimizer, directory / f"step_{step * _STEPS_BETWEEN:06d}.pt")
+
+
+class _Folder:
+    """Runs, and what commands make of them, below one folder."""
+
+    def __init__(self, folder: Path, models: dict[str, dict[str, torch.Tensor]]) -> None:
+        self._folder = folder
+        self.nbytes: dict[tuple[str, str], int] = {}
+        for size, model in models.items():
+            for run in ("weights", "adamw"):
+                path = self._run(size, run)
+                write_run(path, model, run == "adamw", N_STEPS if size == "large" else 1)
+                files = [file.stat().st_size for file in sorted(path.iterdir())]
+                self.nbytes[size, run] = sum(files)
+                self.nbytes[size, f"{run} step"] = files[-1]
+
+    def _run(self, size: str, run: str) -> Path:
+        return self._folder / f"{size}-{run}"
+
+    def take(self, size: str, command: Command) -> Taken:
+        """Run a command and remove what it made; an archive stays until it is made again."""
+        run, archive = self._run(size, command.run), self._folder / f"{size}-{command.run}.inshrink"
+        target = self._folder / "out"
+        inshrink = [str(Path(sys.executable).with_name("inshrink")), command.verb]
+        threads = ["--threads", str(command.threads)]
+        if command.verb == "zstd":
+            words = [sys.executable, "-c", _ZSTD, str(target), *map(str, sorted(run.iterdir()))]
+        elif command.verb == "compress":
+            shutil.rmtree(archive, ignore_errors=True)
+            words = [*inshrink, str(run), "-o", str(archive), *threads]
+        else:
+            words = [*inshrink, str(archive), "-o", str(target), *threads]
+        with _busy(command.busy):
+            taken = _taken(words)
+        if target.is_dir():
+            shutil.rmtree(target)
+        target.unlink(missing_ok=True)
+        return taken
+
+
+def _taken(words: list[str]) -> Taken:
+    """Run a process to its end."""
+    begun = time.perf_counter()
+    child = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    wall = time.perf_counter() - begun
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise RuntimeError(f"{' '.join(words)} ended with {child.returncode}")
+    return Taken(wall, usage.ru_utime + usage.ru_stime)
+
+
+@contextmanager
+def _busy(n: int) -> Iterator[None]:
+    """Keep cores busy while the context is open."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def measure(quick: bool = False) -> list[dict[str, object]]:
+    """Return a row for each command."""
+    large = gpt(64, 2, 500) if quick else gpt(768, 8, 16000)
+    build = Path("build")
+    build.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="inshrink-verbs-", dir=build) as scratch:
+        folder = _Folder(Path(scratch), {"small": gpt(16, 1, 10), "large": large})
+        commands = COMMANDS + ([] if quick else _BUSY)
+        found: dict[tuple[str, Command], list[Taken]] = {}
+        for size in ("small", "large"):
+            for _ in range(1 if quick else REPETITIONS):
+                for command in commands:
+                    found.setdefault((size, command), []).append(folder.take(size, command))
+    n = sum(tensor.numel() for tensor in large.values())
+    return [_row(command, n, found, folder.nbytes) for command in commands]
+
+
+def _row(
+    command: Command,
+    n: int,
+    found: dict[tuple[str, Command], list[Taken]],
+    sizes: dict[tuple[str, str], int],
+) -> dict[str, object]:
+    """Return the row of a command."""
+
+    def net(one: Command) -> list[Taken]:
+        fixed = [min(column) for column in zip(*found["small", one], strict=True)]
+        return [Taken(t.wall - fixed[0], t.cpu - fixed[1]) for t in found["large", one]]
+
+    def size(one: Command) -> int:
+        return sizes["large", f"{one.run} step" if one.verb == "restore" else one.run]
+
+    def against(other: Command, column: int) -> float:
+        pairs = zip(net(command), net(other), strict=True)
+        return statistics.median(
+            size(command) / mine[column] / (size(other) / theirs[column]) for mine, theirs in pairs
+        )
+
+    whole = [statistics.median(column) for column in zip(*found["large", command], strict=True)]
+    fixed = [min(column) for column in zip(*found["small", command], strict=True)]
+    zstd = command._replace(verb="zstd", threads=1)
+    return {
+        "run": command.run,
+        "parameters": n,
+        "verb": command.verb,
+        "threads": command.threads,
+        "busy": command.busy,
+        "megabytes": size(command) / 1e6,
+        "wall_seconds": whole[0],
+        "cpu_seconds": whole[1],
+        "fixed_seconds": fixed[0],
+        "fixed_cpu_seconds": fixed[1],
+        "mb_per_s": size(command) / 1e6 / statistics.median(taken.wall for taken in net(command)),
+        "vs_zstd": against(zstd, 0),
+        "vs_zstd_cpu": against(zstd, 1),
+        "gain_of_threads": against(command._replace(threads=1), 0),
+        "slowdown": 1 / against(command._replace(busy=0), 0),
+        "repetitions": len(found["large", command]),
+    }
+
+
+def main(quick: bool = False) -> Path:
+    """Write ``results/verbs.csv``."""
+    return write("verbs_quick" if quick else "verbs", measure(quick))
+
+
+if __name__ == "__main__":
+    main("--quick" in sys.argv[1:])

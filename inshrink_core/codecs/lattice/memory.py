@@ -1,0 +1,101 @@
+"""What a chain keeps for the spacings of later frames; a frame's header holds it where it changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+__all__ = ["Memory", "codes_of", "positive"]
+
+_CODES_PER_OCTAVE: Final = 256
+"""A step of a code is a thousandth of a spacing."""
+
+
+def codes_of(squares: Mapping[str, float], middle: float) -> dict[str, int]:
+    """Return what is held of tensors: log2 of positive numbers over a middle one, in 256ths.
+
+    Examples
+    --------
+    >>> codes_of({"fc.weight": 2.0, "conv.weight": 0.5}, 1.0)
+    {'fc.weight': 256, 'conv.weight': -256}
+    """
+    return {key: round(_CODES_PER_OCTAVE * math.log2(square / middle)) for key, square in squares.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What the frames of a chain so far leave for the next one.
+
+    Parameters
+    ----------
+    movement
+        How far weights move from one frame to the next, root mean square: 0 while it is not known.
+    rate
+        The learning rate with which they do; 0 where it is not known.
+    held
+        By tensor key, what was settled for the whole chain (`codes_of` mean squared gradients; 0 for a
+        running statistic that is known to move). None in a chain of an earlier version, which settled
+        nothing and is continued like that.
+    probes
+        Original values by tensor key, where a movement is still to be seen.
+
+    Examples
+    --------
+    >>> Memory.parse({"movement": "damaged"}).movement
+    0.0
+    >>> Memory.parse(None).held
+    {}
+    """
+
+    movement: float = 0.0
+    rate: float = 0.0
+    held: Mapping[str, int] | None = field(default_factory=dict)
+    probes: Mapping[str, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, values: Any) -> Self:
+        """Read msgpack values, whatever a damaged archive holds; None or nothing is a new chain."""
+        if not isinstance(values, dict) or not values:
+            return cls()
+        return cls(
+            movement=positive(values.get("movement")),
+            rate=positive(values.get("rate")),
+            held=_entries(values["held"], int) if "held" in values else None,
+            probes=_entries(values.get("probes"), bytes),
+        )
+
+    def to_values(self) -> dict[str, Any]:
+        """Return msgpack values."""
+        values: dict[str, Any] = {}
+        if self.movement:
+            values |= {"movement": self.movement, "rate": self.rate}
+        if self.held is not None:
+            values["held"] = dict(self.held)
+        return values | ({"probes": dict(self.probes)} if self.probes else {})
+
+    def ratio(self, key: str) -> float | None:
+        """Return the mean squared gradient held of a tensor, over that of all; None for nothing."""
+        code = (self.held or {}).get(key)
+        if code is None:
+            return None
+        return float(2.0 ** min(max(code / _CODES_PER_OCTAVE, -_MAX_OCTAVES), _MAX_OCTAVES))
+
+
+_MAX_OCTAVES: Final = 128
+"""Beyond it lies no mean of float32 numbers, but perhaps what a damaged archive holds."""
+
+
+def _entries(values: Any, kind: type) -> dict[str, Any]:
+    """Return the entries of a map that are of a kind; none where it is no map."""
+    if not isinstance(values, dict):
+        return {}
+    return {key: one for key, one in values.items() if isinstance(key, str) and type(one) is kind}
+
+
+def positive(value: Any) -> float:
+    """Return a positive finite number, or 0 for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    return 0.0

@@ -1,0 +1,29 @@
+"""Which device numbers are crunched on."""
+
+from __future__ import annotations
+
+from inshrink_core.errors import InputError
+
+__all__ = ["resolve_device"]
+
+
+def resolve_device(device: str) -> str:
+    """Return a device torch knows: ``auto`` is CUDA where there is one.
+
+    Raises
+    ------
+    InputError
+        The device is not available.
+    """
+    if device == "cpu":
+        return device
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.partition(":")[0] == "cuda" and not torch.cuda.is_available():
+        raise InputError("there is no CUDA device here", remedy="use --device cpu or --device auto")
+    try:
+        return str(torch.device(device))
+    except RuntimeError as error:
+        raise InputError(f"--device {device} is not a device", remedy="use cpu, cuda or auto") from error

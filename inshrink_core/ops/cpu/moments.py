@@ -1,0 +1,407 @@
+"""Numba kernels of the moments codec: one pass over a tensor for each question.
+
+`inshrink_core.ops.moments` documents the functions; `ops/reference/moments.py` has their twins in numpy.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inshrink_core.execution import new_array
+from inshrink_core.ops.cpu.compiled import kernel, part
+from inshrink_core.ops.moments import (
+    FRACTION_BITS,
+    HIGHEST,
+    LARGEST_INTEGER,
+    LOWEST,
+    MAX_MAGNITUDE,
+    ZERO_POINT,
+    Kinds,
+    Sums,
+    Units,
+    half_octave_values,
+)
+
+__all__: list[str] = []
+
+_F32, _F64, _I32, _U8 = np.float32, np.float64, np.int32, np.uint8
+
+_UNITS = half_octave_values(np.arange(LOWEST, HIGHEST + 1))
+
+_LEAF = 128
+"""Values that numpy adds up in eight running sums; more are halved first."""
+
+_MAX_DEPTH = 64
+"""Halvings of any length."""
+
+_INFINITE = 0x7F800000
+"""Bits of float32 infinity: of finite numbers, without the sign, less."""
+
+_PAST_ROOT = 0x3504F4
+"""Fraction of the first float32 above the root of two."""
+
+_FRACTION = 0x7FFFFF
+_LEAST_NORMAL = 0x800000
+_NORMALIZING_BITS = 24
+_BIAS = 127
+
+
+@kernel
+def _kinds(bits: NDArray[np.int32]) -> tuple[np.int32, np.int32]:  # pragma: no cover - compiled
+    """Return the largest magnitude as bits, and the bits that all numbers below zero have together."""
+    largest, negative = _I32(0), _I32(0)
+    for i in range(bits.size):
+        size = _I32(bits[i] & _I32(0x7FFFFFFF))
+        largest = size if size > largest else largest
+        there = (size != _I32(0)) & (size <= _I32(_INFINITE))
+        negative = _I32(negative | (bits[i] if there else _I32(0)))
+    return largest, negative
+
+
+def kinds_of(values: NDArray[np.float32]) -> Kinds:
+    """See `moments.kinds_of`."""
+    largest, negative = _kinds(values.view(np.int32))
+    return Kinds(int(largest) < _INFINITE, int(negative) < 0)
+
+
+@kernel
+def _uncovered(squares: NDArray[np.int32], values: NDArray[np.int32]) -> int:  # pragma: no cover - compiled
+    """Count second moments, as bits, that will not do."""
+    found = 0
+    for i in range(values.size):
+        square, value = squares[i], _I32(values[i] & _I32(0x7FFFFFFF))
+        # As integers, -0.0 is the least, and numbers below zero and NaN are out of range.
+        zero = _I32(square & _I32(0x7FFFFFFF)) == _I32(0)
+        fits = (square < _I32(_INFINITE)) & (square > _I32(0))
+        found += not (fits | (zero & (value == _I32(0))))
+    return found
+
+
+def squares_cover(squares: NDArray[np.float32], values: NDArray[np.float32]) -> bool:
+    """See `moments.squares_cover`."""
+    return int(_uncovered(squares.view(np.int32), values.view(np.int32))) == 0
+
+
+@part
+def _add_leaf(values: NDArray[np.float32], squared: bool) -> np.float64:  # pragma: no cover - compiled
+    """Add up at most 128 values as numpy does."""
+    n = values.size
+    total = _F64(0.0)
+    whole = 0
+    if n >= 8:
+        a, b, c, d = _F64(0.0), _F64(0.0), _F64(0.0), _F64(0.0)
+        e, f, g, h = _F64(0.0), _F64(0.0), _F64(0.0), _F64(0.0)
+        whole = n - n % 8
+        for i in range(0, whole, 8):
+            s, t, u, v = _F64(values[i]), _F64(values[i + 1]), _F64(values[i + 2]), _F64(values[i + 3])
+            w, x, y, z = _F64(values[i + 4]), _F64(values[i + 5]), _F64(values[i + 6]), _F64(values[i + 7])
+            if squared:
+                s, t, u, v = s * s, t * t, u * u, v * v
+                w, x, y, z = w * w, x * x, y * y, z * z
+            a, b, c, d = a + s, b + t, c + u, d + v
+            e, f, g, h = e + w, f + x, g + y, h + z
+        total = ((a + b) + (c + d)) + ((e + f) + (g + h))
+    for i in range(whole, n):
+        value = _F64(values[i])
+        total += value * value if squared else value
+    return total
+
+
+@part
+def _add_pairwise(
+    values: NDArray[np.float32],
+    squared: bool,
+    sizes: NDArray[np.int64],
+    depths: NDArray[np.int64],
+    sums: NDArray[np.float64],
+    levels: NDArray[np.int64],
+) -> np.float64:  # pragma: no cover - compiled
+    """Add up values as numpy does: halves, of which the first is a multiple of eight, then their sums.
+
+    `sizes` and `depths` are the parts to come, `sums` and `levels` the parts that wait for their other half.
+    """
+    sizes[0], depths[0] = values.size, 0
+    n_parts, n_sums, at = 1, 0, 0
+    while n_parts > 0:
+        n_parts -= 1
+        size, depth = sizes[n_parts], depths[n_parts]
+        if size > _LEAF:
+            half = size // 2
+            half -= half % 8
+            sizes[n_parts], depths[n_parts] = size - half, depth + 1
+            sizes[n_parts + 1], depths[n_parts + 1] = half, depth + 1
+            n_parts += 2
+            continue
+        total = _add_leaf(values[at : at + size], squared)
+        at += size
+        while n_sums > 0 and levels[n_sums - 1] == depth:
+            n_sums -= 1
+            total = sums[n_sums] + total
+            depth -= 1
+        sums[n_sums], levels[n_sums] = total, depth
+        n_sums += 1
+    whole: np.float64 = sums[0]
+    return whole
+
+
+@kernel
+def _sums(
+    values: NDArray[np.float32],
+    squared: bool,
+    sizes: NDArray[np.int64],
+    depths: NDArray[np.int64],
+    sums: NDArray[np.float64],
+    levels: NDArray[np.int64],
+    rows: NDArray[np.float64],
+    columns: NDArray[np.float64],
+) -> np.float64:  # pragma: no cover - compiled
+    """Fill in the sums of rows, add columns up from zeros, and return the sum of all."""
+    n = columns.size
+    for row in range(rows.size):
+        line = values[row * n : (row + 1) * n]
+        rows[row] = _add_pairwise(line, squared, sizes, depths, sums, levels)
+        for i in range(n):
+            value = _F64(line[i])
+            columns[i] += value * value if squared else value
+    total: np.float64 = _add_pairwise(values, squared, sizes, depths, sums, levels)
+    return total
+
+
+def sum_sides(values: NDArray[np.float32], n_rows: int, squared: bool) -> Sums:
+    """See `moments.sum_sides`."""
+    rows, columns = np.empty(n_rows), np.zeros(values.size // n_rows)
+    stacks = [np.empty(_MAX_DEPTH, kind) for kind in (np.int64, np.int64, np.float64, np.int64)]
+    total = float(_sums(values, squared, *stacks, rows, columns))
+    # Numpy takes a single column for a row.
+    return Sums(rows, columns if columns.size > 1 else np.full(1, total), total)
+
+
+@part
+def _unit(row: np.int64, column: np.int64, units: NDArray[np.float32]) -> np.float32:  # pragma: no cover
+    """Look the unit of an element up."""
+    k = row + column
+    k = k if k > LOWEST else np.int64(LOWEST)
+    k = k if k < HIGHEST else np.int64(HIGHEST)
+    unit: np.float32 = units[k - LOWEST]
+    return unit
+
+
+@kernel
+def _relative_square(
+    values: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    units: NDArray[np.float32],
+) -> np.float64:  # pragma: no cover - compiled
+    """Add up the squares of values in units."""
+    n, total = columns.size, _F64(0.0)
+    for row in range(rows.size):
+        line = values[row * n : (row + 1) * n]
+        for i in range(n):
+            relative = _F64(line[i]) / _F64(_unit(rows[row], columns[i], units))
+            total += relative * relative
+    return total
+
+
+def relative_square(values: NDArray[np.float32], units: Units) -> float:
+    """See `moments.relative_square`."""
+    return float(_relative_square(values, units.rows, units.columns, _UNITS))
+
+
+@kernel
+def _reaches(
+    values: NDArray[np.float32], units: NDArray[np.float64], reaches: NDArray[np.float64]
+) -> None:  # pragma: no cover - compiled
+    """Fill in the largest magnitude of each row."""
+    n = units.size
+    for row in range(reaches.size):
+        line, largest = values[row * n : (row + 1) * n], _F64(0.0)
+        for i in range(n):
+            reach = np.abs(_F64(line[i])) / units[i]
+            largest = reach if reach > largest else largest
+        reaches[row] = largest
+
+
+def row_reaches(values: NDArray[np.float32], n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """See `moments.row_reaches`."""
+    reaches = np.empty(n_rows)
+    _reaches(values, half_octave_values(columns).astype(np.float64), reaches)
+    return reaches
+
+
+@part
+def _magnitude(value: np.float32, unit: np.float32) -> np.int32:  # pragma: no cover - compiled
+    """Return a magnitude in 256ths of a unit."""
+    share = _F32(_F32(np.abs(value) / unit) * _F32(1 << FRACTION_BITS))
+    return _I32(share if share < _F32(MAX_MAGNITUDE) else _F32(MAX_MAGNITUDE))
+
+
+@kernel
+def _count_magnitudes(
+    values: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    units: NDArray[np.float32],
+    counts: NDArray[np.int64],
+) -> None:  # pragma: no cover - compiled
+    """Count magnitudes."""
+    n = columns.size
+    for row in range(rows.size):
+        line = values[row * n : (row + 1) * n]
+        for i in range(n):
+            counts[_magnitude(line[i], _unit(rows[row], columns[i], units))] += 1
+
+
+def count_magnitudes(values: NDArray[np.float32], units: Units) -> NDArray[np.int64]:
+    """See `moments.count_magnitudes`."""
+    counts = np.zeros(MAX_MAGNITUDE + 1, np.int64)
+    _count_magnitudes(values, units.rows, units.columns, _UNITS, counts)
+    return counts
+
+
+@kernel
+def _round_in_units(
+    values: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    units: NDArray[np.float32],
+    threshold: int,
+    elements: NDArray[np.uint8],
+) -> None:  # pragma: no cover - compiled
+    """Round values to integers in their units."""
+    n = columns.size
+    more, top, zero = _I32((1 << FRACTION_BITS) - threshold), _I32(LARGEST_INTEGER), _I32(ZERO_POINT)
+    for row in range(rows.size):
+        line, found = values[row * n : (row + 1) * n], elements[row * n : (row + 1) * n]
+        for i in range(n):
+            magnitude = _magnitude(line[i], _unit(rows[row], columns[i], units))
+            whole = _I32(_I32(magnitude + more) >> _I32(FRACTION_BITS))
+            whole = whole if whole < top else top
+            found[i] = _U8(zero - whole if line[i] < _F32(0.0) else zero + whole)
+
+
+def round_in_units(values: NDArray[np.float32], units: Units, threshold: int) -> NDArray[np.uint8]:
+    """See `moments.round_in_units`."""
+    elements = new_array(values.size, np.uint8)
+    _round_in_units(values, units.rows, units.columns, _UNITS, threshold, elements)
+    return elements
+
+
+def _edges(held: float) -> NDArray[np.int32]:
+    """Return what bounds the values near a code, (2, 4), by the parity of their unit.
+
+    Lowest exponent and fraction, then highest: of ``log2(1 + fraction / 2**23) + exponent``, counted from the
+    code and the whole octaves of the unit.
+    """
+    edges = np.empty((2, 4), np.int32)
+    for odd in range(2):
+        low, high = 0.5 * odd - held, 0.5 * odd + held
+        for k, (edge, inward) in enumerate(((low, math.ceil), (high, math.floor))):
+            fraction = (2.0 ** (edge - math.floor(edge)) - 1) * (_FRACTION + 1)
+            edges[odd, 2 * k : 2 * k + 2] = math.floor(edge), inward(fraction)
+    return edges
+
+
+@kernel
+def _round_to_octaves(
+    values: NDArray[np.float32],
+    rows: NDArray[np.int32],
+    columns: NDArray[np.int32],
+    before: NDArray[np.uint8],
+    known: int,
+    edges: NDArray[np.int32],
+    elements: NDArray[np.uint8],
+) -> None:  # pragma: no cover - compiled
+    """Find octaves from the bits of values; `known` is 1, or 0 where each row has the same codes before."""
+    n, bits = columns.size, values.view(np.int32)
+    even_low, even_from, even_high, even_to = edges[0]
+    odd_low, odd_from, odd_high, odd_to = edges[1]
+    for row in range(rows.size):
+        begin = row * n
+        line, whole, found = values[begin : begin + n], bits[begin : begin + n], elements[begin : begin + n]
+        codes = before[begin * known : begin * known + n]
+        for i in range(n):
+            small = whole[i] < _I32(_LEAST_NORMAL)
+            # A subnormal number is scaled up, exactly, and its exponent mended.
+            enlarged = _F32(line[i] * _F32(1 << _NORMALIZING_BITS)).view(np.int32)
+            number = enlarged if small else whole[i]
+            unit = _I32(rows[row] + columns[i])
+            odd = _I32(unit & _I32(1)) == _I32(1)
+            octave = _I32(_I32(_I32(number >> _I32(23)) - _I32(_BIAS)) - _I32(unit >> _I32(1)))
+            octave = _I32(octave - (_I32(_NORMALIZING_BITS) if small else _I32(0)))
+            fraction = _I32(number & _I32(_FRACTION))
+            # Against an even unit the edge is the root of two, against an odd one a power: a tie, to even.
+            past = _I32(1) if fraction >= _I32(_PAST_ROOT) else _I32(0)
+            tie = _I32(octave & _I32(1)) if fraction == _I32(0) else _I32(0)
+            nearest = _I32(octave - tie) if odd else _I32(octave + past)
+            nearest = nearest if nearest > _I32(1 - ZERO_POINT) else _I32(1 - ZERO_POINT)
+            nearest = nearest if nearest < _I32(ZERO_POINT - 1) else _I32(ZERO_POINT - 1)
+            old = _I32(codes[i])
+            away = _I32(octave - _I32(old - _I32(ZERO_POINT)))
+            low, high = (odd_low, odd_high) if odd else (even_low, even_high)
+            first, last = (odd_from, odd_to) if odd else (even_from, even_to)
+            above = (away > low) | ((away == low) & (fraction >= first))
+            below = (away < high) | ((away == high) & (fraction <= last))
+            code = old if (old > _I32(0)) & above & below else _I32(nearest + _I32(ZERO_POINT))
+            found[i] = _U8(code if whole[i] > _I32(0) else _I32(0))
+
+
+def round_to_octaves(
+    values: NDArray[np.float32], units: Units, before: NDArray[np.uint8] | None, held: float
+) -> NDArray[np.uint8]:
+    """See `moments.round_to_octaves`."""
+    elements = new_array(values.size, np.uint8)
+    rows, columns = units.rows.astype(np.int32), units.columns.astype(np.int32)
+    given = np.zeros(columns.size, np.uint8) if before is None else before
+    _round_to_octaves(values, rows, columns, given, int(before is not None), _edges(held), elements)
+    return elements
+
+
+@kernel
+def _expand(
+    rows: NDArray[np.uint8],
+    columns: NDArray[np.int32],
+    elements: NDArray[np.uint8],
+    known: int,
+    scaled: int,
+    table: NDArray[np.float32],
+    values: NDArray[np.float32],
+) -> None:  # pragma: no cover - compiled
+    """Look values up by their row's code, their column's and, but for integers, twice their own.
+
+    `known` is 1, or 0 where each row has the same elements.
+    """
+    n, twice = columns.size, _I32(2 * (1 - scaled))
+    for row in range(rows.size):
+        first, empty = _I32(rows[row]), rows[row] == _U8(0)
+        line, codes = values[row * n : (row + 1) * n], elements[row * n * known : row * n * known + n]
+        for i in range(n):
+            element = _I32(codes[i])
+            value = table[_I32(_I32(first + columns[i]) + _I32(twice * element))]
+            if scaled == 1:
+                unit = _F32(0.0) if empty else value
+                line[i] = _F32(unit * _F32(_I32(element - _I32(ZERO_POINT))))
+            else:
+                line[i] = _F32(0.0) if empty | (element == _I32(0)) else value
+
+
+def expand_units(
+    rows: NDArray[np.uint8],
+    columns: NDArray[np.uint8],
+    elements: NDArray[np.uint8] | None,
+    base: int,
+    scaled: bool,
+) -> NDArray[np.float32]:
+    """See `moments.expand_units`."""
+    values: NDArray[np.float32] = new_array(rows.size * columns.size, np.float32)
+    table = half_octave_values(np.arange(-3 * ZERO_POINT, 6 * ZERO_POINT) + base)
+    # Without elements each octave is that of the unit.
+    given = np.full(columns.size, ZERO_POINT, np.uint8) if elements is None else elements
+    octaves = elements is None or not scaled
+    # The table's first place is that of a row's code of 0, a column's of 0, and an octave's of 0.
+    places = columns.astype(np.int32) + (0 if octaves else 2 * ZERO_POINT)
+    _expand(rows, places, given, int(elements is not None), int(not octaves), table, values)
+    return values

@@ -1,0 +1,45 @@
+"""Typed front of the kernel that tells how far decoded values are from the original ones."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from inshrink_core.ops.registry import op
+
+__all__ = ["N_SUMS", "Distance", "squared_distance"]
+
+N_SUMS = 16
+"""Element i is added to sum i modulo this: two vectors of eight float64 each."""
+
+
+class Distance(NamedTuple):
+    """Sums of squares.
+
+    Parameters
+    ----------
+    error
+        Of the differences between original and decoded values.
+    norm
+        Of the original values.
+    """
+
+    error: float
+    norm: float
+
+
+@op
+def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
+    """Add up the squares of float32 differences and of float32 values; what is not finite counts for nothing.
+
+    Parameters
+    ----------
+    values, decoded : Float32[Tensor, "n"]
+        Contiguous, on the same device.
+
+    Notes
+    -----
+    Squares and sums are float64: `N_SUMS` of them, each from first to last, added from first to last. O(n).
+    """
+    raise NotImplementedError

@@ -1,0 +1,22 @@
+"""The norm of `inshrink_core.ops.distance`, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inshrink_core.ops.distance import N_SUMS, Distance
+
+__all__: list[str] = []
+
+
+def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
+    """See `distance.squared_distance`."""
+    return Distance(_squares(values - decoded), _squares(values))
+
+
+def _squares(values: Tensor) -> float:
+    finite = torch.where(values.isfinite(), values, 0.0).double()
+    padded = torch.nn.functional.pad(finite.square(), (0, -values.numel() % N_SUMS)).cpu()
+    sums = padded.view(-1, N_SUMS).cumsum(0)[-1:]
+    return float(sum(sums.view(-1).tolist()))

@@ -1,0 +1,380 @@
+"""The evaluator of a training: a function of its model, asked about a copy of it, in this process."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
+from inshrink_core.errors import CheckFailedError, EvaluatorError, InputError, NotFiniteError
+from inshrink_core.evaluate import Evaluation
+from inshrink_core.formats.state_tree import strip_wrappers
+from inshrink_core.metrics import Direction
+from inshrink_core.search.bounded import BoundedWriter
+from inshrink_core.search.judge import Judge
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from inshrink_core.chain import Appended, ChainConfig, ChainWriter
+    from inshrink_core.chain.append import TensorDone
+    from inshrink_core.checkpoint import FileLayout, TensorSpec
+    from inshrink_core.search.bounds import Bounds
+
+__all__ = ["Check", "CheckedWriter", "ModelEvaluator", "copied_model", "require_check"]
+
+_logger = logging.getLogger(__name__)
+
+_IGNORED: Final = -100
+"""Class of targets that PyTorch's losses leave out, unless told another."""
+
+_STEADY: Final = 1e-6
+"""Relative difference of two answers about one state, beyond which a check is not deterministic."""
+
+Check = Callable[[nn.Module], Any]
+"""Returns of a model, in eval mode, on a fixed small batch: the loss, a number or a tensor of one; or a
+dict of it and of ``log_probs`` (n, classes) or ``predictions``, as evaluators return them."""
+
+
+class ModelEvaluator:
+    """Judges states of a model by a function of it.
+
+    Predictions are taken from the losses that the function computes, where it returns none itself: what
+    cross-entropies are taken of, or mean squared errors.
+
+    Parameters
+    ----------
+    model
+        A model of its own: states are loaded into it.
+    check
+        What is asked about it.
+    spec
+        Name for messages.
+    metric, direction
+        Name of the number, and which way it is better.
+
+    Notes
+    -----
+    For use from one thread at a time. No gradients are computed. O(model) memory beside the model itself
+    while a state is loaded.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        check: Check,
+        *,
+        spec: str = "check",
+        metric: str = "loss",
+        direction: Direction = Direction.LOWER,
+    ) -> None:
+        self._model, self._check = model, check
+        own = [name for name, value in model.state_dict().items() if isinstance(value, Tensor)]
+        # A checkpoint names tensors without what wrappers put before them.
+        self._names = dict(zip(own, strip_wrappers(own), strict=True))
+        self.spec = spec
+        self.metric: str | None = metric
+        self.direction: Direction | None = direction
+
+    def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint) -> Evaluation:
+        """Return metric and predictions of a state.
+
+        Raises
+        ------
+        EvaluatorError
+            The state is of another model, or the function fails on it or returns what is of no use.
+        NotFiniteError
+            The metric is NaN or infinite.
+        """
+        begun = time.perf_counter()
+        self._load(state_dict.state_dict() if isinstance(state_dict, Checkpoint) else state_dict)
+        try:
+            with torch.no_grad(), _Predictions() as seen:
+                answer = self._check(self._model)
+        except Exception as error:
+            raise EvaluatorError(
+                f"it cannot be evaluated ({type(error).__name__}: {error})", where=self.spec
+            ) from error
+        value, arrays = self._understood(answer)
+        if not math.isfinite(value):
+            raise NotFiniteError(f"its '{self.metric}' is {value}", where=self.spec)
+        return Evaluation(
+            metric=str(self.metric),
+            direction=self.direction or Direction.LOWER,
+            value=value,
+            metrics={str(self.metric): value},
+            seconds=time.perf_counter() - begun,
+            **(arrays or seen.arrays()),
+        )
+
+    def close(self) -> None:
+        """Nothing is held that would have to be released."""
+
+    def _understood(self, answer: Any) -> tuple[float, dict[str, NDArray[Any]]]:
+        """Return the metric and the predictions of an answer."""
+        arrays: dict[str, NDArray[Any]] = {}
+        if isinstance(answer, Mapping):
+            given = {name: answer[name] for name in ("log_probs", "predictions") if name in answer}
+            arrays = {name: _array(value) for name, value in given.items()}
+            if self.metric not in answer:
+                raise EvaluatorError(
+                    f"it returned no '{self.metric}'",
+                    where=self.spec,
+                    found=", ".join(map(str, answer)) or "an empty dict",
+                )
+            answer = answer[self.metric]
+        try:
+            return float(answer), arrays
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise EvaluatorError(
+                "it returned no number",
+                where=self.spec,
+                expected=f"the {self.metric}, or a dict of it and of 'log_probs' (n, classes)",
+                found=type(answer).__name__,
+            ) from error
+
+    def _load(self, state: Mapping[str, Tensor]) -> None:
+        """Put a state into the model."""
+        missing = [name for name in self._names.values() if name not in state]
+        if missing:
+            raise EvaluatorError(f"the state has no tensor '{missing[0]}'", where=self.spec)
+        try:
+            self._model.load_state_dict({own: state[name] for own, name in self._names.items()}, strict=False)
+        except RuntimeError as error:
+            raise EvaluatorError(f"the state is of another model ({error})", where=self.spec) from error
+
+
+class CheckedWriter:
+    """Writes the saves of one training so that each keeps bounds as restored; goes on through its failures.
+
+    A `inshrink_core.search.bounded.StepWriter`; a context, for it keeps predictions in files.
+
+    Parameters
+    ----------
+    base
+        How frames are made, but for what is chosen.
+    evaluator
+        What judges an original and what its frame decodes to.
+    bounds
+        What is promised of every restored step.
+    follows
+        Measure each save once or twice, as a training leaves time for, instead of searching.
+    every
+        Check every so many saves, and write those between as the last one that was checked.
+    resumed
+        Whether `base` is what the archive was written with so far.
+    forgiving
+        Where a save cannot be judged, store it exactly, and say so in `failures`, instead of raising.
+
+    Attributes
+    ----------
+    failures
+        Why saves could not be judged, by step.
+    seconds
+        Time of the evaluator so far.
+    """
+
+    def __init__(
+        self,
+        base: ChainConfig,
+        evaluator: ModelEvaluator,
+        bounds: Bounds,
+        *,
+        follows: bool = False,
+        every: int = 1,
+        resumed: bool = False,
+        forgiving: bool = False,
+    ) -> None:
+        self._originals: dict[int, Checkpoint] = {}
+        self._judge = Judge([evaluator], self._originals.__getitem__, bounds)
+        self._bounded = BoundedWriter(
+            base, self._judge, self._originals.get, follows=follows, resumed=resumed
+        )
+        self._every, self._forgiving, self._n_unchecked = every, forgiving, 0
+        self.failures: dict[int, str] = {}
+
+    def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
+        """Write a save with the smallest frame found that keeps the bounds, or exactly if none does."""
+        if 0 < self._n_unchecked < self._every and self._bounded.can_repeat(chain):
+            self._n_unchecked = (self._n_unchecked + 1) % self._every
+            return self._bounded.repeat(chain, checkpoint, done)
+        # After a restore the same step comes again with other values.
+        self._judge.forget(lambda step: step >= checkpoint.step)
+        self._originals[checkpoint.step] = checkpoint
+        try:
+            appended = self._bounded.append(chain, checkpoint, done)
+        except (EvaluatorError, InputError, CheckFailedError) as error:
+            if not self._forgiving:
+                raise
+            _logger.warning("step %d cannot be checked: %s", checkpoint.step, error)
+            self.failures[checkpoint.step] = str(error)
+            written = self._bounded.appended
+            if isinstance(error, CheckFailedError) and written is not None:
+                appended = written  # exactly, since nothing coarser was judged to keep the bounds
+            else:
+                appended = self._bounded.append_exactly(chain, checkpoint, done, str(error))
+        self._n_unchecked = 1 % self._every
+        # The files of a save are gone after a failure; the next one may want to know what moved since.
+        self._originals.clear()
+        self._originals[checkpoint.step] = _held(checkpoint)
+        self._judge.forget(lambda step: step != checkpoint.step)
+        return appended
+
+    @property
+    def seconds(self) -> float:
+        """Time of the evaluator so far."""
+        return self._judge.seconds
+
+    def promise(self) -> dict[str, Any]:
+        """Return how every save keeps the bounds, as JSON values."""
+        promise = self._bounded.promise
+        steps = sorted(promise.steps)
+        return promise.to_json() | {"frames": [{"step": step, **promise.step_json(step)} for step in steps]}
+
+    def close(self) -> None:
+        """Remove what is kept in files."""
+        self._judge.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A `TensorSource` over tensors in memory."""
+
+    tensors: Mapping[str, Tensor]
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        return self.tensors[spec.key].clone()
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        return b""
+
+
+def _held(checkpoint: Checkpoint) -> Checkpoint:
+    """Return weights and buffers of a checkpoint whose files will be gone."""
+    specs = tuple(spec for spec in checkpoint.specs if spec.role in MODEL_ROLES)
+    tensors = {spec.key: checkpoint[spec.key].clone() for spec in specs}
+    return replace(checkpoint, specs=specs, files=(), source=_Held(tensors))
+
+
+def copied_model(model: nn.Module) -> nn.Module:
+    """Return a copy of a model in eval mode, without gradients, that shares nothing with it.
+
+    Raises
+    ------
+    EvaluatorError
+        The model cannot be copied.
+    """
+    try:
+        copied = copy.deepcopy(model)
+    except Exception as error:
+        raise EvaluatorError(
+            f"the model cannot be copied to be checked beside the training ({type(error).__name__}: {error})",
+            where="check",
+            remedy="leave out `check`, or archive with bounds and an evaluator: `inshrink compress`",
+        ) from error
+    copied.eval()
+    for parameter in copied.parameters():
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    return copied
+
+
+def require_check(evaluator: ModelEvaluator, model: nn.Module) -> Evaluation:
+    """Return what a check says of a model; refuse one that is random, or says two things of one state.
+
+    Asked in the caller's thread, before training goes on: later it runs beside the training, where drawing
+    from torch's generator would disturb it.
+
+    Raises
+    ------
+    EvaluatorError
+        The check fails, is random or is not deterministic.
+    """
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    state = dict(zip(strip_wrappers(list(state)), state.values(), strict=True))
+    before = torch.get_rng_state()
+    first, second = evaluator.evaluate(state), evaluator.evaluate(state)
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        raise EvaluatorError(
+            "it draws random numbers, which would disturb those of the training",
+            where=evaluator.spec,
+            remedy="draw its batch once, before; and use no dropout of its own",
+        )
+    if abs(first.value - second.value) > _STEADY * abs(first.value):
+        raise EvaluatorError(
+            "it says two things of one state",
+            where=evaluator.spec,
+            expected=f"{first.metric} {first.value:.9g} again",
+            found=f"{second.value:.9g}",
+            remedy="evaluate the same batch every time",
+        )
+    return first
+
+
+class _Predictions(TorchFunctionMode):
+    """Notes what losses are taken of, in this thread, as long as it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: list[Tensor] = []
+        self._outputs: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Look at the arguments of the losses; within this, the mode is off."""
+        kwargs = kwargs or {}
+        if func is functional.cross_entropy:
+            self._rows.append(_rows(True, *args, **kwargs))
+        elif func is functional.nll_loss:
+            self._rows.append(_rows(False, *args, **kwargs))
+        elif func is functional.mse_loss:
+            self._outputs.append((args[0] if args else kwargs["input"]).detach().flatten())
+        return func(*args, **kwargs)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the predictions by the name evaluators give them; empty where there were none, or mixed."""
+        if self._rows and not self._outputs and len({row.shape[1] for row in self._rows}) == 1:
+            return {"log_probs": _array(torch.cat(self._rows))}
+        if self._outputs and not self._rows:
+            return {"predictions": _array(torch.cat(self._outputs))}
+        return {}
+
+
+def _array(values: Any) -> NDArray[Any]:
+    tensor = torch.as_tensor(values).detach()
+    array: NDArray[Any] = tensor.float().cpu().numpy()
+    return array
+
+
+def _rows(
+    is_logits: bool,
+    input: Tensor,
+    target: Tensor,
+    weight: object = None,
+    size_average: object = None,
+    ignore_index: int = _IGNORED,
+    *_: object,
+    **__: object,
+) -> Tensor:
+    """Return log-probabilities, (n, classes), of what a loss was given: (classes), or (n, classes, …)."""
+    rows = input.unsqueeze(0) if input.dim() == 1 else input.movedim(1, -1).flatten(0, -2)
+    rows = functional.log_softmax(rows.float(), dim=1) if is_logits else rows
+    return rows if target.is_floating_point() else rows[target.reshape(-1) != ignore_index]

@@ -1,0 +1,72 @@
+"""A codec that is installed from elsewhere is offered as ours are, with its label and its knob."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from inshrink_app import services
+from inshrink_app.jobs.commands import option
+from inshrink_app.widgets.codecs import labels
+
+from inshrink_core.bench.variants import compared_variants
+from inshrink_core.codec import get_codec
+from inshrink_core.plugins import plugins
+from tests.app.builders import button, explorer, write_run
+from tests.app.job_stubs import StubJobs, jobs
+from tests.codecs.test_codec_guide import package
+
+__all__ = ["jobs", "package"]
+
+
+@pytest.fixture
+def installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The codec of the guide, found through its entry point in this process."""
+    monkeypatch.syspath_prepend(str(package))
+    plugins.cache_clear()
+    yield
+    plugins.cache_clear()
+    get_codec.cache_clear()
+
+
+def test_a_codec_from_elsewhere_is_exported_with_its_knob(
+    installed: None, root: Path, jobs: StubJobs
+) -> None:
+    app = explorer("export", run=str(write_run(root / "run")))
+    codecs = app.selectbox(key="export.codec")
+    assert "Cut mantissa" in codecs.options
+    codecs.set_value("cut").run()
+    knob = app.select_slider(key="export.cut.bits")
+    assert (knob.label, knob.value, list(knob.options)) == ("Mantissa", 8, ["16", "12", "8", "6", "4", "2"])
+    knob.set_value(4).run()
+    button(app, "Export").click().run()
+    assert not app.exception
+    words = jobs.started[0]["commands"][0]
+    assert (option(words, "--codec"), option(words, "--set")) == ("cut", "bits=4")
+
+
+def test_a_codec_from_elsewhere_is_searched_and_edited(installed: None, root: Path, jobs: StubJobs) -> None:
+    run = write_run(root / "run")
+    app = explorer("search", run=str(run), codec="cut")
+    assert not app.exception
+    assert app.selectbox(key="search.codec").value == "cut"
+    assert app.selectbox(key="search.strategy").options == ["Automatic", "Guided", "Random", "Grid"]
+    button(app, "Estimate without measuring").click().run()
+    assert not app.exception
+    assert option(jobs.last, "--codec") == "cut"
+    assert services.codec_settings("cut") == {"bits": 8}
+
+
+def test_every_codec_of_weights_has_a_label_and_the_default_comes_first() -> None:
+    assert next(iter(labels())) == "lattice"
+    assert "moments" not in labels()
+    assert set(labels()) - set(labels(searched=True)) == {"lossless"}
+    assert all(label != name for name, label in labels().items())
+
+
+def test_baselines_are_what_the_codecs_say_and_nothing_of_them_is_swept() -> None:
+    found = compared_variants()
+    assert {"Lossless", "Uniform, 8 bit", "Uniform, 4 bit", "Inshrinkerator", "QD", "ExCP"} <= set(found)
+    assert found["Inshrinkerator"].label == "inshrinkerator:bins=32"
+    assert all(one.knob is None for one in found.values())

@@ -1,0 +1,47 @@
+"""What an archive tells as a chain: places, sizes, lines of training and damage."""
+
+from __future__ import annotations
+
+import pytest
+
+import inshrink_core
+from inshrink_core.chain import Archive, archive_size, chain_report
+
+
+@pytest.fixture
+def archive(tmp_path):
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    target = tmp_path / "digits.inshrink"
+    inshrink_core.compress(run, target, codec="lossless", steps=run.steps[:3])
+    inshrink_core.compress(run, target, codec="lossless", steps=run.steps[3:4], resumed_from=run.steps[1])
+    return target
+
+
+def test_a_chain_tells_parents_lines_and_the_sizes_of_the_newest(archive):
+    opened = Archive.open(archive)
+    found, size = chain_report(opened), archive_size(opened)
+    steps = [frame.step for frame in found.frames]
+    assert [frame.parent_step for frame in found.frames] == [None, steps[0], steps[1], steps[1]]
+    assert [frame.on_line for frame in found.frames] == [True, True, False, True]
+    assert found.frames[3].restored_step == steps[1]
+    assert found.steps == opened.steps
+    assert (found.n_branches, found.n_keyframes) == (2, 2)
+    assert (found.ratio_total, found.ratio_weights) == (size.ratio_total, size.ratio_weights)
+    assert found.nbytes == sum(frame.nbytes for frame in found.frames) + size.manifest_nbytes
+    assert (found.codec, found.optimizer, found.originals) == ("lossless", "exact", "checked")
+
+
+def test_a_frame_that_cannot_be_read_is_listed_with_its_damage(archive):
+    before = chain_report(Archive.open(archive))
+    file = archive / Archive.open(archive).reader.frames[1].path
+    file.write_bytes(file.read_bytes()[:100])
+    found = chain_report(Archive.open(archive))
+    assert [bool(frame.damage) for frame in found.frames] == [
+        False,
+        True,
+        True,
+        False,
+    ]  # the delta after it needs it
+    assert found.frames[1].ratio_total is None
+    assert found.raw_bytes < before.raw_bytes
+    assert found.originals == ""

@@ -1,0 +1,49 @@
+"""The device given to a codec's decoder is that of the kernels it calls; no memory there is told as such."""
+
+import pytest
+import torch
+
+from inshrink_core.codec import codec_for_block, make_codec
+from inshrink_core.coding import rans
+from inshrink_core.errors import TooLargeError
+from tests.codecs.lattice_chains import frame, moving
+from tests.strategies import spec_of
+
+CODECS = [("lattice", {}), ("inshrinkerator", {"entropy": "rans"})]
+
+
+class ReachedError(Exception):
+    """A kernel was called: that is all a test without such a device wants to know."""
+
+
+def encoded(name, settings):
+    """Return the spec, block and state of a keyframe."""
+    tensor = moving(1)[0]
+    (block, reference), _ = frame(tensor, make_codec(name, settings))
+    return spec_of(tensor, "layer.weight"), block, reference
+
+
+@pytest.mark.parametrize(("name", "settings"), CODECS, ids=[name for name, _ in CODECS])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_keyframe_is_decoded_on_the_device(monkeypatch, name, settings, device):
+    def kernel(blocks, *_):
+        raise ReachedError(blocks.states.device.type, blocks.words.device.type)
+
+    spec, block, _ = encoded(name, settings)
+    monkeypatch.setattr(rans, "rans_decode", kernel)
+    with pytest.raises(ReachedError) as raised:
+        codec_for_block(block.codec).decode(spec, block, None, device)
+    assert raised.value.args == (device, device)
+
+
+@pytest.mark.parametrize(("name", "settings"), CODECS, ids=[name for name, _ in CODECS])
+def test_a_device_without_the_memory_is_told_with_the_other_choice(monkeypatch, name, settings):
+    def kernel(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    spec, block, _ = encoded(name, settings)
+    monkeypatch.setattr(rans, "rans_decode", kernel)
+    with pytest.raises(TooLargeError, match="--device cpu"):
+        codec_for_block(block.codec).decode(spec, block, None, "meta")
+    with pytest.raises(TooLargeError, match="close other programs"):
+        codec_for_block(block.codec).decode(spec, block, None)

@@ -1,0 +1,305 @@
+"""The saver under a check: every save keeps the promised restore cost, and training is not touched."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import inshrink_core
+from inshrink_core.chain import Archive
+from inshrink_core.chain.meta import QUALITY, check_meta
+from inshrink_core.cli import main
+from inshrink_core.errors import ConfigError, DamagedError, EvaluatorError, InputError
+from inshrink_core.evaluate import Evaluation
+from inshrink_core.metrics import Direction
+from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
+from inshrink_core.training.check import ModelEvaluator
+from inshrink_core.training.saver import Saver
+from inshrink_core.verbs.compare import CheckedBounds
+from inshrink_core.verbs.inspect import inspect
+
+
+class Classifier(nn.Module):
+    """Three classes of points; with dropout, which a check must not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Dropout(0.2), nn.Linear(64, 64), nn.Tanh()
+        )
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.head(self.layers(x))
+
+
+def points(seed, n=64):
+    inputs = torch.randn(n, 6, generator=torch.Generator().manual_seed(seed))
+    return inputs, inputs[:, :3].argmax(1)
+
+
+INPUTS, LABELS = points(10_000, 256)
+
+
+def check(model):
+    return functional.cross_entropy(model(INPUTS), LABELS)
+
+
+def begin(path, **options):
+    torch.manual_seed(0)
+    network = Classifier()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
+    return network, optimizer, Saver(path, network, optimizer, **options)
+
+
+def train(network, optimizer, steps):
+    for step in steps:
+        inputs, labels = points(step)
+        loss = functional.cross_entropy(network(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def quality_of(path):
+    archive = Archive.open(path)
+    return [archive.frame(info).meta.get(QUALITY) for info in archive.frames]
+
+
+def cost_of(path, originals):
+    """Return what a restore of each step costs, measured anew."""
+    archive = Archive.open(path)
+    evaluator = ModelEvaluator(Classifier().eval(), check)
+    return [
+        evaluator.evaluate(originals[info.step]).restore_cost(evaluator.evaluate(archive.checkpoint(info)))
+        for info in archive.frames
+    ]
+
+
+def saved(path, n_saves=6, every=15, **options):
+    network, optimizer, saver = begin(path, **options)
+    originals = {}
+    with saver:
+        for end in range(every, (n_saves + 1) * every, every):
+            train(network, optimizer, range(end - every, end))
+            originals[end] = {name: value.clone() for name, value in network.state_dict().items()}
+            saver.save(end)
+        saver.flush()
+        failures = saver.failures
+    return originals, failures
+
+
+@pytest.mark.parametrize("bound", [0.02, 0.0005])
+def test_every_save_keeps_the_restore_cost(tmp_path, bound):
+    originals, failures = saved(tmp_path / "a", check=check, max_restore_cost=bound)
+    assert not failures
+    costs = cost_of(tmp_path / "a", originals)
+    assert max(costs) <= bound * (1 + 1e-5)
+    for said, cost in zip(quality_of(tmp_path / "a"), costs, strict=True):
+        assert said["how"] == "measured"
+        assert said["bounds"] == {"restore_cost": bound}
+        assert said["restore_cost"] == pytest.approx(cost, rel=1e-3, abs=1e-9)
+
+
+def test_the_coarseness_follows_the_bound(tmp_path):
+    sizes, ends = [], []
+    for bound in (0.0005, 0.05):
+        saved(tmp_path / str(bound), check=check, max_restore_cost=bound)
+        archive = Archive.open(tmp_path / str(bound))
+        sizes.append(sum(info.nbytes for info in archive.frames))
+        ends.append(archive.frame(archive.reader.head).meta["config"]["coarseness"])
+        assert max(said["restore_cost"] / bound for said in quality_of(tmp_path / str(bound))) > 0.1
+    assert sizes[0] > sizes[1]
+    assert ends[1] >= 4 * ends[0]
+
+
+def test_training_is_not_touched(tmp_path):
+    plain, optimizer, saver = begin(tmp_path / "plain", codec="lossless")
+    with saver:
+        train(plain, optimizer, range(30))
+        saver.save(30)
+        train(plain, optimizer, range(30, 60))
+    drawn = torch.get_rng_state()
+    checked, optimizer, saver = begin(tmp_path / "checked", check=check)
+    with saver:
+        checked.train()
+        train(checked, optimizer, range(30))
+        saver.save(30)
+        saver.flush()
+        assert all(module.training for module in checked.modules())
+        assert all(parameter.requires_grad for parameter in checked.parameters())
+        train(checked, optimizer, range(30, 60))
+    assert torch.equal(torch.get_rng_state(), drawn)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, checked.state_dict()[name]), name
+
+
+def test_after_a_restore_the_same_step_is_judged_by_its_new_values(tmp_path):
+    network, optimizer, saver = begin(tmp_path / "a", check=check, max_restore_cost=0.002)
+    with saver:
+        for end in (15, 30, 45):
+            train(network, optimizer, range(end - 15, end))
+            saver.save(end)
+        saver.restore(15)
+        train(network, optimizer, range(500, 515))
+        again = {name: value.clone() for name, value in network.state_dict().items()}
+        saver.save(30)
+    archive = Archive.open(tmp_path / "a")
+    evaluator = ModelEvaluator(Classifier().eval(), check)
+    restored = archive[30]
+    cost = evaluator.evaluate(again).restore_cost(evaluator.evaluate(restored))
+    assert cost <= 0.002 * (1 + 1e-5)
+    said = archive.frame(archive.reader.head).meta[QUALITY]
+    assert said["restore_cost"] == pytest.approx(cost, rel=1e-3, abs=1e-9)
+
+
+def test_saves_between_checks_say_predicted(tmp_path):
+    saved(tmp_path / "a", check=check, check_every=3)
+    assert [said["how"] for said in quality_of(tmp_path / "a")] == [
+        *("measured", "predicted", "predicted"),
+        *("measured", "predicted", "predicted"),
+    ]
+
+
+def test_a_check_that_fails_later_makes_the_save_exact_and_says_so(tmp_path):
+    calls = []
+
+    def failing(model):
+        calls.append(None)
+        if len(calls) > 6:
+            raise RuntimeError("no more of that")
+        return check(model)
+
+    originals, failures = saved(tmp_path / "a", check=failing)
+    assert failures
+    assert all("no more of that" in why for why in failures.values())
+    assert cost_of(tmp_path / "a", originals)[-1] == 0
+    said = quality_of(tmp_path / "a")[-1]
+    assert said["how"] == "exact"
+    assert "no more of that" in said["why"]
+
+
+def test_a_loss_that_is_not_finite_makes_the_save_exact(tmp_path):
+    calls = []
+
+    def exploding(model):
+        calls.append(None)
+        return check(model) if len(calls) <= 4 else torch.tensor(math.nan)
+
+    originals, failures = saved(tmp_path / "a", n_saves=3, check=exploding)
+    assert failures
+    assert cost_of(tmp_path / "a", originals)[-1] == 0
+
+
+def drawing(model):
+    return functional.cross_entropy(model(torch.randn(8, 6)), torch.zeros(8, dtype=torch.long))
+
+
+def counting():
+    calls = []
+
+    def changing(model):
+        calls.append(None)
+        return check(model) + len(calls)
+
+    return changing
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"check": drawing}, EvaluatorError, "draws random numbers"),
+        ({"check": counting()}, EvaluatorError, "two things of one state"),
+        ({"check": lambda model: None}, EvaluatorError, "no number"),
+        ({"check": lambda model: {"accuracy": 1.0}}, EvaluatorError, "returned no 'loss'"),
+        ({"check": lambda model: 1 / 0}, EvaluatorError, "ZeroDivisionError"),
+        ({"check": lambda model: 0.0}, InputError, "--max-restore-cost cannot be checked"),
+        ({"max_restore_cost": 0.01}, InputError, "no check"),
+        ({"check": check, "check_every": 0}, InputError, "check_every"),
+        ({"check": check, "max_restore_cost": -1}, InputError, "--max-restore-cost is no bound"),
+        ({"check": check, "codec": "lossless"}, ConfigError, "nothing to search"),
+    ],
+)
+def test_misuse_is_refused_when_constructed(tmp_path, options, error, words):
+    with pytest.raises(error, match=words):
+        begin(tmp_path / "a", **options)
+    assert not (tmp_path / "a").exists()
+    torch.manual_seed(0)
+    Classifier()
+    after = torch.get_rng_state()
+    with pytest.raises(error):
+        begin(tmp_path / "b", **options)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def evaluation(value=1.0, metric="loss", **arrays):
+    return Evaluation(
+        metric=metric, direction=Direction.LOWER, value=value, metrics={metric: value}, **arrays
+    )
+
+
+def test_restore_cost_is_divergence_over_the_loss_or_the_entropy():
+    half, other = torch.log(torch.tensor([[0.5, 0.5]])), torch.log(torch.tensor([[0.25, 0.75]]))
+    nats = 0.5 * math.log(4 / 3)
+    first = evaluation(2.0, log_probs=half.numpy())
+    second = evaluation(2.0, log_probs=other.numpy())
+    assert first.restore_cost(second) == pytest.approx(nats / 2, rel=1e-6)
+    accuracy = evaluation(0.9, "accuracy", log_probs=half.numpy())
+    assert accuracy.restore_cost(second) == pytest.approx(nats / math.log(2), rel=1e-6)
+
+
+def test_restore_cost_of_a_regression_and_of_a_loss_alone():
+    first = evaluation(0.5, predictions=torch.tensor([0.0, 1.0]).numpy())
+    second = evaluation(0.4, predictions=torch.tensor([0.1, 1.0]).numpy())
+    assert first.restore_cost(second) == pytest.approx(0.01 / 2 / 0.5)
+    assert evaluation(0.5).restore_cost(evaluation(0.4)) == pytest.approx(0.2)
+    assert evaluation(0.5, "accuracy").restore_cost(evaluation(0.4, "accuracy")) is None
+    assert evaluation(0.0).restore_cost(evaluation(0.4)) is None
+
+
+def test_compress_controls_the_restore_cost_where_there_is_an_evaluator(tmp_path):
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    evaluator = f"{run.directory}/evaluator.py:evaluate"
+    report = inshrink_core.compress(run, tmp_path / "a", steps=run.steps[-2:], evaluator=evaluator)
+    assert report.promise.bounds.limits == {"restore_cost": DEFAULT_MAX_RESTORE_COST}
+    comparison = inshrink_core.compare(tmp_path / "a", run, evaluator=evaluator)
+    assert 0 < comparison.max_restore_cost <= DEFAULT_MAX_RESTORE_COST
+    assert all(said["how"] == "measured" for said in quality_of(tmp_path / "a"))
+    free = inshrink_core.compress(run, tmp_path / "b", steps=run.steps[-2:])
+    assert free.promise is None
+    assert quality_of(tmp_path / "b") == [None, None]
+
+
+def test_compare_ends_where_a_restore_costs_too_much(tmp_path):
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[-2:], config={"coarseness": 8})
+    comparison = inshrink_core.compare(tmp_path / "a", run)
+    bound = comparison.max_restore_cost / 2
+    failure = CheckedBounds(max_restore_cost=bound).failure(comparison, "here")
+    assert "exceeds --max-restore-cost" in str(failure)
+    assert CheckedBounds(max_restore_cost=2 * bound).failure(comparison, "here") is None
+
+
+def test_inspect_shows_what_a_restore_costs(tmp_path, capsys):
+    saved(tmp_path / "a", n_saves=3, check=check, max_restore_cost=0.02, check_every=2)
+    frames = inspect(tmp_path / "a").facts["frames"]
+    assert [frame["quality"]["how"] for frame in frames] == ["measured", "predicted", "measured"]
+    assert main(["inspect", str(tmp_path / "a")]) == 0
+    shown = capsys.readouterr().out
+    assert "restore cost" in shown
+    assert "at most +2.00 %" in shown
+    saved(tmp_path / "b", n_saves=2)
+    assert main(["inspect", str(tmp_path / "b")]) == 0
+    assert "restore cost" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "quality", [{"how": 1}, {"how": "measured", "drop": "small"}, {"bounds": []}, {"bounds": {"drop": "x"}}]
+)
+def test_a_frame_that_says_nonsense_of_its_quality_is_damaged(quality):
+    with pytest.raises(DamagedError, match="quality"):
+        check_meta({QUALITY: quality}, "here")
