@@ -50,7 +50,6 @@ class LosslessCodec(Codec[None, LosslessReference]):
     state = LosslessReference
     ranges: ClassVar = {"level": (1, 19)}
     lossy = False
-    decoding_memory = 3  # measured: 2.0 to 2.9
     label = "Lossless"
     compared = (("Lossless", {}),)
 
