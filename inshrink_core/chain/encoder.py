@@ -15,7 +15,6 @@ from inshrink_core.codec import AnyCodec, FrameContext, Seen, Sight, TensorInput
 from inshrink_core.errors import ConfigError, InshrinkError
 from inshrink_core.execution import ordered_map, recycling
 from inshrink_core.formats.source import FileSource, peek
-from inshrink_core.ops.distance import squared_distance
 from inshrink_core.values import real_numbers
 
 if TYPE_CHECKING:
@@ -301,6 +300,8 @@ def _item(
 def _squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, float]:
     """Return (squared error, squared norm) of a floating tensor; non-finite values count for nothing."""
     import torch
+
+    from inshrink_core.ops.distance import squared_distance
 
     if not tensor.is_floating_point():
         return 0.0, 0.0

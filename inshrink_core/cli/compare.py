@@ -89,7 +89,7 @@ def compare(
     def show(console: Console, _: object) -> None:
         for path, comparison in compared.archives:
             if len(opened) > 1:
-                console.print(printable(path), style="bold")
+                console.print(printable(path), style="bold", soft_wrap=True)
             _show(console, comparison, bounds.passed_by_previous(comparison), with_gain=gain)
 
     failures = (bounds.failure(comparison, path) for path, comparison in compared.archives)
@@ -107,7 +107,6 @@ def _show(console: Console, comparison: Comparison, passed: Sequence[int], *, wi
             plain(row.restored),
             percent(row.drop),
             nats(row.divergence),
-            percent(row.restore_cost),
             percent(row.stale_drop),
             nats(row.stale_divergence),
             *(sign if row.step in passed else "" for sign in mark),
@@ -120,7 +119,6 @@ def _show(console: Console, comparison: Comparison, passed: Sequence[int], *, wi
         "restored",
         "drop",
         "divergence",
-        "restore cost",
         "previous drop",
         "previous div.",
     )

@@ -51,7 +51,6 @@ class LosslessCodec(Codec[None, LosslessReference]):
     ranges: ClassVar = {"level": (1, 19)}
     lossy = False
     uses_base = True
-    decoding_memory = 3  # measured: 2.0 to 2.9
     label = "Lossless"
     compared = (("Lossless", {}),)
 

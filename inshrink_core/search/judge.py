@@ -80,6 +80,11 @@ class Judge:
         """How many states are evaluated side by side."""
         return len(self._all)
 
+    @property
+    def asked(self) -> Bounds:
+        """What was asked for, before the evaluator completed it."""
+        return self._bounds
+
     def bounds(self, step: int) -> Bounds:
         """Return what is promised; asks the evaluator about a step's original the first time.
 

