@@ -114,7 +114,7 @@ class CharMoETask(CharacterTask):
     version: ClassVar[int] = 1
     metric: ClassVar[str] = "val_loss"
     direction: ClassVar[str] = "lower"
-    n_steps: ClassVar[int] = 700
+    n_steps: ClassVar[int] = 1000
     n_saves: ClassVar[int] = 20
     n_restores: ClassVar[int] = 9
     max_gradient_norm: ClassVar[float | None] = 1.0
