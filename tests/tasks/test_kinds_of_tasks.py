@@ -7,11 +7,19 @@ import torch
 
 import inshrink_core
 from inshrink_core.checkpoint import LayerType, classify_layer
-from inshrink_core.training.tasks import digits, find_task
+from inshrink_core.errors import NotFoundError
+from inshrink_core.training.tasks import char_finetune, digits, find_task
+from inshrink_core.training.tasks.char_finetune import PretrainingTask, encode_sources, pretrained
+from inshrink_core.training.tasks.char_moe import MixtureBlock
+from inshrink_core.training.tasks.characters import encode_corpus
 from inshrink_core.training.tasks.digits import distorted, held_out_views, split_digits
 from inshrink_core.training.tasks.digits_resnet import ResidualBlock
+from inshrink_core.training.tasks.regression import waves
 
-KINDS = ("char-rnn", "digits-resnet", "digits-vit", "denoise")
+KINDS = (
+    *("char-rnn", "digits-resnet", "digits-vit", "denoise"),
+    *("char-finetune", "char-lora", "char-moe", "regression"),
+)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -38,6 +46,10 @@ def test_a_seed_is_the_same_training_again_and_another_is_another(name, tmp_path
         ("digits-resnet", {LayerType.CONVOLUTION, LayerType.LINEAR, LayerType.VECTOR}),
         ("digits-vit", {LayerType.EMBEDDING, LayerType.ATTENTION, LayerType.LINEAR, LayerType.VECTOR}),
         ("denoise", {LayerType.CONVOLUTION, LayerType.LINEAR, LayerType.VECTOR}),
+        ("char-finetune", {LayerType.EMBEDDING, LayerType.ATTENTION, LayerType.LINEAR, LayerType.VECTOR}),
+        ("char-lora", {LayerType.ATTENTION, LayerType.LINEAR}),
+        ("char-moe", {LayerType.EMBEDDING, LayerType.ATTENTION, LayerType.LINEAR, LayerType.VECTOR}),
+        ("regression", {LayerType.LINEAR, LayerType.VECTOR}),
     ],
 )
 def test_a_task_has_the_layers_it_is_there_for(name, expected):
@@ -109,3 +121,91 @@ def test_a_denoiser_that_finds_nothing_is_at_one_and_training_takes_it_below():
         loss.backward()
         optimizer.step()
     assert task.evaluate(model) < 0.8
+
+
+def test_every_seed_is_fine_tuned_from_the_same_model_which_none_of_them_changes():
+    task, _ = find_task("char-finetune")
+    torch.manual_seed(0)
+    one = task.build()
+    torch.manual_seed(1)
+    other = task.build()
+    for first, second in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(first, second)
+        assert first.data_ptr() != second.data_ptr()
+
+
+def test_pretraining_draws_no_random_numbers_of_the_caller_and_is_the_same_on_any_number_of_threads():
+    def built_and_drawn(build):
+        torch.manual_seed(0)
+        return build(), torch.rand(3)
+
+    threads = torch.get_num_threads()
+    char_finetune._pretrained_state.cache_clear()
+    one, drawn = built_and_drawn(lambda: pretrained(2))
+    _, of_a_model_alone = built_and_drawn(PretrainingTask().build)
+    _, the_second_time = built_and_drawn(lambda: pretrained(2))
+    assert torch.equal(drawn, of_a_model_alone)
+    assert torch.equal(drawn, the_second_time)
+    assert torch.get_num_threads() == threads
+    char_finetune._pretrained_state.cache_clear()
+    try:
+        torch.set_num_threads(3 - min(threads, 2))
+        other = pretrained(2)
+    finally:
+        torch.set_num_threads(threads)
+    for first, second in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_pretraining_has_learned_of_the_documentation():
+    task, _ = find_task("char-gpt")
+    assert task.evaluate(pretrained(12)) < task.evaluate(pretrained(1))
+
+
+def test_the_sources_are_other_text_in_the_same_alphabet_a_tenth_of_it_held_out():
+    training, validation = encode_sources()
+    _, _, n_characters = encode_corpus()
+    assert 0 <= int(training.min()) <= int(training.max()) < n_characters
+    assert len(validation) == pytest.approx((len(training) + len(validation)) / 10, rel=0.01)
+
+
+def test_without_the_sources_of_the_library_the_error_says_so(monkeypatch):
+    encode_sources.cache_clear()
+    monkeypatch.setattr(char_finetune, "find_spec", lambda name: None)
+    with pytest.raises(NotFoundError, match="'_pydecimal' is not installed"):
+        find_task("char-finetune")[0].batch(1, torch.Generator())
+
+
+def test_only_adapters_are_trained_and_saved_and_at_first_they_change_nothing():
+    task, _ = find_task("char-lora")
+    model = task.build()
+    names = {name for name, _ in model.named_parameters()}
+    assert set(model.state_dict()) == names
+    assert len(names) == 2 * 4 * 3
+    assert {name.rpartition(".")[2] for name in names} == {"lora_a", "lora_b"}
+    tokens, _ = task.batch(1, torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), pretrained(3)(tokens))
+
+
+def test_a_mixture_sends_each_place_to_two_experts_weighted_by_the_router():
+    torch.manual_seed(0)
+    block = MixtureBlock(8, 2, n_experts=4, n_chosen=2, expert_width=16)
+    x = torch.randn(2, 5, 8)
+    out, balance = block(x)
+    attended = block.attended(x)
+    places = block.ln2(attended)
+    shares = block.router(places).softmax(-1)
+    best = shares.argsort(dim=-1, descending=True)[..., :2]
+    every = torch.stack([expert(places) for expert in block.experts], dim=2)
+    picked = every.gather(2, best[..., None].expand(*best.shape, 8))
+    weights = shares.gather(-1, best)
+    expected = attended + (picked * (weights / weights.sum(-1, keepdim=True))[..., None]).sum(2)
+    torch.testing.assert_close(out, expected)
+    assert balance > 0.9
+
+
+def test_the_function_to_learn_has_a_variance_of_about_one():
+    values = waves(torch.randn(5000, 8, generator=torch.Generator().manual_seed(0)))
+    assert values.shape == (5000, 1)
+    assert values.var().item() == pytest.approx(1.0, abs=0.4)

@@ -20,7 +20,7 @@ def first(batch):
     return batch[0] if isinstance(batch, tuple) else batch
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", [name for name in task_names() if name != "char-gpt-100m"])
 def test_a_shipped_task_is_small_repeatable_and_trains(name):
     task, identity = find_task(name)
     assert isinstance(task, Task)
@@ -48,6 +48,14 @@ def test_a_shipped_task_is_small_repeatable_and_trains(name):
     assert task.loss(network, one).item() < before
 
 
+def test_the_gpt_for_a_gpu_has_a_hundred_million_parameters():
+    task, identity = find_task("char-gpt-100m")
+    with torch.device("meta"):
+        network = task.build()
+    assert 100e6 < sum(parameter.numel() for parameter in network.parameters()) < 120e6
+    assert identity == "char-gpt-100m/1"
+
+
 @pytest.mark.parametrize("name", ["digits-cnn", "digits-resnet", "denoise"])
 def test_evaluation_leaves_the_model_as_it_was_and_repeats_itself(name):
     task, _ = find_task(name)
@@ -67,7 +75,7 @@ def test_the_char_gpt_is_judged_on_text_it_never_trains_on():
     assert int(training.max()) < n_characters
 
 
-@pytest.mark.parametrize("name", ["char-gpt", "char-conv", "char-rnn"])
+@pytest.mark.parametrize("name", ["char-gpt", "char-conv", "char-rnn", "char-moe"])
 def test_a_character_model_does_not_see_what_it_is_to_predict(name):
     task, _ = find_task(name)
     torch.manual_seed(0)
@@ -77,7 +85,8 @@ def test_a_character_model_does_not_see_what_it_is_to_predict(name):
     changed[:, 40:] = (changed[:, 40:] + 1) % 50
     with torch.no_grad():
         before, after = network(tokens), network(changed)
-    assert torch.equal(before[:, :40], after[:, :40])
+    # An expert is sent other places, and other products of matrices have other last bits.
+    torch.testing.assert_close(before[:, :40], after[:, :40])
     assert not torch.equal(before[:, 40], after[:, 40])
 
 

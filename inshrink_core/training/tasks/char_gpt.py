@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from inshrink_core.training.tasks.characters import CharacterTask, encode_corpus
 from inshrink_core.training.tasks.transformer import Block
 
-__all__ = ["CharGPT", "CharGPTTask"]
+__all__ = ["CharGPT", "CharGPT100MTask", "CharGPTTask"]
 
 _INITIAL_STD: Final = 0.02
 """GPT-2's; the projections back into the residual stream are scaled by 1/√(2·depth)."""
@@ -75,3 +75,14 @@ class CharGPTTask(CharacterTask):
         return CharGPT(
             n_characters, width=self.width, depth=self.depth, heads=self.heads, context=self.context
         )
+
+
+class CharGPT100MTask(CharGPTTask):
+    """The same at 114 M parameters, for a GPU. It sees the text four times, for so large a model overfits."""
+
+    name: ClassVar[str] = "char-gpt-100m"
+    version: ClassVar[int] = 1
+    n_steps: ClassVar[int] = 400
+
+    width, depth, heads, context = 768, 16, 12, 256
+    peak_learning_rate, warmup, floor = 3e-4, 40, 0.1

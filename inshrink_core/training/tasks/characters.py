@@ -79,9 +79,14 @@ class CharacterTask:
         """Return warm-up and cosine."""
         return warmup_cosine(step, n_steps, warmup=self.warmup, floor=self.floor)
 
+    def texts(self) -> tuple[Tensor, Tensor]:
+        """Return training and validation tokens."""
+        training, validation, _ = encode_corpus()
+        return training, validation
+
     def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return random windows of the training text."""
-        training, _, _ = encode_corpus()
+        training, _ = self.texts()
         return sample_windows(training, self.batch_size, self.context, generator)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -91,8 +96,8 @@ class CharacterTask:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> float:
-        """Return the mean cross-entropy of windows spread over the held-out tail, nats a character."""
-        _, validation, _ = encode_corpus()
+        """Return the mean cross-entropy of windows spread over the held-out text, nats a character."""
+        _, validation = self.texts()
         device = next(model.parameters()).device
         starts = torch.linspace(0, len(validation) - self.context - 1, self.n_validation_windows).long()
         windows = validation[starts[:, None] + torch.arange(self.context + 1)].to(device)

@@ -1,0 +1,12 @@
+"""Tasks that fine-tune are tested on a model that is hardly pre-trained."""
+
+from __future__ import annotations
+
+import pytest
+
+from inshrink_core.training.tasks.char_finetune import CharFinetuneTask
+
+
+@pytest.fixture(autouse=True)
+def _hardly_pretrained(monkeypatch):
+    monkeypatch.setattr(CharFinetuneTask, "pretraining_steps", 3)
