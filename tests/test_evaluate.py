@@ -481,7 +481,8 @@ def test_originals_that_are_known_are_not_evaluated_again(evaluator, tmp_path):
 def test_the_document_has_the_promised_keys_and_is_json(evaluator):
     run = memory_run({1: STATE, 2: STATE})
     document = compare_steps(run, run, evaluator("return {'loss': 0.0}")).to_json()
-    assert list(document) == ["metric", "direction", "max_drop", "max_divergence", "mean_divergence", "steps"]
+    figures = ["max_drop", "max_divergence", "mean_divergence", "max_restore_cost"]
+    assert list(document) == ["metric", "direction", *figures, "steps", "device"]
     assert list(document["steps"][0]) == [
         "step",
         "original",

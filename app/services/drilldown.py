@@ -20,8 +20,6 @@ from inshrink_app.services.failures import reported
 from inshrink_app.services.opening import engine_at, engine_of, samples
 from inshrink_app.widgets.tables import ServiceError, Subject
 
-from inshrink_core.checkpoint import MODEL_ROLES
-
 if TYPE_CHECKING:
     from inshrink_core.analysis.anatomy import Anatomy
     from inshrink_core.analysis.trajectory import Trajectory
@@ -69,6 +67,8 @@ def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
 
 def _nbytes_of(subject: Subject, tensor: str | None = None) -> int:
     """Return the raw bytes of a weight or buffer of the last checkpoint, or of all of them."""
+    from inshrink_core.checkpoint import MODEL_ROLES
+
     rows = (row for row in subject.tensors if row.role in MODEL_ROLES)
     return sum(row.nbytes for row in rows if tensor is None or row.name == tensor)
 

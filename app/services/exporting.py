@@ -19,8 +19,6 @@ from inshrink_app.services.jobs import documents_of, job_of, start_job
 from inshrink_app.services.opening import chain_of, opened, resolve
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
-from inshrink_core.checkpoint import MODEL_ROLES
-
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
 
@@ -236,6 +234,8 @@ def export_plan(shown: Subject, request: ExportRequest) -> Plan:
     The estimates are the sizes, by step or in mean by kind of frame, in an archive of this run that was
     written with the same codec, settings and optimizer state, or of two steps that were tried.
     """
+    from inshrink_core.checkpoint import MODEL_ROLES
+
     stored = [row for row in shown.tensors if row.role in MODEL_ROLES or request.optimizer != "drop"]
     per_step = sum(row.nbytes for row in stored)
     rows, basis = _known_sizes(shown, request)

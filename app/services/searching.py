@@ -23,8 +23,6 @@ from inshrink_app.services.jobs import job_of, newest_job, read_result, start_jo
 from inshrink_app.services.opening import engine_at, opened
 from inshrink_app.widgets.tables import Subject
 
-from inshrink_core.checkpoint import MODEL_ROLES
-
 if TYPE_CHECKING:
     from inshrink_core.verbs.estimate import EstimateReport
 
@@ -524,6 +522,8 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 def unmatched_overrides(shown: Subject, config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the overrides that mean no weight of a run; writing with them would be refused."""
+    from inshrink_core.checkpoint import MODEL_ROLES
+
     rows = [row for row in shown.tensors if row.role in MODEL_ROLES]
     found = []
     for one in config.get("override", ()):

@@ -6,8 +6,6 @@ from typing import Any
 
 import streamlit as st
 
-from inshrink_core.codec import DEFAULT_CODEC, codec_names, get_codec
-
 __all__ = ["ask_for_knob", "labels", "strategies"]
 
 
@@ -19,6 +17,8 @@ def labels(*, searched: bool = False) -> dict[str, str]:
     searched
         Only those that have something to search.
     """
+    from inshrink_core.codec import DEFAULT_CODEC, codec_names, get_codec
+
     kinds = {name: get_codec(name) for name in sorted(codec_names(), key=lambda name: name != DEFAULT_CODEC)}
     return {
         name: kind.label or name
@@ -37,6 +37,8 @@ def strategies(codec: str) -> tuple[str, ...]:
 
 def ask_for_knob(codec: str, page: str) -> dict[str, Any]:
     """Draw the knob of a codec on a page and return its settings; nothing where it has none."""
+    from inshrink_core.codec import get_codec
+
     kind = get_codec(codec)
     if kind.tuning is None:
         return {}

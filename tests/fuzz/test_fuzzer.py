@@ -117,8 +117,8 @@ def test_a_decoder_that_returns_another_value_is_found_by_its_promise():
 
     decode = lossless.LosslessCodec.decode
 
-    def wrong(self, spec, block, reference):
-        decoded = decode(self, spec, block, reference)
+    def wrong(self, spec, block, reference, device="cpu"):
+        decoded = decode(self, spec, block, reference, device)
         return decoded._replace(tensor=decoded.tensor + 1)
 
     with mock.patch.object(lossless.LosslessCodec, "decode", wrong):

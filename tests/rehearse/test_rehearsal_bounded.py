@@ -129,7 +129,7 @@ def test_a_training_without_failures_is_archived_as_compress_archives_its_saves(
     )
     evaluator = task_evaluator(find_task(task)[0])
     monkeypatch.setattr(EvaluatorRequest, "resolve", lambda *_: evaluator)
-    report = compress(open_run(originals), tmp_path / "a.inshrink", **options, threads=1)
+    report = compress(open_run(originals), tmp_path / "a.inshrink", **options, threads=1, look_ahead=False)
     names = ("step", "config", "drop", "divergence", "informative", "exact")
     found, expected = (
         [{name: frame[name] for name in names} for frame in frames]

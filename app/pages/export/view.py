@@ -26,8 +26,6 @@ from inshrink_app.widgets.formatting import (
 from inshrink_app.widgets.layout import answer, chart, section
 from inshrink_app.widgets.tables import ServiceError, Subject
 
-from inshrink_core.checkpoint import MODEL_ROLES
-
 _MAX_BARS = 120
 _SUFFIX = ".inshrink"
 
@@ -200,6 +198,8 @@ def _plan_table(plan: Plan) -> None:
 
 def _other_plan(shown: Subject, request: ExportRequest) -> None:
     """Say what one step, or a copy as one file, would hold."""
+    from inshrink_core.checkpoint import MODEL_ROLES
+
     with section("As it will be written"):
         if request.kind == "pack":
             nbytes = shown.archive.nbytes if shown.archive is not None else shown.total_bytes
