@@ -493,6 +493,8 @@ def test_the_document_has_the_promised_keys_and_is_json(evaluator):
         "stale_divergence",
         "restore_gain",
         "restore_noise",
+        "restore_cost",
+        "stale_restore_cost",
     ]
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert (document["max_drop"], document["steps"][1]["drop"], document["max_divergence"]) == (None,) * 3
