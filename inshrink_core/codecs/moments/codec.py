@@ -38,9 +38,8 @@ _UNITS = {
     (TensorRole.MOMENTUM, "fidelity"): 2.0,
     (TensorRole.MOMENTUM, "ratio"): 4.0,
 }
-"""Unit of first moments in root mean squares; ``benchmarks/results/optimizer.csv``. A GRU that is restored nine
-times ends .9 % worse for units of 4, .4 % for units of 2 (``docs/rehearsal.md``). SGD has no other state, so its
-buffer is never left out."""
+"""Unit of first moments in root mean squares. A GRU that is restored nine times ends .9 % worse for units of 4,
+.4 % for units of 2 (``docs/design.md``). SGD has no other state, so its buffer is never left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +50,9 @@ class MomentsCodec(FallbackCodec[None, MomentsReference]):
     ----------
     preset
         ``fidelity``: second moments to an octave against row and column factors, first moments in coarse
-        units with their projection kept; about one and a half bits a parameter for both. ``ratio``: second moments as
-        rank-one factors, Adam's first moment left out; a few hundredths of a bit. A momentum buffer is
-        never left out: about 1.2 and .7 bits a parameter.
+        units with their projection kept; about one and a half bits a parameter for both. ``ratio``: second
+        moments as rank-one factors, Adam's first moment left out; a few hundredths of a bit. A momentum
+        buffer is never left out: about 1.2 and .7 bits a parameter.
 
     Raises
     ------
