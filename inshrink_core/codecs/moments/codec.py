@@ -38,8 +38,8 @@ _UNITS = {
     (TensorRole.MOMENTUM, "fidelity"): 2.0,
     (TensorRole.MOMENTUM, "ratio"): 4.0,
 }
-"""Unit of first moments in root mean squares. A GRU that is restored nine times ends .9 % worse for units of 4,
-.4 % for units of 2 (``docs/design.md``). SGD has no other state, so its buffer is never left out."""
+"""Unit of first moments in root mean squares. A GRU that is restored nine times ends .9 % worse for units of
+4, .4 % for units of 2 (``docs/design.md``). SGD has no other state, so its buffer is never left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
