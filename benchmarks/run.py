@@ -34,6 +34,8 @@ BENCHMARKS = (
     "rivals",
     "optimizer",
     "rehearsal",
+    "restore_cost",
+    "controlled",
     "search",
     "transfer",
     "gpu",
