@@ -2,8 +2,8 @@
 
 Weights on the lattice under `DEFAULT_MAX_RESTORE_COST`, optimizer state compressed, as `Saver(check=…)`
 writes them; each training is restored nine times from its own archive and ends beside the same seed
-uninterrupted. Defaults were chosen on the tasks of `TUNED`; the others only judge. ``results/controlled.csv`` has a row a
-task. Finished trainings are kept in ``data/controlled``; more ``--seeds`` add to them.
+uninterrupted. Defaults were chosen on the tasks of `TUNED`; the others only judge. ``results/controlled.csv``
+has a row a task. Finished trainings are kept in ``data/controlled``; more ``--seeds`` add to them.
 """
 
 from __future__ import annotations
