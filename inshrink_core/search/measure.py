@@ -37,6 +37,8 @@ the number of digits of its length in the index is."""
 
 _EXACT: Final = "exact/1"
 
+_SECOND_MOMENTS: Final = frozenset({TensorRole.EXP_AVG_SQ, TensorRole.MAX_EXP_AVG_SQ})
+
 _LOSSY_HEAD_NBYTES: Final = 16
 
 _SMALL_NBYTES: Final = 256
@@ -289,11 +291,12 @@ def frame_overhead(
 def _unknown_size(spec: TensorSpec, *, lossy: bool) -> int:
     """Return a size like a coded tensor's: a byte more where it hardly compresses, irregular elsewhere.
 
-    Of optimizer state under a lossy rule, a small share of a bit an element.
+    Of optimizer state under a lossy rule: a bit an element of first moments, a small share of one of second.
     """
     share = _digest(spec.key) / 2**32
     if lossy:
-        return _LOSSY_HEAD_NBYTES + int(spec.numel * (0.5 + share) / 16)
+        share_of_byte = (0.5 + share) / (24 if spec.role in _SECOND_MOMENTS else 8)
+        return _LOSSY_HEAD_NBYTES + int(spec.numel * share_of_byte)
     return int(spec.nbytes * (1 + share) / 2) if spec.nbytes > _SMALL_NBYTES else spec.nbytes + 1
 
 

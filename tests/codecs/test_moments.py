@@ -131,7 +131,7 @@ def test_the_largest_of_a_first_moment_are_kept_with_their_sign_and_the_others_l
     kept = decoded != 0
     assert float(first[kept].abs().min()) > float(first[~kept].abs().max()) - 0.05
     assert torch.equal(decoded[kept].sign(), first[kept].sign())
-    assert 0.05 < float(kept.float().mean()) < 0.25
+    assert 0.05 < float(kept.float().mean()) < 0.3
 
 
 def test_a_first_moment_without_a_usable_second_takes_its_units_from_itself():
@@ -266,7 +266,17 @@ def test_the_second_version_writes_these_bytes():
     delta = CODEC.encode_lossy(item_of(later, TensorRole.EXP_AVG_SQ), None, alone.reference)
     assert delta.block.payload.hex() == "01843bff030004050400fb02fb0100"
     alone = CODEC.encode_lossy(item_of(first, TensorRole.EXP_AVG, later + 0.5), None, None)
-    assert alone.block.payload.hex() == "01033eff0300c5c904007e817d00808080818080"
+    assert alone.block.payload.hex() == "01033cff0300c5c904007e817d00818080818080"
     item = item_of(first * -2, TensorRole.EXP_AVG, later + 0.75)
     delta = CODEC.encode_lossy(item, None, alone.reference)
-    assert delta.block.payload.hex() == "018340ff020100020100008080807f8080"
+    assert delta.block.payload.hex() == "01833eff020100020100007f80807f8080"
+
+
+def test_first_moments_in_the_coarser_units_of_before_decode_as_they_did():
+    spec = item_of(torch.zeros(2, 3), TensorRole.EXP_AVG).spec
+    alone = bytes.fromhex("01033eff0300c5c904007e817d00808080818080")
+    state = CODEC.decode_lossy(spec, memoryview(alone), None, "cpu")
+    assert state.decoded().tolist() == [[0, 0, 0], [5.656854152679443, 0, 0]]
+    delta = bytes.fromhex("018340ff020100020100008080807f8080")
+    state = CODEC.decode_lossy(spec, memoryview(delta), state, "cpu")
+    assert state.decoded().tolist() == [[0, 0, 0], [-11.313708305358887, 0, 0]]
