@@ -220,6 +220,7 @@ class BoundedWriter:
         self._follows = follows
         self._usage: float | None = None
         self._bounds: Bounds | None = None
+        self._at_hand: int | None = None
         self._figures = Figures()
         self._judge, self._original, self._told = judge, originals, told
         self._factors_given, self._base = factors_of(base)
@@ -245,6 +246,7 @@ class BoundedWriter:
         ConfigError
             The codec has nothing to search.
         """
+        self._at_hand = checkpoint.step
         if self._first is not None:
             return
         layers = frozenset(spec.layer for spec in checkpoint.specs if spec.role in MODEL_ROLES)
@@ -266,10 +268,10 @@ class BoundedWriter:
         EvaluatorError, InputError
             The evaluator fails, changes its mind, or returns nothing that a bound could be checked by.
         """
-        if self._first is None:
+        if self._at_hand is None:
             raise RuntimeError("bounds are completed by what is said of a first checkpoint")
         if self._bounds is None:
-            self._bounds = self._judge.bounds(self._first)
+            self._bounds = self._judge.bounds(self._at_hand)
         return self._bounds
 
     @property
@@ -312,8 +314,8 @@ class BoundedWriter:
         self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None, why: str
     ) -> Appended:
         """Write a step bit for bit, since nothing tells whether a smaller frame keeps the bounds."""
-        if self._first is None:
-            self.begin(checkpoint)
+        self.begin(checkpoint)
+        self._usage = None  # nothing was measured that the next step could be written alike
         chain.config = self._exact()
         return chain.append(checkpoint, done=done, quality={"how": "exact", "why": why})
 

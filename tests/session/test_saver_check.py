@@ -183,6 +183,23 @@ def test_a_check_that_fails_later_makes_the_save_exact_and_says_so(tmp_path):
     assert "no more of that" in said["why"]
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_check_that_fails_at_the_first_save_is_asked_again_at_the_next(tmp_path, every):
+    calls = []
+
+    def recovering(model):
+        calls.append(None)
+        if len(calls) == 3:  # the two before are of the constructor
+            raise RuntimeError("not yet")
+        return check(model)
+
+    originals, failures = saved(tmp_path / "a", n_saves=3, check=recovering, check_every=every)
+    assert list(failures) == [15]
+    last = "measured" if every == 1 else "predicted"
+    assert [said["how"] for said in quality_of(tmp_path / "a")] == ["exact", "measured", last]
+    assert cost_of(tmp_path / "a", originals)[0] == 0
+
+
 def test_a_loss_that_is_not_finite_makes_the_save_exact(tmp_path):
     calls = []
 
