@@ -34,6 +34,7 @@ __all__ = [
     "TensorRole",
     "TensorSource",
     "TensorSpec",
+    "TensorsInMemory",
     "ZipEntry",
     "classify_layer",
 ]
@@ -281,6 +282,21 @@ class TensorSource(Protocol):
         Bytes inside a region that belong to none of its members (holes of a strided view) follow.
         """
         ...
+
+
+@dataclass(frozen=True)
+class TensorsInMemory:
+    """A `TensorSource` over tensors by key, of a checkpoint without files."""
+
+    tensors: Mapping[str, Tensor] = field(repr=False)
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        """Return a copy of a tensor."""
+        return self.tensors[spec.key].clone()
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        """Refuse: there are no files."""
+        raise NotFoundError(f"no file '{layout.path}' beside tensors in memory")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -20,14 +20,20 @@ from inshrink_core.archive import is_archive
 from inshrink_core.archive.layout import damaged
 from inshrink_core.archive.storage import was_url
 from inshrink_core.chain.parts import tensor_digest
-from inshrink_core.checkpoint import DTYPE_SIZES, MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
+from inshrink_core.checkpoint import (
+    DTYPE_SIZES,
+    MODEL_ROLES,
+    Checkpoint,
+    TensorRole,
+    TensorsInMemory,
+    TensorSpec,
+)
 from inshrink_core.codec import AnyCodec, BaseReference, codec_names, get_codec
 from inshrink_core.errors import (
     BaseModelError,
     ConfigError,
     InputError,
     InshrinkError,
-    NotFoundError,
     TooLargeError,
     named,
 )
@@ -36,7 +42,6 @@ from inshrink_core.formats import open_run
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inshrink_core.checkpoint import FileLayout
     from inshrink_core.frame import BlockEntry
 
 __all__ = [
@@ -460,21 +465,6 @@ def _open_archived(path: Path, step: int | None) -> BaseModel:
     return BaseModel(archive.checkpoint(info), f"{path.name}@{info.step}", path, info.step)
 
 
-class _Copied:
-    """A `TensorSource` over tensors in memory."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def read(self, spec: TensorSpec) -> Tensor:
-        """Return a tensor; whoever asks does not write to it."""
-        return self._tensors[spec.key]
-
-    def skeleton(self, layout: FileLayout) -> bytes:
-        """Refuse: there are no files."""
-        raise NotFoundError(f"no file '{layout.path}' in a state dict")
-
-
 def _in_memory(state: Mapping[str, Any]) -> Checkpoint:
     """Return a copy of a state dict as a checkpoint: training may go on with the tensors themselves."""
     import torch
@@ -488,7 +478,7 @@ def _in_memory(state: Mapping[str, Any]) -> Checkpoint:
         TensorSpec(name=name, role=TensorRole.WEIGHT, dtype=_dtype(value), shape=tuple(value.shape))
         for name, value in tensors.items()
     )
-    return Checkpoint(step=0, specs=specs, source=_Copied(tensors), origin="a state dict")
+    return Checkpoint(step=0, specs=specs, source=TensorsInMemory(tensors), origin="a state dict")
 
 
 def _dtype(tensor: Tensor) -> str:

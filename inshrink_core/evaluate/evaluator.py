@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -464,15 +465,21 @@ class Evaluation:
         `nats` is the `divergence` of the two where it is known already.
         """
         if self.log_probs is not None and restored.log_probs is not None:
-            scale = self.value if self._is_loss else mean_entropy(self.log_probs)
-            if not scale > 0:
+            if not self._scale > 0:
                 return None
-            return (divergence(self.log_probs, restored.log_probs) if nats is None else nats) / scale
+            return (divergence(self.log_probs, restored.log_probs) if nats is None else nats) / self._scale
         if not self._is_loss or not self.value > 0:
             return None
         if self.predictions is not None and restored.predictions is not None:
             return mean_squared_difference(self.predictions, restored.predictions) / self.value
         return abs(restored.value - self.value) / self.value
+
+    @cached_property
+    def _scale(self) -> float:
+        """The cross-entropy that a divergence is a share of; an original is asked once for each candidate."""
+        if self._is_loss or self.log_probs is None:
+            return self.value
+        return mean_entropy(self.log_probs)
 
     @property
     def _is_loss(self) -> bool:

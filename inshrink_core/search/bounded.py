@@ -226,7 +226,6 @@ class BoundedWriter:
         self._factors_given, self._base = factors_of(base)
         self._following = following or (lambda step: None)
         self._resumed = resumed
-        self._first: int | None = None
         self._space: Cube | LatticeLine = LatticeLine()
         # Where the lattice's search begins, and where the last informative step ended: a spacing, or a point
         # of the cube.
@@ -246,18 +245,16 @@ class BoundedWriter:
         ConfigError
             The codec has nothing to search.
         """
+        if self._at_hand is None:
+            layers = frozenset(spec.layer for spec in checkpoint.specs if spec.role in MODEL_ROLES)
+            space = space_of(self._base.codec, layers)
+            if isinstance(space, LatticeLine):
+                self._space = replace(space, factors=self._factors_given)
+                self._last = self._start if self._resumed else None
+            else:
+                self._space = space
+                self._last = _point_of(space, self._base) if self._resumed else None
         self._at_hand = checkpoint.step
-        if self._first is not None:
-            return
-        layers = frozenset(spec.layer for spec in checkpoint.specs if spec.role in MODEL_ROLES)
-        space = space_of(self._base.codec, layers)
-        if isinstance(space, LatticeLine):
-            self._space = replace(space, factors=self._factors_given)
-            self._last = self._start if self._resumed else None
-        else:
-            self._space = space
-            self._last = _point_of(space, self._base) if self._resumed else None
-        self._first = checkpoint.step
 
     @property
     def bounds(self) -> Bounds:

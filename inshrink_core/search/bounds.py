@@ -14,11 +14,13 @@ __all__ = [
     "DEFAULT_MAX_DIVERGENCE",
     "DEFAULT_MAX_RESTORE_COST",
     "FIGURES",
+    "REMEDIES",
     "Bounds",
     "Figures",
     "Partial",
     "Verdict",
     "figures_of",
+    "option_of",
 ]
 
 DEFAULT_MAX_DIVERGENCE: Final = 0.003
@@ -37,11 +39,16 @@ DEFAULT_MAX_RESTORE_COST: Final = 0.003
 FIGURES: Final = ("drop", "divergence", "restore_cost")
 """What can be bounded."""
 
-_REMEDIES: Final = {
+REMEDIES: Final = {
     "drop": "a metric of zero has no relative change; choose another with --eval-metric",
     "divergence": "the evaluator must return 'log_probs' for every state",
     "restore_cost": "the evaluator must return a loss above 0, or 'log_probs'",
 }
+
+
+def option_of(figure: str) -> str:
+    """Return the option that bounds a figure."""
+    return f"--max-{figure.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +206,8 @@ class Bounds:
         InputError
             The evaluator returns nothing that a given bound could be checked by.
         """
-        if "restore_cost" in self.limits and original.restore_cost(original) is None:
-            raise InputError("--max-restore-cost cannot be checked", remedy=_REMEDIES["restore_cost"])
+        if "restore_cost" in self.limits and original.restore_cost(original, 0.0) is None:
+            raise InputError("--max-restore-cost cannot be checked", remedy=REMEDIES["restore_cost"])
         if "divergence" in self.limits:
             if original.log_probs is None and original.predictions is None:
                 raise InputError(
@@ -232,8 +239,7 @@ class Bounds:
             if figure is None:
                 if figures.partial is not None:
                     continue
-                option = f"--max-{name.replace('_', '-')}"
-                raise InputError(f"{option} cannot be checked", remedy=_REMEDIES[name])
+                raise InputError(f"{option_of(name)} cannot be checked", remedy=REMEDIES[name])
             kept = kept and figure <= limit
             shares.append(0.0 if figure <= 0 else figure / limit if limit > 0 else math.inf)
             error = figures.drop_error if name == "drop" else None

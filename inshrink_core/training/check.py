@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorsInMemory
 from inshrink_core.errors import CheckFailedError, EvaluatorError, InputError, NotFiniteError
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.formats.state_tree import strip_wrappers
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from inshrink_core.chain import Appended, ChainConfig, ChainWriter
     from inshrink_core.chain.append import TensorDone
-    from inshrink_core.checkpoint import FileLayout, TensorSpec
     from inshrink_core.search.bounds import Bounds
 
 __all__ = ["Check", "CheckedWriter", "ModelEvaluator", "copied_model", "require_check"]
@@ -116,6 +115,11 @@ class ModelEvaluator:
             seconds=time.perf_counter() - begun,
             **(arrays or seen.arrays()),
         )
+
+    def state_of(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the state of a like model, its tensors named as in a checkpoint."""
+        state = model.state_dict()
+        return {name: state[own] for own, name in self._names.items()}
 
     def close(self) -> None:
         """Nothing is held that would have to be released."""
@@ -205,7 +209,7 @@ class CheckedWriter:
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
         """Write a save with the smallest frame found that keeps the bounds, or exactly if none does."""
-        if 0 < self._n_unchecked < self._every and self._bounded.can_repeat(chain):
+        if self._n_unchecked and self._bounded.can_repeat(chain):
             self._n_unchecked = (self._n_unchecked + 1) % self._every
             return self._bounded.repeat(chain, checkpoint, done)
         # After a restore the same step comes again with other values.
@@ -252,24 +256,11 @@ class CheckedWriter:
         self.close()
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A `TensorSource` over tensors in memory."""
-
-    tensors: Mapping[str, Tensor]
-
-    def read(self, spec: TensorSpec) -> Tensor:
-        return self.tensors[spec.key].clone()
-
-    def skeleton(self, layout: FileLayout) -> bytes:
-        return b""
-
-
 def _held(checkpoint: Checkpoint) -> Checkpoint:
     """Return weights and buffers of a checkpoint whose files will be gone."""
     specs = tuple(spec for spec in checkpoint.specs if spec.role in MODEL_ROLES)
     tensors = {spec.key: checkpoint[spec.key].clone() for spec in specs}
-    return replace(checkpoint, specs=specs, files=(), source=_Held(tensors))
+    return replace(checkpoint, specs=specs, files=(), source=TensorsInMemory(tensors))
 
 
 def copied_model(model: nn.Module) -> nn.Module:
@@ -306,8 +297,7 @@ def require_check(evaluator: ModelEvaluator, model: nn.Module) -> Evaluation:
     EvaluatorError
         The check fails, is random or is not deterministic.
     """
-    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    state = dict(zip(strip_wrappers(list(state)), state.values(), strict=True))
+    state = evaluator.state_of(model)
     before = torch.get_rng_state()
     first, second = evaluator.evaluate(state), evaluator.evaluate(state)
     if not torch.equal(before, torch.get_rng_state()):

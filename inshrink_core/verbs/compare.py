@@ -14,6 +14,7 @@ from inshrink_core.chain import Archive
 from inshrink_core.errors import CheckFailedError, InputError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
+from inshrink_core.search.bounds import FIGURES, REMEDIES, option_of
 
 if TYPE_CHECKING:
     import os
@@ -21,12 +22,6 @@ if TYPE_CHECKING:
     from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluation
 
 __all__ = ["CheckedBounds", "Comparisons", "compare", "compare_archives"]
-
-_REMEDIES = {
-    "drop": "a metric of zero has no relative change; choose another with --eval-metric",
-    "divergence": "the evaluator must return 'log_probs'",
-    "restore_cost": "the evaluator must return a loss above 0, or 'log_probs'",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +50,10 @@ class CheckedBounds:
     def __post_init__(self) -> None:
         for name, bound in self._by_figure().items():
             if bound is not None and math.isnan(bound):
-                raise InputError(f"--max-{_dashed(name)} nan bounds nothing", remedy="give a number")
+                raise InputError(f"{option_of(name)} nan bounds nothing", remedy="give a number")
 
     def _by_figure(self) -> dict[str, float | None]:
-        return {
-            "drop": self.max_drop,
-            "divergence": self.max_divergence,
-            "restore_cost": self.max_restore_cost,
-        }
+        return {name: getattr(self, f"max_{name}") for name in FIGURES}
 
     def failure(self, comparison: Comparison, where: str) -> CheckFailedError | InputError | None:
         """Return why the bounds are not kept; None if they are, or there are none."""
@@ -74,14 +65,14 @@ class CheckedBounds:
                 if getattr(row, name) is None:
                     figure = name.replace("_", " ")
                     return InputError(
-                        f"--max-{_dashed(name)} cannot be checked: step {row.step} has no {figure}",
+                        f"{option_of(name)} cannot be checked: step {row.step} has no {figure}",
                         where=where,
-                        remedy=_REMEDIES[name],
+                        remedy=REMEDIES[name],
                     )
             worst = max(rows, key=lambda row: float(getattr(row, name)))
             if getattr(worst, name) > bound:
                 return CheckFailedError(
-                    f"step {worst.step} exceeds --max-{_dashed(name)}",
+                    f"step {worst.step} exceeds {option_of(name)}",
                     where=where,
                     expected=f"at most {bound:g}",
                     found=f"{getattr(worst, name):.4g}",
@@ -105,10 +96,6 @@ class CheckedBounds:
         ]
         known = [(stale, limit) for stale, limit in pairs if stale is not None and limit is not None]
         return bool(known) and all(stale <= limit for stale, limit in known)
-
-
-def _dashed(name: str) -> str:
-    return name.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

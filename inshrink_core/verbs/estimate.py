@@ -172,7 +172,7 @@ def estimate(
     True
     """
     chain = make_chain_config("", codec, config, optimizer, keyframe_every, device, threads)
-    return _estimated(chain, _Asked.of(run, steps, trials))
+    return _estimated(chain, _Asked.of(run, steps, trials, chain))
 
 
 def estimate_levels(
@@ -216,7 +216,7 @@ def estimate_levels(
     if levels < 1:
         raise InputError("--levels is at least 1", expected="≥ 1", found=str(levels))
     chain = make_chain_config("", codec, config, optimizer, keyframe_every, device, threads)
-    asked = _Asked.of(run, steps, trials)
+    asked = _Asked.of(run, steps, trials, chain)
     layers = frozenset(spec.layer for spec in asked.run[asked.steps[0]].specs if spec.role in MODEL_ROLES)
     candidates = space_of(chain.codec, layers).levels(levels)
     found = []
@@ -230,13 +230,14 @@ def estimate_levels(
 
 
 class _Asked(NamedTuple):
-    """What is estimated on: a run, steps of it, stretches of them and tensors that are encoded; trials."""
+    """What is estimated on: a run, steps, stretches of them, sampled tensors; trials; what is foreseen."""
 
     run: Run
     steps: tuple[int, ...]
     stretches: list[Sequence[int]]
     keys: frozenset[str]
     known: tuple[Trial, ...]
+    foreseen: Any
 
     @classmethod
     def of(
@@ -244,20 +245,23 @@ class _Asked(NamedTuple):
         run: Run | str | os.PathLike[str],
         steps: Iterable[int] | None,
         trials: str | os.PathLike[str] | None,
+        chain: ChainConfig,
     ) -> _Asked:
         opened = run if isinstance(run, Run) else open_run(run)
         chosen = choose_steps(opened, steps)
         stretches = _stretches(chosen)
         numel = max(_LEAST_NUMEL, _NUMEL // sum(map(len, stretches)))
         known = known_trials(opened, None if trials is None else Path(trials))
-        return cls(opened, chosen, stretches, sample_keys(opened[chosen[0]], numel), known)
+        keys = sample_keys(opened[chosen[0]], numel)
+        # What is seen ahead does not depend on the knob, so that all levels share it.
+        foreseen = FrameEncoder(chain).look_ahead(chosen, opened.__getitem__)
+        return cls(opened, chosen, stretches, keys, known, foreseen)
 
 
 def _estimated(chain: ChainConfig, asked: _Asked) -> EstimateReport:
     """Estimate what a configuration does."""
     begun = time.perf_counter()
-    opened, chosen, stretches, keys, known = asked
-    foreseen = FrameEncoder(chain).look_ahead(chosen, opened.__getitem__)
+    opened, chosen, stretches, keys, known, foreseen = asked
     rows = [row for stretch in stretches for row in _encode(opened, chain, stretch, keys, foreseen)]
     calibration = calibrate([one for one in known if one.config.get("codec") == chain.codec])
     if not calibration.n_trials:
