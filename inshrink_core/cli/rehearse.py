@@ -55,6 +55,14 @@ def rehearse(
         int | None, typer.Option(min=1, help="Steps of each training. (default: the task's)")
     ] = None,
     bounds: BoundOptions,
+    control: Annotated[
+        bool,
+        typer.Option(
+            "--control",
+            help="Train each seed a third time, its weights moved by their last bits at each restore: "
+            "what chance alone costs.",
+        ),
+    ] = False,
     device: Annotated[
         str,
         typer.Option(metavar="auto|cpu|cuda", help="Where training happens; another one is another result."),
@@ -78,6 +86,7 @@ def rehearse(
             saves=saves,
             steps=steps,
             **vars(bounds),
+            control=control,
             device=device,
             threads=threads,
             keep_archives=keep_archives,
@@ -102,7 +111,8 @@ def _show(console: Console, report: Rehearsal) -> None:
         ("metric", f"{printable(document['metric'])}, {document['direction']} is better"),
         ("codec", f"{document['codec']}, optimizer {document['optimizer']}"),
         ("restored at", steps_in_short(document["restored_at"])),
-        ("excess", _with_half_width(document)),
+        ("excess", _with_half_width(document, "excess")),
+        *_beyond_chance(document),
         ("noise of the seeds", percent(document["noise"]).lstrip("+")),
         ("ratio of everything", f"{ratio(document['ratio_total'])}  ({sizes})"),
         ("ratio of the weights", ratio(document["ratio_weights"])),
@@ -112,12 +122,22 @@ def _show(console: Console, report: Rehearsal) -> None:
     show_facts(console, facts)
 
 
-def _with_half_width(document: Mapping[str, Any]) -> str:
-    """Return the excess and how well it is known."""
-    width = document["excess_half_width"]
+def _beyond_chance(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what the control says, where there is one."""
+    if document["chance"] is None:
+        return []
+    return [
+        ("excess by chance", percent(document["chance"])),
+        ("beyond chance", _with_half_width(document, "beyond_chance")),
+    ]
+
+
+def _with_half_width(document: Mapping[str, Any], name: str) -> str:
+    """Return a mean and how well it is known."""
+    width = document[f"{name}_half_width"]
     if width is None:
-        return f"{percent(document['excess'])}  (a single seed says little)"
-    return f"{percent(document['excess'])} ± {percent(width).lstrip('+')}  (95 %)"
+        return f"{percent(document[name])}  (a single seed says little)"
+    return f"{percent(document[name])} ± {percent(width).lstrip('+')}  (95 %)"
 
 
 def _times(document: Mapping[str, Any]) -> str:

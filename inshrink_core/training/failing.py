@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ __all__ = [
     "isolated",
     "require_judgeable",
     "task_evaluator",
+    "train_perturbed",
     "train_restored",
     "train_uninterrupted",
 ]
@@ -170,6 +171,15 @@ def train_uninterrupted(setup: Setup, seed: int, *, on_step: OnStep | None = Non
     return _train(setup, _Training(setup, seed, seed), None, on_step)
 
 
+def train_perturbed(setup: Setup, seed: int, *, on_step: OnStep | None = None) -> TrainingResult:
+    """Train without an archive, every weight moved by its last bit where the other training is restored.
+
+    Where training is chaotic, no restore can end nearer to the uninterrupted training than this does, unless
+    it is exact.
+    """
+    return _train(setup, _Training(setup, seed, seed), _Perturbed(setup.schedule.restored_at), on_step)
+
+
 def train_restored(
     setup: Setup,
     seed: int,
@@ -228,13 +238,13 @@ def train_restored(
 
 
 def _train(
-    setup: Setup, training: _Training, failing: _Failing | None, on_step: OnStep | None
+    setup: Setup, training: _Training, failing: _Interruption | None, on_step: OnStep | None
 ) -> TrainingResult:
     """Train from the first step to the last, and evaluate at every save."""
     begun = time.perf_counter()
     metrics, losses, at = [], [], 0
     for step in setup.schedule.saved_at:
-        record = None if failing is None else failing.saver.record
+        record = None if failing is None else failing.record
         training.advance(range(at + 1, step + 1), record, on_step)
         metrics.append(setup.task.evaluate(training.model))
         losses.append(training.take_loss())
@@ -249,6 +259,39 @@ def _train(
         seconds=time.perf_counter() - begun,
         save_seconds=0.0 if failing is None else failing.waited,
     )
+
+
+class _Interruption(Protocol):
+    """What happens to a training at its saves."""
+
+    waited: float
+
+    def record(self) -> None:
+        """Look at the gradients of a step."""
+
+    def save(self, training: _Training, step: int) -> _Training:
+        """Return what training goes on with."""
+
+
+class _Perturbed:
+    """Moves every weight to one of its two neighbours in its own format where a training would fail."""
+
+    def __init__(self, at: tuple[int, ...]) -> None:
+        self._at = at
+        self.waited = 0.0
+
+    def record(self) -> None:
+        pass
+
+    def save(self, training: _Training, step: int) -> _Training:
+        if step in self._at:
+            generator = torch.Generator().manual_seed(training.seed * _SEED_STRIDE + step)
+            with torch.no_grad():
+                for weight in training.model.parameters():
+                    upwards = torch.rand(weight.shape, generator=generator).to(weight.device) < 0.5
+                    limit = torch.where(upwards, torch.inf, -torch.inf).to(weight.dtype)
+                    weight.copy_(torch.nextafter(weight, limit))
+        return training
 
 
 class _Failing:
@@ -279,6 +322,10 @@ class _Failing:
             device="cpu",
             step_writer=self._writer,
         )
+
+    def record(self) -> None:
+        """Let the saver look at the gradients of a step."""
+        self.saver.record()
 
     def save(self, training: _Training, step: int) -> _Training:
         """Save, and return what training goes on with: after a failure, what came out of the archive."""

@@ -55,6 +55,9 @@ _Z_975: Final = 1.959964
 _ALONE: Final = ("task", "n_steps", "saved_at", "device", "threads", "torch", "seed")
 """What every training depends on; one with failures on more."""
 
+_PERTURBED: Final = "perturbed_at"
+"""What the control depends on beside."""
+
 _RESULTS: Final = "results"
 _MOST_KEPT: Final = 2_000
 
@@ -74,6 +77,7 @@ def rehearse(
     max_drop: float | None = None,
     max_divergence: float | None = None,
     max_restore_cost: float | None = None,
+    control: bool = False,
     device: str = "auto",
     threads: int = 1,
     keep_archives: bool = False,
@@ -98,9 +102,12 @@ def rehearse(
         Bounds on every save as restored, as `inshrink_core.compress` takes them: each save is written with
         the smallest frame found that keeps them, with the task itself as the evaluator, or exactly if no
         smaller one does.
+    control
+        Train each seed a third time, every weight moved by its last bit where the other training is
+        restored: what chance alone costs a training that is chaotic.
     device
-        Where training happens; ``auto`` is CUDA where there is one. The control (codec ``lossless``) is at
-        exactly zero on the CPU, where the same operations give the same bits.
+        Where training happens; ``auto`` is CUDA where there is one. A lossless restore is at exactly zero on
+        the CPU, where the same operations give the same bits.
     threads
         Threads of PyTorch. One is best for models as small as these; results depend on the number in
         their last bits, and then altogether.
@@ -171,12 +178,13 @@ def rehearse(
         threads=threads,
         keep_archives=keep_archives,
         progress=progress,
-        total=2 * seeds * schedule.n_steps,
+        total=(3 if control else 2) * seeds * schedule.n_steps,
     )
     with isolated(threads):
         if bounds is not None:
             require_judgeable(found, bounds, setup.device)
         pairs = [(runner.uninterrupted(seed), runner.restored(seed)) for seed in range(seeds)]
+        perturbed = tuple(runner.perturbed(seed) for seed in range(seeds) if control)
     return Rehearsal(
         task=found.name,
         metric=found.metric,
@@ -189,6 +197,7 @@ def rehearse(
         restored_at=schedule.restored_at,
         uninterrupted=tuple(before for before, _ in pairs),
         restored=tuple(after for _, after in pairs),
+        perturbed=perturbed,
         device=setup.device,
     )
 
@@ -237,6 +246,17 @@ class _Runner:
             "uninterrupted",
             self._key(seed),
             lambda _: train_uninterrupted(self.setup, seed, on_step=on_step),
+        )
+
+    def perturbed(self, seed: int) -> TrainingResult:
+        """Return the training whose weights are moved by their last bits."""
+        from inshrink_core.training.failing import train_perturbed
+
+        on_step = self._reporter(f"seed {seed}, perturbed")
+        return self._kept(
+            "perturbed",
+            self._key(seed) | {_PERTURBED: list(self.setup.schedule.restored_at)},
+            lambda _: train_perturbed(self.setup, seed, on_step=on_step),
         )
 
     def restored(self, seed: int) -> TrainingResult:
@@ -371,6 +391,8 @@ class Rehearsal(Report):
         Steps and saves of each training, and the steps it was restored at.
     uninterrupted, restored
         The trainings, in the order of the seeds.
+    perturbed
+        The same, every weight moved by its last bit at each restore; empty without a control.
     device
         Where they ran.
     """
@@ -386,22 +408,26 @@ class Rehearsal(Report):
     restored_at: tuple[int, ...]
     uninterrupted: tuple[TrainingResult, ...]
     restored: tuple[TrainingResult, ...]
+    perturbed: tuple[TrainingResult, ...] = ()
     device: str = "cpu"
 
     DOCUMENT: ClassVar = (
         "task metric direction codec config optimizer steps=n_steps saves=n_saves restored_at "
         "seeds=uninterrupted.seed uninterrupted=uninterrupted.final restored=restored.final excesses excess "
-        "excess_half_width noise ratio_weights ratio_total raw_bytes archive_bytes train_seconds "
-        "restored_seconds device save_seconds curves"
+        "excess_half_width chance beyond_chance beyond_chance_half_width noise ratio_weights ratio_total "
+        "raw_bytes archive_bytes train_seconds restored_seconds device save_seconds curves"
     )
 
     @property
     def excesses(self) -> tuple[float | None, ...]:
         """Relative change of the final metric for the worse, seed by seed."""
+        return self._drops(self.restored)
+
+    def _drops(self, others: Sequence[TrainingResult]) -> tuple[float | None, ...]:
         direction = Direction(self.direction)
         return tuple(
             drop(before.final, after.final, direction)
-            for before, after in zip(self.uninterrupted, self.restored, strict=True)
+            for before, after in zip(self.uninterrupted, others, strict=bool(others))
         )
 
     @property
@@ -415,6 +441,28 @@ class Rehearsal(Report):
         """Half-width of the 95 % interval of `excess`; None for a single seed."""
         known = _all_known(self.excesses)
         return half_width(known) if known else None
+
+    @property
+    def chance(self) -> float | None:
+        """Mean excess of the control, whose weights are moved by their last bits; None without one."""
+        known = _all_known(self._drops(self.perturbed))
+        return statistics.fmean(known) if known else None
+
+    @property
+    def beyond_chance(self) -> float | None:
+        """Mean of what restored trainings end worse than the control by, seed by seed; None without one."""
+        known = _all_known(self._beyond_chance())
+        return statistics.fmean(known) if known else None
+
+    @property
+    def beyond_chance_half_width(self) -> float | None:
+        """Half-width of the 95 % interval of `beyond_chance`; None for a single seed."""
+        known = _all_known(self._beyond_chance())
+        return half_width(known) if known else None
+
+    def _beyond_chance(self) -> tuple[float | None, ...]:
+        pairs = zip(self.excesses, self._drops(self.perturbed), strict=bool(self.perturbed))
+        return tuple(None if one is None or other is None else one - other for one, other in pairs)
 
     @property
     def noise(self) -> float | None:
@@ -537,29 +585,40 @@ def pair_trainings(
         Of any settings, each with the key that it is kept under.
     """
     alone: dict[str, TrainingResult] = {}
+    perturbed: dict[str, TrainingResult] = {}
     restored: dict[str, list[tuple[Mapping[str, Any], TrainingResult]]] = {}
     for key, result in trainings:
         if "codec" in key:
             setting = {name: value for name, value in key.items() if name != "seed"}
             restored.setdefault(key_digest(setting), []).append((key, result))
+        elif _PERTURBED in key:
+            perturbed[_digest_of(key, "restored_at", key[_PERTURBED])] = result
         else:
-            alone[key_digest({name: key.get(name) for name in _ALONE})] = result
+            alone[_digest_of(key)] = result
     for members in restored.values():
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-            rehearsal = _paired(alone, members)
+            rehearsal = _paired(alone, perturbed, members)
             if rehearsal is not None:
                 yield members[0][0], rehearsal
 
 
+def _digest_of(key: Mapping[str, Any], *more: Any) -> str:
+    """Return what tells trainings apart that no archive had a part in."""
+    return key_digest({"alone": {name: key.get(name) for name in _ALONE}, "more": list(more)})
+
+
 def _paired(
-    alone: Mapping[str, TrainingResult], restored: Sequence[tuple[Mapping[str, Any], TrainingResult]]
+    alone: Mapping[str, TrainingResult],
+    perturbed: Mapping[str, TrainingResult],
+    restored: Sequence[tuple[Mapping[str, Any], TrainingResult]],
 ) -> Rehearsal | None:
     """Put trainings of one setting together; KeyError, TypeError or ValueError where a key is none."""
-    pairs = []
+    pairs, controls = [], []
     for key, after in sorted(restored, key=lambda one: int(one[0]["seed"])):
-        before = alone.get(key_digest({name: key[name] for name in _ALONE}))
+        before = alone.get(_digest_of(key))
         if before is not None and before.steps == after.steps:
             pairs.append((before, after))
+            controls.append(perturbed.get(_digest_of(key, "restored_at", key["restored_at"])))
     key = restored[0][0]
     name = str(key["task"]).partition("/")[0]
     if not pairs or name not in task_names():
@@ -577,6 +636,7 @@ def _paired(
         restored_at=tuple(map(int, key["restored_at"])),
         uninterrupted=tuple(before for before, _ in pairs),
         restored=tuple(after for _, after in pairs),
+        perturbed=tuple(one for one in controls if one is not None) if None not in controls else (),
         device=str(key["device"]),
     )
 

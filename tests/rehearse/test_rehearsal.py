@@ -60,7 +60,7 @@ def task(tmp_path_factory):
 def counted(monkeypatch):
     """Count the trainings that are really run."""
     runs = []
-    for name in ("train_uninterrupted", "train_restored"):
+    for name in ("train_uninterrupted", "train_restored", "train_perturbed"):
         original = getattr(training, name)
 
         def counting(*arguments, _original=original, _name=name, **options):
@@ -79,6 +79,36 @@ def test_the_control_with_a_lossless_codec_is_at_exactly_zero(task, tmp_path):
         assert before.metrics == after.metrics
         assert before.train_losses == after.train_losses
     assert result.noise > 0
+
+
+def test_a_control_moves_every_weight_by_its_last_bit_and_tells_what_chance_costs(task, tmp_path):
+    options = {"codec": "lossless", "restores": 2, "seeds": 2}
+    without = inshrink_core.rehearse(task, tmp_path, **options)
+    assert without.perturbed == ()
+    assert without.chance is without.beyond_chance is without.beyond_chance_half_width is None
+    result = inshrink_core.rehearse(task, tmp_path, **options, control=True)
+    for before, moved in zip(result.uninterrupted, result.perturbed, strict=True):
+        assert moved.metrics[:2] == before.metrics[:2]
+        assert moved.metrics[2:] == pytest.approx(before.metrics[2:], rel=0.2)
+        assert moved.metrics[2:] != before.metrics[2:]
+    assert result.chance != 0.0
+    assert result.beyond_chance == pytest.approx(-result.chance)
+    assert result.beyond_chance_half_width > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_perturbed_weight_is_a_neighbour_of_itself(dtype):
+    from types import SimpleNamespace
+
+    model = torch.nn.Linear(50, 4).to(dtype)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    held = SimpleNamespace(model=model, seed=1)
+    assert training._Perturbed((7,)).save(held, 3) is held
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    training._Perturbed((7,)).save(held, 7)
+    for old, new in zip(before, model.parameters(), strict=True):
+        bits = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float64: torch.int64}[dtype]
+        assert (old.view(bits) - new.detach().view(bits)).abs().eq(1).all()
 
 
 def test_a_control_that_does_not_restore_is_not_at_zero(task, tmp_path, monkeypatch):
