@@ -26,6 +26,7 @@ BENCHMARKS = (
     "verbs",
     "codebook",
     "moments",
+    "momentum",
     "ratio",
     "overhead",
     "scaling",

@@ -317,7 +317,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
         Further keys of a tensor (tied weights), to the key in `specs`.
     hyperparameters
         Per parameter name, the numbers of its optimizer group: ``lr``, ``beta1``, ``beta2``, ``eps``,
-        ``weight_decay``, ``momentum`` where the file has them.
+        ``weight_decay``, ``momentum``, ``dampening`` where the file has them.
     origin
         Path it was read from, for messages.
 

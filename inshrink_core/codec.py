@@ -317,11 +317,18 @@ class FrameContext:
         `Codec.foresee` did, if the run could be looked at; else, and after a frame of another codec, None.
     after_restore
         Whether the training that led here was restored from the previous frame of the chain.
+    reaches
+        How far the momentum of a parameter still moves it, over its state: the learning rate times the sum of
+        the powers of beta1; by parameter name, where the checkpoint's optimizer state says it.
+    spacings
+        `Codec.spacing` of the weights of this frame, by parameter name, for a codec of the optimizer's state.
     """
 
     learning_rates: Mapping[str, float] = field(default_factory=dict)
     memory: Any = None
     after_restore: bool = False
+    reaches: Mapping[str, float] = field(default_factory=dict)
+    spacings: Mapping[str, float] = field(default_factory=dict)
 
 
 _NOTHING_KNOWN: Final = FrameContext()
@@ -528,6 +535,10 @@ class Codec(ABC, Generic[_Plan, _State]):
             Root of squared error over squared norm of the weights, at that step.
         """
         return DIVERGENCE_PER_ERROR * relative_error**2
+
+    def spacing(self, plan: _Plan, spec: TensorSpec) -> float | None:
+        """Return the distance from one value of a tensor to the next, as planned; None where it has none."""
+        return None
 
     def remember(self, plan: _Plan) -> Any:
         """Return what later frames of the chain plan with: msgpack values, stored in the frame.

@@ -128,7 +128,10 @@ class FrameEncoder:
         devices = [chain.device, *("cpu" for _ in parties[1:])]
         restored = standing.restored
         context = FrameContext(
-            learning_rates=_rates(checkpoint), memory=standing.memory, after_restore=standing.after_restore
+            learning_rates=_rates(checkpoint),
+            memory=standing.memory,
+            after_restore=standing.after_restore,
+            reaches=_reaches(checkpoint),
         )
 
         def observe(spec: TensorSpec) -> Any:
@@ -138,12 +141,20 @@ class FrameEncoder:
         with recycling():
             statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
         plans = [own.codec.plan(members, statistics, context)]
-        plans += [party.codec.plan([], []) for party in parties[1:]]
         # An override has a plan of its own, from what was seen of all tensors: pools stay whole.
         plan_of: dict[int, Any] = {id(own.codec): plans[0]}
         for config in config_of.values():
             if id(config) not in plan_of:
                 plan_of[id(config)] = config.plan(members, statistics, context)
+        spacings: dict[str, float] = {}
+        for spec in members:
+            codec = config_of[spec.key]
+            width = codec.spacing(plan_of[id(codec)], spec) if spec.role in _OF_MODEL else None
+            # The optimizer moves master weights, where there are any.
+            if width is not None and (spec.role is TensorRole.MASTER or spec.name not in spacings):
+                spacings[spec.name] = width
+        beside = replace(context, spacings=spacings)
+        plans += [party.codec.plan([], [], beside) for party in parties[1:]]
 
         def encode(spec: TensorSpec) -> TensorResult:
             place = place_of[spec.key]
@@ -234,6 +245,16 @@ class FrameEncoder:
 def _rates(checkpoint: Checkpoint) -> dict[str, float]:
     """Learning rate by parameter name, where it is known."""
     return {name: group["lr"] for name, group in checkpoint.hyperparameters.items() if "lr" in group}
+
+
+def _reaches(checkpoint: Checkpoint) -> dict[str, float]:
+    """How far momentum alone still moves a parameter, by name, for Adam and SGD: others step otherwise."""
+    found = {}
+    for name, group in checkpoint.hyperparameters.items():
+        beta = group.get("momentum" if "dampening" in group else "beta1", 0.0)
+        if group.get("lr", 0.0) > 0 and 0 < beta < 1:
+            found[name] = group["lr"] * beta / (1 - beta)
+    return found
 
 
 def _seen(

@@ -269,7 +269,7 @@ def _find_model(root: object, walker: _Walker) -> tuple[dict[Any, Any], str | No
 
 def _numbers(group: dict[Any, Any]) -> dict[str, float]:
     numbers: dict[str, float] = {}
-    for key in ("lr", "eps", "weight_decay", "momentum"):
+    for key in ("lr", "eps", "weight_decay", "momentum", "dampening"):
         value = group.get(key)
         if (number := _float(value)) is not None:
             numbers[key] = number

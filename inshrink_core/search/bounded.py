@@ -53,6 +53,11 @@ _BETTER: Final = 1.01
 # strategy ends by itself.
 _BUDGET: Final = 8
 
+_LEAST_SHARE: Final = 1 / 8
+"""Of a restore cost's bound, that a step may use however small the learning rate is."""
+
+_PEAK: Final = "peak_learning_rate"
+
 Originals = Callable[[int], Checkpoint | None]
 """Returns the original of a step, None for one that is not at hand."""
 
@@ -220,6 +225,8 @@ class BoundedWriter:
         self._follows = follows
         self._usage: float | None = None
         self._bounds: Bounds | None = None
+        self._target = Bounds()
+        self._peak = 0.0
         self._at_hand: int | None = None
         self._figures = Figures()
         self._judge, self._original, self._told = judge, originals, told
@@ -292,6 +299,7 @@ class BoundedWriter:
             The frame on disk does not decode to what was measured, and breaks the bounds.
         """
         self.begin(checkpoint)
+        self._target = self._aimed_at(chain, checkpoint)
         keyframe = chain.keyframe_is_due
         step = self._step(chain, checkpoint, keyframe=keyframe)
         neighbour = self._neighbour(chain.parent, checkpoint.step)
@@ -306,6 +314,21 @@ class BoundedWriter:
         self._last_index = None if made is None else (appended.info.frame_id, made.frame_index)
         self._check_written(chain, checkpoint, decision, informative)
         return appended
+
+    def _aimed_at(self, chain: ChainWriter, checkpoint: Checkpoint) -> Bounds:
+        """Return what a step is searched for: a restore may cost the less, the less is learned after it.
+
+        What a restore costs is forgotten as training goes on, at a pace in proportion to the learning rate.
+        Late in a training it would stay.
+        """
+        if not self._peak and chain.parent is not None:
+            quality = chain.archive.frame(chain.parent).meta.get("quality")
+            known = quality.get(_PEAK) if isinstance(quality, Mapping) else None
+            self._peak = float(known) if isinstance(known, int | float) and 0 < known < math.inf else 0.0
+        rate = max((group.get("lr", 0.0) for group in checkpoint.hyperparameters.values()), default=0.0)
+        self._peak = max(self._peak, rate)
+        share = max(rate / self._peak, _LEAST_SHARE) if self._peak else 1.0
+        return self.bounds.with_restore_cost(share)
 
     def append_exactly(
         self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None, why: str
@@ -411,13 +434,13 @@ class BoundedWriter:
             self._last = best.point
         candidate, trial = best.result
         made = step.position.made[candidate.digest]
-        return _Decision(candidate, trial, self.bounds.judge(trial.figures), made)
+        return _Decision(candidate, trial, self._target.judge(trial.figures), made)
 
     def _outcome(self, point: Any, step: _Step) -> Outcome[Any]:
         """Measure a point of the space as it is now."""
         candidate = self._space.candidate(point)
         trial = step.trial(candidate)
-        verdict = self.bounds.judge(trial.figures)
+        verdict = self._target.judge(trial.figures)
         return Outcome(point, verdict.kept, trial.ratio_weights, verdict.usage, (candidate, trial))
 
     @property
@@ -481,7 +504,7 @@ class BoundedWriter:
         step = self._step(chain, checkpoint, keyframe=True)
         trial = step.trial(candidate)
         self.evaluations += step.runner.evaluations
-        verdict = self.bounds.judge(trial.figures)
+        verdict = self._target.judge(trial.figures)
         if trial.weights_nbytes > delta.weights_nbytes or not verdict.kept:
             return None
         return _Decision(candidate, trial, verdict, step.position.made[candidate.digest])
@@ -512,7 +535,8 @@ class BoundedWriter:
         """Return what a frame says of its own quality: what was found, how, and what was promised."""
         found = {name: value for name in FIGURES if (value := getattr(figures, name)) is not None}
         limits = {name: float(limit) for name, limit in self.bounds.limits.items()}
-        return {"how": how, "bounds": limits} | {name: float(value) for name, value in found.items()}
+        peak = {_PEAK: self._peak} if self._peak and self.bounds.max_restore_cost is not None else {}
+        return {"how": how, "bounds": limits, **peak} | {name: float(value) for name, value in found.items()}
 
     def _exact(self) -> ChainConfig:
         """Return how a step is stored bit for bit, with as little harm to what follows as the codec can.

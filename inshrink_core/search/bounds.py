@@ -187,6 +187,12 @@ class Bounds:
             )
         return bounds
 
+    def with_restore_cost(self, share: float) -> Bounds:
+        """Return the same bounds with a share of the restore cost."""
+        if self.max_restore_cost is None:
+            return self
+        return replace(self, max_restore_cost=self.max_restore_cost * share)
+
     @property
     def limits(self) -> dict[str, float]:
         """What is bounded, by figure; what is left free or waived is not in it."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import TensorInput
+from inshrink_core.codec import FrameContext, TensorInput
 from inshrink_core.codecs.moments.codec import MomentsCodec
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
@@ -280,3 +280,43 @@ def test_first_moments_in_the_coarser_units_of_before_decode_as_they_did():
     delta = bytes.fromhex("018340ff020100020100008080807f8080")
     state = CODEC.decode_lossy(spec, memoryview(delta), state, "cpu")
     assert state.decoded().tolist() == [[0, 0, 0], [-11.313708305358887, 0, 0]]
+
+
+def moved_by_rounding(reach, spacing, role=TensorRole.EXP_AVG):
+    """Return what rounding a first moment moves its weights by in the end, as a root mean square."""
+    torch.manual_seed(0)
+    second = torch.rand(64, 1).exp() * torch.rand(1, 128).exp() * 1e-4
+    root = second.sqrt() if role is TensorRole.EXP_AVG else torch.ones(())
+    first = torch.randn(64, 128) * 0.23 * second.sqrt()
+    context = FrameContext(reaches={"w": reach}, spacings={"w": spacing})
+    item = item_of(first, role, second if role is TensorRole.EXP_AVG else None)
+    encoded = CODEC.encode_lossy(item, CODEC.plan([], [], context), None)
+    off = (encoded.reference.decoded() - first) / root
+    return float((reach * off).square().mean().sqrt()), len(encoded.block.payload)
+
+
+@pytest.mark.parametrize("role", [TensorRole.EXP_AVG, TensorRole.MOMENTUM])
+def test_first_moments_are_as_fine_as_the_weights_they_still_move(role):
+    reach = 0.02 if role is TensorRole.EXP_AVG else 1.0
+    spacings = [0.006, 0.012, 0.024]
+    errors, sizes = zip(*(moved_by_rounding(reach, one, role) for one in spacings), strict=True)
+    for spacing, error in zip(spacings, errors, strict=True):
+        # An error spread evenly over half a spacing is .14 of it; keeping the projection costs the rest.
+        assert 0.1 * spacing < error < 0.3 * spacing
+    assert sizes[0] > 1.2 * sizes[1] > 1.2 * 1.2 * sizes[2]
+    # The same momentum under a smaller learning rate moves weights less, so that it may be coarser.
+    assert moved_by_rounding(reach / 2, 0.012, role)[1] == pytest.approx(sizes[2], rel=0.1)
+
+
+def test_units_of_first_moments_stay_within_bounds_whatever_the_spacing():
+    finest, coarsest = moved_by_rounding(1.0, 1e-9)[1], moved_by_rounding(1e-9, 1.0)[1]
+    assert moved_by_rounding(1.0, 1e-12)[1] == finest > 2 * coarsest
+    assert moved_by_rounding(1e-12, 1.0)[1] == coarsest > 64
+
+
+def test_a_first_moment_without_a_second_keeps_its_unit():
+    """It is not Adam's (Lion's is another), and what it moves a weight by is not known."""
+    first = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
+    plain = CODEC.encode_lossy(item_of(first, TensorRole.EXP_AVG), None, None)
+    planned = CODEC.encode_lossy(item_of(first, TensorRole.EXP_AVG), {"w": 1e-6}, None)
+    assert plain.block == planned.block

@@ -226,6 +226,10 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         """Return a share of the squared coarseness: errors lie where the loss does not mind them."""
         return _DIVERGENCE * float(self.coarseness) ** 2 if relative_error > 0 else 0.0
 
+    def spacing(self, plan: LatticePlan, spec: TensorSpec) -> float | None:
+        """Return the width of its cells; None where it is stored exactly."""
+        return None if self.exact else plan.widths.get(spec.key)
+
     def remember(self, plan: LatticePlan) -> Any:
         """Return the movement and the learning rate the chain began with, and probes of the weights."""
         return dict(plan.memory)

@@ -14,11 +14,12 @@ hundredths of its size: so one tensor decodes without another. Encoding and deco
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inshrink_core.checkpoint import TensorRole
-from inshrink_core.codec import Encoded, TensorInput, TensorReference
+from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference
 from inshrink_core.codecs.fallback import EXACT, FallbackCodec, host_values
 from inshrink_core.codecs.moments.block import MomentsReference, pack, parse, sides
 from inshrink_core.codecs.moments.rounding import factored, octaves, rank_one, scaled, zeros
@@ -38,21 +39,26 @@ _UNITS = {
     (TensorRole.MOMENTUM, "fidelity"): 2.0,
     (TensorRole.MOMENTUM, "ratio"): 4.0,
 }
-"""Unit of first moments in root mean squares. A GRU that is restored nine times ends .9 % worse for units of
-4, .4 % for units of 2 (``docs/design.md``). SGD has no other state, so its buffer is never left out."""
+"""Unit of first moments in root mean squares, where a frame does not say how far they move a weight. SGD has
+no other state, so its buffer is never left out."""
+
+_SHARE_OF_SPACING: Final = 0.5
+"""Unit of first moments, in spacings of the weight, by what momentum still moves it: with it moments cost a
+restore about what the weights do (``docs/design.md``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MomentsCodec(FallbackCodec[None, MomentsReference]):
+class MomentsCodec(FallbackCodec[Mapping[str, float] | None, MomentsReference]):
     """Codec of Adam's moments and of momentum buffers; every other tensor, and what is not finite, exact.
 
     Parameters
     ----------
     preset
         ``fidelity``: second moments to an octave against row and column factors, first moments in coarse
-        units with their projection kept; about one and a half bits a parameter for both. ``ratio``: second
-        moments as rank-one factors, Adam's first moment left out; a few hundredths of a bit. A momentum
-        buffer is never left out: about 1.2 and .7 bits a parameter.
+        units with their projection kept; one to three bits a parameter for both. Beside weights on a
+        lattice, the units are such that what momentum still moves is rounded as the weights are.
+        ``ratio``: second moments as rank-one factors, Adam's first moment left out; a few hundredths of a
+        bit. A momentum buffer is never left out: about 1.2 and .7 bits a parameter.
 
     Raises
     ------
@@ -83,12 +89,24 @@ class MomentsCodec(FallbackCodec[None, MomentsReference]):
         """Return the second moment's role: it gives first moments their units."""
         return frozenset({TensorRole.EXP_AVG_SQ})
 
+    def plan(
+        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
+    ) -> Mapping[str, float]:
+        """Return by parameter what a first moment may be off by: it moves the weight by half a spacing."""
+        if context is None:
+            return {}
+        return {
+            name: _SHARE_OF_SPACING * context.spacings[name] / reach
+            for name, reach in context.reaches.items()
+            if name in context.spacings
+        }
+
     def encode_lossy(
-        self, item: TensorInput, plan: None, reference: TensorReference | None
+        self, item: TensorInput, plan: Mapping[str, float] | None, reference: TensorReference | None
     ) -> Encoded | None:
         """Round a moment; None for what is not finite, and for a second moment that is none."""
         before = _fitting(reference, item.spec)
-        state = _rounded(item, self.preset, before)
+        state = _rounded(item, self.preset, (plan or {}).get(item.spec.name), before)
         return None if state is None else Encoded(Block(self.bitstream, pack(state, before)), state)
 
     def decode_lossy(
@@ -116,8 +134,13 @@ def _fitting(reference: TensorReference | None, spec: TensorSpec) -> MomentsRefe
     return None
 
 
-def _rounded(item: TensorInput, preset: str, before: MomentsReference | None) -> MomentsReference | None:
-    """Return the state of a tensor; None for what is not finite, or a negative second moment."""
+def _rounded(
+    item: TensorInput, preset: str, allowed: float | None, before: MomentsReference | None
+) -> MomentsReference | None:
+    """Return the state of a tensor; None for what is not finite, or a negative second moment.
+
+    `allowed` is what a first moment may be off by, over the root of the second where there is one.
+    """
     spec, values = item.spec, host_values(item.tensor)
     kinds = kinds_of(values)
     if not kinds.finite:
@@ -125,7 +148,9 @@ def _rounded(item: TensorInput, preset: str, before: MomentsReference | None) ->
     if spec.role in _FIRST:
         unit = _UNITS.get((spec.role, preset))
         second = item.second_moment if spec.role is TensorRole.EXP_AVG else None
-        return zeros(spec) if unit is None else scaled(spec, values, second, unit)
+        if unit is None:
+            return zeros(spec)
+        return scaled(spec, values, second, unit, allowed)
     if kinds.negative:
         return None
     if len(spec.shape) < 2:

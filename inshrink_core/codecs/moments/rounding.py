@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codecs.fallback import host_values
 from inshrink_core.codecs.moments.block import NO_BYTES, Form, MomentsReference, sides
 from inshrink_core.ops.moments import (
@@ -61,6 +62,9 @@ _OCTAVE_CARRY: Final = 0x800000 - 0x3504F3
 
 _PLAIN, _LOWEST_THRESHOLD = 128, 26
 """Thresholds in 256ths of a unit: plain rounding, and a tenth, below which all that is kept is noise."""
+
+_UNIT_RANGE: Final = (0.25, 2.0)
+"""Of the unit of a first moment, by what it is allowed."""
 
 _MAX_HALVINGS: Final = 6
 """Of the unit, where no threshold is low enough: values of very different size in one tensor."""
@@ -129,7 +133,11 @@ def factored(
 
 
 def scaled(
-    spec: TensorSpec, values: NDArray[np.float32], second: Tensor | None, unit: float
+    spec: TensorSpec,
+    values: NDArray[np.float32],
+    second: Tensor | None,
+    unit: float,
+    allowed: float | None = None,
 ) -> MomentsReference:
     """Round to integers in units of a power of two times row and column, so that the projection is kept.
 
@@ -144,6 +152,9 @@ def scaled(
         it, the root mean squares of the values' own rows do.
     unit
         In root mean squares of the values, where rows and columns are equal.
+    allowed
+        The unit that is fine enough, over the root of the second moment where there is one: taken in the
+        place of `unit`, but for a quarter of that at least and twice that at most.
 
     Notes
     -----
@@ -153,11 +164,14 @@ def scaled(
     if not values.any():
         return zeros(spec)
     n_rows, _ = sides(spec.shape)
-    rows, columns = _shape_of_units(values, spec.shape, second)
+    rows, columns, is_adaptive = _shape_of_units(values, spec.shape, second)
     column_codes = column_codes_of(columns)
     shifts = column_codes.astype(np.int64) - ZERO_POINT
     reaches = row_reaches(values, n_rows, shifts)
     root = math.sqrt(relative_square(values, Units(rows, shifts)) / values.size)
+    if allowed is not None and is_adaptive == (spec.role is TensorRole.EXP_AVG):
+        share = allowed / (root if is_adaptive else _root_mean_square(values))
+        unit = min(max(share, _UNIT_RANGE[0] * unit), _UNIT_RANGE[1] * unit)
     wanted = np.where(reaches > 0, rows + round(2 * math.log2(unit * root)), NO_ROW)
     fitted, threshold = _chosen(values, wanted, shifts, reaches)
     base = base_of(int(fitted.max()), Form.SCALED, None)
@@ -212,10 +226,16 @@ def _threshold(counts: NDArray[np.int64]) -> int | None:
     return low
 
 
+def _root_mean_square(values: NDArray[np.float32]) -> float:
+    return math.sqrt(math.fsum(sum_sides(values, 1, True).rows) / values.size)
+
+
 def _shape_of_units(
     values: NDArray[np.float32], shape: tuple[int, ...], second: Tensor | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return exponents of rows and columns: the second moment's root, or the values' own, by row alone.
+) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
+    """Return exponents of rows and columns, and whether they are the second moment's root.
+
+    Else they are the values' own, by row alone.
 
     Own columns would give the largest value of a row and a column a unit beyond itself.
     """
@@ -223,9 +243,9 @@ def _shape_of_units(
     if second is not None:
         squares = host_values(second)
         if squares_cover(squares, values):
-            return factors(sum_sides(squares, n_rows, False), 1.0)
+            return *factors(sum_sides(squares, n_rows, False), 1.0), True
     rows, columns = factors(sum_sides(values, n_rows, True), 1.0)
-    return rows, np.zeros_like(columns)
+    return rows, np.zeros_like(columns), False
 
 
 NO_ROW: Final = -(1 << 20)
