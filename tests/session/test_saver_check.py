@@ -117,6 +117,29 @@ def test_the_coarseness_follows_the_bound(tmp_path):
     assert ends[1] >= 4 * ends[0]
 
 
+def test_less_of_the_bound_is_used_once_the_learning_rate_has_fallen(tmp_path):
+    bound, used, peaks = 0.01, {}, {}
+    for name, factor in (("steady", 1.0), ("falling", 1 / 64)):
+        network, optimizer, saver = begin(tmp_path / name, check=check, max_restore_cost=bound)
+        for save in range(1, 9):
+            if save == 4:
+                optimizer.param_groups[0]["lr"] *= factor
+            train(network, optimizer, range(15 * save, 15 * save + 15))
+            saver.save(save)
+            if save == 5:  # another process goes on, and has never seen the higher rate
+                saver.close()
+                saver = Saver(tmp_path / name, network, optimizer, check=check, max_restore_cost=bound)
+                saver.restore(save)
+        saver.close()
+        quality = quality_of(tmp_path / name)
+        used[name] = [said["restore_cost"] for said in quality]
+        peaks[name] = {said["peak_learning_rate"] for said in quality}
+        assert all(said["bounds"] == {"restore_cost": bound} for said in quality)
+    assert peaks == {"steady": {3e-3}, "falling": {3e-3}}
+    assert used["steady"][:3] == used["falling"][:3]
+    assert max(used["falling"][3:]) <= bound / 8 < max(used["steady"][3:])
+
+
 def test_training_is_not_touched(tmp_path):
     plain, optimizer, saver = begin(tmp_path / "plain", codec="lossless")
     with saver:
