@@ -52,7 +52,9 @@ class BlockEntry:
     offset, nbytes
         Position in the frame, and payload length.
     crc
-        CRC-32C of the payload.
+        CRC-32C of the payload; None for a small block, whose frame was checked as a whole with its index.
+    shared
+        Whether the bytes are stored with a block before it that has the same.
     """
 
     key: str
@@ -61,7 +63,13 @@ class BlockEntry:
     attributes: tuple[Any, ...]
     offset: int
     nbytes: int
-    crc: int
+    crc: int | None
+    shared: bool = False
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes that the frame has for this block alone."""
+        return 0 if self.shared else self.nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

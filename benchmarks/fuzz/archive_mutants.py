@@ -229,6 +229,7 @@ def _hostile_header(rng: random.Random, frame: OpenFrame) -> Any:
             header._replace(parent_id=header.frame_id[::-1]),
             header._replace(parent_id=None, kind=FrameKind.KEYFRAME),
             header._replace(kind=FrameKind.KEYFRAME),
+            header._replace(version=rng.choice((1, 2, 3, 4))),
             header._replace(branch=rng.choice((1, 2, (1 << 32) - 1))),
             header._replace(frame_id=header.parent_id or header.frame_id[::-1]),
             header._replace(archive_id=header.frame_id),
@@ -266,7 +267,7 @@ def _hostile_part(rng: random.Random, frame: OpenFrame) -> None:
     if kind == 3:
         squeezed = _bomb(rng)
         claimed = rng.choice((len(content), 1 << 20, 1 << 31))
-    names.append("zstd/1")
+    names.append(rng.choice(("zstd/1", "zstd/1", "zstd/2")))
     numbers[at] = len(names) - 1
     frame.blocks[first + at] = claimed.to_bytes(5, "little") + squeezed
 

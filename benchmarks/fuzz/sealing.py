@@ -15,9 +15,11 @@ import msgpack
 import zstandard
 
 from benchmarks.fuzz.runs import Files
+from inshrink_core.archive.document import compress_document, decompress_document
+from inshrink_core.archive.index import INDEX_DICTIONARY, SmallBlocks
 from inshrink_core.archive.layout import (
-    FRAME,
     FRAME_HEADER_NBYTES,
+    FRAME_VERSION,
     MANIFEST_HEADER_NBYTES,
     TRAILER_NBYTES,
     FrameHeader,
@@ -26,6 +28,7 @@ from inshrink_core.archive.layout import (
     align,
     crc32c,
     frame_path,
+    is_small,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PACKED, align_file, pack_header, parse_directory
@@ -54,33 +57,70 @@ class OpenFrame:
     def parse(cls, data: bytes) -> OpenFrame:
         """Take a sound frame apart."""
         header = FrameHeader.parse(data[:FRAME_HEADER_NBYTES], "")
-        trailer = Trailer.parse(FRAME, data[-TRAILER_NBYTES:], len(data), "")
-        raw = zstandard.decompress(data[trailer.offset : -TRAILER_NBYTES])
+        trailer = Trailer.parse(header.layout, data[-TRAILER_NBYTES:], len(data), "")
+        at = len(data) - TRAILER_NBYTES - trailer.nbytes
+        raw = decompress_document(data[at:-TRAILER_NBYTES], trailer.raw_nbytes, "", _dictionary(header))
         index = msgpack.unpackb(raw, raw=False, strict_map_key=False)
-        blocks, offset = [], FRAME_HEADER_NBYTES
-        for nbytes in index[_LENGTHS]:
-            offset = align(offset, nbytes)
-            blocks.append(data[offset : offset + nbytes])
-            offset += nbytes
-        return cls(header, index, blocks)
+        return cls(header, index, _blocks(data, header, index[_LENGTHS], trailer.offset))
 
     def fit_index(self) -> None:
         """Write lengths and checksums of the blocks into the index."""
-        self.index[_LENGTHS] = [len(block) for block in self.blocks]
-        self.index[_CRCS] = struct.pack(f"<{len(self.blocks)}I", *map(crc32c, self.blocks))
+        if self.header.version < FRAME_VERSION:
+            self.index[_LENGTHS] = [len(block) for block in self.blocks]
+            self.index[_CRCS] = struct.pack(f"<{len(self.blocks)}I", *map(crc32c, self.blocks))
+            return
+        _, large, told = self._placed()
+        self.index[_LENGTHS] = told
+        self.index[_CRCS] = struct.pack(f"<{len(large)}I", *map(crc32c, large))
+
+    def _placed(self) -> tuple[bytes, list[bytes], list[int]]:
+        """Return the small blocks, the large ones, and what the index says of lengths."""
+        small, large, told = SmallBlocks(), [], []
+        for number, block in enumerate(self.blocks):
+            back = small.add(number, block)
+            if back is None:
+                large.append(block)
+            told.append(2 * back + 1 if back else 2 * len(block))
+        return bytes(small.content), large, told
 
     def seal(self) -> bytes:
         """Return the file; the index is taken as it is, fitting or not."""
         content = bytearray(self.header.pack())
-        for block in self.blocks:
+        head = bytes(content)
+        old = self.header.version < FRAME_VERSION
+        small, large, _ = (b"", self.blocks, []) if old else self._placed()
+        for block in large:
             content += bytes(align(len(content), len(block)) - len(content)) + block
-        content += bytes(align(len(content), 0) - len(content))
+        if old:
+            content += bytes(align(len(content), 0) - len(content))
         raw = packed(self.index)
-        document = zstandard.compress(raw)
-        size = len(content) + len(document) + TRAILER_NBYTES
+        document = compress_document(raw, _dictionary(self.header))
+        size = len(content) + len(small) + len(document) + TRAILER_NBYTES
         trailer = Trailer(len(content), size, len(document), len(raw))
-        head = bytes(content[:FRAME_HEADER_NBYTES])
-        return bytes(content) + document + trailer.pack(FRAME, head, document)
+        tail = small + document
+        return bytes(content) + tail + trailer.pack(self.header.layout, head, tail)
+
+
+def _dictionary(header: FrameHeader) -> bytes:
+    return INDEX_DICTIONARY if header.version >= FRAME_VERSION else b""
+
+
+def _blocks(data: bytes, header: FrameHeader, told: list[int], small_at: int) -> list[bytes]:
+    """Return the blocks of a frame of any version."""
+    blocks: list[bytes] = []
+    offset, n_small, old = FRAME_HEADER_NBYTES, 0, header.version < FRAME_VERSION
+    for value in told:
+        nbytes = value if old else value >> 1
+        if not old and value & 1:
+            blocks.append(blocks[-nbytes])
+        elif not old and is_small(nbytes, n_small):
+            blocks.append(data[small_at + n_small : small_at + n_small + nbytes])
+            n_small += nbytes
+        else:
+            offset = align(offset, nbytes)
+            blocks.append(data[offset : offset + nbytes])
+            offset += nbytes
+    return blocks
 
 
 def packed(value: Any) -> bytes:

@@ -90,7 +90,8 @@ def scan_frame(storage: Storage, path: str) -> tuple[FrameInfo, bytes]:
     DamagedError, IncompatibleError
         It is not a whole frame of a version known here, or bears another frame's name.
     """
-    header, trailer, _ = read_envelope(storage, path)
+    envelope = read_envelope(storage, path)
+    header, trailer = envelope.header, envelope.trailer
     if parse_frame_name(path.rpartition("/")[2]) != (header.generation, header.step):
         raise DamagedError(
             "the frame's name contradicts its header",

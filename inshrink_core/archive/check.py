@@ -10,12 +10,7 @@ from typing import Final, NamedTuple
 from inshrink_core.archive.catalog import Catalog
 from inshrink_core.archive.durable import LOCK_NAME, is_locked, is_temporary, temporary_path
 from inshrink_core.archive.frame_reader import FrameReader
-from inshrink_core.archive.layout import (
-    FRAME_FOLDER,
-    FRAME_HEADER_NBYTES,
-    align,
-    parse_frame_name,
-)
+from inshrink_core.archive.layout import FRAME_FOLDER, parse_frame_name
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader, open_storage
@@ -132,18 +127,15 @@ def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> l
 
 
 def _check_blocks(frame: FrameReader, storage: Storage, where: str) -> Iterator[Problem]:
-    """Go through the file in order, payloads and the padding between them."""
-    path, offset = frame.info.path, FRAME_HEADER_NBYTES
+    """Read every payload, and the padding between them."""
     for entry in frame.entries:
-        if any(storage.read(path, offset, entry.offset - offset)):
-            yield Problem(where, f"the padding before block '{entry.key}' is not zero", _RESTORE)
         try:
             frame.read(entry)
         except InshrinkError as error:
             yield _from_error(error)
-        offset = entry.offset + entry.nbytes
-    if any(storage.read(path, offset, align(offset, 0) - offset)):
-        yield Problem(where, "the padding before the index is not zero", _RESTORE)
+    for offset, nbytes, behind in frame.padding():
+        if any(storage.read(frame.info.path, offset, nbytes)):
+            yield Problem(where, f"the padding before {behind} is not zero", _RESTORE)
 
 
 def _check_beside(path: Path) -> Iterator[Problem]:

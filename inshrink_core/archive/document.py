@@ -14,7 +14,7 @@ import zstandard
 from inshrink_core.archive.layout import MAX_DOCUMENT_NBYTES, damaged
 from inshrink_core.errors import DamagedError, InputError
 
-__all__ = ["compress_document", "decompress_document", "pack_value", "unpack_value"]
+__all__ = ["compress_document", "decompress_document", "pack_value", "raw_dictionary", "unpack_value"]
 
 _STRONG_LEVEL: Final = 19
 _FAST_LEVEL: Final = 3
@@ -132,8 +132,15 @@ def _refuse_extension(code: int, data: bytes) -> Any:
     raise ValueError(f"extension type {code} is not part of the format")
 
 
-def compress_document(raw: bytes) -> bytes:
+def compress_document(raw: bytes, dictionary: bytes = b"") -> bytes:
     """Return one zstd frame with its content size in the header.
+
+    Parameters
+    ----------
+    raw
+        The document.
+    dictionary
+        What the reader has already and the document may resemble.
 
     Raises
     ------
@@ -148,11 +155,21 @@ def compress_document(raw: bytes) -> bytes:
             remedy="store fewer blocks or less meta in one frame",
         )
     level = _STRONG_LEVEL if len(raw) <= _STRONG_LIMIT_NBYTES else _FAST_LEVEL
-    return zstandard.ZstdCompressor(level=level, write_content_size=True).compress(raw)
+    compressor = zstandard.ZstdCompressor(
+        level=level, write_content_size=True, dict_data=raw_dictionary(dictionary)
+    )
+    return compressor.compress(raw)
 
 
-def decompress_document(data: bytes, raw_nbytes: int, where: str) -> bytes:
-    """Return the content of one zstd frame, which must be `raw_nbytes` long.
+def raw_dictionary(content: bytes | None) -> zstandard.ZstdCompressionDict | None:
+    """Return bytes as what zstd may refer to; None for none, which it refuses."""
+    if not content:
+        return None
+    return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
+def decompress_document(data: bytes, raw_nbytes: int, where: str, dictionary: bytes = b"") -> bytes:
+    """Return the content of one zstd frame, which must be `raw_nbytes` long, given its dictionary.
 
     Raises
     ------
@@ -168,7 +185,9 @@ def decompress_document(data: bytes, raw_nbytes: int, where: str) -> bytes:
                 expected=f"{raw_nbytes} bytes",
                 found=f"{claimed}",
             )
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_NBYTES)
+        decompressor = zstandard.ZstdDecompressor(
+            max_window_size=_MAX_WINDOW_NBYTES, dict_data=raw_dictionary(dictionary)
+        )
         raw = decompressor.decompress(data, max_output_size=raw_nbytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise damaged(f"a document does not decompress: {error}", where) from error

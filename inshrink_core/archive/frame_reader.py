@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive.document import decompress_document, unpack_value
-from inshrink_core.archive.index import FrameIndex, block_entries, parse_index
+from inshrink_core.archive.index import INDEX_DICTIONARY, FrameIndex, block_entries, parse_index
 from inshrink_core.archive.layout import (
-    FRAME,
     FRAME_HEADER_NBYTES,
+    FRAME_VERSION,
     LARGE_ALIGNMENT,
     TRAILER_NBYTES,
     FrameHeader,
     Trailer,
+    align,
     crc32c,
     damaged,
 )
@@ -59,11 +60,15 @@ def _frame_errors(where: str) -> Iterator[None]:
 
 
 class FrameEnvelope(NamedTuple):
-    """A frame without its blocks: header, trailer and the compressed index, checksums verified."""
+    """A frame without its blocks but the small ones: checksums of all this are verified.
+
+    `small` is None in a frame of the versions 1 and 2.
+    """
 
     header: FrameHeader
     trailer: Trailer
     document: bytes
+    small: bytes | None
 
 
 def read_envelope(storage: Storage, path: str) -> FrameEnvelope:
@@ -82,15 +87,15 @@ def read_envelope(storage: Storage, path: str) -> FrameEnvelope:
     head = _read(storage, path, 0, min(FRAME_HEADER_NBYTES, size))
     header = FrameHeader.parse(head, where)
     suffix = _read(storage, path, size - min(_SUFFIX_NBYTES, size), min(_SUFFIX_NBYTES, size))
-    tail = suffix[-TRAILER_NBYTES:]
-    trailer = Trailer.parse(FRAME, tail, size, where)
-    beyond = trailer.nbytes + TRAILER_NBYTES
-    if beyond <= len(suffix):
-        index = suffix[-beyond:-TRAILER_NBYTES]
-    else:
-        index = _read(storage, path, trailer.offset, trailer.nbytes)
-    trailer.check_crc(FRAME, tail, head, index, where)
-    return FrameEnvelope(header, trailer, index)
+    fields = suffix[-TRAILER_NBYTES:]
+    trailer = Trailer.parse(header.layout, fields, size, where)
+    beyond = size - trailer.offset
+    tail = suffix[-beyond:] if beyond <= len(suffix) else _read(storage, path, trailer.offset, beyond)
+    covered = tail[:-TRAILER_NBYTES]
+    trailer.check_crc(header.layout, fields, head, covered, where)
+    n_small = len(covered) - trailer.nbytes
+    small = covered[:n_small] if header.version >= FRAME_VERSION else None
+    return FrameEnvelope(header, trailer, covered[n_small:], small)
 
 
 def read_index(storage: Storage, path: str, envelope: FrameEnvelope, parent: FrameIndex | None) -> FrameIndex:
@@ -102,8 +107,10 @@ def read_index(storage: Storage, path: str, envelope: FrameEnvelope, parent: Fra
         The index contradicts itself, its parent or the file.
     """
     where = f"{storage.name}, frame {path}"
-    raw = decompress_document(envelope.document, envelope.trailer.raw_nbytes, where)
-    return parse_index(raw, parent, envelope.trailer.offset, where)
+    trailer, small = envelope.trailer, envelope.small
+    dictionary = b"" if small is None else INDEX_DICTIONARY
+    raw = decompress_document(envelope.document, trailer.raw_nbytes, where, dictionary)
+    return parse_index(raw, parent, trailer.offset, small, where)
 
 
 class FrameReader:
@@ -124,6 +131,8 @@ class FrameReader:
         self.entries: tuple[BlockEntry, ...] = block_entries(index)
         self._storage = storage
         self._ahead = (-LARGE_ALIGNMENT, b"")
+        self._compact, self._small = index.small is not None, index.small or b""
+        self._small_at = min((e.offset for e in self.entries if e.crc is None), default=0)
         self._meta = index.meta
         self._by_key = {(entry.key, entry.part): entry for entry in self.entries}
         self._where = f"{storage.name}, frame {info.path} (step {info.step})"
@@ -136,7 +145,17 @@ class FrameReader:
     @property
     def overhead_nbytes(self) -> int:
         """Bytes of the frame that are no payload: header, padding, index and trailer."""
-        return self.info.nbytes - sum(entry.nbytes for entry in self.entries)
+        return self.info.nbytes - sum(entry.stored_nbytes for entry in self.entries)
+
+    def padding(self) -> Iterator[tuple[int, int, str]]:
+        """Yield offset and length of every space between blocks, and what stands behind it."""
+        end = FRAME_HEADER_NBYTES
+        for entry in self.entries:
+            if entry.crc is not None:
+                yield end, entry.offset - end, f"block '{entry.key}'"
+                end = entry.offset + entry.nbytes
+        if not self._compact:
+            yield end, align(end, 0) - end, "the index"
 
     def entry(self, key: str, part: bool = False) -> BlockEntry:
         """Return the entry of a tensor, or of a part.
@@ -165,6 +184,9 @@ class FrameReader:
         MissingFrameError
             The frame was removed since.
         """
+        if entry.crc is None:
+            begin = entry.offset - self._small_at
+            return self._small[begin : begin + entry.nbytes]
         start, content = self._ahead
         begin = entry.offset - start
         if begin < 0 or begin + entry.nbytes > len(content):

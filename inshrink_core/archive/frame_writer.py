@@ -11,7 +11,14 @@ from typing import Any, Final, Self
 
 from inshrink_core.archive.document import compress_document, pack_value
 from inshrink_core.archive.durable import temporary_path
-from inshrink_core.archive.index import MAX_ATTRIBUTES, BlockColumns, FrameIndex, pack_index
+from inshrink_core.archive.index import (
+    INDEX_DICTIONARY,
+    MAX_ATTRIBUTES,
+    BlockColumns,
+    FrameIndex,
+    SmallBlocks,
+    pack_index,
+)
 from inshrink_core.archive.layout import (
     FRAME,
     TRAILER_NBYTES,
@@ -35,7 +42,7 @@ class FrameWriter:
     """One frame being written; made by `ArchiveWriter.begin`.
 
     As a context manager it aborts on an exception, and when `commit` was not called. Memory is
-    bounded by one payload and the index.
+    bounded by one payload, the small blocks (64 KiB) and the index.
 
     Parameters
     ----------
@@ -66,7 +73,9 @@ class FrameWriter:
         self._columns: tuple[list[Any], list[Any]] = ([], [])
         self._runs = [0]
         self._nbytes: list[int] = []
+        self._back: list[int] = []
         self._crcs: list[int] = []
+        self._small = SmallBlocks()
         self._digest = hashlib.sha256()
         self._offset = 0
         self._open = True
@@ -83,7 +92,7 @@ class FrameWriter:
         attributes: tuple[Any, ...] = (),
         part: bool = False,
     ) -> None:
-        """Append a block; its bytes go to the file before this returns.
+        """Append a block; its bytes go to the file before this returns, but those of a small one.
 
         Parameters
         ----------
@@ -119,9 +128,12 @@ class FrameWriter:
             raise InputError("key and codec of a block are text", where=self._where)
         pack_value([key, codec, attributes])
         content = _as_bytes(payload)
-        padding = align(self._offset, len(content)) - self._offset
-        self._write(bytes(padding))
-        self._write(content)
+        back = self._small.add(len(self._nbytes), content)
+        if back is None:
+            padding = align(self._offset, len(content)) - self._offset
+            self._write(bytes(padding))
+            self._write(content)
+            self._crcs.append(crc32c(content))
         if len(self._runs) % 2 == int(part) or (
             part and len(self._runs) == 1
         ):  # the last run is of the other sort
@@ -130,7 +142,7 @@ class FrameWriter:
         self._seen.add((key, part))
         self._columns[part].append((key, codec, attributes))
         self._nbytes.append(len(content))
-        self._crcs.append(crc32c(content))
+        self._back.append(back or 0)
 
     def commit(self, meta: Mapping[str, Any]) -> FrameInfo:
         """Write the index, make the frame durable, and list it in the manifest.
@@ -158,9 +170,10 @@ class FrameWriter:
             tuple(self._nbytes),
             tuple(self._crcs),
             {key: pack_value(value) for key, value in meta.items()},
+            tuple(self._back),
         )
         raw = pack_index(index, self._parent)
-        info = self._finish(compress_document(raw), len(raw))
+        info = self._finish(compress_document(raw, INDEX_DICTIONARY), len(raw))
         with self._aborting("the frame cannot be committed"):
             self._publish(self._temporary, info)
         self._close()
@@ -180,12 +193,12 @@ class FrameWriter:
         self.abort()
 
     def _finish(self, document: bytes, raw_nbytes: int) -> FrameInfo:
-        """Write what follows the blocks, and wait until the disk has it."""
-        self._write(bytes(align(self._offset, 0) - self._offset))
-        file_nbytes = self._offset + len(document) + TRAILER_NBYTES
+        """Write what follows the large blocks, and wait until the disk has it."""
+        tail = bytes(self._small.content) + document
+        file_nbytes = self._offset + len(tail) + TRAILER_NBYTES
         trailer = Trailer(self._offset, file_nbytes, len(document), raw_nbytes)
-        self._write(document)
-        self._write(trailer.pack(FRAME, self._header.pack(), document))
+        self._write(tail)
+        self._write(trailer.pack(FRAME, self._header.pack(), tail))
         with self._aborting("the frame cannot be written"):
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -1,26 +1,55 @@
 """The index of a frame: which blocks it holds and its meta, told as the difference to its parent's.
 
 A delta frame usually has the blocks of its parent, with other lengths. Its index therefore leaves
-out each column that equals the parent's and each meta key whose bytes do. Offsets are not stored:
-lengths and the alignment rule give them, so blocks cannot overlap.
+out each column that equals the parent's and each meta key whose bytes do. Offsets are not stored: lengths
+and the alignment rule give them, so blocks cannot overlap. Small blocks stand next to the index and are read
+with it; of those with the same bytes, as counters of steps are, only the first is stored.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive.document import pack_value, unpack_value
-from inshrink_core.archive.layout import FRAME_HEADER_NBYTES, MAX_STEP, align, damaged
+from inshrink_core.archive.layout import FRAME_HEADER_NBYTES, MAX_STEP, align, damaged, is_small
 from inshrink_core.frame import BlockEntry
 
-__all__ = ["BlockColumns", "FrameIndex", "block_entries", "pack_index", "parse_index"]
+__all__ = [
+    "INDEX_DICTIONARY",
+    "BlockColumns",
+    "FrameIndex",
+    "SmallBlocks",
+    "block_entries",
+    "pack_index",
+    "parse_index",
+]
 
 _N_FIELDS: Final = 7
 
 MAX_ATTRIBUTES: Final = 16
 """Attributes of one block; a small number keeps reading linear in the size of the index."""
+
+WORDS: Final = (
+    *("weight", "bias", "running_mean", "running_var", "num_batches_tracked", "embedding", "attention"),
+    *("convolution", "linear", "vector", "layers.0.", "model.", "norm", "conv1", "fc1", "head"),
+    *("buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "master", "gradient", "step"),
+    *(".weight", ".bias", ".weight@step", ".weight@exp_avg", ".weight@exp_avg_sq"),
+    *(".bias@step", ".bias@exp_avg", ".bias@exp_avg_sq", "@momentum"),
+    *("float32", "bfloat16", "float16", "int64", "lattice/1", "lossless/1", "moments/2", "inshrinkerator/1"),
+    *("stored/1", "zstd/1", "zstd/2", "same/1", "model.safetensors", "step_000100.pt"),
+    *("codec", "lattice", "lossless", "inshrinkerator", "config", "coarseness", "contexts", "history"),
+    *("exact", "gain_per", "tensor", "gamma", "one_dimensional", "sensitivity"),
+    *("optimizer", "compressed", "compact", "drop", "overrides", "originals", "crc-32", "none", "restored"),
+    *("source", "rekeyed", "base", "memory", "held", "movement", "rate", "probes"),
+    *("quality", "bounds", "how", "measured", "predicted", "why", "divergence", "drop", "restore_cost"),
+    "content",
+)
+"""What indexes mostly say."""
+
+INDEX_DICTIONARY: Final = pack_value(WORDS)
+"""What an index is compressed with: a fixed part of the format."""
 
 _MAX_BLOCK_NBYTES: Final = MAX_STEP
 """Sums of lengths are Python integers, so only the field's own width limits a block."""
@@ -37,8 +66,10 @@ class BlockColumns(NamedTuple):
 class FrameIndex(NamedTuple):
     """The whole content of an index, inheritance resolved.
 
-    `runs` counts blocks in file order: tensors, parts, tensors, and so on. `nbytes` and `crcs` are in
-    file order too. `meta` maps a key to the canonical msgpack bytes of its value.
+    `runs` counts blocks in their order: tensors, parts, tensors, and so on. `nbytes` is in that order too, as
+    is `back`: 0, or how many places before a block the small block stands that has the same bytes. `crcs`
+    are of all but the small blocks. `meta` maps a key to the canonical msgpack bytes of its value. `small`
+    holds the small blocks; None in a frame of the versions 1 and 2, which has none.
     """
 
     tensors: BlockColumns
@@ -47,6 +78,8 @@ class FrameIndex(NamedTuple):
     nbytes: tuple[int, ...]
     crcs: tuple[int, ...]
     meta: Mapping[str, bytes]
+    back: tuple[int, ...] = ()
+    small: bytes | None = b""
 
 
 def _pack_codecs(codecs: tuple[str, ...]) -> list[Any]:
@@ -74,15 +107,62 @@ def _pack_columns(columns: BlockColumns, parent: BlockColumns | None) -> list[An
     ]
 
 
+class SmallBlocks:
+    """The small blocks of a frame that is being made, each stored once."""
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+        self._first: dict[bytes, int] = {}
+
+    def add(self, number: int, payload: bytes | memoryview) -> int | None:
+        """Take a block, if it is small.
+
+        Parameters
+        ----------
+        number
+            How many blocks of the frame stand before it.
+        payload
+            Its bytes.
+
+        Returns
+        -------
+        back
+            0, or how many blocks before this one the one stands that has the same bytes; None where the
+            block is not small.
+        """
+        if not is_small(len(payload), 0):
+            return None
+        kept = bytes(payload)
+        first = self._first.get(kept)
+        if first is not None and kept:
+            return number - first
+        if not is_small(len(kept), len(self.content)):
+            return None
+        self._first[kept] = number
+        self.content += kept
+        return 0
+
+
 def pack_index(index: FrameIndex, parent: FrameIndex | None) -> bytes:
-    """Return the uncompressed document; `parent` is None in a keyframe, which inherits nothing."""
+    """Return the uncompressed document of a frame of the newest version.
+
+    Parameters
+    ----------
+    index
+        The index.
+    parent
+        That of the parent; None in a keyframe, which inherits nothing.
+    """
     inherited: Mapping[str, bytes] = {} if parent is None else parent.meta
     return pack_value(
         [
             _pack_columns(index.tensors, None if parent is None else parent.tensors),
             _pack_columns(index.parts, None if parent is None else parent.parts),
             index.runs,
-            index.nbytes,
+            [
+                2 * back + 1 if back else 2 * nbytes
+                for nbytes, back in zip(index.nbytes, index.back, strict=True)
+            ],
             struct.pack(f"<{len(index.crcs)}I", *index.crcs),
             {key: value for key, value in index.meta.items() if inherited.get(key) != value},
             sorted(inherited.keys() - index.meta.keys()),
@@ -157,7 +237,9 @@ def _parse_meta(changed: Any, removed: Any, parent: FrameIndex | None) -> dict[s
     return meta
 
 
-def parse_index(raw: bytes, parent: FrameIndex | None, index_offset: int, where: str) -> FrameIndex:
+def parse_index(
+    raw: bytes, parent: FrameIndex | None, end: int, small: bytes | None, where: str
+) -> FrameIndex:
     """Read a document and resolve what it inherits.
 
     Parameters
@@ -166,8 +248,10 @@ def parse_index(raw: bytes, parent: FrameIndex | None, index_offset: int, where:
         The uncompressed document.
     parent
         The resolved index of the parent; None in a keyframe.
-    index_offset
-        Where the index starts in the file: the blocks must end exactly there.
+    end
+        Where the blocks must end: at the small ones, or in the versions 1 and 2 at the index.
+    small
+        The small blocks; None in the versions 1 and 2.
     where
         The frame, for messages.
 
@@ -179,25 +263,79 @@ def parse_index(raw: bytes, parent: FrameIndex | None, index_offset: int, where:
     document = unpack_value(raw, where, lists=False)
     try:
         _require(type(document) is tuple and len(document) == _N_FIELDS, "number of fields")
-        tensors, parts, runs, nbytes, crcs, changed, removed = document
+        tensors, parts, runs, told, crcs, changed, removed = document
+        nbytes = _counts(told, "block lengths")
+        back = (0,) * len(nbytes)
+        if small is not None:
+            nbytes, back = _parse_lengths(nbytes)
         index = FrameIndex(
             _parse_columns(tensors, parent and parent.tensors),
             _parse_columns(parts, parent and parent.parts),
             _counts(runs, "runs"),
-            _counts(nbytes, "block lengths"),
+            nbytes,
             _parse_crcs(crcs),
             _parse_meta(changed, removed, parent),
+            back,
+            small,
         )
         _require(sum(index.runs[0::2]) == len(index.tensors.keys), "runs of tensors")
         _require(sum(index.runs[1::2]) == len(index.parts.keys), "runs of parts")
-        _require(len(index.nbytes) == len(index.crcs) == sum(index.runs), "number of blocks")
-        end = FRAME_HEADER_NBYTES
-        for size in index.nbytes:
-            end = align(end, size) + size
-        _require(align(end, 0) == index_offset, "blocks do not end at the index")
+        _require(len(index.nbytes) == sum(index.runs), "number of blocks")
+        places = _places(index)
+        _require(sum(not place.small for place in places) == len(index.crcs), "number of checksums")
+        _require(_end_of_large(index, places) == end, "blocks do not end at the index")
+        filled = sum(place.nbytes for place in places if place.small and not place.shared)
+        _require(filled == len(small or b""), "small blocks do not fill their space")
     except _MalformedError as error:
         raise damaged(f"the frame's index is malformed: {error}", where) from error
     return index
+
+
+def _parse_lengths(told: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return bytes of each block, and how far back the block stands that has the same."""
+    nbytes: list[int] = []
+    back: list[int] = []
+    for value in told:
+        number, shared = value >> 1, value & 1
+        _require(not shared or 0 < number <= len(nbytes), "a block that is another's")
+        back.append(number if shared else 0)
+        nbytes.append(nbytes[-number] if shared else number)
+    return tuple(nbytes), tuple(back)
+
+
+class _Place(NamedTuple):
+    """Where a block lies: among the small ones, or in the file."""
+
+    offset: int
+    nbytes: int
+    small: bool
+    shared: bool = False
+
+
+def _places(index: FrameIndex) -> list[_Place]:
+    """Work out where every block lies. O(blocks)."""
+    places: list[_Place] = []
+    offset, n_small = FRAME_HEADER_NBYTES, 0
+    for nbytes, back in zip(index.nbytes, index.back, strict=True):
+        if back:
+            first = places[-back]
+            _require(first.small and not first.shared, "a block that is another's")
+            places.append(first._replace(shared=True))
+        elif index.small is not None and is_small(nbytes, n_small):
+            places.append(_Place(n_small, nbytes, small=True))
+            n_small += nbytes
+        else:
+            offset = align(offset, nbytes)
+            places.append(_Place(offset, nbytes, small=False))
+            offset += nbytes
+    return places
+
+
+def _end_of_large(index: FrameIndex, places: Iterable[_Place]) -> int:
+    """Return where the blocks end that are not small; in the versions 1 and 2 the padding after them."""
+    end = max((place.offset + place.nbytes for place in places if not place.small), default=0)
+    end = max(end, FRAME_HEADER_NBYTES)
+    return align(end, 0) if index.small is None else end
 
 
 def _parse_crcs(value: Any) -> tuple[int, ...]:
@@ -206,25 +344,24 @@ def _parse_crcs(value: Any) -> tuple[int, ...]:
 
 
 def block_entries(index: FrameIndex) -> tuple[BlockEntry, ...]:
-    """Return the blocks in file order, offsets worked out. O(blocks)."""
+    """Return the blocks in their order, offsets worked out. O(blocks)."""
     sorts = (zip(*index.tensors, strict=True), zip(*index.parts, strict=True))
+    places = _places(index)
+    end, crcs = _end_of_large(index, places), iter(index.crcs)
+    of_runs = [run % 2 for run, count in enumerate(index.runs) for _ in range(count)]
     entries: list[BlockEntry] = []
-    offset = FRAME_HEADER_NBYTES
-    for run, count in enumerate(index.runs):
-        for _ in range(count):
-            key, codec, attributes = next(sorts[run % 2])
-            nbytes, crc = index.nbytes[len(entries)], index.crcs[len(entries)]
-            offset = align(offset, nbytes)
-            entries.append(
-                BlockEntry(
-                    key=key,
-                    part=run % 2 == 1,
-                    codec=codec,
-                    attributes=attributes,
-                    offset=offset,
-                    nbytes=nbytes,
-                    crc=crc,
-                )
+    for part, place in zip(of_runs, places, strict=True):
+        key, codec, attributes = next(sorts[part])
+        entries.append(
+            BlockEntry(
+                key=key,
+                part=bool(part),
+                codec=codec,
+                attributes=attributes,
+                offset=place.offset + (end if place.small else 0),
+                nbytes=place.nbytes,
+                crc=None if place.small else next(crcs),
+                shared=place.shared,
             )
-            offset += nbytes
+        )
     return tuple(entries)

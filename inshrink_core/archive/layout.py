@@ -17,10 +17,12 @@ from inshrink_core.errors import DamagedError, IncompatibleError
 from inshrink_core.frame import FrameInfo, FrameKind
 
 __all__ = [
+    "ALIGNED_FRAME",
     "EXTERNAL_VERSION",
     "FORMAT_VERSION",
     "FRAME",
     "FRAME_FOLDER",
+    "FRAME_VERSION",
     "FileKind",
     "FrameHeader",
     "ManifestHeader",
@@ -32,17 +34,23 @@ __all__ = [
     "derive_frame_id",
     "frame_path",
     "is_sealed",
+    "is_small",
     "parse_frame_name",
     "sealed",
 ]
 
 FORMAT_VERSION: Final = 1
-"""Version this module writes, in frames and manifests; it reads every version up to it."""
+"""Version of manifests and packed archives."""
+
+FRAME_VERSION: Final = 3
+"""Version of the frames that are written; every version up to it is read."""
 
 EXTERNAL_VERSION: Final = 2
-"""Version of a frame with flags: older readers refuse it, and no other frame is written with it."""
+"""Version of frames that are as those of version 1, but have flags."""
 
 _EXTERNAL_FLAG: Final = 1
+_FLAGS: Final = {1: (0,), EXTERNAL_VERSION: (_EXTERNAL_FLAG,), FRAME_VERSION: (0, _EXTERNAL_FLAG)}
+"""Values of the field in each version."""
 
 FRAME_MAGIC: Final = b"INSHRNKF"
 MANIFEST_MAGIC: Final = b"INSHRNKM"
@@ -56,6 +64,9 @@ LARGE_ALIGNMENT: Final = 64
 """A cache line, and the width of the widest vector load, so that a mapped block can be used in place."""
 SMALL_ALIGNMENT: Final = 8
 """Below a page, padding to 64 bytes would cost more than an unaligned start."""
+
+MAX_SMALL_NBYTES: Final = 1 << 16
+"""Small blocks of a frame together: they are read with the index, and held with it."""
 
 _CRC: Final = struct.Struct("<I")
 _FRAME_FIELDS: Final = struct.Struct("<8sHBBI16s16s16sqQI")
@@ -110,6 +121,24 @@ def align(offset: int, nbytes: int) -> int:
     """
     alignment = LARGE_ALIGNMENT if nbytes >= LARGE_BLOCK_NBYTES else SMALL_ALIGNMENT
     return -(-offset // alignment) * alignment
+
+
+def is_small(nbytes: int, before: int) -> bool:
+    """Tell whether a block stands among the small ones, next to the index.
+
+    Parameters
+    ----------
+    nbytes
+        Length of the block.
+    before
+        Bytes of the small blocks before it.
+
+    Examples
+    --------
+    >>> is_small(4095, 0), is_small(4096, 0), is_small(100, 65500)
+    (True, False, False)
+    """
+    return nbytes < LARGE_BLOCK_NBYTES and before + nbytes <= MAX_SMALL_NBYTES
 
 
 def frame_path(generation: int, step: int) -> str:
@@ -175,7 +204,8 @@ def check_version(version: int, where: str, made: str = "written", newest: int |
 class FrameHeader(NamedTuple):
     """The first bytes of a frame file: what the frame is, without its blocks.
 
-    `external` says that decoding it needs what the archive does not hold.
+    `external` says that decoding it needs what the archive does not hold. `version` is that of the frame's
+    layout, which follows from `external` in the versions 1 and 2.
     """
 
     archive_id: bytes
@@ -186,12 +216,18 @@ class FrameHeader(NamedTuple):
     branch: int
     generation: int
     external: bool = False
+    version: int = FRAME_VERSION
+
+    @property
+    def layout(self) -> FileKind:
+        """How the rest of the file is laid out."""
+        return FRAME if self.version >= FRAME_VERSION else ALIGNED_FRAME
 
     def pack(self) -> bytes:
         """Return the 88 bytes."""
         fields = _FRAME_FIELDS.pack(
             FRAME_MAGIC,
-            EXTERNAL_VERSION if self.external else FORMAT_VERSION,
+            self.version,
             _KIND_CODES[self.kind],
             _EXTERNAL_FLAG if self.external else 0,
             self.branch,
@@ -229,11 +265,11 @@ class FrameHeader(NamedTuple):
             raise damaged("this is not a frame: the magic is wrong", where)
         if not is_sealed(data, _FRAME_FIELDS.size):
             raise damaged("the checksum of the frame's header does not match", where)
-        check_version(version, where, newest=EXTERNAL_VERSION)
+        check_version(version, where, newest=FRAME_VERSION)
         parent = None if parent_id == NO_ID else parent_id
         sound = (
             kind in _KINDS
-            and flags == (_EXTERNAL_FLAG if version == EXTERNAL_VERSION else 0)
+            and flags in _FLAGS[version]
             and reserved == 0
             and frame_id not in (NO_ID, parent_id)
             and step >= 0
@@ -242,7 +278,7 @@ class FrameHeader(NamedTuple):
         )
         if not sound:
             raise damaged("a field of the frame's header is out of range", where)
-        return cls(archive_id, frame_id, parent, step, _KINDS[kind], branch, generation, bool(flags))
+        return cls(archive_id, frame_id, parent, step, _KINDS[kind], branch, generation, bool(flags), version)
 
     def info(self, nbytes: int, digest: bytes = b"") -> FrameInfo:
         """Return the frame as the archive lists it; an empty digest is one that is not known."""
@@ -260,16 +296,23 @@ class FrameHeader(NamedTuple):
 
 
 class FileKind(NamedTuple):
-    """A kind of file that ends with a compressed document and a trailer, and what messages call them."""
+    """A kind of file that ends with a compressed document and a trailer, and what messages call them.
+
+    Up to `most_before` bytes before the document belong to it: its checksum covers them, and the trailer's
+    offset is where they begin.
+    """
 
     name: str
     document: str
     magic: bytes
     header_nbytes: int
     alignment: int
+    most_before: int = 0
 
 
-FRAME: Final = FileKind("frame", "index", b"INSE", FRAME_HEADER_NBYTES, SMALL_ALIGNMENT)
+FRAME: Final = FileKind("frame", "index", b"INSE", FRAME_HEADER_NBYTES, 1, MAX_SMALL_NBYTES)
+ALIGNED_FRAME: Final = FileKind("frame", "index", b"INSE", FRAME_HEADER_NBYTES, SMALL_ALIGNMENT)
+"""Of the versions 1 and 2: no block is small."""
 
 
 class Trailer(NamedTuple):
@@ -280,8 +323,13 @@ class Trailer(NamedTuple):
     nbytes: int
     raw_nbytes: int
 
+    @property
+    def end_of_shortest(self) -> int:
+        """Where the file would end if nothing stood before the document."""
+        return self.offset + self.nbytes + TRAILER_NBYTES
+
     def pack(self, kind: FileKind, header: bytes, document: bytes) -> bytes:
-        """Return the 32 bytes; the checksum covers header, compressed document and these fields."""
+        """Return the 32 bytes; the checksum covers header, what begins at the offset, and these fields."""
         return sealed(_TRAILER_FIELDS.pack(*self), header, document) + kind.magic
 
     @classmethod
@@ -300,7 +348,7 @@ class Trailer(NamedTuple):
             trailer.file_nbytes != file_nbytes
             or trailer.offset < kind.header_nbytes
             or trailer.offset % kind.alignment
-            or trailer.offset + trailer.nbytes + TRAILER_NBYTES != file_nbytes
+            or not 0 <= file_nbytes - trailer.end_of_shortest <= kind.most_before
             or trailer.raw_nbytes > MAX_DOCUMENT_NBYTES
         ):
             raise damaged(

@@ -18,6 +18,7 @@ from inshrink_core.chain.parts import (
     LAYOUT_KEY,
     LAYOUT_MEMORY,
     MAX_LAYOUT_NBYTES,
+    RENAMED,
     decode_part,
     part_nbytes,
     unpack_layout,
@@ -414,21 +415,11 @@ class Archive(Mapping[int, Checkpoint]):
             )
 
     def _part(self, info: FrameInfo, key: str, sizes: range | None) -> bytes:
-        content: bytes | None = None
-        for link in self.reader.chain(info.frame_id):
-            cached = self._parts.get((link.frame_id, key))
-            if cached is not None:
-                content = cached
-                continue
-            frame = self.frame(link)
-            try:
-                entry = frame.entry(key, part=True)
-            except NotFoundError:
-                content = None
-                continue
-            where = f"{self.where(link)}, '{key}'"
+        links, content = self._part_links(info, key)
+        for link, entry in reversed(links):
+            where = f"{self.where(link)}, '{entry.key}'"
             self._require(entry.nbytes, "reading it", where)
-            payload = frame.read(entry)
+            payload = self.frame(link).read(entry)
             nbytes = part_nbytes(entry.codec, payload, content)
             if sizes is not None and link.frame_id == info.frame_id:
                 self._check_size(nbytes, sizes, where)
@@ -437,10 +428,33 @@ class Archive(Mapping[int, Checkpoint]):
         if content is None:
             raise DamagedError(f"the frame holds no part '{key}'", where=self.where(info))
         with self._lock:
-            self._held += len(content) - sum(len(v) for k, v in self._parts.items() if k[1] == key)
-            self._parts = {k: v for k, v in self._parts.items() if k[1] != key}
-            self._parts[info.frame_id, key] = content
+            used = {(link.frame_id, entry.key) for link, entry in links}
+            kept = {k: v for k, v in self._parts.items() if k[1] != key and k not in used}
+            kept[info.frame_id, key] = content
+            self._held += sum(map(len, kept.values())) - sum(map(len, self._parts.values()))
+            self._parts = kept
         return content
+
+    def _part_links(
+        self, info: FrameInfo, key: str
+    ) -> tuple[list[tuple[FrameInfo, BlockEntry]], bytes | None]:
+        """Return the blocks that a part is decoded from, last first, and what is known before the first."""
+        links: list[tuple[FrameInfo, BlockEntry]] = []
+        for link in reversed(self.reader.chain(info.frame_id)):
+            if links and links[-1][1].codec == RENAMED:
+                place = _parts_of(self.frame(links[-1][0])).index(links[-1][1])
+                there = _parts_of(self.frame(link))
+                if place >= len(there):
+                    break
+                key = there[place].key
+            known = self._parts.get((link.frame_id, key))
+            if known is not None:
+                return links, known
+            try:
+                links.append((link, self.frame(link).entry(key, part=True)))
+            except NotFoundError:
+                break
+        return links, None
 
     def _layout(
         self, info: FrameInfo, keys: tuple[str, ...]
@@ -450,6 +464,10 @@ class Archive(Mapping[int, Checkpoint]):
         if len(content) <= MAX_LAYOUT_NBYTES:
             self._require(LAYOUT_MEMORY * len(content), "reading the layout of its files", where)
         return unpack_layout(content, keys, where)
+
+
+def _parts_of(frame: FrameReader) -> list[BlockEntry]:
+    return [entry for entry in frame.entries if entry.part]
 
 
 class _Unread:

@@ -2,7 +2,8 @@
 
 A frame holds one part per file (its skeleton) and one, under the empty key, that says how the files
 are put together. Each is compressed with the same part of the previous frame as its dictionary, so
-what does not change from step to step (a tokenizer, a pickle's structure) costs a few bytes.
+what does not change from step to step (a tokenizer, a pickle's structure) costs a few bytes. Files that
+have the step in their name are the same part by their place.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import zstandard
 
+from inshrink_core.archive.document import raw_dictionary
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, Member, Region, ZipEntry
 from inshrink_core.errors import DamagedError, IncompatibleError
 
@@ -27,10 +29,12 @@ __all__ = [
     "LAYOUT_KEY",
     "LAYOUT_MEMORY",
     "MAX_LAYOUT_NBYTES",
+    "RENAMED",
     "add_parts",
     "content_digest",
     "decode_part",
     "encode_part",
+    "encode_parts",
     "pack_layout",
     "part_nbytes",
     "parts_of",
@@ -43,6 +47,9 @@ LAYOUT_KEY = ""
 """Key of the part that holds the layout; no file has an empty path."""
 
 _STORED, _ZSTD, _SAME = "stored/1", "zstd/1", "same/1"
+
+RENAMED = "zstd/2"
+"""As ``zstd/1``, but the dictionary is the part in the same place of the reference frame, of another key."""
 _LEVEL = 12
 """Parts are a few kB; above this level their size no longer falls measurably."""
 _MAX_PART_BYTES = 1 << 31
@@ -54,7 +61,7 @@ _LENGTH_BYTES = 5
 """A zstd part begins with its uncompressed length, little-endian."""
 
 
-def encode_part(content: bytes, previous: bytes | None) -> tuple[str, bytes]:
+def encode_part(content: bytes, previous: bytes | None, *, renamed: bool = False) -> tuple[str, bytes]:
     """Return (codec, payload) of a part, given the same part of the reference frame.
 
     Parameters
@@ -63,8 +70,10 @@ def encode_part(content: bytes, previous: bytes | None) -> tuple[str, bytes]:
         The bytes to carry.
     previous
         The same part in the reference frame; None in a keyframe.
+    renamed
+        Whether it has another key there.
     """
-    if previous is not None and content == previous:
+    if previous is not None and content == previous and not renamed:
         return _SAME, b""
     parameters = zstandard.ZstdCompressionParameters.from_level(
         _LEVEL,
@@ -73,19 +82,29 @@ def encode_part(content: bytes, previous: bytes | None) -> tuple[str, bytes]:
         write_content_size=0,
         enable_ldm=len(content) > 1 << 20,
     )
-    dictionary = _dictionary(previous)
+    dictionary = raw_dictionary(previous)
     squeezed = zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary).compress(content)
     payload = len(content).to_bytes(_LENGTH_BYTES, "little") + squeezed
-    return (_ZSTD, payload) if len(payload) < len(content) else (_STORED, content)
+    return (RENAMED if renamed else _ZSTD, payload) if len(payload) < len(content) else (_STORED, content)
 
 
 def add_parts(
     frame: FrameWriter, parts: Mapping[str, bytes], previous: Mapping[str, bytes] | None = None
 ) -> None:
     """Write parts into a frame, given those of its reference frame."""
-    for key, content in parts.items():
-        codec, payload = encode_part(content, (previous or {}).get(key))
+    for key, codec, payload in encode_parts(parts, previous):
         frame.add(key, codec, payload, part=True)
+
+
+def encode_parts(
+    parts: Mapping[str, bytes], previous: Mapping[str, bytes] | None = None
+) -> Iterator[tuple[str, str, bytes]]:
+    """Yield (key, codec, payload) of every part, given those of the reference frame in its order."""
+    before = previous or {}
+    by_place = dict(zip(parts, before.values(), strict=False))
+    for key, content in parts.items():
+        renamed = key not in before and key in by_place
+        yield key, *encode_part(content, by_place[key] if renamed else before.get(key), renamed=renamed)
 
 
 def part_nbytes(codec: str, payload: bytes, previous: bytes | None) -> int:
@@ -100,7 +119,7 @@ def part_nbytes(codec: str, payload: bytes, previous: bytes | None) -> int:
     """
     if codec == _SAME:
         return len(previous or b"")
-    return int.from_bytes(payload[:_LENGTH_BYTES], "little") if codec == _ZSTD else len(payload)
+    return int.from_bytes(payload[:_LENGTH_BYTES], "little") if codec in (_ZSTD, RENAMED) else len(payload)
 
 
 def decode_part(codec: str, payload: bytes, previous: bytes | None, where: str) -> bytes:
@@ -115,17 +134,17 @@ def decode_part(codec: str, payload: bytes, previous: bytes | None, where: str) 
     """
     if codec == _STORED:
         return payload
-    if codec == _SAME:
-        if previous is None:
-            raise DamagedError("a part refers to a frame that does not hold it", where=where)
+    if codec in (_SAME, RENAMED) and previous is None:
+        raise DamagedError("a part refers to a frame that does not hold it", where=where)
+    if codec == _SAME and previous is not None:
         return previous
-    if codec != _ZSTD:
+    if codec not in (_ZSTD, RENAMED):
         raise IncompatibleError(f"unknown coding of a part '{codec}'", where=where, remedy="upgrade Inshrink")
     n_bytes = int.from_bytes(payload[:_LENGTH_BYTES], "little")
     if len(payload) < _LENGTH_BYTES or n_bytes > _MAX_PART_BYTES:
         raise DamagedError("a part's length is out of range", where=where)
     decompressor = zstandard.ZstdDecompressor(
-        dict_data=_dictionary(previous), max_window_size=1 << zstandard.WINDOWLOG_MAX
+        dict_data=raw_dictionary(previous), max_window_size=1 << zstandard.WINDOWLOG_MAX
     )
     frame = payload[_LENGTH_BYTES:]
     try:
@@ -146,13 +165,6 @@ def decode_part(codec: str, payload: bytes, previous: bytes | None, where: str) 
             "a part has the wrong length", where=where, expected=f"{n_bytes} bytes", found=f"{len(content)}"
         )
     return content
-
-
-def _dictionary(previous: bytes | None) -> zstandard.ZstdCompressionDict | None:
-    """Zstandard refuses an empty dictionary."""
-    if not previous:
-        return None
-    return zstandard.ZstdCompressionDict(previous, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
 def pack_layout(files: tuple[FileLayout, ...], aliases: Mapping[str, str], keys: tuple[str, ...]) -> bytes:

@@ -160,11 +160,11 @@ def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
     return FrameSize(
         info=info,
         tensors=tuple(
-            TensorSize(spec_of(entry, where), entry.codec, entry.nbytes)
+            TensorSize(spec_of(entry, where), entry.codec, entry.stored_nbytes)
             for entry in frame.entries
             if not entry.part
         ),
-        parts_nbytes=sum(entry.nbytes for entry in frame.entries if entry.part),
+        parts_nbytes=sum(entry.stored_nbytes for entry in frame.entries if entry.part),
         overhead_nbytes=frame.overhead_nbytes,
         base=archive.base_of(info),
     )

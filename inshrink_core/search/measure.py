@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.archive.document import compress_document, pack_value
-from inshrink_core.archive.index import BlockColumns, FrameIndex, pack_index
-from inshrink_core.archive.layout import FRAME_HEADER_NBYTES, TRAILER_NBYTES, align, crc32c
+from inshrink_core.archive.index import INDEX_DICTIONARY, BlockColumns, FrameIndex, SmallBlocks, pack_index
+from inshrink_core.archive.layout import FRAME_HEADER_NBYTES, LARGE_BLOCK_NBYTES, TRAILER_NBYTES, align
 from inshrink_core.chain import ChainConfig, FrameEncoder, Standing, stored_view
 from inshrink_core.chain.needs import pack_attributes
 from inshrink_core.chain.parts import LAYOUT_KEY
@@ -272,6 +272,12 @@ def frame_overhead(
         bitstreams.append(block.codec if block else codec.bitstream if codec.lossy else _EXACT)
         sizes.append(len(block.payload) if block else _unknown_size(spec, lossy=codec.lossy))
     sizes += [_PART_NBYTES for _ in paths]
+    alike = {spec.key for spec in checkpoint.specs if spec.numel == 1}
+    small, back = SmallBlocks(), []
+    for number, (key, nbytes) in enumerate(zip([*keys, *paths], sizes, strict=True)):
+        payload = blocks[key].payload if key in blocks else _any_bytes("" if key in alike else key, nbytes)
+        back.append(small.add(number, payload))
+    large = [i for i, before in enumerate(back) if before is None]
     index = FrameIndex(
         BlockColumns(
             tuple(keys),
@@ -281,11 +287,23 @@ def frame_overhead(
         BlockColumns(tuple(paths), tuple("raw" for _ in paths), tuple(() for _ in paths)),
         (len(keys), len(paths)),
         tuple(sizes),
-        tuple(_crc(key, blocks) for key in [*keys, *paths]),
+        tuple(_digest(f"{number} {sizes[number]}") for number in large),
         {key: pack_value(value) for key, value in meta.items()},
+        tuple(before or 0 for before in back),
     )
-    document = compress_document(pack_index(index, parent))
-    return FRAME_HEADER_NBYTES + _padding(sizes) + len(document) + TRAILER_NBYTES, index
+    document = compress_document(pack_index(index, parent), INDEX_DICTIONARY)
+    # A tensor's bytes that are stored with another's were counted with both.
+    twice = sum(
+        len(blocks[key].payload) for key, before in zip(keys, back, strict=False) if before and key in blocks
+    )
+    padding = _padding([sizes[number] for number in large])
+    return FRAME_HEADER_NBYTES + padding + len(document) + TRAILER_NBYTES - twice, index
+
+
+def _any_bytes(name: str, nbytes: int) -> bytes:
+    """Return bytes in the place of a payload that is not known, and of a large one as many as make it so."""
+    nbytes = min(nbytes, LARGE_BLOCK_NBYTES)
+    return (_digest(name).to_bytes(4, "little") * (nbytes // 4 + 1))[:nbytes]
 
 
 def _unknown_size(spec: TensorSpec, *, lossy: bool) -> int:
@@ -309,18 +327,10 @@ def _as_tuple(value: Any) -> Any:
     return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
 
 
-def _crc(key: str, blocks: Mapping[str, Block]) -> int:
-    """Any four bytes do: a checksum does not compress."""
-    if key in blocks:
-        payload = blocks[key].payload
-        return crc32c(payload if isinstance(payload, bytes) else bytes(payload))
-    return _digest(key)
-
-
 def _padding(sizes: Sequence[int]) -> int:
     offset, padding = FRAME_HEADER_NBYTES, 0
     for size in sizes:
         start = align(offset, size)
         padding += start - offset
         offset = start + size
-    return padding + align(offset, 0) - offset
+    return padding

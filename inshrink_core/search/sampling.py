@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.chain import ChainConfig, FrameEncoder, Standing, stored_view
-from inshrink_core.chain.parts import encode_part, parts_of
+from inshrink_core.chain.parts import encode_parts, parts_of
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, LayerType, TensorRole, TensorSpec
 from inshrink_core.codec import TensorReference
 from inshrink_core.metrics import ratio
@@ -191,7 +191,7 @@ def estimate_rest(
         sampled = _sampled(stored, rest, keys)
         references, held = _encode(plain, checkpoint, sampled, references)
         content = dict(parts_of(stored))
-        files = sum(len(encode_part(one, parts.get(key))[1]) for key, one in content.items())
+        files = sum(len(payload) for _, _, payload in encode_parts(content, parts))
         parts = content
         whole, part = _raw_by_role(rest), _raw_by_role(sampled)
         sizes.append(files + sum(held[role] * whole[role] / part[role] for role in held if part[role]))

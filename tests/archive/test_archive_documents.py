@@ -2,6 +2,7 @@
 
 import struct
 import tracemalloc
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -10,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
-from inshrink_core.archive.index import BlockColumns, FrameIndex, block_entries, pack_index, parse_index
+from inshrink_core.archive.index import (
+    INDEX_DICTIONARY,
+    WORDS,
+    BlockColumns,
+    FrameIndex,
+    SmallBlocks,
+    block_entries,
+    pack_index,
+    parse_index,
+)
 from inshrink_core.archive.layout import MANIFEST_HEADER_NBYTES, ManifestHeader, derive_frame_id
 from inshrink_core.archive.manifest import Manifest
 from inshrink_core.errors import DamagedError, InputError
@@ -96,21 +106,67 @@ INDEX = FrameIndex(
     BlockColumns(("model.pt",), ("zstd/1",), ((),)),
     (2, 1),
     (5, 4096, 3),
-    (1, 2, 3),
+    (2,),
     {"k": b"\x01"},
+    (0, 0, 0),
+    b"firstend",
 )
-INDEX_OFFSET = 4232  # 88 + 5 -> 128 + 4096 = 4224, + 3 -> 4232
+END = 4224  # 88 -> 128, + 4096
+OLD_INDEX = INDEX._replace(crcs=(1, 2, 3), small=None)
+OLD_END = 4232  # 88 + 5 -> 128, + 4096 = 4224, + 3 -> 4232
+
+
+def parsed(raw, parent=None):
+    return parse_index(raw, parent, END, INDEX.small, "here")
 
 
 def test_index_survives():
-    assert parse_index(pack_index(INDEX, None), None, INDEX_OFFSET, "here") == INDEX
-    assert parse_index(pack_index(INDEX, INDEX), INDEX, INDEX_OFFSET, "here") == INDEX
-    assert [entry.offset for entry in block_entries(INDEX)] == [88, 128, 4224]
+    assert parsed(pack_index(INDEX, None)) == INDEX
+    assert parsed(pack_index(INDEX, INDEX), INDEX) == INDEX
+    assert [entry.offset for entry in block_entries(INDEX)] == [4224, 128, 4229]
+
+
+def test_index_of_the_versions_1_and_2_is_read():
+    document = msgpack.unpackb(pack_index(OLD_INDEX, None))
+    document[FIELDS.index("nbytes")] = [5, 4096, 3]
+    found = parse_index(msgpack.packb(document), None, OLD_END, None, "here")
+    assert found == OLD_INDEX
+    assert [entry.offset for entry in block_entries(found)] == [88, 128, 4224]
+    assert [entry.crc for entry in block_entries(found)] == [1, 2, 3]
 
 
 def test_index_equal_to_the_parents_is_almost_empty():
-    # array of 7; 2 · [nil, nil, nil]; runs; lengths; 12 bytes of checksums; no meta, none removed
-    assert len(pack_index(INDEX, INDEX)) == 1 + 2 * 4 + 3 + (1 + 1 + 3 + 1) + (2 + 12) + 1 + 1
+    # array of 7; 2 · [nil, nil, nil]; runs; lengths; 4 bytes of checksums; no meta, none removed
+    assert len(pack_index(INDEX, INDEX)) == 1 + 2 * 4 + 3 + (1 + 1 + 3 + 1) + (2 + 4) + 1 + 1
+
+
+@given(st.lists(st.integers(0, 6000), max_size=30))
+@settings(deadline=None)
+def test_index_with_blocks_of_any_lengths_survives(nbytes):
+    small = SmallBlocks()
+    back = [small.add(number, bytes(n)) for number, n in enumerate(nbytes)]
+    keys = tuple(map(str, range(len(nbytes))))
+    index = FrameIndex(
+        BlockColumns(keys, ("raw/1",) * len(keys), ((),) * len(keys)),
+        BlockColumns(),
+        (len(keys),),
+        tuple(nbytes),
+        tuple(0 for number in back if number is None),
+        {},
+        tuple(number or 0 for number in back),
+        bytes(small.content),
+    )
+    end = max([e.offset + e.nbytes for e in block_entries(index) if e.crc is not None], default=88)
+    assert parse_index(pack_index(index, None), None, end, index.small, "here") == index
+    alike = [entry for entry in block_entries(index) if entry.shared]
+    assert sum(entry.nbytes for entry in alike) + len(small.content) == sum(n for n in nbytes if n < 4096)
+
+
+def test_words_of_the_dictionary_are_those_of_the_specification():
+    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+    table = text.partition("<!-- words -->")[2].partition("<!-- end of words -->")[0]
+    assert tuple(table.replace("`", "").replace(",", " ").split()) == WORDS
+    assert pack_value(WORDS) == INDEX_DICTIONARY
 
 
 FIELDS = ["tensors", "parts", "runs", "nbytes", "crcs", "meta", "removed"]
@@ -125,9 +181,11 @@ BAD_FIELDS = [
     ("tensors", [["a", "b"], [["c"], [0, 0]], [[17, 0], [[1]] * 17]]),
     ("runs", [2]), ("runs", [3, 1]), ("runs", [2, 1, 1]), ("runs", [-1, 1, 3]), ("runs", [True, 1, 1]),
     ("runs", 3),
-    ("nbytes", [5, 4096]), ("nbytes", [5, 4096, 3, 0]), ("nbytes", [5, 4096, 30]), ("nbytes", [5, 4096, -3]),
-    ("nbytes", [5, 4096, 1 << 63]), ("nbytes", [5, 4096, 3.0]),
-    ("crcs", bytes(11)), ("crcs", bytes(8)), ("crcs", [1, 2, 3]),
+    ("nbytes", [10, 8192]), ("nbytes", [10, 8192, 6, 0]), ("nbytes", [10, 8192, 60]),
+    ("nbytes", [10, 8192, -6]), ("nbytes", [10, 8192, (1 << 64) - 2]), ("nbytes", [10, 8192, 6.0]),
+    ("nbytes", [10, 8192, 3]), ("nbytes", [10, 8192, 7]), ("nbytes", [10, 8192, 1]),
+    ("nbytes", [3, 8192, 6]), ("nbytes", [10, 8192, 5]),
+    ("crcs", bytes(11)), ("crcs", bytes(8)), ("crcs", b""), ("crcs", [1, 2, 3]),
     ("meta", [1]), ("meta", {"k": 1}), ("removed", ["k"]), ("removed", [1]), ("removed", None),
 ]  # fmt: skip
 
@@ -137,32 +195,35 @@ def test_misleading_index_is_damage(field, value):
     document = msgpack.unpackb(pack_index(INDEX, None))
     document[FIELDS.index(field)] = value
     with pytest.raises(DamagedError, match="malformed"):
-        parse_index(msgpack.packb(document), None, INDEX_OFFSET, "here")
+        parsed(msgpack.packb(document))
 
 
 def test_blocks_must_end_at_the_index():
-    for offset in (INDEX_OFFSET - 8, INDEX_OFFSET + 8):
+    for offset in (END - 8, END + 8):
         with pytest.raises(DamagedError, match="do not end at the index"):
-            parse_index(pack_index(INDEX, None), None, offset, "here")
+            parse_index(pack_index(INDEX, None), None, offset, INDEX.small, "here")
+    for small in (b"firsten", b"firstends", b""):
+        with pytest.raises(DamagedError, match="do not fill their space"):
+            parse_index(pack_index(INDEX, None), None, END, small, "here")
 
 
 def test_inheritance_without_a_parent_is_damage():
     with pytest.raises(DamagedError, match="without reference"):
-        parse_index(pack_index(INDEX, INDEX), None, INDEX_OFFSET, "here")
+        parsed(pack_index(INDEX, INDEX))
 
 
 def test_removing_a_meta_key_that_is_not_there_is_damage():
     removed = pack_index(INDEX._replace(meta={}), INDEX)
-    assert parse_index(removed, INDEX, INDEX_OFFSET, "here").meta == {}
+    assert parsed(removed, INDEX).meta == {}
     with pytest.raises(DamagedError, match="removed meta"):
-        parse_index(removed, INDEX._replace(meta={"other": b"\x01"}), INDEX_OFFSET, "here")
+        parsed(removed, INDEX._replace(meta={"other": b"\x01"}))
 
 
 @given(VALUES)
 @settings(max_examples=200, deadline=None)
 def test_any_document_is_an_index_or_damage(value):
     with pytest.raises(DamagedError):
-        parse_index(pack_value(value), None, INDEX_OFFSET, "here")
+        parsed(pack_value(value))
 
 
 # ---- the manifest --------------------------------------------------------------------------------

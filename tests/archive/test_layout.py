@@ -22,7 +22,7 @@ def crc(data: bytes) -> bytes:
 def test_frame_header_has_the_bytes_of_the_specification():
     by_hand = bytearray(88)
     by_hand[0:8] = b"INSHRNKF"
-    by_hand[8:10] = (1).to_bytes(2, "little")
+    by_hand[8:10] = (3).to_bytes(2, "little")
     by_hand[10] = 2
     by_hand[12:16] = (7).to_bytes(4, "little")
     by_hand[16:32] = ARCHIVE_ID
@@ -70,23 +70,32 @@ def resealed(**changes: int) -> bytes:
 @pytest.mark.parametrize("offset", [8, 9])
 def test_header_of_a_newer_version_asks_for_an_upgrade(offset):
     with pytest.raises(IncompatibleError, match="upgrade Inshrink"):
-        FrameHeader.parse(resealed(**{f"b{offset}": 3}), "here")
+        FrameHeader.parse(resealed(**{f"b{offset}": 4}), "here")
 
 
-def test_header_of_an_external_keyframe_has_the_second_version_and_a_flag():
+def test_header_says_whether_a_keyframe_is_external():
     external = HEADER._replace(kind=FrameKind.KEYFRAME, external=True)
-    data = external.pack()
-    assert (data[8], data[9], data[10], data[11]) == (2, 0, 1, 1)
-    assert FrameHeader.parse(data, "here") == external
-    for wrong in (HEADER._replace(external=True).pack(), resealed(b8=2), resealed(b8=2, b10=1, b11=2)):
+    assert external.pack()[11] == 1
+    assert FrameHeader.parse(external.pack(), "here") == external
+    with pytest.raises(DamagedError, match="out of range"):
+        FrameHeader.parse(HEADER._replace(external=True).pack(), "here")
+
+
+def test_headers_of_earlier_versions_are_read():
+    plain = HEADER._replace(version=1)
+    external = HEADER._replace(kind=FrameKind.KEYFRAME, external=True, version=2)
+    for header in (plain, external):
+        assert FrameHeader.parse(header.pack(), "here") == header
+        assert header.layout is layout.ALIGNED_FRAME
+    for wrong in (plain._replace(version=2), external._replace(version=1)):
         with pytest.raises(DamagedError, match="out of range"):
-            FrameHeader.parse(wrong, "here")
+            FrameHeader.parse(wrong.pack(), "here")
 
 
 @pytest.mark.parametrize(
     ("offset", "value"),
-    [(10, 0), (10, 3), (11, 1), (71, 0x80), (80, 1), (83, 1)],
-    ids=["kind 0", "kind 3", "flags", "negative step", "reserved", "reserved end"],
+    [(10, 0), (10, 3), (11, 1), (11, 2), (71, 0x80), (80, 1), (83, 1)],
+    ids=["kind 0", "kind 3", "flags", "flag 2", "negative step", "reserved", "reserved end"],
 )
 def test_header_with_a_field_out_of_range_is_damaged_even_with_a_right_checksum(offset, value):
     with pytest.raises(DamagedError, match="out of range"):
@@ -123,7 +132,18 @@ def test_every_prefix_of_a_header_is_damaged():
 )
 def test_trailer_whose_lengths_do_not_fit_is_damaged(trailer):
     with pytest.raises(DamagedError, match="do not fit"):
-        Trailer.parse(FRAME, trailer.pack(FRAME, b"", b""), 165, "here")
+        Trailer.parse(layout.ALIGNED_FRAME, trailer.pack(FRAME, b"", b""), 165, "here")
+
+
+def test_small_blocks_stand_between_the_offset_and_the_index():
+    most = layout.MAX_SMALL_NBYTES
+    for offset, beside in ((129, 0), (129, 10), (129, most)):
+        trailer = Trailer(offset, offset + beside + 5 + 32, 5, 9)
+        assert Trailer.parse(FRAME, trailer.pack(FRAME, b"", b""), trailer.file_nbytes, "here") == trailer
+    for beside in (-1, most + 1):
+        trailer = Trailer(129, 129 + beside + 5 + 32, 5, 9)
+        with pytest.raises(DamagedError, match="do not fit"):
+            Trailer.parse(FRAME, trailer.pack(FRAME, b"", b""), trailer.file_nbytes, "here")
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))

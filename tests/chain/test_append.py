@@ -244,6 +244,47 @@ def test_sizes_add_up_to_the_files_on_disk(run_path: Path, tmp_path: Path) -> No
     assert size.ratio_weights == pytest.approx(size.raw_weights / size.weights_nbytes)
 
 
+def test_what_a_file_holds_beside_tensors_is_told_against_the_file_before(
+    run_path: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "a.inshrink"
+    inshrink_core.compress(run_path, target)
+    archive = Archive.open(target)
+    codecs = [[entry.codec for entry in archive.frame(info).entries if entry.part] for info in archive.frames]
+    assert all("zstd/2" in row for row in codecs[1:])
+    assert "zstd/2" not in codecs[0]
+    for info in reversed(archive.frames):  # each decoded alone, and then from what is held
+        for _ in range(2):
+            (layout,) = archive.checkpoint(info).files
+            original = inshrink_core.open(run_path)[info.step]
+            assert archive.part(info, layout.path) == original.source.skeleton(original.files[0])
+
+
+def test_counters_are_stored_once_a_frame(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.BatchNorm1d(8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(1, 4):
+        model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        torch.save(state, run / f"step_{step}.pt")
+    target = tmp_path / "a.inshrink"
+    inshrink_core.compress(run, target)
+    assert inshrink_core.verify(target, deep=True, against=inshrink_core.open(run)).ok
+    archive = Archive.open(target)
+    for info in archive.frames:
+        entries = [entry for entry in archive.frame(info).entries if not entry.part]
+        counts = {
+            "steps": [entry for entry in entries if entry.key.endswith("@step")],
+            "batches": [entry for entry in entries if entry.key.endswith("num_batches_tracked")],
+        }
+        assert [len(found) for found in counts.values()] == [6, 2]
+        for found in counts.values():
+            assert [entry.shared for entry in found] == [False] + [True] * (len(found) - 1)
+
+
 def test_dataclasses_of_the_chain_are_frozen() -> None:
     config = ChainConfig(config=get_codec("lossless")())
     with pytest.raises(dataclasses.FrozenInstanceError):

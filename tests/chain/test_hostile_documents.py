@@ -18,6 +18,7 @@ import inshrink_core
 from inshrink_core.archive import ArchiveReader, ArchiveWriter
 from inshrink_core.archive.document import compress_document, decompress_document
 from inshrink_core.archive.frame_reader import read_envelope
+from inshrink_core.archive.index import INDEX_DICTIONARY
 from inshrink_core.archive.layout import (
     FRAME,
     FRAME_HEADER_NBYTES,
@@ -117,13 +118,14 @@ def mutate_index(path: Path, rng: random.Random) -> None:
     reader = ArchiveReader.open(path)
     info = rng.choice(reader.frames)
     envelope = read_envelope(reader.storage, info.path)
-    raw = repack(decompress_document(envelope.document, envelope.trailer.raw_nbytes, ""), rng)
+    document, nbytes = envelope.document, envelope.trailer.raw_nbytes
+    raw = repack(decompress_document(document, nbytes, "", INDEX_DICTIONARY), rng)
     content = (path / info.path).read_bytes()
-    index = compress_document(raw)
-    offset = envelope.trailer.offset
-    trailer = Trailer(offset, offset + len(index) + TRAILER_NBYTES, len(index), len(raw))
+    index = compress_document(raw, INDEX_DICTIONARY)
+    offset, tail = envelope.trailer.offset, (envelope.small or b"") + index
+    trailer = Trailer(offset, offset + len(tail) + TRAILER_NBYTES, len(index), len(raw))
     head = content[:FRAME_HEADER_NBYTES]
-    (path / info.path).write_bytes(content[:offset] + index + trailer.pack(FRAME, head, index))
+    (path / info.path).write_bytes(content[:offset] + tail + trailer.pack(FRAME, head, tail))
     (path / "inshrink-manifest").unlink()  # else its sizes would have to agree
 
 
@@ -156,7 +158,9 @@ def mutate_contents(path: Path, rng: random.Random) -> None:
                         attributes = mutated(rng, attributes)
                         attributes = attributes if isinstance(attributes, list) else [attributes]
                     elif now and what == "codec" and place == chosen:
-                        codec = rng.choice(("stored/1", "same/1", "zstd/1", "lossless/1", "moments/1", "x"))
+                        codec = rng.choice(
+                            ("stored/1", "same/1", "zstd/1", "zstd/2", "lossless/1", "moments/1", "x")
+                        )
                     elif now and what == "part" and entry.part:
                         payload = bytes(rng.randrange(256) for _ in range(rng.randrange(12)))
                     target.add(entry.key, codec, payload, attributes=tuple(attributes), part=entry.part)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inshrink_core.chain.parts import decode_part, encode_part, pack_layout, unpack_layout
+from inshrink_core.chain.parts import decode_part, encode_part, encode_parts, pack_layout, unpack_layout
 from inshrink_core.checkpoint import FileLayout, Member, Region, ZipEntry
 from inshrink_core.errors import DamagedError, IncompatibleError
 
@@ -26,6 +26,22 @@ LAYOUT = (
     ),
     FileLayout(path="tokenizer.json", nbytes=5, kind="opaque"),
 )
+
+
+@given(content=st.binary(max_size=2000), previous=st.binary(max_size=2000))
+def test_every_part_comes_back_that_had_another_name(content: bytes, previous: bytes) -> None:
+    ((key, codec, payload),) = encode_parts({"step_2.pt": content}, {"step_1.pt": previous})
+    assert (key, codec) in {("step_2.pt", "zstd/2"), ("step_2.pt", "stored/1")}
+    assert decode_part(codec, payload, previous, "here") == content
+
+
+def test_parts_are_compared_by_name_and_else_by_place() -> None:
+    same, other = bytes(range(200)), bytes(reversed(range(200)))
+    before = {"": same, "step_1.pt": other, "tokenizer.json": same}
+    now = {"": same, "step_2.pt": other, "tokenizer.json": same, "new.bin": other}
+    assert [(codec, len(payload) < 30) for _, codec, payload in encode_parts(now, before)] == [
+        ("same/1", True), ("zstd/2", True), ("same/1", True), ("stored/1", False),
+    ]  # fmt: skip
 
 
 @given(content=st.binary(max_size=2000), previous=st.none() | st.binary(max_size=2000))
@@ -50,7 +66,13 @@ def test_a_part_like_the_previous_one_costs_little() -> None:
 
 @pytest.mark.parametrize(
     ("codec", "payload"),
-    [("zstd/1", b""), ("zstd/1", b"\xff" * 20), ("zstd/1", b"\x05\0\0\0\0junk"), ("same/1", b"")],
+    [
+        ("zstd/1", b""),
+        ("zstd/1", b"\xff" * 20),
+        ("zstd/1", b"\x05\0\0\0\0junk"),
+        ("same/1", b""),
+        ("zstd/2", b"\0" * 20),
+    ],
 )
 def test_a_damaged_part_is_refused(codec: str, payload: bytes) -> None:
     with pytest.raises(DamagedError):
