@@ -3,8 +3,8 @@
 Weights on the lattice under `DEFAULT_MAX_RESTORE_COST`, optimizer state compressed, as `Saver(check=…)`
 writes them; each training is restored nine times from its own archive and ends beside the same seed
 uninterrupted. Defaults were chosen on the tasks of `TUNED`; the others only judge. ``results/controlled.csv``
-has a row a task: what a restored training loses, what chance alone costs where ``--control`` trained each seed a
-third time, and a setting known to be bad (ten times the bound), which the task has to tell from
+has a row a task: what a restored training loses, what chance alone costs where ``--control`` trained each
+seed a third time, and a setting known to be bad (ten times the bound), which the task has to tell from
 nothing. Finished trainings are kept in ``data/controlled``; more ``--seeds`` add to them.
 """
 
