@@ -14,7 +14,7 @@ from inshrink_core.chain import ChainConfig, ChainWriter, is_exact, stored_view
 from inshrink_core.chain.defaults import factors_of
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.codec import FALLBACK_CODEC, get_codec
-from inshrink_core.errors import CheckFailedError
+from inshrink_core.errors import CheckFailedError, NotFiniteError
 from inshrink_core.search.bounds import FIGURES, Bounds, Figures, Verdict
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import frame_overhead
@@ -291,6 +291,9 @@ class BoundedWriter:
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
         """Write a step with the smallest frame found that keeps the bounds, exactly where there is none.
 
+        Exactly, too, where the original itself has a metric that is not finite, so that nothing can be
+        compared with it; but not the first one that is judged, for then the evaluator is of no use.
+
         Raises
         ------
         EvaluatorError
@@ -299,6 +302,11 @@ class BoundedWriter:
             The frame on disk does not decode to what was measured, and breaks the bounds.
         """
         self.begin(checkpoint)
+        why = "" if self._follows or self._bounds is None else self._why_not_judged(checkpoint.step)
+        if why:
+            self.appended = self.append_exactly(chain, checkpoint, done, why)
+            self.promises[checkpoint.step] = _unjudged(chain.config.record(), same=True)
+            return self.appended
         self._target = self._aimed_at(chain, checkpoint)
         keyframe = chain.keyframe_is_due
         step = self._step(chain, checkpoint, keyframe=keyframe)
@@ -339,6 +347,14 @@ class BoundedWriter:
         chain.config = self._exact()
         return chain.append(checkpoint, done=done, quality={"how": "exact", "why": why})
 
+    def _why_not_judged(self, step: int) -> str:
+        """Return why nothing can be compared with an original; nothing where it can be judged."""
+        try:
+            self._judge.original(step)
+        except NotFiniteError as error:
+            return str(error)
+        return ""
+
     def can_repeat(self, chain: ChainWriter) -> bool:
         """Whether the next step can be written as the last one was, without being judged."""
         return self._last is not None and self._usage is not None and chain.parent is not None
@@ -350,10 +366,15 @@ class BoundedWriter:
     def check(self, archive: Archive, info: FrameInfo) -> None:
         """Judge a step that was archived before."""
         parents = [one for one in archive.frames if one.frame_id == info.parent_id]
+        meta = archive.frame(info).meta
+        if self._why_not_judged(info.step):
+            original, written = self._original(info.step), archive.checkpoint(info)
+            same = original is not None and model_digests(original) == model_digests(written)
+            self.promises[info.step] = _unjudged(meta, same=same)
+            return
         neighbour = self._neighbour(parents[0] if parents else None, info.step)
         figures = self._judge.figures(info.step, archive.checkpoint(info))
         self.evaluations += 1
-        meta = archive.frame(info).meta
         self.promises[info.step] = StepPromise(
             config=_document_of(meta),
             drop=figures.drop,
@@ -365,11 +386,16 @@ class BoundedWriter:
         )
 
     def _neighbour(self, parent: FrameInfo | None, step: int) -> int | None:
-        """Return the step of the previous checkpoint; of the one after it for a chain's first step."""
+        """Return the step of the previous checkpoint; of the one after it for a chain's first step.
+
+        None where it is not at hand, or its metric is not finite.
+        """
         neighbour = self._following(step) if parent is None else parent.step
         if neighbour is None or self._judge.knows(neighbour):
             return neighbour
-        return None if self._original(neighbour) is None else neighbour
+        if self._original(neighbour) is None or self._why_not_judged(neighbour):
+            return None
+        return neighbour
 
     def _is_informative(self, step: int, neighbour: int | None) -> bool:
         """Whether the neighbour's original, in this one's place, breaks the bounds; true without one."""
@@ -583,6 +609,14 @@ class BoundedWriter:
                 found=f"{verdict.usage:.3g} of it",
                 remedy="the evaluator may change its mind between calls; fix its seed",
             )
+
+
+def _unjudged(record: Mapping[str, Any], *, same: bool) -> StepPromise:
+    """Return the promise of a step that nothing can be compared with: kept where it is stored bit for bit."""
+    side = Verdict(kept=same, usage=0.0 if same else math.inf).side
+    return StepPromise(
+        config=_document_of(record), drop=None, divergence=None, informative=False, exact=same, side=side
+    )
 
 
 def _merit(outcome: Outcome[Any]) -> float:

@@ -74,6 +74,10 @@ the guess for a keyframe, before any movement was seen."""
 _GUESS_RANGE = (2.0**-12, 0.17)
 """Bounds of that guess, in root mean squares of all matrices; early in a training they move .17 of it."""
 
+_MOST_MOVED_SHARE = 0.5
+"""Largest movement between checkpoints that is believed, in root mean squares of all matrices. What is said
+to be more is an explosion, or the way back from one: as the unit of a spacing it would erase the weights."""
+
 _UNKNOWN_SHARE = 1 / 32
 """Guess without learning rate or second moments, in root mean squares of the tensor itself."""
 
@@ -186,14 +190,16 @@ def make_plan(
     matrices = {key: o for key, (spec, o) in known.items() if is_matrix(spec)}
     before = Memory.parse(context.memory)
     rates = {key: positive(context.learning_rates.get(spec.name)) for key, (spec, _) in known.items()}
+    overall = _rms((known[key][0].numel, o.mean_square) for key, o in matrices.items())
+    most = _MOST_MOVED_SHARE * overall
     now = _rms((known[key][0].numel, m) for key, m in _moved(matrices, before).items())
+    now = now if now <= most else 0.0
     memory = _settled(before, known, rates, now)
     factors = _factors(memory, matrices, codec.sensitivity)
-    overall = _rms((known[key][0].numel, o.mean_square) for key, o in matrices.items())
     adaptive = any(o.second_moment is not None for o in matrices.values())
     widths: dict[str, float] = {}
     for key, (spec, o) in known.items():
-        base = _base(memory, now, rates[key], codec.gamma)
+        base = min(_base(memory, now, rates[key], codec.gamma), most)
         if base == 0 and adaptive and rates[key]:
             low, high = (bound * overall for bound in _GUESS_RANGE)
             base = min(max(_MOVEMENT_PER_LR * rates[key], low), high)

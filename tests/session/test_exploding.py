@@ -1,0 +1,189 @@
+"""Runs that are short, still or explode: what cannot be controlled is exact, and nothing is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import inshrink_core
+from inshrink_core.chain import Archive
+from inshrink_core.chain.meta import QUALITY
+from inshrink_core.evaluate import EvaluatorRequest
+from inshrink_core.training.saver import Saver
+from inshrink_core.verbs.compress import compress
+from inshrink_core.verbs.watch import watch
+from tests.search.evaluators import InProcess
+from tests.training import batch, model, train
+
+EVERY = 5
+N_SAVES = 6
+
+States = dict[int, dict[str, torch.Tensor]]
+
+
+def times(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda value: value * factor
+
+
+def one_infinity(value: torch.Tensor) -> torch.Tensor:
+    changed = value.clone()
+    changed.view(-1)[0] = math.inf
+    return changed
+
+
+EXPLOSIONS = {
+    "1000 times": times(1e3),
+    "1e30": times(1e30),
+    "nan": times(math.nan),
+    "an infinity": one_infinity,
+}
+
+
+def run_with(
+    folder: Path,
+    change: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    at: int = 0,
+    n_saves: int = N_SAVES,
+    second_moments: float = 1.0,
+    frozen: bool = False,
+) -> States:
+    """Write a run whose weights explode at one save; training goes on from what it was. Return its models."""
+    folder.mkdir()
+    network = model()
+    if frozen:
+        for parameter in list(network.parameters())[:2]:
+            parameter.requires_grad_(False)
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3)
+    states: States = {}
+    for save in range(1, n_saves + 1):
+        train(network, optimizer, range((save - 1) * EVERY, save * EVERY))
+        now = {name: value.clone() for name, value in network.state_dict().items()}
+        if change is not None and save == at:
+            now = {name: change(value) if value.dim() > 1 else value for name, value in now.items()}
+        held = optimizer.state_dict()
+        for state in held["state"].values():
+            state["exp_avg_sq"] = second_moments * state["exp_avg_sq"]
+        states[save * EVERY] = now
+        content = {"model": now, "optimizer": held, "step": save * EVERY}
+        torch.save(content, folder / f"step_{save * EVERY}.pt")
+    return states
+
+
+def errors(archive: Path, states: States) -> dict[int, float]:
+    """Return the largest relative error of a matrix by step; NaN where a value that is not finite is lost."""
+    opened = Archive.open(archive)
+    assert opened.steps == tuple(states)
+    found = {}
+    for step, state in states.items():
+        restored = opened.checkpoint(opened.reader.find(step)).state_dict()
+        assert restored.keys() == state.keys()
+        found[step] = max(_error(restored[name], value) for name, value in state.items() if value.dim() > 1)
+    return found
+
+
+def _error(restored: torch.Tensor, original: torch.Tensor) -> float:
+    if torch.equal(restored.nan_to_num(7.0, 8.0, 9.0), original.nan_to_num(7.0, 8.0, 9.0)):
+        return 0.0
+    return float((restored.double() - original).norm() / original.double().norm())
+
+
+def verb_of(name: str) -> Callable[[Path, Path], object]:
+    if name == "watch":
+        return lambda run, target: watch(run, target, interval=0.01, idle=1.0, threads=1)
+    return lambda run, target: compress(run, target, threads=1)
+
+
+@pytest.mark.parametrize("verb", ["compress", "watch"])
+@pytest.mark.parametrize("at", [1, 2, 4, N_SAVES])
+@pytest.mark.parametrize("kind", EXPLOSIONS)
+def test_weights_that_explode_at_one_step_do_not_harm_the_others(tmp_path, verb, at, kind):
+    states = run_with(tmp_path / "run", EXPLOSIONS[kind], at)
+    verb_of(verb)(tmp_path / "run", tmp_path / "a")
+    found = errors(tmp_path / "a", states)
+    assert max(found.values()) < 0.05
+    if kind not in ("1000 times", "1e30"):
+        assert found[at * EVERY] == 0
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("kind", EXPLOSIONS)
+def test_a_saver_keeps_the_saves_before_and_after_weights_explode(tmp_path, kind, checked):
+    states: States = {}
+    network = model()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+    inputs, targets = batch(10_000)
+
+    def check(copied: nn.Module) -> torch.Tensor:
+        return nn.functional.cross_entropy(copied(inputs), targets)
+
+    with Saver(tmp_path / "a", network, optimizer, check=check if checked else None) as saver:
+        for save in range(1, N_SAVES + 1):
+            train(network, optimizer, range((save - 1) * EVERY, save * EVERY))
+            held = {name: value.clone() for name, value in network.state_dict().items()}
+            if save == 2:
+                with torch.no_grad():
+                    for parameter in network.parameters():
+                        parameter.copy_(EXPLOSIONS[kind](parameter))
+            states[save * EVERY] = {name: value.clone() for name, value in network.state_dict().items()}
+            saver.save(save * EVERY)
+            network.load_state_dict(held)
+        saver.flush()
+        failures = saver.failures
+    found = errors(tmp_path / "a", states)
+    assert max(found.values()) < 0.2
+    if checked and kind in ("nan", "an infinity"):
+        archive = Archive.open(tmp_path / "a")
+        said = archive.frame(archive.reader.find(2 * EVERY)).meta[QUALITY]
+        assert "nan" in failures[2 * EVERY]
+        assert said["how"] == "exact"
+        assert "nan" in said["why"]
+        assert found[2 * EVERY] == 0
+
+
+@pytest.mark.parametrize("kind", ["1e30", "nan"])
+def test_a_bounded_compress_stores_exactly_what_it_cannot_judge(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(EvaluatorRequest, "resolve", lambda *_: InProcess(tmp_path))
+    states = run_with(tmp_path / "run", EXPLOSIONS[kind], 3)
+    report = compress(tmp_path / "run", tmp_path / "a", max_restore_cost=0.01, threads=1)
+    assert report.failure is None
+    assert report.to_json()["max_restore_cost"] <= 0.01
+    found = errors(tmp_path / "a", states)
+    assert max(found.values()) < 1
+    assert found[3 * EVERY] == 0
+    archive = Archive.open(tmp_path / "a")
+    said = archive.frame(archive.reader.find(3 * EVERY)).meta[QUALITY]
+    assert said["how"] == "exact"
+    again = compress(tmp_path / "run", tmp_path / "a", max_restore_cost=0.01, threads=1)
+    assert (again.failure, again.appended) == (None, ())
+
+
+@pytest.mark.parametrize("verb", ["compress", "watch"])
+@pytest.mark.parametrize("n_saves", [1, 2])
+def test_runs_too_short_to_look_ahead(tmp_path, verb, n_saves):
+    states = run_with(tmp_path / "run", n_saves=n_saves)
+    verb_of(verb)(tmp_path / "run", tmp_path / "a")
+    assert max(errors(tmp_path / "a", states).values()) < 0.05
+    assert inshrink_core.verify(tmp_path / "a", deep=True).ok
+
+
+@pytest.mark.parametrize("verb", ["compress", "watch"])
+def test_matrices_whose_second_moments_are_all_zero_are_exact(tmp_path, verb):
+    states = run_with(tmp_path / "run", second_moments=0.0)
+    verb_of(verb)(tmp_path / "run", tmp_path / "a")
+    assert max(errors(tmp_path / "a", states).values()) == 0
+
+
+@pytest.mark.parametrize("verb", ["compress", "watch"])
+def test_frozen_layers_cost_next_to_nothing_after_the_first_frame(tmp_path, verb):
+    states = run_with(tmp_path / "run", frozen=True)
+    verb_of(verb)(tmp_path / "run", tmp_path / "a")
+    assert max(errors(tmp_path / "a", states).values()) < 0.05
+    archive = Archive.open(tmp_path / "a")
+    for info in archive.frames[1:]:
+        assert archive.frame(info).entry("0.weight").nbytes == 1
