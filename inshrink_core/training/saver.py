@@ -26,12 +26,14 @@ from inshrink_core.search.space import space_of
 from inshrink_core.training.archiver import Archiver
 from inshrink_core.training.gradients import N_RECORDED, GradientAverage
 from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Spool, spool_folder
+from inshrink_core.training.staging import Staging, storages_of
 
 if TYPE_CHECKING:
     import os
 
     import torch
     from torch import Tensor, nn
+    from torch.utils.hooks import RemovableHandle
 
     from inshrink_core.chain import BaseLike
     from inshrink_core.codec import AnyCodec
@@ -186,6 +188,8 @@ class Saver:
         self.last_step = recovered[-1].step if recovered else head.step if head else None
         self._restored = recovered[-1].restored if recovered else None
         self._parent: bytes | None = None
+        self._staging = Staging()
+        self._hook: RemovableHandle | None = None
         # At the end of the interpreter what is pending is archived, not abandoned.
         self._finalizer = weakref.finalize(self, self._archiver.close_quietly)
 
@@ -222,7 +226,7 @@ class Saver:
     @property
     def n_pending(self) -> int:
         """Number of saves that are not archived yet."""
-        return self._archiver.n_pending
+        return self._archiver.n_pending + self._staging.is_busy
 
     @property
     def failures(self) -> Mapping[int, str]:
@@ -242,7 +246,7 @@ class Saver:
         """
         self._gradients.record()
 
-    def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, step: int, extra: Mapping[str, Any] | None = None, *, wait: bool = True) -> None:
         """Save model and optimizer as they are now.
 
         Parameters
@@ -252,6 +256,10 @@ class Saver:
         extra
             Whatever else training needs to continue: numbers, texts, tensors, and lists and dicts of
             them, such as a scheduler's or a generator's state. Stored bit for bit.
+        wait
+            Whether the save is on the disk when this returns. If not, it is copied while the training
+            goes on, and the optimizer's next step waits for the copy: until then nothing but the optimizer
+            may change what it trains. An error is raised by the next `save`, `flush`, `restore` or `close`.
 
         Raises
         ------
@@ -269,9 +277,12 @@ class Saver:
         Notes
         -----
         Blocks for as long as writing the checkpoint's bytes to the disk takes, and for as long as two
-        saves are pending.
+        saves are pending. Without `wait`, buffers are copied at once, and a thread copies the parameters and
+        the optimizer's state and writes them; one copy of all that is held in host memory. The save survives
+        the process only when that is done.
         """
         self._require_open()
+        self._staging.finish()
         if self._lost is not None:
             self._require_head()
         if type(step) is not int or step < 0:
@@ -294,9 +305,34 @@ class Saver:
         gradients = self._gradients.take()
         if gradients:
             files[GRADIENTS_NAME] = gradients
-        spooled = self._spool.put(step, files, restored=self._restored, parent=self._parent)
-        self._archiver.submit(spooled)
-        self.last_step, self._parent = step, None
+        lineage = {"restored": self._restored, "parent": self._parent}
+
+        def spool(files: Mapping[str, Any]) -> None:
+            self._archiver.submit(self._spool.put(step, files, **lineage))
+            self._parent = None
+
+        if wait:
+            spool(files)
+        else:
+            self._staging.start(files, self._guarded(), spool)
+        self.last_step = step
+
+    def _guarded(self) -> frozenset[tuple[torch.device, int]]:
+        """Return the storages that the optimizer alone changes, and have its next step wait for a copy."""
+        if self._optimizer is None:
+            return frozenset()
+        if self._hook is None:
+            self._hook = self._optimizer.register_step_pre_hook(self._staging.wait_for_copy)
+        trained = [group["params"] for group in self._optimizer.param_groups]
+        return storages_of([trained, dict(self._optimizer.state)])
+
+    def before_step(self) -> None:
+        """Wait for the copy of a save without `wait`, where no optimizer's hook does so.
+
+        To be called before whatever changes the parameters and is no call of the optimizer's ``step``: a
+        replayed CUDA graph, weights that are set by hand.
+        """
+        self._staging.wait_for_copy()
 
     def restore(self, step: int | None = None) -> int | None:
         """Load model and optimizer from the archive, in place; pending saves are archived first.
@@ -324,6 +360,7 @@ class Saver:
             The base model is needed, and it is not there or is another one; nothing was changed.
         """
         self._require_open()
+        self._staging.finish()
         self._archiver.flush()
         reader = self._archiver.reader
         info = reader.head if step is None else reader.find(step)
@@ -391,6 +428,7 @@ class Saver:
             One of them could not be archived.
         """
         self._require_open()
+        self._staging.finish()
         self._archiver.flush()
 
     def close(self) -> None:
@@ -402,8 +440,14 @@ class Saver:
             A save could not be archived. It stays in the spool for the next saver.
         """
         self._finalizer.detach()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
         try:
-            self._archiver.close()
+            try:
+                self._staging.finish()
+            finally:
+                self._archiver.close()
         finally:
             if self._checked is not None:
                 self._checked.close()
