@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INTEGRATIONS := build/integrations
 STAMP := $(VENV)/.installed
 PORT ?= 8501
 WORKERS ?= 3
 SECONDS ?= 60
 SEED ?= 1
 
-.PHONY: run test lint types kernels fuzz crash bench bench-quick sample screenshots docs house wheel clean help
+.PHONY: run test test-integrations lint types kernels fuzz crash bench bench-quick sample screenshots docs house wheel clean help
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -36,6 +37,12 @@ kernels: $(STAMP)  ## Compile the kernels, so that not every test worker does
 
 test: lint types kernels  ## Run lint, types and the whole test suite
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+test-integrations: wheel  ## Test the adapters with the real libraries, installed with the wheel's extras in build/integrations
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint requirements.lock \
+		"$$(ls -t dist/inshrink-*.whl | head -1)[hf,lightning]" peft pytest pytest-timeout
+	$(INTEGRATIONS)/bin/pytest -o pythonpath= -m integration tests/integrations
 
 fuzz: $(STAMP)  ## Attack archives, inputs and decoders for a minute
 	$(BIN)/python -m benchmarks.fuzz $(SECONDS) --seed $(SEED)

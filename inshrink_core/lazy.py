@@ -68,5 +68,9 @@ class _Index(ModuleType):
             return
         super().__setattr__(name, value)
 
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        # cloudpickle knows plain modules alone; of a subclass it would pickle the content.
+        return import_module, (self.__name__,)
+
     def __dir__(self) -> list[str]:
         return sorted(self._where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -94,3 +95,8 @@ def test_a_run_and_its_archive_are_mappings_from_step_to_checkpoint(tmp_path: Pa
         assert opened.get(7) is None
         with pytest.raises(KeyError, match=r"no .*step"):
             _ = opened[7]
+
+
+def test_a_function_that_names_the_package_can_be_sent_to_another_process():
+    assert pickle.loads(pickle.dumps(inshrink_core)) is inshrink_core
+    assert pickle.loads(pickle.dumps(inshrink_core.training)) is inshrink_core.training

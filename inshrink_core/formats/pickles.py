@@ -273,6 +273,8 @@ _INERT_NAMES: Final = {
     "numpy._core.numeric": "_frombuffer",
     "numpy.dtypes": """Float16DType Float32DType Float64DType Int32DType Int64DType UInt32DType UInt64DType
         BoolDType""",
+    "pathlib": "Path PosixPath PurePosixPath PureWindowsPath WindowsPath",
+    "pathlib._local": "PosixPath PurePosixPath PureWindowsPath WindowsPath",
     "builtins": "complex slice range bool int float str",
     "__builtin__": "complex slice xrange bool int long float str unicode",
 }

@@ -1,1 +1,5 @@
-"""Placeholder: its builder writes the table of contents."""
+"""Adapters to the libraries that people train with, one module a library.
+
+Each needs the extra named after it (``pip install 'inshrink[hf]'``), and holds no logic of its own: queue,
+spool and storage are `inshrink_core.training`'s.
+"""

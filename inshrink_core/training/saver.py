@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import pickle
-import threading
 import weakref
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, is_archive
+from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.archive.storage import storage_error
-from inshrink_core.chain import (
-    Archive,
-    BaseFinder,
-    ChainConfig,
-    ChainWriter,
-    content_digest,
-    open_base,
-    stored_view,
-)
+from inshrink_core.chain import Archive, BaseFinder, open_base
 from inshrink_core.chain.base import require_base_codec
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.errors import InputError, StepConflictError
 from inshrink_core.execution import working_folder
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.frame import FrameInfo
-from inshrink_core.search.bounded import AsConfigured, StepWriter
+from inshrink_core.search.bounded import StepWriter
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.space import space_of
+from inshrink_core.training.archiver import Archiver
 from inshrink_core.training.gradients import N_RECORDED, GradientAverage
-from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Spool, SpooledSave, spool_folder
+from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Spool, spool_folder
+from inshrink_core.training.staging import Staging, storages_of
 
 if TYPE_CHECKING:
     import os
 
     import torch
     from torch import Tensor, nn
+    from torch.utils.hooks import RemovableHandle
 
-    from inshrink_core.chain import BaseLike, BaseModel
+    from inshrink_core.chain import BaseLike
     from inshrink_core.codec import AnyCodec
     from inshrink_core.training.check import Check, CheckedWriter
 
-__all__ = ["Archiver", "Saver"]
+__all__ = ["Saver", "require_plain"]
 
 _RESERVED: Final = frozenset(
     {"model", "optimizer", "step", "gradients", "gradient", "grads", "grad"}
@@ -56,13 +49,6 @@ _RESERVED: Final = frozenset(
 
 _MAX_DEPTH: Final = 32
 """Of containers in `extra`; deeper ones are a mistake, or refer to themselves."""
-
-
-MAX_PENDING: Final = 2
-"""Saves that may wait: one being encoded and one behind it; a third would only hide that saves come
-faster than they can be archived."""
-
-_logger = logging.getLogger(__name__)
 
 
 class Saver:
@@ -201,7 +187,9 @@ class Saver:
         self._lost = None if recovered or head in writer.reader.frames else head
         self.last_step = recovered[-1].step if recovered else head.step if head else None
         self._restored = recovered[-1].restored if recovered else None
-        self._first = False
+        self._parent: bytes | None = None
+        self._staging = Staging()
+        self._hook: RemovableHandle | None = None
         # At the end of the interpreter what is pending is archived, not abandoned.
         self._finalizer = weakref.finalize(self, self._archiver.close_quietly)
 
@@ -238,7 +226,7 @@ class Saver:
     @property
     def n_pending(self) -> int:
         """Number of saves that are not archived yet."""
-        return self._archiver.n_pending
+        return self._archiver.n_pending + self._staging.is_busy
 
     @property
     def failures(self) -> Mapping[int, str]:
@@ -258,7 +246,7 @@ class Saver:
         """
         self._gradients.record()
 
-    def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, step: int, extra: Mapping[str, Any] | None = None, *, wait: bool = True) -> None:
         """Save model and optimizer as they are now.
 
         Parameters
@@ -268,6 +256,10 @@ class Saver:
         extra
             Whatever else training needs to continue: numbers, texts, tensors, and lists and dicts of
             them, such as a scheduler's or a generator's state. Stored bit for bit.
+        wait
+            Whether the save is on the disk when this returns. If not, it is copied while the training
+            goes on, and the optimizer's next step waits for the copy: until then nothing but the optimizer
+            may change what it trains. An error is raised by the next `save`, `flush`, `restore` or `close`.
 
         Raises
         ------
@@ -285,9 +277,12 @@ class Saver:
         Notes
         -----
         Blocks for as long as writing the checkpoint's bytes to the disk takes, and for as long as two
-        saves are pending.
+        saves are pending. Without `wait`, buffers are copied at once, and a thread copies the parameters and
+        the optimizer's state and writes them; one copy of all that is held in host memory. The save survives
+        the process only when that is done.
         """
         self._require_open()
+        self._staging.finish()
         if self._lost is not None:
             self._require_head()
         if type(step) is not int or step < 0:
@@ -310,9 +305,34 @@ class Saver:
         gradients = self._gradients.take()
         if gradients:
             files[GRADIENTS_NAME] = gradients
-        spooled = self._spool.put(step, files, restored=self._restored, first=self._first)
-        self._archiver.submit(spooled)
-        self.last_step, self._first = step, False
+        lineage = {"restored": self._restored, "parent": self._parent}
+
+        def spool(files: Mapping[str, Any]) -> None:
+            self._archiver.submit(self._spool.put(step, files, **lineage))
+            self._parent = None
+
+        if wait:
+            spool(files)
+        else:
+            self._staging.start(files, self._guarded(), spool)
+        self.last_step = step
+
+    def _guarded(self) -> frozenset[tuple[torch.device, int]]:
+        """Return the storages that the optimizer alone changes, and have its next step wait for a copy."""
+        if self._optimizer is None:
+            return frozenset()
+        if self._hook is None:
+            self._hook = self._optimizer.register_step_pre_hook(self._staging.wait_for_copy)
+        trained = [group["params"] for group in self._optimizer.param_groups]
+        return storages_of([trained, dict(self._optimizer.state)])
+
+    def before_step(self) -> None:
+        """Wait for the copy of a save without `wait`, where no optimizer's hook does so.
+
+        To be called before whatever changes the parameters and is no call of the optimizer's ``step``: a
+        replayed CUDA graph, weights that are set by hand.
+        """
+        self._staging.wait_for_copy()
 
     def restore(self, step: int | None = None) -> int | None:
         """Load model and optimizer from the archive, in place; pending saves are archived first.
@@ -340,6 +360,7 @@ class Saver:
             The base model is needed, and it is not there or is another one; nothing was changed.
         """
         self._require_open()
+        self._staging.finish()
         self._archiver.flush()
         reader = self._archiver.reader
         info = reader.head if step is None else reader.find(step)
@@ -354,7 +375,7 @@ class Saver:
             key: value for key, value in content.items() if key not in ("model", "optimizer", "step")
         }
         self._gradients.forget()
-        self._restored, self._first, self.last_step = info.frame_id, True, info.step
+        self._restored, self._parent, self.last_step = info.frame_id, info.frame_id, info.step
         self._lost = None
         return info.step
 
@@ -407,6 +428,7 @@ class Saver:
             One of them could not be archived.
         """
         self._require_open()
+        self._staging.finish()
         self._archiver.flush()
 
     def close(self) -> None:
@@ -418,8 +440,14 @@ class Saver:
             A save could not be archived. It stays in the spool for the next saver.
         """
         self._finalizer.detach()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
         try:
-            self._archiver.close()
+            try:
+                self._staging.finish()
+            finally:
+                self._archiver.close()
         finally:
             if self._checked is not None:
                 self._checked.close()
@@ -443,12 +471,18 @@ def _checked(extra: Mapping[str, Any] | None) -> dict[str, Any]:
     for key, value in checked.items():
         if not isinstance(key, str) or key in _RESERVED:
             raise InputError(f"extra cannot have the key {key!r}", remedy="choose another name for it")
-        _require_plain(value, f"extra[{key!r}]", 0)
+        require_plain(value, f"extra[{key!r}]")
     return checked
 
 
-def _require_plain(value: Any, where: str, depth: int) -> None:
-    """Accept the types that `torch.load` reads with ``weights_only``."""
+def require_plain(value: Any, where: str, depth: int = 0) -> None:
+    """Accept the types that `torch.load` reads with ``weights_only``.
+
+    Raises
+    ------
+    InputError
+        There is something else in a value, which `where` calls by its name.
+    """
     import torch
 
     if value is None or type(value) in (bool, int, float, complex, str, bytes, torch.Size):
@@ -457,12 +491,12 @@ def _require_plain(value: Any, where: str, depth: int) -> None:
         return
     if depth < _MAX_DEPTH and type(value) in (dict, OrderedDict):
         for key, item in value.items():
-            _require_plain(key, where, depth + 1)
-            _require_plain(item, where, depth + 1)
+            require_plain(key, where, depth + 1)
+            require_plain(item, where, depth + 1)
         return
     if depth < _MAX_DEPTH and type(value) in (list, tuple, set):
         for item in value:
-            _require_plain(item, where, depth + 1)
+            require_plain(item, where, depth + 1)
         return
     raise InputError(
         f"{where} holds a {type(value).__module__}.{type(value).__qualname__}",
@@ -505,169 +539,3 @@ def _require_same_optimizer(optimizer: torch.optim.Optimizer, state: Any, where:
             found=f"{own}",
             remedy="build the optimizer that was saved",
         )
-
-
-class Archiver:
-    """Archives spooled saves on a thread of its own; holds the archive's lock until `close`.
-
-    Parameters
-    ----------
-    writer
-        The archive, open for writing; closed by `close`.
-    config
-        How frames are made.
-    spool
-        Where the saves lie.
-    recovered
-        Saves that an earlier process left; they come first.
-    step_writer
-        How each save is written; by default as `config` says.
-    base
-        The base model that the archive's first frame is told against.
-
-    Notes
-    -----
-    An error stops the thread until it is raised to the caller, by the next `submit`, `flush` or
-    `close`; then the thread tries again. The save it concerns stays in the spool.
-    """
-
-    def __init__(
-        self,
-        writer: ArchiveWriter,
-        config: ChainConfig,
-        spool: Spool,
-        recovered: Iterable[SpooledSave],
-        step_writer: StepWriter | None = None,
-        base: BaseModel | None = None,
-    ) -> None:
-        self._writer, self._config, self._spool, self._base = writer, config, spool, base
-        self._step_writer = step_writer if step_writer is not None else AsConfigured()
-        self._waiting = deque(recovered)
-        self._recovered = {save.folder for save in self._waiting}
-        """Saves that may be in the archive already."""
-        self._changed = threading.Condition()
-        self._error: BaseException | None = None
-        self._closing = False
-        self._chain: ChainWriter | None = None
-        self._last: SpooledSave | None = None
-        self._thread = threading.Thread(target=self._work, name="inshrink-saver", daemon=True)
-        self._thread.start()
-
-    @property
-    def reader(self) -> ArchiveReader:
-        """The archive's frames. To be used after `flush` alone."""
-        return self._writer.reader
-
-    @property
-    def n_pending(self) -> int:
-        """Number of saves that are not archived yet."""
-        return len(self._waiting)
-
-    def wait_for_room(self) -> None:
-        """Return when another save may be submitted."""
-        self._wait(MAX_PENDING - 1)
-
-    def submit(self, save: SpooledSave) -> None:
-        """Add a save behind the others."""
-        with self._changed:
-            self._waiting.append(save)
-            self._changed.notify_all()
-
-    def flush(self) -> None:
-        """Return when the archive holds every save."""
-        self._wait(0)
-
-    def _wait(self, n_pending: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or len(self._waiting) <= n_pending)
-            error, self._error = self._error, None
-            self._changed.notify_all()
-        if error is not None:
-            raise error
-
-    def close(self) -> None:
-        """Archive what is pending, end the thread and release the archive; harmless when repeated.
-
-        The lock is released even where an error is raised.
-        """
-        if self._closing:
-            return
-        try:
-            self.flush()
-        finally:
-            with self._changed:
-                self._closing = True
-                self._changed.notify_all()
-            self._thread.join()
-            try:
-                if self._last is not None:
-                    self._spool.drop(self._last.folder)
-                self._spool.close()
-            finally:
-                self._writer.close()
-
-    def close_quietly(self) -> None:
-        """Close without raising: what could not be archived stays in the spool."""
-        try:
-            self.close()
-        except Exception as error:  # at the interpreter's end nothing could catch it
-            _logger.warning("a save is not archived yet and waits in the spool: %s", error)
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closing or (bool(self._waiting) and self._error is None))
-                if self._closing:
-                    return
-                save = self._waiting[0]
-            try:
-                self._archive(save)
-            except BaseException as error:  # raised again in the caller's thread
-                with self._changed:
-                    # It may be in the archive by now; tried again, it must not be appended twice.
-                    self._recovered.add(save.folder)
-                    self._chain, self._error = None, error
-                    self._changed.notify_all()
-            else:
-                with self._changed:
-                    self._waiting.popleft()
-                    self._changed.notify_all()
-
-    def _archive(self, save: SpooledSave) -> None:
-        """Make one save a frame, and drop the one before it."""
-        checkpoint = self._spool.read(save)
-        known = self._find(save) if save.folder in self._recovered else None
-        if known is not None:
-            self._chain = self._chain_from(known, save)
-        else:
-            if self._chain is None or save.first:
-                self._chain = self._chain_from(self._parent_of(save), save)
-            self._step_writer.append(self._chain, checkpoint)
-        self._spool.mark(save)
-        # Its files are read again for the next delta: what is stored exactly is not held in memory.
-        if self._last is not None:
-            self._spool.drop(self._last.folder)
-        self._last = save
-
-    def _parent_of(self, save: SpooledSave) -> FrameInfo | None:
-        """Return the frame a save continues from."""
-        if save.first and save.restored is not None:
-            return self._writer.reader.info(save.restored)
-        return self._writer.reader.head
-
-    def _chain_from(self, parent: FrameInfo | None, save: SpooledSave) -> ChainWriter:
-        """Return a writer that continues from a frame, on a new branch where frames follow it already."""
-        restored = None if save.restored is None else self._writer.reader.info(save.restored)
-        return ChainWriter(self._writer, self._config, parent=parent, restored=restored, base=self._base)
-
-    def _find(self, save: SpooledSave) -> FrameInfo | None:
-        """Return the frame that holds a save already: the process died before it could note so."""
-        reader = self._writer.reader
-        view = stored_view(self._spool.read(save), self._config.optimizer)
-        digest = content_digest(view)
-        for frame in reversed(reader.frames):
-            if frame.step != save.step or (save.first and frame.parent_id != save.restored):
-                continue
-            if reader.frame(frame.frame_id).meta.get("content") == digest:
-                return frame
-        return None

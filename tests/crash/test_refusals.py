@@ -64,7 +64,7 @@ def test_a_save_that_was_archived_and_could_not_be_marked_is_not_archived_twice(
 
 def test_a_save_that_was_refused_leaves_no_save(tmp_path, monkeypatch):
     spool = Spool(tmp_path / "a.spool")
-    spool.put(1, saved(1), restored=None, first=False)
+    spool.put(1, saved(1))
     syncs = iter([None] * 3)
 
     def fsync(descriptor: int) -> None:
@@ -74,9 +74,9 @@ def test_a_save_that_was_refused_leaves_no_save(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fsync)
         with pytest.raises(StorageError, match="Input/output"):
-            spool.put(2, saved(2), restored=None, first=False)
+            spool.put(2, saved(2))
     assert [save.step for save in Spool(spool.folder).recover()] == [1]
-    assert spool.put(3, saved(3), restored=None, first=False).step == 3
+    assert spool.put(3, saved(3)).step == 3
 
 
 def test_a_spool_in_which_no_file_can_be_opened_is_told_as_such(tmp_path, monkeypatch):
@@ -89,12 +89,12 @@ def test_a_spool_in_which_no_file_can_be_opened_is_told_as_such(tmp_path, monkey
 
     monkeypatch.setattr(Path, "mkdir", making)
     with pytest.raises(StorageError, match="cannot be written to the spool"):
-        spool.put(1, saved(1), restored=None, first=False)
+        spool.put(1, saved(1))
 
 
 def test_the_mark_of_an_archived_save_is_certain_before_the_next_save_is_archived(tmp_path, monkeypatch):
     spool, synced = Spool(tmp_path / "a.spool"), []
-    save = spool.put(1, saved(1), restored=None, first=False)
+    save = spool.put(1, saved(1))
     monkeypatch.setattr(
         os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
     )

@@ -230,11 +230,9 @@ def test_a_watch_tells_a_rotten_checkpoint_and_goes_on(tmp_path: Path):
 def test_a_spooled_save_has_checksums_whatever_the_training_told_torch(tmp_path: Path):
     torch.serialization.set_crc32_options(False)
     try:
-        save = Spool(tmp_path / "a.spool").put(
-            3, {"checkpoint": {"model": {"w": torch.ones(9)}, "step": 3}}, restored=None, first=False
-        )
+        save = Spool(tmp_path / "a.spool").put(3, {"checkpoint": {"model": {"w": torch.ones(9)}, "step": 3}})
         assert not torch.serialization.get_crc32_options()
     finally:
         torch.serialization.set_crc32_options(True)
-    assert entries(save.folder / save.checkpoint_name)
+    assert entries(save.path)
     assert [found.step for found in Spool(tmp_path / "a.spool").recover()] == [3]

@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,12 +72,20 @@ def test_calls_are_refused_at_every_protocol(protocol):
 
 def test_namespaces_and_own_classes_are_refused():
     import argparse
-    from pathlib import PurePosixPath
+    from fractions import Fraction
 
     with pytest.raises(UnsafePickleError, match=r"argparse\.Namespace"):
         read_pickle(pickle.dumps(argparse.Namespace(a=1)))
-    with pytest.raises(UnsafePickleError, match="PurePosixPath"):
-        read_pickle(pickle.dumps(PurePosixPath("x")))
+    with pytest.raises(UnsafePickleError, match="Fraction"):
+        read_pickle(pickle.dumps(Fraction(1, 3)))
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_a_path_among_hyperparameters_is_carried_and_not_made(protocol):
+    told = {"hyper_parameters": {"data": Path("/etc/passwd")}, "epoch": 3}
+    found = read_pickle(pickle.dumps(told, protocol=protocol))
+    assert found["epoch"] == 3
+    assert not isinstance(found["hyper_parameters"]["data"], (str, Path))
 
 
 @pytest.mark.parametrize(

@@ -465,7 +465,9 @@ def test_a_damaged_save_in_the_spool_is_damaged_data(path, monkeypatch, damage):
     file = folder / "step_000001.pt"
     content = bytearray(file.read_bytes())
     if damage == "record":
-        (folder / "save.json").write_text(json.dumps({"step": -1, "restored": None, "first": False}))
+        (folder / "save.json").write_text(
+            json.dumps({"step": -1, "name": "step_000001.pt", "restored": None, "parent": None})
+        )
     elif damage == "weights":
         at = content.index(model().state_dict()["4.weight"].numpy().tobytes())
         content[at + 9] ^= 1

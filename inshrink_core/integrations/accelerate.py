@@ -1,0 +1,173 @@
+"""Accelerate: the state that it saves goes into an archive, and comes back from there."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from inshrink_core.archive import is_archive
+from inshrink_core.chain import Archive
+from inshrink_core.errors import NotFoundError
+from inshrink_core.integrations.versions import require
+from inshrink_core.training.folder_saver import FolderSaver, restore_folder
+
+if TYPE_CHECKING:
+    import os
+
+    from accelerate import Accelerator
+
+__all__ = ["AcceleratorSaver"]
+
+
+class AcceleratorSaver:
+    """Saves what an Accelerator has prepared into an archive, and loads it from there.
+
+    Parameters
+    ----------
+    accelerator
+        Of the training.
+    archive
+        The archive to make or to go on with; locked until `close`.
+    **options
+        As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
+        `device`, `threads`, `base`.
+
+    Raises
+    ------
+    LockedError
+        Another process is writing the archive.
+    InputError
+        An option is wrong, or accelerate is too old.
+    MissingExtraError
+        Accelerate is not installed.
+
+    Notes
+    -----
+    Every rank makes one and calls its methods; the first rank archives. The archive must lie on a file
+    system that all of them see.
+    """
+
+    def __init__(self, accelerator: Accelerator, archive: str | os.PathLike[str], **options: Any) -> None:
+        require("accelerate", extra="hf", oldest="1.0", tested="1.15")
+        self.path = Path(archive)
+        self._accelerator = accelerator
+        self._saver = FolderSaver(archive, **options) if accelerator.is_main_process else None
+
+    @property
+    def failures(self) -> Mapping[int, str]:
+        """Why saves are not in the archive, by step; empty on all ranks but the first."""
+        return {} if self._saver is None else self._saver.failures
+
+    def save_state(self, step: int, **options: Any) -> None:
+        """Save the state of everything that was prepared.
+
+        Parameters
+        ----------
+        step
+            The training step; greater than that of the last save.
+        **options
+            For `Accelerator.save_state`.
+
+        Notes
+        -----
+        Accelerate writes its files beside the archive, or where its own naming of checkpoints says; the
+        archive is then made from them, beside the training. Raises nothing: see `failures`.
+        """
+        folder = self._folder(f"saving-{step}")
+        failed: Exception | None = None
+        written = folder
+        try:
+            written = Path(self._accelerator.save_state(str(folder), **options))
+        except Exception as error:  # a full disk must not end the training
+            failed = error
+        self._accelerator.wait_for_everyone()
+        if self._saver is not None:
+            if failed is None:
+                self._saver.save(written, step)
+            else:
+                self._saver.note(step, failed)
+            if written == folder:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def load_state(self, step: int | None = None, **options: Any) -> int | None:
+        """Load the state of an archived step into everything that was prepared.
+
+        Parameters
+        ----------
+        step
+            The step; by default the last one.
+        **options
+            For `Accelerator.load_state`.
+
+        Returns
+        -------
+        int or None
+            The step; None where the archive holds none yet, and nothing was changed.
+
+        Raises
+        ------
+        NotFoundError, MissingFrameError
+            The archive has no such step, or its file is missing.
+        """
+        if self._saver is not None:
+            self._saver.flush()
+        self._accelerator.wait_for_everyone()
+        opened = Archive.open(self.path) if is_archive(self.path) else None
+        if opened is None or (step is None and not opened.listed_steps):
+            if step is not None:
+                raise NotFoundError("there is no archive", where=str(self.path))
+            return None
+        info = opened.last if step is None else opened.reader.find(step)
+        with self._restored(opened, info.step) as folder:
+            self._accelerator.load_state(str(folder), **options)
+            if self._saver is not None:
+                self._saver.resume(info.step, folder)
+        return info.step
+
+    @contextlib.contextmanager
+    def _restored(self, archive: Archive, step: int) -> Iterator[Path]:
+        """Give all ranks a folder that the first one has written; accelerate reads all of it at once."""
+        folder = self._folder(f"loading-{step}")
+        try:
+            if self._saver is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                restore_folder(archive, folder, step)
+        finally:
+            self._accelerator.wait_for_everyone()
+        try:
+            yield folder
+        finally:
+            self._accelerator.wait_for_everyone()
+            if self._saver is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder(self, suffix: str) -> Path:
+        return self.path.with_name(f".{self.path.name}.{suffix}.tmp")
+
+    def close(self, *, strict: bool = False) -> None:
+        """Archive what is pending and release the archive.
+
+        Parameters
+        ----------
+        strict
+            Whether to raise where a save is not in the archive.
+
+        Raises
+        ------
+        StorageError
+            Saves are not in the archive, with `strict`.
+        """
+        if self._saver is not None:
+            self._saver.close(strict=strict)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

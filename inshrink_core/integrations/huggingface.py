@@ -1,0 +1,181 @@
+"""Hugging Face's Trainer: each checkpoint it saves is archived, and it resumes from an archived one."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from inshrink_core.archive import is_archive
+from inshrink_core.chain import Archive
+from inshrink_core.integrations.ranks import barrier, is_first_rank
+from inshrink_core.integrations.versions import require
+from inshrink_core.training.folder_saver import FolderSaver, restore_folder
+
+require("transformers", extra="hf", oldest="4.50", tested="5.23")
+
+from transformers import TrainerCallback  # noqa: E402 - what is missing or too old is said first
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+__all__ = ["InshrinkCallback", "restore_checkpoint"]
+
+_FOLDER: Final = re.compile(r"checkpoint-(\d{1,18})")
+_UNFINISHED: Final = "checkpoint-is-incomplete.txt"
+"""File of the Trainer in a folder that it has not written whole."""
+
+_CLOCK_SECONDS: Final = 2.0
+"""Coarsest times of files (FAT)."""
+
+
+class InshrinkCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
+    """Archives every checkpoint that a Trainer saves.
+
+    Parameters
+    ----------
+    archive
+        The archive to make or to go on with; locked until the training ends.
+    **options
+        As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
+        `device`, `threads`, `base`.
+
+    Raises
+    ------
+    LockedError
+        Another process is writing the archive.
+    InputError
+        An option is wrong, or transformers is too old.
+    StepConflictError
+        When the training begins: the archive holds later steps, and not the one it begins from.
+
+    Notes
+    -----
+    All ranks meet at a barrier after each save, and the first one archives: what the others wrote must lie
+    on the same file system. What SIGTERM made the Trainer save (`enable_jit_checkpoint`) is archived when
+    the training ends. A failed save never stops the training (`failures`).
+    """
+
+    def __init__(self, archive: str | os.PathLike[str], **options: Any) -> None:
+        self._archive, self._options = Path(archive), options
+        self._begun = time.time()
+        self._saver = FolderSaver(archive, **options) if is_first_rank() else None
+        self._failures: Mapping[int, str] = {}
+
+    @property
+    def failures(self) -> Mapping[int, str]:
+        """Why saves are not in the archive, by step; empty on all ranks but the first."""
+        return self._failures if self._saver is None else self._saver.failures
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Continue from the frame that the training was resumed from."""
+        self._begun = time.time()
+        if is_first_rank():
+            self._saver = self._saver or FolderSaver(self._archive, **self._options)
+            self._saver.resume(state.global_step, _folder_of(args, state.global_step))
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Archive what was saved."""
+        barrier()
+        if self._saver is not None:
+            self._saver.save(_folder_of(args, state.global_step), state.global_step)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Archive what was saved without a word, wait for all, and release the archive."""
+        barrier()
+        if self._saver is not None:
+            for step, folder in _unannounced(Path(str(args.output_dir)), state.global_step, self._begun):
+                if step > (self._saver.last_step or -1):
+                    self._saver.save(folder, step)
+        self.close()
+
+    def close(self, *, strict: bool = False) -> None:
+        """Archive what is pending and release the archive; the end of a training does so.
+
+        Parameters
+        ----------
+        strict
+            Whether to raise where a save is not in the archive.
+
+        Raises
+        ------
+        StorageError
+            Saves are not in the archive, with `strict`.
+        """
+        saver, self._saver = self._saver, None
+        if saver is not None:
+            saver.close()
+            self._failures = saver.failures
+        if strict:
+            FolderSaver.require_none(self._failures, self._archive)
+
+
+def restore_checkpoint(
+    archive: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    step: int | None = None,
+    *,
+    device: str = "auto",
+) -> str | None:
+    """Write an archived step where a Trainer resumes from.
+
+    Parameters
+    ----------
+    archive
+        The archive.
+    output_dir
+        As in the training's arguments. The Trainer reads from the folder while it trains: it stays.
+    step
+        The step; by default the last one.
+    device
+        Where tensors are decoded; does not change the files.
+
+    Returns
+    -------
+    str or None
+        The folder, for ``train(resume_from_checkpoint=…)``; None where there is no archive yet, and no step
+        was asked for.
+
+    Raises
+    ------
+    NotFoundError, MissingFrameError
+        The archive has no such step, or its file is missing.
+    ExistsError
+        The folder is there and holds something else.
+
+    Notes
+    -----
+    Where the Trainer's own folder of that step is still there, it is resumed from, bit for bit. Every rank
+    may call this.
+    """
+    if step is None and (not is_archive(archive) or not Archive.open(archive).listed_steps):
+        return None
+    opened = Archive.open(archive)
+    info = opened.last if step is None else opened.reader.find(step)
+    folder = Path(output_dir) / f"checkpoint-{info.step}"
+    restore_folder(opened, folder, info.step, device=device)
+    return str(folder)
+
+
+def _folder_of(args: TrainingArguments, step: int) -> Path:
+    return Path(str(args.output_dir)) / f"checkpoint-{step}"
+
+
+def _unannounced(output_dir: Path, last: int, since: float) -> list[tuple[int, Path]]:
+    """Return whole checkpoints that were written since the training began, in order."""
+    found = []
+    for folder in output_dir.iterdir() if output_dir.is_dir() else ():
+        named = _FOLDER.fullmatch(folder.name)
+        whole = (folder / "trainer_state.json").is_file() and not (folder / _UNFINISHED).exists()
+        if named and int(named[1]) <= last and whole and folder.stat().st_mtime >= since - _CLOCK_SECONDS:
+            found.append((int(named[1]), folder))
+    return sorted(found)

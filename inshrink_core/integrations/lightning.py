@@ -1,0 +1,375 @@
+"""Lightning: checkpoints go into an archive, and a pointer stays where Lightning looks for them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from isal.isal_zlib import crc32
+
+from inshrink_core.chain import Archive
+from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFoundError, StorageError
+from inshrink_core.execution import working_folder
+from inshrink_core.formats import write_checkpoint
+from inshrink_core.integrations.ranks import is_first_rank
+from inshrink_core.integrations.versions import require
+from inshrink_core.training.folder_saver import FolderSaver
+from inshrink_core.training.saver import require_plain
+
+require("lightning", extra="lightning", oldest="2.5", tested="2.6")
+
+from lightning.pytorch.plugins.io import TorchCheckpointIO  # noqa: E402 - what is missing is said first
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inshrink_core.frame import FrameInfo
+
+__all__ = ["InshrinkCheckpointIO", "restore_checkpoint"]
+
+_CHECKPOINT: Final = "checkpoint.ckpt"
+_OBJECTS: Final = "meta.pt"
+"""Values that a reader that executes nothing would refuse: carried, never opened by the engine."""
+
+_ID: Final = "inshrink-save.txt"
+_STATE: Final = ("state_dict", "optimizer_states")
+"""What a pointer leaves out."""
+
+_SIGN: Final = b"Inshrink: "
+_MAX_FIRST_LINE: Final = 1 << 14
+
+_logger = logging.getLogger(__name__)
+
+
+class _Saved(NamedTuple):
+    """The save that a pointer points to."""
+
+    step: int
+    save_id: str
+    digest: bytes
+
+
+class InshrinkCheckpointIO(TorchCheckpointIO):  # type: ignore[misc,unused-ignore]
+    """Archives every checkpoint that a Lightning Trainer saves, and loads them from the archive.
+
+    Parameters
+    ----------
+    archive
+        The archive to make or to go on with; locked until the training ends.
+    **options
+        As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
+        `device`, `threads`, `base`.
+
+    Raises
+    ------
+    LockedError
+        Another process is writing the archive.
+    InputError
+        An option is wrong, or lightning is too old.
+
+    Notes
+    -----
+    Where Lightning expects a checkpoint lies a pointer, with all that is not a tensor of the model or an
+    optimizer. Removing it leaves the archive as it is. A checkpoint that cannot be archived is written as
+    Lightning would write it, and counted in `failures`.
+    """
+
+    def __init__(self, archive: str | os.PathLike[str], **options: Any) -> None:
+        self._archive, self._options = Path(archive), options
+        self._saver = FolderSaver(archive, **options) if is_first_rank() else None
+        self._failures: Mapping[int, str] = {}
+        self._last: _Saved | None = None
+        self._loaded: FrameInfo | None = None
+
+    @property
+    def failures(self) -> Mapping[int, str]:
+        """Why saves are not in the archive, by step; empty on all ranks but the first."""
+        return self._failures if self._saver is None else self._saver.failures
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
+    ) -> None:
+        """Archive a checkpoint and leave a pointer to it.
+
+        Parameters
+        ----------
+        checkpoint
+            What Lightning saves.
+        path
+            Where the pointer goes.
+        storage_options
+            Refused, as by Lightning's own.
+        """
+        if storage_options is not None:
+            raise TypeError(f"{type(self).__name__} takes no storage_options")
+        try:
+            saved = self._save(checkpoint)
+        except InshrinkError as error:  # of an archive that another training has taken meanwhile
+            _logger.warning("the archive cannot be written, and training goes on: %s", error)
+            self._failures = {**self.failures, int(checkpoint.get("global_step", 0)): str(error)}
+            saved = None
+        if saved is None:
+            super().save_checkpoint(checkpoint, path)
+            return
+        rest = {key: value for key, value in checkpoint.items() if key not in _STATE}
+        record = {"step": saved.step, "save": saved.save_id, "rest": rest}
+        _write_pointer(Path(path), self._archive, record)
+
+    def _save(self, checkpoint: Mapping[str, Any]) -> _Saved | None:
+        """Have a checkpoint archived; None where it cannot be."""
+        self._saver = self._saver or FolderSaver(self._archive, **self._options)
+        step = checkpoint.get("global_step")
+        digest = _digest({key: checkpoint.get(key) for key in _STATE})
+        if self._last is not None and self._last.step == step and self._last.digest == digest:
+            return self._last
+        if type(step) is not int:
+            self._saver.note(0, InputError("the checkpoint has no global_step", found=repr(step)))
+            return None
+        if self._loaded is not None:
+            self._saver.resume_from(self._loaded)
+            self._loaded = None
+        saved = _Saved(step, secrets.token_hex(16), digest)
+        plain, objects = _split(checkpoint)
+        files = {_CHECKPOINT: plain, _OBJECTS: objects, _ID: saved.save_id.encode()}
+        if not self._saver.save_files(files, step):
+            return None
+        self._last = saved
+        return saved
+
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load a checkpoint, from the archive where a pointer lies at the path.
+
+        Parameters
+        ----------
+        path
+            A pointer, or a checkpoint of Lightning's own.
+        map_location, weights_only
+            As for `torch.load`.
+
+        Raises
+        ------
+        NotFoundError
+            The archive does not hold it.
+        DamagedError
+            The pointer cannot be read.
+        """
+        import torch
+
+        body = _read_pointer(Path(path))
+        if body is None:
+            loaded: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
+            return loaded
+        record = torch.load(io.BytesIO(body), map_location=map_location, weights_only=weights_only)
+        if self._saver is not None:
+            self._saver.flush()
+        archive = Archive.open(self._archive)
+        info = _find(archive, record["step"], record["save"])
+        content = _content(archive, info, map_location, weights_only)
+        self._loaded = info
+        return {**content, **record["rest"]}
+
+    def teardown(self) -> None:
+        """Archive what is pending and release the archive."""
+        self.close()
+
+    def close(self, *, strict: bool = False) -> None:
+        """Archive what is pending and release the archive; the end of a training does so.
+
+        Parameters
+        ----------
+        strict
+            Whether to raise where a save is not in the archive.
+
+        Raises
+        ------
+        StorageError
+            Saves are not in the archive, with `strict`.
+        """
+        saver, self._saver = self._saver, None
+        if saver is not None:
+            saver.close()
+            self._failures = saver.failures
+        if strict:
+            FolderSaver.require_none(self._failures, self._archive)
+
+
+def restore_checkpoint(
+    archive: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    step: int | None = None,
+    *,
+    weights_only: bool = True,
+) -> str:
+    """Write an archived step as a checkpoint of Lightning's own, which needs no plug-in.
+
+    Parameters
+    ----------
+    archive
+        The archive.
+    path
+        Where to write it.
+    step
+        The step; by default the last one.
+    weights_only
+        False to unpickle what else the checkpoint held (paths, dataclasses): of archives that you trust.
+
+    Returns
+    -------
+    str
+        `path`, for ``load_from_checkpoint``.
+
+    Raises
+    ------
+    NotFoundError, MissingFrameError
+        The archive has no such step, or its file is missing.
+    InputError
+        The step was not saved by Lightning, or holds objects and `weights_only` is set.
+    StorageError
+        It cannot be written.
+    """
+    import torch
+
+    opened = Archive.open(archive)
+    info = opened.last if step is None else opened.reader.find(step)
+    content = _content(opened, info, "cpu", weights_only)
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(content, path)
+    except (OSError, RuntimeError) as error:
+        raise StorageError("the checkpoint cannot be written", where=str(path)) from error
+    return str(path)
+
+
+def _digest(state: Any) -> bytes:
+    """Return what tells the tensors of a state from others."""
+    import torch
+
+    hashed = hashlib.blake2b(digest_size=16)
+    pending = [state]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            hashed.update(f"{value.dtype}{tuple(value.shape)}{_checksum(value):x}".encode())
+        elif isinstance(value, Mapping):
+            hashed.update(repr(list(value)).encode())
+            pending += value.values()
+        elif isinstance(value, (list, tuple)):
+            pending += value
+        else:
+            hashed.update(repr(value).encode())
+    return hashed.digest()
+
+
+def _checksum(tensor: Tensor) -> int:
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return int(crc32(flat.numpy()))
+
+
+def _split(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], dict[tuple[str, ...], Any]]:
+    """Return the plain values of a checkpoint, and the others by where they stand."""
+    plain: dict[str, Any] = {}
+    objects: dict[tuple[str, ...], Any] = {}
+    for key, value in checkpoint.items():
+        if _is_plain(value):
+            plain[key] = value
+        elif type(value) is dict and all(type(inner) is str for inner in value):
+            plain[key] = {inner: one for inner, one in value.items() if _is_plain(one)}
+            objects |= {(key, inner): one for inner, one in value.items() if inner not in plain[key]}
+        else:
+            objects[(key,)] = value
+    return plain, objects
+
+
+def _is_plain(value: Any) -> bool:
+    with contextlib.suppress(InputError):
+        require_plain(value, "")
+        return True
+    return False
+
+
+def _write_pointer(path: Path, archive: Path, record: Mapping[str, Any]) -> None:
+    import torch
+
+    first = f"step {record['step']} of {archive}; `restore_checkpoint` writes it: docs/integrations/lightning"
+    buffer = io.BytesIO()
+    torch.save(record, buffer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(_SIGN + first.replace("\n", " ").encode() + b"\n" + buffer.getvalue())
+    temporary.replace(path)
+
+
+def _read_pointer(path: Path) -> bytes | None:
+    """Return what stands in a pointer; None where something else lies there, or nothing."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        if file.read(len(_SIGN)) != _SIGN:
+            return None
+        if not file.readline(_MAX_FIRST_LINE).endswith(b"\n"):
+            raise DamagedError("the pointer to a checkpoint is damaged", where=str(path))
+        return file.read()
+
+
+def _find(archive: Archive, step: int, save_id: str) -> FrameInfo:
+    """Return the frame of a save; a pruned archive has given it another id."""
+    for frame in reversed(archive.reader.frames):
+        if frame.step == step and _part(archive, frame, _ID) == save_id.encode():
+            return frame
+    raise NotFoundError(
+        f"the archive does not hold this save of step {step}",
+        where=str(archive.path),
+        remedy="it may have been pruned, or was never archived: choose another checkpoint",
+    )
+
+
+def _part(archive: Archive, frame: FrameInfo, name: str) -> bytes | None:
+    checkpoint = archive.checkpoint(frame)
+    for layout in checkpoint.files:
+        if layout.path == name:
+            return checkpoint.source.skeleton(layout)
+    return None
+
+
+def _content(
+    archive: Archive, info: FrameInfo, map_location: Any, weights_only: bool | None
+) -> dict[str, Any]:
+    """Return what Lightning saved at a step."""
+    import torch
+
+    checkpoint = archive.checkpoint(info)
+    where = f"{archive.path}, step {info.step}"
+    if not {_CHECKPOINT, _OBJECTS} <= {layout.path for layout in checkpoint.files}:
+        raise InputError(
+            "this step was not saved by Lightning, or its optimizer was dropped",
+            where=where,
+            remedy="write it to files with `inshrink restore`",
+        )
+    with working_folder(Path(archive.path).absolute().parent) as folder:
+        write_checkpoint(checkpoint, folder / "files")
+        content = torch.load(folder / "files" / _CHECKPOINT, map_location=map_location, weights_only=True)
+        try:
+            objects = torch.load(
+                folder / "files" / _OBJECTS, map_location=map_location, weights_only=weights_only
+            )
+        except Exception as error:
+            raise InputError(
+                "the checkpoint holds objects that are unpickled only when you say so",
+                where=where,
+                remedy="where you trust the archive, give weights_only=False",
+            ) from error
+    for place, value in objects.items():
+        target = content if len(place) == 1 else content[place[0]]
+        target[place[-1]] = value
+    return dict(content)

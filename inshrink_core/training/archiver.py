@@ -1,0 +1,246 @@
+"""Spooled saves become frames of an archive, on a thread beside the training."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from inshrink_core.archive import ArchiveReader, ArchiveWriter
+from inshrink_core.chain import ChainConfig, ChainWriter, FrameEncoder, content_digest, stored_view
+from inshrink_core.chain.encoder import Standing
+from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorsInMemory, TensorSpec
+from inshrink_core.errors import StorageError
+from inshrink_core.frame import FrameInfo
+from inshrink_core.search.bounded import AsConfigured, StepWriter
+from inshrink_core.training.spool import Spool, SpooledSave
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import BaseModel
+
+__all__ = ["MAX_PENDING", "Archiver", "warm_up"]
+
+MAX_PENDING: Final = 2
+"""Saves that may wait: one being encoded and one behind it; a third would only hide that saves come
+faster than they can be archived."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Archiver:
+    """Archives spooled saves on a thread of its own; holds the archive's lock until `close`.
+
+    Parameters
+    ----------
+    writer
+        The archive, open for writing; closed by `close`.
+    config
+        How frames are made.
+    spool
+        Where the saves lie.
+    recovered
+        Saves that an earlier process left; they come first.
+    step_writer
+        How each save is written; by default as `config` says.
+    base
+        The base model that the archive's first frame is told against.
+    gives_up
+        Told of each save that could not be archived, and why; true to go on without it.
+
+    Notes
+    -----
+    An error stops the thread until it is raised to the caller, by the next `submit`, `flush` or
+    `close`; then the thread tries again. The save it concerns stays in the spool, but for one that is
+    given up.
+    """
+
+    def __init__(
+        self,
+        writer: ArchiveWriter,
+        config: ChainConfig,
+        spool: Spool,
+        recovered: Iterable[SpooledSave],
+        step_writer: StepWriter | None = None,
+        base: BaseModel | None = None,
+        gives_up: Callable[[SpooledSave, Exception], bool] | None = None,
+    ) -> None:
+        self._writer, self._config, self._spool, self._base = writer, config, spool, base
+        self._gives_up = gives_up
+        self._step_writer = step_writer if step_writer is not None else AsConfigured()
+        self._waiting = deque(recovered)
+        self._recovered = {save.folder for save in self._waiting}
+        """Saves that may be in the archive already."""
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._closing = False
+        self._chain: ChainWriter | None = None
+        self._last: SpooledSave | None = None
+        self._thread = threading.Thread(target=self._work, name="inshrink-saver", daemon=True)
+        self._thread.start()
+
+    @property
+    def reader(self) -> ArchiveReader:
+        """The archive's frames. To be used after `flush` alone."""
+        return self._writer.reader
+
+    @property
+    def n_pending(self) -> int:
+        """Number of saves that are not archived yet."""
+        return len(self._waiting)
+
+    def wait_for_room(self) -> None:
+        """Return when another save may be submitted."""
+        self._wait(MAX_PENDING - 1)
+
+    def submit(self, save: SpooledSave) -> None:
+        """Add a save behind the others."""
+        with self._changed:
+            self._waiting.append(save)
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Return when the archive holds every save."""
+        self._wait(0)
+
+    def _wait(self, n_pending: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or len(self._waiting) <= n_pending)
+            error, self._error = self._error, None
+            self._changed.notify_all()
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Archive what is pending, end the thread and release the archive; harmless when repeated.
+
+        The lock is released even where an error is raised.
+        """
+        if self._closing:
+            return
+        try:
+            self.flush()
+        finally:
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+            self._thread.join()
+            try:
+                if self._last is not None:
+                    self._spool.drop(self._last.folder)
+                self._spool.close()
+            finally:
+                self._writer.close()
+
+    def close_quietly(self) -> None:
+        """Close without raising: what could not be archived stays in the spool."""
+        try:
+            self.close()
+        except Exception as error:  # at the interpreter's end nothing could catch it
+            _logger.warning("a save is not archived yet and waits in the spool: %s", error)
+
+    def _work(self) -> None:
+        with contextlib.suppress(Exception):  # what is wrong shows with a save
+            warm_up(self._config)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or (bool(self._waiting) and self._error is None))
+                if self._closing:
+                    return
+                save = self._waiting[0]
+            try:
+                self._archive(save)
+            except BaseException as error:  # raised again in the caller's thread
+                self._chain = None
+                if self._may_skip(save, error):
+                    self._done_with_first()
+                    continue
+                with self._changed:
+                    # It may be in the archive by now; tried again, it must not be appended twice.
+                    self._recovered.add(save.folder)
+                    self._error = error
+                    self._changed.notify_all()
+            else:
+                self._done_with_first()
+
+    def _done_with_first(self) -> None:
+        with self._changed:
+            self._waiting.popleft()
+            self._changed.notify_all()
+
+    def _may_skip(self, save: SpooledSave, error: BaseException) -> bool:
+        """Tell whether to go on without a save, which is removed then."""
+        if self._gives_up is None or not isinstance(error, Exception) or not self._gives_up(save, error):
+            return False
+        with contextlib.suppress(StorageError):  # it stays, and the next process tries it again
+            self._spool.drop(save.folder)
+        return True
+
+    def _archive(self, save: SpooledSave) -> None:
+        """Make one save a frame, and drop the one before it."""
+        self._spool.settle(save)
+        checkpoint = self._spool.read(save)
+        known = self._find(save) if save.folder in self._recovered else None
+        if known is not None:
+            self._chain = self._chain_from(known, save)
+        else:
+            if self._chain is None or save.parent is not None:
+                self._chain = self._chain_from(self._parent_of(save), save)
+            self._step_writer.append(self._chain, checkpoint)
+        self._spool.mark(save)
+        # Its files are read again for the next delta: what is stored exactly is not held in memory.
+        if self._last is not None:
+            self._spool.drop(self._last.folder)
+        self._last = save
+
+    def _parent_of(self, save: SpooledSave) -> FrameInfo | None:
+        """Return the frame a save continues from."""
+        if save.parent is not None:
+            return self._writer.reader.info(save.parent)
+        return self._writer.reader.head
+
+    def _chain_from(self, parent: FrameInfo | None, save: SpooledSave) -> ChainWriter:
+        """Return a writer that continues from a frame, on a new branch where frames follow it already."""
+        restored = None if save.restored is None else self._writer.reader.info(save.restored)
+        return ChainWriter(self._writer, self._config, parent=parent, restored=restored, base=self._base)
+
+    def _find(self, save: SpooledSave) -> FrameInfo | None:
+        """Return the frame that holds a save already: the process died before it could note so."""
+        reader = self._writer.reader
+        view = stored_view(self._spool.read(save), self._config.optimizer)
+        digest = content_digest(view)
+        for frame in reversed(reader.frames):
+            if frame.step != save.step or save.parent not in (None, frame.parent_id):
+                continue
+            if reader.frame(frame.frame_id).meta.get("content") == digest:
+                return frame
+        return None
+
+
+def warm_up(config: ChainConfig) -> None:
+    """Encode something small twice, a keyframe and a delta, so that a first save does not pay for kernels.
+
+    Parameters
+    ----------
+    config
+        How saves will be made.
+
+    Notes
+    -----
+    Takes about two seconds of processor time in a process that has encoded nothing, and milliseconds later.
+    """
+    import torch
+
+    roles = (TensorRole.WEIGHT, TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ)
+    specs = tuple(TensorSpec(name="w", role=role, dtype="float32", shape=(64, 64)) for role in roles)
+    values = torch.linspace(0.01, 1, 64 * 64).reshape(64, 64)
+    tensors = {spec.key: values for spec in specs}
+    checkpoint = stored_view(
+        Checkpoint(step=0, specs=specs, source=TensorsInMemory(tensors)), config.optimizer
+    )
+    standing = Standing()
+    for _ in range(2):
+        _, results = FrameEncoder(config).encode(checkpoint, standing, checkpoint.specs)
+        standing = Standing(references={result.spec.key: result.reference for result in results})

@@ -1,0 +1,213 @@
+"""Hugging Face's Trainer with the real library: what is archived, and that a resumed training is the same."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.errors import InputError, LockedError, StepConflictError, StorageError
+
+pytest.importorskip("transformers", reason="needs the extra 'hf': make test-integrations")
+
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from inshrink_core.integrations.huggingface import InshrinkCallback, restore_checkpoint
+from inshrink_core.integrations.versions import require
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
+
+EXACT = {"codec": "lossless", "optimizer_state": "exact"}
+
+
+def model():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=64, num_attention_heads=2, num_key_value_heads=2, **sizes))
+
+
+def data():
+    rows = []
+    for seed in range(32):
+        tokens = torch.randint(0, 64, (8,), generator=torch.Generator().manual_seed(seed))
+        rows.append({"input_ids": tokens, "labels": tokens})
+    return rows
+
+
+def trainer(folder: Path, callbacks, *, steps=6, net=None, **options) -> Trainer:
+    options = {"save_steps": 2, "save_total_limit": 1, "report_to": [], "disable_tqdm": True} | options
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, use_cpu=True, **options
+    )
+    return Trainer(net or model(), arguments, train_dataset=data(), callbacks=callbacks)
+
+
+def weights(of: Trainer) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in of.model.state_dict().items()}
+
+
+def same(a, b) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def contents(folder: str | Path) -> dict[str, bytes]:
+    found = {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
+    found.pop("inshrink-lineage.json", None)
+    return found
+
+
+class Keeping(TrainerCallback):
+    """Copies each checkpoint before the Trainer deletes it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def on_save(self, args, state, control, **_):
+        name = f"checkpoint-{state.global_step}"
+        shutil.copytree(Path(args.output_dir) / name, self.folder / name)
+
+
+@pytest.mark.parametrize("adapter", [False, True], ids=["whole", "lora"])
+def test_training_uninterrupted_resumed_from_the_archive_and_from_the_original_are_one(tmp_path, adapter):
+    def net():
+        if not adapter:
+            return model()
+        peft = pytest.importorskip("peft", reason="needs peft: make test-integrations")
+        return peft.get_peft_model(model(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+
+    archive = tmp_path / "run.inshrink"
+    callback = InshrinkCallback(archive, **EXACT)
+    whole = trainer(tmp_path / "one", [callback, Keeping(tmp_path / "kept")], net=net())
+    whole.train()
+    callback.close(strict=True)
+    assert inshrink_core.open(archive).steps == (2, 4, 6)
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["checkpoint-6"]
+
+    folder = restore_checkpoint(archive, tmp_path / "two", 4)
+    assert contents(folder) == contents(tmp_path / "kept" / "checkpoint-4")
+    assert "rng_state.pth" in contents(folder)
+    callback = InshrinkCallback(archive)
+    restored = trainer(tmp_path / "two", [callback], net=net())
+    restored.train(resume_from_checkpoint=folder)
+    callback.close(strict=True)
+    plain = trainer(tmp_path / "kept", [], net=net())
+    plain.train(resume_from_checkpoint=str(tmp_path / "kept" / "checkpoint-4"))
+    assert same(weights(whole), weights(restored))
+    assert same(weights(whole), weights(plain))
+
+    opened = inshrink_core.open(archive)
+    again = opened.reader.frames[-1]
+    assert (again.step, again.branch) == (6, 1)
+    assert opened.frame(again).meta["restored"] == opened.reader.find(4).frame_id
+
+
+def test_an_archive_that_goes_away_never_stops_the_training(tmp_path):
+    archive = tmp_path / "run.inshrink"
+
+    class Removing(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 3:
+                shutil.rmtree(archive)
+
+    callback = InshrinkCallback(archive, **EXACT)
+    training = trainer(tmp_path / "one", [callback, Removing()])
+    training.train()
+    assert training.state.global_step == 6
+    assert {4, 6} <= set(callback.failures)
+    with pytest.raises(StorageError, match="not in the archive"):
+        callback.close(strict=True)
+
+
+def test_what_a_signal_made_the_trainer_save_is_archived(tmp_path):
+    class Ending(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    callback = InshrinkCallback(tmp_path / "run.inshrink", **EXACT)
+    options = {"save_strategy": "no", "enable_jit_checkpoint": True}
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        training = trainer(tmp_path / "one", [callback, Ending()], steps=100_000, **options)
+        training.train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (folder,) = (tmp_path / "one").glob("checkpoint-*")
+    callback.close(strict=True)
+    (step,) = inshrink_core.open(tmp_path / "run.inshrink").steps
+    assert folder.name == f"checkpoint-{step}"
+
+
+def test_misuse_is_refused_before_training_begins(tmp_path):
+    archive = tmp_path / "run.inshrink"
+    with pytest.raises(InputError):
+        InshrinkCallback(archive, codec="no such codec")
+    assert restore_checkpoint(archive, tmp_path / "one") is None
+    callback = InshrinkCallback(archive, **EXACT)
+    with pytest.raises(LockedError):
+        InshrinkCallback(archive, **EXACT)
+    trainer(tmp_path / "one", [callback], steps=2).train()
+    with pytest.raises(StepConflictError):
+        trainer(tmp_path / "two", [InshrinkCallback(archive)], steps=2).train()
+    with pytest.raises(InputError, match="too old"):
+        require("transformers", extra="hf", oldest="999.0", tested="999.0")
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_huggingface import *
+folder = Path(sys.argv[1])
+callback = InshrinkCallback(folder / "run.inshrink", **EXACT)
+training = trainer(folder / "one", [callback], steps=4, ddp_backend="gloo")
+training.train()
+callback.close(strict=True)
+torch.distributed.barrier()
+resumed = trainer(folder / "two", [InshrinkCallback(folder / "run.inshrink")], steps=4, ddp_backend="gloo")
+resumed.train(resume_from_checkpoint=restore_checkpoint(folder / "run.inshrink", folder / "two", 2))
+assert same(weights(training), weights(resumed))
+"""
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_archive_the_files_of_both(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent)))
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*command, "--nproc-per-node", "2", str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=550,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    archive = inshrink_core.open(tmp_path / "run.inshrink")
+    assert archive.steps == (2, 4)
+    held = {file.path for file in archive.checkpoint(archive.last).files}
+    assert {"rng_state_0.pth", "rng_state_1.pth", "model.safetensors", "optimizer.pt"} <= held
+
+
+def test_the_program_of_the_page_runs_twice_and_goes_on(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "integrations" / "huggingface.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:1]
+    monkeypatch.chdir(tmp_path)
+    for steps in (4, 6):
+        arguments = TrainingArguments(
+            output_dir="out", max_steps=steps, save_steps=2, report_to=[], use_cpu=True, disable_tqdm=True
+        )
+        names = {"model": model(), "arguments": arguments, "dataset": data()}
+        exec(program, names)
+    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (2, 4, 6)

@@ -1,0 +1,178 @@
+"""Lightning with the real library: pointers, resuming, and what cannot be archived."""
+
+import dataclasses
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.errors import InputError, LockedError, NotFoundError, StorageError
+
+pytest.importorskip("lightning", reason="needs the extra 'lightning': make test-integrations")
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+
+from inshrink_core.integrations.lightning import InshrinkCheckpointIO, restore_checkpoint
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
+
+EXACT = {"codec": "lossless", "optimizer_state": "exact"}
+
+
+@dataclasses.dataclass
+class Sizes:
+    width: int = 16
+
+
+class Net(pl.LightningModule):
+    def __init__(self, sizes=None, where=None):
+        super().__init__()
+        self.save_hyperparameters()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+
+    def training_step(self, batch, index):
+        loss = (self.layers(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+def loader():
+    rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=4)
+
+
+def trainer(folder: Path, plugins, epochs: int, **options) -> pl.Trainer:
+    options = {"save_top_k": 1, "monitor": "loss", "save_last": "link"} | options
+    keeper = ModelCheckpoint(dirpath=folder, filename="{step}", **options)
+    return pl.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[keeper],
+        plugins=plugins,
+    )
+
+
+def fit(folder: Path, plugins, epochs: int, net=None, resume=None, **options):
+    net = net or Net()
+    trainer(folder, plugins, epochs, **options).fit(net, loader(), ckpt_path=resume, weights_only=False)
+    return {name: value.clone() for name, value in net.state_dict().items()}
+
+
+def same(a, b) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_training_resumed_by_last_is_the_same_as_with_lightnings_own_files(tmp_path: Path):
+    uninterrupted = fit(tmp_path / "plain", [], 4)
+    archive = tmp_path / "run.inshrink"
+    first = InshrinkCheckpointIO(archive, **EXACT)
+    fit(tmp_path / "ours", [first], 2)
+    first.close(strict=True)
+    assert all(path.stat().st_size < 20_000 for path in (tmp_path / "ours").iterdir())
+    second = InshrinkCheckpointIO(archive)
+    resumed = fit(tmp_path / "ours", [second], 4, resume="last")
+    second.close(strict=True)
+    assert same(uninterrupted, resumed)
+    opened = inshrink_core.open(archive)
+    assert opened.steps == (4, 8, 12, 16)
+    assert len(list((tmp_path / "ours").glob("step=*.ckpt"))) == 1
+    third = opened.reader.find(12)
+    assert opened.frame(third).meta["restored"] == opened.reader.find(8).frame_id
+
+
+def test_a_last_checkpoint_of_the_same_step_points_to_the_same_frame(tmp_path: Path):
+    plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
+    fit(tmp_path / "ours", [plugin], 2, save_last=True)
+    plugin.close(strict=True)
+    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (4, 8)
+    last = plugin.load_checkpoint(tmp_path / "ours" / "last.ckpt", weights_only=False)
+    step = plugin.load_checkpoint(tmp_path / "ours" / "step=8.ckpt", weights_only=False)
+    assert same(last["state_dict"], step["state_dict"])
+
+
+def test_hyperparameters_that_are_objects_come_back_and_only_when_trusted(tmp_path: Path):
+    plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
+    net = Net(Sizes(3), tmp_path)
+    weights = fit(tmp_path / "ours", [plugin], 1, net=net)
+    plugin.close(strict=True)
+    target = restore_checkpoint(tmp_path / "run.inshrink", tmp_path / "out.ckpt", weights_only=False)
+    loaded = Net.load_from_checkpoint(target, weights_only=False)
+    assert loaded.hparams.sizes == Sizes(3)
+    assert loaded.hparams.where == tmp_path
+    assert same(weights, loaded.state_dict())
+    with pytest.raises(InputError, match="only when you say so"):
+        restore_checkpoint(tmp_path / "run.inshrink", tmp_path / "no.ckpt")
+
+
+def test_asynchronous_saves_resume_alike(tmp_path: Path):
+    # Not `save_last="link"`: Lightning links to a file that its thread has not written yet.
+    uninterrupted = fit(tmp_path / "plain", [], 3)
+    inner = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
+    fit(tmp_path / "ours", [AsyncCheckpointIO(inner)], 2, save_last=True)
+    inner.close(strict=True)
+    inner = InshrinkCheckpointIO(tmp_path / "run.inshrink")
+    resumed = fit(tmp_path / "ours", [AsyncCheckpointIO(inner)], 3, resume="last", save_last=True)
+    inner.close(strict=True)
+    assert same(uninterrupted, resumed)
+
+
+def test_what_cannot_be_archived_is_written_as_lightning_would(tmp_path: Path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise StorageError("the disk is full")
+
+    plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
+    with monkeypatch.context() as patched:
+        patched.setattr("inshrink_core.training.spool.Spool.put_folder", refuse)
+        fit(tmp_path / "ours", [plugin], 2)
+    assert sorted(plugin.failures) == [4, 8]
+    with pytest.raises(StorageError):
+        plugin.close(strict=True)
+    assert "state_dict" in torch.load(tmp_path / "ours" / "step=8.ckpt", weights_only=False)
+    resumed = fit(
+        tmp_path / "ours", [InshrinkCheckpointIO(tmp_path / "two.inshrink", **EXACT)], 3, resume="last"
+    )
+    assert same(resumed, fit(tmp_path / "plain", [], 3))
+
+
+def test_an_archive_that_another_training_has_taken_never_stops_this_one(tmp_path: Path):
+    plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
+    plugin.close()
+    other = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
+    fit(tmp_path / "ours", [plugin], 1)
+    other.close()
+    assert list(plugin.failures) == [4]
+    assert "state_dict" in torch.load(tmp_path / "ours" / "step=4.ckpt", weights_only=False)
+
+
+def test_a_pointer_to_what_is_gone_is_an_error_and_so_is_a_locked_archive(tmp_path: Path):
+    plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
+    with pytest.raises(LockedError):
+        InshrinkCheckpointIO(tmp_path / "run.inshrink")
+    fit(tmp_path / "ours", [plugin], 1)
+    shutil.rmtree(tmp_path / "run.inshrink")
+    with pytest.raises(NotFoundError):
+        plugin.load_checkpoint(tmp_path / "ours" / "step=4.ckpt", weights_only=False)
+
+
+def test_the_program_of_the_page_runs_and_goes_on(tmp_path: Path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "integrations" / "lightning.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:1]
+    monkeypatch.chdir(tmp_path)
+    names = {"model": Net(), "loader": loader(), "options": {"max_epochs": 2, "accelerator": "cpu"}}
+    exec(program, names)
+    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (4, 8)
+    names["options"]["max_epochs"] = 3
+    exec(program, names)
+    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (4, 8, 12)

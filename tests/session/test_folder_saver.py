@@ -1,0 +1,172 @@
+"""Folders that a trainer writes, archived while it goes on: nothing is lost, nothing stops it."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.errors import ExistsError, LockedError, StepConflictError, StorageError
+from inshrink_core.training import FolderSaver
+from inshrink_core.training import spool as spools
+from inshrink_core.training.folder_saver import LINEAGE_NAME, read_lineage, restore_folder
+from inshrink_core.training.spool import Spool, spool_folder
+
+
+def write(folder: Path, step: int) -> Path:
+    """A checkpoint as a trainer writes it, with a file that is carried as it is."""
+    made = folder / f"checkpoint-{step}"
+    (made / "code").mkdir(parents=True)
+    torch.save({"w": torch.full((8, 8), float(step))}, made / "pytorch_model.bin")
+    (made / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    (made / "code" / "modeling.py").write_text("print('carried')\n")
+    return made
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    found = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    found.pop(LINEAGE_NAME, None)
+    return found
+
+
+def saver(path: Path) -> FolderSaver:
+    return FolderSaver(path / "a.inshrink", codec="lossless", optimizer_state="exact")
+
+
+def test_a_folder_may_be_deleted_when_save_returns_and_comes_back_byte_for_byte(tmp_path: Path):
+    before = {}
+    with saver(tmp_path) as saving:
+        for step in (1, 2):
+            made = write(tmp_path, step)
+            before[step] = contents(made)
+            saving.save(made, step)
+            shutil.rmtree(made)
+    assert saving.failures == {}
+    assert not spool_folder(tmp_path / "a.inshrink").exists()
+    for step in (1, 2):
+        restore_folder(tmp_path / "a.inshrink", tmp_path / "back" / str(step), step)
+        assert contents(tmp_path / "back" / str(step)) == before[step]
+
+
+def test_a_linked_save_outlives_the_process_and_not_the_machine_until_it_is_synced(
+    tmp_path: Path, monkeypatch
+):
+    spool = Spool(tmp_path / "a.inshrink.spool")
+    spool.link(1, write(tmp_path, 1))
+    settled = spool.link(2, write(tmp_path, 2))
+    spool.settle(settled)
+    assert [save.step for save in Spool(spool.folder).recover()] == [1, 2]
+    monkeypatch.setattr(spools, "_boot", lambda: "another")
+    assert [save.step for save in Spool(spool.folder).recover()] == [2]
+    with saver(tmp_path) as saving:
+        saving.flush(strict=True)
+    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (2,)
+
+
+def test_files_that_cannot_be_linked_are_copied(tmp_path: Path, monkeypatch):
+    def refuse(source, target):
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(spools.os, "link", refuse)
+    made = write(tmp_path, 1)
+    with saver(tmp_path) as saving:
+        saving.save(made, 1)
+        saving.flush(strict=True)
+    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1,)
+
+
+def test_a_damaged_save_is_given_up_and_the_next_one_is_archived(tmp_path: Path, caplog):
+    broken, whole = write(tmp_path, 1), write(tmp_path, 2)
+    (broken / "pytorch_model.bin").write_bytes(b"PK\x03\x04 cut off")
+    with caplog.at_level(logging.WARNING), saver(tmp_path) as saving:
+        saving.save(broken, 1)
+        saving.save(tmp_path / "nowhere", 2)
+        saving.save(whole, 3)
+    assert sorted(saving.failures) == [1, 2]
+    assert len([record for record in caplog.records if "training goes on" in record.message]) == 1
+    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (3,)
+    with pytest.raises(StorageError, match="2 saves are not in the archive"):
+        saving.close(strict=True)
+
+
+def test_saves_that_find_the_disk_full_wait_and_never_block_the_training(tmp_path: Path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise StorageError("the disk is full")
+
+    saving = saver(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("inshrink_core.chain.ChainWriter.append", refuse)
+        for step in (1, 2, 3):
+            saving.save(write(tmp_path, step), step)
+        saving.flush()
+        assert sorted(saving.failures) in ([1, 3], [1, 2, 3])
+    saving.close()
+    assert sorted(saving.failures) == [3]
+    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1, 2)
+
+
+def test_an_archive_that_is_gone_never_stops_the_training(tmp_path: Path):
+    saving = saver(tmp_path)
+    saving.save(write(tmp_path, 1), 1)
+    saving.flush(strict=True)
+    shutil.rmtree(tmp_path / "a.inshrink")
+    saving.save(write(tmp_path, 2), 2)
+    saving.close()
+    assert list(saving.failures) == [2]
+
+
+def test_a_locked_archive_is_refused_when_the_saver_is_made(tmp_path: Path):
+    with saver(tmp_path), pytest.raises(LockedError):
+        saver(tmp_path)
+
+
+def test_training_that_goes_on_from_a_restored_folder_continues_from_its_frame(tmp_path: Path):
+    with saver(tmp_path) as saving:
+        for step in (1, 2, 3):
+            saving.save(write(tmp_path, step), step)
+    info = restore_folder(tmp_path / "a.inshrink", tmp_path / "back" / "checkpoint-2", 2)
+    assert read_lineage(tmp_path / "back" / "checkpoint-2").frame_id == info.frame_id
+    with saver(tmp_path) as saving:
+        saving.resume(2, tmp_path / "back" / "checkpoint-2")
+        for step in (3, 4):
+            saving.save(write(tmp_path / "again", step), step)
+        saving.flush(strict=True)
+    archive = inshrink_core.open(tmp_path / "a.inshrink")
+    third, fourth = archive.reader.frames[-2:]
+    assert [third.parent_id, fourth.parent_id] == [info.frame_id, third.frame_id]
+    assert archive.frame(third).meta["restored"] == info.frame_id
+    assert archive.steps == (1, 2, 3, 4)
+
+
+def test_training_that_goes_on_from_its_own_folder_continues_from_that_step(tmp_path: Path):
+    with saver(tmp_path) as saving:
+        for step in (1, 2):
+            saving.save(write(tmp_path, step), step)
+    with saver(tmp_path) as saving:
+        saving.resume(1, tmp_path / "checkpoint-1")
+        saving.save(write(tmp_path / "again", 2), 2)
+    archive = inshrink_core.open(tmp_path / "a.inshrink")
+    assert [frame.branch for frame in archive.reader.frames] == [0, 0, 1]
+    assert "restored" not in archive.frame(archive.reader.frames[-1]).meta
+
+
+def test_a_training_that_begins_anew_is_refused_an_archive_with_steps(tmp_path: Path):
+    with saver(tmp_path) as saving:
+        saving.save(write(tmp_path, 5), 5)
+    with saver(tmp_path) as saving, pytest.raises(StepConflictError, match="give another archive"):
+        saving.resume(0)
+
+
+def test_a_folder_that_holds_the_step_stays_and_another_one_is_not_touched(tmp_path: Path):
+    made = write(tmp_path, 1)
+    with saver(tmp_path) as saving:
+        saving.save(made, 1)
+    restore_folder(tmp_path / "a.inshrink", made)
+    assert read_lineage(made) is None
+    (made / "pytorch_model.bin").write_bytes(b"another")
+    with pytest.raises(ExistsError):
+        restore_folder(tmp_path / "a.inshrink", made)
+    assert (made / "pytorch_model.bin").read_bytes() == b"another"

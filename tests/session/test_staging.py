@@ -1,0 +1,176 @@
+"""Saves that are copied while training goes on: equal to those that are written at once."""
+
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.errors import StorageError
+from inshrink_core.training.saver import Saver
+from inshrink_core.training.spool import Spool
+from inshrink_core.training.staging import Staging, storages_of
+
+OPTIMIZERS = {
+    name: kind
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type)
+    and issubclass(kind, torch.optim.Optimizer)
+    and kind is not torch.optim.Optimizer
+}
+OPTIONS = {name: {} for name in OPTIMIZERS} | {
+    "SGD": {"momentum": 0.9},
+    "AdamW amsgrad": {"amsgrad": True},
+    "AdamW fused": {"fused": True},
+    "Adam fused": {"fused": True},
+    "SGD fused": {"fused": True, "momentum": 0.9},
+    "Adagrad fused": {"fused": True},
+    "Adam lr": {"lr": torch.tensor(0.01)},
+}
+EXACT = {"codec": "lossless", "optimizer_state": "exact"}
+
+
+class Net(torch.nn.Module):
+    def __init__(self, dims: int = 2):
+        super().__init__()
+        self.first = torch.nn.Linear(6, 6, bias=dims < 2)
+        self.norm = torch.nn.BatchNorm1d(6, affine=dims < 2)
+        self.last = torch.nn.Linear(6, 6, bias=False)
+        self.last.weight = self.first.weight
+
+    def forward(self, rows):
+        return self.last(self.norm(self.first(rows)))
+
+
+def build(name: str):
+    torch.manual_seed(0)
+    kind = name.split()[0]
+    model = Net(2 if kind == "Muon" else 1)
+    parameters = list(model.parameters())
+    if kind == "SparseAdam":
+        model = torch.nn.Embedding(8, 4, sparse=True)
+        parameters = list(model.parameters())
+    return model, OPTIMIZERS[kind](parameters, **OPTIONS[name])
+
+
+def step(model, optimizer, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def loss():
+        optimizer.zero_grad()
+        if isinstance(model, torch.nn.Embedding):
+            value = model(torch.randint(0, 8, (5,), generator=generator)).square().sum()
+        else:
+            value = model(torch.randn(8, 6, generator=generator)).square().mean()
+        value.backward()
+        return value
+
+    optimizer.step(loss) if isinstance(optimizer, torch.optim.LBFGS) else (loss(), optimizer.step())
+
+
+def entries(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_a_lazy_save_is_byte_for_byte_the_eager_one(tmp_path: Path, monkeypatch, name: str):
+    kept: dict[str, list[dict[str, bytes]]] = {"eager": [], "lazy": []}
+    put = Spool.put
+    slow = threading.Event()
+
+    def keep(self, *args, **kwargs):
+        save = put(self, *args, **kwargs)
+        kept[self.folder.name.partition(".")[0]].append(entries(save.path))
+        return save
+
+    monkeypatch.setattr(Spool, "put", keep)
+    fill = inshrink_core.training.staging._Copies.fill
+    monkeypatch.setattr("inshrink_core.training.staging._Copies.fill", lambda s: (slow.wait(0.05), fill(s)))
+    for how in kept:
+        model, optimizer = build(name)
+        with Saver(tmp_path / f"{how}.inshrink", model, optimizer, **EXACT) as saver:
+            for number in range(1, 5):
+                step(model, optimizer, number)
+                if number % 2 == 0:
+                    saver.save(number, {"seed": torch.tensor(number)}, wait=how == "eager")
+    assert len(kept["lazy"]) == 2
+    assert kept["eager"] == kept["lazy"]
+
+
+def test_buffers_and_foreign_tensors_are_copied_before_save_returns(tmp_path: Path, monkeypatch):
+    go = threading.Event()
+    fill = inshrink_core.training.staging._Copies.fill
+    monkeypatch.setattr("inshrink_core.training.staging._Copies.fill", lambda s: (go.wait(30), fill(s)))
+    model, optimizer = build("AdamW")
+    step(model, optimizer, 1)
+    extra = torch.zeros(4)
+    mean = model.norm.running_mean.clone()
+    with Saver(tmp_path / "a.inshrink", model, optimizer, **EXACT) as saver:
+        saver.save(1, {"extra": extra}, wait=False)
+        assert saver.n_pending == 1
+        extra += 1
+        model(torch.randn(8, 6))  # moves the running mean
+        go.set()
+        assert saver.restore() == 1
+        assert torch.equal(saver.extra["extra"], torch.zeros(4))
+        assert torch.equal(model.norm.running_mean, mean)
+
+
+def test_the_optimizer_waits_for_the_copy_and_not_for_the_disk(tmp_path: Path, monkeypatch):
+    written, put = threading.Event(), Spool.put
+    monkeypatch.setattr(Spool, "put", lambda self, *a, **k: (written.wait(30), put(self, *a, **k))[1])
+    model, optimizer = build("AdamW")
+    with Saver(tmp_path / "a.inshrink", model, optimizer, **EXACT) as saver:
+        saver.save(1, wait=False)
+        step(model, optimizer, 1)  # would hang if it waited for the disk
+        written.set()
+        saver.flush()
+    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1,)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_what_the_thread_could_not_write_is_raised_by_the_next_call(tmp_path: Path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise StorageError("the disk is full")
+
+    model, optimizer = build("AdamW")
+    with Saver(tmp_path / "a.inshrink", model, optimizer, **EXACT) as saver:
+        with monkeypatch.context() as patched:
+            patched.setattr(Spool, "put", refuse)
+            saver.save(1, wait=False)
+            with pytest.raises(StorageError, match="disk is full"):
+                saver.flush()
+        saver.save(2, wait=False)
+    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (2,)
+
+
+def test_without_an_optimizer_everything_is_copied_at_once(tmp_path: Path):
+    model = torch.nn.Linear(4, 4)
+    before = model.weight.detach().clone()
+    with Saver(tmp_path / "a.inshrink", model, **EXACT) as saver:
+        saver.save(1, wait=False)
+        with torch.no_grad():
+            model.weight.zero_()
+        saver.restore()
+    assert torch.equal(model.weight, before)
+
+
+def test_tensors_that_are_no_plain_views_are_copied_too():
+    odd = {
+        "sparse": torch.eye(3).to_sparse(),
+        "conjugate": torch.tensor([1 + 2j]).conj(),
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(3.0),
+        "view": torch.arange(12.0).reshape(3, 4)[:, 1],
+    }
+    found = []
+    staging = Staging()
+    staging.start(odd, storages_of(odd), found.append)
+    staging.finish()
+    (made,) = found
+    for name, value in odd.items():
+        assert torch.equal(made[name].to_dense(), value.to_dense()), name
+        assert made[name] is not value
