@@ -16,3 +16,4 @@ from inshrink_app.services.measuring import *
 from inshrink_app.services.opening import *
 from inshrink_app.services.rehearsing import *
 from inshrink_app.services.searching import *
+from inshrink_app.services.shrinking import *

@@ -61,6 +61,7 @@ def keys_of(value, prefix=""):
         ("sensitivity", ("{run}", "--by", "layer_type")),
         ("compress", ("{run}", "-o", "{out}", "--max-drop", "0.01", "--trust-run", "--steps", "25,50")),
         ("estimate", ("{run}", "--steps", "25,50")),
+        ("estimate", ("{run}", "--steps", "25,50", "--goals")),
         (
             "search",
             ("{run}", "--max-drop", "0.05", "--trust-run", "--steps", "25", "-o", "{out}", "--budget", "2"),
