@@ -41,6 +41,7 @@ PAGES = {
     "inspect": "sensitivity",
     "prune": "archive",
     "rehearse": "compare",
+    "report": "archive",
     "restore": "compare",
     "search": "search",
     "sensitivity": "sensitivity",
@@ -55,6 +56,7 @@ _POSITIONAL = {
     "export": "-o",
     "pack": "--pack",
     "rehearse": "-o",
+    "report": "--out",
     "restore": "-o",
 }
 """The option whose value is the second argument of the function of a verb."""
@@ -72,6 +74,7 @@ _SHOWN = {
     "pack": "print({}.nbytes)",
     "prune": "print({}.freed)",
     "rehearse": "print({}.to_json())",
+    "report": "print({}.output, {}.digest)",
     "restore": "print({}.paths)",
     "search": "print({}.best and {}.best.to_json())",
     "verify": "print('sound' if {}.ok else {}.problems)",
@@ -164,6 +167,7 @@ def title_of(commands: Sequence[Sequence[str]]) -> str:
         "inspect": f"Measure restore gain and noise of {name}",
         "prune": f"Prune {name}" + ("" if "--apply" in words else ", dry run"),
         "rehearse": f"Rehearse failures of {name}",
+        "report": f"Write a report of {name}",
         "restore": f"Restore step {option(words, '--step')} of {name}",
         "search": f"Search {option(words, '--codec')} on {name}",
     }.get(verb, verb)

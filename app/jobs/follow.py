@@ -35,7 +35,7 @@ _LINES_KEPT = 60
 _HAS_RESULT = (0, 1)
 """Exit codes of a verb that did its work; with 1 a check failed, and the document says which."""
 
-_DOINGS = {"compress": "encoding", "pack": "packing", "export": "writing"}
+_DOINGS = {"compress": "encoding", "pack": "packing", "export": "writing", "report": "measuring"}
 _PARTS = {"compress": "Exporting", "verify": "Verifying", "compare": "Comparing"}
 """What each command of several in a row is called."""
 

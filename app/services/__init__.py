@@ -15,5 +15,6 @@ from inshrink_app.services.jobs import *
 from inshrink_app.services.measuring import *
 from inshrink_app.services.opening import *
 from inshrink_app.services.rehearsing import *
+from inshrink_app.services.reporting import *
 from inshrink_app.services.searching import *
 from inshrink_app.services.shrinking import *

@@ -193,6 +193,6 @@ def describe(job: Job) -> JobText:
     page, query = page_of(job.commands), {"run": job.shown or words[1]}
     if page == "sensitivity":
         query["metric"] = option(words, "--metric") or "gain"
-    elif words[0] in ("compare", "compress", "export", "prune", "search", "verify"):
+    elif words[0] in ("compare", "compress", "export", "prune", "report", "search", "verify"):
         query["job"] = job.job_id
     return JobText(title_of(job.commands), job.commands[0][1], page, query)

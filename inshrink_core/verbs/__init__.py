@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.prune import PruneReport as PruneReport
     from inshrink_core.verbs.prune import forget_missing as forget_missing
     from inshrink_core.verbs.prune import prune as prune
+    from inshrink_core.verbs.report import PageReport as PageReport
+    from inshrink_core.verbs.report import report as report
     from inshrink_core.verbs.restore import RestoreReport as RestoreReport
     from inshrink_core.verbs.restore import load_state_dict as load_state_dict
     from inshrink_core.verbs.restore import restore as restore

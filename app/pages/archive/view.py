@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.pages.archive import cards
+from inshrink_app.pages.archive import cards, report
 from inshrink_app.pages.archive import figure as chain_figure
 from inshrink_app.pages.search.config import config_words
 from inshrink_app.widgets import (
@@ -30,7 +30,7 @@ from inshrink_app.widgets.formatting import (
     steps_text,
     value_text,
 )
-from inshrink_app.widgets.tables import ServiceError
+from inshrink_app.widgets.tables import ServiceError, Subject
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
@@ -61,7 +61,7 @@ def render() -> None:
     except ServiceError as error:
         problem.show(error.problem)
         return
-    _sections(chain)
+    _sections(chain, shown)
 
 
 def _rescue(path: str) -> bool:
@@ -76,8 +76,8 @@ def _rescue(path: str) -> bool:
     return True
 
 
-def _sections(chain: ChainReport) -> None:
-    """Draw everything about one archive."""
+def _sections(chain: ChainReport, shown: Subject | None = None) -> None:
+    """Draw everything about one archive; without a subject, of which only some can be read."""
     _facts(chain)
     _warnings(chain)
     _graph(chain)
@@ -85,6 +85,8 @@ def _sections(chain: ChainReport) -> None:
     rules = cards.prune(chain)
     _frames(chain)
     planned = [rules.words(chain)] if rules.says_something else []
+    if shown is not None:
+        planned += report.show(chain, shown, services.original_of(shown))
     snippets.of([["verify", str(chain.path), "--deep"], *planned])
     next_step.offer(
         next_step.Next(
