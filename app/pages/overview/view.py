@@ -11,7 +11,7 @@ import streamlit as st
 from inshrink_app import services
 from inshrink_app.jobs.commands import python_text, shell_text
 from inshrink_app.pages.overview import figures, shrink
-from inshrink_app.widgets import download, listing, next_step, quality, snippets, subject
+from inshrink_app.widgets import curves, download, listing, next_step, quality, snippets, subject
 from inshrink_app.widgets.figures import CONFIG
 from inshrink_app.widgets.formatting import (
     bytes_text,
@@ -222,7 +222,7 @@ def _training(shown: Subject) -> None:
     """Draw the metrics that the run logged."""
     with st.container(border=True):
         st.header("Training", anchor=False)
-        groups = figures.log_groups(list(shown.log))
+        groups = curves.log_groups(list(shown.log))
         names = list(groups)
         chosen = names[:_MAX_PANELS]
         if len(names) > _MAX_PANELS:
@@ -236,7 +236,7 @@ def _training(shown: Subject) -> None:
             )
             chosen = picked or chosen
         st.plotly_chart(
-            figures.log_figure(shown.log, {name: groups[name] for name in chosen}),
+            curves.log_figure(shown.log, {name: groups[name] for name in chosen}),
             config=dict(CONFIG),
             key="log",
             alt="Training metrics by step: " + ", ".join(chosen),
