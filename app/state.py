@@ -28,6 +28,7 @@ __all__ = [
     "run_path",
     "set_run",
     "wants_given_run",
+    "was_asked_for",
     "was_clicked",
 ]
 
@@ -40,6 +41,7 @@ _PREFIX = "inshrink."
 _STARTED = _PREFIX + "started"
 _ARRIVED = _PREFIX + "arrived"
 _CLICKED = _PREFIX + "clicked"
+_GIVEN = _PREFIX + "given"
 
 
 def arrive(page: str) -> None:
@@ -65,6 +67,12 @@ def was_clicked() -> bool:
     return bool(st.session_state.get(_CLICKED))
 
 
+def was_asked_for() -> bool:
+    """Return whether the reader asked for what is on screen: by a click, or on the command line."""
+    given = st.session_state.get(_GIVEN)
+    return was_clicked() or (given is not None and given == st.session_state.get(_PREFIX + RUN))
+
+
 def lead_to(page: str) -> NoReturn:
     """Go to another page by ourselves, which is no click."""
     st.session_state.pop(_ARRIVED, None)
@@ -82,7 +90,7 @@ def run_path() -> str | None:
     if linked:
         st.session_state[_PREFIX + RUN] = linked
     elif _STARTED not in st.session_state and settings().opened:
-        st.session_state[_PREFIX + RUN] = settings().opened
+        st.session_state[_PREFIX + RUN] = st.session_state[_GIVEN] = settings().opened
     st.session_state[_STARTED] = True
     path = st.session_state.get(_PREFIX + RUN)
     return path if isinstance(path, str) and path else None

@@ -17,6 +17,7 @@ from typing import Any
 __all__ = [
     "PAGES",
     "archives_of",
+    "is_shrinking",
     "option",
     "page_of",
     "python_text",
@@ -27,8 +28,8 @@ __all__ = [
 ]
 
 _FLAGS = frozenset(
-    {"--apply", "--deep", "--drop-branches", "--exact", "--force", "--gain", "--smallest", "--trust-run"}
-    | {"--weights-only"}
+    {"--apply", "--deep", "--drop-branches", "--exact", "--force", "--gain", "--goals", "--smallest"}
+    | {"--trust-run", "--weights-only"}
 )
 
 PAGES = {
@@ -40,6 +41,7 @@ PAGES = {
     "inspect": "sensitivity",
     "prune": "archive",
     "rehearse": "compare",
+    "report": "archive",
     "restore": "compare",
     "search": "search",
     "sensitivity": "sensitivity",
@@ -54,6 +56,7 @@ _POSITIONAL = {
     "export": "-o",
     "pack": "--pack",
     "rehearse": "-o",
+    "report": "--out",
     "restore": "-o",
 }
 """The option whose value is the second argument of the function of a verb."""
@@ -65,11 +68,13 @@ _SHOWN = {
     "compare_archives": "for path, one in {}.archives:\n    print(path, one.max_drop)",
     "compress": "print({}.size.ratio_total)",
     "estimate": "print({}.ratio_weights, {}.drop)",
+    "estimate_goals": "for goal in {}.goals:\n    print(goal.goal, goal.archive_bytes, goal.bits_per_weight)",
     "estimate_levels": "print({}.to_json()['levels'])",
     "export": "print({}.nbytes)",
     "pack": "print({}.nbytes)",
     "prune": "print({}.freed)",
     "rehearse": "print({}.to_json())",
+    "report": "print({}.output, {}.digest)",
     "restore": "print({}.paths)",
     "search": "print({}.best and {}.best.to_json())",
     "verify": "print('sound' if {}.ok else {}.problems)",
@@ -122,8 +127,16 @@ def shell_text(commands: Sequence[Sequence[str]]) -> str:
     return "\n".join(shlex.join(["inshrink", *words]) for words in commands)
 
 
-def page_of(words: Sequence[str]) -> str:
-    """Return the page that shows the result of a command."""
+def is_shrinking(commands: Sequence[Sequence[str]]) -> bool:
+    """Return whether commands do the whole in a row: write an archive and prove what it holds."""
+    return len(commands) > 1 and [words[0] for words in commands[:2]] == ["compress", "verify"]
+
+
+def page_of(commands: Sequence[Sequence[str]]) -> str:
+    """Return the page that shows the result of some commands."""
+    words = commands[-1]
+    if is_shrinking(commands) or "--goals" in words:
+        return "overview"
     return "compare" if words[0] == "verify" and "--against" in words else PAGES.get(words[0], "jobs")
 
 
@@ -131,6 +144,10 @@ def title_of(commands: Sequence[Sequence[str]]) -> str:
     """Say what a job does. Names come from files and are untrusted."""
     words = commands[-1]
     verb, name = words[0], Path(commands[0][1]).name
+    if is_shrinking(commands):
+        return f"Shrink {name} to {Path(option(commands[0], '-o') or '').name}"
+    if "--goals" in words:
+        return f"Try what {name} shrinks to"
     target = Path(option(words, "-o", "--output", "--pack") or "").name
     if verb == "sensitivity":
         return f"Measure {option(words, '--metric')} of {name}"
@@ -150,6 +167,7 @@ def title_of(commands: Sequence[Sequence[str]]) -> str:
         "inspect": f"Measure restore gain and noise of {name}",
         "prune": f"Prune {name}" + ("" if "--apply" in words else ", dry run"),
         "rehearse": f"Rehearse failures of {name}",
+        "report": f"Write a report of {name}",
         "restore": f"Restore step {option(words, '--step')} of {name}",
         "search": f"Search {option(words, '--codec')} on {name}",
     }.get(verb, verb)
@@ -169,7 +187,7 @@ def python_text(commands: Sequence[Sequence[str]]) -> str:
     lines = ["import inshrink_core", ""]
     for words in commands:
         verb = "pack" if words[0] == "export" and "--pack" in words else words[0]
-        verb = "estimate_levels" if "--levels" in words else verb
+        verb = "estimate_levels" if "--levels" in words else "estimate_goals" if "--goals" in words else verb
         verb = "compare_archives" if verb == "compare" and len(archives_of(words)) > 1 else verb
         if "--config" in words:  # What the search before it has found.
             lines.append("best = found.best.to_json()['config']")
@@ -184,6 +202,8 @@ def _call(verb: str, words: Sequence[str]) -> str:
     rest = iter(words[1 + len(about) :])
     for name in rest:
         value = True if name in _FLAGS else _parse(next(rest))
+        if name == "--goals":  # The function's name says it.
+            continue
         keyword = _KEYWORDS.get(name, name.lstrip("-").replace("-", "_"))
         if name == "--set":
             key, _, text = str(value).partition("=")

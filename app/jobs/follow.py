@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from inshrink_app.jobs.commands import archives_of
+from inshrink_app.jobs.commands import archives_of, is_shrinking
 from inshrink_app.jobs.job import Job, Load
 from inshrink_app.widgets.tables import Problem
 
@@ -35,7 +35,10 @@ _LINES_KEPT = 60
 _HAS_RESULT = (0, 1)
 """Exit codes of a verb that did its work; with 1 a check failed, and the document says which."""
 
-_DOINGS = {"compress": "encoding", "pack": "packing", "export": "writing"}
+_DOINGS = {"compress": "encoding", "pack": "packing", "export": "writing", "report": "measuring"}
+_PARTS = {"compress": "Exporting", "verify": "Verifying", "compare": "Comparing"}
+"""What each command of several in a row is called."""
+
 _DIED = Problem(
     "the process that worked on this ended before it was done",
     remedy="try again; if it ends again, the machine may be short of memory",
@@ -198,6 +201,7 @@ def _take_in(job: Job, line: str, place: int) -> bool:
     elif verb in _DOINGS:
         item = f"{_DOINGS[verb]} {item}"
     if n > 1:
+        item = f"{_PARTS[verb]}, {item}" if verb in _PARTS and is_shrinking(job.commands) else item
         done, total = place * _SHARE + int(_SHARE * done / max(1, total)), n * _SHARE
     job.advance(int(done), int(total), item)
     if isinstance(message.get("found"), dict):

@@ -8,6 +8,7 @@ that a page can show. Long work is a command in a process of its own (`inshrink_
 from inshrink_app.jobs.registry import MOST_AT_WORK as MOST_AT_WORK
 from inshrink_app.services.ahead import *
 from inshrink_app.services.archives import *
+from inshrink_app.services.catalog import *
 from inshrink_app.services.comparing import *
 from inshrink_app.services.drilldown import *
 from inshrink_app.services.exporting import *
@@ -15,4 +16,6 @@ from inshrink_app.services.jobs import *
 from inshrink_app.services.measuring import *
 from inshrink_app.services.opening import *
 from inshrink_app.services.rehearsing import *
+from inshrink_app.services.reporting import *
 from inshrink_app.services.searching import *
+from inshrink_app.services.shrinking import *

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from inshrink_app.jobs.commands import archives_of, steps_words
+from inshrink_app.jobs.commands import archives_of, is_shrinking, option, steps_words
 from inshrink_app.jobs.job import Job
 from inshrink_app.services.failures import reported
-from inshrink_app.services.jobs import all_jobs, job_of, start_job
+from inshrink_app.services.jobs import all_jobs, documents_of, job_of, start_job
 from inshrink_app.services.opening import opened, resolve
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
@@ -28,9 +28,14 @@ __all__ = [
     "compared",
     "evaluator_of",
     "given_evaluator",
+    "newest_comparing",
     "newest_comparison",
+    "spread_of",
     "start_compare",
 ]
+
+_SPREAD = 8
+"""Steps that are compared to begin with: enough to see a course, few enough to wait for."""
 
 _MAX_CODE_BYTES = 200_000
 """More code than this is not read before it is trusted, and is not offered."""
@@ -176,9 +181,21 @@ class Compared:
         return max(known, key=lambda row: row.drop or 0.0, default=None)
 
     @property
+    def max_restore_cost(self) -> float | None:
+        """The largest restore cost."""
+        return max((row.restore_cost for row in self.steps if row.restore_cost is not None), default=None)
+
+    @property
     def max_divergence(self) -> float | None:
         """The largest divergence."""
         return max((row.divergence for row in self.steps if row.divergence is not None), default=None)
+
+
+def spread_of(steps: Sequence[int]) -> tuple[int, ...]:
+    """Return a few steps spread over a run, the first and the last among them; all where there are few."""
+    if len(steps) <= _SPREAD:
+        return tuple(steps)
+    return tuple(steps[round(i * (len(steps) - 1) / (_SPREAD - 1))] for i in range(_SPREAD))
 
 
 def compare_words(
@@ -220,7 +237,7 @@ def compared(job: Job) -> tuple[Compared, ...]:
     from inshrink_core.evaluate import EvaluatedStep
 
     rows: dict[str, dict[int, dict[str, Any]]] = {
-        path: {} for words in job.commands for path in archives_of(words)
+        path: {} for words in job.commands if words[0] == "compare" for path in archives_of(words)
     }
     for row in job.told():
         rows.setdefault(str(row["of"]), {})[int(row["step"])] = row
@@ -246,8 +263,24 @@ def compared(job: Job) -> tuple[Compared, ...]:
 
 def newest_comparison(archive: Path, nbytes: int) -> Compared | None:
     """Return what the newest finished comparison found of an archive of this size; None without one."""
+    job = newest_comparing(archive, nbytes)
+    found = () if job is None else compared(job)
+    return next((one for one in found if one.path == archive and one.steps), None)
+
+
+def newest_comparing(archive: Path, nbytes: int) -> Job | None:
+    """Return the newest finished comparison of an archive of this size; None without one."""
     state = json.dumps(f"{archive} {nbytes} ")[:-1]  # As it begins in the text of `_key`.
     for job in all_jobs():
-        if job.verb == "compare" and job.state == "finished" and state in job.key:
-            return next((one for one in compared(job) if one.path == archive and one.steps), None)
+        is_finished = job.verb == "compare" and job.state == "finished"
+        if is_finished and (state in job.key or _has_made(job, archive, nbytes)):
+            return job
     return None
+
+
+def _has_made(job: Job, archive: Path, nbytes: int) -> bool:
+    """Return whether a job that did the whole has written this archive, as large as it is now."""
+    if not is_shrinking(job.commands) or option(job.commands[0], "-o") != str(archive):
+        return False
+    documents = documents_of(job)
+    return bool(documents) and documents[0].get("archive_bytes") == nbytes

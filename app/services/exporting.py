@@ -26,6 +26,7 @@ __all__ = [
     "ExportRequest",
     "Made",
     "Plan",
+    "default_folder",
     "download_url",
     "errors_key",
     "export_commands",
@@ -33,6 +34,7 @@ __all__ = [
     "export_plan",
     "export_target",
     "made_by",
+    "own_path",
     "restore_target",
     "restored_files",
     "start_export",
@@ -148,7 +150,7 @@ def suggested_name(shown: Subject, request: ExportRequest) -> str:
         stem = f"{stem}-packed"
     elif request.optimizer == "drop":
         stem = f"{stem}-weights"
-    folder = _default_folder(shown)
+    folder = default_folder(shown)
     for position in range(1, 100):
         path = folder / (f"{stem}{_SUFFIX}" if position == 1 else f"{stem}-{position}{_SUFFIX}")
         if not os.path.lexists(path) or (not request.packed and _goes_on(path, request)):
@@ -156,7 +158,7 @@ def suggested_name(shown: Subject, request: ExportRequest) -> str:
     return str(folder / f"{stem}{_SUFFIX}")
 
 
-def _default_folder(shown: Subject) -> Path:
+def default_folder(shown: Subject) -> Path:
     """Return where files go by default: beside the run, or into the first root for a sample."""
     parent = shown.path.parent
     return parent if settings().allows(parent) else settings().roots[0]
@@ -178,7 +180,7 @@ def export_target(text: str, request: ExportRequest) -> Path:
     ServiceError
         It lies outside of the roots, has another suffix, has no folder to lie in, or may not be replaced.
     """
-    path = _own(text, "an export goes into a folder of yours")
+    path = own_path(text, "an export goes into a folder of yours")
     if path.suffix != _SUFFIX or path.name.startswith("."):
         remedy = f"call it, for example, {path.stem}{_SUFFIX}"
         raise ServiceError(Problem(f"an archive's name ends in {_SUFFIX}", text, remedy))
@@ -193,8 +195,14 @@ def export_target(text: str, request: ExportRequest) -> Path:
     return path
 
 
-def _own(text: str, what: str) -> Path:
-    """Return a path that may be written to."""
+def own_path(text: str, what: str) -> Path:
+    """Return a real path that may be written to.
+
+    Raises
+    ------
+    ServiceError
+        It lies outside of the roots, which `what` says.
+    """
     path = resolve(text)
     if not settings().allows(path):
         raise ServiceError(Problem(what, text, "choose one that the explorer may see"))
@@ -366,7 +374,7 @@ def errors_key(chain: ChainReport, original: Subject) -> tuple[str, ...]:
 
 def suggested_folder(shown: Subject, archive: Path, step: int) -> str:
     """Return a folder that does not exist yet: beside the run, or in the first root for a sample."""
-    base, stem = _default_folder(shown), f"{archive.name.removesuffix(_SUFFIX)}-step-{step}"
+    base, stem = default_folder(shown), f"{archive.name.removesuffix(_SUFFIX)}-step-{step}"
     names = [stem, *(f"{stem}-{i}" for i in range(2, 100))]
     return str(next((base / name for name in names if not os.path.lexists(base / name)), base / stem))
 
@@ -379,7 +387,7 @@ def restore_target(text: str) -> Path:
     ServiceError
         It lies outside of the roots, is no folder, or holds something.
     """
-    path = _own(text, "files are restored to a folder of yours")
+    path = own_path(text, "files are restored to a folder of yours")
     if not path.parent.is_dir():
         raise ServiceError(
             Problem("its folder does not exist", str(path.parent), "make it, or choose another")

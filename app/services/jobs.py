@@ -107,7 +107,7 @@ def find_job(job_id: str) -> Job | None:
 def linked_job(job_id: str, page: str, path: Path) -> Job | None:
     """Return the job of a link where it belongs to this page and to what is on screen; None otherwise."""
     job = find_job(job_id) if job_id else None
-    if job is None or not job.commands or page_of(job.commands[-1]) != page or job.shown != str(path):
+    if job is None or not job.commands or page_of(job.commands) != page or job.shown != str(path):
         return None
     return job
 
@@ -146,7 +146,7 @@ def resume_job(job: Job) -> None:
 
 def _loader(job: Job) -> Load:
     """Return what reads the result of a job."""
-    return sensitivity_loader if page_of(job.commands[-1]) == "sensitivity" else load_last
+    return sensitivity_loader if page_of(job.commands) == "sensitivity" else load_last
 
 
 def read_result(job: Job) -> Any:
@@ -190,9 +190,9 @@ def _is_allowed(path: str) -> bool:
 def describe(job: Job) -> JobText:
     """Say what a job is about. Every part comes from a file and is untrusted."""
     words = job.commands[-1]
-    page, query = page_of(words), {"run": job.shown or words[1]}
+    page, query = page_of(job.commands), {"run": job.shown or words[1]}
     if page == "sensitivity":
         query["metric"] = option(words, "--metric") or "gain"
-    elif words[0] in ("compare", "compress", "export", "prune", "search", "verify"):
+    elif words[0] in ("compare", "compress", "export", "prune", "report", "search", "verify"):
         query["job"] = job.job_id
     return JobText(title_of(job.commands), job.commands[0][1], page, query)

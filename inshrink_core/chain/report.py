@@ -60,6 +60,8 @@ class ChainReport:
         Over the head's line.
     codec, optimizer
         How weights and optimizer state are stored.
+    bits_per_weight
+        Bits of the archive that hold one weight of one step, over the head's line.
     config, overrides
         What the newest frame was written with: settings, and those of some tensors instead.
     originals
@@ -78,6 +80,7 @@ class ChainReport:
     ratio_weights: float | None
     codec: str
     optimizer: str
+    bits_per_weight: float | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     overrides: tuple[Mapping[str, Any], ...] = ()
     originals: str = ""
@@ -166,6 +169,7 @@ def chain_report(archive: Archive) -> ChainReport:
         ratio_weights=total.ratio_weights,
         codec=newest.get("codec", ""),
         optimizer=optimizer_of(newest) if "optimizer" in newest else "",
+        bits_per_weight=total.bits_per_weight,
         config=newest.get("config", {}),
         overrides=tuple(newest.get("overrides", ())),
         originals="" if any(frame.damage for frame in frames) else original_checks(archive).text,

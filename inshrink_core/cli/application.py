@@ -23,6 +23,7 @@ from inshrink_core.cli import (
     inspect,
     prune,
     rehearse,
+    report,
     restore,
     search,
     sensitivity,
@@ -55,6 +56,7 @@ _VERBS = (
     sensitivity.sensitivity,
     bench.bench,
     rehearse.rehearse,
+    report.report,
     search.search,
     ui.ui,
 )
@@ -71,6 +73,7 @@ _EXAMPLES = {
     "sensitivity": sensitivity.EXAMPLE,
     "bench": bench.EXAMPLE,
     "rehearse": rehearse.EXAMPLE,
+    "report": report.EXAMPLE,
     "search": search.EXAMPLE,
     "ui": ui.EXAMPLE,
 }

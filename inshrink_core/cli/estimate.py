@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inshrink_core.cli.options import Computing, Output, Reading, Steps, Writing, steps_of, verb
 from inshrink_core.cli.showing import show_facts, show_notes, show_table
-from inshrink_core.text import count, duration, nats, percent, plain, ratio
+from inshrink_core.errors import InputError
+from inshrink_core.text import count, duration, nats, percent, plain, ratio, size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.verbs.estimate import EstimateReport, LevelsReport
+    from inshrink_core.verbs.estimate import EstimateReport, GoalsReport, LevelsReport
 
 __all__ = ["EXAMPLE", "estimate"]
 
 EXAMPLE = (
     "$ inshrink estimate runs/digits --config my.toml\n"
     "$ inshrink estimate runs/digits --set coarseness=4 --trials search.trials.jsonl\n"
-    "$ inshrink estimate runs/digits --codec uniform --levels 7"
+    "$ inshrink estimate runs/digits --codec uniform --levels 7\n"
+    "$ inshrink estimate runs/digits --goals"
 )
 
 
@@ -41,6 +43,13 @@ def estimate(
         int | None,
         typer.Option(min=1, help="Estimate the codec from fine to coarse instead, at most so often."),
     ] = None,
+    goals: Annotated[
+        bool,
+        typer.Option(
+            "--goals",
+            help="Try two steps for three goals instead: to resume exactly, to resume, weights alone.",
+        ),
+    ] = False,
     steps: Steps = None,
     computing: Computing,
     reading: Reading,
@@ -51,12 +60,54 @@ def estimate(
 
     opened = reading.open(run)
     asked = writing.keywords() | vars(computing) | {"steps": steps_of(opened, steps), "trials": trials}
+    if goals:
+        _require_alone(asked, levels)
+        with out.progress("estimate", in_bytes=False) as progress:
+            found = inshrink_core.verbs.estimate_goals(opened, **asked, progress=progress)
+        out.present(found, _show_goals)
+        return
     if levels is None:
         out.present(inshrink_core.verbs.estimate(opened, **asked), _show)
         return
     with out.progress("estimate", in_bytes=False) as progress:
         report = inshrink_core.verbs.estimate_levels(opened, levels=levels, **asked, progress=progress)
     out.present(report, _show_levels)
+
+
+def _require_alone(asked: dict[str, Any], levels: int | None) -> None:
+    """Refuse what a goal says already, and take it out of what was asked."""
+    told = [name for name in ("codec", "config", "optimizer") if asked.pop(name)]
+    if told or levels is not None:
+        raise InputError(
+            "--goals says itself how the run is written",
+            found=", ".join([*told, *(["levels"] if levels is not None else [])]),
+            remedy="leave out --codec, --set, --config, --optimizer and --levels",
+        )
+
+
+def _show_goals(console: Console, report: GoalsReport) -> None:
+    """Print a row a goal, and what the figures stand on."""
+    rows = (
+        (
+            one.goal,
+            size(report.run_bytes),
+            size(one.archive_bytes),
+            ratio(one.ratio_total),
+            plain(one.bits_per_weight, 3),
+            percent(one.restore_cost),
+            one.basis,
+        )
+        for one in report.goals
+    )
+    headings = ("goal", "before", "after", "ratio", "bits per weight", "restore cost", "which is")
+    show_table(console, headings, rows, left=(0, 6))
+    console.print()
+    tried = ", ".join(map(count, report.tried))
+    facts = [
+        ("estimated from", f"steps {tried}, {report.sampled * 100:.0f} % of their weights"),
+        ("time", f"{duration(report.seconds)} on {report.device}"),
+    ]
+    show_facts(console, facts)
 
 
 def _show(console: Console, report: EstimateReport) -> None:

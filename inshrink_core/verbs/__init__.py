@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.compress import compress as compress
     from inshrink_core.verbs.diff import StepDiff as StepDiff
     from inshrink_core.verbs.diff import diff as diff
+    from inshrink_core.verbs.estimate import GOALS as GOALS
     from inshrink_core.verbs.estimate import EstimateReport as EstimateReport
+    from inshrink_core.verbs.estimate import Goal as Goal
+    from inshrink_core.verbs.estimate import GoalEstimate as GoalEstimate
+    from inshrink_core.verbs.estimate import GoalsReport as GoalsReport
     from inshrink_core.verbs.estimate import LevelsReport as LevelsReport
     from inshrink_core.verbs.estimate import estimate as estimate
+    from inshrink_core.verbs.estimate import estimate_goals as estimate_goals
     from inshrink_core.verbs.estimate import estimate_levels as estimate_levels
     from inshrink_core.verbs.export import ExportReport as ExportReport
     from inshrink_core.verbs.export import export as export
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.prune import PruneReport as PruneReport
     from inshrink_core.verbs.prune import forget_missing as forget_missing
     from inshrink_core.verbs.prune import prune as prune
+    from inshrink_core.verbs.report import PageReport as PageReport
+    from inshrink_core.verbs.report import report as report
     from inshrink_core.verbs.restore import RestoreReport as RestoreReport
     from inshrink_core.verbs.restore import load_state_dict as load_state_dict
     from inshrink_core.verbs.restore import restore as restore

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inshrink_core.chain import ChainConfig, FrameEncoder
+from inshrink_core.chain import ChainConfig, FrameEncoder, is_exact
 from inshrink_core.chain.defaults import make_chain_config, make_configs
 from inshrink_core.checkpoint import MODEL_ROLES
+from inshrink_core.codec import DEFAULT_CODEC
 from inshrink_core.errors import InputError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
+from inshrink_core.metrics import bits_per_parameter
 from inshrink_core.report import Report
 from inshrink_core.search.measure import encode_chain
 from inshrink_core.search.prior import prior_of
 from inshrink_core.search.quadratic import Calibration, calibrate, sensitivities
 from inshrink_core.search.sampling import (
+    Rest,
     estimate_rest,
     in_proportion,
     middle_of,
@@ -34,9 +38,20 @@ from inshrink_core.search.trials import Trial
 if TYPE_CHECKING:
     import os
 
+    from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.codec import AnyCodec
 
-__all__ = ["EstimateReport", "LevelsReport", "estimate", "estimate_levels"]
+__all__ = [
+    "GOALS",
+    "EstimateReport",
+    "Goal",
+    "GoalEstimate",
+    "GoalsReport",
+    "LevelsReport",
+    "estimate",
+    "estimate_goals",
+    "estimate_levels",
+]
 
 _NUMEL: Final = 1 << 23
 """Elements encoded in all: a few seconds."""
@@ -49,6 +64,39 @@ _RUN_LENGTH: Final = 16
 
 _STRETCHES: Final = 3
 """Begin, middle and end: movement changes over a training."""
+
+
+_N_TRIED: Final = 2
+"""Steps of a trial of goals: a keyframe and the delta after it, the least that tells the sizes of both."""
+
+
+class Goal(NamedTuple):
+    """What an archive is for, and how a run is written for it.
+
+    Parameters
+    ----------
+    name
+        What it is called in documents and links.
+    codec, optimizer
+        As `inshrink_core.compress` takes them.
+    """
+
+    name: str
+    codec: str
+    optimizer: str
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every bit comes back."""
+        return is_exact(self.codec, {}) and self.optimizer == "exact"
+
+
+GOALS: Final = (
+    Goal("exact", "lossless", "exact"),
+    Goal("resume", DEFAULT_CODEC, "compressed"),
+    Goal("weights", DEFAULT_CODEC, "drop"),
+)
+"""Going on bit for bit; going on; and weights alone, to evaluate or to begin another training from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +164,81 @@ class LevelsReport:
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink estimate --levels --json``."""
         return {"estimate": True, "levels": [_row_of(*one) for one in self.levels]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoalEstimate(Report):
+    """What a run would take for one goal, from a trial on two steps.
+
+    Parameters
+    ----------
+    goal, codec, optimizer
+        The goal (`Goal`).
+    raw_bytes
+        Raw bytes of what the archive would hold, over all steps.
+    archive_bytes
+        Estimated bytes of the archive.
+    ratio_total, ratio_weights
+        Raw bytes over stored bytes: of all that is held, and of its weights.
+    bits_per_weight
+        Stored bits of the weights for each weight of each step.
+    relative_error
+        Root of squared error over squared norm of the weights, the larger of the steps that were tried.
+    drop, divergence, restore_cost
+        Of the worst step; None where nothing but a rule of thumb tells.
+    basis
+        What these three stand on: ``exact``, nothing is lost; ``measured``, trials of a search with these
+        settings; ``predicted``, by trials of other settings; ``unknown``, no trials are at hand.
+    """
+
+    goal: str
+    codec: str
+    optimizer: str
+    raw_bytes: int
+    archive_bytes: int
+    ratio_total: float | None
+    ratio_weights: float | None
+    bits_per_weight: float | None
+    relative_error: float
+    drop: float | None
+    divergence: float | None
+    restore_cost: float | None
+    basis: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoalsReport(Report):
+    """What a run would take for each of `GOALS`.
+
+    Parameters
+    ----------
+    goals
+        In their order.
+    run_bytes
+        Raw bytes of every tensor of the run's chosen steps: what there is before.
+    steps
+        Steps of the chain.
+    tried
+        The steps that were encoded.
+    sampled
+        Share of their weights that was.
+    seconds
+        Wall time.
+    device
+        Where they were encoded.
+    """
+
+    goals: tuple[GoalEstimate, ...]
+    run_bytes: int
+    steps: tuple[int, ...]
+    tried: tuple[int, ...]
+    sampled: float
+    seconds: float
+    device: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``inshrink estimate --goals --json``."""
+        return {"estimate": True} | Report.to_json(self)
 
 
 def _row_of(candidate: Candidate, report: EstimateReport) -> dict[str, Any]:
@@ -229,6 +352,111 @@ def estimate_levels(
     return LevelsReport(levels=tuple(found))
 
 
+def estimate_goals(
+    run: Run | str | os.PathLike[str],
+    *,
+    keyframe_every: int = 32,
+    steps: Iterable[int] | None = None,
+    trials: str | os.PathLike[str] | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    progress: OnProgress | None = None,
+) -> GoalsReport:
+    """Estimate what a run would take for each of `GOALS`, from two of its steps.
+
+    Parameters
+    ----------
+    run, keyframe_every, steps, trials, device, threads
+        As `estimate` takes them.
+    progress
+        Called after each goal, with its row of the document.
+
+    Raises
+    ------
+    InputError
+        As `estimate`.
+
+    Notes
+    -----
+    Two steps in the middle of the chain are encoded, a keyframe and the delta after it; of models of more
+    than `_NUMEL` elements a sample of the tensors. Sizes of the whole chain are those of the two in the
+    proportion that it has them.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> exact, resume, weights = inshrink_core.verbs.estimate_goals(run).goals
+    >>> exact.archive_bytes > resume.archive_bytes > weights.archive_bytes
+    True
+    """
+    begun = time.perf_counter()
+    opened = run if isinstance(run, Run) else open_run(run)
+    chosen = choose_steps(opened, steps)
+    tried = tuple(middle_of(chosen, _N_TRIED))
+    known = known_trials(opened, None if trials is None else Path(trials))
+    keys = sample_keys(opened[tried[0]], _NUMEL // _N_TRIED)
+    found = []
+    for done, goal in enumerate(GOALS, start=1):
+        chain = make_chain_config("", goal.codec, None, goal.optimizer, keyframe_every, device, threads)
+        foreseen = FrameEncoder(chain).look_ahead(chosen, opened.__getitem__, keys)
+        found.append(_goal(goal, chain, _Asked(opened, chosen, [tried], keys, known, foreseen)))
+        if progress is not None:
+            row = found[-1].to_json()
+            progress(Progress("estimate", done, len(GOALS), tried[-1], found=row))
+    return GoalsReport(
+        goals=tuple(found),
+        run_bytes=sum(opened[step].raw_bytes() for step in chosen),
+        steps=chosen,
+        tried=tried,
+        sampled=_share(opened[tried[0]].specs, keys),
+        seconds=time.perf_counter() - begun,
+        device=chain.device,
+    )
+
+
+def _goal(goal: Goal, chain: ChainConfig, asked: _Asked) -> GoalEstimate:
+    """Estimate what a goal takes."""
+    guess = _Guess.of(chain, asked)
+    rest = _rest(chain, asked, _N_TRIED)
+    specs = [spec for spec in asked.run[asked.steps[0]].specs if spec.role in MODEL_ROLES]
+    basis, cost = "unknown", None
+    if goal.is_exact:
+        basis, cost = "exact", 0.0
+    elif guess.calibration.n_trials:
+        basis = "predicted" if guess.measured is None else "measured"
+        cost = _restore_cost(asked.known, guess)
+    lost = 0.0 if goal.is_exact else None
+    return GoalEstimate(
+        goal=goal.name,
+        codec=goal.codec,
+        optimizer=goal.optimizer,
+        raw_bytes=round(guess.raw + rest.raw),
+        archive_bytes=round(guess.nbytes + rest.nbytes),
+        ratio_total=rest.ratio_total(guess.raw, guess.nbytes),
+        ratio_weights=guess.raw / guess.nbytes if guess.nbytes else None,
+        bits_per_weight=bits_per_parameter(
+            round(guess.nbytes), len(asked.steps) * sum(spec.numel for spec in specs)
+        ),
+        relative_error=max(row.relative_error for row in guess.rows),
+        drop=lost if basis in ("exact", "unknown") else guess.drop,
+        divergence=lost if basis in ("exact", "unknown") else guess.divergence,
+        restore_cost=cost,
+        basis=basis,
+    )
+
+
+def _restore_cost(known: Sequence[Trial], guess: _Guess) -> float | None:
+    """Return the restore cost of the worst step: as measured, or by what trials paid for a divergence."""
+    if guess.measured is not None:
+        costs = [trial.restore_cost for trial in guess.measured.trials]
+        return max((cost for cost in costs if cost is not None), default=None)
+    prices = [
+        one.restore_cost / one.divergence for one in known if one.restore_cost is not None and one.divergence
+    ]
+    return statistics.median(prices) * guess.divergence if prices and guess.divergence is not None else None
+
+
 class _Asked(NamedTuple):
     """What is estimated on: a run, steps, stretches of them, sampled tensors; trials; what is foreseen."""
 
@@ -258,43 +486,76 @@ class _Asked(NamedTuple):
         return cls(opened, chosen, stretches, keys, known, foreseen)
 
 
+class _Guess(NamedTuple):
+    """What a configuration does to the weights of a chain: steps that were encoded, and what follows of them.
+
+    `measured` is the chain as trials have measured it in full, whose figures these are then.
+    """
+
+    rows: list[_Row]
+    raw: float
+    nbytes: float
+    drop: float | None
+    divergence: float | None
+    calibration: Calibration
+    measured: Chain | None
+
+    @classmethod
+    def of(cls, chain: ChainConfig, asked: _Asked) -> _Guess:
+        opened, chosen, stretches, keys, known, foreseen = asked
+        rows = [row for stretch in stretches for row in _encode(opened, chain, stretch, keys, foreseen)]
+        calibration = calibrate([one for one in known if one.config.get("codec") == chain.codec])
+        if not calibration.n_trials:
+            calibration = calibrate(known)
+        measured = _measured(known, chain, chosen)
+        raw: float
+        nbytes: float
+        if measured is not None:
+            drop, divergence = measured.drop, measured.divergence
+            raw = sum(trial.raw_weights for trial in measured.trials)
+            nbytes = sum(trial.weights_nbytes for trial in measured.trials)
+        else:
+            drop, divergence = _figures(calibration, chain, rows)
+            raw = len(chosen) * sum(row.raw for row in rows) / len(rows)
+            keyframes = [row.nbytes for row in rows if row.keyframe]
+            deltas = [row.nbytes for row in rows if not row.keyframe]
+            nbytes = in_proportion(keyframes, deltas, len(chosen), chain.keyframe_every)
+        return cls(rows, raw, nbytes, drop, divergence, calibration, measured)
+
+
+def _rest(chain: ChainConfig, asked: _Asked, n: int | None = None) -> Rest:
+    """Estimate what is not weights, from a few steps in the middle of the chain."""
+    few = middle_of(asked.steps) if n is None else middle_of(asked.steps, n)
+    return estimate_rest(chain, [asked.run[step] for step in few], len(asked.steps), asked.keys)
+
+
+def _share(specs: Sequence[TensorSpec], keys: frozenset[str]) -> float:
+    """Return the share of the model's elements that a sample has."""
+    model = [spec for spec in specs if spec.role in MODEL_ROLES]
+    return sum(spec.numel for spec in model if spec.key in keys) / max(1, sum(spec.numel for spec in model))
+
+
 def _estimated(chain: ChainConfig, asked: _Asked) -> EstimateReport:
     """Estimate what a configuration does."""
     begun = time.perf_counter()
-    opened, chosen, stretches, keys, known, foreseen = asked
-    rows = [row for stretch in stretches for row in _encode(opened, chain, stretch, keys, foreseen)]
-    calibration = calibrate([one for one in known if one.config.get("codec") == chain.codec])
-    if not calibration.n_trials:
-        calibration = calibrate(known)
-    measured = _measured(known, chain, chosen)
-    raw: float
-    nbytes: float
-    if measured is not None:
-        drop, divergence = measured.drop, measured.divergence
-        raw = sum(trial.raw_weights for trial in measured.trials)
-        nbytes = sum(trial.weights_nbytes for trial in measured.trials)
-    else:
-        drop, divergence = _figures(calibration, chain, rows)
-        raw = len(chosen) * sum(row.raw for row in rows) / len(rows)
-        keyframes, deltas = ([row.nbytes for row in rows if row.keyframe is kind] for kind in (True, False))
-        nbytes = in_proportion(keyframes, deltas, len(chosen), chain.keyframe_every)
-    specs = [spec for spec in opened[chosen[0]].specs if spec.role in MODEL_ROLES]
-    rest = estimate_rest(chain, [opened[step] for step in middle_of(chosen)], len(chosen), keys)
+    guess = _Guess.of(chain, asked)
+    rest = _rest(chain, asked)
+    n_trials = guess.calibration.n_trials
     return EstimateReport(
         codec=chain.codec,
         config=chain.record()["config"],
         overrides=tuple(one.to_json() for one in chain.overrides),
-        ratio_total=rest.ratio_total(raw, nbytes),
-        ratio_weights=raw / nbytes if nbytes else 0.0,
-        drop=drop,
-        divergence=divergence,
-        basis="trials" if calibration.n_trials else "rule of thumb",
-        rank_correlation=calibration.rank_correlation,
-        n_trials=calibration.n_trials,
-        n_steps=len(rows),
-        sampled=sum(s.numel for s in specs if s.key in keys) / max(1, sum(s.numel for s in specs)),
+        ratio_total=rest.ratio_total(guess.raw, guess.nbytes),
+        ratio_weights=guess.raw / guess.nbytes if guess.nbytes else 0.0,
+        drop=guess.drop,
+        divergence=guess.divergence,
+        basis="trials" if n_trials else "rule of thumb",
+        rank_correlation=guess.calibration.rank_correlation,
+        n_trials=n_trials,
+        n_steps=len(guess.rows),
+        sampled=_share(asked.run[asked.steps[0]].specs, asked.keys),
         seconds=time.perf_counter() - begun,
-        notes=() if calibration.n_trials else (_UNCALIBRATED,),
+        notes=() if n_trials else (_UNCALIBRATED,),
         device=chain.device,
     )
 

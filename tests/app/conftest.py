@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import streamlit as st
+from inshrink_app import state
 from inshrink_app.server import roots
 
 from tests.app.browser import ARGUMENTS, CHROMIUM, Server, new_page
+
+WAS_ASKED_FOR = state.was_asked_for
 
 
 @pytest.fixture
@@ -20,10 +23,18 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(roots._Current, "value", None)
+    # What Overview tries by itself is a process; `asked_for` lets it.
+    monkeypatch.setattr(state, "was_asked_for", lambda: False)
     st.cache_resource.clear()
     st.cache_data.clear()
     roots.configure([folder])
     return folder
+
+
+@pytest.fixture
+def asked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Overview try two steps by itself, where it does."""
+    monkeypatch.setattr(state, "was_asked_for", WAS_ASKED_FOR)
 
 
 @pytest.fixture(scope="module")

@@ -140,7 +140,9 @@ def test_an_export_begins_with_what_is_on_screen(archived: Path, jobs: StubJobs)
     assert jobs.started[0]["scratch"] == [second[1]] == [option(first, "-o")]
     assert app.query_params["job"] == "0" * 16
     assert "Exporting" in texts(app)
-    assert button(app, "Export").disabled
+    labels = [found.label for found in app.button]
+    assert "Cancel" in labels, "progress stands where the button was"
+    assert "Export" not in labels
 
 
 @pytest.mark.parametrize(

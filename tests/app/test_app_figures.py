@@ -10,6 +10,7 @@ from inshrink_app.pages.overview import figures
 from inshrink_app.pages.sensitivity import changes, heatmap
 from inshrink_app.pages.sensitivity import heatmap as heat_columns
 from inshrink_app.pages.sensitivity import heatmap as heat_scale
+from inshrink_app.widgets import curves
 from inshrink_app.widgets import figures as axes
 from inshrink_app.widgets.tables import HeatRow
 
@@ -124,7 +125,7 @@ def test_names_of_tensors_are_text_and_never_markup() -> None:
     evil = "<a href='javascript:alert(1)'>x</a>\u202e"
     table = dataclasses.replace(table, rows=(HeatRow(evil, "linear", 1, 12, (4, 3)),))
     text = heatmap.heatmap_figure(table, "mean", clip=True).to_json()
-    text += figures.log_figure({evil: ((1, 1.0),)}, {"x": [evil]}).to_json()
+    text += curves.log_figure({evil: ((1, 1.0),)}, {"x": [evil]}).to_json()
     text += figures.sizes_figure({evil: 3}).to_json()
     assert "<a " not in text
     assert "\\u003ca " not in text
@@ -145,15 +146,15 @@ def test_sizes_are_largest_on_top_and_written_out() -> None:
 
 def test_metrics_that_share_a_scale_share_a_panel() -> None:
     log = {"train_loss": ((1, 2.0), (2, 1.0)), "eval_loss": ((2, 1.5),), "lr": ((1, 0.1),)}
-    groups = figures.log_groups(list(log))
+    groups = curves.log_groups(list(log))
     assert groups == {"loss": ["train_loss", "eval_loss"], "lr": ["lr"]}
-    figure = figures.log_figure(log, groups)
+    figure = curves.log_figure(log, groups)
     assert [trace.xaxis for trace in figure.data] == ["x", "x", "x2"]
 
 
 def test_a_log_with_gaps_and_infinities_is_drawn() -> None:
     log = {"loss": ((1, float("nan")), (2, float("inf")), (3, 1.0))}
-    assert len(figures.log_figure(log, {"loss": ["loss"]}).data) == 1
+    assert len(curves.log_figure(log, {"loss": ["loss"]}).data) == 1
 
 
 def test_frames_are_told_apart_by_kind() -> None:
@@ -183,7 +184,7 @@ def test_above_every_figure_is_room_for_the_buttons_that_touch_screens_always_sh
     drawn = [
         heatmap.heatmap_figure(sensitivity_table(), "mean", clip=True),
         changes.changes_figure(["a"], (1, 2), np.ones((1, 2)), "to step 1"),
-        figures.log_figure(log, {"loss": ["loss"]}),
+        curves.log_figure(log, {"loss": ["loss"]}),
         figures.frames_figure(frames),
         changes.overlay_figure([line], "|w|", log=True),
     ]

@@ -11,7 +11,7 @@ from inshrink_core.cli.application import app
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 VERBS = (
     "inspect", "compress", "restore", "verify", "compare", "diff", "estimate", "export", "prune",
-    "sensitivity", "bench", "rehearse", "search", "ui",
+    "sensitivity", "bench", "rehearse", "report", "search", "ui",
 )  # fmt: skip
 TABLES = {"roles", "layers"}
 """Keys whose value is a table of names that are data, not keys."""
@@ -61,6 +61,8 @@ def keys_of(value, prefix=""):
         ("sensitivity", ("{run}", "--by", "layer_type")),
         ("compress", ("{run}", "-o", "{out}", "--max-drop", "0.01", "--trust-run", "--steps", "25,50")),
         ("estimate", ("{run}", "--steps", "25,50")),
+        ("report", ("{archive}", "--against", "{run}", "--out", "{out}")),
+        ("estimate", ("{run}", "--steps", "25,50", "--goals")),
         (
             "search",
             ("{run}", "--max-drop", "0.05", "--trust-run", "--steps", "25", "-o", "{out}", "--budget", "2"),

@@ -327,7 +327,7 @@ def test_json_is_one_document_also_in_a_subprocess(small_run):
     "verb",
     [
         *("inspect", "compress", "restore", "verify", "compare", "diff", "estimate", "export", "prune"),
-        *("sensitivity", "bench", "rehearse", "search"),
+        *("sensitivity", "bench", "rehearse", "report", "search"),
     ],
 )
 def test_every_verb_that_encodes_or_decodes_chooses_the_device_by_itself(cli, verb):

@@ -58,6 +58,11 @@ def test_a_search_writes_a_result_that_compress_and_estimate_take(cli, small_run
     assert "evaluations           0," in again.out
     shown = cli("estimate", small_run, "--config", result)
     assert "estimated ratio" in shown.out
+    goals = cli("estimate", small_run, "--goals")
+    assert [line.split()[0] for line in goals.out.splitlines()[2:5]] == ["exact", "resume", "weights"]
+    assert "estimated from" in goals.out
+    refused = cli("estimate", small_run, "--goals", "--codec", "uniform", "--levels", 2)
+    assert (refused.code, "--goals says itself" in refused.err) == (2, True)
     levels = cli("estimate", small_run, "--codec", "uniform", "--levels", 2)
     assert "bits=8" in levels.out
     assert "bits=1" in levels.out

@@ -21,7 +21,7 @@ from inshrink_core.search.search import known_trials, last_report, search
 from inshrink_core.search.space import Candidate
 from inshrink_core.search.trials import Position, TrialRunner
 from inshrink_core.verbs.compress import compress
-from inshrink_core.verbs.estimate import estimate, estimate_levels
+from inshrink_core.verbs.estimate import estimate, estimate_goals, estimate_levels
 from inshrink_core.verbs.restore import restore
 from tests.search.evaluators import InProcess
 from tests.training import write_run
@@ -350,6 +350,10 @@ def test_an_estimate_is_within_five_percent_and_predicts_drops_from_trials(run, 
     frames = sum(frame.weights_nbytes for frame in real.frames)
     assert told.ratio_weights == pytest.approx(real.raw_weights / frames, rel=0.05)
     asked = evaluator.asked
+    exact, *others = estimate_goals(run, trials=found.log).goals
+    assert exact.basis == "exact"
+    assert {one.basis for one in others} <= {"predicted", "measured"}
+    assert all(one.divergence is not None for one in others)
     estimate(run, config={"coarseness": 4.0}, trials=found.log)
     assert evaluator.asked == asked
 

@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.pages.archive import cards
+from inshrink_app.pages.archive import cards, report
 from inshrink_app.pages.archive import figure as chain_figure
 from inshrink_app.pages.search.config import config_words
-from inshrink_app.widgets import archive_picker, facts, figures, listing, problem, snippets, subject
+from inshrink_app.widgets import (
+    archive_picker,
+    facts,
+    figures,
+    listing,
+    next_step,
+    problem,
+    quality,
+    snippets,
+    subject,
+)
 from inshrink_app.widgets.formatting import (
     bytes_text,
     count_text,
@@ -18,8 +28,9 @@ from inshrink_app.widgets.formatting import (
     markdown_text,
     ratio_text,
     steps_text,
+    value_text,
 )
-from inshrink_app.widgets.tables import ServiceError
+from inshrink_app.widgets.tables import ServiceError, Subject
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
@@ -50,7 +61,7 @@ def render() -> None:
     except ServiceError as error:
         problem.show(error.problem)
         return
-    _sections(chain)
+    _sections(chain, shown)
 
 
 def _rescue(path: str) -> bool:
@@ -65,8 +76,8 @@ def _rescue(path: str) -> bool:
     return True
 
 
-def _sections(chain: ChainReport) -> None:
-    """Draw everything about one archive."""
+def _sections(chain: ChainReport, shown: Subject | None = None) -> None:
+    """Draw everything about one archive; without a subject, of which only some can be read."""
     _facts(chain)
     _warnings(chain)
     _graph(chain)
@@ -74,7 +85,18 @@ def _sections(chain: ChainReport) -> None:
     rules = cards.prune(chain)
     _frames(chain)
     planned = [rules.words(chain)] if rules.says_something else []
+    if shown is not None:
+        planned += report.show(chain, shown, services.original_of(shown))
     snippets.of([["verify", str(chain.path), "--deep"], *planned])
+    next_step.offer(
+        next_step.Next(
+            "What comes back? Restore & compare",
+            "compare",
+            "Restores steps as files, and measures what a restore costs.",
+            widgets={"compare.archives": [str(chain.path)]},
+        ),
+        next_step.Next("Hand it on: Export", "export", "One packed file, or one step for transfer."),
+    )
 
 
 def _facts(chain: ChainReport) -> None:
@@ -108,9 +130,15 @@ def _facts(chain: ChainReport) -> None:
                 "of the readable frames" if is_partial else f"weights {ratio_text(chain.ratio_weights)}",
                 "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
             ),
+            (
+                "Bits per weight",
+                "–" if chain.bits_per_weight is None else value_text(chain.bits_per_weight),
+                "of one step, in mean",
+            ),
+            quality.archive_fact(chain),
         ]
     )
-    parts = [f"Codec {chain.codec}, optimizer state {chain.optimizer}"]
+    parts = [f"Codec {chain.codec}; optimizer state: {_optimizer(chain)}"]
     parts += [f"first frame told against the base model {chain.base}"] if chain.base else []
     parts += [", ".join(f"{name}={value}" for name, value in chain.config.items())] if chain.config else []
     st.caption(markdown_text(" · ".join(parts)))
@@ -119,6 +147,11 @@ def _facts(chain: ChainReport) -> None:
         st.caption(
             markdown_text(f"Of some tensors instead ({counted(len(chain.overrides), 'override')}): {words}")
         )
+
+
+def _optimizer(chain: ChainReport) -> str:
+    """Say how optimizer state is stored; dropped is what people call it that was left out."""
+    return "dropped" if chain.optimizer == "drop" else chain.optimizer
 
 
 def _warnings(chain: ChainReport) -> None:

@@ -20,7 +20,9 @@ from inshrink_app.widgets import (
     figures,
     job_card,
     listing,
+    next_step,
     problem,
+    quality,
     snippets,
     subject,
 )
@@ -43,10 +45,13 @@ _BOUND = "bound"
 _DEFAULT_BOUND = "1"
 _WHICH = {"some": "A spread of steps", "all": "All steps", "chosen": "Chosen steps"}
 
-# Steps that are compared to begin with: enough to see a course, few enough to wait for.
-_SPREAD = 8
 _NAME_WIDTH = 40
-_OF_PREVIOUS = {"stale_drop": "drop of previous", "stale_divergence": "divergence of previous"}
+_OF_PREVIOUS = {
+    "stale_drop": "drop of previous",
+    "stale_divergence": "divergence of previous",
+    "restore_cost": "restore cost",
+    "stale_restore_cost": "restore cost of previous",
+}
 
 
 def render() -> None:
@@ -62,6 +67,7 @@ def render() -> None:
         archive_picker.none_yet("A comparison needs an archive of the run.")
         _rehearsal(original)
         _snippet(original, None, (), None)
+        _next(None)
         return
     _follow_link(original, choices)
     archives, steps, bound = _choices(original, choices)
@@ -71,6 +77,22 @@ def render() -> None:
         tensors.restore(shown, archives)
     _rehearsal(original)
     _snippet(original, archives[0] if archives else None, steps, judge)
+    _next(archives[0] if archives else None)
+
+
+def _next(archive: ChainReport | None) -> None:
+    """Lead on, with the archive that was compared."""
+    way = next_step.Next(
+        "Finer or coarser? Search", "search", "Finds the smallest archive that keeps a bound."
+    )
+    if archive is None:
+        next_step.offer(way)
+        return
+    carried = {archive_picker.ARCHIVE: str(archive.path)}
+    next_step.offer(
+        next_step.Next("Open the archive", "archive", "Its chain, its checksums, and what can go.", carried),
+        way,
+    )
 
 
 def _follow_link(original: Subject, choices: tuple[ChainReport, ...]) -> None:
@@ -142,7 +164,9 @@ def _choices(
         )
         archives = tuple(names[path] for path in picked)
         common = [step for step in original.steps if any(step in one.steps for one in (archives or choices))]
-        st.session_state.setdefault("compare.which", "some" if len(common) > _SPREAD else "all")
+        st.session_state.setdefault(
+            "compare.which", "some" if len(services.spread_of(common)) < len(common) else "all"
+        )
         with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
             which = st.segmented_control(
                 "Steps",
@@ -166,7 +190,7 @@ def _choices(
             _begin_with("compare.steps", common, common[-1:])
             chosen = st.multiselect("Which steps", common, format_func=count_text, key="compare.steps")
             return archives, tuple(sorted(chosen)), bound / 100
-    return archives, _spread(common) if which == "some" else tuple(common), bound / 100
+    return archives, services.spread_of(common) if which == "some" else tuple(common), bound / 100
 
 
 def _begin_with(key: str, options: list[Any], default: list[Any]) -> None:
@@ -180,13 +204,6 @@ def _number(text: str) -> float:
         return min(100.0, max(0.0, float(text)))
     except ValueError:
         return float(_DEFAULT_BOUND)
-
-
-def _spread(steps: list[int]) -> tuple[int, ...]:
-    """Return steps spread over the run, the last one among them."""
-    if len(steps) <= _SPREAD:
-        return tuple(steps)
-    return tuple(steps[round(i * (len(steps) - 1) / (_SPREAD - 1))] for i in range(_SPREAD))
 
 
 def _compare(
@@ -276,16 +293,17 @@ def _found(job: Job, bound: float) -> None:
 def _verdict(one: Compared, bound: float) -> None:
     """Say how one archive did, against the bound and against doing nothing."""
     worst = one.worst
-    shown = [
+    shown: list[tuple[str, str, str | None] | tuple[str, str, str | None, str]] = [
         (
             "Worst drop",
             "–" if worst is None else percent_text(worst.drop),
             "no step has one"
             if worst is None
-            else f"step {count_text(worst.step)}, "
+            else f"relative, at step {count_text(worst.step)}, "
             + ("within the bound" if (worst.drop or 0.0) <= bound else "above the bound"),
         ),
-        ("Largest divergence", _value(one.max_divergence), "of the predictions"),
+        quality.compared_fact(one),
+        ("Largest divergence", _value(one.max_divergence), "nats, of the predictions"),
         (
             "Metric",
             elide(one.metric, 18),
@@ -366,6 +384,8 @@ def _table(found: list[Compared], bound: float) -> None:
             "drop of previous": listing.SHARE,
             "divergence": listing.SMALL,
             "divergence of previous": listing.SMALL,
+            "restore cost": listing.SHARE,
+            "restore cost of previous": listing.SHARE,
         },
         hidden=[] if len(found) > 1 else ["archive"],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import streamlit as st
-from inshrink_app import services
+from inshrink_app import services, state
 from inshrink_app.pages.search import editor as search_editor
 from inshrink_app.services import ExportRequest
 from inshrink_app.widgets.choices import ends_of_range, one_of_few, one_of_many
@@ -28,6 +28,7 @@ _OPTIMIZERS = {
     "compact": "Compact",
 }
 _CODEC = "codec"
+_DROP, _YES, _NO = "drop", "yes", "no"
 _WHAT = "what"
 
 
@@ -99,7 +100,8 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
     codec, config = search_editor.carried(shown) or _codec()
     has_optimizer = any(row.role not in ("weight", "buffer") for row in shown.tensors)
     optimizer = "drop"
-    if has_optimizer and not st.toggle("Weights only", value=False, key="export.drop"):
+    dropped = has_optimizer and _is_dropped()
+    if has_optimizer and not dropped:
         default = services.default_optimizer(codec, config)
         optimizer = str(
             st.selectbox(
@@ -140,6 +142,13 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
         keyframe_every=int(keyframe_every),
         packed=packed,
     )
+
+
+def _is_dropped() -> bool:
+    """Draw whether optimizer state is left out; as a link says it to begin with."""
+    dropped = st.toggle("Weights only", value=state.choice_text(_DROP) == _YES, key="export.drop")
+    state.publish(**{_DROP: _YES if dropped else _NO})
+    return dropped
 
 
 def _codec() -> tuple[str, dict[str, Any]]:

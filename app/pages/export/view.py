@@ -13,7 +13,17 @@ from inshrink_app.jobs.job import Job
 from inshrink_app.pages.export import figure as export_figure
 from inshrink_app.pages.export import form as export_form
 from inshrink_app.services import ExportRequest, Made, Plan
-from inshrink_app.widgets import download, facts, job_card, listing, problem, snippets, subject
+from inshrink_app.widgets import (
+    download,
+    facts,
+    job_card,
+    listing,
+    next_step,
+    problem,
+    quality,
+    snippets,
+    subject,
+)
 from inshrink_app.widgets.formatting import (
     bytes_text,
     count_text,
@@ -37,21 +47,43 @@ def render() -> None:
         return
     linked = services.linked_job(state.choice_text("job"), "export", shown.path)
     job = linked or services.job_of(("export", str(shown.path)))
-    is_running = job is not None and job.is_running
-    if job is not None:
-        _job(shown, job)
     left, right = st.columns([2, 3], gap="medium")
     with left:
         request = export_form.show(shown)
     with right:
+        target = services.suggested_name(shown, request)
+        if job is not None:
+            _job(shown, job)
+        if job is None or not job.is_running:
+            target = _launch(shown, request, again=job is not None and job.state == "finished")
         if request.kind == "chain":
             _chain_plan(shown, request)
         else:
             _other_plan(shown, request)
-        target = _launch(shown, request, disabled=is_running)
     made = "folder" if request.kind == "chain" else "exact"
     between = f"{target.removesuffix(_SUFFIX)}-{made}{_SUFFIX}"
     snippets.of(services.export_commands(shown, request, target, between))
+    _next(shown, job)
+
+
+def _next(shown: Subject, job: Job | None) -> None:
+    """Lead on, with the archive that was made."""
+    made = services.export_made_at(job) if job is not None and job.state == "finished" else None
+    widgets = {} if made is None else {"compare.archives": [str(made)]}
+    next_step.offer(
+        next_step.Next(
+            "Is it good enough? Restore & compare",
+            "compare",
+            "Measures what a restore of the archive costs, step by step.",
+            widgets=widgets,
+        ),
+        next_step.Next(
+            "Open the archive",
+            "archive",
+            "Its chain, its checksums, and what can go.",
+            {} if made is None else {"archive": str(made)},
+        ),
+    )
 
 
 def _job(shown: Subject, job: Job) -> None:
@@ -106,11 +138,19 @@ def _figures(made: Made) -> None:
                 "measured",
             ),
             ("Ratio, weights", ratio_text(chain.ratio_weights), "measured"),
+            (
+                "Bits per weight",
+                "–" if chain.bits_per_weight is None else value_text(chain.bits_per_weight),
+                "measured",
+            ),
             ("Steps", count_text(len(chain.steps)), steps_text(chain.steps)),
+            quality.archive_fact(chain),
             (
                 "Relative error",
                 "none" if error == 0 else "–" if error is None else value_text(float(error)),
-                "against the archive it copies" if made.kind == "pack" else "of the weights",
+                "against the archive it copies"
+                if made.kind == "pack"
+                else "of the weights, root mean square",
             ),
         ]
     )
@@ -232,7 +272,7 @@ def _other_plan(shown: Subject, request: ExportRequest) -> None:
         )
 
 
-def _launch(shown: Subject, request: ExportRequest, *, disabled: bool) -> str:
+def _launch(shown: Subject, request: ExportRequest, *, again: bool) -> str:
     """Ask where to, and begin; return the target as typed."""
     suggestion = services.suggested_name(shown, request)
     with st.container(border=True):
@@ -245,10 +285,9 @@ def _launch(shown: Subject, request: ExportRequest, *, disabled: bool) -> str:
         replace = bool(exists and st.checkbox("Replace the file that is there"))
         if st.button(
             "Export",
-            type="primary",
+            type="secondary" if again else "primary",
             icon=":material/archive:",
-            disabled=disabled or not request.steps,
-            help="An export is running." if disabled else None,
+            disabled=not request.steps,
         ):
             _start(shown, dataclasses.replace(request, replace=replace), typed)
     return typed

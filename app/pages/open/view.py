@@ -8,6 +8,7 @@ from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services, state
+from inshrink_app.pages.open import runs
 from inshrink_app.server.recent import forget_recent, load_recent
 from inshrink_app.server.roots import Entry, list_folder, settings
 from inshrink_app.widgets import problem, snippets
@@ -43,6 +44,7 @@ def render() -> None:
     failure = st.session_state.pop(_PROBLEM, None)
     if failure is not None:
         problem.show(failure)
+    runs.show(_open)
     left, right = st.columns([2, 3], gap="medium")
     with left:
         _sample_card()

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.pages.overview import figures
-from inshrink_app.widgets import download, listing, snippets, subject
+from inshrink_app.jobs.commands import python_text, shell_text
+from inshrink_app.pages.overview import figures, shrink
+from inshrink_app.widgets import curves, download, listing, next_step, quality, snippets, subject
 from inshrink_app.widgets.figures import CONFIG
 from inshrink_app.widgets.formatting import (
     bytes_text,
@@ -46,6 +47,8 @@ def render() -> None:
     shown = subject.require("Overview")
     if shown is None:
         return
+    if shown.kind == "run":
+        shrink.show(shown)
     _facts(shown)
     for note in shown.notes[1:]:
         st.caption(markdown_text(note[:1].upper() + note[1:] + "."))
@@ -63,11 +66,41 @@ def render() -> None:
     _sizes(shown)
     _tensors(shown)
     path = str(shown.path)
+    _snippets(shown, path)
+    _next(shown)
+
+
+def _snippets(shown: Subject, path: str) -> None:
+    """Show the same without the explorer: what the page tells, and what its first card does."""
+    did = shrink.commands(shown) if shown.kind == "run" else []
     snippets.show(
-        f"inshrink inspect {shlex.quote(path)}",
+        "\n".join([f"inshrink inspect {shlex.quote(path)}", *([shell_text(did)] if did else [])]),
         f"import inshrink_core\n\n{shown.kind} = inshrink_core.open({path!r})\n"
         f"checkpoint = {shown.kind}[{shown.steps[-1]}]\n"
-        "for spec in checkpoint.specs:\n    print(spec.key, spec.dtype, spec.shape, spec.nbytes)",
+        "for spec in checkpoint.specs:\n    print(spec.key, spec.dtype, spec.shape, spec.nbytes)"
+        + ("\n\n" + python_text(did).removeprefix("import inshrink_core\n\n") if did else ""),
+    )
+
+
+def _next(shown: Subject) -> None:
+    """Lead on."""
+    if shown.kind == "archive":
+        next_step.offer(
+            next_step.Next("Is it sound? Archive", "archive", "Verify it, prune it, see its chain."),
+            next_step.Next("Restore & compare", "compare", "What comes back of every step."),
+        )
+        return
+    goal = services.goal_request(shown, shrink.chosen_goal())
+    carried = {"codec": goal.codec, "drop": "yes" if goal.optimizer == "drop" else "no"}
+    next_step.offer(
+        next_step.Next(
+            "Where would an error hurt? Sensitivity",
+            "sensitivity",
+            "Every layer at every step in one picture.",
+        ),
+        next_step.Next(
+            "Choose every setting yourself: Export", "export", "With the chosen goal to begin with.", carried
+        ),
     )
 
 
@@ -148,6 +181,7 @@ def _of_archive(shown: Subject, archive: ChainReport) -> list[_Fact]:
             "Raw bytes divided by stored bytes. Headers, tables and the manifest count with the weights.",
         ),
         _worst_drop(archive),
+        _Fact(*quality.archive_fact(archive)),
     ]
 
 
@@ -188,7 +222,7 @@ def _training(shown: Subject) -> None:
     """Draw the metrics that the run logged."""
     with st.container(border=True):
         st.header("Training", anchor=False)
-        groups = figures.log_groups(list(shown.log))
+        groups = curves.log_groups(list(shown.log))
         names = list(groups)
         chosen = names[:_MAX_PANELS]
         if len(names) > _MAX_PANELS:
@@ -202,7 +236,7 @@ def _training(shown: Subject) -> None:
             )
             chosen = picked or chosen
         st.plotly_chart(
-            figures.log_figure(shown.log, {name: groups[name] for name in chosen}),
+            curves.log_figure(shown.log, {name: groups[name] for name in chosen}),
             config=dict(CONFIG),
             key="log",
             alt="Training metrics by step: " + ", ".join(chosen),

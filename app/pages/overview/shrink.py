@@ -1,0 +1,314 @@
+"""The first card of a run: what it shrinks to for each of three goals, and one button that does the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import streamlit as st
+from inshrink_app import services, state
+from inshrink_app.jobs.job import Job
+from inshrink_app.services import EvaluatorCode, Shrunk
+from inshrink_app.widgets import download, evaluator_consent, facts, job_card, problem, quality
+from inshrink_app.widgets.choices import one_of_few
+from inshrink_app.widgets.formatting import (
+    bytes_text,
+    count_text,
+    counted,
+    duration_text,
+    markdown_text,
+    percent_text,
+    ratio_text,
+    share_text,
+    value_text,
+)
+from inshrink_app.widgets.layout import answer, section
+from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+
+__all__ = ["RECOMMENDED", "chosen_goal", "commands", "show"]
+
+RECOMMENDED = "resume"
+
+_GOAL = "goal"
+_DIGITS = 3
+
+
+class _Words(NamedTuple):
+    """A goal as people say it."""
+
+    label: str
+    kept: str
+    price: str
+
+
+_WORDS: Mapping[str, _Words] = {
+    "exact": _Words(
+        "Resume exactly",
+        "Weights and optimizer state: exact.",
+        "Training goes on bit for bit.",
+    ),
+    "resume": _Words(
+        "Resume",
+        "Weights and optimizer state: compressed.",
+        "Training goes on, not bit for bit.",
+    ),
+    "weights": _Words(
+        "Evaluate or transfer only",
+        "Weights: compressed. Optimizer state: dropped.",
+        "Training cannot go on without warming the optimizer up.",
+    ),
+}
+_BASES = {"measured": "measured by trials", "predicted": "predicted from trials"}
+
+
+def chosen_goal() -> str:
+    """Return the goal that is chosen, by the link, else the session."""
+    return state.choice(_GOAL, services.goal_names(), RECOMMENDED)
+
+
+def commands(shown: Subject) -> list[list[str]]:
+    """Return what the card does, as commands."""
+    target = services.suggested_name(shown, services.goal_request(shown, chosen_goal()))
+    judge = _own_evaluator(shown)
+    return [services.goals_words(shown), *services.shrink_commands(shown, chosen_goal(), target, judge)]
+
+
+def show(shown: Subject) -> None:
+    """Draw the card."""
+    with section("Shrink this run"):
+        job = services.shrink_job(shown)
+        if job is not None and job.is_running:
+            _at_work(job)
+            return
+        if job is not None and job.state == "finished":
+            _made(job)
+        elif job is not None:
+            job_card.stopped(job, primary=False)
+        trial = answer(lambda: services.goals_job(shown))
+        if trial is None and state.was_asked_for():
+            trial = answer(lambda: services.start_goals(shown))
+        _goals(shown, trial)
+        _launch(shown, again=job is not None and job.state == "finished")
+
+
+def _at_work(job: Job) -> None:
+    """Draw the one line of progress."""
+    st.write("Exports, then decodes every tensor again, then compares with the run. You may leave this page.")
+    _progress(job)
+
+
+@st.fragment(run_every=job_card.POLL_SECONDS)
+def _progress(job: Job) -> None:
+    """Draw how far a job is; the page is drawn anew once it has ended."""
+    now = job_card.current(job)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        job_card.progress(now)
+        job_card.cancel_button(now)
+
+
+def _goals(shown: Subject, trial: Job | None) -> None:
+    """Draw what is known of the goals, or how far the trial is."""
+    found = services.read_result(trial) if trial is not None and trial.state == "finished" else None
+    rows = {str(row["goal"]): row for row in found["goals"]} if found else {}
+    names = services.goal_names()
+    goal = one_of_few(
+        "overview", "What is it for?", _GOAL, {name: _WORDS[name].label for name in names}, RECOMMENDED
+    )
+    for name, column in zip(names, st.columns(len(names), gap="small"), strict=True):
+        with column, st.container(border=True, height="stretch", gap="small"):
+            _goal(name, rows.get(name), int(found["run_bytes"]) if found else None, chosen=name == goal)
+    if found:
+        tried = [count_text(int(step)) for step in found["tried"]]
+        steps = f"steps {' and '.join(tried)}" if len(tried) > 1 else f"step {tried[0]}"
+        part = "" if found["sampled"] >= 1 else f", on {share_text(found['sampled'])} of their weights"
+        st.caption(
+            f"Estimated from {steps}, tried in {duration_text(found['seconds'])} on "
+            f"{markdown_text(str(found['device']))}{part}. Nothing was written, and no code of the run was "
+            "executed."
+        )
+    elif trial is not None and trial.is_running:
+        st.caption("Trying two steps for each goal. Nothing is written, and no code of the run is executed.")
+        _progress(trial)
+    elif trial is not None:
+        job_card.stopped(trial, primary=False)
+    else:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            if st.button("Try two steps", icon=":material/science:"):
+                state.clicked()
+                if answer(lambda: services.start_goals(shown)) is not None:
+                    st.rerun()
+            st.caption("This page was opened by a link, so nothing was tried yet. Two steps tell the sizes.")
+
+
+def _goal(name: str, row: Mapping[str, Any] | None, before: int | None, *, chosen: bool) -> None:
+    """Draw one goal: before and after, ratio, bits per weight, and what is lost."""
+    words = _WORDS[name]
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.markdown(f"**{words.label}**", width="content")
+        if name == RECOMMENDED:
+            st.badge("Recommended", color="green")
+        if chosen:
+            st.badge("Chosen", icon=":material/check:")
+    if row is None or not before:
+        st.metric("Size of the archive", "…", "not known yet", delta_color="off", delta_arrow="off")
+    else:
+        after = int(row["archive_bytes"])
+        smaller = before / after if after else None
+        st.metric(
+            f"{bytes_text(before)} become about",
+            bytes_text(after),
+            f"{ratio_text(smaller)} smaller in all",
+            delta_color="off",
+            delta_arrow="off",
+            help="Raw bytes of every tensor of the run, over the bytes of the archive with all its tables.",
+        )
+        bits = row["bits_per_weight"]
+        kept = "" if name != "weights" else f" ({ratio_text(row['ratio_total'])} of the weights alone)"
+        if bits is not None:
+            st.write(f"**{value_text(float(bits), _DIGITS)}** bits per weight{kept}")
+        st.write(_loss(row))
+    st.caption(f"{words.kept} {words.price}")
+
+
+def _loss(row: Mapping[str, Any]) -> str:
+    """Say what a restore costs, and how that is known."""
+    if row["basis"] == "exact":
+        return "Restore cost: **none**, exact"
+    cost = row["restore_cost"]
+    if cost is not None and row["basis"] in _BASES:
+        return f"Restore cost: **{percent_text(float(cost))}** of the loss, {_BASES[row['basis']]}"
+    error = percent_text(float(row["relative_error"]))
+    return f"Restore cost: {quality.NOT_KNOWN}. Weights are off by {error} (relative, root mean square)"
+
+
+def _own_evaluator(shown: Subject) -> EvaluatorCode | None:
+    """Return the evaluator that needs no consent."""
+    try:
+        judge = services.evaluator_of(shown)
+    except ServiceError:
+        return None
+    return judge if judge is not None and judge.is_bundled else None
+
+
+def _launch(shown: Subject, *, again: bool) -> None:
+    """Ask where to, and begin."""
+    goal = chosen_goal()
+    request = services.goal_request(shown, goal)
+    suggestion = services.suggested_name(shown, request)
+    left, right = st.columns(2, gap="medium")
+    with left:
+        typed = st.text_input("Write to", value=suggestion, key=f"shrink.target.{suggestion}")
+    with right:
+        judge = _judge(shown, request.optimizer == "exact")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        pressed = st.button(
+            "Shrink it again" if again else "Shrink it",
+            type="secondary" if again else "primary",
+            icon=":material/compress:",
+        )
+        how = (
+            "compares a few steps with the run by its metric"
+            if judge is not None
+            else "compares every tensor with the run"
+        )
+        st.caption(f"Exports all {count_text(len(shown.steps))} steps, decodes them again, and {how}.")
+    if not pressed:
+        return
+    target = answer(lambda: services.export_target(typed, request))
+    if target is not None and answer(lambda: services.start_shrink(shown, goal, target, judge)) is not None:
+        st.rerun()
+
+
+def _judge(shown: Subject, is_exact: bool) -> EvaluatorCode | None:
+    """Return whose code may measure the loss of quality; None for nobody's."""
+    if is_exact:
+        st.caption("Exact needs no evaluator: every bit is compared.")
+        return None
+    judge, trusted = evaluator_consent.ask(shown)
+    return judge if trusted else None
+
+
+def _made(job: Job) -> None:
+    """Draw the result."""
+    try:
+        made = services.shrunk_by(job)
+    except ServiceError as error:
+        problem.show(error.problem)
+        return
+    if made is None:
+        st.warning("The archive is not there any more.", icon=":material/warning:")
+        return
+    _verdict(made)
+    facts.row(_figures(made))
+    st.code(str(made.chain.path), language=None, wrap_lines=True)
+    with st.container(horizontal=True):
+        if st.button("Open the archive", type="primary", icon=":material/inventory_2:"):
+            state.remember(archive=str(made.chain.path))
+            st.switch_page("pages/archive/view.py")
+        if made.compared is not None and st.button("See the comparison", icon=":material/compare_arrows:"):
+            st.session_state["compare.archives"] = [str(made.chain.path)]
+            st.switch_page("pages/compare/view.py")
+        offered = services.download_url(made.chain.path)
+        if offered is not None:
+            download.file_link(f"Download {markdown_text(made.chain.name)}", *offered)
+    st.divider()
+
+
+def _verdict(made: Shrunk) -> None:
+    """Say whether the archive can be trusted."""
+    cost = made.compared.max_restore_cost if made.compared is not None else None
+    if not made.is_sound:
+        st.error(
+            f"Written, but not sound: {counted(len(made.problems), 'problem')}.", icon=":material/error:"
+        )
+        for finding in made.problems[:5]:
+            problem.show(Problem(finding["what"], finding["where"], finding["remedy"]))
+    elif quality.is_over(cost):
+        st.warning(
+            f"Sound, but a restore costs {percent_text(cost)} of the loss, more than 0.3 %. Search finds "
+            "finer settings.",
+            icon=":material/warning:",
+        )
+    else:
+        st.success("Done: written, decoded again and compared.", icon=":material/check_circle:")
+
+
+def _figures(made: Shrunk) -> list[tuple[str, str, str | None] | tuple[str, str, str | None, str]]:
+    """Return the figures of the result; all of them measured."""
+    chain = made.chain
+    bits = chain.bits_per_weight
+    rows: list[tuple[str, str, str | None] | tuple[str, str, str | None, str]] = [
+        ("Archive", bytes_text(chain.nbytes), f"of {bytes_text(chain.raw_bytes)} raw"),
+        ("Ratio in all", ratio_text(chain.ratio_total), f"weights {ratio_text(chain.ratio_weights)}"),
+        (
+            "Bits per weight",
+            "–" if bits is None else value_text(bits, _DIGITS),
+            f"measured, on {made.device}" if made.device else "measured",
+        ),
+    ]
+    if made.compared is not None:
+        rows.append(quality.compared_fact(made.compared))
+        worst = made.compared.worst
+        if worst is not None:
+            rows.append(
+                (
+                    "Worst drop",
+                    percent_text(worst.drop),
+                    f"relative, of {made.compared.metric} at step {count_text(worst.step)}",
+                )
+            )
+    elif made.n_tensors is not None:
+        exact = made.n_exact == made.n_tensors
+        rows.append(
+            (
+                "Bit-exact",
+                "all" if exact else f"{count_text(made.n_exact or 0)} of {count_text(made.n_tensors)}",
+                "tensors of all steps",
+            )
+        )
+        if not exact and made.relative_error is not None:
+            rows.append(
+                ("Relative error", percent_text(made.relative_error), "of the weights, root mean square")
+            )
+            rows.append(("Restore cost", "–", quality.NOT_KNOWN, quality.TIP))
+    return rows

@@ -1,0 +1,160 @@
+"""Shrinking a run in one go: what each goal would take, and exporting, verifying and comparing in a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from inshrink_app.jobs.commands import option
+from inshrink_app.jobs.job import Job
+from inshrink_app.services.comparing import Compared, EvaluatorCode, compare_words, compared, spread_of
+from inshrink_app.services.exporting import ExportRequest, export_commands
+from inshrink_app.services.jobs import documents_of, job_of, start_job
+from inshrink_app.services.opening import chain_of, opened
+from inshrink_app.widgets.tables import Subject
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainReport
+
+__all__ = [
+    "Shrunk",
+    "goal_names",
+    "goal_request",
+    "goals_job",
+    "goals_words",
+    "shrink_commands",
+    "shrink_job",
+    "shrunk_by",
+    "start_goals",
+    "start_shrink",
+]
+
+
+def goal_names() -> tuple[str, ...]:
+    """Return what an archive may be for, in the engine's words."""
+    from inshrink_core.verbs import GOALS
+
+    return tuple(goal.name for goal in GOALS)
+
+
+def goal_request(shown: Subject, name: str) -> ExportRequest:
+    """Return the export of a whole run for a goal."""
+    from inshrink_core.verbs import GOALS
+
+    goal = next(goal for goal in GOALS if goal.name == name)
+    return ExportRequest(kind="chain", steps=shown.steps, codec=goal.codec, optimizer=goal.optimizer)
+
+
+def goals_words(shown: Subject) -> list[str]:
+    """Return the command that tries two steps for every goal."""
+    return ["estimate", str(shown.path), "--goals"]
+
+
+def _goals_key(shown: Subject) -> tuple[str, ...]:
+    return ("goals", str(shown.path), opened(str(shown.path)).token)
+
+
+def goals_job(shown: Subject) -> Job | None:
+    """Return the trial of the goals on this run as it is, if there was one.
+
+    Raises
+    ------
+    ServiceError
+        The run cannot be read any more.
+    """
+    return job_of(_goals_key(shown))
+
+
+def start_goals(shown: Subject) -> Job:
+    """Try two steps for every goal; nothing is written, and no code of the run is executed.
+
+    Raises
+    ------
+    ServiceError
+        The run cannot be read any more.
+    """
+    return start_job(_goals_key(shown), [goals_words(shown)], shown.path, again=False)
+
+
+def shrink_commands(shown: Subject, goal: str, target: str, judge: EvaluatorCode | None) -> list[list[str]]:
+    """Return the commands that write an archive, decode all of it, and compare it with the run.
+
+    Parameters
+    ----------
+    shown
+        The run.
+    goal
+        What the archive is for.
+    target
+        Where it goes.
+    judge
+        Whose code evaluates a few steps; without it every tensor is compared instead, as it is for a goal
+        that keeps every bit.
+    """
+    request = goal_request(shown, goal)
+    commands = export_commands(shown, request, target, "")
+    is_judged = judge is not None and request.optimizer != "exact"
+    against = [] if is_judged else ["--against", str(shown.path)]
+    commands.append(["verify", target, "--deep", *against])
+    if is_judged:
+        commands.append(compare_words(shown, [Path(target)], spread_of(shown.steps), judge))
+    return commands
+
+
+def _key(shown: Subject) -> tuple[str, ...]:
+    return ("shrink", str(shown.path))
+
+
+def shrink_job(shown: Subject) -> Job | None:
+    """Return the newest job that did the whole for this run, if there was one."""
+    return job_of(_key(shown))
+
+
+def start_shrink(shown: Subject, goal: str, target: Path, judge: EvaluatorCode | None) -> Job:
+    """Do the whole; with an evaluator only after the reader has said that its code may run."""
+    commands = shrink_commands(shown, goal, str(target), judge)
+    trusted = judge.trusted if judge is not None and commands[-1][0] == "compare" else None
+    return start_job(_key(shown), commands, shown.path, trusted=trusted)
+
+
+class Shrunk(NamedTuple):
+    """What doing the whole has made and found.
+
+    `relative_error` is that of the weights; `n_exact` and `n_tensors` count tensors of all steps, None where
+    they were not compared one by one; `compared` is None where no evaluator was asked.
+    """
+
+    chain: ChainReport
+    is_sound: bool
+    problems: tuple[dict[str, Any], ...]
+    relative_error: float | None
+    n_exact: int | None
+    n_tensors: int | None
+    compared: Compared | None
+    device: str
+
+
+def shrunk_by(job: Job) -> Shrunk | None:
+    """Return what a finished job made; None where it is not there any more.
+
+    Raises
+    ------
+    ServiceError
+        What lies there cannot be read.
+    """
+    target = Path(option(job.commands[0], "-o") or "")
+    documents = documents_of(job)
+    if not target.exists() or len(documents) < len(job.commands):
+        return None
+    written, verified = documents[:2]
+    errors = verified.get("errors")
+    return Shrunk(
+        chain=chain_of(str(target)),
+        is_sound=bool(verified.get("ok")),
+        problems=tuple(verified.get("problems", ())),
+        relative_error=written.get("relative_error"),
+        n_exact=None if errors is None else sum(bool(row["bit_exact"]) for row in errors),
+        n_tensors=None if errors is None else len(errors),
+        compared=next((one for one in compared(job) if one.steps), None) if job.verb == "compare" else None,
+        device=str(written.get("device", "")),
+    )

@@ -1,0 +1,563 @@
+"""One page about a run and its archive, to read anywhere: HTML that asks nobody for anything."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import math
+import os
+import shlex
+import tempfile
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from inshrink_core.analysis.profile import sensitivity
+from inshrink_core.archive.durable import require_free
+from inshrink_core.archive.storage import storage_error
+from inshrink_core.chain import Archive, ChainReport, chain_report
+from inshrink_core.checkpoint import MODEL_ROLES
+from inshrink_core.errors import InputError, InshrinkError
+from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.formats import Run
+from inshrink_core.formats.log import read_settings
+from inshrink_core.report import Report
+from inshrink_core.sensitivity import SensitivityMetric
+from inshrink_core.text import count, nats, percent, plain, printable, ratio, size, steps_in_short
+from inshrink_core.verbs.restore import open_any
+
+if TYPE_CHECKING:
+    from inshrink_core.analysis.profile import SensitivityTable
+
+__all__ = ["PageReport", "report"]
+
+_MOST_ROWS: Final = 40
+_MOST_COLUMNS: Final = 60
+"""Cells of a heatmap beyond which nobody tells them apart, and a file grows large."""
+
+_MOST_BYTES: Final = 100_000_000
+"""A larger document was not written by us."""
+
+_MOST_POINTS: Final = 400
+_MOST_STEPS: Final = 60
+_MOST_CURVES: Final = 6
+_WIDTH, _HEIGHT = 720, 220
+_NAME_WIDTH: Final = 40
+
+_SEQUENTIAL: Final = (
+    *("#440154", "#482878", "#3e4a89", "#31688e", "#26828e"),
+    *("#1f9e89", "#35b779", "#6dcd59", "#b4de2c", "#fde725"),
+)
+"""Viridis in ten colours, readable in every form of colour blindness (Smith and van der Walt, 2015)."""
+
+_LINES: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8c8c8c")
+"""Okabe and Ito's palette."""
+
+_STYLE: Final = """
+:root{color-scheme:light dark;--ink:#0c1118;--soft:#4e5965;--page:#fff;--card:#f4f6f8;--line:#dde3e9}
+@media(prefers-color-scheme:dark){
+:root{--ink:#e4e9ee;--soft:#aeb8c2;--page:#0b0f14;--card:#151c24;--line:#2b353f}}
+body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);
+max-width:60rem;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.7rem;margin:0}h2{font-size:1.15rem;margin:2rem 0 .5rem}p,caption{color:var(--soft)}
+dl{display:flex;flex-wrap:wrap;gap:.6rem;margin:1rem 0}
+dl div,pre{background:var(--card);border:1px solid var(--line);border-radius:.5rem;padding:.6rem .9rem}
+dt{color:var(--soft);font-size:.85rem}dd{margin:0;font-size:1.3rem;font-weight:600}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}caption{text-align:left}
+th,td{text-align:right;padding:.25rem .8rem .25rem 0;border-bottom:1px solid var(--line)}
+th:first-child,td:first-child{text-align:left}
+code{overflow-wrap:anywhere}svg{max-width:100%;height:auto}
+svg text{fill:var(--soft);font:11px system-ui,sans-serif}
+pre,.wide{overflow-x:auto}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageReport(Report):
+    """What `report` wrote.
+
+    Parameters
+    ----------
+    output
+        The file.
+    nbytes, digest
+        Its size, and its SHA-256.
+    sections
+        What it tells: ``size``, ``sensitivity``, ``training``, ``compared``, ``rehearsal``, ``commands`` and
+        ``hashes``, those for which there was something.
+    notes
+        What was left out, and why.
+    """
+
+    output: Path
+    nbytes: int
+    digest: str
+    sections: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    DOCUMENT: ClassVar = "output bytes=nbytes sha256=digest sections notes"
+
+
+def report(
+    path: Run | Archive | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    against: Run | str | os.PathLike[str] | None = None,
+    compared: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    rehearsed: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    metric: str | None = None,
+    force: bool = False,
+    device: str = "auto",
+    progress: OnProgress | None = None,
+) -> PageReport:
+    """Write one HTML file about a run and its archive: no script, and no request to anybody.
+
+    Parameters
+    ----------
+    path
+        A run or an archive. Of a run, the archive ``NAME.inshrink`` beside it is told of, if it holds steps
+        of this run alone.
+    output
+        The file to make.
+    against
+        Of an archive, the original run.
+    compared
+        The document of ``inshrink compare --json`` of one archive, or the file that has it.
+    rehearsed
+        The same of ``inshrink rehearse --json``.
+    metric
+        What the heatmap shows; by default Fisher information where the run tells it, else movement.
+    force
+        Replace the file if it exists.
+    device
+        Where an archive is decoded for the heatmap.
+    progress
+        Called after each step that is measured.
+
+    Raises
+    ------
+    ExistsError
+        The file exists and `force` is not set.
+    InputError
+        `compared` or `rehearsed` is no such document, or `metric` is none.
+    StorageError
+        The file cannot be written.
+
+    Notes
+    -----
+    Names come from strangers: all text is escaped, and signs that could forge what a reader sees are shown
+    as what they are. The page forbids itself scripts and requests by its own content security policy.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> page = pathlib.Path(tempfile.mkdtemp()) / "report.html"
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> made = inshrink_core.verbs.report(run, page, metric="magnitude")
+    >>> "sensitivity" in made.sections, "<script" in page.read_text()
+    (True, False)
+    """
+    target = Path(output)
+    require_free(target, force)
+    run, archive = _sides(path, against)
+    chain = None if archive is None else chain_report(archive)
+    source = run if run is not None else archive
+    if source is None or not source.steps:
+        raise InputError("there is nothing to report: no step is there", where=str(path))
+    notes: list[str] = []
+    sections: dict[str, str] = {}
+    sections["size"] = _sizes(run, chain)
+    table = _measured(source, metric, device, progress, notes)
+    if table is not None:
+        sections["sensitivity"] = _heatmap(table, restored=run is None)
+    if run is not None and run.log:
+        sections["training"] = _training(run.log)
+    try:
+        if compared is not None:
+            sections["compared"] = _compared(_document(compared, "steps"))
+        if rehearsed is not None:
+            sections["rehearsal"] = _rehearsed(_document(rehearsed, "curves"))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            "this is no document of `inshrink compare --json` or `inshrink rehearse --json`", found=str(error)
+        ) from error
+    sections["commands"] = _commands(run, chain)
+    sections["hashes"] = _hashes(run, chain)
+    name = run.name if run is not None else str(chain.name if chain is not None else target.name)
+    content = _page(name, source.steps, sections).encode()
+    _write(target, content)
+    return PageReport(
+        output=target,
+        nbytes=len(content),
+        digest=hashlib.sha256(content).hexdigest(),
+        sections=tuple(name for name, text in sections.items() if text),
+        notes=tuple(notes),
+    )
+
+
+def _sides(
+    path: Run | Archive | str | os.PathLike[str], against: Run | str | os.PathLike[str] | None
+) -> tuple[Run | None, Archive | None]:
+    """Return the run and its archive, as far as they are there."""
+    opened = path if isinstance(path, Run | Archive) else open_any(path)
+    if isinstance(opened, Archive):
+        other = against if against is None or isinstance(against, Run) else open_any(against)
+        if other is not None and not isinstance(other, Run):
+            raise InputError("--against is the original run, and this is an archive", where=str(against))
+        return other, opened
+    if against is not None:
+        raise InputError("--against goes with an archive", remedy="give the archive first")
+    beside = Path(f"{str(opened.path).rstrip('/')}.inshrink")
+    try:
+        found = Archive.open(beside) if beside.exists() else None
+    except InshrinkError:
+        found = None
+    is_its_own = found is not None and found.steps and set(found.steps) <= set(opened.steps)
+    return opened, found if is_its_own else None
+
+
+def _document(given: Mapping[str, Any] | str | os.PathLike[str], key: str) -> Mapping[str, Any]:
+    """Read a document; of a list, as the explorer keeps of a job, the last one that has a key."""
+    if isinstance(given, Mapping):
+        return given
+    path = Path(given)
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError("this is no document of ours: it is larger than 100 MB", where=str(path))
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise storage_error(error, "the document cannot be read", str(path)) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"this is no JSON: {error}", where=str(path)) from error
+    if isinstance(found, list):
+        found = next((one for one in reversed(found) if isinstance(one, dict) and key in one), None)
+    if not isinstance(found, dict):
+        raise InputError("this is not what the verb printed", where=str(path), expected=f"'{key}'")
+    return found
+
+
+def _measured(
+    source: Run | Archive, metric: str | None, device: str, progress: OnProgress | None, notes: list[str]
+) -> SensitivityTable | None:
+    """Measure the heatmap; None where a step cannot be read, which is noted."""
+    roles = {spec.role.value for spec in source[source.steps[-1]].specs}
+    told = "fisher" if "exp_avg_sq" in roles else "update" if len(source.steps) > 1 else "magnitude"
+    chosen = SensitivityMetric.parse(metric or told)
+    steps = _spread(source.steps, _MOST_COLUMNS)
+
+    def measured(done: int, total: int, step: int) -> None:
+        if progress is not None:
+            progress(Progress("report", done, total, step))
+
+    read = source if isinstance(source, Run) else source.sequential()
+    try:
+        return sensitivity(read, chosen, steps=steps, device=device, progress=measured).by("block")
+    except InshrinkError as error:
+        notes.append(f"no heatmap: {error}")
+        return None
+
+
+def _spread(items: Sequence[Any], most: int) -> list[Any]:
+    """Return items at even distances, the first and the last among them; all where there are few."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def _text(text: object, width: int = 0) -> str:
+    """Return text as HTML shows it; signs without a shape, and those that turn it around, as their names."""
+    plain_text = printable(str(text))
+    shown = "".join(
+        sign if unicodedata.category(sign) not in ("Cf", "Cs", "Co") else f"\\u{ord(sign):04x}"
+        for sign in plain_text
+    )
+    if width and len(shown) > width:
+        half = (width - 1) // 2
+        shown = f"{shown[:half]}…{shown[-half:]}"
+    return html.escape(shown)
+
+
+def _facts(facts: Iterable[tuple[str, str]]) -> str:
+    """Return figures, each with its name."""
+    return "<dl>" + "".join(f"<div><dt>{_text(a)}</dt><dd>{_text(b)}</dd></div>" for a, b in facts) + "</dl>"
+
+
+def _table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of text."""
+    head = "".join(f'<th scope="col">{_text(one)}</th>' for one in headings)
+    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return (
+        f'<div class="wide"><table><caption>{_text(caption)}</caption><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _sizes(run: Run | None, chain: ChainReport | None) -> str:
+    """Tell before and after."""
+    if chain is None:
+        if run is None:
+            return ""
+        specs = [spec for spec in run[run.steps[-1]].specs if spec.role in MODEL_ROLES]
+        return _facts(
+            [
+                ("size on disk", size(sum(run.nbytes_of(step) for step in run.steps))),
+                ("steps", count(len(run.steps))),
+                ("weights", count(sum(spec.numel for spec in specs))),
+                ("archive", "none yet"),
+            ]
+        )
+    before, after = max(1, chain.raw_bytes), chain.nbytes
+    wide = _WIDTH - 120
+    bars = "".join(
+        f'<rect x="0" y="{y}" width="{max(1.0, wide * value / max(before, after)):.1f}" height="22" '
+        f'fill="{colour}"/><text x="{max(1.0, wide * value / max(before, after)) + 8:.1f}" y="{y + 15}">'
+        f"{_text(label)}</text>"
+        for y, value, colour, label in (
+            (4, before, _LINES[5], f"before: {size(before)}"),
+            (34, after, _LINES[0], f"after: {size(after)}"),
+        )
+    )
+    said = f"{size(before)} before, {size(after)} after"
+    return _facts(
+        [
+            ("before, raw", size(chain.raw_bytes)),
+            ("after", size(after)),
+            ("ratio of everything", ratio(chain.ratio_total)),
+            ("ratio of the weights", ratio(chain.ratio_weights)),
+            ("bits per weight", plain(chain.bits_per_weight, 3)),
+            ("steps", count(len(chain.steps))),
+            ("codec", chain.codec),
+            ("optimizer state", "dropped" if chain.optimizer == "drop" else chain.optimizer),
+        ]
+    ) + _svg(_WIDTH, 60, said, bars)
+
+
+def _svg(width: float, height: float, said: str, content: str) -> str:
+    """Return a drawing, with what it is for those who do not see it."""
+    return (
+        f'<svg role="img" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}">'
+        f"<title>{_text(said)}</title>{content}</svg>"
+    )
+
+
+def _heatmap(table: SensitivityTable, *, restored: bool) -> str:
+    """Draw a cell a block and step, coloured by the logarithm of the mean."""
+    means = {
+        name: [float(value) for value in values]
+        for name, values in zip(table.rows, table.mean.tolist(), strict=True)
+    }
+    worth = {name: max((v for v in values if _is_drawn(v)), default=0.0) for name, values in means.items()}
+    kept = set(sorted(worth, key=lambda name: -worth[name])[:_MOST_ROWS])
+    names = [name for name in table.rows if name in kept]
+    logs = [math.log10(v) for name in names for v in means[name] if _is_drawn(v)]
+    low, high = (min(logs), max(logs)) if logs else (0.0, 1.0)
+    left, cell, row = 240, (_WIDTH - 250) / max(1, len(table.steps)), 14
+    parts = []
+    for y, name in enumerate(names):
+        label = _text(name, _NAME_WIDTH)
+        parts.append(f'<text x="{left - 6}" y="{y * row + 11}" text-anchor="end">{label}</text>')
+        for x, (step, value) in enumerate(zip(table.steps, means[name], strict=True)):
+            share = (math.log10(value) - low) / (high - low) if _is_drawn(value) and high > low else 0.0
+            colour = _SEQUENTIAL[min(9, int(share * 10))] if _is_drawn(value) else "#9aa0a6"
+            parts.append(
+                f'<rect x="{left + x * cell:.1f}" y="{y * row}" width="{cell + 0.2:.1f}" height="{row - 1}" '
+                f'fill="{colour}"><title>{_text(name)}, step {step}: {plain(value, 3)}</title></rect>'
+            )
+    bottom = len(names) * row + 14
+    for x, step in {0: table.steps[0], len(table.steps) - 1: table.steps[-1]}.items():
+        anchor = "start" if x == 0 else "end"
+        place = left + (x + (x > 0)) * cell
+        parts.append(f'<text x="{place:.1f}" y="{bottom}" text-anchor="{anchor}">step {step}</text>')
+    hidden = len(table.rows) - len(names)
+    what = f"{table.metric}, mean of each block" + (", of the restored weights" if restored else "")
+    said = f"{what}; dark is small, bright is large, from {10**low:.1e} to {10**high:.1e}, logarithmic; "
+    said += "grey: no value."
+    said += f" The {len(names)} blocks of the largest values; {hidden} more are left out." if hidden else ""
+    return f"<p>{_text(said)}</p>" + _svg(_WIDTH, bottom + 6, f"Heatmap of {what}", "".join(parts))
+
+
+def _is_drawn(value: float) -> bool:
+    """Whether a value has a place on a logarithmic scale."""
+    return math.isfinite(value) and value > 0
+
+
+def _curves(series: Mapping[str, Sequence[tuple[float, float]]], said: str) -> str:
+    """Draw lines over steps; what is not finite is a gap."""
+    drawn = {
+        name: [(float(x), float(y)) for x, y in points if math.isfinite(y)] for name, points in series.items()
+    }
+    drawn = {name: _spread(points, _MOST_POINTS) for name, points in drawn.items() if points}
+    if not drawn:
+        return ""
+    xs = [x for points in drawn.values() for x, _ in points]
+    ys = [y for points in drawn.values() for _, y in points]
+    x0, x1, y0, y1 = min(xs), max(xs), min(ys), max(ys)
+    left, top, wide, high = 70, 8, _WIDTH - 80, _HEIGHT - 40
+
+    def place(x: float, y: float) -> str:
+        across = (x - x0) / (x1 - x0) if x1 > x0 else 0.5
+        # Halves first: the distance of two values near the largest float has no float.
+        up = (y / 2 - y0 / 2) / (y1 / 2 - y0 / 2) if y1 > y0 else 0.5
+        return f"{left + wide * across:.1f},{top + high * (1 - up):.1f}"
+
+    parts = [
+        f'<text x="{left - 6}" y="{top + 8}" text-anchor="end">{plain(y1, 3)}</text>',
+        f'<text x="{left - 6}" y="{top + high}" text-anchor="end">{plain(y0, 3)}</text>',
+        f'<text x="{left}" y="{_HEIGHT - 18}">step {x0:g}</text>',
+        f'<text x="{left + wide}" y="{_HEIGHT - 18}" text-anchor="end">step {x1:g}</text>',
+    ]
+    for number, (name, points) in enumerate(list(drawn.items())[:_MOST_CURVES]):
+        colour = _LINES[number % len(_LINES)]
+        line = " ".join(place(x, y) for x, y in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        across = left + number * wide / _MOST_CURVES
+        parts.append(
+            f'<rect x="{across:.0f}" y="{_HEIGHT - 11}" width="10" height="4" fill="{colour}"/>'
+            f'<text x="{across + 14:.0f}" y="{_HEIGHT - 4}">{_text(name, 18)}</text>'
+        )
+    return _svg(_WIDTH, _HEIGHT, said, "".join(parts))
+
+
+def _training(log: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """Draw the metrics of the run, those of one scale together."""
+    groups: dict[str, dict[str, Sequence[tuple[int, float]]]] = {}
+    for name, points in log.items():
+        last = name.replace("/", "_").replace(".", "_").rsplit("_", 1)[-1]
+        groups.setdefault(last, {})[name] = points
+    shown = list(groups.items())[:_MOST_CURVES]
+    return "".join(
+        f"<p>{_text(name)}</p>{_curves(series, f'{name} by step')}" for name, series in shown if series
+    )
+
+
+def _compared(document: Mapping[str, Any]) -> str:
+    """Tell every compared step."""
+    rows = list(document["steps"])
+    shown = _spread(rows, _MOST_STEPS)
+    facts = [
+        ("metric", f"{document['metric']}, {document['direction']} is better"),
+        ("largest drop", percent(document["max_drop"])),
+        ("largest divergence", f"{nats(document['max_divergence'])} nats"),
+        ("largest restore cost", f"{percent(document.get('max_restore_cost'))} of the loss"),
+    ]
+    cells = [
+        (
+            count(row["step"]),
+            plain(row["original"]),
+            plain(row["restored"]),
+            percent(row["drop"]),
+            nats(row["divergence"]),
+            percent(row.get("restore_cost")),
+            percent(row.get("stale_drop")),
+        )
+        for row in shown
+    ]
+    headings = ("step", "original", "restored", "drop", "divergence, nats", "restore cost", "previous")
+    caption = "Measured on restored states. Previous: the checkpoint before this one, in its place."
+    left_out = f" {len(rows) - len(shown)} more steps are not listed." if len(shown) < len(rows) else ""
+    return _facts(facts) + _table(caption + left_out, headings, cells)
+
+
+def _rehearsed(document: Mapping[str, Any]) -> str:
+    """Tell what training with failures lost."""
+    half = document.get("excess_half_width")
+    facts = [
+        ("task", str(document["task"])),
+        ("metric", f"{document['metric']}, {document['direction']} is better"),
+        ("excess", percent(document["excess"]) + ("" if half is None else f" ± {percent(half)}")),
+        ("seeds alone differ by", percent(document.get("noise"))),
+        ("ratio of everything", ratio(document.get("ratio_total"))),
+    ]
+    series: dict[str, list[tuple[float, float]]] = {}
+    for curve in list(document["curves"])[: _MOST_CURVES // 2]:
+        for kind in ("uninterrupted", "restored"):
+            series[f"{kind}, {curve['seed']}"] = list(zip(curve["steps"], curve[kind], strict=True))
+    return _facts(facts) + _curves(series, "Metric of trainings, uninterrupted and restored")
+
+
+def _commands(run: Run | None, chain: ChainReport | None) -> str:
+    """Tell how to do the same."""
+    there = "RUN" if run is None else str(run.path)
+    archive = f"{there}.inshrink" if chain is None else str(chain.path)
+    lines = []
+    if chain is None:
+        lines.append(["inshrink", "compress", there, "-o", archive])
+    else:
+        words = ["inshrink", "compress", there, "-o", archive, "--codec", chain.codec]
+        for name, value in chain.config.items():
+            words += ["--set", f"{name}={value if isinstance(value, str) else repr(value).lower()}"]
+        lines.append([*words, "--optimizer", chain.optimizer] if chain.optimizer else words)
+    lines.append(["inshrink", "verify", archive, "--deep", "--against", there])
+    lines.append(["inshrink", "compare", archive, "--against", there])
+    lines.append(["inshrink", "restore", archive, "-o", "restored/"])
+    return "<pre><code>" + "\n".join(_text(shlex.join(words)) for words in lines) + "</code></pre>"
+
+
+def _hashes(run: Run | None, chain: ChainReport | None) -> str:
+    """Tell by what a copy of the archive, and the evaluator, are known."""
+    rows = []
+    if chain is not None:
+        file = chain.path if chain.is_packed else chain.path / "inshrink-manifest"
+        what = "archive" if chain.is_packed else "manifest of the archive, which names every frame's SHA-256"
+        rows.append((what, _digest(file)))
+    if run is not None:
+        folder = run.path if run.path.is_dir() else run.path.parent
+        try:
+            told = read_settings(folder).file
+        except InshrinkError:
+            told = ""
+        if told and (folder / told).resolve().is_relative_to(folder.resolve()):
+            rows.append((f"evaluator {told}", _digest(folder / told)))
+    known = [(what, digest) for what, digest in rows if digest]
+    return _table("SHA-256", ("of", "digest"), known) if known else ""
+
+
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file; empty where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+_HEADINGS: Final = {
+    "size": "Before and after",
+    "sensitivity": "Where an error hurts",
+    "training": "Training",
+    "compared": "Restored against original",
+    "rehearsal": "Rehearsal of failures",
+    "commands": "Do the same",
+    "hashes": "Known by",
+}
+
+
+def _page(name: str, steps: Sequence[int], sections: Mapping[str, str]) -> str:
+    """Return the whole page."""
+    body = "".join(f"<h2>{_HEADINGS[key]}</h2>{text}" for key, text in sections.items() if text)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{_text(name)} · Inshrink</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{_text(name)}</h1><p>Steps {_text(steps_in_short(steps))}</p>"
+        f"{body}</body></html>\n"
+    )
+
+
+def _write(target: Path, content: bytes) -> None:
+    """Write the file whole or not at all."""
+    temporary = ""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=target.absolute().parent, prefix=".report-")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(target)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise storage_error(error, "the report cannot be written", str(target)) from error

@@ -1,0 +1,114 @@
+"""The way on: pages end with the next step, which takes along what was chosen; and reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inshrink_app import services
+from inshrink_app.jobs.commands import page_of, python_text
+
+from tests.app.builders import button, explorer, texts
+from tests.app.job_stubs import StubJobs, archived, archived_template, jobs, work
+
+__all__ = ["archived", "archived_template", "jobs"]
+
+WAYS = {
+    "overview": ["sensitivity", "export"],
+    "compare": ["archive", "search"],
+    "archive": ["compare", "export"],
+    "export": ["compare", "archive"],
+}
+
+
+@pytest.mark.parametrize("page", WAYS)
+def test_a_page_ends_with_the_next_step(archived: Path, jobs: StubJobs, page: str) -> None:
+    app = explorer(page, run=str(archived))
+    assert not app.exception
+    keys = [found.key for found in app.button if str(found.key).startswith("next.")]
+    assert keys == [f"next.{way}" for way in WAYS[page]]
+
+
+def test_the_goal_goes_along_to_export(archived: Path, jobs: StubJobs) -> None:
+    app = explorer("overview", run=str(archived), goal="exact")
+    app.button(key="next.export").click().run()
+    app.switch_page("pages/export/view.py").run()
+    assert next(box for box in app.selectbox if box.label == "Codec").value == "lossless"
+
+
+def test_the_archive_that_was_exported_goes_along_to_compare(archived: Path, jobs: StubJobs) -> None:
+    made = archived.with_name("run.inshrink")
+    jobs.put(
+        ["compress", str(archived), "-o", str(made)],
+        key=("export", str(archived)),
+        shown=str(archived),
+        result={"relative_error": 0.0},
+    )
+    app = explorer("export", run=str(archived))
+    assert not app.exception
+    told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
+    assert told["Restore cost"] == ("none", "exact: every bit of the weights")
+    app.button(key="next.compare").click().run()
+    assert app.session_state["compare.archives"] == [str(made)]
+
+
+def comparison(**changes: Any) -> dict[str, Any]:
+    row = {"step": 20, "original": 2.0, "restored": 2.1, "drop": 0.05, "divergence": 1e-3, "metric": "loss"}
+    row |= {"stale_drop": None, "stale_divergence": None, "direction": "lower", "n": None}
+    return row | {"restore_cost": 0.004} | changes
+
+
+def test_the_restore_cost_of_an_archive_is_that_of_its_newest_comparison(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from inshrink_app.widgets import quality
+
+    from inshrink_core import compress
+
+    target = archived.with_name("run-lossy.inshrink")
+    compress(archived, target)
+    chain = services.chain_of(str(target))
+    assert quality.archive_fact(chain)[1:3] == ("–", "not measured; compare it")
+    job = jobs.put(
+        ["compare", str(target), "--against", str(archived)], key=("compare", "", f"{target} {chain.nbytes} ")
+    )
+    job.rows.append(comparison(of=str(target)))
+    assert quality.archive_fact(chain)[1:3] == ("0.4 %", "of the loss, measured on 1 step, above 0.3 %")
+    job.rows[0]["restore_cost"] = None
+    assert quality.archive_fact(chain)[2] == "the evaluator returns no loss"
+
+
+def test_a_report_is_written_by_a_job_with_what_is_known(archived: Path, jobs: StubJobs) -> None:
+    app = explorer("archive", run=str(archived))
+    button(app, "Write the report").click().run()
+    assert not app.exception
+    archive, target = archived.with_name("run.inshrink"), archived.with_name("run-report.html")
+    words = ["report", str(archive), "--out", str(target), "--against", str(archived)]
+    assert jobs.last == words
+    assert page_of([words]) == "archive"
+    assert "inshrink_core.verbs.report(" in python_text([words])
+
+
+def test_a_real_report_is_handed_over(archived: Path, jobs: StubJobs) -> None:
+    chain = services.chain_of(str(archived.with_name("run.inshrink")))
+    original, target = services.load_subject(str(archived)), archived.with_name("told.html")
+    words = services.report_words(chain, original, str(target))
+    assert work(archived.parent.parent / "jobs", words, shown=str(chain.path)).state == "finished"
+    jobs.put(words, key=("report", *chain.state), shown=str(chain.path), result={"output": str(target)})
+    app = explorer("archive", run=str(archived))
+    assert str(target) in texts(app)
+    assert any("Download told" in str(link.proto.label) for link in app.get("link_button"))
+
+
+@pytest.mark.parametrize("name", ["x.txt", "run.html", "../x.html", "missing/x.html"])
+def test_a_report_goes_where_nothing_is_and_the_explorer_may_see(
+    archived: Path, jobs: StubJobs, name: str
+) -> None:
+    archived.with_name("run.html").write_text("mine")
+    app = explorer("archive", run=str(archived))
+    key = next(field.key for field in app.text_input if str(field.key).startswith("report.target"))
+    app.text_input(key=key).set_value(str(archived.parent / name)).run()
+    button(app, "Write the report").click().run()
+    assert not app.exception
+    assert jobs.started == []

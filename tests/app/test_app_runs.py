@@ -1,0 +1,98 @@
+"""All runs and archives as one table, and two of them side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from inshrink_app import services
+from inshrink_app.services import catalog
+from streamlit.testing.v1 import AppTest
+
+from tests.app.builders import button, charts, explorer, subject, texts, write_run
+from tests.app.job_stubs import StubJobs, archived, archived_template, jobs
+
+__all__ = ["archived", "archived_template", "jobs"]
+
+
+def opened(**state: object) -> AppTest:
+    """Return the Open page with its table open."""
+    app = explorer()
+    assert not app.dataframe, "nothing is read before it is asked for"
+    app.session_state["runs"] = True
+    for key, value in state.items():
+        app.session_state[key] = value
+    app.run()
+    assert not app.exception
+    return app
+
+
+def test_all_runs_and_archives_below_the_roots_are_listed(archived: Path, jobs: StubJobs) -> None:
+    write_run(archived.parent / "team" / "deep" / "other", (1, 2))
+    (archived.parent / "broken").mkdir()
+    (archived.parent / "broken" / "step_1.pt").write_bytes(b"PK cut off")
+    table = opened().dataframe[0].value
+    by_name = {Path(str(name)).name: row for name, row in table.set_index("name").iterrows()}
+    assert set(by_name) == {"run", "run.inshrink", "other", "broken"}
+    chain = services.chain_of(str(archived.with_name("run.inshrink")))
+    for name in ("run", "run.inshrink"):
+        assert by_name[name]["bytes of the archive"] == chain.nbytes
+        assert by_name[name]["ratio"] == pytest.approx(chain.ratio_total)
+        assert by_name[name]["bits per weight"] == pytest.approx(chain.bits_per_weight)
+    assert (by_name["other"]["steps"], by_name["other"]["last step"]) == (2, 2)
+    assert by_name["broken"]["problem"]
+
+
+def test_the_table_is_filtered_by_name(archived: Path, jobs: StubJobs) -> None:
+    write_run(archived.parent / "other")
+    app = opened()
+    app.text_input(key="runs.filter").set_value("OTHER").run()
+    assert len(app.dataframe[0].value) == 1
+    app.text_input(key="runs.filter").set_value("nothing").run()
+    assert "None has this text in its name" in texts(app)
+
+
+def test_two_runs_are_overlaid_and_lead_to_their_difference(archived: Path, jobs: StubJobs) -> None:
+    other = write_run(archived.parent / "other", (10, 20))
+    for run, loss in ((archived, 1.0), (other, 2.0)):
+        (run / "metrics.csv").write_text(f"step,loss\n10,{loss}\n20,nan\n")
+    app = opened()
+    app.multiselect(key="runs.chosen").set_value([str(archived), str(other)]).run()
+    assert not app.exception
+    assert charts(app) == 1
+    assert "2 steps in common" in texts(app)
+    app.button(key="runs.two").click().run()
+    kept = {key: app.session_state[f"inshrink.{key}"] for key in ("run", "view", "other")}
+    assert kept == {"run": str(archived), "view": "runs", "other": str(other)}
+
+
+def test_one_run_is_opened(archived: Path, jobs: StubJobs) -> None:
+    app = opened()
+    app.multiselect(key="runs.chosen").set_value([str(archived)]).run()
+    button(app, "Open it").click().run()
+    assert app.session_state["inshrink.run"] == str(archived)
+
+
+def test_more_than_are_read_are_counted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        write_run(root / name, (1,))
+    monkeypatch.setattr(catalog, "_MOST", 2)
+    found = services.shelf()
+    assert (len(found.rows), found.n_more) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("lr", "loss", "val_loss"), "val_loss"),
+        (("lr", "train_loss"), "train_loss"),
+        (("accuracy",), "accuracy"),
+    ],
+)
+def test_the_metric_that_says_most_is_told(names: tuple[str, ...], expected: str) -> None:
+    shown = subject(log={name: ((1, 0.5), (2, 0.25)) for name in names})
+    assert services.last_metric(shown) == (expected, 0.25)
+
+
+def test_a_run_without_a_log_has_no_metric() -> None:
+    assert services.last_metric(subject()) == ("", None)

@@ -1,0 +1,214 @@
+"""The first card of Overview: what a run shrinks to, and one button that does the whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inshrink_app import services
+from inshrink_app.jobs.commands import is_shrinking, page_of, title_of
+from inshrink_app.server import roots
+
+from tests.app.builders import PROBLEM, SAMPLE, button, explorer, linked, primary, texts, write_run
+from tests.app.job_stubs import StubJobs, archived, archived_template, jobs, work
+
+__all__ = ["archived", "archived_template", "jobs"]
+
+
+def goals(**changes: Any) -> dict[str, Any]:
+    """Return what ``inshrink estimate --goals`` tells."""
+    rows = []
+    for name, nbytes, basis in (
+        ("exact", 8_000_000, "exact"),
+        ("resume", 500_000, "unknown"),
+        ("weights", 250_000, "unknown"),
+    ):
+        row = {"goal": name, "archive_bytes": nbytes, "ratio_total": 4e6 / nbytes, "bits_per_weight": 2.5}
+        rows.append(row | {"basis": basis, "restore_cost": None, "relative_error": 0.004} | changes)
+    told = {"goals": rows, "run_bytes": 10_000_000, "tried": [20, 30], "sampled": 1.0}
+    return told | {"seconds": 3.2, "device": "cpu"}
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_a_bare_link_tries_nothing_until_the_button_is_pressed(archived: Path, jobs: StubJobs) -> None:
+    app = linked("overview", run=str(archived))
+    assert not app.exception
+    assert "opened by a link, so nothing was tried yet" in texts(app)
+    assert jobs.started == []
+    button(app, "Try two steps").click().run()
+    assert jobs.last == ["estimate", str(archived), "--goals"]
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_a_run_that_was_clicked_on_is_tried_by_itself_and_once(archived: Path, jobs: StubJobs) -> None:
+    jobs.answers["estimate"] = goals()
+    app = explorer("overview", run=str(archived))
+    app.run()
+    assert not app.exception
+    assert [request["commands"] for request in jobs.started] == [[["estimate", str(archived), "--goals"]]]
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_the_run_of_the_command_line_is_tried_by_itself(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roots._Current, "value", None)
+    roots.configure([archived.parent], str(archived))
+    app = explorer()
+    assert not app.exception
+    assert len(jobs.started) == 1
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_a_link_beside_the_run_of_the_command_line_tries_nothing(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roots._Current, "value", None)
+    roots.configure([archived.parent], str(archived))
+    linked("overview", run=str(write_run(archived.parent / "other")))
+    assert jobs.started == []
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_each_goal_tells_before_and_after_ratio_bits_and_how_the_loss_is_known(
+    archived: Path, jobs: StubJobs
+) -> None:
+    jobs.answers["estimate"] = goals()
+    app = explorer("overview", run=str(archived))
+    told = {metric.value: (metric.label, metric.delta) for metric in app.metric}
+    assert told["500 kB"] == ("10.0 MB become about", "20.0× smaller in all")
+    said = texts(app)
+    assert "**2.5** bits per weight" in said
+    assert "Restore cost: **none**, exact" in said
+    assert "Restore cost: not known without an evaluator. Weights are off by 0.4 %" in said
+    assert "Estimated from steps 20 and 30, tried in 3 s on cpu" in said
+    assert primary(app) == ["Shrink it"]
+
+
+@pytest.mark.usefixtures("asked_for")
+@pytest.mark.parametrize(
+    ("basis", "said"), [("predicted", "predicted from trials"), ("measured", "measured by trials")]
+)
+def test_a_cost_says_how_it_is_known(archived: Path, jobs: StubJobs, basis: str, said: str) -> None:
+    jobs.answers["estimate"] = goals(basis=basis, restore_cost=0.0012)
+    assert f"Restore cost: **0.12 %** of the loss, {said}" in texts(explorer("overview", run=str(archived)))
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_a_trial_that_failed_says_why_and_can_be_tried_again(archived: Path, jobs: StubJobs) -> None:
+    jobs.state, jobs.problem = "failed", PROBLEM
+    app = explorer("overview", run=str(archived))
+    assert not app.exception
+    assert "The pickle wants to import" in texts(app)
+    assert button(app, "Try again")
+
+
+def test_one_button_exports_verifies_and_compares_with_the_goal_that_is_chosen(
+    root: Path, jobs: StubJobs
+) -> None:
+    app = explorer("overview", run=str(SAMPLE))
+    button(app, "Shrink it").click().run()
+    assert not app.exception
+    compress, verify, compare = jobs.started[-1]["commands"]
+    target = str(root / "digits-cnn.inshrink")
+    assert compress[:6] == ["compress", str(SAMPLE), "-o", target, "--codec", "lattice"]
+    assert compress[compress.index("--optimizer") + 1] == "compressed"
+    assert verify == ["verify", target, "--deep"]
+    assert compare[:4] == ["compare", target, "--against", str(SAMPLE)]
+    assert jobs.started[-1]["trusted"] is None, "the sample's evaluator is ours"
+
+    app = explorer("overview", run=str(SAMPLE), goal="exact")
+    jobs.kept.clear()
+    app.run()
+    button(app, "Shrink it").click().run()
+    compress, verify = jobs.started[-1]["commands"]
+    assert compress[5] == "lossless"
+    assert verify == ["verify", target, "--deep", "--against", str(SAMPLE)]
+
+
+def test_a_run_of_somebody_else_is_compared_tensor_by_tensor_until_its_code_is_trusted(
+    archived: Path, jobs: StubJobs
+) -> None:
+    (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': 1.0}\n")
+    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    app = explorer("overview", run=str(archived))
+    button(app, "Shrink it").click().run()
+    assert [words[0] for words in jobs.started[-1]["commands"]] == ["compress", "verify"]
+    assert jobs.started[-1]["trusted"] is None
+    jobs.kept.clear()
+    app.checkbox[0].check().run()
+    button(app, "Shrink it").click().run()
+    assert [words[0] for words in jobs.started[-1]["commands"]] == ["compress", "verify", "compare"]
+    assert jobs.started[-1]["trusted"]["file"] == str(archived / "judge.py")
+
+
+def test_progress_stands_in_the_place_of_the_button(archived: Path, jobs: StubJobs) -> None:
+    jobs.state = "running"
+    app = explorer("overview", run=str(archived))
+    button(app, "Shrink it").click().run()
+    assert [found.label for found in app.button if found.label in ("Shrink it", "Cancel")] == ["Cancel"]
+
+
+def test_a_target_outside_of_the_roots_is_refused_in_words(
+    archived: Path, jobs: StubJobs, tmp_path: Path
+) -> None:
+    app = explorer("overview", run=str(archived))
+    field = next(one for one in app.text_input if one.label == "Write to")
+    field.set_value(str(tmp_path / "x.inshrink")).run()
+    button(app, "Shrink it").click().run()
+    assert jobs.started == []
+    assert "outside of the folders that the explorer may see" in texts(app)
+
+
+def test_what_a_real_job_made_is_told_with_its_proof(archived: Path, jobs: StubJobs) -> None:
+    shown = services.load_subject(str(archived))
+    target = archived.parent / "made.inshrink"
+    commands = services.shrink_commands(shown, "exact", str(target), None)
+    real = work(archived.parent.parent / "jobs", *commands, shown=str(archived))
+    assert (real.state, real.problem) == ("finished", None)
+    job = jobs.put(*commands, key=("shrink", str(archived)), shown=str(archived))
+    job.documents = services.documents_of(real)
+    app = explorer("overview", run=str(archived))
+    assert not app.exception
+    told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
+    assert told["Bit-exact"] == ("all", "tensors of all steps")
+    assert "Done: written, decoded again and compared" in texts(app)
+    assert "--codec lossless" in json.dumps(real.commands) or "lossless" in real.commands[0]
+    # Jobs leads to where it belongs.
+    assert services.describe(job).page == "overview"
+
+
+def test_what_is_not_sound_is_said_and_an_archive_that_went_is_too(archived: Path, jobs: StubJobs) -> None:
+    shown = services.load_subject(str(archived))
+    target = archived.parent / "run.inshrink"
+    commands = services.shrink_commands(shown, "exact", str(target), None)
+    job = jobs.put(*commands, key=("shrink", str(archived)), shown=str(archived))
+    finding = {"what": "a block differs", "where": "frame 3", "remedy": "fetch it again"}
+    job.documents = [{"relative_error": 0.0}, {"ok": False, "problems": [finding], "errors": []}]
+    app = explorer("overview", run=str(archived))
+    assert "Written, but not sound: 1 problem" in texts(app)
+    assert "A block differs" in texts(app)
+    job.request["commands"][0][3] = str(archived.parent / "gone.inshrink")
+    assert "is not there any more" in texts(explorer("overview", run=str(archived)))
+
+
+def test_a_comparison_of_the_whole_is_the_newest_of_its_archive(archived: Path, jobs: StubJobs) -> None:
+    target = archived.parent / "run.inshrink"
+    commands = [
+        ["compress", str(archived), "-o", str(target)],
+        ["verify", str(target), "--deep"],
+        ["compare", str(target), "--against", str(archived)],
+    ]
+    assert is_shrinking(commands)
+    assert page_of(commands) == "overview"
+    assert title_of(commands) == "Shrink run to run.inshrink"
+    job = jobs.put(*commands)
+    job.documents = [{"archive_bytes": 123}, {}, {}]
+    row = {"step": 20, "original": 2.0, "restored": 2.1, "drop": 0.05, "divergence": None, "metric": "loss"}
+    job.rows.append(row | {"restore_cost": 0.002, "direction": "lower", "n": None, "of": str(target)})
+    found = services.newest_comparison(target, 123)
+    assert found is not None
+    assert found.max_restore_cost == 0.002
+    assert services.newest_comparison(target, 124) is None
