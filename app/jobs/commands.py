@@ -27,21 +27,31 @@ __all__ = [
 ]
 
 _FLAGS = frozenset(
-    {"--apply", "--deep", "--drop-branches", "--exact", "--force", "--gain", "--smallest", "--trust-run"}
+    {
+        "--apply",
+        "--by-tensor",
+        "--deep",
+        "--drop-branches",
+        "--exact",
+        "--force",
+        "--gain",
+        "--smallest",
+        "--trust-run",
+    }
     | {"--weights-only"}
 )
 
 PAGES = {
-    "bench": "search",
+    "bench": "allocate",
     "compare": "compare",
     "compress": "export",
-    "estimate": "search",
+    "estimate": "allocate",
     "export": "export",
     "inspect": "sensitivity",
     "prune": "archive",
     "rehearse": "compare",
     "restore": "compare",
-    "search": "search",
+    "search": "allocate",
     "sensitivity": "sensitivity",
     "verify": "archive",
 }

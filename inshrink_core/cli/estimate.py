@@ -9,7 +9,7 @@ import typer
 
 from inshrink_core.cli.options import Computing, Output, Reading, Steps, Writing, steps_of, verb
 from inshrink_core.cli.showing import show_facts, show_notes, show_table
-from inshrink_core.text import count, duration, nats, percent, plain, ratio
+from inshrink_core.text import UNKNOWN, count, duration, nats, percent, plain, printable, ratio
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +41,10 @@ def estimate(
         int | None,
         typer.Option(min=1, help="Estimate the codec from fine to coarse instead, at most so often."),
     ] = None,
+    by_tensor: Annotated[
+        bool,
+        typer.Option("--by-tensor", help="Also tell bits, sensitivity and damage of every tensor."),
+    ] = False,
     steps: Steps = None,
     computing: Computing,
     reading: Reading,
@@ -51,6 +55,7 @@ def estimate(
 
     opened = reading.open(run)
     asked = writing.keywords() | vars(computing) | {"steps": steps_of(opened, steps), "trials": trials}
+    asked["by_tensor"] = by_tensor
     if levels is None:
         out.present(inshrink_core.verbs.estimate(opened, **asked), _show)
         return
@@ -80,6 +85,17 @@ def _show(console: Console, report: EstimateReport) -> None:
     ]
     show_facts(console, facts)
     show_notes(console, document["notes"])
+    if report.tensors:
+        console.print()
+        rows = (
+            (printable(one.key), count(one.n_values), f"{one.bits_per_weight:.2f}", _short(one.sensitivity))
+            for one in report.tensors
+        )
+        show_table(console, ("tensor", "values", "bits per weight", "sensitivity"), rows)
+
+
+def _short(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3g}"
 
 
 def _show_levels(console: Console, report: LevelsReport) -> None:

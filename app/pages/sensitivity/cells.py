@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 import streamlit as st
 from inshrink_app import services, state
+from inshrink_app.pages.allocate.layers import PICKED
 from inshrink_app.pages.sensitivity import drilldown, heatmap, rows
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.rows import View
@@ -31,6 +33,8 @@ __all__ = ["show"]
 _CHART = "heatmap"
 _NAME_WIDTH = 60
 _MOST_LISTED = 8
+_MOST_CARRIED = 100
+ALLOCATE_PAGE = "pages/allocate/view.py"
 _LISTED_WIDTH = 40
 _PINNED = "heatmap.pinned"
 
@@ -77,6 +81,29 @@ def show(shown: Subject, tables: Mapping[str, Sensitivity], by: str, statistic: 
             lambda: rows.summary(view.table, statistic),
         )
         rows.show_table(view.table, frame, _row_of(view, found))
+        _go_on(view, found)
+
+
+def _go_on(view: View, found: Selection | None) -> None:
+    """Lead on to the page that gives layers their bits, with what is selected, or with the rows on screen."""
+    names = [row.name for row in view.table.rows] if found is None else [found.layer]
+    n_shown = sum(row.n_tensors for row in view.table.rows)
+    whole = found is None and n_shown == len(view.tensors.rows)
+    if found is not None:
+        label = f"Allocate bits to {elide(found.layer, _LISTED_WIDTH)}"
+    elif whole:
+        label = "Allocate bits"
+    else:
+        label = f"Allocate bits to {'this row' if len(names) == 1 else f'these {len(names)} rows'}"
+    if st.button(
+        markdown_text(label),
+        icon=":material/arrow_forward:",
+        key="sensitivity.on",
+        help="More bits or fewer, layer by layer, and what that costs.",
+    ):
+        state.clicked()
+        state.remember(**{PICKED: "" if whole else json.dumps(names[:_MOST_CARRIED])})
+        st.switch_page(ALLOCATE_PAGE)
 
 
 def _say(table: Sensitivity) -> None:
