@@ -20,6 +20,12 @@ def _by_its_name() -> None:
     state.lead_to("pages/open/view.py")
 
 
+def _search() -> None:
+    """Lead on from where the page was before it allocated bits by hand too."""
+    state.remember_link()
+    state.lead_to("pages/allocate/view.py")
+
+
 page = st.navigation(
     [
         st.Page(
@@ -33,7 +39,8 @@ page = st.navigation(
             icon=":material/grid_on:",
             url_path="sensitivity",
         ),
-        st.Page("pages/search/view.py", title="Search", icon=":material/query_stats:", url_path="search"),
+        st.Page("pages/allocate/view.py", title="Allocate", icon=":material/tune:", url_path="allocate"),
+        st.Page(_search, title="Search", url_path="search", visibility="hidden"),
         st.Page(
             "pages/compare/view.py",
             title="Restore & compare",

@@ -24,6 +24,7 @@ __all__ = [
     "lead_to",
     "publish",
     "remember",
+    "remember_link",
     "retract",
     "run_path",
     "set_run",
@@ -127,6 +128,12 @@ def remember(**chosen: str) -> None:
     """Put choices into the session alone, for the page that is switched to next."""
     for key, value in chosen.items():
         st.session_state[_PREFIX + key] = value
+
+
+def remember_link() -> None:
+    """Put what a link says into the session, for the page that the link's own leads on to. Untrusted."""
+    run_path()
+    remember(**{key: value for key, value in st.query_params.items() if key != RUN})
 
 
 def publish(**chosen: str) -> None:

@@ -59,10 +59,10 @@ SHOTS = (
     ),
     Shot(
         "search.png",
-        "search",
+        "allocate",
         {"chain": "recent"},
         height=1180,
-        clicks=("Search",),
+        clicks=("Estimate without measuring", "Search"),
         wait_for="What was found",
     ),
     Shot("compare.png", "compare", {}, height=1340, clicks=("Compare",), wait_for="Worst drop"),
@@ -75,7 +75,7 @@ SHOTS = (
 _CHARTS = {
     "overview": ".barlayer .point",
     "sensitivity": ".heatmaplayer image",
-    "search": ".scatterlayer .trace",
+    "allocate": ".scatterlayer .trace",
     "compare": ".scatterlayer .trace",
     "archive": ".scatterlayer .trace",
     "export": ".barlayer .point",

@@ -17,6 +17,7 @@ __all__ = [
     "count",
     "counted",
     "duration",
+    "elided",
     "error_size",
     "format_size",
     "nats",
@@ -272,3 +273,24 @@ def printable(text: str) -> str:
     if joined.isprintable():
         return joined
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in joined)
+
+
+def elided(name: str, width: int) -> str:
+    """Return a name, shortened in its middle, where dotted parameter names say least.
+
+    Parameters
+    ----------
+    name
+        Any text.
+    width
+        Greatest number of characters of the result, at least 3.
+
+    Examples
+    --------
+    >>> elided("transformer.h.11.mlp.weight", 11)
+    'trans…eight'
+    """
+    if len(name) <= width:
+        return name
+    head = (width - 1) // 2
+    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"

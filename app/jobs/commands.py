@@ -28,22 +28,22 @@ __all__ = [
 ]
 
 _FLAGS = frozenset(
-    {"--apply", "--deep", "--drop-branches", "--exact", "--force", "--gain", "--goals", "--smallest"}
-    | {"--trust-run", "--weights-only"}
+    {"--apply", "--by-tensor", "--deep", "--drop-branches", "--exact", "--force", "--gain", "--goals"}
+    | {"--smallest", "--trust-run", "--weights-only"}
 )
 
 PAGES = {
-    "bench": "search",
+    "bench": "allocate",
     "compare": "compare",
     "compress": "export",
-    "estimate": "search",
+    "estimate": "allocate",
     "export": "export",
     "inspect": "sensitivity",
     "prune": "archive",
     "rehearse": "compare",
     "report": "archive",
     "restore": "compare",
-    "search": "search",
+    "search": "allocate",
     "sensitivity": "sensitivity",
     "verify": "archive",
 }

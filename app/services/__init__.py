@@ -7,6 +7,7 @@ that a page can show. Long work is a command in a process of its own (`inshrink_
 
 from inshrink_app.jobs.registry import MOST_AT_WORK as MOST_AT_WORK
 from inshrink_app.services.ahead import *
+from inshrink_app.services.allocating import *
 from inshrink_app.services.archives import *
 from inshrink_app.services.catalog import *
 from inshrink_app.services.comparing import *

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inshrink_app.pages.search.config import config_words
+from inshrink_app.pages.allocate.config import config_words
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import settings
 from inshrink_app.services.opening import chain_of, load_subject, resolve, samples

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,12 +21,13 @@ from inshrink_app.services.opening import engine_at, engine_of, samples
 from inshrink_app.widgets.tables import ServiceError, Subject
 
 if TYPE_CHECKING:
-    from inshrink_core.analysis.anatomy import Anatomy
+    from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram
     from inshrink_core.analysis.trajectory import Trajectory
     from inshrink_core.verbs.diff import StepDiff
 
 __all__ = [
     "ARCHIVE",
+    "archived_bits",
     "course",
     "course_steps",
     "diff_cost",
@@ -36,6 +37,7 @@ __all__ = [
     "moved_between",
     "other_runs",
     "stored_ways",
+    "values_at",
 ]
 
 _log = logging.getLogger(__name__)
@@ -53,6 +55,9 @@ _COURSE_BYTES = 200_000_000
 """A course reads no more than this unless it is asked to."""
 
 _MOST_OTHER_RUNS = 50
+
+_FRAMES_OF_BITS = 32
+"""Frames whose indexes tell the bits of each tensor: the newest, a keyframe among them as a rule."""
 
 Seen = TypeVar("Seen")
 
@@ -128,6 +133,44 @@ def _archive_of(subject: Subject) -> Any:
     """Open the archive that lies beside a run; None of an archive."""
     chain = subject.archive if subject.kind == "run" else None
     return None if chain is None else engine_at(str(chain.path), f"{chain.nbytes}-{len(chain.frames)}")
+
+
+def archived_bits(subject: Subject) -> Mapping[str, float]:
+    """Return bits per weight by tensor, as the archive of a run has them; empty without an archive.
+
+    Raises
+    ------
+    ServiceError
+        The archive cannot be read.
+    """
+    if subject.archive is None:
+        return {}
+
+    def look() -> Mapping[str, float]:
+        from inshrink_core.chain.sizes import archive_size
+
+        archive: Any = _archive_of(subject) or engine_of(subject)[0]
+        return archive_size(archive, archive.frames[-_FRAMES_OF_BITS:]).bits_by_tensor()
+
+    return _seen((str(subject.path), _stamp(subject), "bits"), look)
+
+
+def values_at(subject: Subject, step: int, tensor: str) -> ValueHistogram:
+    """Count the values of one tensor at one step, as the run or archive holds them.
+
+    Raises
+    ------
+    ServiceError
+        They cannot be read.
+    """
+
+    def count() -> ValueHistogram:
+        from inshrink_core.analysis.anatomy import value_histogram
+        from inshrink_core.codec import QUANTIZED
+
+        return value_histogram(engine_of(subject)[0][step][tensor], QUANTIZED)
+
+    return _seen((str(subject.path), engine_of(subject)[1], step, tensor, "values"), count)
 
 
 def gain_partner(subject: Subject) -> str | None:

@@ -30,6 +30,7 @@ __all__ = [
     "sensitivity_loader",
     "start_sensitivity",
     "told_metrics",
+    "untold_metrics",
 ]
 
 
@@ -43,6 +44,13 @@ def told_metrics(subject: Subject) -> tuple[str, ...]:
         "magnitude": True,
     }
     return tuple(metric for metric, is_told in told.items() if is_told)
+
+
+def untold_metrics(subject: Subject) -> tuple[str, ...]:
+    """Return the metrics that a run cannot tell, whatever is measured."""
+    told = told_metrics(subject)
+    chains = ("gain", "noise") if len(subject.steps) < 2 else ()
+    return (*(name for name in ("taylor", "fisher", "update") if name not in told), *chains)
 
 
 def measuring_cost(subject: Subject, metric: str) -> int:

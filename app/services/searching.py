@@ -16,7 +16,7 @@ import streamlit as st
 from inshrink_app.jobs.commands import option, steps_words
 from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.job import Job
-from inshrink_app.pages.search.config import config_words, engine_settings
+from inshrink_app.pages.allocate.config import config_words, engine_settings
 from inshrink_app.services.comparing import EvaluatorCode
 from inshrink_app.services.failures import reported
 from inshrink_app.services.jobs import job_of, newest_job, read_result, start_job
@@ -35,6 +35,7 @@ __all__ = [
     "check_config",
     "codec_settings",
     "default_optimizer",
+    "estimate_words",
     "estimated",
     "estimates",
     "estimates_job",
@@ -459,9 +460,14 @@ def estimates_job(shown: Subject, steps: Sequence[int], codec: str, *, is_calibr
 
 def start_estimates(shown: Subject, steps: Sequence[int], codec: str, *, is_calibrated: bool) -> Job:
     """Estimate a codec from fine to coarse; no evaluator is asked, so that no consent is needed."""
-    words = ["estimate", str(shown.path), "--codec", codec, "--levels", str(_LEVELS)]
-    words += [*steps_words(steps), *_trials_words(shown)]
+    words = estimate_words(shown, steps, codec)
     return start_job(_estimates_key(shown, steps, codec, is_calibrated), [words], shown.path)
+
+
+def estimate_words(shown: Subject, steps: Sequence[int], codec: str) -> list[str]:
+    """Return the command that estimates a codec from fine to coarse, tensor by tensor."""
+    words = ["estimate", str(shown.path), "--codec", codec, "--levels", str(_LEVELS), "--by-tensor"]
+    return [*words, *steps_words(steps), *_trials_words(shown)]
 
 
 def _trials_words(shown: Subject) -> list[str]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from inshrink_core.text import counted as counted
+from inshrink_core.text import elided as elide
 from inshrink_core.text import ratio as ratio_text
 from inshrink_core.text import size as bytes_text
 
@@ -149,22 +150,6 @@ def remaining_text(seconds: float, seconds_left: float | None) -> str:
     if seconds_left is None:
         return duration_text(seconds)
     return f"{duration_text(seconds)}, about {duration_text(seconds_left)} left"
-
-
-def elide(name: str, width: int) -> str:
-    """Shorten a name in its middle, where dotted parameter names say least.
-
-    Parameters
-    ----------
-    name
-        Any text.
-    width
-        Greatest number of characters of the result, at least 3.
-    """
-    if len(name) <= width:
-        return name
-    head = (width - 1) // 2
-    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
 
 
 def elide_all(names: Sequence[str], width: int) -> list[str]:

@@ -114,6 +114,8 @@ class Metric:
         Whether a row has one figure a step instead of mean, median and percentile.
     scale
         ``log``, or ``linear`` where values lie around one.
+    needs
+        What a run must hold to tell it, said of one that does not; empty where every run does.
     """
 
     label: str
@@ -121,7 +123,10 @@ class Metric:
     meaning: str
     pooled: bool = False
     scale: str = "log"
+    needs: str = ""
 
+
+_NEEDS_CHAIN = "It needs two steps of a chain between which the weights moved."
 
 METRICS: Mapping[str, Metric] = {
     "magnitude": Metric(
@@ -133,14 +138,19 @@ METRICS: Mapping[str, Metric] = {
         label="Taylor",
         symbol="|g·w|",
         meaning="How much the loss would change, to first order, without a weight: gradient times weight.",
+        needs="It needs gradients or Adam's first moment, and the checkpoints hold neither.",
     ),
     "fisher": Metric(
         label="Fisher",
         symbol="v̂",
         meaning="Adam's second moment, bias-corrected: how sharply the loss reacts to a weight.",
+        needs="It is read from Adam's second moment, and the checkpoints hold no optimizer state.",
     ),
     "update": Metric(
-        label="Update", symbol="|Δw|", meaning="How far the weights moved since the previous checkpoint."
+        label="Update",
+        symbol="|Δw|",
+        meaning="How far the weights moved since the previous checkpoint.",
+        needs="Movement needs two checkpoints; there is no earlier one to compare with.",
     ),
     "gain": Metric(
         label="Restore gain",
@@ -149,12 +159,14 @@ METRICS: Mapping[str, Metric] = {
         "all of it, 0 rolls training back.",
         pooled=True,
         scale="linear",
+        needs=_NEEDS_CHAIN,
     ),
     "noise": Metric(
         label="Restore noise",
         symbol="noise",
         meaning="What such a restore adds to the movement: its squared error, as a share of the movement.",
         pooled=True,
+        needs=_NEEDS_CHAIN,
     ),
 }
 

@@ -8,6 +8,7 @@ from inshrink_core.lazy import index
 
 if TYPE_CHECKING:
     from inshrink_core.analysis.anatomy import anatomy as anatomy
+    from inshrink_core.analysis.findings import findings as findings
     from inshrink_core.analysis.gain import RestoreGain as RestoreGain
     from inshrink_core.analysis.gain import restore_gain as restore_gain
     from inshrink_core.analysis.movement import Movement as Movement

@@ -32,6 +32,7 @@ __all__ = [
     "MAP_METRICS",
     "Anatomy",
     "Part",
+    "Places",
     "SensitivityMap",
     "ValueHistogram",
     "anatomy",
@@ -39,6 +40,7 @@ __all__ = [
     "chunks_of",
     "edges_of",
     "map_sensitivity",
+    "places_of",
     "value_histogram",
 ]
 
@@ -47,6 +49,9 @@ MAP_METRICS = ("taylor", "fisher", "update")
 """Sensitivities that say something the magnitude does not, in the order in which they are tried."""
 
 N_MAP_BINS = 48
+
+N_PLACES = 128
+"""Groups of rows or columns of a matrix: a chart has no room for more."""
 
 N_BINS = 120
 """Bins of a histogram: about one for every six pixels of a chart."""
@@ -88,6 +93,11 @@ class Anatomy(Report):
         Bytes of a block that stands alone; None for an archive's delta.
     sensitivity
         Sensitivity against magnitude; None where the checkpoint does not tell a sensitivity.
+    relative_error
+        Root of the squared rounding error over the squared norm of the values; None where the originals are
+        not known, or have no norm.
+    places
+        Where in the matrix the sensitivity sits; None for vectors, and where it is not told.
     """
 
     step: int
@@ -105,10 +115,13 @@ class Anatomy(Report):
     nbytes: int
     keyframe_nbytes: int | None
     sensitivity: SensitivityMap | None
+    relative_error: float | None = None
+    places: Places | None = None
 
     DOCUMENT: ClassVar = (
         "step tensor=spec.key dtype=spec.dtype shape=spec.shape codec config estimated kind restored "
-        "histogram levels entropy_bits=entropy nbytes keyframe_nbytes bits_per_weight sensitivity"
+        "histogram levels entropy_bits=entropy nbytes keyframe_nbytes bits_per_weight sensitivity "
+        "relative_error places"
     )
 
     @property
@@ -212,7 +225,7 @@ def _of_run(
         estimated=True,
         kind=(FrameKind.KEYFRAME if coded.reference is None else FrameKind.DELTA).value,
         restored=False,
-        **_seen(checkpoint, before, spec, checkpoint[spec.key], coded, metric),
+        **_seen(checkpoint, before, spec, checkpoint[spec.key], coded, metric, decoded=coded.state.decoded()),
     )
 
 
@@ -243,7 +256,7 @@ def _of_archive(archive: Archive, run: Run | None, step: int, key: str, metric: 
         estimated=False,
         kind=info.kind.value,
         restored=original is None,
-        **_seen(told, before, spec, values, coded, metric),
+        **_seen(told, before, spec, values, coded, metric, decoded=None if original is None else decoded),
     )
 
 
@@ -254,12 +267,15 @@ def _seen(
     values: Tensor,
     coded: Coded,
     metric: str | None,
+    *,
+    decoded: Tensor | None,
 ) -> dict[str, Any]:
     """Return what there is to see of a tensor whoever encoded it: fields of `Anatomy`."""
     # Here, because it imports torch, which opening a run must not wait for.
     from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
 
     levels = levels_of(coded.state, coded.bitstream)
+    told = _told(checkpoint, before, spec, values, metric)
     return {
         "histogram": value_histogram(values, levels.parts),
         "level_kind": levels.kind,
@@ -268,8 +284,88 @@ def _seen(
         "entropy": entropy_of_symbols(coded.state, coded.reference),
         "nbytes": coded.nbytes,
         "keyframe_nbytes": coded.keyframe_nbytes,
-        "sensitivity": map_sensitivity(checkpoint, before, spec, values, metric),
+        "sensitivity": None if told is None else _map(told[0], told[1], values),
+        "relative_error": None if decoded is None else _relative_error(values, decoded),
+        "places": None if told is None else places_of(told[1].values),
     }
+
+
+def _relative_error(values: Tensor, decoded: Tensor) -> float | None:
+    """Return the rounding error over the norm, of the values that are finite in both."""
+    error = norm = 0.0
+    for (_, now), (_, then) in zip(chunks_of(values), chunks_of(decoded), strict=True):
+        finite = np.isfinite(now) & np.isfinite(then)
+        with np.errstate(over="ignore"):
+            error += float(np.square(now[finite] - then[finite]).sum())
+            norm += float(np.square(now[finite]).sum())
+    return float(np.sqrt(error / norm)) if norm > 0 and np.isfinite(error / norm) else None
+
+
+class Places(NamedTuple):
+    """Where in a matrix the sensitivity sits.
+
+    Parameters
+    ----------
+    rows, columns : Float[ndarray, "bins"]
+        Mean sensitivity of neighbouring rows, and of neighbouring columns, `N_PLACES` groups of them at most;
+        NaN where none of a group is finite. Rows are the outermost dimension, columns all others.
+    shape
+        Rows and columns of the matrix.
+    """
+
+    rows: NDArray[np.float64]
+    columns: NDArray[np.float64]
+    shape: tuple[int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON values, a gap as None."""
+        lines = {name: getattr(self, name).tolist() for name in ("rows", "columns")}
+        told = {name: [None if value != value else value for value in line] for name, line in lines.items()}
+        return {**told, "shape": list(self.shape)}
+
+
+def places_of(score: Tensor) -> Places | None:
+    """Return the mean sensitivity by row and by column of a matrix; None of what is none.
+
+    Parameters
+    ----------
+    score
+        A sensitivity for each value, at least two-dimensional and not empty to have any.
+
+    Notes
+    -----
+    O(n), some rows at a time.
+
+    Examples
+    --------
+    >>> import torch
+    >>> places_of(torch.tensor([[1.0, 2.0], [3.0, 6.0]])).columns.tolist()
+    [2.0, 4.0]
+    """
+    if score.ndim < 2 or not score.numel():
+        return None
+    matrix = score.detach().reshape(score.shape[0], -1)
+    n_rows, n_columns = matrix.shape
+    sums, counts = np.zeros((2, n_rows)), np.zeros(n_columns)
+    columns = np.zeros(n_columns)
+    at_once = max(1, _CHUNK // n_columns)
+    for start in range(0, n_rows, at_once):
+        part = matrix[start : start + at_once].cpu().double().numpy()
+        finite = np.isfinite(part)
+        part = np.where(finite, part, 0.0)
+        sums[:, start : start + at_once] = part.sum(axis=1), finite.sum(axis=1)
+        columns += part.sum(axis=0)
+        counts += finite.sum(axis=0)
+    return Places(_means(sums[0], sums[1]), _means(columns, counts), (n_rows, n_columns))
+
+
+def _means(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return means of neighbours, of at most `N_PLACES` groups."""
+    n = sums.size
+    begins = np.linspace(0, n, min(n, N_PLACES) + 1).round().astype(np.int64)[:-1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means: NDArray[np.float64] = np.add.reduceat(sums, begins) / np.add.reduceat(counts, begins)
+    return means
 
 
 class SensitivityMap(NamedTuple):
@@ -331,6 +427,14 @@ def map_sensitivity(
     InputError
         No such metric.
     """
+    told = _told(checkpoint, before, spec, values, metric)
+    return None if told is None else _map(told[0], told[1], values)
+
+
+def _told(
+    checkpoint: Checkpoint, before: Checkpoint | None, spec: TensorSpec, values: Tensor, metric: str | None
+) -> tuple[str, Scores] | None:
+    """Return the sensitivity that was asked for, or the first that is known."""
     if metric is not None and metric not in MAP_METRICS:
         raise InputError(
             f"'{metric}' cannot be set against the magnitude",
@@ -341,7 +445,7 @@ def map_sensitivity(
     for name in MAP_METRICS if metric is None else (metric,):
         found = _scores(name, checkpoint, before, spec, values)
         if found is not None:
-            return _map(name, found, values)
+            return name, found
     return None
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TextIO
 
+from inshrink_core.analysis.findings import Findings, findings
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import InputError, NotFoundError, StorageError
@@ -392,6 +393,11 @@ class SensitivityTable:
     n: NDArray[np.int64]
     n_nonfinite: NDArray[np.int64]
     sources: tuple[str | None, ...]
+
+    def findings(self) -> Findings:
+        """Return which rows carry the sensitivity, and which have changed most."""
+        sizes = [row.numel for row in self.details]
+        return findings(self.metric, self.grouping, self.rows, sizes, self.steps, self.mean)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -238,7 +238,11 @@ class FrameEncoder:
         configs: dict[str, AnyCodec] = {}
         for spec in members:
             which = tuple(override.matches(spec) for override in chain.overrides)
-            configs[spec.key] = made.setdefault(which, chain.config_of(spec))
+            if which not in made:
+                config = chain.config_of(spec)
+                # Many overrides often come to a few configs, and each of those has a plan of its own.
+                made[which] = next((one for one in made.values() if one == config), config)
+            configs[spec.key] = made[which]
         return configs
 
 

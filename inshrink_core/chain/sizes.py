@@ -152,6 +152,18 @@ class ArchiveSize:
         """Bits of the archive that hold one weight of one step, in mean."""
         return bits_per_parameter(self.weights_nbytes, sum(frame.n_weights for frame in self.frames))
 
+    def bits_by_tensor(self) -> dict[str, float]:
+        """Return the bits per weight that each weight's and buffer's own blocks take, by key, in mean."""
+        nbytes: dict[str, int] = {}
+        n_values: dict[str, int] = {}
+        for frame in self.frames:
+            for tensor in frame.tensors:
+                if tensor.spec.role in MODEL_ROLES and tensor.spec.numel:
+                    key = tensor.spec.key
+                    nbytes[key] = nbytes.get(key, 0) + tensor.nbytes
+                    n_values[key] = n_values.get(key, 0) + tensor.spec.numel
+        return {key: 8 * size / n_values[key] for key, size in nbytes.items()}
+
 
 def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
     """Return the sizes of one frame; reads its index alone."""

@@ -10,7 +10,7 @@ import typer
 from inshrink_core.cli.options import Computing, Output, Reading, Steps, Writing, steps_of, verb
 from inshrink_core.cli.showing import show_facts, show_notes, show_table
 from inshrink_core.errors import InputError
-from inshrink_core.text import count, duration, nats, percent, plain, ratio, size
+from inshrink_core.text import UNKNOWN, count, duration, nats, percent, plain, printable, ratio, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +50,10 @@ def estimate(
             help="Try two steps for three goals instead: to resume exactly, to resume, weights alone.",
         ),
     ] = False,
+    by_tensor: Annotated[
+        bool,
+        typer.Option("--by-tensor", help="Also tell bits, sensitivity and damage of every tensor."),
+    ] = False,
     steps: Steps = None,
     computing: Computing,
     reading: Reading,
@@ -66,6 +70,7 @@ def estimate(
             found = inshrink_core.verbs.estimate_goals(opened, **asked, progress=progress)
         out.present(found, _show_goals)
         return
+    asked["by_tensor"] = by_tensor
     if levels is None:
         out.present(inshrink_core.verbs.estimate(opened, **asked), _show)
         return
@@ -131,6 +136,17 @@ def _show(console: Console, report: EstimateReport) -> None:
     ]
     show_facts(console, facts)
     show_notes(console, document["notes"])
+    if report.tensors:
+        console.print()
+        rows = (
+            (printable(one.key), count(one.n_values), f"{one.bits_per_weight:.2f}", _short(one.sensitivity))
+            for one in report.tensors
+        )
+        show_table(console, ("tensor", "values", "bits per weight", "sensitivity"), rows)
+
+
+def _short(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3g}"
 
 
 def _show_levels(console: Console, report: LevelsReport) -> None:

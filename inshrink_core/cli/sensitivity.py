@@ -11,7 +11,7 @@ import typer
 
 from inshrink_core.cli.options import Based, OnDevice, Output, Reading, Steps, verb
 from inshrink_core.cli.output import write_document
-from inshrink_core.cli.showing import show_facts, show_table
+from inshrink_core.cli.showing import show_facts, show_notes, show_table
 from inshrink_core.cli.values import choose_steps
 from inshrink_core.errors import ExistsError, InputError
 from inshrink_core.sensitivity import STATISTICS, Grouping, SensitivityMetric
@@ -137,3 +137,4 @@ def _show(console: Console, report: SensitivityReport, statistic: str) -> None:
         ("scores from", ", ".join(_SOURCES.get(source, source) for source in sources)),
     ]
     show_facts(console, facts)
+    show_notes(console, filter(None, [printable(table.findings().sentence())]))

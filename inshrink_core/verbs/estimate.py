@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.chain import ChainConfig, FrameEncoder, is_exact
 from inshrink_core.chain.defaults import make_chain_config, make_configs
-from inshrink_core.checkpoint import MODEL_ROLES
+from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec
 from inshrink_core.codec import DEFAULT_CODEC
 from inshrink_core.errors import InputError
 from inshrink_core.execution.progress import OnProgress, Progress
@@ -38,7 +38,6 @@ from inshrink_core.search.trials import Trial
 if TYPE_CHECKING:
     import os
 
-    from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.codec import AnyCodec
 
 __all__ = [
@@ -48,6 +47,7 @@ __all__ = [
     "GoalEstimate",
     "GoalsReport",
     "LevelsReport",
+    "TensorEstimate",
     "estimate",
     "estimate_goals",
     "estimate_levels",
@@ -126,6 +126,8 @@ class EstimateReport(Report):
         What should be known.
     device
         Where frames were encoded.
+    tensors
+        The same tensor by tensor, where that was asked for; those that were encoded.
     """
 
     codec: str
@@ -143,10 +145,45 @@ class EstimateReport(Report):
     seconds: float
     notes: tuple[str, ...] = ()
     device: str = "cpu"
+    tensors: tuple[TensorEstimate, ...] = ()
+
+    DOCUMENT: ClassVar = (
+        "codec config overrides ratio_total ratio_weights drop divergence basis rank_correlation n_trials "
+        "n_steps sampled seconds notes device"
+    )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink estimate --json``."""
-        return {"estimate": True} | Report.to_json(self)
+        """Return the document of ``inshrink estimate --json``; ``tensors`` only where they were asked for."""
+        told = {"tensors": [one._asdict() for one in self.tensors]} if self.tensors else {}
+        return {"estimate": True} | Report.to_json(self) | told
+
+
+class TensorEstimate(NamedTuple):
+    """What a configuration does to one weight or buffer.
+
+    Parameters
+    ----------
+    key
+        Which one.
+    layer_type
+        Its layer type; None for other buffers.
+    n_values
+        Its elements.
+    bits_per_weight
+        Stored bits of its blocks over its values and frames, keyframes in the proportion that the chain has
+        them.
+    sensitivity
+        Mean squared gradient, or movement, of its values at the last step encoded; None where not known.
+    damage
+        ½ Σ h·e² at the worst step encoded; its squared error where no tensor has an h, None where others do.
+    """
+
+    key: str
+    layer_type: str | None
+    n_values: int
+    bits_per_weight: float
+    sensitivity: float | None
+    damage: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +292,7 @@ def estimate(
     keyframe_every: int = 32,
     steps: Iterable[int] | None = None,
     trials: str | os.PathLike[str] | None = None,
+    by_tensor: bool = False,
     device: str = "auto",
     threads: int | None = None,
 ) -> EstimateReport:
@@ -270,6 +308,8 @@ def estimate(
         Steps of the chain; by default all.
     trials
         A search's trial log (`SearchReport.log`); by default the one inside of the run.
+    by_tensor
+        Whether the report tells bits, sensitivity and damage of every tensor that was encoded.
     device, threads
         Where and how many tensors at a time are encoded.
 
@@ -295,7 +335,7 @@ def estimate(
     True
     """
     chain = make_chain_config("", codec, config, optimizer, keyframe_every, device, threads)
-    return _estimated(chain, _Asked.of(run, steps, trials, chain))
+    return _estimated(chain, _Asked.of(run, steps, trials, chain), by_tensor=by_tensor)
 
 
 def estimate_levels(
@@ -308,6 +348,7 @@ def estimate_levels(
     keyframe_every: int = 32,
     steps: Iterable[int] | None = None,
     trials: str | os.PathLike[str] | None = None,
+    by_tensor: bool = False,
     device: str = "auto",
     threads: int | None = None,
     progress: OnProgress | None = None,
@@ -316,7 +357,7 @@ def estimate_levels(
 
     Parameters
     ----------
-    run, codec, config, optimizer, keyframe_every, steps, trials, device, threads
+    run, codec, config, optimizer, keyframe_every, steps, trials, by_tensor, device, threads
         As `estimate` takes them; what is turned by a level replaces what `config` says of it.
     levels
         Most configurations, at least one; a codec of few values has fewer.
@@ -344,7 +385,7 @@ def estimate_levels(
     candidates = space_of(chain.codec, layers).levels(levels)
     found = []
     for done, candidate in enumerate(candidates, start=1):
-        found.append((candidate, _estimated(candidate.chain_config(chain), asked)))
+        found.append((candidate, _estimated(candidate.chain_config(chain), asked, by_tensor=by_tensor)))
         if progress is not None:
             n = found[-1][1].n_steps
             row = _row_of(*found[-1])
@@ -535,12 +576,13 @@ def _share(specs: Sequence[TensorSpec], keys: frozenset[str]) -> float:
     return sum(spec.numel for spec in model if spec.key in keys) / max(1, sum(spec.numel for spec in model))
 
 
-def _estimated(chain: ChainConfig, asked: _Asked) -> EstimateReport:
+def _estimated(chain: ChainConfig, asked: _Asked, *, by_tensor: bool) -> EstimateReport:
     """Estimate what a configuration does."""
     begun = time.perf_counter()
     guess = _Guess.of(chain, asked)
     rest = _rest(chain, asked)
     n_trials = guess.calibration.n_trials
+    specs = [spec for spec in asked.run[asked.steps[0]].specs if spec.role in MODEL_ROLES]
     return EstimateReport(
         codec=chain.codec,
         config=chain.record()["config"],
@@ -557,7 +599,41 @@ def _estimated(chain: ChainConfig, asked: _Asked) -> EstimateReport:
         seconds=time.perf_counter() - begun,
         notes=() if n_trials else (_UNCALIBRATED,),
         device=chain.device,
+        tensors=tuple(_by_tensor(specs, guess.rows, len(asked.steps), chain.keyframe_every))
+        if by_tensor
+        else (),
     )
+
+
+def _by_tensor(
+    specs: Sequence[TensorSpec], rows: Sequence[_Row], n_steps: int, keyframe_every: int
+) -> Iterator[TensorEstimate]:
+    """Yield what happens to each tensor that was encoded at every step."""
+    weighed = any(row.sensitivities for row in rows)
+    for spec in specs:
+        there = [row for row in rows if spec.key in row.nbytes_of]
+        if not there or not spec.numel:
+            continue
+        keyframes, deltas = (
+            [row.nbytes_of[spec.key] for row in there if row.keyframe is k] for k in (True, False)
+        )
+        nbytes = in_proportion(keyframes or deltas, deltas, n_steps, keyframe_every)
+        h = [row.sensitivities[spec.key] for row in there if spec.key in row.sensitivities]
+        damages = [
+            0.5 * row.sensitivities[spec.key] * row.squared_errors[spec.key]
+            if weighed
+            else row.squared_errors[spec.key]
+            for row in there
+            if not weighed or spec.key in row.sensitivities
+        ]
+        yield TensorEstimate(
+            key=spec.key,
+            layer_type=None if spec.layer is None else str(spec.layer),
+            n_values=spec.numel,
+            bits_per_weight=8 * nbytes / (spec.numel * n_steps),
+            sensitivity=h[-1] if h else None,
+            damage=max(damages, default=None),
+        )
 
 
 _UNCALIBRATED: Final = (
@@ -575,6 +651,9 @@ class _Row(NamedTuple):
     damage: float | None
     relative_error: float
     keyframe: bool
+    nbytes_of: Mapping[str, int]
+    squared_errors: Mapping[str, float]
+    sensitivities: Mapping[str, float]
 
 
 def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
@@ -602,6 +681,9 @@ def _encode(
             scaled_damage(one, checkpoint, h),
             one.relative_error,
             number % chain.keyframe_every == 0,
+            one.nbytes,
+            one.squared_errors,
+            h,
         )
         before = checkpoint
 

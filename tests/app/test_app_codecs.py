@@ -48,7 +48,7 @@ def test_a_codec_from_elsewhere_is_exported_with_its_knob(
 
 def test_a_codec_from_elsewhere_is_searched_and_edited(installed: None, root: Path, jobs: StubJobs) -> None:
     run = write_run(root / "run")
-    app = explorer("search", run=str(run), codec="cut")
+    app = explorer("allocate", run=str(run), codec="cut")
     assert not app.exception
     assert app.selectbox(key="search.codec").value == "cut"
     assert app.selectbox(key="search.strategy").options == ["Automatic", "Guided", "Random", "Grid"]

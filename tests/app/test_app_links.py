@@ -16,7 +16,7 @@ from tests.app.job_stubs import archived, archived_template
 
 __all__ = ["archived", "archived_template"]
 
-PAGES = ("overview", "sensitivity", "search", "compare", "archive", "export", "jobs", "open")
+PAGES = ("overview", "sensitivity", "allocate", "compare", "archive", "export", "jobs", "open")
 
 
 @pytest.fixture

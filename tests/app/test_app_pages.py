@@ -23,7 +23,7 @@ from tests.app.builders import (
     write_run,
 )
 
-ABOUT_A_RUN = ("overview", "sensitivity", "search", "compare", "archive", "export")
+ABOUT_A_RUN = ("overview", "sensitivity", "allocate", "compare", "archive", "export")
 
 
 @pytest.mark.parametrize("page", ABOUT_A_RUN)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
-from inshrink_app.pages.search import config as search_config
+from inshrink_app.pages.allocate import config as search_config
 from inshrink_app.widgets.tables import ServiceError
 
 from tests.app.builders import button, explorer, open_panel, texts, write_run
@@ -19,7 +19,7 @@ __all__ = ["archived", "archived_template", "jobs"]
 
 
 def test_the_editor_estimates_and_says_that_it_does(archived: Path, jobs: StubJobs) -> None:
-    app = explorer("search", run=str(archived))
+    app = explorer("allocate", run=str(archived))
     button(app, "Estimate").click().run()
     assert not app.exception
     below = {metric.delta for metric in app.metric}
@@ -34,10 +34,10 @@ def test_a_configuration_is_carried_on_to_the_export_and_can_be_dropped_there(
     found = config(2.0, override=[{"layer_type": "linear", "coarseness": 3.5}])
     trials = [trial(step, 2.0, config=found) for step in STEPS]
     put(jobs, archived, result=document(best={"config": found}, trials=trials))
-    app = explorer("search", run=str(archived))
+    app = explorer("allocate", run=str(archived))
     button(app, "Apply to compress").click().run()
     assert not app.exception
-    assert "Configuration from the Search page" in texts(app)
+    assert "Configuration from the page Allocate" in texts(app)
     # A page that is switched to from within a script is not where the next click goes, in a test.
     app.switch_page("pages/export/view.py").run()
     button(app, "Export").click().run()
@@ -57,7 +57,7 @@ def test_a_configuration_is_carried_on_to_the_export_and_can_be_dropped_there(
 def test_what_a_link_says_was_carried_on_is_not_trusted(archived: Path, jobs: StubJobs, told: str) -> None:
     app = explorer("export", run=str(archived), carried=told.replace("RUN", str(archived)))
     assert not app.exception
-    assert "Configuration from the Search page" not in texts(app)
+    assert "Configuration from the page Allocate" not in texts(app)
 
 
 def test_a_setting_that_no_codec_has_and_a_pattern_that_means_nothing_are_told(root: Path) -> None:
@@ -86,6 +86,48 @@ def test_the_file_of_a_configuration_is_what_the_command_line_reads(tmp_path: Pa
     assert told == wanted
     assert given_settings(told, []) == search_config.engine_settings(wanted)
     assert len(make_configs("lattice", given_settings(told, []))[1]) == 2
+
+
+@pytest.mark.parametrize("form", ["toml", "json"])
+def test_a_configuration_that_was_saved_is_loaded_as_it_was(form: str) -> None:
+    wanted = config(2.5, override=[HOSTILE])
+    text = search_config.toml_text(wanted) if form == "toml" else json.dumps(wanted)
+    assert search_config.loaded(text.encode(), f"X.{form.upper()}") == wanted
+    found = json.dumps({"best": {"config": wanted}, "trials": []}).encode()
+    assert search_config.loaded(found, "search.json") == wanted
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b"[" * 9999,
+        b"codec = 3",
+        b"codec = 'x'\nsettings = 1",
+        b"codec = 'x'\noverride = 1",
+        b"codec = 'x'\noverride = [1]",
+        b"codec = 'x'\nevil = 1",
+    ],
+)
+@pytest.mark.parametrize("name", ["a.toml", "a.json"])
+def test_a_file_that_is_no_configuration_is_refused(content: bytes, name: str) -> None:
+    with pytest.raises(ValueError, match="the file"):
+        search_config.loaded(content, name)
+
+
+def test_a_file_is_taken_into_the_editor_and_one_for_another_model_is_not(
+    archived: Path, jobs: StubJobs
+) -> None:
+    app = explorer("allocate", run=str(archived))
+    box = app.get("file_uploader")[0]
+    box.upload("inshrink.toml", search_config.toml_text(config(7.0)).encode(), "text/plain").run()
+    assert not app.exception
+    assert app.session_state["search.edit"].config == config(7.0)
+    wrong = config(7.0, override=[{"match": "gone.*", "coarseness": 1}])
+    app.get("file_uploader")[0].upload("x.json", json.dumps(wrong).encode(), "text/plain").run()
+    assert not app.exception
+    assert app.session_state["search.edit"].config == config(7.0)
 
 
 def test_rows_of_the_editor_become_the_configuration_they_came_from() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from inshrink_app import services
 from inshrink_app.jobs.commands import option, python_text, shell_text
-from inshrink_app.pages.search import figure as search_figure
+from inshrink_app.pages.allocate import figure as search_figure
 from inshrink_app.services import Searched, SearchPoint, SearchRequest, front
 
 from tests.app.builders import SAMPLE, button, charts, explorer, open_panel, subject, texts
@@ -41,7 +41,7 @@ def test_estimates_are_drawn_without_an_evaluator_before_anything_is_measured(
     archived: Path, jobs: StubJobs
 ) -> None:
     jobs.rows["estimate"] = [guess(0), guess(1)]
-    app = explorer("search", run=str(archived))
+    app = explorer("allocate", run=str(archived))
     assert charts(app) == 0
     button(app, "Estimate without measuring").click().run()
     assert not app.exception
@@ -84,7 +84,7 @@ def test_estimates_go_from_fine_to_coarse_and_are_there_one_by_one(
 
 
 def test_estimates_are_made_anew_once_trials_tell_what_an_error_costs(archived: Path, jobs: StubJobs) -> None:
-    app = explorer("search", run=str(archived))
+    app = explorer("allocate", run=str(archived))
     button(app, "Estimate without measuring").click().run()
     assert len(jobs.started) == 1
     put(jobs, archived, result=document())
@@ -106,7 +106,7 @@ def test_estimates_are_made_anew_once_trials_tell_what_an_error_costs(archived: 
 def test_a_drop_is_bound_together_with_a_divergence_of_ones_own(
     root: Path, jobs: StubJobs, beside: str, asked: Any, said: str
 ) -> None:
-    app = explorer("search", run=str(SAMPLE), beside=beside)
+    app = explorer("allocate", run=str(SAMPLE), beside=beside)
     assert not app.exception
     button(app, "Search").click().run()
     assert not app.exception

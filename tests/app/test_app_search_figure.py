@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.pages.search import figure as search_figure
+from inshrink_app.pages.allocate import figure as search_figure
 from inshrink_app.services import Searched, front
 from inshrink_app.widgets.figures import TOOLBAR
 

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.analysis.anatomy import N_BINS, anatomy, map_sensitivity, value_histogram
+from inshrink_core.analysis.anatomy import (
+    N_BINS,
+    N_PLACES,
+    anatomy,
+    map_sensitivity,
+    places_of,
+    value_histogram,
+)
 from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
 from inshrink_core.analysis.trajectory import trajectory
 from inshrink_core.checkpoint import TensorRole, TensorSpec
@@ -314,3 +321,44 @@ def test_the_bits_of_a_trajectory_are_those_of_the_archive(run, archives):
 def test_a_tensor_that_no_step_has_is_an_error(run):
     with pytest.raises(NotFoundError, match="no step has a tensor 'nope'"):
         trajectory(run, "nope", steps=run.steps[:2])
+
+
+# Where in the matrix, and how far off
+
+
+def test_rows_and_columns_say_where_in_a_matrix_the_sensitivity_sits():
+    score = torch.zeros(300, 4, 5)
+    score[10:12] = 6.0
+    score[:, 2, 3] += 3.0
+    found = places_of(score)
+    assert found.shape == (300, 20)
+    assert (found.rows.size, found.columns.size) == (N_PLACES, 20)
+    assert found.columns.argmax() == 2 * 5 + 3
+    assert found.rows.argmax() == pytest.approx(10 * N_PLACES / 300, abs=1)
+    assert found.columns[0] == pytest.approx(6.0 * 2 / 300)
+
+
+def test_what_is_not_finite_counts_for_no_place_and_vectors_have_none():
+    score = torch.tensor([[1.0, float("nan")], [3.0, float("inf")]])
+    found = places_of(score)
+    assert found.rows.tolist() == [1.0, 3.0]
+    assert found.columns[0] == 2.0
+    assert np.isnan(found.columns[1])
+    assert found.to_json() == {"rows": [1.0, 3.0], "columns": [2.0, None], "shape": [2, 2]}
+    assert places_of(torch.ones(5)) is None
+    assert places_of(torch.empty(0, 3)) is None
+
+
+def test_a_coarser_codec_is_further_off_and_an_exact_one_not_at_all(run):
+    errors = [anatomy(run, 400, KEY, "lattice", {"coarseness": one}).relative_error for one in (0.5, 4.0)]
+    assert 0 < 4 * errors[0] < errors[1] < 1
+    assert anatomy(run, 400, KEY, "lossless").relative_error == 0.0
+
+
+def test_an_archive_without_its_originals_cannot_say_how_far_it_is_off(run, archives):
+    step = run.steps[2]
+    assert anatomy(archives["lattice"], step, KEY).relative_error is None
+    told = anatomy(archives["lattice"], step, KEY, against=run)
+    assert 0 < told.relative_error < 0.5
+    assert told.places.shape == (told.spec.shape[0], told.spec.shape[1])
+    json.dumps(told.to_json(), allow_nan=False)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
+from inshrink_app.pages.allocate.config import config_words
 from inshrink_app.pages.archive import cards, report
 from inshrink_app.pages.archive import figure as chain_figure
-from inshrink_app.pages.search.config import config_words
 from inshrink_app.widgets import (
     archive_picker,
     facts,

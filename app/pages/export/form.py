@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.pages.search import editor as search_editor
+from inshrink_app.pages.allocate import editor as search_editor
 from inshrink_app.services import ExportRequest
 from inshrink_app.widgets.choices import ends_of_range, one_of_few, one_of_many
 from inshrink_app.widgets.codecs import ask_for_knob, labels

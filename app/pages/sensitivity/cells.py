@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 import streamlit as st
 from inshrink_app import services, state
+from inshrink_app.pages.allocate.layers import PICKED
 from inshrink_app.pages.sensitivity import drilldown, heatmap, rows
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.rows import View
 from inshrink_app.pages.sensitivity.selection import Event, Selection
-from inshrink_app.widgets.formatting import elide, markdown_text
+from inshrink_app.widgets.formatting import (
+    count_text,
+    elide,
+    elide_all,
+    markdown_text,
+    percent_text,
+    value_text,
+)
 from inshrink_app.widgets.layout import chart
 from inshrink_app.widgets.tables import METRICS, Sensitivity, Subject
+
+from inshrink_core.analysis.findings import findings
 
 __all__ = ["show"]
 
 _CHART = "heatmap"
 _NAME_WIDTH = 60
+_MOST_LISTED = 8
+_MOST_CARRIED = 100
+ALLOCATE_PAGE = "pages/allocate/view.py"
+_LISTED_WIDTH = 40
 _PINNED = "heatmap.pinned"
-
-_WHY_EMPTY = {
-    "update": "Movement needs two checkpoints; there is no earlier one to compare with.",
-    "fisher": "It is read from Adam's second moment, and the checkpoints hold no optimizer state.",
-    "taylor": "It needs gradients or Adam's first moment, and the checkpoints hold neither.",
-    "gain": "It needs two steps of a chain between which the weights moved.",
-    "noise": "It needs two steps of a chain between which the weights moved.",
-}
 
 Made = TypeVar("Made")
 
@@ -51,6 +58,7 @@ def show(shown: Subject, tables: Mapping[str, Sensitivity], by: str, statistic: 
     if state.was_clicked():
         services.warm_up(shown)
     found = _valid(chosen.current(tensors.steps), tensors)
+    _say(tables[by])
     with st.container(border=True):
         view = rows.narrowed(shown, tables, by, statistic)
         if not view.table.rows:
@@ -58,16 +66,59 @@ def show(shown: Subject, tables: Mapping[str, Sensitivity], by: str, statistic: 
         elif not np.isfinite(view.table.values[statistic]).any():
             _nothing_to_see(view.table)
         else:
-            _chart(view, found)
-    if found is not None:
-        _inside(view, found)
+            picture, panel = st.columns([3, 2], gap="medium")
+            with picture:
+                _chart(view, found)
+            with panel:
+                _panel(view, found)
     chosen.publish(found)
     if view.table.rows:
         names = tuple(row.name for row in view.table.rows)
         frame = _kept(
-            "sensitivity.frame", tensors, (statistic, by, names), lambda: rows.summary(view.table, statistic)
+            "sensitivity.frame",
+            tensors,
+            (statistic, view.relative, by, names),
+            lambda: rows.summary(view.table, statistic),
         )
         rows.show_table(view.table, frame, _row_of(view, found))
+        _go_on(view, found)
+
+
+def _go_on(view: View, found: Selection | None) -> None:
+    """Lead on to the page that gives layers their bits, with what is selected, or with the rows on screen."""
+    names = [row.name for row in view.table.rows] if found is None else [found.layer]
+    n_shown = sum(row.n_tensors for row in view.table.rows)
+    whole = found is None and n_shown == len(view.tensors.rows)
+    if found is not None:
+        label = f"Allocate bits to {elide(found.layer, _LISTED_WIDTH)}"
+    elif whole:
+        label = "Allocate bits"
+    else:
+        label = f"Allocate bits to {'this row' if len(names) == 1 else f'these {len(names)} rows'}"
+    if st.button(
+        markdown_text(label),
+        icon=":material/arrow_forward:",
+        key="sensitivity.on",
+        help="More bits or fewer, layer by layer, and what that costs.",
+    ):
+        state.clicked()
+        state.remember(**{PICKED: "" if whole else json.dumps(names[:_MOST_CARRIED])})
+        st.switch_page(ALLOCATE_PAGE)
+
+
+def _say(table: Sensitivity) -> None:
+    """Say in words what the picture shows."""
+    if METRICS[table.metric].pooled:
+        return
+
+    def said() -> str:
+        sizes = [row.numel for row in table.rows]
+        names = [row.name for row in table.rows]
+        return findings(table.metric, table.by, names, sizes, table.steps, table.values["mean"]).sentence()
+
+    sentence = _kept("sensitivity.said", table, None, said)
+    if sentence:
+        st.markdown(f"**{markdown_text(sentence)}**")
 
 
 def _kept(slot: str, of: object, key: Hashable, make: Callable[[], Made]) -> Made:
@@ -99,7 +150,13 @@ def _chart(view: View, found: Selection | None) -> None:
         view.tensors,
         (*_base(view), pinned),
         lambda: heatmap.heatmap_figure(
-            table, view.statistic, clip=view.clip, scale=view.scale, pinned=pinned
+            table,
+            view.statistic,
+            clip=view.clip,
+            scale=view.scale,
+            relative=view.relative,
+            loss=_loss(view),
+            pinned=pinned,
         ),
     )
     chart(
@@ -112,13 +169,20 @@ def _chart(view: View, found: Selection | None) -> None:
     st.caption(_caption(view))
 
 
+def _loss(view: View) -> tuple[str, Sequence[tuple[int, float]]] | None:
+    """Return the training loss and its name, where the training logged one."""
+    name = heatmap.training_loss(view.shown.log)
+    return None if name is None else (name, view.shown.log[name])
+
+
 def _clicked(names: Sequence[str], steps: Sequence[int]) -> None:
     """Take in a click on the heatmap."""
     points = st.session_state[_CHART]["selection"]["points"]
     edges = heatmap.column_edges(len(steps))
     cell = chosen.chosen_cell(points, len(names), len(edges) - 1)
     if cell is None:
-        chosen.apply(Event("chart"))
+        if not points:  # A point of the loss above is no cell, and clears nothing.
+            chosen.apply(Event("chart"))
     else:
         chosen.apply(Event("chart", names[cell[0]], steps[int(edges[cell[1] + 1]) - 1]))
 
@@ -148,7 +212,8 @@ def _base(view: View) -> tuple[object, ...]:
     table = view.table
     names = tuple(row.name for row in table.rows)
     path = str(view.shown.path)
-    return (path, table.by, table.metric, view.statistic, view.clip, view.scale, names, table.steps)
+    look = (view.statistic, view.clip, view.scale, view.relative)
+    return (path, table.by, table.metric, *look, names, table.steps)
 
 
 def _row_of(view: View, found: Selection | None) -> int | None:
@@ -163,28 +228,54 @@ def _row_of(view: View, found: Selection | None) -> int | None:
     return None if place is None else next(holds, None)
 
 
-def _inside(view: View, found: Selection) -> None:
-    """Draw what was selected: a tensor's inside, or a group's tensors."""
-    with st.container(border=True):
-        with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-            st.header(markdown_text(elide(found.layer, _NAME_WIDTH)), anchor=False, width="content")
+def _panel(view: View, found: Selection | None) -> None:
+    """Draw beside the picture what was selected: a tensor's inside, or a group's tensors."""
+    if found is None:
+        _most_sensitive(view)
+        return
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        st.header(markdown_text(elide(found.layer, _NAME_WIDTH)), anchor=False, width="content")
+        st.button(
+            "Close",
+            icon=":material/close:",
+            type="tertiary",
+            on_click=chosen.apply,
+            args=(Event("close"),),
+        )
+    if any(row.name == found.layer for row in view.tensors.rows):
+        drilldown.show_tensor(view.shown, view.tensors, found.layer, found.step)
+    else:
+        rows.show_group(view, found)
+
+
+def _most_sensitive(view: View) -> None:
+    """List the rows of the largest values at the last step; each opens as a click on its cell does."""
+    table = view.table
+    values = table.values[view.statistic][:, -1]
+    order = [
+        i for i in np.argsort(-np.nan_to_num(values, nan=-np.inf), kind="stable") if np.isfinite(values[i])
+    ]
+    st.header(f"Largest at step {count_text(table.steps[-1])}", anchor=False)
+    st.caption("Click a cell, or one of these, to look inside.")
+    names = [table.rows[i].name for i in order[:_MOST_LISTED]]
+    with st.container(gap="xxsmall"):
+        for i, label in zip(order, elide_all(names, _LISTED_WIDTH), strict=False):
+            said = (
+                percent_text(float(values[i])) if view.relative == "share" else value_text(float(values[i]))
+            )
             st.button(
-                "Close",
-                icon=":material/close:",
+                markdown_text(f"{label} · {said}"),
+                key=f"largest.{table.rows[i].name}",
                 type="tertiary",
                 on_click=chosen.apply,
-                args=(Event("close"),),
+                args=(Event("table", table.rows[i].name),),
             )
-        if any(row.name == found.layer for row in view.tensors.rows):
-            drilldown.show_tensor(view.shown, view.tensors, found.layer, found.step)
-        else:
-            rows.show_group(view, found)
 
 
 def _nothing_to_see(table: Sensitivity) -> None:
     """Say why a metric has no values."""
     st.header("This run has no such values", anchor=False)
-    st.write(_WHY_EMPTY.get(table.metric, "No weight has a finite value."))
+    st.write(METRICS[table.metric].needs or "No weight has a finite value.")
     if table.note:
         st.text(table.note)
 
@@ -193,6 +284,8 @@ def _caption(view: View) -> str:
     """Say what the picture does not show by itself."""
     table = view.table
     scale = "logarithmic" if view.scale == "log" else "linear"
+    if view.relative == "first" or table.metric == "gain":
+        scale += ", red below 1 and blue above"
     n_columns = min(len(table.steps), heatmap.MAX_COLUMNS)
     parts = [f"Colours are {scale}" + (", outliers clipped at 1 % and 99 %." if view.clip else ".")]
     if len(table.steps) > n_columns:
@@ -208,5 +301,4 @@ def _caption(view: View) -> str:
         parts.append("Grey: the tensor is absent or has no value at this step.")
     if table.note:
         parts.append(markdown_text(table.note))
-    parts.append("Click a cell to look inside.")
     return " ".join(parts)

@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 if TYPE_CHECKING:
-    from inshrink_core.analysis.anatomy import Anatomy, SensitivityMap
+    from inshrink_core.analysis.anatomy import Anatomy, Places, SensitivityMap, ValueHistogram
     from inshrink_core.analysis.trajectory import Trajectory
 
-__all__ = ["course_figure", "histogram_figure", "level_lines", "map_figure"]
+__all__ = ["course_figure", "histogram_figure", "level_lines", "map_figure", "profile_figure"]
 
 _HEIGHT = 276
+_PANEL_HEIGHT = 110
 
 _PART_LOOKS: Mapping[str, tuple[str, str]] = {
     "pruned": (CATEGORICAL[5], "x"),
@@ -61,7 +62,9 @@ def level_lines(seen: Anatomy) -> NDArray[np.float64]:
     return np.empty(0)
 
 
-def histogram_figure(seen: Anatomy, *, log: bool) -> go.Figure:
+def histogram_figure(
+    seen: Anatomy, *, log: bool, other: tuple[int, ValueHistogram] | None = None
+) -> go.Figure:
     """Draw how often values occur, stacked by what became of them, with a line at every level.
 
     Parameters
@@ -70,6 +73,9 @@ def histogram_figure(seen: Anatomy, *, log: bool) -> go.Figure:
         One tensor.
     log
         Counts on a logarithmic axis.
+    other
+        Another step and the tensor's values there, drawn as a line over the bars, scaled to bins of the
+        same width.
     """
     figure = go.Figure()
     values = seen.histogram
@@ -101,6 +107,9 @@ def histogram_figure(seen: Anatomy, *, log: bool) -> go.Figure:
     lines = level_lines(seen)
     if lines.size:
         figure.add_trace(_lines(lines, top, log))
+    if other is not None and other[1].edges.size > 1 and values.edges.size > 1:
+        figure.add_trace(_outline(*other, float(values.edges[1] - values.edges[0])))
+        top = max(top, float(np.nanmax(figure.data[-1].y, initial=1.0)))
     lay_out(figure, _HEIGHT, legend=True)
     figure.update_layout(barmode="stack", bargap=0, hovermode="closest")
     figure.update_xaxes(title=title("Value"), showgrid=False, nticks=7)
@@ -128,6 +137,48 @@ def _lines(levels: NDArray[np.float64], top: float, log: bool) -> go.Scatter:
         opacity=0.75,
         hoverinfo="skip",
     )
+
+
+def _outline(step: int, values: ValueHistogram, width: float) -> go.Scatter:
+    """Draw another step's values as a line, as if its bins were as wide as these."""
+    counts = values.counts.sum(axis=0) * (width / float(values.edges[1] - values.edges[0]))
+    return go.Scatter(
+        x=((values.edges[:-1] + values.edges[1:]) / 2).astype(np.float32),
+        y=counts.astype(np.float32),
+        name=f"step {count_text(step)}",
+        mode="lines",
+        line={"color": MARK, "width": 2, "shape": "hvh"},
+        hovertemplate=f"%{{y:,.0f}} values near %{{x:.3~g}} at step {count_text(step)}<extra></extra>",
+    )
+
+
+def profile_figure(places: Places, symbol: str) -> go.Figure:
+    """Draw the mean sensitivity by row and by column of a matrix, one below the other."""
+    named = [("row", places.rows, places.shape[0]), ("column", places.columns, places.shape[1])]
+    figure = make_subplots(
+        rows=2,
+        cols=1,
+        subplot_titles=[f"By {word} (of {count_text(n)})" for word, _, n in named],
+        vertical_spacing=0.3,
+    )
+    for place, (word, line, n) in enumerate(named, start=1):
+        edges = np.linspace(0, n, line.size + 1)
+        figure.add_trace(
+            go.Bar(
+                x=(edges[:-1] + edges[1:] - 1) / 2,
+                y=line,
+                width=np.diff(edges),
+                marker={"color": CATEGORICAL[0], "line": {"width": 0}},
+                hovertemplate=f"{word} %{{x:,.0f}}<br>{html_text(symbol)} %{{y:.3~g}}<extra></extra>",
+            ),
+            row=place,
+            col=1,
+        )
+    lay_out(figure, _HEIGHT, titles=True)
+    figure.update_layout(bargap=0)
+    figure.update_xaxes(showgrid=False, nticks=6, tickformat=",d")
+    figure.update_yaxes(rangemode="tozero", nticks=4, automargin=True, tickformat="~g")
+    return figure
 
 
 def map_figure(told: SensitivityMap) -> go.Figure:
@@ -171,7 +222,7 @@ def _ticks(edges: NDArray[np.float64]) -> dict[str, list[object]]:
 
 
 def course_figure(course: Trajectory, step: int) -> go.Figure:
-    """Draw size, movement and, where an archive tells them, bits over the steps, side by side.
+    """Draw size, movement and, where an archive tells them, bits over the steps, one below the other.
 
     Parameters
     ----------
@@ -187,10 +238,11 @@ def course_figure(course: Trajectory, step: int) -> go.Figure:
     ]
     panels = [panel for panel in panels if np.isfinite(panel[1]).any()]
     figure = make_subplots(
-        rows=1,
-        cols=max(1, len(panels)),
+        rows=max(1, len(panels)),
+        cols=1,
+        shared_xaxes=True,
         subplot_titles=[panel[0] for panel in panels],
-        horizontal_spacing=0.08,
+        vertical_spacing=0.12,
     )
     steps = np.asarray(course.steps, np.int64)
     for place, (name, values, scale) in enumerate(panels, start=1):
@@ -204,8 +256,8 @@ def course_figure(course: Trajectory, step: int) -> go.Figure:
                 marker={"size": 4},
                 hovertemplate=f"step %{{x:,}}<br>{name.lower()} %{{y:.4~g}}<extra></extra>",
             ),
-            row=1,
-            col=place,
+            row=place,
+            col=1,
         )
         at = np.flatnonzero(steps == step)
         if at.size and np.isfinite(shown[at[0]]):
@@ -217,16 +269,17 @@ def course_figure(course: Trajectory, step: int) -> go.Figure:
                     marker={"size": 11, "color": MARK, "symbol": "circle-open", "line": {"width": 3}},
                     hoverinfo="skip",
                 ),
-                row=1,
-                col=place,
+                row=place,
+                col=1,
             )
         figure.update_yaxes(
             type=scale,
             automargin=True,
-            row=1,
-            col=place,
+            row=place,
+            col=1,
             **(log_ticks(shown) if scale == "log" else {"nticks": 5, "rangemode": "tozero"}),
         )
-    lay_out(figure, 210, titles=True)
-    figure.update_xaxes(**steps_axis(5))
+    lay_out(figure, _PANEL_HEIGHT * max(1, len(panels)) + 30, titles=True)
+    figure.update_xaxes(**{**steps_axis(5), "title": None})
+    figure.update_xaxes(title=title("Step"), row=max(1, len(panels)), col=1)
     return figure

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
@@ -20,18 +21,20 @@ from inshrink_app.widgets.formatting import (
     counted,
     inked,
     markdown_text,
+    percent_text,
     share_text,
     value_text,
 )
 from inshrink_app.widgets.layout import allow, answer, chart, is_allowed
 from inshrink_app.widgets.tables import METRICS, Sensitivity, Subject
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from inshrink_core.analysis.anatomy import Anatomy
+    from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram
 
-__all__ = ["show_tensor"]
+__all__ = ["half_in", "show_tensor"]
 
-_WAY, _LOG, _STEP = "drill.way", "drill.log", "inside.step"
+_WAY, _LOG, _STEP, _OVER = "drill.way", "drill.log", "inside.step", "drill.over"
 _LEVELS = {
     "codebook": "codebook",
     "lattice": "lattice",
@@ -70,11 +73,9 @@ def show_tensor(shown: Subject, table: Sensitivity, tensor: str, step: int) -> N
     if seen is None:
         return
     _facts(seen)
-    left, right = st.columns(2, gap="medium")
-    with left:
-        _histogram(seen, log=bool(st.session_state.get(_LOG)))
-    with right:
-        _score_map(seen)
+    _histogram(shown, seen, table.steps)
+    _profile(seen)
+    _score_map(seen)
     _course(shown, seen)
     _take_away(shown, seen, way, metric)
 
@@ -157,6 +158,9 @@ def _facts(seen: Anatomy) -> None:
         ("Pruned", share_text(shares["pruned"].share), _range_help(seen, "pruned")),
         ("Protected", share_text(shares["protected"].share), _range_help(seen, "protected")),
     ]
+    if seen.relative_error is not None:
+        told = f"Of the values as they come back, relative to their norm, with {seen.codec}; {basis}."
+        cards.insert(2, ("Rounding error", percent_text(seen.relative_error), told))
     facts.row((label, value, None, said) for label, value, said in cards)
 
 
@@ -171,16 +175,73 @@ def _range_help(seen: Anatomy, name: str) -> str:
     )
 
 
-def _histogram(seen: Anatomy, *, log: bool) -> None:
-    """Draw the values with their partition and levels."""
+def _histogram(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> None:
+    """Draw the values with their partition and levels, and over them those of another step."""
     st.markdown("**Values and levels**")
+    other = _overlay(shown, seen, steps)
     chart(
-        drill_figures.histogram_figure(seen, log=log),
+        drill_figures.histogram_figure(seen, log=bool(st.session_state.get(_LOG)), other=other),
         "drill.histogram",
         f"Histogram of {count_text(seen.spec.numel)} values by what became of them, with the levels of "
         f"the {_LEVELS[seen.level_kind]}",
     )
     st.caption(_levels_text(seen))
+
+
+def _overlay(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> tuple[int, ValueHistogram] | None:
+    """Let another step be laid over the values; None where none is wanted."""
+    others = [step for step in steps if step != seen.step]
+    if not others:
+        return None
+    if st.session_state.get(_OVER) not in others:
+        st.session_state.pop(_OVER, None)
+    step = st.selectbox(
+        "Values of another step over them",
+        others,
+        index=None,
+        key=_OVER,
+        format_func=count_text,
+        placeholder="None",
+        width=300,
+    )
+    if step is None:
+        return None
+    counted_there = answer(lambda: services.values_at(shown, step, seen.spec.key))
+    return None if counted_there is None else (step, counted_there)
+
+
+def _profile(seen: Anatomy) -> None:
+    """Draw where in the matrix the sensitivity sits."""
+    places, told = seen.places, seen.sensitivity
+    if places is None or told is None or not np.isfinite(places.rows).any():
+        return
+    st.markdown("**Where in the matrix**")
+    n_rows, n_columns = places.shape
+    chart(
+        drill_figures.profile_figure(places, METRICS[told.metric].symbol),
+        "drill.profile",
+        f"Mean {METRICS[told.metric].label.lower()} by row and by column of {n_rows} by {n_columns} values",
+    )
+    st.caption(
+        f"Half of it sits in {share_text(half_in(places.rows))} of {counted(n_rows, 'row')} and in "
+        f"{share_text(half_in(places.columns))} of {counted(n_columns, 'column')}."
+    )
+
+
+def half_in(line: NDArray[np.float64]) -> float:
+    """Return the least share of places that hold half of what all hold together; 0 where there is nothing.
+
+    Examples
+    --------
+    >>> half_in(np.array([1.0, 1.0, 1.0, 97.0])), half_in(np.ones(10))
+    (0.25, 0.5)
+    """
+    known = np.sort(line[np.isfinite(line)])[::-1]
+    with np.errstate(over="ignore"):
+        total = float(known.sum())
+    if not known.size or not 0 < total < np.inf:
+        return 0.0
+    return (int(np.searchsorted(np.cumsum(known), total / 2 * (1 - 1e-12))) + 1) / known.size
 
 
 def _levels_text(seen: Anatomy) -> str:

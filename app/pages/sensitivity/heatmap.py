@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.theme import MARK, SEQUENTIAL
+from inshrink_app.theme import CATEGORICAL, DIVERGING, MARK, SEQUENTIAL
 from inshrink_app.widgets.figures import (
     TOOLBAR,
     colour_bar,
@@ -17,9 +18,11 @@ from inshrink_app.widgets.figures import (
     gaps,
     linear_scale_ticks,
     log_scale_ticks,
+    log_ticks,
     thinned,
+    title,
 )
-from inshrink_app.widgets.formatting import count_text, counted, elide_all, html_text, shape_text
+from inshrink_app.widgets.formatting import count_text, counted, elide, elide_all, html_text, shape_text
 from inshrink_app.widgets.tables import METRICS, HeatRow, Sensitivity
 from numpy.typing import NDArray
 
@@ -35,7 +38,9 @@ __all__ = [
     "heatmap_figure",
     "linear_scale",
     "log_scale",
+    "loss_by_column",
     "row_labels",
+    "training_loss",
 ]
 
 MAX_COLUMNS = 100
@@ -64,8 +69,21 @@ _ROOM_OF_ROWS, _ROOM_OF_COLORBAR, _ROOM_OF_STEPS = 14, 42, 56
 
 _NAME_WIDTH = 34
 _MAX_ROW_LABELS = 60
+_MAX_STEP_LABELS = 6
+"""Beside the panel there is little room on a small screen."""
+
 _MOST_APART = 60
 """With more rows or columns there is no line between them."""
+
+_LOSS_HEIGHT, _LOSS_GAP = 74, 10
+"""Pixels of the training loss above the cells, and of the room between."""
+
+_LOSS_NAME_WIDTH = 12
+_LOSS_DECADES = 100
+"""A loss that falls further than this is drawn on a logarithmic axis."""
+
+_RELATIVE = {"plain": "", "first": " / first", "share": ", share"}
+"""What stands behind the symbol of a metric that was made relative."""
 
 _NO_VALUE = "%{y}<br>step %{x}<br>no value at this step<extra></extra>"
 
@@ -159,6 +177,8 @@ def heatmap_figure(
     *,
     clip: bool,
     scale: str = "log",
+    relative: str = "plain",
+    loss: tuple[str, Sequence[tuple[int, float]]] | None = None,
     pinned: tuple[int, int] | None = None,
 ) -> go.Figure:
     """Draw rows by steps, colour by the value or its logarithm.
@@ -173,31 +193,41 @@ def heatmap_figure(
         Spread colours between the 1st and 99th percentile instead of the extremes.
     scale
         ``log`` or ``linear``.
+    relative
+        What the values are relative to (`arranging.NORMALISED`). Relative to a row's first step, and of a
+        restore gain, colours go both ways from 1.
+    loss
+        The name of a training metric and its values by step, drawn above on the same axis.
     pinned
         Row and column of a cell that is marked to begin with. A click marks another one in the browser,
         without a new figure: a figure that changed would lose its zoom and its selection.
     """
     columns = bucket_steps(table.values[statistic], table.steps)
     colours, low, high = (log_scale if scale == "log" else linear_scale)(columns.values, clip)
+    both_ways = relative == "first" or table.metric == "gain"
+    if both_ways:
+        low, high = _around(0.0 if scale == "log" else 1.0, low, high)
     names = [_row_category(row) for row in table.rows]
     row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(names) <= most)
     height = TOOLBAR + max(220, len(names) * row_pixels + 62)
-    symbol = METRICS[table.metric].symbol
-    word = "" if METRICS[table.metric].pooled else f"{statistic} "
+    symbol = METRICS[table.metric].symbol + _RELATIVE[relative]
+    word = "" if METRICS[table.metric].pooled or relative == "share" else f"{statistic} "
     hover = f"%{{y}}<br>step %{{x}}<br>{word}{html_text(symbol)} = "
+    told = "%{customdata:.3~%}" if relative == "share" else "%{customdata:.3~g}"
     bar = colorbar(symbol, low, high, height - TOOLBAR - 82, scale)
     figure = cells(
         columns._replace(values=colours),
         names,
         columns.values,
-        f"{hover}%{{customdata:.3~g}}<extra></extra>",
+        f"{hover}{told}<extra></extra>",
         missing=_NO_VALUE,
         zmin=low,
         zmax=high,
-        colorscale=SEQUENTIAL,
+        colorscale=DIVERGING if both_ways else SEQUENTIAL,
         colorbar=bar,
     )
-    figure.add_trace(_anchors(names, columns, row_pixels, pinned, hover))
+    at_anchor = hover + told.replace("customdata", "customdata[2]")
+    figure.add_trace(_anchors(names, columns, row_pixels, pinned, at_anchor))
     ticks = thinned(names, row_labels([row.name for row in table.rows]), _MAX_ROW_LABELS)
     figure.update_layout(
         height=height,
@@ -208,9 +238,102 @@ def heatmap_figure(
         hoverdistance=200,
         showlegend=False,
     )
-    figure.update_xaxes(range=[-0.5, len(columns.labels) - 0.5])
+    shown = thinned(columns.labels, columns.labels, _MAX_STEP_LABELS)
+    figure.update_xaxes(range=[-0.5, len(columns.labels) - 0.5], **shown)
     figure.update_yaxes(autorange=None, range=[len(names) - 0.5, -0.5], **ticks)
+    if loss is not None:
+        _add_loss(figure, loss, table.steps, columns.labels)
     return figure
+
+
+def _around(middle: float, low: float, high: float) -> tuple[float, float]:
+    """Return ends that are equally far from the middle."""
+    reach = max(abs(high - middle), abs(middle - low), 1e-3)
+    return middle - reach, middle + reach
+
+
+def training_loss(log: Mapping[str, Sequence[tuple[int, float]]]) -> str | None:
+    """Return which of the logged metrics is the loss that training minimised; None where none is.
+
+    Examples
+    --------
+    >>> training_loss({"eval_loss": (), "lr": (), "train/loss": ()}), training_loss({"lr": ()})
+    ('train/loss', None)
+    """
+    named = [name for name in log if "loss" in name.casefold()]
+    held_out = ("eval", "val", "test", "dev")
+    own = [name for name in named if not any(word in name.casefold() for word in held_out)]
+    return min(own or named, key=len, default=None)
+
+
+def loss_by_column(series: Sequence[tuple[int, float]], steps: Sequence[int]) -> list[float]:
+    """Return the newest finite value logged up to each column's last step, since the column before it.
+
+    Parameters
+    ----------
+    series
+        Step and value, in any order.
+    steps
+        Of the checkpoints, ascending.
+
+    Examples
+    --------
+    >>> loss_by_column([(1, 3.0), (9, 2.0), (10, 1.0)], (5, 10, 20))
+    [3.0, 1.0, nan]
+    """
+    edges = column_edges(len(steps))
+    ends = [steps[int(edge) - 1] for edge in edges[1:]]
+    found = [math.nan] * len(ends)
+    for step, value in sorted((step, value) for step, value in series if math.isfinite(value)):
+        place = bisect.bisect_left(ends, step)
+        if place < len(ends):
+            found[place] = value
+    return found
+
+
+def _add_loss(
+    figure: go.Figure,
+    loss: tuple[str, Sequence[tuple[int, float]]],
+    steps: Sequence[int],
+    labels: Sequence[str],
+) -> None:
+    """Draw a training metric above the cells, and give it room."""
+    name, series = loss
+    values = loss_by_column(series, steps)
+    if not any(map(math.isfinite, values)):
+        return
+    inner = figure.layout.height - TOOLBAR - _ROOM_OF_STEPS
+    share = inner / (inner + _LOSS_HEIGHT + _LOSS_GAP)
+    figure.add_trace(
+        go.Scatter(
+            x=list(labels),
+            y=np.asarray(values, np.float64),
+            yaxis="y2",
+            mode="lines+markers" if len(labels) <= _MOST_APART else "lines",
+            connectgaps=True,
+            line={"color": CATEGORICAL[0], "width": 2},
+            marker={"size": 4},
+            hovertemplate=f"{html_text(name)} %{{y:.4~g}}<br>step %{{x}}<extra></extra>",
+            showlegend=False,
+        )
+    )
+    known = [value for value in values if math.isfinite(value)]
+    axis: dict[str, Any] = {"nticks": 3, "tickformat": "~g"}
+    if min(known) > 0 and max(known) / min(known) > _LOSS_DECADES:
+        axis = {"type": "log", **log_ticks([min(known), max(known)])}
+        axis |= {key: one[:: max(1, len(one) // 2)] for key, one in axis.items() if key != "type"}
+    figure.update_layout(
+        height=figure.layout.height + _LOSS_HEIGHT + _LOSS_GAP,
+        yaxis={"domain": [0, share]},
+        yaxis2={
+            "domain": [1 - (1 - share) * _LOSS_HEIGHT / (_LOSS_HEIGHT + _LOSS_GAP), 1],
+            "title": title(html_text(elide(name, _LOSS_NAME_WIDTH))),
+            "fixedrange": True,
+            "zeroline": False,
+            **axis,
+        },
+    )
+    figure.data[1].colorbar.y = share
 
 
 def cells(
@@ -296,7 +419,7 @@ def _anchors(
         selected={"marker": {"opacity": 1, "color": MARK}},
         unselected={"marker": {"opacity": 0}},
         selectedpoints=chosen,
-        hovertemplate=_hovers(cells.values[y, x], f"{hover}%{{customdata[2]:.3~g}}<extra></extra>"),
+        hovertemplate=_hovers(cells.values[y, x], f"{hover}<extra></extra>"),
         showlegend=False,
     )
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import streamlit as st
-from inshrink_app.pages.sensitivity import grouping
+from inshrink_app import services, state
+from inshrink_app.pages.sensitivity import arranging, grouping
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.heatmap import bucket_steps
 from inshrink_app.pages.sensitivity.selection import Event, Selection
@@ -24,13 +25,22 @@ from inshrink_app.widgets.formatting import (
     shape_text,
     value_text,
 )
-from inshrink_app.widgets.tables import METRICS, HeatRow, Sensitivity, Subject
+from inshrink_app.widgets.tables import METRICS, HeatRow, Sensitivity, ServiceError, Subject
 from numpy.typing import NDArray
 
 __all__ = ["View", "long_table", "narrowed", "show_group", "show_table", "summary", "tensors_of"]
 
 _FIND, _TABLE = "find", "sensitivity.table"
 _SCALES = {"log": "Log", "linear": "Linear"}
+
+_RELATIVE, _ORDER = "norm", "sort"
+_RELATIVE_HELP = (
+    "As is; relative to the first value of each row, in colours around 1; or what a row's parameters carry "
+    "together (mean × size), as a share of what all carry at the step."
+)
+_ORDER_HELP = (
+    "The model's own order, or the largest first: by the last value, bits as archived, or parameters."
+)
 
 _MOST_FOUND = 5000
 """Names a search box can hold; the browser filters them."""
@@ -55,6 +65,7 @@ class View(NamedTuple):
     statistic: str
     clip: bool
     scale: str
+    relative: str = "plain"
 
 
 def tensors_of(tensors: Sensitivity, layer: str) -> tuple[int, ...]:
@@ -66,13 +77,69 @@ def tensors_of(tensors: Sensitivity, layer: str) -> tuple[int, ...]:
 
 
 def narrowed(shown: Subject, tables: Mapping[str, Sensitivity], by: str, statistic: str) -> View:
-    """Draw search, filters and breadcrumb, and return what is left to be shown."""
+    """Draw search, filters, order and breadcrumb, and return what is left to be shown."""
     tensors = tables["tensor"]
-    names = [row.name for row in tensors.rows]
-    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-        _find_box(names)
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+        _find_box([row.name for row in tensors.rows])
         pattern, layers, clip, scale = _filters(tensors, by)
-    view = functools.partial(View, shown, tensors, statistic=statistic, clip=clip, scale=scale)
+        relative = "plain"
+        if not METRICS[tensors.metric].pooled:
+            relative = _choice("Normalise", _RELATIVE, arranging.NORMALISED, _RELATIVE_HELP)
+        order = _choice("Sort rows by", _ORDER, arranging.ORDERS, _ORDER_HELP)
+    view = _matching(shown, tables, by, statistic, (pattern, layers))
+    bits = _bits_of(view) if order == "bits" else {}
+    if order == "bits" and not bits:
+        st.caption("Bits per weight need an archive of this run beside it; the rows are in forward order.")
+        order = "forward"
+    table = arranging.normalised(view.table, relative, tensors)
+    places = arranging.ordered(table, order, statistic, bits)
+    groups = tuple(view.groups[place] for place in places) if view.groups else ()
+    table = grouping.take(table, places)
+    return view._replace(table=table, groups=groups, clip=clip, scale=scale, relative=relative)
+
+
+def _choice(label: str, key: str, options: Mapping[str, str], tip: str) -> str:
+    """Draw a choice that the address carries."""
+    widget = f"rows.{key}"
+    if st.session_state.get(widget) not in options:
+        st.session_state[widget] = state.choice(key, list(options), next(iter(options)))
+    chosen = str(
+        st.selectbox(label, list(options), format_func=options.__getitem__, key=widget, help=tip, width=190)
+    )
+    if chosen == next(iter(options)):
+        state.retract(key)
+    else:
+        state.publish(**{key: chosen})
+    return chosen
+
+
+def _bits_of(view: View) -> dict[str, float]:
+    """Return the bits per weight of the rows on screen, as archived; empty where that is not known."""
+    try:
+        known = services.archived_bits(view.shown)
+    except ServiceError:
+        return {}
+    found = {}
+    for row in view.table.rows:
+        members = [view.tensors.rows[place] for place in tensors_of(view.tensors, row.name)]
+        sizes = [(known[one.name], one.numel) for one in members if one.name in known]
+        if sizes:
+            total = sum(numel for _, numel in sizes)
+            found[row.name] = sum(bits * numel for bits, numel in sizes) / total
+    return found
+
+
+def _matching(
+    shown: Subject,
+    tables: Mapping[str, Sensitivity],
+    by: str,
+    statistic: str,
+    wanted: tuple[str, Sequence[str]],
+) -> View:
+    """Return the rows that the filters leave, in the model's order."""
+    (pattern, layers), tensors = wanted, tables["tensor"]
+    names = [row.name for row in tensors.rows]
+    view = functools.partial(View, shown, tensors, statistic=statistic, clip=True, scale="log")
     if by == "layer_type":
         places = [i for i, row in enumerate(tables[by].rows) if pattern in row.name.casefold()]
         return view(grouping.take(tables[by], places), ())
@@ -214,8 +281,8 @@ def show_table(table: Sensitivity, frame: pd.DataFrame, selected: int | None) ->
     metric = METRICS[table.metric]
     number = st.column_config.NumberColumn(format=listing.SMALL if metric.scale == "log" else "%.3f")
     wanted = [] if selected is None or selected >= len(frame) else [selected]
-    state = st.session_state.get(_TABLE)
-    if state is None or list(state["selection"]["rows"]) != wanted:
+    before = st.session_state.get(_TABLE)
+    if before is None or list(before["selection"]["rows"]) != wanted:
         st.session_state[_TABLE] = {"selection": {"rows": wanted, "columns": [], "cells": []}}
     course = "log₁₀ of the value over the steps" if metric.scale == "log" else "Over the steps"
     st.dataframe(

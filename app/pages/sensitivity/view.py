@@ -36,6 +36,7 @@ def render() -> None:
     if view == "steps":
         state.retract(_VIEW)
     st.caption(f"{METRICS[metric].symbol} — {METRICS[metric].meaning}")
+    _untold(shown)
     tables = _measured(shown, metric)
     if tables is not None:
         if view == "diff":
@@ -66,13 +67,28 @@ def _choices(shown: Subject) -> tuple[str, str, str, str]:
 
 def _metric(shown: Subject) -> str:
     """Draw the choice of a metric; a run is opened on one that it tells, whatever was looked at before."""
+    untold = services.untold_metrics(shown)
+    offered = {key: metric.label for key, metric in METRICS.items() if key not in untold}
+    first = services.told_metrics(shown)[0]
+    widget = f"control.{state.METRIC}"
     if st.session_state.get(_METRIC_OF) != str(shown.path):
         st.session_state[_METRIC_OF] = str(shown.path)
-        told = services.told_metrics(shown)
-        wanted = state.choice(state.METRIC, list(METRICS), told[0])
-        never_told = set(METRICS) & {"fisher", "taylor", "update"} - set(told)
-        st.session_state[f"control.{state.METRIC}"] = told[0] if wanted in never_told else wanted
-    return _control("Metric", state.METRIC, {key: m.label for key, m in METRICS.items()}, "magnitude")
+        st.session_state[widget] = state.choice(state.METRIC, list(offered), first)
+    if st.session_state.get(widget) not in offered:
+        st.session_state[widget] = first
+    metric = _control("Metric", state.METRIC, offered, first)
+    for key in untold:
+        st.button(METRICS[key].label, key=f"untold.{key}", disabled=True, help=METRICS[key].needs)
+    return metric
+
+
+def _untold(shown: Subject) -> None:
+    """Say which metrics are off, and why."""
+    why: dict[str, list[str]] = {}
+    for key in services.untold_metrics(shown):
+        why.setdefault(METRICS[key].needs, []).append(METRICS[key].label)
+    if why:
+        st.caption(" ".join(f"{' and '.join(names)} off: {reason}" for reason, names in why.items()))
 
 
 def _measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensitivity] | None:

@@ -1,18 +1,20 @@
-"""Search: the coarsest configuration whose restored steps keep a bound, found by measuring."""
+"""Allocate: bits for every layer, by hand and by a search of the coarsest that keeps a bound."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.job import Job
-from inshrink_app.pages.search import editor as search_editor
-from inshrink_app.pages.search import figure as search_figure
-from inshrink_app.pages.search import form as search_form
+from inshrink_app.pages.allocate import editor as search_editor
+from inshrink_app.pages.allocate import figure as search_figure
+from inshrink_app.pages.allocate import form as search_form
+from inshrink_app.pages.allocate import layers as allocate_layers
 from inshrink_app.services import EvaluatorCode, Searched, SearchPoint, SearchRequest, front
 from inshrink_app.widgets import evaluator_consent, facts, job_card, listing, snippets, subject
 from inshrink_app.widgets.codecs import labels
@@ -29,6 +31,9 @@ from inshrink_app.widgets.formatting import (
 )
 from inshrink_app.widgets.layout import chart, section
 from inshrink_app.widgets.tables import Subject
+
+if TYPE_CHECKING:
+    from inshrink_core.search.rates import Rates
 
 _CHART, _TABLE, _FIGURE = "search.chart", "search.table", "search.figure"
 _FIGURES = {"drop": "Drop", "divergence": "Divergence"}
@@ -52,14 +57,15 @@ _BASELINES_HELP = (
 
 def render() -> None:
     """Draw the page."""
-    shown = subject.require("Search")
+    shown = subject.require("Allocate")
     if shown is None:
         return
     if shown.kind == "archive":
         _archive(shown)
         return
-    linked = services.linked_job(state.choice_text("job"), "search", shown.path)
+    linked = services.linked_job(state.choice_text("job"), "allocate", shown.path)
     job = linked if linked is not None and linked.verb == "search" else services.newest_search(shown)
+    by_hand = st.container()
     left, right = st.columns([2, 3], gap="medium")
     with left:
         request = search_form.show(shown)
@@ -72,11 +78,41 @@ def render() -> None:
         guessing = services.estimates_job(shown, request.steps, request.codec, is_calibrated=is_calibrated)
         compared = (*compared, *services.estimates(guessing))
         found = _found(request, job, known, compared, is_earlier=before is not None)
-        _estimates(shown, request, guessing, is_calibrated=is_calibrated)
     if found is not None:
         _table(found, compared)
-    search_editor.show(shown, found, compared, request.steps, request.codec)
+    with by_hand:
+        _estimates(shown, request, guessing, is_calibrated=is_calibrated)
+        _edited(shown, found, compared, request, services.rates(shown, guessing, request.codec))
     _snippet(shown, request, judge)
+
+
+@st.fragment
+def _edited(
+    shown: Subject,
+    found: Searched | None,
+    compared: tuple[SearchPoint, ...],
+    request: SearchRequest,
+    rates: Rates | None,
+) -> None:
+    """Draw what is changed by hand: bits of layers, and settings. A click redraws this part alone."""
+    points = (*(found.points if found is not None else ()), *compared)
+    edit = search_editor.current(shown, found, points, request.codec)
+    allocate_layers.show(shown, edit, points, rates, _limits(found, request))
+    search_editor.show(shown, edit, found, points, request.steps)
+
+
+def _limits(found: Searched | None, request: SearchRequest) -> dict[str, float]:
+    """Return the bounds that the page goes by: those of the search, else those that are asked for."""
+    if found is not None and found.points:
+        bounds = {name: found.bound(name) for name in _FIGURES}
+        return {name: bound for name, bound in bounds.items() if bound}
+    from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
+
+    asked = request.limits()
+    limits = {name: asked[f"max_{name}"] for name in _FIGURES if f"max_{name}" in asked}
+    if request.goal == "drop":
+        limits.setdefault("divergence", DEFAULT_MAX_DIVERGENCE)
+    return {name: limit for name, limit in limits.items() if 0 < limit < math.inf}
 
 
 def _snippet(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None) -> None:
@@ -84,7 +120,8 @@ def _snippet(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None
     path = str(shown.path).rstrip("/")
     words = services.search_words(shown, request, judge, f"{path}-search.json")
     compress = ["compress", str(shown.path), "-o", f"{path}-searched.inshrink"]
-    snippets.of([words, [*compress, "--config", f"{path}-search.json"]])
+    estimates = services.estimate_words(shown, request.steps, request.codec)
+    snippets.of([words, [*compress, "--config", f"{path}-search.json"], estimates])
 
 
 def _archive(shown: Subject) -> None:
@@ -194,8 +231,8 @@ def _estimates(shown: Subject, request: SearchRequest, job: Job | None, *, is_ca
             "Estimate without measuring",
             icon=":material/calculate:",
             disabled=not request.steps,
-            help=f"Encodes a sample of the weights with {labels()[request.codec]} from fine to coarse. No "
-            "evaluator is asked, so no code of the run is executed.",
+            help=f"Encodes a sample of the weights with {labels()[request.codec]} from fine to coarse, and "
+            "tells what each layer takes. No evaluator is asked, so no code of the run is executed.",
         )
     ):
         services.start_estimates(shown, request.steps, request.codec, is_calibrated=is_calibrated)

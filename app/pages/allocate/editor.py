@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.pages.search import config as search_config
-from inshrink_app.pages.search.config import Edit, engine_settings, toml_text
+from inshrink_app.pages.allocate import config as search_config
+from inshrink_app.pages.allocate.config import Edit, engine_settings, toml_text
 from inshrink_app.services import Searched, SearchPoint
 from inshrink_app.widgets import facts, problem
 from inshrink_app.widgets.formatting import (
@@ -25,13 +25,14 @@ from inshrink_app.widgets.formatting import (
 from inshrink_app.widgets.layout import answer, section
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
-__all__ = ["carried", "forget", "pick", "show"]
+__all__ = ["carried", "current", "forget", "pick", "show"]
 
 EXPORT_PAGE = "pages/export/view.py"
 
 _EDIT = "search.edit"
 _PICKED = "search.picked"
 _CARRIED = "carried"
+_LOAD = "search.load"
 _LABEL_WIDTH = 90
 _MAX_NAMED = 5
 
@@ -55,24 +56,22 @@ def _picked(n_points: int) -> int | None:
 
 def show(
     shown: Subject,
+    edit: Edit,
     found: Searched | None,
-    compared: Sequence[SearchPoint],
+    points: Sequence[SearchPoint],
     steps: Sequence[int],
-    codec: str,
 ) -> None:
     """Draw the editor.
 
     Parameters
     ----------
-    shown
-        The run.
-    found, compared
-        What the search found and its baselines: points that can be loaded.
-    steps, codec
-        What to estimate on without a search, and what to begin with.
+    shown, edit
+        The run, and what is in the editor.
+    found, points
+        What the search found, and with its baselines: points that can be loaded.
+    steps
+        What to estimate on without a search.
     """
-    points = (*(found.points if found is not None else ()), *compared)
-    edit = _current(shown, found, points, codec)
     used = found.steps if found is not None and found.steps else tuple(steps)
     with section("Configuration"):
         loaded = "the default" if edit.origin is None else elide(edit.origin.label, _LABEL_WIDTH)
@@ -91,7 +90,7 @@ def show(
             _offer(shown, edit, beyond)
 
 
-def _current(shown: Subject, found: Searched | None, points: Sequence[SearchPoint], codec: str) -> Edit:
+def current(shown: Subject, found: Searched | None, points: Sequence[SearchPoint], codec: str) -> Edit:
     """Return what is in the editor; a point that was picked goes into it first."""
     edit: Edit | None = st.session_state.get(_EDIT)
     place = _picked(len(points))
@@ -246,7 +245,7 @@ def carried(shown: Subject) -> tuple[str, dict[str, Any]] | None:
     config = _carried(shown)
     if config is None:
         return None
-    st.caption("Configuration from the Search page")
+    st.caption("Configuration from the page Allocate")
     st.code(toml_text(config), language=None, wrap_lines=True)
     if st.button("Choose settings here instead", icon=":material/close:", type="tertiary"):
         state.retract(_CARRIED)
@@ -297,7 +296,7 @@ def _offer(shown: Subject, edit: Edit, beyond: str) -> None:
             st.download_button(
                 form,
                 text.encode(),
-                file_name=f"config.{form.lower()}",
+                file_name="inshrink.toml" if form == "TOML" else "config.json",
                 mime="application/json" if form == "JSON" else "application/toml",
                 key=f"search.config.{form}",
                 on_click="ignore",
@@ -305,6 +304,39 @@ def _offer(shown: Subject, edit: Edit, beyond: str) -> None:
                 icon=":material/download:",
                 help="For inshrink compress --config",
             )
+    _load(shown, edit)
     n = counted(len(edit.config.get("override", ())), "override")
     with st.expander(f"As a file ({n})", icon=":material/description:"):
         st.code(toml_text(edit.config), language=None, wrap_lines=True)
+
+
+def _load(shown: Subject, edit: Edit) -> None:
+    """Offer to take in a file; what this run or its codec does not know is said, and changes nothing."""
+    with st.expander("Load inshrink.toml", icon=":material/upload_file:"):
+        file = st.file_uploader(
+            "A configuration, as it is saved here or by a search",
+            type=["toml", "json"],
+            key=f"{_LOAD}.{st.session_state.get(_LOAD, 0)}",
+        )
+        if file is None:
+            return
+        try:
+            config = search_config.loaded(file.getvalue(), file.name)
+            services.check_config(config)
+        except ValueError as error:
+            problem.show(Problem(str(error), remedy="save one with the button TOML to see how it looks"))
+            return
+        except ServiceError as error:
+            problem.show(error.problem)
+            return
+        unmatched = services.unmatched_overrides(shown, config)
+        if unmatched:
+            listed = ", ".join(elide(one, 40) for one in unmatched[:_MAX_NAMED])
+            problem.show(
+                Problem(f"no tensor of this run is meant by {listed}", remedy="it is for another model")
+            )
+            return
+        st.session_state[_LOAD] = st.session_state.get(_LOAD, 0) + 1  # An empty box for the next file.
+        state.clicked()
+        edit.change(config)
+        st.rerun()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ __all__ = [
     "config_words",
     "edited",
     "engine_settings",
+    "loaded",
     "override_rows",
     "plain",
     "setting_rows",
@@ -148,6 +150,43 @@ def edited(
             table = {"match": _clean(match) or _ANY} | table
         tables.append(table | {_clean(name): _value(text)})
     return document | ({"override": tables} if tables else {})
+
+
+def loaded(content: bytes, name: str) -> dict[str, Any]:
+    """Return the configuration that a file holds; the file is not trusted.
+
+    Parameters
+    ----------
+    content, name
+        TOML or, where the name ends so, JSON: ``codec``, ``settings`` and ``override``, or what a search
+        found.
+
+    Raises
+    ------
+    ValueError
+        It is neither, or says something else.
+
+    Examples
+    --------
+    >>> loaded(b"codec = 'lattice'", "inshrink.toml")
+    {'codec': 'lattice', 'settings': {}}
+    """
+    try:
+        text = content.decode("utf-8")
+        told = json.loads(text) if name.casefold().endswith(".json") else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("the file does not read as TOML or JSON") from error
+    if isinstance(told, dict) and isinstance(told.get("best"), dict):
+        told = told["best"].get("config")
+    if not isinstance(told, dict) or set(told) - {"codec", "settings", "override"}:
+        raise ValueError("the file holds other keys than codec, settings and override")
+    found = {"codec": told.get("codec", ""), "settings": told.get("settings", {})}
+    overrides = told.get("override", [])
+    if not isinstance(found["codec"], str) or not found["codec"] or not isinstance(found["settings"], dict):
+        raise ValueError("the file names no codec, or its settings are no table")
+    if not isinstance(overrides, list) or not all(isinstance(one, dict) for one in overrides):
+        raise ValueError("the overrides of the file are no list of tables")
+    return plain(found | ({"override": overrides} if overrides else {}))
 
 
 def engine_settings(config: Mapping[str, Any]) -> dict[str, Any]:

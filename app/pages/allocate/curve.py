@@ -1,0 +1,202 @@
+"""Size against quality on one curve: estimated from fine to coarse, with what was measured, and the bound.
+
+No Streamlit here. The point that is edited moves, so nothing is selected in this figure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import plotly.graph_objects as go
+from inshrink_app.services import SearchPoint
+from inshrink_app.theme import CATEGORICAL, GAP, MARK
+from inshrink_app.widgets.figures import lay_out, log_ticks, title
+from inshrink_app.widgets.formatting import bytes_text, elide, html_text, percent_text, ratio_text, value_text
+
+if TYPE_CHECKING:
+    from inshrink_core.search.rates import Predicted, Rates
+
+__all__ = ["curve_figure"]
+
+_HEIGHT = 340
+_BEYOND = CATEGORICAL[5]
+_LABEL_WIDTH = 50
+
+
+def curve_figure(
+    rates: Rates,
+    predicted: Predicted,
+    points: Sequence[SearchPoint],
+    figure: str,
+    limit: float | None,
+    raw_nbytes: float,
+) -> go.Figure:
+    """Draw the curve.
+
+    Parameters
+    ----------
+    rates, predicted
+        What levels do, and what the allocation that is edited does.
+    points
+        Trials and baselines; estimates among them are passed over, for the curve is made of them.
+    figure
+        ``drop``, in percent, or ``divergence``, in nats; both on a logarithmic axis.
+    limit
+        The bound; None for none.
+    raw_nbytes
+        Of the whole run: sizes are that over ratios.
+    """
+    drawn = go.Figure()
+    scale = 100.0 if figure == "drop" else 1.0
+    line = rates.drops if figure == "drop" else rates.divergences
+    x, y = _sized(rates.ratios_total, raw_nbytes), _positive(line * scale)
+    drawn.add_trace(
+        go.Scatter(
+            x=x,
+            y=y,
+            mode="lines+markers",
+            name="All layers alike, estimated",
+            line={"color": CATEGORICAL[0], "width": 2, "dash": "dot"},
+            marker={"symbol": "diamond-open", "size": 8},
+            customdata=[
+                [f"{level:g}", ratio_text(ratio)]
+                for level, ratio in zip(rates.levels, rates.ratios_total, strict=True)
+            ],
+            hovertemplate="coarseness %{customdata[0]}<br>%{customdata[1]} of everything"
+            "<br>estimated %{y:.3~g}<extra></extra>",
+        )
+    )
+    measured = [point for point in points if not point.is_estimated and point.figure(figure) is not None]
+    for name, chosen, symbol, colour in (
+        ("Measured", [one for one in measured if not one.baseline], "circle", CATEGORICAL[2]),
+        ("Baselines, measured", [one for one in measured if one.baseline], "square", CATEGORICAL[3]),
+    ):
+        if chosen:
+            drawn.add_trace(_measured(rates, chosen, figure, scale, raw_nbytes, name, symbol, colour))
+    value = predicted.drop if figure == "drop" else predicted.divergence
+    here = _positive(np.array([math.nan if value is None else value * scale]))
+    at = _sized(np.array([predicted.ratio_total or math.nan]), raw_nbytes)
+    is_beyond = value is not None and limit is not None and value > limit
+    drawn.add_trace(
+        go.Scatter(
+            x=at,
+            y=here,
+            mode="markers",
+            name="This allocation, beyond the bound" if is_beyond else "This allocation",
+            marker={
+                "symbol": "x" if is_beyond else "circle",
+                "size": 15,
+                "color": _BEYOND if is_beyond else MARK,
+                "line": {"width": 2, "color": "#FFFFFF"},
+            },
+            hovertemplate="this allocation, estimated %{y:.3~g}<extra></extra>",
+        )
+    )
+    values = [one for trace in drawn.data for one in np.asarray(trace.y, float) if math.isfinite(one)]
+    if limit is not None:
+        values.append(limit * scale)
+        _limit(drawn, limit * scale, 3 * max(values), "%" if figure == "drop" else "nats")
+    if values:
+        drawn.update_yaxes(range=[math.log10(min(values)) - 0.15, math.log10(3 * max(values))])
+    lay_out(drawn, _HEIGHT, legend=True)
+    sizes = [one for trace in drawn.data for one in np.asarray(trace.x, float)]
+    drawn.update_layout(hovermode="closest", dragmode="pan")
+    drawn.update_xaxes(
+        title=title("Size of all steps, logarithmic"),
+        type="log",
+        automargin=True,
+        tickangle=0,
+        nticks=6,
+        **_thin(log_ticks(sizes, bytes_text), 6),
+    )
+    label = "Worst drop, %, logarithmic" if figure == "drop" else "Largest divergence, nats"
+    drawn.update_yaxes(
+        title=title(label), type="log", automargin=True, zerolinecolor=GAP, **log_ticks(values)
+    )
+    return drawn
+
+
+def _thin(ticks: dict[str, list[object]], most: int) -> dict[str, list[object]]:
+    """Return at most so many of some ticks."""
+    return {name: line[:: math.ceil(len(line) / most)] for name, line in ticks.items() if line}
+
+
+def _sized(ratios: np.ndarray, raw_nbytes: float) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(ratios > 0, raw_nbytes / ratios, np.nan)
+
+
+def _positive(values: np.ndarray) -> np.ndarray:
+    """Return what a logarithmic axis can show; NaN for the rest."""
+    return np.where(np.isfinite(values) & (values > 0), values, np.nan)
+
+
+def _measured(
+    rates: Rates,
+    points: Sequence[SearchPoint],
+    figure: str,
+    scale: float,
+    raw_nbytes: float,
+    name: str,
+    symbol: str,
+    colour: str,
+) -> go.Scatter:
+    """Draw what was measured; the size of what is not weights is as the levels have it."""
+    ratios = np.array([rates.ratio_total_of(point.ratio) for point in points])
+    values = np.array([scale * (point.figure(figure) or 0.0) for point in points])
+    said = [
+        [html_text(elide(point.label, _LABEL_WIDTH)), ratio_text(point.ratio), _worst(point, figure)]
+        for point in points
+    ]
+    return go.Scatter(
+        x=_sized(ratios, raw_nbytes),
+        y=_positive(values),
+        mode="markers",
+        name=name,
+        marker={"symbol": symbol, "size": 10, "color": colour},
+        customdata=said,
+        hovertemplate="%{customdata[0]}<br>%{customdata[1]} of the weights, measured<br>%{customdata[2]}"
+        "<extra></extra>",
+    )
+
+
+def _worst(point: SearchPoint, figure: str) -> str:
+    value = point.figure(figure)
+    return percent_text(value) if figure == "drop" else f"{'–' if value is None else value_text(value)} nats"
+
+
+def _limit(drawn: go.Figure, limit: float, top: float, unit: str) -> None:
+    """Draw the bound as a line, and red what lies beyond it."""
+    drawn.add_shape(
+        type="rect",
+        xref="paper",
+        x0=0,
+        x1=1,
+        y0=limit,
+        y1=top,
+        fillcolor=_BEYOND,
+        opacity=0.1,
+        line={"width": 0},
+    )
+    drawn.add_shape(
+        type="line",
+        xref="paper",
+        x0=0,
+        x1=1,
+        y0=limit,
+        y1=limit,
+        line={"color": _BEYOND, "width": 1.5, "dash": "dash"},
+    )
+    drawn.add_annotation(
+        xref="paper",
+        x=1,
+        xanchor="right",
+        y=math.log10(limit),
+        yanchor="bottom",
+        text=f"Bound {limit:g} {unit}",
+        font={"size": 12},
+        showarrow=False,
+    )

@@ -1,0 +1,430 @@
+"""The table of layers: bits per weight by hand, a lock, and what it costs; estimated at once."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+from inshrink_app import services, state
+from inshrink_app.pages.allocate import curve
+from inshrink_app.pages.allocate.config import Edit
+from inshrink_app.pages.sensitivity.grouping import members_of
+from inshrink_app.services import SearchPoint
+from inshrink_app.widgets import facts, listing
+from inshrink_app.widgets.choices import one_of_few
+from inshrink_app.widgets.formatting import (
+    bytes_text,
+    counted,
+    elide,
+    markdown_text,
+    percent_text,
+    ratio_text,
+    value_text,
+)
+from inshrink_app.widgets.layout import answer, chart, section
+from inshrink_app.widgets.tables import Subject
+
+if TYPE_CHECKING:
+    from inshrink_core.search.rates import Predicted, Rates
+
+__all__ = ["PICKED", "rows_of", "show"]
+
+PICKED = "rows"
+"""What of the layers a link, or the page Sensitivity, has picked: a JSON list of names."""
+
+_LEVELS = {"tensor": "Tensor", "block": "Block", "layer_type": "Layer type"}
+_MOST_BLOCK_ROWS = 40
+_LOCKED, _PICK, _PATTERN = "allocate.locked", "allocate.picked", "allocate.pattern"
+_TABLE, _HANDLE = "allocate.table", "allocate.handle"
+_STEP = 2.0
+"""A click halves or doubles a spacing, which is worth about a bit a weight."""
+
+_MOST_LINKED = 100
+_NAME_WIDTH = 60
+
+
+class Row(NamedTuple):
+    """A row of the table: its name, and the places of its tensors."""
+
+    name: str
+    members: tuple[int, ...]
+
+
+def rows_of(rates: Rates, by: str) -> tuple[Row, ...]:
+    """Return the rows: tensors, the modules that hold them, or layer types, in the model's order.
+
+    Parameters
+    ----------
+    rates
+        Whose tensors they are.
+    by
+        ``tensor``, ``block`` or ``layer_type``.
+    """
+    if by == "tensor":
+        return tuple(Row(key, (place,)) for place, key in enumerate(rates.keys))
+    groups: dict[str, list[int]] = {}
+    for place, key in enumerate(rates.keys):
+        name = key.rpartition(".")[0] or key if by == "block" else rates.layer_types[place] or "other"
+        groups.setdefault(name, []).append(place)
+    return tuple(Row(name, tuple(members)) for name, members in groups.items())
+
+
+def show(
+    shown: Subject,
+    edit: Edit,
+    points: Sequence[SearchPoint],
+    rates: Rates | None,
+    limits: Mapping[str, float],
+) -> None:
+    """Draw the curve and the table.
+
+    Parameters
+    ----------
+    shown, edit
+        The run, and the configuration that is edited.
+    points
+        What was measured, and estimates.
+    rates
+        What each tensor costs; None while that is not known.
+    limits
+        Bounds on the ``drop`` and the ``divergence``, as far as there are.
+    """
+    with section("Bits for every layer"):
+        if services.number_of(str(edit.config["codec"])) is None:
+            st.write(
+                "This codec has no single number that trades size for fidelity; edit its settings below."
+            )
+            return
+        if rates is None or rates.codec != edit.config["codec"]:
+            st.write(
+                "How many bits each layer takes, and what one more or fewer costs, is estimated from a "
+                "sample of the weights. No evaluator is asked. Press *Estimate without measuring*."
+            )
+            return
+        values = answer(lambda: services.allocation_of(shown, edit.config, rates.keys))
+        if values is None:
+            return
+        predicted = rates.predict(values)
+        st.caption(_basis(rates))
+        picture, said = st.columns([3, 2], gap="medium")
+        with picture:
+            _curve(shown, rates, predicted, points, limits)
+        with said:
+            _figures(shown, rates, predicted, limits)
+            _handle(shown, edit, rates, values)
+            _whole(shown, edit, rates, values, predicted)
+        _table(shown, edit, rates, values, predicted)
+
+
+def _basis(rates: Rates) -> str:
+    """Say what the quality stands on."""
+    how = (
+        "calibrated by what was measured of this run"
+        if rates.is_calibrated
+        else "not calibrated: nothing was measured of this run, so right to an order of magnitude at best"
+    )
+    return (
+        "Estimated by a proxy: the rounding error of each layer, weighted with Fisher (Adam's second moment) "
+        f"or, without, with movement; {how}. Sizes are sums of what each layer was seen to take."
+    )
+
+
+def _curve(
+    shown: Subject,
+    rates: Rates,
+    predicted: Predicted,
+    points: Sequence[SearchPoint],
+    limits: Mapping[str, float],
+) -> None:
+    figure = "divergence" if np.isfinite(rates.divergences).any() else "drop"
+    drawn = curve.curve_figure(rates, predicted, points, figure, limits.get(figure), _stored(shown))
+    chart(drawn, "allocate.curve", f"Size of the archive against {figure}, estimated, with what was measured")
+
+
+def _stored(shown: Subject) -> float:
+    """Return the raw bytes of the whole run."""
+    return float(services.raw_bytes(shown) * len(shown.steps))
+
+
+def _figures(shown: Subject, rates: Rates, predicted: Predicted, limits: Mapping[str, float]) -> None:
+    """Draw what the allocation comes to; what breaks a bound says so."""
+    total = predicted.ratio_total
+    size = "–" if not total else bytes_text(_stored(shown) / total)
+    weights = float(rates.sizes.sum())
+    bits = 8 * predicted.nbytes / weights if weights else math.nan
+    facts.row(
+        [
+            ("Size, all steps", size, f"{ratio_text(total)} of everything, estimated"),
+            ("Bits per weight", f"{bits:.2f}", f"{ratio_text(predicted.ratio_weights)} of the weights"),
+            ("Divergence", _nats(predicted.divergence), "nats, worst step, proxy"),
+            ("Drop", percent_text(predicted.drop), "relative, worst step, proxy"),
+        ]
+    )
+    pairs = (("divergence", predicted.divergence), ("drop", predicted.drop))
+    broken = [name for name, value in pairs if value is not None and value > limits.get(name, math.inf)]
+    if broken:
+        st.warning(
+            f"Beyond the bound on the {' and '.join(broken)}, as estimated.", icon=":material/warning:"
+        )
+
+
+def _nats(value: float | None) -> str:
+    return "–" if value is None else value_text(value)
+
+
+def _locked(shown: Subject) -> set[str]:
+    """Return the keys that are locked in this run."""
+    kept: dict[str, set[str]] = st.session_state.setdefault(_LOCKED, {})
+    return kept.setdefault(str(shown.path), set())
+
+
+def _take(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float]) -> None:
+    """Take in other numbers."""
+    state.clicked()
+    edit.change(services.with_allocation(shown, edit.config, rates.keys, values))
+
+
+def _scaled(
+    shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], members: Sequence[int], factor: float
+) -> None:
+    """Make some tensors coarser or finer, but for those that are locked, within what the codec allows."""
+    number = services.number_of(str(edit.config["codec"]))
+    low, high = (0.0, math.inf) if number is None or number.within is None else number.within
+    locked = _locked(shown)
+    changed = list(values)
+    for place in members:
+        if rates.keys[place] not in locked:
+            changed[place] = min(max(changed[place] * factor, low), high)
+    _take(shown, edit, rates, changed)
+
+
+def _handle(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float]) -> None:
+    """Move all layers along the curve at once, with the mouse or the arrow keys."""
+    number = services.number_of(str(edit.config["codec"]))
+    if number is None or number.within is None:
+        return
+    low, high = (round(2 * math.log2(end)) for end in number.within)
+    options = [float(f"{2.0 ** (half / 2):.3g}") for half in range(low, high + 1)]
+    middle = _middle(values, rates)
+    now = min(options, key=lambda one: abs(math.log(one / middle)))
+    st.session_state[_HANDLE] = now
+
+    def moved() -> None:
+        _scaled(shown, edit, rates, values, range(len(values)), st.session_state[_HANDLE] / now)
+
+    st.select_slider(
+        f"{number.label or number.settings[0]} of all layers that are not locked",
+        options,
+        key=_HANDLE,
+        format_func=lambda one: f"{one:g}",
+        on_change=moved,
+        help=f"In units of {number.unit}. Finer to the left, smaller to the right.",
+    )
+
+
+def _middle(values: Sequence[float], rates: Rates) -> float:
+    """Return the geometric mean of the numbers, by the size of the tensors."""
+    sizes = rates.sizes / rates.sizes.sum()
+    return math.exp(float(np.log(np.asarray(values)) @ sizes))
+
+
+def _whole(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], predicted: Predicted) -> None:
+    """Offer what concerns all layers: the best bits for this size, and the way back."""
+
+    def best() -> None:
+        locked = _locked(shown)
+        is_locked = [key in locked for key in rates.keys]
+        _take(shown, edit, rates, rates.distribute(predicted.nbytes, values, is_locked))
+
+    with st.container(horizontal=True):
+        st.button(
+            "Best bits for this size",
+            icon=":material/balance:",
+            on_click=best,
+            help="Gives every layer that is not locked the same exchange rate of bytes for damage (the proxy "
+            "judges), at the size that stands here.",
+        )
+        st.button(
+            "Undo",
+            icon=":material/undo:",
+            on_click=edit.undo,
+            disabled=not edit.before,
+            key="allocate.undo",
+        )
+
+
+def _table(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], predicted: Predicted) -> None:
+    """Draw the rows, with buttons in each and for those that are picked."""
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+        few = len(rates.keys) <= _MOST_BLOCK_ROWS
+        by = one_of_few("allocate", "Rows", "level", _LEVELS, "tensor" if few else "block")
+        pattern = st.text_input(
+            "Only names like", placeholder="*.attn.*", key=_PATTERN, width=200, help="A pattern with * and ?"
+        )
+    rows = [row for row in rows_of(rates, by) if not pattern or fnmatchcase(row.name, pattern)]
+    if not rows:
+        st.caption("No row matches. Clear the pattern to see all of them.")
+        return
+    _picked_rows(shown, edit, rates, values, rows)
+    locked = _locked(shown)
+    frame = _frame(rates, values, predicted, rows, locked)
+
+    def clicked(key: str, act: Callable[[Row], None]) -> Callable[[], None]:
+        return lambda: _on_row(key, rows, act)
+
+    button = st.column_config.ButtonColumn
+    st.dataframe(
+        frame,
+        hide_index=True,
+        height="content" if len(frame) <= 20 else listing.HEIGHT,
+        placeholder="–",
+        alt="Layers with sensitivity, bits per weight, share of the bytes, and buttons to change them",
+        key=_TABLE,
+        column_config={
+            "Sensitivity": st.column_config.ProgressColumn(
+                format="percent", min_value=0.0, max_value=1.0, help="Share of ½ Σ h over all weights"
+            ),
+            "Bits per weight": st.column_config.NumberColumn(format="%.2f"),
+            "Share of bytes": st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=1.0),
+            "Share of damage": st.column_config.ProgressColumn(
+                format="percent", min_value=0.0, max_value=1.0
+            ),
+            "−": button(
+                "−",
+                width=48,
+                key="allocate.fewer",
+                on_click=clicked(
+                    "allocate.fewer", lambda row: _scaled(shown, edit, rates, values, row.members, _STEP)
+                ),
+                help="Fewer bits: twice the spacing",
+            ),
+            "+": button(
+                "+",
+                width=48,
+                key="allocate.more",
+                on_click=clicked(
+                    "allocate.more", lambda row: _scaled(shown, edit, rates, values, row.members, 1 / _STEP)
+                ),
+                help="More bits: half the spacing",
+            ),
+            "Lock": button(
+                "Lock",
+                width=90,
+                key="allocate.lock",
+                on_click=clicked("allocate.lock", lambda row: _toggle(shown, rates, row.members)),
+            ),
+        },
+    )
+    n_alike = int((~rates.is_sampled).sum())
+    if n_alike:
+        st.caption(
+            f"{counted(n_alike, 'tensor')} outside of the sample: taken to be like their layer type in mean."
+        )
+
+
+def _on_row(key: str, rows: Sequence[Row], act: Callable[[Row], None]) -> None:
+    """Do something with the row whose button was clicked; the browser's word is checked."""
+    click = st.session_state.get(key)
+    place = None if click is None else click["row"]
+    if isinstance(place, int) and 0 <= place < len(rows):
+        act(rows[place])
+
+
+def _toggle(shown: Subject, rates: Rates, members: Sequence[int]) -> None:
+    """Lock tensors, or unlock them where all are locked."""
+    state.clicked()
+    locked, keys = _locked(shown), {rates.keys[place] for place in members}
+    if keys <= locked:
+        locked -= keys
+    else:
+        locked |= keys
+
+
+def _frame(
+    rates: Rates, values: Sequence[float], predicted: Predicted, rows: Sequence[Row], locked: set[str]
+) -> pd.DataFrame:
+    """Return the table: shares are of all layers, whichever are shown."""
+    stored = predicted.bits * rates.sizes
+    carried = np.nan_to_num(rates.sensitivities * rates.sizes, nan=0.0)
+    damage = np.nan_to_num(predicted.damage, nan=0.0)
+    lines = []
+    for row in rows:
+        members = list(row.members)
+        sizes = float(rates.sizes[members].sum())
+        spacings = {values[place] for place in members}
+        lines.append(
+            (
+                row.name,
+                float(stored[members].sum()) / sizes if sizes else math.nan,
+                "−",
+                "+",
+                "Locked" if {rates.keys[place] for place in members} <= locked else "Lock",
+                _share(carried, members),
+                _share(stored, members),
+                _share(damage, members),
+                f"{spacings.pop():.4g}" if len(spacings) == 1 else "mixed",
+            )
+        )
+    shares = ["Sensitivity", "Share of bytes", "Share of damage"]
+    return pd.DataFrame(lines, columns=["Layer", "Bits per weight", "−", "+", "Lock", *shares, "Coarseness"])
+
+
+def _share(parts: np.ndarray, members: Sequence[int]) -> float:
+    total = float(parts.sum())
+    return float(parts[members].sum()) / total if 0 < total < math.inf else math.nan
+
+
+def _picked_rows(
+    shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], rows: Sequence[Row]
+) -> None:
+    """Let several rows be picked and changed together: the way without a mouse, and from the page before."""
+    names = [row.name for row in rows]
+    linked = _linked(rates)
+    if linked is not None:
+        st.session_state[_PICK] = [row.name for row in rows if set(row.members) <= linked]
+    kept = [name for name in st.session_state.get(_PICK, []) if name in names]
+    if kept != st.session_state.get(_PICK, []):
+        st.session_state[_PICK] = kept
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        picked = st.multiselect(
+            "Change together",
+            names,
+            key=_PICK,
+            format_func=lambda name: elide(name, _NAME_WIDTH),
+            placeholder="Pick layers, or use the buttons of a row",
+        )
+        members = [place for row in rows if row.name in picked for place in row.members]
+        act = {
+            "Fewer bits": (":material/remove:", lambda: _scaled(shown, edit, rates, values, members, _STEP)),
+            "More bits": (":material/add:", lambda: _scaled(shown, edit, rates, values, members, 1 / _STEP)),
+            "Lock or unlock": (":material/lock:", lambda: _toggle(shown, rates, members)),
+        }
+        for label, (icon, do) in act.items():
+            st.button(label, icon=icon, on_click=do, disabled=not members)
+
+
+def _linked(rates: Rates) -> set[int] | None:
+    """Return the tensors that a link or the page before names, once; None where it names none."""
+    said = state.choice_text(PICKED)
+    if not said:
+        return None
+    state.retract(PICKED)
+    try:
+        names = json.loads(said)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(names, list):
+        return None
+    found: set[int] = set()
+    for name in names[:_MOST_LINKED]:
+        if isinstance(name, str) and name:
+            found.update(members_of(rates.keys, name))
+            found.update(place for place, layer in enumerate(rates.layer_types) if layer == name)
+    st.caption(markdown_text(f"{counted(len(found), 'tensor')} chosen on the page Sensitivity."))
+    return found

@@ -1,0 +1,109 @@
+"""How the rows of a measurement are laid out: their order, and what their values are relative to.
+
+Nothing here is Streamlit's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from inshrink_app.widgets.tables import Sensitivity
+
+from inshrink_core.analysis.findings import weighted
+
+__all__ = ["NORMALISED", "ORDERS", "normalised", "ordered"]
+
+NORMALISED: Mapping[str, str] = {"plain": "As is", "first": "Row's first step", "share": "Share of step"}
+"""What values are relative to."""
+
+ORDERS: Mapping[str, str] = {
+    "forward": "Forward order",
+    "sensitivity": "Sensitivity",
+    "bits": "Bits per weight",
+    "size": "Size",
+}
+"""What rows are sorted by: the model's own order, or the largest first."""
+
+
+def normalised(table: Sensitivity, how: str, whole: Sensitivity | None = None) -> Sensitivity:
+    """Return a table relative to something.
+
+    Parameters
+    ----------
+    table
+        What was measured.
+    how
+        A key of `NORMALISED`: each row relative to the first positive value it has, or what the row's
+        parameters carry together (mean times size) as a share of what all rows carry at the step.
+    whole
+        All tensors, where the table has only some of the rows.
+
+    Examples
+    --------
+    >>> from inshrink_app.widgets.tables import HeatRow
+    >>> rows = (HeatRow("a", "linear", 1, 3, (3,)), HeatRow("b", "linear", 1, 1, (1,)))
+    >>> values = {"mean": np.array([[1.0, 2.0], [1.0, 2.0]], np.float32)}
+    >>> table = Sensitivity(metric="fisher", by="tensor", rows=rows, steps=(1, 2), values=values)
+    >>> normalised(table, "first").values["mean"].tolist()
+    [[1.0, 2.0], [1.0, 2.0]]
+    >>> normalised(table, "share").values["mean"][:, 0].tolist()
+    [0.75, 0.25]
+    """
+    if how == "first":
+        values = {name: _over_first(one) for name, one in table.values.items()}
+    elif how == "share":
+        sums = weighted(table.values["mean"], [row.numel for row in table.rows])
+        every = sums if whole is None else weighted(whole.values["mean"], [row.numel for row in whole.rows])
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            totals = np.nansum(every, axis=0)
+            shares = np.where(totals > 0, sums / totals, np.nan).astype(np.float32)
+        values = dict.fromkeys(table.values, shares)
+    else:
+        return table
+    return dataclasses.replace(table, values=values)
+
+
+def _over_first(values: np.ndarray) -> np.ndarray:
+    """Return each row over its first positive value; NaN in rows that have none."""
+    wide = values.astype(np.float64)
+    there = np.isfinite(wide) & (wide > 0)
+    firsts = np.take_along_axis(wide, there.argmax(axis=1)[:, None], axis=1)
+    firsts[~there.any(axis=1)] = np.nan
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (wide / firsts).astype(np.float32)
+
+
+def ordered(table: Sensitivity, by: str, statistic: str, bits: Mapping[str, float]) -> tuple[int, ...]:
+    """Return the places of the rows in the order they are drawn in.
+
+    Parameters
+    ----------
+    table
+        What is drawn.
+    by
+        A key of `ORDERS`. By sensitivity: the last value that a row has.
+    statistic
+        Whose values count.
+    bits
+        Bits per weight by row; rows without stand last.
+
+    Notes
+    -----
+    Of equal rows the earlier stands first.
+    """
+    if by == "forward":
+        return tuple(range(len(table.rows)))
+    if by == "size":
+        keys: Sequence[float] = [float(row.numel) for row in table.rows]
+    elif by == "bits":
+        keys = [bits.get(row.name, -np.inf) for row in table.rows]
+    else:
+        keys = [_last(values) for values in table.values[statistic]]
+    return tuple(sorted(range(len(keys)), key=lambda place: -keys[place]))
+
+
+def _last(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if known.size else -np.inf

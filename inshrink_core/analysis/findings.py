@@ -1,0 +1,257 @@
+"""What a table of sensitivities says: who carries it, and where it has changed along the training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from inshrink_core.text import count, elided
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["CARRIED", "Findings", "Stretch", "findings", "weighted"]
+
+CARRIED: Final = 0.8
+"""Share of the sensitivity that "the few" carry: the customary four fifths (Pareto)."""
+
+_NOTABLE: Final = 2.0
+"""A row has changed where its sensitivity has doubled or halved: less lies within the noise of a batch."""
+
+_CURVED: Final = "fisher"
+"""The metric that stands for curvature, and so says what a bit is worth."""
+
+
+class Stretch(NamedTuple):
+    """Neighbouring rows whose sensitivity has changed in one direction.
+
+    Parameters
+    ----------
+    first, last
+        Places of the first and the last of them.
+    step
+        Since when.
+    factor
+        Geometric mean of later over earlier; below 1 where they have become less sensitive.
+    """
+
+    first: int
+    last: int
+    step: int
+    factor: float
+
+    @property
+    def bits(self) -> float:
+        """Bits a weight that the change is worth, where the loss minds an error e by ½ h·e².
+
+        A bit more halves e, so h that falls to a quarter is worth one bit.
+        """
+        return 0.5 * math.log2(self.factor)
+
+
+class Findings(NamedTuple):
+    """What `findings` finds.
+
+    Parameters
+    ----------
+    metric, by
+        What was measured, and what a row is: ``tensor``, ``block`` or ``layer_type``.
+    names
+        Of the rows.
+    step
+        The last step, of which `few` speaks.
+    few
+        Places of the fewest rows that together carry `CARRIED` of the sensitivity, the largest first; empty
+        where none has any.
+    n_rows
+        Rows that have a value at that step.
+    stretch
+        The stretch that has changed most; None where nothing notable has.
+    """
+
+    metric: str
+    by: str
+    names: tuple[str, ...]
+    step: int
+    few: tuple[int, ...]
+    n_rows: int
+    stretch: Stretch | None
+
+    def sentence(self, width: int = 48) -> str:
+        """Return the findings in words; empty where there is nothing to say. Names in it are untrusted.
+
+        Parameters
+        ----------
+        width
+            Longest name that is written in full.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> values = np.array([[8.0, 4.0], [8.0, 1.0], [1.0, 96.0]])
+        >>> findings("taylor", "block", ["a", "b", "c"], [1, 1, 1], (10, 20), values[:, 1:]).sentence()
+        '1 of 3 blocks carries 80 % of the sensitivity: c.'
+        """
+        if not self.few:
+            return ""
+        named = self._replace(names=tuple(elided(name, width) for name in self.names))
+        return named._told()
+
+    def _told(self) -> str:
+        one, kind = len(self.few) == 1, self._kind(self.n_rows)
+        carried = f"{len(self.few)} of {self.n_rows} {kind} {'carries' if one else 'carry'}"
+        said = f"{carried} {round(100 * CARRIED)} % of the sensitivity"
+        if len(self.few) <= _MOST_NAMED:
+            said += f": {_listed([self.names[place] for place in self.few])}"
+        return f"{said}. {self._changed()}".strip()
+
+    def _kind(self, n: int) -> str:
+        word = self.by.replace("_", " ")
+        return word if n == 1 else f"{word}s"
+
+    def _changed(self) -> str:
+        found = self.stretch
+        if found is None:
+            return ""
+        factor = max(found.factor, 1 / found.factor)
+        more, worth = ("more", "more") if found.factor > 1 else ("less", "fewer")
+        n = found.last - found.first + 1
+        if n == 1:
+            alone = self.few == (found.first,) and len(self.few) <= _MOST_NAMED
+            who = "It has" if alone else f"{self.names[found.first]} has"
+        elif n == len(self.names):
+            who = f"All {n} {self._kind(n)} have"
+        else:
+            who = f"{n} {self._kind(n)}, {self.names[found.first]} to {self.names[found.last]}, have"
+        times = f"{float(f'{factor:.2g}'):,.15g}" if factor < _TOO_LARGE else f"more than {_TOO_LARGE:,}"
+        said = f"{who} grown {times} times {more} sensitive since step {count(found.step)}"
+        if self.metric == _CURVED and abs(found.bits) >= _LEAST_BITS and factor < _TOO_LARGE:
+            said += f", worth {abs(found.bits):.2g} bits {worth} a weight"
+        return f"{said}."
+
+
+_MOST_NAMED: Final = 3
+"""More names than this are no sentence."""
+
+_LEAST_BITS: Final = 0.5
+"""Fewer bits than this are not worth a word."""
+
+_TOO_LARGE: Final = 10_000
+"""Beyond this a quotient of small numbers is no measurement."""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def weighted(values: NDArray[np.floating], sizes: Sequence[int]) -> NDArray[np.float64]:
+    """Return the sums of sensitivities from their means: what rows carry, whatever their sizes.
+
+    Parameters
+    ----------
+    values : Float[ndarray, "rows steps"]
+        Means; what is not finite becomes NaN.
+    sizes
+        Parameters of each row.
+    """
+    import numpy as np
+
+    sums = np.asarray(values, np.float64) * np.asarray(sizes, np.float64)[:, None]
+    return np.where(np.isfinite(sums), sums, np.nan)
+
+
+def findings(
+    metric: str,
+    by: str,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    steps: Sequence[int],
+    means: NDArray[np.floating],
+) -> Findings:
+    """Say which rows carry the sensitivity, and which neighbouring rows have changed most.
+
+    Parameters
+    ----------
+    metric, by
+        What was measured, and what a row is.
+    names, sizes
+        Of the rows, in model order: names, and numbers of parameters.
+    steps
+        Ascending, at least one.
+    means : Float[ndarray, "rows steps"]
+        Mean sensitivity of a row's parameters; NaN where there is none.
+
+    Notes
+    -----
+    What a row carries is its mean times its size. Of rows that carry the same, the earlier counts first. A
+    change is the last value over the first that a row has; zero and what is not finite tell of none.
+    Neighbouring rows that have doubled, or halved, are a stretch; the one told of has the largest sum of
+    logarithms. O(rows · (steps + log rows)).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> found = findings("update", "tensor", ["a", "b"], [10, 1], (5,), np.array([[1.0], [1.0]]))
+    >>> found.few, found.stretch
+    ((0,), None)
+    """
+    import numpy as np
+
+    sums = weighted(means, sizes)
+    now = np.nan_to_num(sums[:, -1], nan=0.0)
+    order = np.argsort(-now, kind="stable")
+    total = float(now.sum())
+    few: tuple[int, ...] = ()
+    if total > 0 and math.isfinite(total):
+        cumulative = np.cumsum(now[order])
+        # Rounding must not ask for one more row than it takes.
+        n_few = int(np.searchsorted(cumulative, CARRIED * total * (1 - 1e-12))) + 1
+        few = tuple(int(place) for place in order[:n_few])
+    return Findings(
+        metric=metric,
+        by=by,
+        names=tuple(names),
+        step=steps[-1],
+        few=few,
+        n_rows=int(np.isfinite(sums[:, -1]).sum()),
+        stretch=_stretch(steps, sums),
+    )
+
+
+def _stretch(steps: Sequence[int], sums: NDArray[np.float64]) -> Stretch | None:
+    """Return the stretch of neighbouring rows that has changed most."""
+    changes = [_change(row) for row in sums]
+    best: Stretch | None = None
+    most = 0.0
+    at = 0
+    while at < len(changes):
+        end = at
+        kind = _kind_of(changes[at])
+        while end < len(changes) and _kind_of(changes[end]) == kind:
+            end += 1
+        logs = [math.log(change[1]) for change in changes[at:end] if change is not None]
+        if kind is not None and abs(math.fsum(logs)) > most:
+            most = abs(math.fsum(logs))
+            best = Stretch(at, end - 1, steps[kind[0]], math.exp(math.fsum(logs) / len(logs)))
+        at = end
+    return best
+
+
+def _change(row: NDArray[np.float64]) -> tuple[int, float] | None:
+    """Return the place of the first value, and the last over it; None where either says nothing."""
+    import numpy as np
+
+    there = np.flatnonzero(np.isfinite(row) & (row > 0))
+    if there.size < 2 or there[-1] != row.size - 1:
+        return None
+    quotient = float(row[there[-1]]) / float(row[there[0]])
+    return (int(there[0]), quotient) if 0 < quotient < math.inf else None
+
+
+def _kind_of(change: tuple[int, float] | None) -> tuple[int, bool] | None:
+    """Return since when a row has changed and whether it has grown; None where it has done neither."""
+    if change is None or 1 / _NOTABLE < change[1] < _NOTABLE:
+        return None
+    return change[0], change[1] > 1

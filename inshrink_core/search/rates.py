@@ -1,0 +1,331 @@
+"""What every tensor costs at every coarseness, so that an allocation by hand is estimated at once.
+
+A codec of one number is encoded from fine to coarse once (`inshrink_core.verbs.estimate_levels` by tensor). A
+tensor's bits and damage depend on its own spacing alone, so those of any mixture are sums of what was seen,
+and the mixture's quality is that of the uniform setting whose damage is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from inshrink_core.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from inshrink_core.checkpoint import TensorSpec
+
+__all__ = ["Predicted", "Rates", "rates_of"]
+
+_LEAST: Final = 1e-300
+"""Stands for a damage of zero, which has no logarithm."""
+
+_PARTS_OF_LEVEL: Final = 2
+"""Values tried between two levels when bits are distributed: half octaves, where levels are octaves."""
+
+
+class Predicted(NamedTuple):
+    """What an allocation does.
+
+    Parameters
+    ----------
+    bits : Float[ndarray, "n"]
+        Per weight, of each tensor.
+    damage : Float[ndarray, "n"]
+        Of each tensor; NaN where its h is not known.
+    nbytes
+        Of the weights, a frame in mean.
+    ratio_weights, ratio_total
+        Raw bytes over stored bytes; the total is None where it is not known.
+    drop, divergence
+        Of the worst step, by the damage of all tensors; None where levels do not tell it.
+    """
+
+    bits: NDArray[np.float64]
+    damage: NDArray[np.float64]
+    nbytes: float
+    ratio_weights: float
+    ratio_total: float | None
+    drop: float | None
+    divergence: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Rates:
+    """What a codec of one number does to each tensor, from fine to coarse.
+
+    Parameters
+    ----------
+    codec, settings
+        The codec, and the settings that the number turns.
+    levels : Float[ndarray, "levels"]
+        Values of the number, ascending.
+    keys
+        Of the tensors.
+    layer_types, sizes
+        Of each: its layer type, and its number of elements.
+    is_sampled : Bool[ndarray, "n"]
+        Whether the tensor itself was encoded; others are taken to be like those of their layer type.
+    sensitivities : Float[ndarray, "n"]
+        Mean h; NaN where not known.
+    bits, damages : Float[ndarray, "n levels"]
+        Bits per weight, and damage; NaN where not known.
+    ratios_weights, ratios_total, drops, divergences : Float[ndarray, "levels"]
+        Of the uniform settings; NaN where not known.
+    raw_nbytes
+        Raw bytes of the weights of a step.
+    is_calibrated
+        Whether trials of this run tell what damage does; else rules of thumb.
+    """
+
+    codec: str
+    settings: tuple[str, ...]
+    levels: NDArray[np.float64]
+    keys: tuple[str, ...]
+    layer_types: tuple[str, ...]
+    sizes: NDArray[np.float64]
+    is_sampled: NDArray[np.bool_]
+    sensitivities: NDArray[np.float64]
+    bits: NDArray[np.float64]
+    damages: NDArray[np.float64]
+    ratios_weights: NDArray[np.float64]
+    ratios_total: NDArray[np.float64]
+    drops: NDArray[np.float64]
+    divergences: NDArray[np.float64]
+    raw_nbytes: float
+    is_calibrated: bool
+
+    def predict(self, values: Sequence[float]) -> Predicted:
+        """Return what an allocation does.
+
+        Parameters
+        ----------
+        values
+            The number for each tensor, positive.
+
+        Raises
+        ------
+        InputError
+            Not one positive number a tensor.
+
+        Notes
+        -----
+        Between two levels, bits are linear in the logarithm of the number, and so is the logarithm of the
+        damage; beyond the last, both go on as before it, bits not below zero. O(n).
+        """
+        chosen = np.asarray(values, np.float64)
+        if chosen.shape != (len(self.keys),) or not (np.isfinite(chosen) & (chosen > 0)).all():
+            raise InputError(
+                "an allocation has one positive number a tensor",
+                expected=str(len(self.keys)),
+                found=str(chosen.size),
+            )
+        bits = np.maximum(_along(self._logs, self.bits, np.log(chosen)), 0.0)
+        damage = np.exp(_along(self._logs, _log(self.damages), np.log(chosen)))
+        nbytes = float(bits @ self.sizes) / 8
+        total = math.fsum(damage[np.isfinite(damage)])
+        # What holds all tensors together is told by the uniform settings.
+        overheads = self.raw_nbytes / self.ratios_weights - self.sizes @ self.bits / 8
+        held = nbytes + self._at(overheads, total)
+        return Predicted(
+            bits=bits,
+            damage=damage,
+            nbytes=held,
+            ratio_weights=self.raw_nbytes / held if held > 0 else math.nan,
+            ratio_total=_known(self._ratio_total(held)),
+            drop=_known(self._at(self.drops, total)),
+            divergence=_known(self._at(self.divergences, total)),
+        )
+
+    def distribute(self, nbytes: float, values: Sequence[float], locked: Sequence[bool]) -> list[float]:
+        """Return the allocation of least damage that takes no more than some bytes.
+
+        Parameters
+        ----------
+        nbytes
+            What the weights of a frame may take, as `Predicted.nbytes` counts it.
+        values
+            The number for each tensor as it is; those that are locked keep it, and so do those whose damage
+            is not known.
+        locked
+            By tensor.
+
+        Notes
+        -----
+        Every tensor gets the same exchange rate of bytes for damage, which is found by bisection; values lie
+        on the levels, half way between them, and up to one beyond (Shoham and Gersho 1988). Where even the
+        coarsest takes more, that is returned. O(60 · n · levels).
+        """
+        numbers = np.arange(self._logs.size, dtype=np.float64)
+        places = np.arange(-1.0, self._logs.size + 0.5, 1 / _PARTS_OF_LEVEL)
+        lines = np.broadcast_to(self._logs, (places.size, self._logs.size))
+        grid = np.array([float(f"{value:.3g}") for value in np.exp(_along(numbers, lines, places))])
+        n = len(self.keys)
+        each = [self.predict([value] * n) for value in grid.tolist()]
+        cost = np.stack([one.damage for one in each], axis=1)
+        stored = np.stack([one.bits for one in each], axis=1) * self.sizes[:, None] / 8
+        free = ~np.asarray(locked, bool) & np.isfinite(cost).all(axis=1)
+        chosen = np.asarray(values, np.float64).copy()
+        if not free.any():
+            return [float(value) for value in chosen]
+
+        def at(price: float) -> NDArray[np.float64]:
+            places = np.argmin(cost[free] + price * stored[free], axis=1)
+            found = chosen.copy()
+            found[free] = grid[places]
+            return found
+
+        low, high = _LEAST, 1e300
+        for _ in range(_HALVINGS):
+            middle = math.sqrt(low) * math.sqrt(high)
+            low, high = (
+                (low, middle) if self.predict(at(middle).tolist()).nbytes <= nbytes else (middle, high)
+            )
+        return [float(value) for value in at(high)]
+
+    def ratio_total_of(self, ratio_weights: float) -> float:
+        """Return the ratio of everything where the weights have some ratio; NaN where that is not known."""
+        return self._ratio_total(self.raw_nbytes / ratio_weights) if ratio_weights > 0 else math.nan
+
+    @property
+    def _logs(self) -> NDArray[np.float64]:
+        logs: NDArray[np.float64] = np.log(self.levels)
+        return logs
+
+    def _at(self, figures: NDArray[np.float64], damage: float) -> float:
+        """Return a figure of the uniform settings where all tensors together have some damage."""
+        totals = np.nansum(self.damages, axis=0)
+        known = np.isfinite(figures)
+        if not known.any():
+            return math.nan
+        if damage <= 0 or not (totals > 0).all():
+            return float(figures[known][0])
+        positive = bool((figures[known] > 0).all())
+        drawn = np.log(figures[known]) if positive else figures[known]
+        order = np.argsort(totals[known], kind="stable")
+        found = _along(np.log(totals[known][order]), drawn[order][None, :], np.array([math.log(damage)]))[0]
+        return math.exp(min(float(found), 700.0)) if positive else float(found)
+
+    def _ratio_total(self, nbytes: float) -> float:
+        """Return the ratio of everything: what is not weights is as with the uniform settings."""
+        held = self.raw_nbytes / self.ratios_weights
+        known = np.flatnonzero(np.isfinite(self.ratios_total) & (self.ratios_total > 0))
+        if not known.size or nbytes <= 0:
+            return math.nan
+        # A ratio's inverse is a sum of what holds the weights and of the rest, in units of all raw bytes.
+        places = known[np.argsort(held[known])]
+        inverse = 1 / self.ratios_total[places]
+        found = float(_along(held[places], inverse[None, :], np.array([nbytes]))[0])
+        return 1 / max(found, 1e-12)
+
+
+_HALVINGS: Final = 60
+"""Of the logarithm of a price between `_LEAST` and its inverse: to a relative 1e-15."""
+
+
+def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[TensorSpec]) -> Rates:
+    """Return the rates that estimates of several levels tell.
+
+    Parameters
+    ----------
+    rows
+        Estimates by tensor, as rows of the document of ``inshrink estimate --levels --by-tensor --json``.
+    setting
+        The setting that the levels turn.
+    specs
+        Weights and buffers of a step. One that was not in the sample is taken to be like those of its layer
+        type in mean; where there are none, it is left out.
+
+    Raises
+    ------
+    InputError
+        Fewer than two levels that tell of tensors.
+    """
+    told = sorted(
+        (row for row in rows if row.get("tensors")), key=lambda row: float(row["set"]["settings"][setting])
+    )
+    if len(told) < 2:
+        raise InputError("an allocation needs estimates of two levels by tensor", found=str(len(told)))
+    tables = [{str(one["key"]): one for one in row["tensors"]} for row in told]
+    seen = set.intersection(*(set(table) for table in tables))
+    alike: dict[str, list[str]] = {}
+    for key in tables[0]:
+        if key in seen:
+            alike.setdefault(str(tables[0][key]["layer_type"] or ""), []).append(key)
+    kept = [spec for spec in specs if spec.numel and (spec.key in seen or _layer(spec) in alike)]
+
+    def sources(spec: TensorSpec) -> list[str]:
+        return [spec.key] if spec.key in seen else alike[_layer(spec)]
+
+    def grid(name: str, *, of_size: bool) -> NDArray[np.float64]:
+        lines = [[_mean(table, sources(spec), name, of_size) for table in tables] for spec in kept]
+        values = np.array(lines).reshape(len(kept), len(tables))
+        return values * np.array([[spec.numel] for spec in kept]) if of_size else values
+
+    def line(name: str) -> NDArray[np.float64]:
+        return np.array([_number(row[name]) for row in told])
+
+    turned = told[0]["set"]["settings"]
+    return Rates(
+        codec=str(told[0]["codec"]),
+        settings=tuple(name for name, value in turned.items() if value == turned[setting]),
+        levels=np.array([float(row["set"]["settings"][setting]) for row in told]),
+        keys=tuple(spec.key for spec in kept),
+        layer_types=tuple(_layer(spec) for spec in kept),
+        sizes=np.array([float(spec.numel) for spec in kept]),
+        is_sampled=np.array([spec.key in seen for spec in kept]),
+        sensitivities=grid("sensitivity", of_size=False)[:, -1],
+        bits=grid("bits_per_weight", of_size=False),
+        damages=grid("damage", of_size=True),
+        ratios_weights=line("ratio_weights"),
+        ratios_total=line("ratio_total"),
+        drops=line("drop"),
+        divergences=line("divergence"),
+        raw_nbytes=float(sum(spec.nbytes for spec in specs)),
+        is_calibrated=any(row["n_trials"] for row in told),
+    )
+
+
+def _layer(spec: TensorSpec) -> str:
+    return "" if spec.layer is None else str(spec.layer)
+
+
+def _mean(table: Mapping[str, Mapping[str, Any]], keys: Sequence[str], name: str, of_size: bool) -> float:
+    """Return a figure's mean over some tensors, or what it is for one of their elements."""
+    values = [_number(table[key][name]) / (float(table[key]["n_values"]) if of_size else 1.0) for key in keys]
+    return math.fsum(values) / len(values)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    logs: NDArray[np.float64] = np.log(np.maximum(values, _LEAST))
+    return np.where(np.isfinite(values), logs, np.nan)
+
+
+def _along(
+    places: NDArray[np.float64], lines: NDArray[np.float64], wanted: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return each line's value at its own place: between the known ones, or on along the last slope."""
+    if places.size == 1:
+        return np.broadcast_to(lines[:, 0], wanted.shape).copy()
+    right = np.clip(np.searchsorted(places, wanted), 1, places.size - 1)
+    left = right - 1
+    rows = np.arange(lines.shape[0])
+    width = places[right] - places[left]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.where(width > 0, (wanted - places[left]) / width, 0.0)
+    found: NDArray[np.float64] = lines[rows, left] * (1 - share) + lines[rows, right] * share
+    return found

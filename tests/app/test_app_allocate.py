@@ -1,0 +1,277 @@
+"""Bits by hand: the table of layers, locks, undo, the curve, and the settings that come of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from inshrink_app import services
+from inshrink_app.pages.allocate import layers
+from inshrink_app.pages.allocate.curve import curve_figure
+from inshrink_app.services import SearchPoint, running
+from streamlit.testing.v1 import AppTest, app_test
+
+from inshrink_core.checkpoint import TensorRole, TensorSpec
+from inshrink_core.search.rates import Rates, rates_of
+from tests.app.builders import MAIN, FakeJobs, button, charts, explorer, sensitivity_table, subject, texts
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
+from tests.app.search_builders import config, point
+
+__all__ = ["archived", "archived_template", "jobs"]
+
+HOSTILE = "<b>\u202ex*[0].weight"
+
+
+def level(value: float, sizes: dict[str, int], **changes: Any) -> dict[str, Any]:
+    """Return what ``inshrink estimate --levels --by-tensor`` tells of a level, as far as the page asks."""
+    tensors = [
+        {
+            "key": key,
+            "layer_type": "vector" if key.endswith("bias") else "linear",
+            "n_values": size,
+            "bits_per_weight": 5 - math.log2(value),
+            "sensitivity": 1e-6 * (1 + place),
+            "damage": 1e-6 * (1 + place) * size * value**2,
+        }
+        for place, (key, size) in enumerate(sizes.items())
+    ]
+    return {
+        "set": config(value),
+        "codec": "lattice",
+        "tensors": tensors,
+        "ratio_weights": 32 / (5.1 - math.log2(value)),
+        "ratio_total": 16 / (5.1 - math.log2(value)),
+        "drop": 0.001 * value**2,
+        "divergence": 4e-4 * value**2,
+        "n_steps": 4,
+        "n_trials": 0,
+        **changes,
+    }
+
+
+def rates_for(*names: str, **changes: Any) -> Rates:
+    """Return the rates of layers of a hundred values."""
+    sizes = dict.fromkeys(names, 100)
+    shapes = [(100,) if name.endswith("bias") else (10, 10) for name in names]
+    specs = [
+        TensorSpec(name=name, role=TensorRole.WEIGHT, dtype="float32", shape=shape)
+        for name, shape in zip(names, shapes, strict=True)
+    ]
+    return rates_of([level(2.0**i, sizes, **changes) for i in range(-1, 4)], "coarseness", specs)
+
+
+SIZES = {"fc1.weight": 64 * 48, "fc1.bias": 64}
+
+
+@pytest.fixture
+def app(archived: Path, jobs: StubJobs) -> AppTest:
+    """Return the page with the layers estimated."""
+    jobs.rows["estimate"] = [level(2.0**i, SIZES) for i in range(-1, 4)]
+    opened = explorer("allocate", run=str(archived))
+    button(opened, "Estimate without measuring").click().run()
+    assert not opened.exception
+    return opened
+
+
+def table(app: AppTest) -> Any:
+    return next(one.value for one in app.dataframe if "Bits per weight" in one.value.columns)
+
+
+def test_without_estimates_the_page_says_how_to_come_to_them(archived: Path, jobs: StubJobs) -> None:
+    app = explorer("allocate", run=str(archived))
+    assert not app.exception
+    assert "No evaluator is asked" in texts(app)
+
+
+def test_every_layer_has_its_bits_and_what_it_carries(app: AppTest) -> None:
+    found = table(app)
+    assert list(found["Layer"]) == ["fc1.weight", "fc1.bias"]
+    assert found["Bits per weight"].between(3, 7).all()
+    for share in ("Sensitivity", "Share of bytes", "Share of damage"):
+        assert found[share].sum() == pytest.approx(1)
+    assert "Estimated by a proxy" in texts(app)
+    assert charts(app) >= 1
+
+
+def test_more_bits_for_one_layer_is_an_override_of_it_and_can_be_undone(app: AppTest) -> None:
+    before = table(app)["Bits per weight"].tolist()
+    app.multiselect(key="allocate.picked").set_value(["fc1.weight"]).run()
+    button(app, "More bits").click().run()
+    assert not app.exception
+    after = table(app)["Bits per weight"].tolist()
+    assert after[0] == pytest.approx(before[0] + 1)
+    assert after[1] == before[1]
+    edit = app.session_state["search.edit"]
+    base = edit.config["settings"]["coarseness"]
+    (one,) = edit.config["override"]
+    assert {one.get("match"), one.get("layer_type")} & {"fc1.weight", "fc1.bias", "linear", "vector"}
+    assert one["coarseness"] in (base / 2, base * 2)
+    app.button(key="allocate.undo").click().run()
+    assert table(app)["Bits per weight"].tolist() == before
+
+
+def test_a_locked_layer_keeps_its_bits_when_all_are_moved(app: AppTest) -> None:
+    app.multiselect(key="allocate.picked").set_value(["fc1.bias"]).run()
+    button(app, "Lock or unlock").click().run()
+    before = table(app)
+    assert before["Lock"].tolist() == ["Lock", "Locked"]
+    handle = app.select_slider(key="allocate.handle")
+    handle.set_value(16.0).run()
+    assert not app.exception
+    after = table(app)["Bits per weight"].tolist()
+    assert after[0] < before["Bits per weight"][0] - 1
+    assert after[1] == before["Bits per weight"][1]
+    assert "Beyond the bound" in texts(app)
+
+
+def test_the_best_bits_take_no_more_than_those_before(app: AppTest) -> None:
+    button(app, "Best bits for this size").click().run()
+    assert not app.exception
+    assert table(app)["Bits per weight"].notna().all()
+
+
+def test_a_pattern_narrows_the_rows_and_shares_stay_those_of_all(app: AppTest) -> None:
+    app.text_input(key="allocate.pattern").set_value("*.bias").run()
+    found = table(app)
+    assert list(found["Layer"]) == ["fc1.bias"]
+    assert found["Share of bytes"][0] < 0.1
+    app.text_input(key="allocate.pattern").set_value("nope").run()
+    assert not app.exception
+    assert "No row matches" in texts(app)
+
+
+def test_what_was_picked_on_another_page_is_picked_here(archived: Path, jobs: StubJobs) -> None:
+    jobs.rows["estimate"] = [level(2.0**i, SIZES) for i in range(-1, 4)]
+    opened = explorer("allocate", run=str(archived), rows=json.dumps(["fc1.bias"]))
+    button(opened, "Estimate without measuring").click().run()
+    assert not opened.exception
+    assert opened.multiselect(key="allocate.picked").value == ["fc1.bias"]
+
+
+@pytest.mark.parametrize("said", ["[", '{"a": 1}', '[1, null, [], "nope"]', "[" * 9999])
+def test_what_a_link_picks_is_not_trusted(archived: Path, jobs: StubJobs, said: str) -> None:
+    jobs.rows["estimate"] = [level(2.0**i, SIZES) for i in range(-1, 4)]
+    opened = explorer("allocate", run=str(archived), rows=said)
+    button(opened, "Estimate without measuring").click().run()
+    assert not opened.exception
+    assert opened.multiselect(key="allocate.picked").value == []
+
+
+def test_old_links_to_the_search_lead_here_with_what_they_say(archived: Path, jobs: StubJobs) -> None:
+    app = AppTest.from_file(str(MAIN), default_timeout=60)
+    app.query_params["run"], app.query_params["goal"] = str(archived), "ratio"
+    app._page_hash = app_test.calc_hash("search")
+    app.run()
+    assert not app.exception
+    assert app.query_params["goal"] == "ratio"
+    assert "Bits for every layer" in texts(app)
+    assert jobs.started == []
+
+
+class BothJobs(FakeJobs):
+    """Measurements that have their answers, and all other jobs as `StubJobs` has them."""
+
+    def __init__(self, stub: StubJobs, tables: dict[str, Any]) -> None:
+        super().__init__(tables)
+        self.stub = stub
+
+    def get(self, key: Any, load: Any = None) -> Any:
+        return self.stub.get(key) if key[0] in ("search", "estimates", "baselines") else super().get(key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stub, name)
+
+
+def test_what_is_selected_in_the_sensitivities_goes_on_to_the_layers(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = dataclasses.replace(sensitivity_table(2, 4), steps=STEPS)
+    rows = tuple(row._replace(name=name) for row, name in zip(measured.rows, SIZES, strict=True))
+    one = dataclasses.replace(measured, rows=rows)
+    answers = BothJobs(jobs, {"tensor": one, "block": one, "layer_type": one})
+    monkeypatch.setattr(running, "jobs", lambda: answers)
+    monkeypatch.setattr(services, "warm_up", lambda _: None)
+    app = explorer("sensitivity", run=str(archived), by="tensor")
+    app.text_input(key="row_filter").set_value("bias").run()
+    button(app, "Allocate bits to this row").click().run()
+    assert not app.exception
+    assert app.session_state["inshrink.rows"] == '["fc1.bias"]'
+
+
+# Settings
+
+
+def test_an_allocation_is_read_from_a_configuration_and_written_into_it() -> None:
+    shown = subject(3)
+    keys = [row.key for row in shown.tensors]
+    start = config(2.0, override=[{"match": "layers.1.*", "coarseness": 4.0, "gamma": 1.0}])
+    assert services.allocation_of(shown, start, keys) == [2.0, 4.0, 2.0]
+    changed = services.with_allocation(shown, start, keys, [1.0, 4.0, 2.0])
+    assert services.allocation_of(shown, changed, keys) == [1.0, 4.0, 2.0]
+    assert changed["override"][0] == {"match": "layers.1.*", "gamma": 1.0}
+    services.check_config(changed)
+
+
+def test_an_allocation_that_is_the_same_for_all_has_no_overrides() -> None:
+    shown = subject(3)
+    keys = [row.key for row in shown.tensors]
+    start = config(2.0, override=[{"match": "layers.1.*", "coarseness": 4.0}])
+    assert services.with_allocation(shown, start, keys, [8.0] * 3) == config(8.0)
+
+
+def test_a_codec_of_several_settings_has_no_number() -> None:
+    assert services.number_of("inshrinkerator") is None
+    assert services.number_of("lattice") is not None
+
+
+# Rows and the curve
+
+
+def test_rows_are_tensors_blocks_or_layer_types_in_the_models_order() -> None:
+    rates = rates_for("h.0.w", "h.0.bias", "h.1.w", "scale")
+    assert [row.name for row in layers.rows_of(rates, "block")] == ["h.0", "h.1", "scale"]
+    assert [row.members for row in layers.rows_of(rates, "layer_type")] == [(0, 2, 3), (1,)]
+    assert len(layers.rows_of(rates, "tensor")) == 4
+
+
+@pytest.mark.parametrize("figure", ["drop", "divergence"])
+def test_the_curve_has_the_bound_and_the_allocation_on_it(figure: str) -> None:
+    rates = rates_for("a", HOSTILE)
+    measured = point(10.0, 0.02, label=HOSTILE, divergence=0.004)
+    fine, coarse = (rates.predict([value] * 2) for value in (1.0, 8.0))
+    inside = curve_figure(rates, fine, [measured], figure, 0.003, 1e9)
+    assert [trace.name for trace in inside.data][-1] == "This allocation"
+    beyond = curve_figure(rates, coarse, [measured], figure, 0.003, 1e9)
+    assert "beyond" in beyond.data[-1].name
+    assert beyond.data[-1].x[0] < inside.data[-1].x[0]
+    assert "<b>" not in str(beyond.data[1].customdata[0][0])
+    assert {shape.type for shape in beyond.layout.shapes} == {"rect", "line"}
+
+
+def test_the_allocation_lies_on_the_curve_where_all_layers_are_alike() -> None:
+    rates = rates_for("a", "b")
+    drawn = curve_figure(rates, rates.predict([2.0] * 2), [], "divergence", 0.003, 1e9)
+    at = int(np.flatnonzero(rates.levels == 2.0)[0])
+    assert drawn.data[-1].x[0] == pytest.approx(drawn.data[0].x[at])
+    assert drawn.data[-1].y[0] == pytest.approx(drawn.data[0].y[at])
+
+
+def test_without_a_bound_nothing_is_red() -> None:
+    rates = rates_for("a")
+    drawn = curve_figure(rates, rates.predict([8.0]), [], "divergence", None, 1e9)
+    assert not drawn.layout.shapes
+    assert drawn.data[-1].name == "This allocation"
+
+
+@pytest.mark.parametrize("wild", [None, math.nan, math.inf, 0.0, -1.0, 1e30])
+def test_any_quality_can_be_drawn(wild: float | None) -> None:
+    rates = rates_for("a", "b", divergence=wild)
+    points = [SearchPoint("x", {}, 0.0, wild, wild, 1, True, True), point(1e30, wild, divergence=wild)]
+    drawn = curve_figure(rates, rates.predict([1.0, 1e-3]), points, "divergence", 0.003, 1e9)
+    assert all(math.isfinite(end) for end in drawn.layout.yaxis.range)
+    drawn.to_json()

@@ -1,0 +1,177 @@
+"""How rows are laid out: relative values, order, colours around one, and the training loss above."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from inshrink_app.pages.sensitivity import drill_figures, heatmap
+from inshrink_app.pages.sensitivity.arranging import normalised, ordered
+from inshrink_app.pages.sensitivity.drilldown import half_in
+from inshrink_app.widgets.tables import Sensitivity
+
+from inshrink_core.analysis.anatomy import Places
+from tests.app.builders import FakeJobs, answer, button, explorer, sensitivity_table, tables, texts, write_run
+
+
+def table_of(
+    values: list[list[float]], sizes: list[int] | None = None, metric: str = "fisher"
+) -> Sensitivity:
+    """Return a table of given means."""
+    table = sensitivity_table(len(values), len(values[0]), metric=metric)
+    rows = tuple(
+        row._replace(numel=size) for row, size in zip(table.rows, sizes or [1] * len(values), strict=True)
+    )
+    array = np.array(values, np.float32)
+    return dataclasses.replace(table, rows=rows, values=dict.fromkeys(table.values, array))
+
+
+def test_rows_relative_to_their_first_positive_value_begin_at_one() -> None:
+    found = normalised(table_of([[2, 4], [0, 3], [math.nan, 5], [math.nan, math.nan]]), "first")
+    np.testing.assert_array_equal(
+        found.values["mean"], np.array([[1, 2], [0, 1], [math.nan, 1], [math.nan, math.nan]], np.float32)
+    )
+
+
+def test_shares_of_a_step_add_up_over_all_tensors_whichever_are_shown() -> None:
+    whole = table_of([[1, 0], [3, math.nan], [1e30, 0]], [2, 2, 1])
+    shares = normalised(whole, "share").values["mean"]
+    assert np.nansum(shares[:, 0]) == pytest.approx(1)
+    assert np.isnan(shares[:, 1]).all()
+    part = dataclasses.replace(whole, rows=whole.rows[:1], values={"mean": whole.values["mean"][:1]})
+    assert normalised(part, "share", whole).values["mean"][0, 0] == pytest.approx(2e-30)
+
+
+def test_as_is_changes_nothing() -> None:
+    table = table_of([[1.0]])
+    assert normalised(table, "plain") is table
+
+
+@pytest.mark.parametrize(
+    ("by", "order"),
+    [("forward", (0, 1, 2)), ("sensitivity", (2, 0, 1)), ("size", (1, 0, 2)), ("bits", (2, 0, 1))],
+)
+def test_rows_are_sorted_the_largest_first_and_the_unknown_last(by: str, order: tuple[int, ...]) -> None:
+    table = table_of([[9, 2], [5, math.nan], [1, 7]], [4, 8, 4])
+    values = np.array([[9, 2], [math.nan, math.nan], [1, 7]], np.float32)
+    table = dataclasses.replace(table, values={"mean": values})
+    bits = {table.rows[0].name: 1.0, table.rows[2].name: 3.0}
+    assert ordered(table, by, "mean", bits) == order
+
+
+def test_equal_rows_keep_the_models_order() -> None:
+    assert ordered(table_of([[1]] * 4), "sensitivity", "mean", {}) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("scale", ["log", "linear"])
+@pytest.mark.parametrize(("metric", "relative"), [("gain", "plain"), ("fisher", "first")])
+def test_what_lies_around_one_is_coloured_both_ways_from_it(scale: str, metric: str, relative: str) -> None:
+    table = table_of([[1, 1.5], [0.25, 1]], metric=metric)
+    _, heat, *_ = heatmap.heatmap_figure(table, "mean", clip=False, scale=scale, relative=relative).data
+    assert (heat.zmin + heat.zmax) / 2 == pytest.approx(1.0 if scale == "linear" else 0.0)
+    assert heat.zmin <= np.nanmin(heat.z)
+    assert heat.zmax >= np.nanmax(heat.z)
+
+
+@pytest.mark.parametrize("wild", [math.nan, math.inf, 1e30, -1e30, 0.0])
+@pytest.mark.parametrize("scale", ["log", "linear"])
+@pytest.mark.parametrize("relative", ["plain", "first", "share"])
+def test_any_value_can_be_drawn(wild: float, scale: str, relative: str) -> None:
+    table = normalised(table_of([[1, wild], [2, 3]]), relative)
+    loss = ("loss", [(10, wild), (20, 1.0)])
+    figure = heatmap.heatmap_figure(table, "mean", clip=True, scale=scale, relative=relative, loss=loss)
+    assert math.isfinite(figure.data[1].zmin)
+    assert math.isfinite(figure.data[1].zmax)
+    figure.to_json()
+
+
+def test_the_training_loss_stands_above_the_cells_on_their_axis() -> None:
+    table = sensitivity_table(3, 3)
+    plain = heatmap.heatmap_figure(table, "mean", clip=True)
+    figure = heatmap.heatmap_figure(table, "mean", clip=True, loss=("<b>loss", [(10, 3.0), (25, 2.0)]))
+    line = figure.data[-1]
+    assert list(line.x) == ["10", "20", "30"]
+    assert line.y[0] == 3.0
+    assert math.isnan(line.y[1])
+    assert line.y[2] == 2.0
+    assert figure.layout.yaxis.domain[1] < figure.layout.yaxis2.domain[0]
+    inner = plain.layout.height - figure.layout.margin.t - figure.layout.margin.b
+    drawn = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
+    assert drawn * figure.layout.yaxis.domain[1] == pytest.approx(inner)
+    assert "&lt;b&gt;" in line.hovertemplate
+
+
+def test_a_loss_that_says_nothing_takes_no_room() -> None:
+    table = sensitivity_table(3, 3)
+    for series in ([], [(10, math.nan)], [(999, 1.0)]):
+        assert len(heatmap.heatmap_figure(table, "mean", clip=True, loss=("loss", series)).data) == 3
+
+
+def test_a_loss_that_falls_by_decades_is_drawn_by_its_logarithm() -> None:
+    figure = heatmap.heatmap_figure(
+        sensitivity_table(3, 3), "mean", clip=True, loss=("l", [(10, 1e3), (30, 1e-3)])
+    )
+    assert figure.layout.yaxis2.type == "log"
+
+
+def test_half_of_nothing_sits_nowhere() -> None:
+    assert half_in(np.array([np.nan, 0.0])) == 0.0
+    assert half_in(np.array([1e308, 1e308])) == 0.0
+
+
+def test_profiles_are_drawn_whatever_is_in_them() -> None:
+    places = Places(np.array([1.0, np.nan, 1e30]), np.array([0.0]), (300, 1))
+    figure = drill_figures.profile_figure(places, "<v>")
+    assert [note.text for note in figure.layout.annotations] == ["By row (of 300)", "By column (of 1)"]
+    assert figure.data[0].width.sum() == 300
+
+
+def test_the_page_says_in_words_what_the_picture_shows(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(root / "run")
+    answer(monkeypatch, FakeJobs(tables(metric="fisher")))
+    app = explorer("sensitivity", run=str(root / "run"), by="tensor")
+    assert not app.exception
+    assert "of the sensitivity" in texts(app)
+
+
+def test_metrics_that_a_run_cannot_tell_are_off_with_the_reason(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(root / "one", (5,))
+    answer(monkeypatch, FakeJobs(tables(3, 1)))
+    app = explorer("sensitivity", run=str(root / "one"))
+    assert not app.exception
+    off = {found.label for found in app.button if found.disabled}
+    assert {"Taylor", "Fisher", "Update", "Restore gain", "Restore noise"} <= off
+    assert "the checkpoints hold no optimizer state" in texts(app)
+
+
+def test_order_and_normalisation_are_in_the_link_and_taken_from_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(root / "run")
+    answer(monkeypatch, FakeJobs(tables()))
+    app = explorer("sensitivity", run=str(root / "run"), norm="share", sort="size", by="tensor")
+    assert not app.exception
+    assert (app.query_params["norm"], app.query_params["sort"]) == ("share", "size")
+    app.selectbox(key="rows.sort").set_value("bits").run()
+    assert not app.exception
+    assert "need an archive of this run" in texts(app)
+
+
+def test_what_is_most_sensitive_can_be_opened_without_a_mouse(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from inshrink_app import services
+
+    write_run(root / "run")
+    answer(monkeypatch, FakeJobs(tables()))
+    monkeypatch.setattr(services, "warm_up", lambda _: None)
+    app = explorer("sensitivity", run=str(root / "run"), by="tensor")
+    first = next(found for found in app.button if found.key and found.key.startswith("largest."))
+    first.click().run()
+    assert app.query_params["layer"] == first.key.removeprefix("largest.")
+    assert button(app, "Close")

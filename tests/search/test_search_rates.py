@@ -1,0 +1,246 @@
+"""An allocation by hand: sums of what levels told, the price of a bit, and settings for each tensor."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inshrink_core.chain.assign import assigned, assignments, literal_pattern
+from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.checkpoint import TensorRole, TensorSpec
+from inshrink_core.errors import InputError
+from inshrink_core.search.rates import Rates, rates_of
+
+LEVELS = (0.5, 1.0, 2.0, 4.0)
+
+
+def spec_of(name: str, shape: tuple[int, ...] = (10, 10)) -> TensorSpec:
+    return TensorSpec(name=name, role=TensorRole.WEIGHT, dtype="float32", shape=shape)
+
+
+SPECS = (spec_of("h.0.a"), spec_of("h.0.b"), spec_of("h.1.a", (20, 10)))
+H = {"h.0.a": 1.0, "h.0.b": 16.0, "h.1.a": 1.0}
+
+
+def rows(h: dict[str, float | None] | None = None, **changes: Any) -> list[dict[str, Any]]:
+    """Return estimates in which a doubled spacing saves a bit and costs four times the damage."""
+    told: dict[str, float | None] = {**H} if h is None else h
+    found = []
+    for level in LEVELS:
+        tensors = [
+            {
+                "key": spec.key,
+                "layer_type": "linear",
+                "n_values": spec.numel,
+                "bits_per_weight": 6.0 - math.log2(level),
+                "sensitivity": told[spec.key],
+                "damage": None if told[spec.key] is None else told[spec.key] * spec.numel * level**2,
+            }
+            for spec in SPECS
+        ]
+        nbytes = sum(one["n_values"] * one["bits_per_weight"] for one in tensors) / 8 + 10
+        row = {
+            "set": {"codec": "lattice", "settings": {"coarseness": level}},
+            "codec": "lattice",
+            "tensors": tensors,
+            "ratio_weights": 1600 / nbytes,
+            "ratio_total": 1600 / nbytes / 2,
+            "drop": 0.001 * level**2,
+            "divergence": 1e-4 * level**2,
+            "n_trials": 0,
+        }
+        found.append(row | changes)
+    return found
+
+
+@pytest.fixture
+def rates() -> Rates:
+    return rates_of(rows(), "coarseness", SPECS)
+
+
+def test_uniform_settings_are_predicted_as_they_were_estimated(rates: Rates) -> None:
+    for row, level in zip(rows(), LEVELS, strict=True):
+        found = rates.predict([level] * 3)
+        assert found.ratio_weights == pytest.approx(row["ratio_weights"])
+        assert found.ratio_total == pytest.approx(row["ratio_total"])
+        assert found.drop == pytest.approx(row["drop"])
+        assert found.divergence == pytest.approx(row["divergence"])
+
+
+def test_between_and_beyond_the_levels_bits_and_damage_go_on_evenly(rates: Rates) -> None:
+    found = rates.predict([2**0.5, 8.0, 0.25])
+    np.testing.assert_allclose(found.bits, [5.5, 3.0, 8.0])
+    np.testing.assert_allclose(found.damage, [2 * 100, 64 * 1600, 200 / 16])
+    assert (rates.predict([1e6] * 3).bits == 0).all()
+
+
+def test_a_mixture_is_as_good_as_the_uniform_setting_of_its_damage(rates: Rates) -> None:
+    uniform, mixed = rates.predict([2.0] * 3), rates.predict([2.0, 2.0, 4.0])
+    assert mixed.divergence > uniform.divergence
+    assert mixed.divergence < rates.predict([4.0] * 3).divergence
+    share = mixed.damage.sum() / uniform.damage.sum()
+    assert mixed.divergence / uniform.divergence == pytest.approx(share)
+
+
+@pytest.mark.parametrize("wrong", [[1.0], [1.0, 1.0, 0.0], [1.0, 1.0, math.nan], [1.0, -1.0, 1.0]])
+def test_an_allocation_has_one_positive_number_a_tensor(rates: Rates, wrong: list[float]) -> None:
+    with pytest.raises(InputError, match="one positive number a tensor"):
+        rates.predict(wrong)
+
+
+def test_bits_go_where_an_error_costs_most_and_the_size_is_kept(rates: Rates) -> None:
+    even = rates.predict([2.0] * 3)
+    chosen = rates.distribute(even.nbytes, [2.0] * 3, [False] * 3)
+    found = rates.predict(chosen)
+    assert found.nbytes <= even.nbytes * (1 + 1e-12)
+    assert found.damage.sum() < even.damage.sum()
+    assert chosen[1] < chosen[0] == chosen[2]
+
+
+def test_locked_tensors_keep_what_they_have(rates: Rates) -> None:
+    target = rates.predict([2.0] * 3).nbytes
+    chosen = rates.distribute(target, [0.7, 2.0, 2.0], [True, False, False])
+    assert chosen[0] == 0.7
+    assert rates.distribute(target, [0.7, 1.0, 3.0], [True] * 3) == [0.7, 1.0, 3.0]
+
+
+def test_a_size_that_cannot_be_reached_gives_the_coarsest(rates: Rates) -> None:
+    assert rates.distribute(0.0, [1.0] * 3, [False] * 3) == [8.0] * 3
+
+
+def test_tensors_without_a_known_damage_stay_and_the_rest_is_told() -> None:
+    told = rates_of(rows({**H, "h.0.a": None}), "coarseness", SPECS)
+    found = told.predict([1.0] * 3)
+    assert math.isnan(found.damage[0])
+    assert found.divergence == pytest.approx(1e-4)
+    assert told.distribute(10.0, [1.0] * 3, [False] * 3)[0] == 1.0
+
+
+def test_where_levels_tell_no_quality_none_is_made_up() -> None:
+    found = rates_of(rows(drop=None, divergence=None, ratio_total=None), "coarseness", SPECS).predict(
+        [1.0] * 3
+    )
+    assert (found.drop, found.divergence, found.ratio_total) == (None, None, None)
+
+
+def test_a_tensor_outside_of_the_sample_is_like_its_layer_type() -> None:
+    more = (*SPECS, spec_of("h.2.a", (40, 10)))
+    found = rates_of(rows(), "coarseness", more)
+    assert found.is_sampled.tolist() == [True, True, True, False]
+    assert found.bits[3].tolist() == found.bits[0].tolist()
+    assert found.damages[3, 1] == pytest.approx(400 * (1 + 16 + 1) / 3)
+
+
+def test_one_level_is_not_enough() -> None:
+    with pytest.raises(InputError, match="two levels"):
+        rates_of(rows()[:1], "coarseness", SPECS)
+
+
+# Overrides
+
+
+def through(values: dict[str, float], specs: tuple[TensorSpec, ...], base: float = 1.0) -> dict[str, Any]:
+    """Write values as overrides, and read them back by the rules of the chain."""
+    overrides = assignments(specs, values, base, ("coarseness",))
+    chain = make_chain_config(
+        "", "lattice", {"coarseness": base, "overrides": list(overrides)}, None, 32, "cpu", 1
+    )
+    return assigned(chain, specs, "coarseness")
+
+
+NAMES = ("h.0.a", "h.0.b", "h.1.a", "h.1.b.c", "h.1", "h", "x[0]*?.w", "x0aa.w", "single")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_overrides_give_each_tensor_its_value_and_no_other(seed: int) -> None:
+    chosen = np.random.default_rng(seed).choice([0.5, 1.0, 2.0], len(NAMES))
+    specs = tuple(spec_of(name) for name in NAMES)
+    values = {name: float(value) for name, value in zip(NAMES, chosen, strict=True)}
+    assert through(values, specs) == values
+
+
+def test_a_module_that_shares_a_value_is_one_override() -> None:
+    specs = tuple(spec_of(f"h.{i}.{part}") for i in range(3) for part in "abc")
+    values = {spec.key: 2.0 if spec.name.startswith("h.1.") else 1.0 for spec in specs}
+    assert assignments(specs, values, 1.0, ("coarseness",)) == ({"match": "h.1.*", "coarseness": 2.0},)
+    assert assignments(specs, values, 2.0, ("coarseness",)) == (
+        {"match": "h.0.*", "coarseness": 1.0},
+        {"match": "h.2.*", "coarseness": 1.0},
+    )
+
+
+def test_what_the_layer_type_decides_is_said_by_layer_type() -> None:
+    specs = (spec_of("a.w"), spec_of("wte.weight"), spec_of("a.b", (4,)))
+    values = {"a.w": 1.0, "wte.weight": 0.5, "a.b": 1.0}
+    assert assignments(specs, values, 1.0, ("coarseness",)) == (
+        {"layer_type": "embedding", "coarseness": 0.5},
+    )
+
+
+def test_nothing_differs_from_the_base_without_overrides() -> None:
+    assert assignments(SPECS, dict.fromkeys(H, 1.0), 1.0, ("coarseness",)) == ()
+
+
+def test_a_pattern_of_a_name_with_signs_matches_that_name_alone() -> None:
+    from fnmatch import fnmatchcase
+
+    assert fnmatchcase("a[0]*", literal_pattern("a[0]*"))
+    assert not fnmatchcase("a0x", literal_pattern("a[0]*"))
+
+
+# On a real run
+
+
+@pytest.fixture(scope="module")
+def estimated() -> Any:
+    """Estimate two levels of three steps of the sample, tensor by tensor."""
+    import inshrink_core
+
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    asked = {"steps": run.steps[-3:], "keyframe_every": 2, "device": "cpu"}
+    return run, inshrink_core.verbs.estimate_levels(run, levels=2, by_tensor=True, **asked)
+
+
+def test_the_bytes_of_tensors_add_up_to_almost_those_of_the_weights(estimated: Any) -> None:
+    run, levels = estimated
+    for _, report in levels.levels:
+        model = [spec for spec in run[run.steps[-1]].specs if spec.key in {one.key for one in report.tensors}]
+        held = sum(one.n_values * one.bits_per_weight / 8 for one in report.tensors)
+        total = sum(spec.nbytes for spec in model) / report.ratio_weights
+        assert 0.5 * total < held < total
+    document = levels.to_json()
+    assert {one["key"] for one in document["levels"][0]["tensors"]} == {spec.key for spec in model}
+
+
+def test_a_mixture_is_predicted_within_a_few_percent_of_its_own_estimate(estimated: Any) -> None:
+    import inshrink_core
+
+    run, levels = estimated
+    specs = [spec for spec in run[run.steps[-1]].specs if spec.role in ("weight", "buffer")]
+    rates = rates_of(levels.to_json()["levels"], "coarseness", specs)
+    low, high = rates.levels
+    values = [high if key.startswith("fc1") else low for key in rates.keys]
+    overrides = assignments(specs, dict(zip(rates.keys, values, strict=True)), low, ("coarseness",))
+    told = inshrink_core.verbs.estimate(
+        run,
+        config={"coarseness": low, "overrides": list(overrides)},
+        steps=run.steps[-3:],
+        keyframe_every=2,
+        device="cpu",
+        by_tensor=True,
+    )
+    found = rates.predict(values)
+    assert found.ratio_weights == pytest.approx(told.ratio_weights, rel=0.05)
+    bits = {one.key: one.bits_per_weight for one in told.tensors}
+    assert found.bits.tolist() == pytest.approx([bits[key] for key in rates.keys], rel=1e-6)
+
+
+def test_tensors_are_told_of_only_where_they_were_asked_for(estimated: Any) -> None:
+    import dataclasses
+
+    _, report = estimated[1].levels[0]
+    assert "tensors" not in dataclasses.replace(report, tensors=()).to_json()
+    assert "tensors" in report.to_json()

@@ -1,0 +1,108 @@
+"""What a table of sensitivities says in words: who carries it, and what has changed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from inshrink_core.analysis.findings import Findings, findings
+
+STEPS = (100, 400, 900)
+
+
+def told(
+    means: list[list[float]], metric: str = "fisher", by: str = "tensor", sizes: list[int] | None = None
+) -> Findings:
+    """Return the findings of rows called a, b, c, … of one parameter each, at as many of `STEPS`."""
+    values = np.array(means, np.float32).reshape(len(means), -1)
+    names = [chr(ord("a") + place) for place in range(len(means))]
+    steps = STEPS[: values.shape[1]]
+    return findings(metric, by, names, sizes or [1] * len(means), steps, values)
+
+
+def test_the_fewest_rows_that_carry_four_fifths_are_named_the_largest_first() -> None:
+    found = told([[1.0], [30.0], [9.0], [60.0]])
+    assert found.few == (3, 1)
+    assert found.sentence() == "2 of 4 tensors carry 80 % of the sensitivity: d and b."
+
+
+def test_what_a_row_carries_is_its_mean_times_its_size() -> None:
+    assert told([[10.0], [1.0]], sizes=[1, 100]).few == (1,)
+
+
+def test_of_rows_that_carry_the_same_the_earlier_counts_first() -> None:
+    assert told([[1.0]] * 5).few == (0, 1, 2, 3)
+
+
+def test_rounding_asks_for_no_row_more_than_it_takes() -> None:
+    assert len(told([[0.1]] * 10).few) == 8
+
+
+@pytest.mark.parametrize("nothing", [math.nan, 0.0])
+def test_a_run_without_sensitivities_has_nothing_to_say(nothing: float) -> None:
+    found = told([[nothing, nothing], [nothing, nothing]])
+    assert (found.few, found.stretch, found.sentence()) == ((), None, "")
+
+
+@pytest.mark.parametrize("wild", [math.nan, math.inf])
+def test_rows_that_are_not_finite_carry_nothing_and_are_not_counted(wild: float) -> None:
+    found = told([[wild], [1.0], [1.0]])
+    assert (found.few, found.n_rows) == ((1, 2), 2)
+
+
+def test_values_of_any_size_are_compared() -> None:
+    found = told([[1e-38, 1e38], [1e-38, 1e-38]])
+    assert found.few == (0,)
+    assert "It has grown more than 10,000 times more sensitive since step 100." in found.sentence()
+
+
+def test_one_row_is_all_and_one_step_tells_of_no_change() -> None:
+    found = told([[3.0]])
+    assert (found.few, found.stretch) == ((0,), None)
+    assert found.sentence() == "1 of 1 tensor carries 80 % of the sensitivity: a."
+
+
+def test_neighbouring_rows_that_fell_together_are_one_stretch_with_what_it_is_worth() -> None:
+    found = told([[1.0, 1.0, 1.0], [16.0, 4.0, 1.0], [4.0, 2.0, 1.0], [1.0, 1.0, 9.0]], by="block")
+    assert found.stretch is not None
+    assert (found.stretch.first, found.stretch.last, found.stretch.step) == (1, 2, 100)
+    assert found.stretch.factor == pytest.approx(1 / 8)
+    assert found.stretch.bits == pytest.approx(-1.5)
+    assert found.sentence().endswith(
+        "2 blocks, b to c, have grown 8 times less sensitive since step 100, worth 1.5 bits fewer a weight."
+    )
+
+
+def test_a_row_that_comes_later_is_compared_with_its_own_first_value() -> None:
+    found = told([[math.nan, 1.0, 100.0], [1.0, 1.0, 1.0]])
+    assert found.stretch is not None
+    assert (found.stretch.step, found.stretch.factor) == (400, pytest.approx(100.0))
+
+
+def test_a_row_that_is_gone_at_the_last_step_has_not_changed() -> None:
+    assert told([[1.0, 64.0, math.nan], [1.0, 1.0, 1.0]]).stretch is None
+
+
+def test_less_than_a_factor_of_two_is_no_change() -> None:
+    assert told([[1.0, 1.9], [1.0, 0.51]]).stretch is None
+
+
+def test_all_rows_are_called_all() -> None:
+    assert "All 2 blocks have grown 128 times more sensitive" not in told([[1.0, 1.0]] * 2).sentence()
+    assert (
+        "All 2 blocks have grown 130 times more sensitive since step 100"
+        in told([[1.0, 128.0]] * 2, by="block").sentence()
+    )
+
+
+def test_only_curvature_says_what_a_bit_is_worth() -> None:
+    assert "worth 2 bits more a weight" in told([[1.0, 16.0]]).sentence()
+    assert "bits" not in told([[1.0, 16.0]], metric="update").sentence()
+
+
+def test_long_names_are_shortened() -> None:
+    long = "transformer." * 40 + "weight"
+    found = findings("fisher", "tensor", [long], [1], (1,), np.ones((1, 1)))
+    assert len(found.sentence()) < 140
