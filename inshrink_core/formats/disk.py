@@ -196,10 +196,10 @@ class ReadableFile:
         span = (count - 1) * apart + n_bytes
         if offset < 0 or offset + span > self.nbytes:
             self.read(offset, span)  # says what is wrong
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._descriptor, offset, span, os.POSIX_FADV_WILLNEED)
         places = range(offset, offset + count * apart, apart)
         try:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self._descriptor, offset, span, os.POSIX_FADV_WILLNEED)
             runs = [os.pread(self._descriptor, n_bytes, place) for place in places]
         except OSError as error:
             raise StorageError(f"reading failed: {error.strerror}", where=str(self.path)) from error
