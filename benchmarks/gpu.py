@@ -30,7 +30,7 @@ from inshrink_core.codecs.inshrinkerator.block import FIRST_BIN
 from inshrink_core.codecs.lattice.spacing import grid_of, new_spacing
 from inshrink_core.coding.delta import modular_delta
 from inshrink_core.coding.rans import decode_rans, encode_rans
-from inshrink_core.ops.lattice import N_CONTEXTS, advance, round_to_grid
+from inshrink_core.ops.lattice import N_CONTEXTS, advance, round_to_grid, scale_integers
 from inshrink_core.ops.quantize import MAGNITUDE_KEYS, assign, dequantize, histogram16
 from inshrink_core.quantization import assignment_table, fit_exact, round_centroids, value_histogram
 
@@ -86,7 +86,8 @@ def lattice_on_device(walk: list[Tensor]) -> Way:
 
     def decode(payload: bytes) -> Tensor:
         tokens = decode_rans(payload, now.numel(), expected.largest + 1, history & 31, N_CONTEXTS)
-        return advance(tokens, _NO_LARGE, integers, history, grid).values
+        moved = advance(tokens, _NO_LARGE, integers, history, grid)
+        return scale_integers(moved.integers, grid.delta)
 
     return Way(encode, decode, lambda values: torch.equal(values, expected.integers * grid.delta))
 

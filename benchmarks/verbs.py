@@ -1,8 +1,9 @@
 """Whole commands against ``zstd -3`` on the same bytes: what a user waits for.
 
-`inshrink compress` and `inshrink restore` as processes of their own, on a generated run of a GPT of 69 M
-parameters: weights in float32, alone and with the moments of AdamW. ``zstd`` is the library of that name on
-one thread, level 3, in a process of its own, too: it reads the same files and writes one compressed file.
+`inshrink compress` and `inshrink restore` as processes of their own, on a generated run of a GPT: weights in
+float32, alone and with the moments of AdamW. It has 69 M parameters; ``python -m benchmarks.verbs middle 1``
+takes 10 M and one repetition. ``zstd`` is the library of that name on one thread, level 3, in a process of
+its own, too: it reads the same files and writes one compressed file.
 Each repetition runs every command once, in turn, so that a machine whose speed drifts moves all of them.
 
 Each row has wall and processor seconds of a command (medians over the repetitions), of which
@@ -37,6 +38,11 @@ from benchmarks.two_threads import gpt
 
 N_STEPS = 4
 REPETITIONS = 3
+
+MODELS = {"large": (768, 8, 16000), "middle": (384, 5, 4000), "quick": (64, 2, 500)}
+"""Width, layers and tokens of a GPT: 69 M parameters, 10 M for a machine that has much else to do, and few to
+try whether the commands run."""
+
 _LEARNING_RATE = 3e-4
 _STEPS_BETWEEN = 50
 """Training steps from one checkpoint to the next."""
@@ -205,17 +211,17 @@ def _busy(n: int) -> Iterator[None]:
             process.wait()
 
 
-def measure(quick: bool = False) -> list[dict[str, object]]:
+def measure(model: str = "large", repetitions: int = REPETITIONS) -> list[dict[str, object]]:
     """Return a row for each command."""
-    large = gpt(64, 2, 500) if quick else gpt(768, 8, 16000)
+    large = gpt(*MODELS[model])
     build = Path("build")
     build.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="inshrink-verbs-", dir=build) as scratch:
         folder = _Folder(Path(scratch), {"small": gpt(16, 1, 10), "large": large})
-        commands = COMMANDS + ([] if quick else _BUSY)
+        commands = COMMANDS + ([] if model == "quick" else _BUSY)
         found: dict[tuple[str, Command], list[Taken]] = {}
         for size in ("small", "large"):
-            for _ in range(1 if quick else REPETITIONS):
+            for _ in range(repetitions):
                 for command in commands:
                     found.setdefault((size, command), []).append(folder.take(size, command))
     n = sum(tensor.numel() for tensor in large.values())
@@ -266,10 +272,10 @@ def _row(
     }
 
 
-def main(quick: bool = False) -> Path:
+def main(model: str = "large", repetitions: int = REPETITIONS) -> Path:
     """Write ``results/verbs.csv``."""
-    return write("verbs_quick" if quick else "verbs", measure(quick))
+    return write("verbs_quick" if model == "quick" else "verbs", measure(model, repetitions))
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv[1:])
+    main(*sys.argv[1:2], *map(int, sys.argv[2:3]))

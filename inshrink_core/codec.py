@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from inshrink_core.ops.distance import Distance
+
 __all__ = [
     "DEFAULT_CODEC",
     "DIVERGENCE_PER_ERROR",
@@ -221,6 +223,13 @@ class TensorReference(ABC):
         """Return the tensor, one that the caller may write to."""
         return self.decoded().clone()
 
+    def distance(self, tensor: Tensor) -> Distance | None:
+        """Return how far a tensor is from the decoded one; None where that is not told without decoding.
+
+        Sums as of `inshrink_core.ops.distance.squared_distance`, over slices of `SLICE` elements.
+        """
+        return None
+
     def levels(self) -> Levels:
         """Return the levels of the values; by default nothing is known of them."""
         return Levels("other")
@@ -293,6 +302,9 @@ class TensorInput:
         The values that training last continued from after a restore; None where there was no restore.
     owned
         True where nobody else will write to `tensor`: a state may then keep it instead of a copy.
+    sampled
+        True where `tensor` and what stands beside it are flat samples (`inshrink_core.ops.sample.sample`) of
+        the tensors: for `Codec.observe` and `Codec.look_ahead` of a codec that says `Codec.looks_at_sample`.
     """
 
     spec: TensorSpec
@@ -302,6 +314,7 @@ class TensorInput:
     momentum: Tensor | None = None
     restored: Tensor | None = None
     owned: bool = False
+    sampled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -481,6 +494,10 @@ class Codec(ABC, Generic[_Plan, _State]):
         """
         return None
 
+    def looks_at_sample(self, spec: TensorSpec) -> bool:
+        """Whether `observe` and `look_ahead` need no more of a tensor than its sample; by default they do."""
+        return False
+
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext = _NOTHING_KNOWN
     ) -> _Plan:
@@ -612,6 +629,12 @@ class Codec(ABC, Generic[_Plan, _State]):
         and some megabytes. A reference that hostile bytes decoded to is as good as any other.
         """
 
+    def follow(
+        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
+    ) -> TensorReference:
+        """Return the state after a block: what `decode` does, where nobody asks for the values."""
+        return self.decode(spec, block, reference, device).reference
+
     @abstractmethod
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone and decodes to the same bits as `reference`."""
@@ -630,14 +653,16 @@ _MOST_NBYTES = 1 << 62
 _Coder = TypeVar("_Coder", bound=AnyCodec)
 
 
-_Decode: TypeAlias = "Callable[[_Coder, TensorSpec, Block, TensorReference | None, str], Decoded]"
+_Result = TypeVar("_Result")
+
+_Decode: TypeAlias = "Callable[[_Coder, TensorSpec, Block, TensorReference | None, str], _Result]"
 
 _NO_MEMORY: Final = re.compile("allocate memory|out of memory")
 """How PyTorch says that there is none, of the host and of a device."""
 
 
-def within_memory(decode: _Decode[_Coder]) -> Any:
-    """Return `Codec.decode` with the checks of every codec: the bitstream, and the memory for the tensor.
+def within_memory(decode: _Decode[_Coder, _Result]) -> Any:
+    """Return `Codec.decode` or `Codec.follow` with the checks of every codec: bitstream, and memory.
 
     A few bytes may claim any shape. PyTorch and numpy say in five ways that they cannot allocate it, some of
     them before, some after the system was asked.
@@ -646,7 +671,7 @@ def within_memory(decode: _Decode[_Coder]) -> Any:
     @functools.wraps(decode)
     def checked(
         self: _Coder, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
-    ) -> Decoded:
+    ) -> _Result:
         if block.codec not in self.reads:
             raise IncompatibleError(
                 f"the codec '{self.name}' does not read this bitstream",

@@ -338,7 +338,10 @@ class Archive(Mapping[int, Checkpoint]):
                 continue
             if link.kind is FrameKind.KEYFRAME:
                 reference = self._base_reference(link, entry)
-            tensor, reference = self._decode_entry(link, frame, entry, reference)
+            if link is chain[-1]:
+                tensor, reference = self._decode_entry(link, frame, entry, reference)
+            else:
+                tensor, reference = None, self._decode_entry(link, frame, entry, reference, follow=True)[1]
         if tensor is None or reference is None:
             raise NotFoundError(f"no tensor '{key}'", where=self.where(info))
         if self._states is not None:
@@ -367,16 +370,25 @@ class Archive(Mapping[int, Checkpoint]):
             self._granted = total if self.limits.max_memory is not None else total + _GRANT_NBYTES
 
     def _decode_entry(
-        self, info: FrameInfo, frame: FrameReader, entry: BlockEntry, reference: TensorReference | None
-    ) -> tuple[Tensor, TensorReference]:
-        """Decode one block, saying in every error which one it was."""
+        self,
+        info: FrameInfo,
+        frame: FrameReader,
+        entry: BlockEntry,
+        reference: TensorReference | None,
+        *,
+        follow: bool = False,
+    ) -> tuple[Tensor | None, TensorReference]:
+        """Decode one block, or `follow` it to its state alone, saying in every error which one it was."""
         where = f"{self.where(info)}, tensor '{entry.key}'"
         spec = spec_of(entry, where)
         codec = codec_for_block(entry.codec, where)
         self._require(decoding_nbytes(spec, entry), "decoding it", where)
         payload = frame.read(entry)
+        block = Block(entry.codec, payload)
         try:
-            return codec.decode(spec, Block(entry.codec, payload), reference, self.device)
+            if follow:
+                return None, codec.follow(spec, block, reference, self.device)
+            return codec.decode(spec, block, reference, self.device)
         except DamagedError as error:
             if error.where:
                 raise

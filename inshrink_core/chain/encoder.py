@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.parts import tensor_digest
 from inshrink_core.chain.recall import HELD_NBYTES, Origin
-from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSource, TensorSpec
 from inshrink_core.codec import AnyCodec, FrameContext, Seen, Sight, TensorInput, TensorReference
 from inshrink_core.errors import ConfigError, InshrinkError
 from inshrink_core.execution import ordered_map, recycling
-from inshrink_core.formats.source import FileSource, peek
+from inshrink_core.formats.source import FileSource, peek, peek_sample
 from inshrink_core.values import real_numbers
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ __all__ = ["FrameEncoder", "Standing", "TensorResult"]
 
 _OF_MODEL = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
 _WITH_COMPANIONS = _OF_MODEL | {TensorRole.EXP_AVG}
-
-_SLICE = 1 << 20
-"""Values whose error is summed at a time: a dtype other than float32 takes copies of so many."""
 
 
 def _never_restored(spec: TensorSpec) -> Tensor | None:
@@ -135,8 +132,9 @@ class FrameEncoder:
         )
 
         def observe(spec: TensorSpec) -> Any:
-            item = _item(checkpoint, wanted[0], devices[0], spec, kept=False)
-            return config_of[spec.key].observe(item, old.get(spec.key))
+            config = config_of[spec.key]
+            item = _glimpse(checkpoint, wanted[0], devices[0], spec, config.looks_at_sample(spec))
+            return config.observe(item, old.get(spec.key))
 
         with recycling():
             statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
@@ -210,7 +208,7 @@ class FrameEncoder:
             return None
 
         def course(spec: TensorSpec) -> Any:
-            return codec.look_ahead(spec, _seen(spec, there, codec.companions()))
+            return codec.look_ahead(spec, _seen(spec, there, codec))
 
         chosen = [spec for spec in there[0][1].specs if keys is None or spec.key in keys]
         members = [spec for spec in chosen if self._place(spec) == 0]
@@ -261,15 +259,15 @@ def _reaches(checkpoint: Checkpoint) -> dict[str, float]:
     return found
 
 
-def _seen(
-    spec: TensorSpec, there: Sequence[tuple[Sight, Checkpoint]], companions: frozenset[TensorRole]
-) -> Iterator[Seen]:
+def _seen(spec: TensorSpec, there: Sequence[tuple[Sight, Checkpoint]], codec: AnyCodec) -> Iterator[Seen]:
     """Read a tensor at one sight after the other, where it is the same tensor."""
+    companions, sampled = codec.companions(), codec.looks_at_sample(spec)
     for sight, checkpoint in there:
         if spec.key not in checkpoint or checkpoint.spec(spec.key) != spec:
             continue
         try:
-            item = _item(checkpoint, companions if sight.companions else frozenset(), "cpu", spec, kept=False)
+            told = companions if sight.companions else frozenset()
+            item = _glimpse(checkpoint, told, "cpu", spec, sampled)
         except (InshrinkError, OSError):
             continue
         yield Seen(sight.place, item)
@@ -291,19 +289,37 @@ def _is_lasting(checkpoint: Checkpoint, spec: TensorSpec) -> bool:
     return spec.nbytes > HELD_NBYTES and isinstance(checkpoint.source, FileSource)
 
 
+def _glimpse(
+    checkpoint: Checkpoint, companions: frozenset[TensorRole], device: str, spec: TensorSpec, sampled: bool
+) -> TensorInput:
+    """Read a tensor that is looked at and not kept, or its sample, and its companions."""
+    look = peek_sample if sampled else peek
+    item = _item(checkpoint, companions, device, spec, read=look, look=look)
+    return replace(item, sampled=sampled)
+
+
+def _read(source: TensorSource, spec: TensorSpec) -> Tensor:
+    """Read a tensor that is kept: it must match its checksum."""
+    return source.read(spec)
+
+
+_Reads: TypeAlias = "Callable[[TensorSource, TensorSpec], Tensor]"
+
+
 def _item(
     checkpoint: Checkpoint,
     companions: frozenset[TensorRole],
     device: str,
     spec: TensorSpec,
     *,
-    kept: bool = True,
+    read: _Reads = _read,
+    look: _Reads = peek,
 ) -> TensorInput:
-    """Read a tensor and the companions its codec asked for; what is kept must match its checksum."""
+    """Read a tensor, and look at the companions its codec asked for."""
 
     def companion(*roles: TensorRole) -> Tensor | None:
         found = checkpoint.companion_spec(spec, *roles)
-        return None if found is None else peek(checkpoint.source, found).to(device)
+        return None if found is None else look(checkpoint.source, found).to(device)
 
     gradient = second_moment = momentum = None
     if spec.role is TensorRole.WEIGHT and TensorRole.GRADIENT in companions:
@@ -314,7 +330,7 @@ def _item(
         momentum = companion(TensorRole.MOMENTUM)
     return TensorInput(
         spec=spec,
-        tensor=(checkpoint.source.read(spec) if kept else peek(checkpoint.source, spec)).to(device),
+        tensor=read(checkpoint.source, spec).to(device),
         gradient=gradient,
         second_moment=second_moment,
         momentum=momentum,
@@ -326,15 +342,18 @@ def _squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, f
     """Return (squared error, squared norm) of a floating tensor; non-finite values count for nothing."""
     import torch
 
-    from inshrink_core.ops.distance import squared_distance
+    from inshrink_core.ops.distance import SLICE, squared_distance
 
     if not tensor.is_floating_point():
         return 0.0, 0.0
+    told = reference.distance(tensor)
+    if told is not None:
+        return told.error, told.norm
     squared_error = squared_norm = 0.0
     now, decoded = tensor.detach().resolve_neg().reshape(-1), reference.decoded().reshape(-1)
-    for start in range(0, now.numel(), _SLICE):
-        original = real_numbers(now[start : start + _SLICE].cpu(), torch.float32)
-        restored = real_numbers(decoded[start : start + _SLICE].cpu(), torch.float32)
+    for start in range(0, now.numel(), SLICE):
+        original = real_numbers(now[start : start + SLICE].cpu(), torch.float32)
+        restored = real_numbers(decoded[start : start + SLICE].cpu(), torch.float32)
         distance = squared_distance(original, restored)
         squared_error += distance.error
         squared_norm += distance.norm

@@ -85,15 +85,30 @@ class FallbackCodec(Codec[_Plan, _State]):
         self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
     ) -> Decoded:
         """Decode one block of the bitstreams in `reads`."""
-        payload = memoryview(block.payload)
         if block.codec == EXACT:
-            return decode_exact(spec, payload, reference)
+            return decode_exact(spec, block.payload, reference)
+        state = self._state_after(spec, block, reference, device)
+        return Decoded(state.decoded_anew(), state)
+
+    @within_memory
+    def follow(
+        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
+    ) -> TensorReference:
+        """Return the state after a block."""
+        if block.codec == EXACT:
+            return decode_exact(spec, block.payload, reference).reference
+        return self._state_after(spec, block, reference, device)
+
+    def _state_after(
+        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str
+    ) -> TensorReference:
+        """Return the state after a block of this codec's own bitstreams."""
+        payload = memoryview(block.payload)
         if spec.dtype not in LOSSY_DTYPES or spec.numel == 0:
             raise DamagedError("a tensor of this kind has no symbols", where=spec.key)
         if len(payload) < 2:
             raise DamagedError("the block is cut short", where=spec.key)
-        state = self.decode_lossy(spec, payload, reference, device)
-        return Decoded(state.decoded_anew(), state)
+        return self.decode_lossy(spec, payload, reference, device)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return an exact block of what the reference decodes to."""

@@ -30,10 +30,21 @@ from inshrink_core.formats.state_tree import Placed
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DEFAULT_LIMITS", "FileSource", "accepting_damage", "peek", "tensor_bytes", "write_layout"]
+__all__ = [
+    "DEFAULT_LIMITS",
+    "FileSource",
+    "accepting_damage",
+    "peek",
+    "peek_sample",
+    "tensor_bytes",
+    "write_layout",
+]
 
 DEFAULT_LIMITS: Final = Limits()
 """What is available."""
+
+_SAMPLED_NBYTES: Final = 1 << 22
+"""From this size on, 256 short reads take less time than one of the whole tensor."""
 
 _MAX_STRIDES: Final = 63
 """Of 64 dimensions that numpy knows, one counts the bytes of an element."""
@@ -110,12 +121,31 @@ class FileSource:
         """Return what `read` does, without a look at checksums: for values that nobody keeps."""
         return self._tensor(spec, checked=False)
 
+    def sample(self, spec: TensorSpec) -> Tensor:
+        """Return what `inshrink_core.ops.sample.sample` returns of a tensor; checksums are not looked at."""
+        import torch
+
+        from inshrink_core.ops.reference.quantize import flattened
+        from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample
+
+        name, placed = self._place(spec)
+        if placed.stride is not None or placed.dtype == "bool" or placed.span < _SAMPLED_NBYTES:
+            return sample(flattened(self.peek(spec)))
+        itemsize = DTYPE_SIZES[placed.dtype]
+        apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
+        with self._open(name) as file:
+            runs = file.read_runs(placed.offset, SAMPLE_RUN * itemsize, apart, SAMPLE_RUNS)
+        return torch.frombuffer(runs, dtype=getattr(torch, placed.dtype))
+
+    def _place(self, spec: TensorSpec) -> tuple[str, Placed]:
+        if spec.key not in self._places:
+            raise NotFoundError(f"no tensor '{spec.key}' in these files")
+        return self._places[spec.key]
+
     def _tensor(self, spec: TensorSpec, *, checked: bool) -> Tensor:
         import torch
 
-        if spec.key not in self._places:
-            raise NotFoundError(f"no tensor '{spec.key}' in these files")
-        name, placed = self._places[spec.key]
+        name, placed = self._place(spec)
         dtype = getattr(torch, placed.dtype)
         if not math.prod(placed.shape):
             return torch.empty(placed.shape, dtype=dtype)
@@ -197,6 +227,19 @@ class FileSource:
 def peek(source: TensorSource, spec: TensorSpec) -> Tensor:
     """Return a tensor for a look at it: where it comes from a file, its checksum is not computed."""
     return source.peek(spec) if isinstance(source, FileSource) else source.read(spec)
+
+
+def peek_sample(source: TensorSource, spec: TensorSpec) -> Tensor:
+    """Return the sample of a tensor (`inshrink_core.ops.sample.sample`), as `peek` returns the tensor.
+
+    Of a large tensor in a file little more than the sample is read.
+    """
+    if isinstance(source, FileSource):
+        return source.sample(spec)
+    from inshrink_core.ops.reference.quantize import flattened
+    from inshrink_core.ops.sample import sample
+
+    return sample(flattened(source.read(spec)))
 
 
 def accepting_damage(checkpoint: Checkpoint) -> Checkpoint:

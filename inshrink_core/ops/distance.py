@@ -8,10 +8,13 @@ from torch import Tensor
 
 from inshrink_core.ops.registry import op
 
-__all__ = ["N_SUMS", "Distance", "squared_distance"]
+__all__ = ["N_SUMS", "SLICE", "Distance", "distance_to_grid", "squared_distance"]
 
 N_SUMS = 16
 """Element i is added to sum i modulo this: two vectors of eight float64 each."""
+
+SLICE = 1 << 20
+"""Elements whose squares are added up before they are added to those of others."""
 
 
 class Distance(NamedTuple):
@@ -41,5 +44,21 @@ def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
     Notes
     -----
     Squares and sums are float64: `N_SUMS` of them, each from first to last, added from first to last. O(n).
+    """
+    raise NotImplementedError
+
+
+@op
+def distance_to_grid(values: Tensor, integers: Tensor, delta: float) -> Distance:
+    """Do what `squared_distance` does for decoded values ``integers * delta``, without making them.
+
+    Parameters
+    ----------
+    values : Float32[Tensor, "n"]
+        Contiguous.
+    integers : Int32[Tensor, "n"]
+        Below 2**24 in magnitude; on the same device.
+    delta
+        Unit, a power of two.
     """
     raise NotImplementedError

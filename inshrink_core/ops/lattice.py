@@ -43,11 +43,9 @@ __all__ = [
     "pack_extra",
     "round_to_grid",
     "scale_integers",
+    "sum_tokens",
     "unpack_extra",
 ]
-
-_EXTRA_PART = 1 << 16
-"""Large numbers whose bits are spread out at a time: 64-bit numbers, a megabyte for each bit of theirs."""
 
 N_CONTEXTS = 25
 """No change so far, and eight ages of three pairs."""
@@ -152,15 +150,12 @@ class Advanced(NamedTuple):
     ----------
     integers, history
         As in `Rounded`.
-    values : Float32[Tensor, "n"]
-        ``N * delta``.
     valid
         Whether every N is within its bound.
     """
 
     integers: Tensor
     history: Tensor
-    values: Tensor
     valid: bool
 
 
@@ -248,56 +243,39 @@ def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_ro
     raise NotImplementedError
 
 
+@op
 def large_changes(
     tokens: Tensor, before: Tensor, after: Tensor, history: Tensor | None, step: int
 ) -> NDArray[np.int64]:
-    """Return z of the tokens from `FIRST_LARGE` on but for `EXACT`, in order."""
-    # Done in torch on every device: only keyframes of fine steps have more than a few.
-    at = ((tokens >= FIRST_LARGE) & (tokens != EXACT)).nonzero().view(-1)
-    changes = (after[at].long() - before[at].long()) // step
-    if history is not None:
-        turned = (history[at] & NEGATIVE) != 0
-        changes[turned] = -changes[turned]
-    z: NDArray[np.int64] = ((changes << 1) ^ (changes >> 63)).cpu().numpy()
-    return z
+    """Return z of the tokens from `FIRST_LARGE` on but for `EXACT`, in order.
+
+    Parameters
+    ----------
+    tokens : UInt8[Tensor, "n"]
+        From `round_to_grid`.
+    before, after : Int32[Tensor, "n"]
+        The integers it was given, and those it returned.
+    history : UInt8[Tensor, "n"] or None
+        The history it was given.
+    step
+        Units from one lattice point to the next.
+    """
+    raise NotImplementedError
 
 
+@op
 def pack_extra(z: NDArray[np.int64]) -> bytes:
     """Return the extra bits of large z, lowest bit first, filled up to a byte with zeros."""
-    # Whole bytes at the end of each part but the last: the bits of a part are put before the next one's.
-    left, parts = np.zeros(0, np.uint8), []
-    for begin in range(0, z.size, _EXTRA_PART):
-        part = z[begin : begin + _EXTRA_PART]
-        lengths = _places(part) - 2
-        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        bits = np.concatenate((left, (np.repeat(part, lengths) >> within & 1).astype(np.uint8)))
-        whole = bits.size // 8 * 8
-        parts.append(np.packbits(bits[:whole], bitorder="little").tobytes())
-        left = bits[whole:]
-    return b"".join((*parts, np.packbits(left, bitorder="little").tobytes()))
+    raise NotImplementedError
 
 
-def _places(z: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places of the highest bits: numbers below 2**27 are exact as float64."""
-    return np.frexp(z.astype(np.float64))[1].astype(np.int64) - 1
-
-
+@op
 def unpack_extra(tokens: Tensor, extra: bytes | memoryview) -> NDArray[np.int64] | None:
     """Return the large z of tokens from their extra bits; None unless these are exactly enough."""
-    large = tokens[(tokens >= FIRST_LARGE) & (tokens < EXACT)].cpu().numpy().astype(np.int64) - FIRST_LARGE
-    lengths = large // 4 + 5
-    ends = np.cumsum(lengths)
-    n_bits = int(ends[-1]) if large.size else 0
-    stored = np.frombuffer(extra, np.uint8)
-    if (n_bits + 7) // 8 != stored.size or (n_bits % 8 and int(stored[-1]) >> n_bits % 8):
-        return None
-    z: NDArray[np.int64] = (4 | large % 4) << lengths
-    for begin in range(0, large.size, _EXTRA_PART):
-        span = slice(begin, begin + _EXTRA_PART)
-        first, last = int(ends[begin] - lengths[begin]), int(ends[span][-1])
-        bits = np.unpackbits(stored[first // 8 : (last + 7) // 8], bitorder="little")[first % 8 :]
-        bits = bits[: last - first]
-        starts = ends[span] - lengths[span] - first
-        weights = bits.astype(np.int64) << (np.arange(last - first) - np.repeat(starts, lengths[span]))
-        z[span] |= np.add.reduceat(weights, starts)
-    return z
+    raise NotImplementedError
+
+
+@op
+def sum_tokens(tokens: Tensor, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the sums of the rows and of the columns of tokens in row-major order, at least one."""
+    raise NotImplementedError

@@ -13,7 +13,7 @@ from inshrink_core.ops.registry import op
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SAMPLE_RUN", "SAMPLE_RUNS", "Sampled", "sample", "sample_places", "sample_sums"]
+__all__ = ["SAMPLE_RUN", "SAMPLE_RUNS", "Sampled", "sample", "sample_sums"]
 
 SAMPLE_RUN = 64
 SAMPLE_RUNS = 256
@@ -27,14 +27,6 @@ def sample(values: Tensor) -> Tensor:
     if n <= SAMPLE_RUN * SAMPLE_RUNS:
         return values
     return values.as_strided((SAMPLE_RUNS, SAMPLE_RUN), (n // SAMPLE_RUNS, 1)).reshape(-1)
-
-
-def sample_places(n: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where in a tensor of `n` elements the elements at these places of its sample are."""
-    if n <= SAMPLE_RUN * SAMPLE_RUNS:
-        return places
-    found: NDArray[np.int64] = places // SAMPLE_RUN * (n // SAMPLE_RUNS) + places % SAMPLE_RUN
-    return found
 
 
 class Sampled(NamedTuple):

@@ -169,6 +169,8 @@ class CodecSuite:
                 decoded = self.decoder(block).decode(spec, block, decoder[i])
                 assert state_bits(reference) == state_bits(decoded.reference)
                 assert bits(decoded.tensor) == bits(reference.decoded())
+                followed = self.decoder(block).follow(spec, block, decoder[i])
+                assert state_bits(followed) == state_bits(decoded.reference)
                 self.assert_survives(tensor, decoded.tensor)
                 encoder[i], decoder[i] = reference, decoded.reference
 

@@ -10,6 +10,7 @@ from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import (
     BaseReference,
     FrameContext,
+    Seen,
     TensorInput,
     codec_for_block,
     get_codec,
@@ -20,6 +21,7 @@ from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.codecs.lossless import LosslessCodec
 from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError, InputError
 from inshrink_core.frame import Block
+from inshrink_core.ops.sample import sample
 from inshrink_core.testing.codecs import CodecSuite, state_bits
 from tests.codecs.lattice_chains import CODEC, chain, frame, moving
 from tests.strategies import bits, normal, spec_of
@@ -314,6 +316,39 @@ def test_a_state_takes_five_bytes_a_weight():
     _, reference, _ = chain(moving(3))
     assert isinstance(reference, LatticeReference)
     assert reference.nbytes == 5 * 12_000
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_seen_of_a_sample_is_what_is_seen_of_the_whole(dtype):
+    codec, shape = LatticeCodec(), (300, 100)
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(getattr(torch, dtype))
+    spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype=dtype, shape=shape)
+    beside = {"second_moment": values.float().square(), "momentum": values.float() / 7}
+    whole = TensorInput(spec=spec, tensor=values, **beside)
+    plan = codec.plan([spec], [codec.observe(whole, None)])
+    samples = {name: sample(tensor.view(-1)) for name, tensor in beside.items()}
+    item = TensorInput(spec=spec, tensor=sample(values.view(-1)), **samples, sampled=True)
+    assert codec.looks_at_sample(spec)
+    moved = TensorInput(spec=spec, tensor=values + 0.01, **beside)
+    for reference in (None, codec.encode(moved, plan, None).reference):
+        assert codec.observe(item, reference) == codec.observe(whole, reference)
+    assert codec.look_ahead(spec, iter([Seen(0, item)])) == codec.look_ahead(spec, iter([Seen(0, whole)]))
+
+
+def test_the_distance_that_a_state_tells_is_that_to_what_it_decodes_to():
+    codec, shape = LatticeCodec(), (1100, 1000)
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype="float32", shape=shape)
+    item = TensorInput(spec=spec, tensor=tensor)
+    plan = codec.plan([spec], [codec.observe(item, None)])
+    reference = codec.encode(item, plan, None).reference
+    away = (tensor - reference.decoded()).double()
+    found = reference.distance(tensor)
+    assert found.error == pytest.approx(float(away.square().sum()), rel=1e-9)
+    assert found.norm == pytest.approx(float(tensor.double().square().sum()), rel=1e-9)
+    assert reference.distance(tensor.half()) is None
+    far = TensorInput(spec=spec, tensor=tensor.index_fill(1, torch.tensor([3]), 1e30))
+    assert codec.encode(far, plan, None).reference.distance(far.tensor) is None
 
 
 def test_block_upon_a_base_is_refused_without_it_and_reaches_the_points_of_one_that_stands_alone():

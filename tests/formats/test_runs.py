@@ -16,6 +16,8 @@ from inshrink_core.errors import ConfigError, DamagedError, InputError, NotFound
 from inshrink_core.formats import NoCheckpointError, open_run, write_checkpoint
 from inshrink_core.formats.discovery import number_steps, step_in_name
 from inshrink_core.formats.disk import natural_key
+from inshrink_core.formats.source import peek_sample
+from inshrink_core.ops.sample import sample
 from tests.formats.run_builders import same_bits, save_huggingface, save_run, small_model
 
 
@@ -49,6 +51,33 @@ def test_opening_reads_headers_and_reading_counts(tmp_path):
     before = run.bytes_read
     run[1].source.peek(run[1].specs[0])
     assert run.bytes_read == before + (4 << 20)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "nbytes"),
+    [
+        (torch.arange(3_000_017.0), 4 * 16384),
+        (torch.arange(4_000_000).to(torch.bfloat16).view(2000, 2000), 2 * 16384),
+        (torch.arange(20_000.0), 4 * 20_000),
+        (torch.arange(2_000_000.0).view(1000, 2000).t(), 4 * 2_000_000),
+    ],
+)
+def test_of_a_large_tensor_little_more_than_the_sample_is_read(tmp_path, tensor, nbytes):
+    _save(tmp_path / "step_1.pt", 1, w=tensor)
+    run = open_run(tmp_path)
+    spec, before = run[1].specs[0], run.bytes_read
+    taken = peek_sample(run[1].source, spec)
+    assert run.bytes_read == before + nbytes
+    assert same_bits(taken, sample(tensor.reshape(-1)))
+
+
+def test_a_sample_of_a_file_that_was_cut_off_is_refused(tmp_path):
+    _save(tmp_path / "step_1.pt", 1, w=torch.arange(3_000_017.0))
+    run = open_run(tmp_path)
+    spec = run[1].specs[0]
+    os.truncate(tmp_path / "step_1.pt", 1 << 20)
+    with pytest.raises(DamagedError):
+        run[1].source.sample(spec)
 
 
 def test_steps_come_from_the_documented_keys_in_order(tmp_path):

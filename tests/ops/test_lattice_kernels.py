@@ -19,6 +19,8 @@ from inshrink_core.ops.lattice import (
     large_changes,
     pack_extra,
     round_to_grid,
+    scale_integers,
+    sum_tokens,
     unpack_extra,
 )
 from tests.strategies import normal
@@ -73,9 +75,31 @@ def test_back_ends_agree_and_decoding_reaches_the_same_state(step, scale, tracke
     assert torch.equal(moved.integers, fast.integers)
     assert torch.equal(moved.history, fast.history)
     with force_backend(Backend.REFERENCE):
+        assert np.array_equal(large_changes(fast.tokens, before, fast.integers, history, step), z)
         assert pack_extra(z) == extra
         assert np.array_equal(unpack_extra(fast.tokens, extra), z)
         assert same(moved, advance(fast.tokens, z, before, history, grid))
+
+
+def test_back_ends_sum_rows_and_columns_of_tokens_the_same():
+    tokens = torch.randint(0, 229, (7 * 4099,), dtype=torch.uint8)
+    for n_rows in (1, 7, 4099, tokens.numel()):
+        rows, columns = sum_tokens(tokens, n_rows)
+        with force_backend(Backend.REFERENCE):
+            again = sum_tokens(tokens, n_rows)
+        assert np.array_equal(rows, again[0])
+        assert np.array_equal(columns, again[1])
+        assert rows.sum() == columns.sum() == int(tokens.sum())
+
+
+def test_extra_bits_that_are_not_those_of_the_tokens_are_refused():
+    tokens = torch.tensor([3, 128, 227, 228, 130], dtype=torch.uint8)
+    for backend in (Backend.CPU, Backend.REFERENCE):
+        with force_backend(backend):
+            # 5, 29 and 5 bits; a last bit that belongs to none of them.
+            assert unpack_extra(tokens, bytes(5)).tolist() == [128, 7 << 29, 6 << 5]
+            assert unpack_extra(tokens, b"\xff" * 4 + b"\x7f").tolist() == [159, (8 << 29) - 1, (7 << 5) - 1]
+            assert all(unpack_extra(tokens, bits) is None for bits in (bytes(4), bytes(6), b"\xff" * 5))
 
 
 def test_values_end_within_half_a_step():
@@ -83,7 +107,7 @@ def test_values_end_within_half_a_step():
     rounded = round_to_grid(values, torch.zeros(4000, dtype=torch.int32), None, grid)
     zeros = torch.zeros(4000, dtype=torch.int32)
     large = large_changes(rounded.tokens, zeros, rounded.integers, None, grid.step)
-    decoded = advance(rounded.tokens, large, None, None, grid).values
+    decoded = scale_integers(advance(rounded.tokens, large, None, None, grid).integers, grid.delta)
     assert float((decoded - values).abs().max()) <= 0.5001 * 100 * 2.0**-18
 
 

@@ -6,7 +6,7 @@ import torch
 
 from inshrink_core.errors import InputError
 from inshrink_core.ops import Backend, force_backend
-from inshrink_core.ops.sample import sample, sample_places, sample_sums
+from inshrink_core.ops.sample import sample, sample_sums
 from tests.strategies import normal
 
 NOWHERE = np.zeros(0, np.int64)
@@ -18,13 +18,6 @@ def test_a_sample_has_at_most_16384_elements_and_reaches_the_end():
     assert taken.numel() == 16384
     assert int(taken.max()) < 10_000_000
     assert int(taken.max()) > 9_900_000
-
-
-@pytest.mark.parametrize("n", [5, 16384, 16385, 100_003])
-def test_places_of_a_sample_are_where_its_elements_are(n):
-    taken = sample(torch.arange(n)).numpy()
-    places = np.arange(0, taken.size, 3)
-    assert np.array_equal(sample_places(n, places), taken[places])
 
 
 @pytest.mark.parametrize("n", [0, 1, 3000, 16384, 40_001])

@@ -79,7 +79,7 @@ def agree(device, values, integers, history, grid, gain=None):
         moved = advance(expected.tokens.to(device), z, *there, grid)
     assert same(moved, back)
     assert moved.valid
-    assert moved.values.device.type == torch.device(device).type
+    assert moved.integers.device.type == torch.device(device).type
     return found
 
 
@@ -202,7 +202,7 @@ def check_no_elements(device):
         assert rounded.tokens.numel() == rounded.n_large == rounded.n_exact == 0
         moved = advance(rounded.tokens.to(device), NO_LARGE, None, None, grid)
         assert moved.valid
-        assert moved.values.numel() == 0
+        assert moved.integers.numel() == 0
         assert gain_grades(empty.to(device), empty, zeros, grid, 1).tolist() == [0]
 
 

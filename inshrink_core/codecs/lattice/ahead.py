@@ -19,9 +19,10 @@ from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import Seen, Sight
 from inshrink_core.codecs.lattice.block import is_matrix, is_statistic
 from inshrink_core.codecs.lattice.memory import Memory, codes_of
+from inshrink_core.codecs.lattice.plan import sample_of
 from inshrink_core.codecs.lattice.spacing import exact_mean, geometric_mean
-from inshrink_core.ops.reference.quantize import as_float32, settled
-from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample, sample_sums
+from inshrink_core.ops.reference.quantize import as_float32
+from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_sums
 
 __all__ = ["Course", "course_of", "foreseen", "sights_of"]
 
@@ -86,17 +87,17 @@ def course_of(spec: TensorSpec, seen: Iterator[Seen]) -> Course:
     second_moments, momenta = [], []
     before: tuple[int, Tensor] | None = None
     for place, item in seen:
-        now = sample(as_float32(item.tensor))
+        now = as_float32(sample_of(item, item.tensor))
         if before is not None and not torch.equal(now, before[1]):
             changed = True
         if before is not None and before[0] == place - 1:
             moved[place] = _mean_square(now - before[1], n_seen)
         if item.second_moment is not None:
-            moments = settled(item.second_moment)
+            moments = sample_of(item, item.second_moment)
             sums, _ = sample_sums(moments, None, moments, 1.0, _NO_PLACES)
             second_moments.append(exact_mean(sums[2], n_seen))
         if item.momentum is not None:
-            momenta.append(_mean_square(settled(item.momentum), n_seen))
+            momenta.append(_mean_square(sample_of(item, item.momentum), n_seen))
         before = place, now
     return Course(changed, moved, tuple(second_moments), tuple(momenta))
 

@@ -23,6 +23,7 @@ from inshrink_core.coding.events import read_varint, write_varint
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
+from inshrink_core.ops.distance import SLICE, Distance, distance_to_grid
 from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
     EXACT,
@@ -36,10 +37,11 @@ from inshrink_core.ops.lattice import (
     pack_extra,
     round_to_grid,
     scale_integers,
+    sum_tokens,
     unpack_extra,
 )
 from inshrink_core.ops.rans import rans_counts
-from inshrink_core.ops.reference.quantize import as_float32
+from inshrink_core.ops.reference.quantize import as_float32, flattened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -297,8 +299,8 @@ def parse(
     reference: LatticeReference | None,
     base: BaseReference | None = None,
     device: str = "cpu",
-) -> tuple[Tensor, LatticeReference]:
-    """Return the tensor of a payload and the state after it, where the reference is, or else on a device.
+) -> LatticeReference:
+    """Return the state after a payload, where the reference is, or else on a device.
 
     Raises
     ------
@@ -327,8 +329,7 @@ def parse(
         raise DamagedError("a lattice delta has no reference of its dtype and shape", where=spec.key)
     if len(payload) > 1 or flags:
         raise DamagedError("bytes follow in a block without change", where=spec.key)
-    after = reference if reference.exact is None else replace(reference, exact=None)
-    return after.decoded(), after
+    return reference if reference.exact is None else replace(reference, exact=None)
 
 
 def _parse_exact(
@@ -338,8 +339,8 @@ def _parse_exact(
     before: LatticeReference | None,
     base: BaseReference | None,
     device: str,
-) -> tuple[Tensor, LatticeReference]:
-    """Return exact values, and the state of the points that stand beside their residual."""
+) -> LatticeReference:
+    """Return exact values beside the state of the points that their residual is taken from."""
     if flags:
         raise DamagedError("a lattice block with a residual has no flags", where=spec.key)
     n, at = read_varint(cursor.payload, 1)
@@ -348,9 +349,9 @@ def _parse_exact(
     inner, residual = cursor.payload[at : at + n], cursor.payload[at + n :]
     if inner and inner[0] & 15 == Kind.EXACT:
         raise DamagedError("a lattice block with a residual holds another", where=spec.key)
-    points, state = parse(spec, inner, before, base, device)
-    exact = decode_exact(spec, residual, LosslessReference(_residual_base(inner, points, before))).tensor
-    return exact, replace(state, exact=exact.clone())
+    state = parse(spec, inner, before, base, device)
+    against = LosslessReference(_residual_base(inner, state.decoded(), before))
+    return replace(state, exact=decode_exact(spec, residual, against).tensor)
 
 
 def make_exact(
@@ -414,7 +415,7 @@ def _parse_alone(
     *,
     snapshot: bool,
     base: BaseReference | None = None,
-) -> tuple[Tensor, LatticeReference]:
+) -> LatticeReference:
     exponent = cursor.exponent()
     step = cursor.number(1, MAX_STEP, "step")
     divisor, history = step, None
@@ -429,15 +430,15 @@ def _parse_alone(
     grid = grid_of(Spacing(exponent, divisor), spec.dtype)
     contexts = parse_scales(cursor.section(), spec) if flags & CONTEXTS else None
     before = None if base is None else base_points(base, grid).to(device)
-    values, state = _finish(spec, cursor, _Coded(flags, contexts, before, None, device), grid, exponent)
+    state = _finish(spec, cursor, _Coded(flags, contexts, before, None, device), grid, exponent)
     if base is not None and flags & TRACKED:
         history = state.history
-    return values, replace(state, spacing=Spacing(exponent, step), history=history)
+    return replace(state, spacing=Spacing(exponent, step), history=history)
 
 
 def _parse_delta(
     spec: TensorSpec, cursor: _Cursor, flags: int, reference: LatticeReference
-) -> tuple[Tensor, LatticeReference]:
+) -> LatticeReference:
     first = cursor.byte()
     shift, snap = first & ~_SNAP, bool(first & _SNAP)
     step = cursor.number(1, MAX_STEP, "step")
@@ -462,8 +463,8 @@ def _parse_delta(
     history = reference.history if flags & TRACKED else None
     # Where the state is: a chain's in host memory, or where its keyframe was decoded.
     coded = _Coded(flags, contexts, before, history, before.device)
-    values, state = _finish(spec, cursor, coded, grid, exponent)
-    return values, state if flags & TRACKED else replace(state, history=None)
+    state = _finish(spec, cursor, coded, grid, exponent)
+    return state if flags & TRACKED else replace(state, history=None)
 
 
 def refined(reference: LatticeReference, shift: int, grid: Grid) -> Tensor | None:
@@ -491,9 +492,7 @@ class _Coded(NamedTuple):
     device: torch.device
 
 
-def _finish(
-    spec: TensorSpec, cursor: _Cursor, coded: _Coded, grid: Grid, exponent: int
-) -> tuple[Tensor, LatticeReference]:
+def _finish(spec: TensorSpec, cursor: _Cursor, coded: _Coded, grid: Grid, exponent: int) -> LatticeReference:
     """Decode tokens and apply them."""
     flags, contexts, integers, history, device = coded
     extra = cursor.section() if flags & EXTRA else None
@@ -506,14 +505,16 @@ def _finish(
     tokens = decode_rans(stream, spec.numel, n_tokens, contexts, n_contexts, device=device)
     large = np.zeros(0, np.int64) if extra is None else unpack_extra(tokens, extra)
     at, exact = _exact_values(spec, tokens, kept) if n_tokens > EXACT else no_exact(spec.dtype, device)
-    if large is None or (extra is None) != (not _has_large(tokens, n_tokens, at.numel())):
+    # Where there are extra bits, unpacking them has counted their tokens.
+    has_large = _has_large(tokens, n_tokens, at.numel()) if large is None or extra is None else large.size > 0
+    if large is None or (extra is None) == has_large:
         raise DamagedError("extra bits do not fit the tokens", where=spec.key)
     if n_tokens <= EXACT and kept:
         raise DamagedError("exact values belong to no token", where=spec.key)
     moved = advance(tokens, large, integers, history, grid)
     if not moved.valid:
         raise DamagedError("a lattice value leaves its range", where=spec.key)
-    state = LatticeReference(
+    return LatticeReference(
         dtype=spec.dtype,
         shape=spec.shape,
         spacing=Spacing(exponent, grid.step),
@@ -522,7 +523,6 @@ def _finish(
         exact_at=at,
         exact_values=exact,
     )
-    return put_exact(state, moved.values), state
 
 
 def _has_large(tokens: Tensor, n_tokens: int, n_exact: int) -> bool:
@@ -580,6 +580,24 @@ class LatticeReference(ShapedReference):
         if self.exact is not None:
             return self.exact
         return put_exact(self, scale_integers(self.integers, math.ldexp(1.0, self.spacing.exponent)))
+
+    def decoded_anew(self) -> Tensor:
+        """Return the tensor, one that the caller may write to."""
+        return self.decoded() if self.exact is None else self.exact.clone()
+
+    def distance(self, tensor: Tensor) -> Distance | None:
+        """Return how far values are from their points, in one pass; None where some are stored otherwise."""
+        if self.exact is not None or self.exact_at.numel() or self.dtype != "float32":
+            return None
+        if tensor.dtype != torch.float32 or tensor.device != self.integers.device:
+            return None
+        values, unit = flattened(tensor), math.ldexp(1.0, self.spacing.exponent)
+        error = norm = 0.0
+        for start in range(0, values.numel(), SLICE):
+            span = slice(start, start + SLICE)
+            found = distance_to_grid(values[span], self.integers[span], unit)
+            error, norm = error + found.error, norm + found.norm
+        return Distance(error, norm)
 
     @property
     def nbytes(self) -> int:
@@ -641,9 +659,8 @@ def pack_scales(tokens: Tensor, shape: tuple[int, ...]) -> tuple[bytes, Tensor |
     rows, columns = _sides(shape)
     if min(rows, columns) < _MIN_SIDE:
         return b"", None
-    matrix = tokens.view(rows, columns)
-    by_row = _classes(matrix.sum(1, dtype=torch.int64), columns)
-    by_column = _classes(matrix.sum(0, dtype=torch.int64), rows)
+    row_sums, column_sums = sum_tokens(tokens, rows)
+    by_row, by_column = _classes(row_sums, columns), _classes(column_sums, rows)
     contexts = _contexts(by_row, by_column).to(tokens.device)
     stream = encode_rans(torch.from_numpy(np.concatenate((by_row, by_column))), None, _N_CLASSES)
     counts = rans_counts(tokens, contexts, N_TOKENS, N_CONTEXTS).numpy()
@@ -674,9 +691,9 @@ def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
     return (shape[0], math.prod(shape[1:])) if len(shape) >= 2 else (1, math.prod(shape))
 
 
-def _classes(sums: Tensor, n: int) -> NDArray[np.uint8]:
+def _classes(sums: NDArray[np.int64], n: int) -> NDArray[np.uint8]:
     """Half octaves of ``64 * sum / n``, 0 for less than one."""
-    means = (sums.cpu().numpy() * 64) // n
+    means = (sums * 64) // n
     octaves = np.zeros(means.size, np.int64)
     for k in range(1, 15):
         octaves += (means >> k) > 0

@@ -202,6 +202,10 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
             return observe_statistic(item, None if _base_of(reference) else reference)
         return observe_tensor(item, self.own(reference, item.spec))
 
+    def looks_at_sample(self, spec: TensorSpec) -> bool:
+        """Whether a sample is enough: of all but running statistics, of which the least value counts."""
+        return not is_statistic(spec)
+
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
     ) -> LatticePlan:
@@ -259,10 +263,26 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         """Decode one block of the bitstreams in `reads`."""
         if block.codec == EXACT_BITSTREAM:
             return decode_exact(spec, block.payload, reference)
+        state = self._state_after(spec, block, reference, device)
+        return Decoded(state.decoded_anew(), state)
+
+    @within_memory
+    def follow(
+        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
+    ) -> TensorReference:
+        """Return the state after a block."""
+        if block.codec == EXACT_BITSTREAM:
+            return decode_exact(spec, block.payload, reference).reference
+        return self._state_after(spec, block, reference, device)
+
+    def _state_after(
+        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str
+    ) -> LatticeReference:
+        """Return the state after a block of lattice points."""
         if not can_have_lattice(spec):
             raise DamagedError("a tensor of this kind has no lattice", where=spec.key)
         base = _base_of(reference) if block.codec == _BASED_BITSTREAM else None
-        return Decoded(*parse(spec, memoryview(block.payload), self.own(reference, spec), base, device))
+        return parse(spec, memoryview(block.payload), self.own(reference, spec), base, device)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone; references of other codecs become exact blocks."""

@@ -28,8 +28,8 @@ from inshrink_core.codecs.lattice.spacing import (
     spacing_of,
 )
 from inshrink_core.ops.lattice import Gain, gain_grades
-from inshrink_core.ops.reference.quantize import as_float32, settled
-from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_places, sample_sums
+from inshrink_core.ops.reference.quantize import as_float32, flattened
+from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample, sample_sums
 
 if TYPE_CHECKING:
     from inshrink_core.codecs.lattice.codec import LatticeCodec
@@ -43,6 +43,7 @@ __all__ = [
     "make_plan",
     "observe_statistic",
     "observe_tensor",
+    "sample_of",
 ]
 
 _PROBES = 32
@@ -126,19 +127,24 @@ def observe_statistic(item: TensorInput, reference: TensorReference | None) -> O
     )
 
 
+def sample_of(item: TensorInput, tensor: Tensor) -> Tensor:
+    """Return the sample of a tensor of an item, which may be that already."""
+    return tensor if item.sampled else sample(flattened(tensor))
+
+
 def observe_tensor(item: TensorInput, reference: LatticeReference | None) -> Observation:
     """Measure one tensor on a sample of its values; O(1) beyond 2**14 elements."""
-    n = item.tensor.numel()
-    n_seen = min(n, SAMPLE_RUN * SAMPLE_RUNS)
+    values = sample_of(item, item.tensor)
+    n_seen = values.numel()
     integers, unit = None, 1.0
     if reference is not None:
-        integers, unit = reference.integers, math.ldexp(1.0, reference.spacing.exponent)
-    moments = None if item.second_moment is None else settled(item.second_moment)
-    sums, probe = sample_sums(settled(item.tensor), integers, moments, unit, _probe_places(n))
+        integers, unit = sample(reference.integers), math.ldexp(1.0, reference.spacing.exponent)
+    moments = None if item.second_moment is None else sample_of(item, item.second_moment)
+    sums, probe = sample_sums(values, integers, moments, unit, _probe_places(n_seen))
     second = None if moments is None else exact_mean(sums[2], n_seen)
     momentum = None
     if item.momentum is not None:
-        squares, _ = sample_sums(settled(item.momentum), None, None, 1.0, np.zeros(0, np.int64))
+        squares, _ = sample_sums(sample_of(item, item.momentum), None, None, 1.0, np.zeros(0, np.int64))
         momentum = exact_mean(squares[0], n_seen)
     moved = None
     if reference is not None:
@@ -151,10 +157,8 @@ def observe_tensor(item: TensorInput, reference: LatticeReference | None) -> Obs
 
 @functools.lru_cache(maxsize=1024)
 def _probe_places(n: int) -> NDArray[np.int64]:
-    """Return the indices of the probe: spread by the golden ratio, so that they do not share a column."""
-    n_seen = min(n, SAMPLE_RUN * SAMPLE_RUNS)
-    places = (np.arange(min(n_seen, _PROBES)) * 0.6180339887498949 % 1.0 * n_seen).astype(np.int64)
-    return sample_places(n, np.unique(places))
+    """Return where in a sample of `n` values the probe is: spread by the golden ratio, not in one column."""
+    return np.unique((np.arange(min(n, _PROBES)) * 0.6180339887498949 % 1.0 * n).astype(np.int64))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

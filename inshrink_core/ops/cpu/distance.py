@@ -1,4 +1,4 @@
-"""The kernel of `inshrink_core.ops.distance` in numba: one pass, no copy."""
+"""The kernels of `inshrink_core.ops.distance` in numba: one pass, no copy."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.cpu.compiled import kernel
+from inshrink_core.ops.cpu.compiled import kernel, part
 from inshrink_core.ops.distance import N_SUMS, Distance
 
-__all__: list[str] = []
+__all__ = ["add_square"]
 
 _F32, _F64 = np.float32, np.float64
 _LARGEST = np.finfo(np.float32).max
+
+
+@part
+def add_square(
+    value: np.float32, away: np.float32, k: int, errors: NDArray[np.float64], norms: NDArray[np.float64]
+) -> None:  # pragma: no cover - compiled
+    """Add the squares of a value and of its error to a sum each."""
+    # Neither comparison holds for NaN.
+    value = value if np.abs(value) <= _LARGEST else _F32(0.0)
+    away = away if np.abs(away) <= _LARGEST else _F32(0.0)
+    errors[k] += _F64(away) * _F64(away)
+    norms[k] += _F64(value) * _F64(value)
 
 
 @kernel
@@ -23,19 +35,44 @@ def _add_squares(
     norms: NDArray[np.float64],
 ) -> None:  # pragma: no cover - compiled
     """Add squares to sums, of which there are `N_SUMS` each."""
-    for begin in range(0, values.size, N_SUMS):
-        for k in range(min(N_SUMS, values.size - begin)):
+    whole = values.size // N_SUMS * N_SUMS
+    # A constant number of sums: a loop to the end of the values would not become vector instructions.
+    for begin in range(0, whole, N_SUMS):
+        for k in range(N_SUMS):
             value = values[begin + k]
-            away = _F32(value - decoded[begin + k])
-            # Neither comparison holds for NaN.
-            value = value if np.abs(value) <= _LARGEST else _F32(0.0)
-            away = away if np.abs(away) <= _LARGEST else _F32(0.0)
-            errors[k] += _F64(away) * _F64(away)
-            norms[k] += _F64(value) * _F64(value)
+            add_square(value, _F32(value - decoded[begin + k]), k, errors, norms)
+    for i in range(whole, values.size):
+        add_square(values[i], _F32(values[i] - decoded[i]), i - whole, errors, norms)
+
+
+@kernel
+def _add_squares_to_grid(
+    values: NDArray[np.float32],
+    integers: NDArray[np.int32],
+    delta: np.float32,
+    errors: NDArray[np.float64],
+    norms: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Do what `_add_squares` does."""
+    whole = values.size // N_SUMS * N_SUMS
+    for begin in range(0, whole, N_SUMS):
+        for k in range(N_SUMS):
+            value, point = values[begin + k], _F32(_F32(integers[begin + k]) * delta)
+            add_square(value, _F32(value - point), k, errors, norms)
+    for i in range(whole, values.size):
+        point = _F32(_F32(integers[i]) * delta)
+        add_square(values[i], _F32(values[i] - point), i - whole, errors, norms)
 
 
 def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
     """See `distance.squared_distance`."""
     errors, norms = np.zeros(N_SUMS), np.zeros(N_SUMS)
     _add_squares(values.numpy(), decoded.numpy(), errors, norms)
+    return Distance(float(sum(errors.tolist())), float(sum(norms.tolist())))
+
+
+def distance_to_grid(values: Tensor, integers: Tensor, delta: float) -> Distance:
+    """See `distance.distance_to_grid`."""
+    errors, norms = np.zeros(N_SUMS), np.zeros(N_SUMS)
+    _add_squares_to_grid(values.numpy(), integers.numpy(), _F32(delta), errors, norms)
     return Distance(float(sum(errors.tolist())), float(sum(norms.tolist())))

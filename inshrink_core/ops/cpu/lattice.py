@@ -28,7 +28,7 @@ from inshrink_core.ops.lattice import (
 )
 from inshrink_core.ops.reference import lattice as reference
 
-__all__ = ["advance_large", "find_steps", "match_steps", "mend", "move", "scale", "take_steps", "turn"]
+__all__ = ["advance_large", "find_steps", "match_steps", "mend", "move", "take_steps", "turn"]
 
 _CHUNK = 2048
 """Elements at a time: 20 bytes each, in a first-level cache of 48 kB."""
@@ -253,15 +253,6 @@ def move(
     return outside
 
 
-@part
-def scale(
-    integers: NDArray[np.int32], delta: np.float32, values: NDArray[np.float32]
-) -> None:  # pragma: no cover - compiled
-    """Turn integers into values."""
-    for i in range(integers.size):
-        values[i] = _F32(_F32(integers[i]) * delta)
-
-
 @kernel
 def _round(
     values: NDArray[np.float32],
@@ -366,13 +357,11 @@ def _advance(
     known: int,
     history: NDArray[np.uint8],
     tracked: int,
-    delta: np.float32,
     step: int,
     bound: int,
     z: NDArray[np.uint8],
     after: NDArray[np.int32],
     new: NDArray[np.uint8],
-    values: NDArray[np.float32],
 ) -> bool:  # pragma: no cover - compiled
     """Apply tokens; `known` and `tracked` are 1, or 0 where their array is the same for each chunk."""
     m, top = _I32(step), _I32(bound)
@@ -380,7 +369,7 @@ def _advance(
     n_taken = 0
     for begin in range(0, tokens.size, _CHUNK):
         end = begin + _CHUNK if begin + _CHUNK < tokens.size else tokens.size
-        part, reached, decoded = tokens[begin:end], after[begin:end], values[begin:end]
+        part, reached = tokens[begin:end], after[begin:end]
         old = history[begin * tracked : begin * tracked + end - begin]
         x = integers[begin * known : begin * known + end - begin]
         most = turn(part, old, False, z, new[begin:end])
@@ -392,7 +381,6 @@ def _advance(
             n_taken += taken
         elif outside < _I32(0):
             valid = False
-        scale(reached, delta, decoded)
     return valid
 
 
@@ -401,7 +389,7 @@ def advance(
 ) -> Advanced:
     """See `lattice.advance`."""
     n = tokens.numel()
-    after, new, values = new_array(n, np.int32), new_array(n, np.uint8), new_array(n, np.float32)
+    after, new = new_array(n, np.int32), new_array(n, np.uint8)
     valid = _advance(
         tokens.numpy(),
         large,
@@ -409,23 +397,22 @@ def advance(
         int(integers is not None),
         _UNKNOWN if history is None else history.numpy(),
         int(history is not None),
-        _F32(grid.delta),
         grid.step,
         grid.bound,
         np.empty(_CHUNK, np.uint8),
         after,
         new,
-        values,
     )
-    return Advanced(torch.from_numpy(after), torch.from_numpy(new), torch.from_numpy(values), valid)
+    return Advanced(torch.from_numpy(after), torch.from_numpy(new), valid)
 
 
 @kernel
 def _scale(
     integers: NDArray[np.int32], delta: np.float32, values: NDArray[np.float32]
 ) -> None:  # pragma: no cover - compiled
-    """Call `scale`, which has no entry of its own."""
-    scale(integers, delta, values)
+    """Turn integers into values."""
+    for i in range(integers.size):
+        values[i] = _F32(_F32(integers[i]) * delta)
 
 
 def scale_integers(integers: Tensor, delta: float) -> Tensor:
@@ -478,3 +465,123 @@ def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_ro
     arrays = (values.numpy(), base.numpy(), integers.numpy())
     _grades(*arrays, _F32(grid.delta), _F32(grid.rcp), keys, counts, grades.numpy())
     return grades
+
+
+@kernel
+def _count_large(tokens: NDArray[np.uint8]) -> tuple[int, int]:  # pragma: no cover - compiled
+    """Return how many tokens have extra bits, and how many bits."""
+    n_large, quarters = 0, 0
+    for begin in range(0, tokens.size, _CHUNK):
+        part, most = tokens[begin : begin + _CHUNK], _U8(0)
+        for i in range(part.size):
+            most = part[i] if part[i] > most else most
+        if most >= FIRST_LARGE:
+            for i in range(part.size):
+                if FIRST_LARGE <= part[i] < EXACT:
+                    n_large += 1
+                    quarters += (part[i] - FIRST_LARGE) >> 2
+    return n_large, quarters + 5 * n_large
+
+
+@kernel
+def _take_large(
+    tokens: NDArray[np.uint8],
+    before: NDArray[np.int32],
+    after: NDArray[np.int32],
+    history: NDArray[np.uint8],
+    tracked: int,
+    step: int,
+    z: NDArray[np.int64],
+) -> None:  # pragma: no cover - compiled
+    """Fill in z; `tracked` is 1, or 0 where the history has one element."""
+    at = 0
+    for i in range(tokens.size):
+        if FIRST_LARGE <= tokens[i] < EXACT:
+            change = (np.int64(after[i]) - np.int64(before[i])) // step
+            if history[i * tracked] & _SIGN:
+                change = -change
+            z[at] = (change << 1) ^ (change >> 63)
+            at += 1
+
+
+def large_changes(
+    tokens: Tensor, before: Tensor, after: Tensor, history: Tensor | None, step: int
+) -> NDArray[np.int64]:
+    """See `lattice.large_changes`."""
+    n_large, _ = _count_large(tokens.numpy())
+    z = np.empty(n_large, np.int64)
+    known = _UNKNOWN if history is None else history.numpy()
+    _take_large(tokens.numpy(), before.numpy(), after.numpy(), known, int(history is not None), step, z)
+    return z
+
+
+@kernel
+def _write_extra(z: NDArray[np.int64], bits: NDArray[np.uint8]) -> int:  # pragma: no cover - compiled
+    """Put the bits below the highest three of each number into bytes of zeros; return how many."""
+    at = 0
+    for i in range(z.size):
+        length = 5
+        while z[i] >> (length + 3):
+            length += 1
+        word = (z[i] & ((1 << length) - 1)) << (at & 7)
+        for k in range(((at & 7) + length + 7) >> 3):
+            bits[(at >> 3) + k] |= _U8((word >> (8 * k)) & 255)
+        at += length
+    return at
+
+
+def pack_extra(z: NDArray[np.int64]) -> bytes:
+    """See `lattice.pack_extra`."""
+    # Of 27 bits, 25 are extra.
+    bits = np.zeros(4 * z.size + 1, np.uint8)
+    n_bits = _write_extra(z, bits)
+    return bits[: (n_bits + 7) // 8].tobytes()
+
+
+@kernel
+def _read_extra(
+    tokens: NDArray[np.uint8], bits: NDArray[np.uint8], z: NDArray[np.int64]
+) -> None:  # pragma: no cover - compiled
+    """Fill in z; four bytes that are not read from follow those that are."""
+    at = taken = np.int64(0)
+    for i in range(tokens.size):
+        if FIRST_LARGE <= tokens[i] < EXACT:
+            token = np.int64(tokens[i]) - FIRST_LARGE
+            length, word = (token >> 2) + np.int64(5), np.int64(0)
+            for k in range(5):
+                word |= np.int64(bits[(at >> 3) + k]) << (8 * k)
+            z[taken] = ((4 | token & 3) << length) | ((word >> (at & 7)) & ((1 << length) - 1))
+            at, taken = at + length, taken + 1
+
+
+def unpack_extra(tokens: Tensor, extra: bytes | memoryview) -> NDArray[np.int64] | None:
+    """See `lattice.unpack_extra`."""
+    n_large, n_bits = _count_large(tokens.numpy())
+    stored = np.frombuffer(extra, np.uint8)
+    if (n_bits + 7) // 8 != stored.size or (n_bits % 8 and int(stored[-1]) >> n_bits % 8):
+        return None
+    z = np.empty(n_large, np.int64)
+    _read_extra(tokens.numpy(), np.concatenate((stored, np.zeros(4, np.uint8))), z)
+    return z
+
+
+@kernel
+def _sum_sides(
+    tokens: NDArray[np.uint8], rows: NDArray[np.int64], columns: NDArray[np.int64]
+) -> None:  # pragma: no cover - compiled
+    """Add tokens to the sums of their row and column."""
+    n = columns.size
+    for row in range(rows.size):
+        line, total = tokens[row * n : (row + 1) * n], np.int64(0)
+        for i in range(n):
+            token = np.int64(line[i])
+            columns[i] += token
+            total += token
+        rows[row] = total
+
+
+def sum_tokens(tokens: Tensor, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """See `lattice.sum_tokens`."""
+    rows, columns = np.empty(n_rows, np.int64), np.zeros(tokens.numel() // n_rows, np.int64)
+    _sum_sides(tokens.numpy(), rows, columns)
+    return rows, columns

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from inshrink_core.ops.distance import N_SUMS, Distance
+from inshrink_core.ops.reference.lattice import scale_integers
 
 __all__: list[str] = []
 
@@ -13,6 +14,11 @@ __all__: list[str] = []
 def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
     """See `distance.squared_distance`."""
     return Distance(_squares(values - decoded), _squares(values))
+
+
+def distance_to_grid(values: Tensor, integers: Tensor, delta: float) -> Distance:
+    """See `distance.distance_to_grid`."""
+    return squared_distance(values, scale_integers(integers, delta))
 
 
 def _squares(values: Tensor) -> float:

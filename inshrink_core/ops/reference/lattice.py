@@ -118,8 +118,7 @@ def advance(
     new = _next_history(q, turned, old)
     new[exact] = 0
     valid = not bool((after.abs() > grid.bound).any())
-    after = after.to(torch.int32)
-    return Advanced(after, new, after.to(torch.float32) * _float32(grid.delta, after), valid)
+    return Advanced(after.to(torch.int32), new, valid)
 
 
 def scale_integers(integers: Tensor, delta: float) -> Tensor:
@@ -179,3 +178,68 @@ def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_ro
         counts = torch.bincount(keys, minlength=2 * GAIN_BINS).view(2, GAIN_BINS).cpu().numpy()
         grades[row] = best_grade(counts, int((~inside).sum()))
     return grades
+
+
+_EXTRA_PART = 1 << 16
+"""Large numbers whose bits are spread out at a time: 64-bit numbers, a megabyte for each bit of theirs."""
+
+
+def large_changes(
+    tokens: Tensor, before: Tensor, after: Tensor, history: Tensor | None, step: int
+) -> NDArray[np.int64]:
+    """See `lattice.large_changes`."""
+    at = ((tokens >= FIRST_LARGE) & (tokens != EXACT)).nonzero().view(-1)
+    changes = (after[at].long() - before[at].long()) // step
+    if history is not None:
+        turned = (history[at] & NEGATIVE) != 0
+        changes[turned] = -changes[turned]
+    z: NDArray[np.int64] = ((changes << 1) ^ (changes >> 63)).cpu().numpy()
+    return z
+
+
+def pack_extra(z: NDArray[np.int64]) -> bytes:
+    """See `lattice.pack_extra`."""
+    # Whole bytes at the end of each part but the last: the bits of a part are put before the next one's.
+    left, parts = np.zeros(0, np.uint8), []
+    for begin in range(0, z.size, _EXTRA_PART):
+        part = z[begin : begin + _EXTRA_PART]
+        lengths = _places(part) - 2
+        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        bits = np.concatenate((left, (np.repeat(part, lengths) >> within & 1).astype(np.uint8)))
+        whole = bits.size // 8 * 8
+        parts.append(np.packbits(bits[:whole], bitorder="little").tobytes())
+        left = bits[whole:]
+    return b"".join((*parts, np.packbits(left, bitorder="little").tobytes()))
+
+
+def _places(z: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places of the highest bits: numbers below 2**27 are exact as float64."""
+    return np.frexp(z.astype(np.float64))[1].astype(np.int64) - 1
+
+
+def unpack_extra(tokens: Tensor, extra: bytes | memoryview) -> NDArray[np.int64] | None:
+    """See `lattice.unpack_extra`."""
+    large = tokens[(tokens >= FIRST_LARGE) & (tokens < EXACT)].cpu().numpy().astype(np.int64) - FIRST_LARGE
+    lengths = large // 4 + 5
+    ends = np.cumsum(lengths)
+    n_bits = int(ends[-1]) if large.size else 0
+    stored = np.frombuffer(extra, np.uint8)
+    if (n_bits + 7) // 8 != stored.size or (n_bits % 8 and int(stored[-1]) >> n_bits % 8):
+        return None
+    z: NDArray[np.int64] = (4 | large % 4) << lengths
+    for begin in range(0, large.size, _EXTRA_PART):
+        span = slice(begin, begin + _EXTRA_PART)
+        first, last = int(ends[begin] - lengths[begin]), int(ends[span][-1])
+        bits = np.unpackbits(stored[first // 8 : (last + 7) // 8], bitorder="little")[first % 8 :]
+        bits = bits[: last - first]
+        starts = ends[span] - lengths[span] - first
+        weights = bits.astype(np.int64) << (np.arange(last - first) - np.repeat(starts, lengths[span]))
+        z[span] |= np.add.reduceat(weights, starts)
+    return z
+
+
+def sum_tokens(tokens: Tensor, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """See `lattice.sum_tokens`."""
+    matrix = tokens.view(n_rows, -1)
+    rows, columns = matrix.sum(1, dtype=torch.int64), matrix.sum(0, dtype=torch.int64)
+    return rows.cpu().numpy(), columns.cpu().numpy()

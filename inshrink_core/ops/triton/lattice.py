@@ -176,9 +176,7 @@ def _advance(
     history: tl.tensor,
     after: tl.tensor,
     new: tl.tensor,
-    values: tl.tensor,
     outside: tl.tensor,
-    delta: tl.tensor,
     step: tl.tensor,
     bound: tl.tensor,
     n: tl.tensor,
@@ -207,7 +205,6 @@ def _advance(
     reached = tl.where(exact, 0, reached)
     fresh = tl.where(exact, 0, _next_history(change, old))
     tl.store(after + place, reached.to(tl.int32), mask=here)
-    tl.store(values + place, reached.to(tl.int32).to(tl.float32) * delta, mask=here)
     tl.store(new + place, fresh.to(tl.uint8), mask=here)
     wrong = (reached > bound) | (reached < -bound) | (is_large & (rank >= n_large))
     tl.store(outside + block, tl.sum((here & wrong).to(tl.int32), 0))
@@ -249,7 +246,6 @@ def advance(
     device, n = tokens.device, tokens.numel()
     after = torch.empty(n, dtype=torch.int32, device=device)
     new = torch.empty(n, dtype=torch.uint8, device=device)
-    values = torch.empty(n, dtype=torch.float32, device=device)
     n_blocks = triton.cdiv(n, RANKED)
     outside = torch.empty(n_blocks, dtype=torch.int32, device=device)
     if large.size:
@@ -259,11 +255,11 @@ def advance(
     stored = torch.from_numpy(large).to(device) if large.size else ranks
     before = after if integers is None else integers.to(device)
     past = new if history is None else history.to(device)
-    tensors = (tokens, stored, ranks, before, past, after, new, values, outside)
-    numbers = (grid.delta, grid.step, grid.bound, n, large.size)
+    tensors = (tokens, stored, ranks, before, past, after, new, outside)
+    numbers = (grid.step, grid.bound, n, large.size)
     known, tracked = integers is not None, history is not None
     _advance[(n_blocks,)](*tensors, *numbers, known, tracked, RANKED, enable_fp_fusion=False)
-    return Advanced(after, new, values, not bool(outside.any()))
+    return Advanced(after, new, not bool(outside.any()))
 
 
 @triton.jit(do_not_specialize=["per_row"])
