@@ -7,8 +7,8 @@ import html
 import json
 import math
 import os
+import secrets
 import shlex
-import tempfile
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -551,13 +551,11 @@ def _page(name: str, steps: Sequence[int], sections: Mapping[str, str]) -> str:
 
 def _write(target: Path, content: bytes) -> None:
     """Write the file whole or not at all."""
-    temporary = ""
+    temporary = target.absolute().with_name(f".{target.name}-{secrets.token_hex(4)}")
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=target.absolute().parent, prefix=".report-")
-        with os.fdopen(descriptor, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
-        Path(temporary).replace(target)
+        temporary.replace(target)
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise storage_error(error, "the report cannot be written", str(target)) from error

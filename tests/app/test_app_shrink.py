@@ -97,6 +97,14 @@ def test_a_cost_says_how_it_is_known(archived: Path, jobs: StubJobs, basis: str,
 
 
 @pytest.mark.usefixtures("asked_for")
+def test_an_error_that_is_no_number_is_left_out(archived: Path, jobs: StubJobs) -> None:
+    jobs.answers["estimate"] = goals(relative_error=None, bits_per_weight=None)
+    app = explorer("overview", run=str(archived))
+    assert not app.exception
+    assert "Weights are off" not in texts(app)
+
+
+@pytest.mark.usefixtures("asked_for")
 def test_a_trial_that_failed_says_why_and_can_be_tried_again(archived: Path, jobs: StubJobs) -> None:
     jobs.state, jobs.problem = "failed", PROBLEM
     app = explorer("overview", run=str(archived))

@@ -177,8 +177,11 @@ def _loss(row: Mapping[str, Any]) -> str:
     cost = row["restore_cost"]
     if cost is not None and row["basis"] in _BASES:
         return f"Restore cost: **{percent_text(float(cost))}** of the loss, {_BASES[row['basis']]}"
-    error = percent_text(float(row["relative_error"]))
-    return f"Restore cost: {quality.NOT_KNOWN}. Weights are off by {error} (relative, root mean square)"
+    error = row["relative_error"]
+    if error is None:  # Weights that are not finite have none.
+        return f"Restore cost: {quality.NOT_KNOWN}"
+    said = percent_text(float(error))
+    return f"Restore cost: {quality.NOT_KNOWN}. Weights are off by {said} (relative, root mean square)"
 
 
 def _own_evaluator(shown: Subject) -> EvaluatorCode | None:
