@@ -16,7 +16,7 @@ __all__ = ["archived", "archived_template", "jobs"]
 
 WAYS = {
     "overview": ["sensitivity", "export"],
-    "compare": ["archive", "search"],
+    "compare": ["archive", "allocate"],
     "archive": ["compare", "export"],
     "export": ["compare", "archive"],
 }

@@ -83,7 +83,7 @@ def render() -> None:
 def _next(archive: ChainReport | None) -> None:
     """Lead on, with the archive that was compared."""
     way = next_step.Next(
-        "Finer or coarser? Search", "search", "Finds the smallest archive that keeps a bound."
+        "Finer or coarser? Allocate", "allocate", "Finds the smallest archive that keeps a bound."
     )
     if archive is None:
         next_step.offer(way)
