@@ -89,7 +89,7 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
     assert page.evaluate(FAINT) == []
 
     page.get_by_role("button", name="Apply to compress").click()
-    page.get_by_text("Configuration from the Search page").wait_for()
+    page.get_by_text("Configuration from the page Allocate").wait_for()
     page.get_by_text('codec = "uniform"').wait_for()
     assert page.hosts == {server.address.removeprefix("http://")}
     assert [complaint for complaint in page.complaints if "404" not in complaint] == []

@@ -232,7 +232,7 @@ def test_a_linear_scale_shows_values_as_they_are() -> None:
 def test_a_link_to_a_cell_shows_its_inside_and_marks_its_row(run: Path) -> None:
     app = explorer("sensitivity", run=str(run), layer="fc1.weight", step="20")
     assert not app.exception
-    assert charts(app) == 4  # heatmap, histogram, movement against magnitude, course
+    assert charts(app) == 5  # heatmap, histogram, rows and columns, movement against magnitude, course
     assert app.selectbox(key="find").value == "fc1.weight"
     assert app.select_slider(key="inside.step").value == 20
     assert app.session_state["sensitivity.table"]["selection"]["rows"] == [0]
@@ -292,7 +292,21 @@ def test_a_tensor_that_costs_much_is_looked_into_when_asked(
     assert charts(app) == 1
     button(app, "Look inside").click().run()
     assert not app.exception
-    assert charts(app) == 4
+    assert charts(app) == 5
+
+
+def test_another_steps_values_are_laid_over_the_histogram(run: Path) -> None:
+    app = explorer("sensitivity", run=str(run), layer="fc1.weight", step="20")
+    assert "Rounding error" in {metric.label for metric in app.metric}
+    app.selectbox(key="drill.over").set_value(30).run()
+    assert not app.exception
+    shown = services.load_subject(str(run))
+    seen = services.drill_down(shown, 20, "fc1.weight", "lattice", None)
+    other = services.values_at(shown, 30, "fc1.weight")
+    line = drill_figures.histogram_figure(seen, log=False, other=(30, other)).data[-1]
+    assert line.name == "step 30"
+    widths = [float(one.edges[1] - one.edges[0]) for one in (seen.histogram, other)]
+    assert line.y.sum() == pytest.approx(12 * widths[0] / widths[1], rel=1e-5)
 
 
 def test_two_steps_are_compared_with_the_largest_change_first(run: Path) -> None:

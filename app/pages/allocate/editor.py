@@ -96,6 +96,8 @@ def current(shown: Subject, found: Searched | None, points: Sequence[SearchPoint
     place = _picked(len(points))
     if place is not None and edit is not None and edit.run == str(shown.path):
         edit.load(points[place])
+        label = markdown_text(elide(points[place].label, _LABEL_WIDTH))
+        st.toast(f"Loaded into the configuration above: {label}", icon=":material/upload:")
     if edit is None or edit.run != str(shown.path) or (edit.origin is None and not edit.before):
         best = points[place] if place is not None else None if found is None else found.best
         if best is None:
