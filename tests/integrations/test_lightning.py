@@ -168,11 +168,19 @@ def test_a_pointer_to_what_is_gone_is_an_error_and_so_is_a_locked_archive(tmp_pa
 
 def test_the_program_of_the_page_runs_and_goes_on(tmp_path: Path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "integrations" / "lightning.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:1]
+    program, loading = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    names = {"model": Net(), "loader": loader(), "options": {"max_epochs": 2, "accelerator": "cpu"}}
+    names = {
+        "Net": Net,
+        "model": Net(),
+        "loader": loader(),
+        "options": {"max_epochs": 2, "accelerator": "cpu"},
+    }
     exec(program, names)
     assert inshrink_core.open(tmp_path / "run.inshrink").steps == (4, 8)
-    names["options"]["max_epochs"] = 3
+    trained = names["model"]
+    exec(loading, names)
+    assert names["model"].state_dict().keys() == trained.state_dict().keys()
+    names |= {"model": trained, "options": {"max_epochs": 3, "accelerator": "cpu"}}
     exec(program, names)
     assert inshrink_core.open(tmp_path / "run.inshrink").steps == (4, 8, 12)
