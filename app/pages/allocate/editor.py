@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -156,27 +156,40 @@ def _tables(shown: Subject, edit: Edit) -> None:
 
 def _take_in(shown: Subject, edit: Edit, settings: pd.DataFrame, overrides: pd.DataFrame) -> None:
     """Make a configuration of what the tables say, or say why it is none."""
-    try:
-        config = search_config.edited(
+    config = _usable(
+        shown,
+        lambda: search_config.edited(
             str(edit.config["codec"]), settings.to_numpy().tolist(), overrides.to_numpy().tolist()
-        )
-        services.check_config(config)
-    except ValueError as error:
-        problem.show(Problem(str(error), remedy="fill the row, or select and delete it"))
-        return
-    except ServiceError as error:
-        problem.show(error.problem)
-        return
-    unmatched = services.unmatched_overrides(shown, config)
-    if unmatched:
-        listed = ", ".join(elide(one, 40) for one in unmatched[:_MAX_NAMED])
-        problem.show(
-            Problem(f"no tensor of this run is meant by {listed}", remedy="change or delete the row")
-        )
+        ),
+        "fill the row, or select and delete it",
+        "change or delete the row",
+    )
+    if config is None:
         return
     edit.change(config)
     edit.is_estimated = True
     st.rerun()
+
+
+def _usable(
+    shown: Subject, make: Callable[[], dict[str, Any]], malformed: str, unmeant: str
+) -> dict[str, Any] | None:
+    """Return a configuration that the run can be written with; else say why not, and what to do."""
+    try:
+        config = make()
+        services.check_config(config)
+    except ValueError as error:
+        problem.show(Problem(str(error), remedy=malformed))
+        return None
+    except ServiceError as error:
+        problem.show(error.problem)
+        return None
+    unmatched = services.unmatched_overrides(shown, config)
+    if unmatched:
+        listed = ", ".join(elide(one, 40) for one in unmatched[:_MAX_NAMED])
+        problem.show(Problem(f"no tensor of this run is meant by {listed}", remedy=unmeant))
+        return None
+    return config
 
 
 def _buttons(edit: Edit) -> None:
@@ -322,21 +335,13 @@ def _load(shown: Subject, edit: Edit) -> None:
         )
         if file is None:
             return
-        try:
-            config = search_config.loaded(file.getvalue(), file.name)
-            services.check_config(config)
-        except ValueError as error:
-            problem.show(Problem(str(error), remedy="save one with the button TOML to see how it looks"))
-            return
-        except ServiceError as error:
-            problem.show(error.problem)
-            return
-        unmatched = services.unmatched_overrides(shown, config)
-        if unmatched:
-            listed = ", ".join(elide(one, 40) for one in unmatched[:_MAX_NAMED])
-            problem.show(
-                Problem(f"no tensor of this run is meant by {listed}", remedy="it is for another model")
-            )
+        config = _usable(
+            shown,
+            lambda: search_config.loaded(file.getvalue(), file.name),
+            "save one with the button TOML to see how it looks",
+            "it is for another model",
+        )
+        if config is None:
             return
         st.session_state[_LOAD] = st.session_state.get(_LOAD, 0) + 1  # An empty box for the next file.
         state.clicked()
