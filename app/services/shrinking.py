@@ -32,14 +32,14 @@ __all__ = [
 
 def goal_names() -> tuple[str, ...]:
     """Return what an archive may be for, in the engine's words."""
-    from inshrink_core.verbs import GOALS
+    from inshrink_core.verbs.estimate import GOALS
 
     return tuple(goal.name for goal in GOALS)
 
 
 def goal_request(shown: Subject, name: str) -> ExportRequest:
     """Return the export of a whole run for a goal."""
-    from inshrink_core.verbs import GOALS
+    from inshrink_core.verbs.estimate import GOALS
 
     goal = next(goal for goal in GOALS if goal.name == name)
     return ExportRequest(kind="chain", steps=shown.steps, codec=goal.codec, optimizer=goal.optimizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.chain import ChainConfig, FrameEncoder, Standing, stored_view
@@ -165,7 +165,11 @@ class Rest(NamedTuple):
 
 
 def estimate_rest(
-    chain: ChainConfig, checkpoints: Sequence[Checkpoint], n_steps: int, keys: frozenset[str]
+    chain: ChainConfig,
+    checkpoints: Sequence[Checkpoint],
+    n_steps: int,
+    keys: frozenset[str],
+    foreseen: Any = None,
 ) -> Rest:
     """Encode optimizer state and files of a few steps, and tell what those of a whole chain would take.
 
@@ -180,21 +184,29 @@ def estimate_rest(
     keys
         A sample of the model's tensors (`sample_keys`): of its optimizer
         state, what belongs to these is encoded, and scaled by role.
+    foreseen
+        What the chain's first frame is planned with (`FrameEncoder.look_ahead`).
+
+    Notes
+    -----
+    The sampled weights are encoded too: how they are rounded decides how first moments are.
     """
     plain = replace(chain, overrides=())
     references: Mapping[str, TensorReference] = {}
     parts: dict[str, bytes] = {}
-    raw, sizes = 0, []
+    raw, sizes, memory = 0, [], foreseen
     for checkpoint in checkpoints:
         stored = stored_view(checkpoint, chain.optimizer)
         rest = [spec for spec in stored.specs if spec.role not in MODEL_ROLES]
         sampled = _sampled(stored, rest, keys)
-        references, held = _encode(plain, checkpoint, sampled, references)
+        weights = [spec for spec in stored.specs if spec.role in MODEL_ROLES and spec.key in keys]
+        standing = Standing(references=references, memory=memory)
+        memory, references, held = _encode(plain, checkpoint, [*weights, *sampled], standing)
         content = dict(parts_of(stored))
         files = sum(len(payload) for _, _, payload in encode_parts(content, parts))
         parts = content
         whole, part = _raw_by_role(rest), _raw_by_role(sampled)
-        sizes.append(files + sum(held[role] * whole[role] / part[role] for role in held if part[role]))
+        sizes.append(files + sum(held[role] * whole[role] / part[role] for role in held if part.get(role)))
         raw += sum(spec.nbytes for spec in rest)
     nbytes = in_proportion(sizes[:1], sizes[1:], n_steps, chain.keyframe_every)
     return Rest(n_steps * raw / len(checkpoints), nbytes)
@@ -207,20 +219,18 @@ def _sampled(stored: Checkpoint, rest: Sequence[TensorSpec], keys: frozenset[str
 
 
 def _encode(
-    chain: ChainConfig,
-    checkpoint: Checkpoint,
-    specs: Sequence[TensorSpec],
-    references: Mapping[str, TensorReference],
-) -> tuple[dict[str, TensorReference], dict[TensorRole, int]]:
-    """Return the states after some tensors of a step, and the bytes of their blocks by role."""
+    chain: ChainConfig, checkpoint: Checkpoint, specs: Sequence[TensorSpec], standing: Standing
+) -> tuple[Any, dict[str, TensorReference], dict[TensorRole, int]]:
+    """Return memory and states after some tensors of a step, and the bytes of their blocks by role."""
     after: dict[str, TensorReference] = {}
     held: dict[TensorRole, int] = {}
+    memory = standing.memory
     if specs:
-        _, results = FrameEncoder(chain).encode(checkpoint, Standing(references=references), specs)
+        memory, results = FrameEncoder(chain).encode(checkpoint, standing, specs)
         for result in results:
             after[result.spec.key] = result.reference
             held[result.spec.role] = held.get(result.spec.role, 0) + len(result.block.payload)
-    return after, held
+    return memory, after, held
 
 
 def _raw_by_role(specs: Sequence[TensorSpec]) -> dict[TensorRole, int]:

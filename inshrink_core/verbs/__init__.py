@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.compress import compress as compress
     from inshrink_core.verbs.diff import StepDiff as StepDiff
     from inshrink_core.verbs.diff import diff as diff
-    from inshrink_core.verbs.estimate import GOALS as GOALS
     from inshrink_core.verbs.estimate import EstimateReport as EstimateReport
-    from inshrink_core.verbs.estimate import Goal as Goal
-    from inshrink_core.verbs.estimate import GoalEstimate as GoalEstimate
     from inshrink_core.verbs.estimate import GoalsReport as GoalsReport
     from inshrink_core.verbs.estimate import LevelsReport as LevelsReport
     from inshrink_core.verbs.estimate import estimate as estimate

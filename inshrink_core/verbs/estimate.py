@@ -567,7 +567,9 @@ class _Guess(NamedTuple):
 def _rest(chain: ChainConfig, asked: _Asked, n: int | None = None) -> Rest:
     """Estimate what is not weights, from a few steps in the middle of the chain."""
     few = middle_of(asked.steps) if n is None else middle_of(asked.steps, n)
-    return estimate_rest(chain, [asked.run[step] for step in few], len(asked.steps), asked.keys)
+    return estimate_rest(
+        chain, [asked.run[step] for step in few], len(asked.steps), asked.keys, asked.foreseen
+    )
 
 
 def _share(specs: Sequence[TensorSpec], keys: frozenset[str]) -> float:

@@ -92,7 +92,7 @@ def test_the_explorer_of_the_folder_one_stands_in_executes_and_obeys_nothing_of_
         page.get_by_role("heading", name="downloaded", exact=True).wait_for()
         page.get_by_role("link", name="Sensitivity").click()
         page.locator(".heatmaplayer image").first.wait_for(state="attached")
-        page.get_by_role("link", name="Search").click()
+        page.get_by_role("link", name="Allocate").click()
         page.get_by_role("button", name="Estimate without measuring").click()
         page.get_by_text("Configurations (").wait_for(timeout=300_000)  # seven commands, one after the other
         page.get_by_role("link", name="Export").click()

@@ -3,7 +3,8 @@
 import pytest
 
 import inshrink_core
-from inshrink_core.verbs import GOALS, estimate_goals
+from inshrink_core.verbs import estimate_goals
+from inshrink_core.verbs.estimate import GOALS
 
 STEPS = (1500, 1600, 1700, 1800, 1900, 2000)
 

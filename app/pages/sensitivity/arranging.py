@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from inshrink_app.widgets.tables import Sensitivity
 
-from inshrink_core.analysis.findings import weighted
-
 __all__ = ["NORMALISED", "ORDERS", "normalised", "ordered"]
 
 NORMALISED: Mapping[str, str] = {"plain": "As is", "first": "Row's first step", "share": "Share of step"}
@@ -54,6 +52,8 @@ def normalised(table: Sensitivity, how: str, whole: Sensitivity | None = None) -
     if how == "first":
         values = {name: _over_first(one) for name, one in table.values.items()}
     elif how == "share":
+        from inshrink_core.analysis.findings import weighted
+
         sums = weighted(table.values["mean"], [row.numel for row in table.rows])
         every = sums if whole is None else weighted(whole.values["mean"], [row.numel for row in whole.rows])
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

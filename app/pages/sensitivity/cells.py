@@ -26,8 +26,6 @@ from inshrink_app.widgets.formatting import (
 from inshrink_app.widgets.layout import chart
 from inshrink_app.widgets.tables import METRICS, Sensitivity, Subject
 
-from inshrink_core.analysis.findings import findings
-
 __all__ = ["show"]
 
 _CHART = "heatmap"
@@ -112,6 +110,8 @@ def _say(table: Sensitivity) -> None:
         return
 
     def said() -> str:
+        from inshrink_core.analysis.findings import findings
+
         sizes = [row.numel for row in table.rows]
         names = [row.name for row in table.rows]
         return findings(table.metric, table.by, names, sizes, table.steps, table.values["mean"]).sentence()
