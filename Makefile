@@ -8,6 +8,8 @@ PORT ?= 8501
 WORKERS ?= 3
 SECONDS ?= 60
 SEED ?= 1
+# Hundreds of processes that tests start import compiled files, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test test-integrations lint types kernels fuzz crash bench bench-quick sample screenshots docs house wheel clean help
 

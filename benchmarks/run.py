@@ -37,6 +37,8 @@ BENCHMARKS = (
     "rehearsal",
     "restore_cost",
     "controlled",
+    "promise",
+    "check",
     "search",
     "transfer",
     "gpu",

@@ -8,9 +8,10 @@ Each repetition runs every command once, in turn, so that a machine whose speed 
 
 Each row has wall and processor seconds of a command (medians over the repetitions), of which
 `fixed_seconds` and `fixed_cpu_seconds` are what the same command takes at least for a checkpoint of a few
-kilobytes: the start of the interpreter, imports, kernels. Megabytes are those of the run's files, 10^6 bytes;
-for `restore`, of the one step that it writes. `vs_zstd` is the speed over that of zstd's compression in the
-same repetition, both without their fixed seconds, in wall time; `vs_zstd_cpu` in processor time, which other
+kilobytes: the start of the interpreter, imports, kernels; `torch_cpu_seconds` is what importing PyTorch takes
+of them. Megabytes are those of the run's files, 10^6 bytes; for `restore`, of the one step that it writes.
+`vs_zstd` is the speed over that of zstd's compression in the same repetition, both without their fixed
+seconds, in wall time; `vs_zstd_cpu` in processor time, which other
 programs on the machine lengthen less. `gain_of_threads` is the speed over that of one thread. With `busy` 2,
 two other processes kept two cores busy all the while; `slowdown` is the wall time over that of the same
 command without them.
@@ -213,6 +214,8 @@ def _busy(n: int) -> Iterator[None]:
 
 def measure(model: str = "large", repetitions: int = REPETITIONS) -> list[dict[str, object]]:
     """Return a row for each command."""
+    # A user's interpreter compiles a module once, and not at each start.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     large = gpt(*MODELS[model])
     build = Path("build")
     build.mkdir(exist_ok=True)
@@ -220,12 +223,14 @@ def measure(model: str = "large", repetitions: int = REPETITIONS) -> list[dict[s
         folder = _Folder(Path(scratch), {"small": gpt(16, 1, 10), "large": large})
         commands = COMMANDS + ([] if model == "quick" else _BUSY)
         found: dict[tuple[str, Command], list[Taken]] = {}
+        torch_alone = [_taken([sys.executable, "-c", "import torch"]) for _ in range(1 + repetitions)]
         for size in ("small", "large"):
             for _ in range(repetitions):
                 for command in commands:
                     found.setdefault((size, command), []).append(folder.take(size, command))
     n = sum(tensor.numel() for tensor in large.values())
-    return [_row(command, n, found, folder.nbytes) for command in commands]
+    known = {"torch_cpu_seconds": min(taken.cpu for taken in torch_alone)}
+    return [_row(command, n, found, folder.nbytes) | known for command in commands]
 
 
 def _row(
