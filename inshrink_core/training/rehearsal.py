@@ -156,7 +156,7 @@ def rehearse(
 
     bounds = Bounds.promised(max_drop, max_divergence, max_restore_cost)
     found, identity = find_task(task)
-    schedule = _checked(
+    schedule = checked_schedule(
         Schedule(
             n_steps=found.n_steps if steps is None else steps,
             n_saves=found.n_saves if saves is None else saves,
@@ -202,8 +202,8 @@ def rehearse(
     )
 
 
-def _checked(schedule: Schedule, seeds: int, threads: int) -> Schedule:
-    """Refuse what cannot be rehearsed."""
+def checked_schedule(schedule: Schedule, seeds: int, threads: int) -> Schedule:
+    """Return a schedule that can be rehearsed; refuse another."""
     for name, value in {"steps": schedule.n_steps, "seeds": seeds, "threads": threads}.items():
         if value < 1:
             raise InputError(f"--{name} must be at least 1", expected="≥ 1", found=str(value))

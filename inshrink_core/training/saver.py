@@ -6,10 +6,10 @@ import contextlib
 import pickle
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.archive.storage import storage_error
@@ -25,6 +25,7 @@ from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.space import space_of
 from inshrink_core.training.archiver import Archiver
 from inshrink_core.training.gradients import N_RECORDED, GradientAverage
+from inshrink_core.training.partial import known_names, load_lost
 from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Spool, spool_folder
 from inshrink_core.training.staging import Staging, storages_of
 
@@ -334,13 +335,18 @@ class Saver:
         """
         self._staging.wait_for_copy()
 
-    def restore(self, step: int | None = None) -> int | None:
+    def restore(self, step: int | None = None, *, partial: Iterable[str] | None = None) -> int | None:
         """Load model and optimizer from the archive, in place; pending saves are archived first.
 
         Parameters
         ----------
         step
             The step; by default the last one.
+        partial
+            Names of the model's tensors that were lost, where the others are still in memory: these alone are
+            loaded, and what the optimizer has gathered of them, but no momentum. All else stays as it is, the
+            training's step too, so that training goes on where it is instead of where it was (SCAR: Qiao et
+            al., ICML 2019, section 4).
 
         Returns
         -------
@@ -355,21 +361,25 @@ class Saver:
         MissingFrameError
             The step, or the last one, is listed and its file is missing.
         InputError
-            Model or optimizer are not those that were saved; nothing was changed.
+            Model or optimizer are not those that were saved, or the model has no tensor of a name in
+            `partial`; nothing was changed.
         BaseModelError
             The base model is needed, and it is not there or is another one; nothing was changed.
         """
-        self._require_open()
-        self._staging.finish()
-        self._archiver.flush()
-        reader = self._archiver.reader
-        info = reader.head if step is None else reader.find(step)
+        names = None if partial is None else known_names(self._model, partial)
+        info = self._find(step)
         if info is None:
             return None
         content = self._read(info)
         where = f"{self.path}, step {info.step}"
         _require_same_model(self._model, content, where)
-        self._load_optimizer(content.get("optimizer"), where)
+        if self._optimizer is not None and content.get("optimizer") is not None:
+            _require_same_optimizer(self._optimizer, content["optimizer"], where)
+        if names is not None:
+            load_lost(self._model, self._optimizer, content, names)
+            self._gradients.forget()
+            return info.step
+        self._load_optimizer(content.get("optimizer"))
         self._model.load_state_dict(content["model"])
         self.extra = {
             key: value for key, value in content.items() if key not in ("model", "optimizer", "step")
@@ -383,6 +393,26 @@ class Saver:
         """Refuse to go on from the last frame where that is missing."""
         self._archiver.flush()
         _ = self._archiver.reader.head
+
+    def read(self, step: int) -> dict[str, Any]:
+        """Return what a save holds: ``model``, ``optimizer``, ``step``, and what was saved beside them.
+
+        Raises
+        ------
+        NotFoundError, MissingFrameError, InputError, BaseModelError
+            As of `restore`.
+        """
+        return self._read(self._find(step))
+
+    @overload
+    def _find(self, step: int) -> FrameInfo: ...
+    @overload
+    def _find(self, step: int | None) -> FrameInfo | None: ...
+    def _find(self, step: int | None) -> FrameInfo | None:
+        """Return a step of the archive, by default the last one; pending saves are archived first."""
+        self.flush()
+        reader = self._archiver.reader
+        return reader.head if step is None else reader.find(step)
 
     def _read(self, info: FrameInfo) -> dict[str, Any]:
         """Return the content of the file that a frame holds."""
@@ -409,14 +439,13 @@ class Saver:
             remedy="write it to a file with `inshrink restore`, and load that",
         )
 
-    def _load_optimizer(self, state: Any, where: str) -> None:
+    def _load_optimizer(self, state: Any) -> None:
         """Load the optimizer's state; where it was dropped, forget what has been gathered since."""
         if self._optimizer is None:
             return
         if state is None:
             self._optimizer.state = defaultdict(dict)
             return
-        _require_same_optimizer(self._optimizer, state, where)
         self._optimizer.load_state_dict(state)
 
     def flush(self) -> None:

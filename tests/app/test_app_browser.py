@@ -12,7 +12,7 @@ from tests.app.builders import SAMPLE
 pytestmark = browser_marks
 
 HEATMAP = ".st-key-heatmap .js-plotly-plot"
-DRAWN = f"() => document.querySelector('{HEATMAP}')?._fullData?.length >= 3 && {IDLE}"
+DRAWN = f"() => document.querySelector('{HEATMAP}')?._fullData?.some(t => t.type === 'heatmap') && {IDLE}"
 MARKED = f"() => document.querySelector('{HEATMAP}')._fullData[2].selectedpoints"
 MARKED_ROW = (
     f"() => {{const t = document.querySelector('{HEATMAP}')._fullData[2]; return t.y[t.selectedpoints[0]]}}"

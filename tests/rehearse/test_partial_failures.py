@@ -1,0 +1,63 @@
+"""Partial failures: what a restore of the lost tensors alone costs, in steps."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+
+from inshrink_core.errors import InputError
+from inshrink_core.training import losing
+from inshrink_core.training.losing import rehearse_partial
+from tests.rehearse.test_rehearsal import TASK
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    path = tmp_path_factory.mktemp("task") / "line.py"
+    path.write_text(TASK)
+    return f"{path}:Line"
+
+
+def test_failures_strike_between_saves_and_are_counted_in_steps(task, tmp_path):
+    found = rehearse_partial(task, tmp_path, lose=0.25, codec="lossless", restores=2, seeds=2)
+    assert len(found.failures) == 4
+    for failure in found.failures:
+        assert failure.saved_at < failure.failed_at <= failure.saved_at + 2
+        assert failure.whole == failure.failed_at - failure.saved_at
+        assert len(failure.lost) == 2  # a quarter of six tensors, rounded
+        assert 0 < failure.share < 1
+        assert failure.partial <= 2 * failure.whole + 1
+        assert failure.reached or failure.partial > 0
+    assert found.fewer == pytest.approx(1 - found.partial / found.whole)
+    assert len(found.fewer_by_seed) == 2
+    assert found.to_json()["failures"][0]["lost"] == list(found.failures[0].lost)
+    again = rehearse_partial(task, tmp_path, lose=0.25, codec="lossless", restores=2, seeds=2)
+    assert again == found
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_lost_where_the_save_holds_what_the_training_has(task, tmp_path, monkeypatch):
+    """Were a tensor restored as it was when it was lost, momentum and all, the training would not notice."""
+
+    def load_nothing_older(model, optimizer, content, names):
+        model.load_state_dict(live.pop())
+
+    live = []
+
+    def remembering(training):
+        copied = copy.deepcopy(training)
+        live.append({name: value.clone() for name, value in copied.model.state_dict().items()})
+        return copied
+
+    monkeypatch.setattr(losing, "copy", SimpleNamespace(deepcopy=remembering))
+    monkeypatch.setattr("inshrink_core.training.partial.load_lost", load_nothing_older)
+    found = rehearse_partial(task, tmp_path, codec="lossless", restores=2, seeds=1)
+    assert [failure.partial for failure in found.failures] == [0, 0]
+
+
+@pytest.mark.parametrize("given", [{"lose": 0.0}, {"lose": 1.0}, {"restores": 0}])
+def test_what_loses_nothing_or_all_is_refused(task, tmp_path, given):
+    with pytest.raises(InputError):
+        rehearse_partial(task, tmp_path, **given)

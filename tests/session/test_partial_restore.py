@@ -1,0 +1,89 @@
+"""A restore of what was lost alone: all else stays, and training goes on where it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.training.saver import Saver
+from tests.training import model, train
+
+
+def sgd(network):
+    return torch.optim.SGD(network.parameters(), lr=1e-2, momentum=0.9)
+
+
+def adam(network):
+    return torch.optim.AdamW(network.parameters(), lr=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("make", "momentum", "kept"), [(adam, "exp_avg", "exp_avg_sq"), (sgd, "momentum_buffer", None)]
+)
+def test_lost_tensors_come_back_without_momentum_and_the_others_stay(tmp_path, make, momentum, kept):
+    network = model()
+    optimizer = make(network)
+    with Saver(
+        tmp_path / "run.inshrink", network, optimizer, codec="lossless", optimizer_state="exact"
+    ) as saver:
+        train(network, optimizer, range(3))
+        saver.save(3)
+        saved = {name: value.clone() for name, value in network.state_dict().items()}
+        lost, parameter = next(iter(network.named_parameters()))
+        second = optimizer.state[parameter][kept].clone() if kept else None
+        train(network, optimizer, range(2))
+        live = {name: value.clone() for name, value in network.state_dict().items()}
+        others = {other: optimizer.state[other][momentum].clone() for other in list(network.parameters())[1:]}
+        with torch.no_grad():
+            parameter.fill_(torch.nan)
+        assert saver.restore(partial=[lost]) == 3
+        after = network.state_dict()
+        assert torch.equal(after[lost], saved[lost])
+        assert all(torch.equal(after[name], live[name]) for name in live if name != lost)
+        assert not optimizer.state[parameter][momentum].any()
+        if kept:
+            assert torch.equal(optimizer.state[parameter][kept], second)
+        assert all(torch.equal(optimizer.state[other][momentum], value) for other, value in others.items())
+        train(network, optimizer, range(1))
+        saver.save(6)
+        assert saver.restore() == 6
+
+
+def test_what_was_never_saved_of_an_optimizer_begins_anew(tmp_path):
+    network = model()
+    optimizer = adam(network)
+    with Saver(tmp_path / "run.inshrink", network, optimizer, optimizer_state="drop") as saver:
+        train(network, optimizer, range(2))
+        saver.save(2)
+        lost, parameter = next(iter(network.named_parameters()))
+        saver.restore(partial={lost})
+        assert optimizer.state[parameter] == {}
+        train(network, optimizer, range(1))
+        assert optimizer.state[parameter]["step"] == 1  # of its own
+
+
+@pytest.mark.parametrize(("names", "what"), [(["0.weight", "nowhere"], "nowhere"), ([], "no tensor")])
+def test_names_that_are_none_change_nothing(tmp_path, names, what):
+    network = model()
+    optimizer = adam(network)
+    with Saver(tmp_path / "run.inshrink", network, optimizer) as saver:
+        train(network, optimizer, range(1))
+        saver.save(1)
+        before = {name: value.clone() for name, value in network.state_dict().items()}
+        with pytest.raises(InputError, match=what):
+            saver.restore(partial=names)
+        assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_a_save_is_read_without_loading_it(tmp_path):
+    network = model()
+    optimizer = adam(network)
+    with Saver(tmp_path / "run.inshrink", network, optimizer, codec="lossless") as saver:
+        train(network, optimizer, range(1))
+        saver.save(1, {"seen": 7})
+        content = saver.read(1)
+        assert (content["step"], content["seen"]) == (1, 7)
+        assert content["model"].keys() == network.state_dict().keys()
+        with pytest.raises(NotFoundError):
+            saver.read(2)
