@@ -11,7 +11,7 @@ SEED ?= 1
 # Hundreds of processes that tests start import compiled files, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-integrations lint types kernels fuzz crash bench bench-quick sample screenshots docs house wheel clean help
+.PHONY: run test test-integrations lint types kernels fuzz crash bench bench-quick gpu sample screenshots docs house wheel clean help
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -57,6 +57,11 @@ bench: $(STAMP)  ## Run every benchmark and write benchmarks/results/*.csv
 
 bench-quick: $(STAMP)  ## The benchmarks that end within ten minutes
 	$(BIN)/python -m benchmarks.run --quick
+
+gpu: $(STAMP)  ## Test the kernels on a GPU, and write benchmarks/results/gpu.csv
+	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "there is no CUDA device here")'
+	$(BIN)/python -m pytest -q -m gpu tests
+	$(BIN)/python -m benchmarks.gpu
 
 sample: $(STAMP)  ## Train the bundled sample run anew (changes its files)
 	$(BIN)/python sample_checkpoints/make_digits_cnn.py

@@ -6,6 +6,9 @@ uninterrupted. Defaults were chosen on the tasks of `TUNED`; the others only jud
 has a row a task: what a restored training loses, what chance alone costs where ``--control`` trained each
 seed a third time, and a setting known to be bad (ten times the bound), which the task has to tell from
 nothing. Finished trainings are kept in ``data/controlled``; more ``--seeds`` add to them.
+
+``--scale large`` trains the same tasks with models for a GPU, a GPT of 114 M parameters among them, and
+writes ``results/controlled_large.csv``. Nothing of either scale is taken for the other's.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import inshrink_core
 from benchmarks.results import DATA, write
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 from inshrink_core.training.rehearsal import Rehearsal, kept_rehearsals
+from inshrink_core.training.tasks.task import LARGE
 
 FOLDER = DATA / "controlled"
 TUNED = ("char-gpt", "char-conv", "char-conv-adamw", "char-rnn")
@@ -53,7 +58,7 @@ def row_of(found: Rehearsal, bad: Rehearsal | None) -> dict[str, object]:
     costs = [frame["restore_cost"] for frame in frames if frame["restore_cost"] is not None]
     return {
         "task": found.task,
-        "tuned_on": found.task in TUNED,
+        "tuned_on": found.task.partition("@")[0] in TUNED,
         "max_restore_cost": DEFAULT_MAX_RESTORE_COST,
         "restores": len(found.restored_at),
         "seeds": len(found.restored),
@@ -74,21 +79,22 @@ def row_of(found: Rehearsal, bad: Rehearsal | None) -> dict[str, object]:
     }
 
 
-def rehearsed(task: str, seeds: int, bound: float, *, control: bool = False) -> Rehearsal:
+def rehearsed(task: str, seeds: int, bound: float, **options: Any) -> Rehearsal:
     """Return the trainings of a task under a bound."""
     return inshrink_core.rehearse(
-        task, FOLDER, seeds=seeds, optimizer="compressed", max_restore_cost=bound, control=control
+        task, FOLDER, seeds=seeds, optimizer="compressed", max_restore_cost=bound, **options
     )
 
 
-def kept_rows() -> list[dict[str, object]]:
+def kept_rows(scale: str | None = None) -> list[dict[str, object]]:
     """Return the rows of the trainings that are there already."""
     found = {
         (one.task, promise["bounds"].get("restore_cost")): one
         for one in kept_rehearsals(FOLDER)
         if (promise := one.restored[0].promise) is not None
     }
-    tasks = [task for task in TASKS if (task, DEFAULT_MAX_RESTORE_COST) in found]
+    names = [f"{task}@{scale}" if scale else task for task in TASKS]
+    tasks = [task for task in names if (task, DEFAULT_MAX_RESTORE_COST) in found]
     return [row_of(found[task, DEFAULT_MAX_RESTORE_COST], found.get((task, KNOWN_BAD))) for task in tasks]
 
 
@@ -98,17 +104,21 @@ def main(
     seeds: int = SEEDS,
     control: bool = False,
     kept: bool = False,
+    scale: str | None = None,
+    device: str = "auto",
 ) -> Path:
     """Run what is not kept, task by task, and write the table after each; quick: one small task, one seed."""
+    table = f"controlled_{scale}" if scale else "controlled"
     if kept:
-        return write("controlled", kept_rows())
+        return write(table, kept_rows(scale))
+    where = {"scale": scale, "device": device}
     rows: list[dict[str, object]] = []
     path = Path()
     for task in ("regression",) if quick else tasks:
-        found = rehearsed(task, 1 if quick else seeds, DEFAULT_MAX_RESTORE_COST, control=control)
-        rows.append(row_of(found, rehearsed(task, 1 if quick else BAD_SEEDS, KNOWN_BAD)))
+        found = rehearsed(task, 1 if quick else seeds, DEFAULT_MAX_RESTORE_COST, control=control, **where)
+        rows.append(row_of(found, rehearsed(task, 1 if quick else BAD_SEEDS, KNOWN_BAD, **where)))
         sys.stderr.write(f"{rows[-1]}\n")
-        path = write("controlled_quick" if quick else "controlled", rows)
+        path = write(f"{table}_quick" if quick else table, rows)
     return path
 
 
@@ -117,5 +127,7 @@ if __name__ == "__main__":
     parser.add_argument("tasks", nargs="*", default=TASKS)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--control", action="store_true")
+    parser.add_argument("--scale", choices=[LARGE], help="models for a GPU")
+    parser.add_argument("--device", default="auto", help="where training happens: auto, cpu or cuda")
     parser.add_argument("--kept", action="store_true", help="write the table of what is there, train nothing")
     main(**vars(parser.parse_args()))

@@ -5,8 +5,11 @@ histograms, rANS, and their inverses) with the reference state on the device, wh
 to a training would run. *whole codec*: `Codec.encode` of a tensor on the device and `Codec.decode`, as
 they are, with the reference state in host memory, where chains keep it.
 
-The frame is the second delta of a weight matrix that moves by a tenth of its spread. Every result is
-decoded and compared before it is timed.
+The frame is the second delta of a weight matrix that moves by a tenth of its spread, or of moments whose
+first is that matrix and whose second its squares. How fast the error of lattice points is told stands beside.
+Every result is decoded and compared before it is timed: with the same block of the CPU, where there is one.
+
+``make gpu`` runs the tests that need a GPU, then this.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +34,7 @@ from inshrink_core.codecs.inshrinkerator.block import FIRST_BIN
 from inshrink_core.codecs.lattice.spacing import grid_of, new_spacing
 from inshrink_core.coding.delta import modular_delta
 from inshrink_core.coding.rans import decode_rans, encode_rans
+from inshrink_core.ops.distance import Distance, distance_to_grid
 from inshrink_core.ops.lattice import N_CONTEXTS, advance, round_to_grid, scale_integers
 from inshrink_core.ops.quantize import MAGNITUDE_KEYS, assign, dequantize, histogram16
 from inshrink_core.quantization import assignment_table, fit_exact, round_centroids, value_histogram
@@ -46,11 +51,15 @@ _NO_LARGE = np.zeros(0, np.int64)
 
 
 class Way(NamedTuple):
-    """One thing to time: an encoder, its decoder, and whether what comes back is right."""
+    """One thing to time: an encoder, its decoder, and whether what comes back is right.
+
+    `judge`, where there is one, tells how far the points that were encoded are from the values.
+    """
 
     encode: Callable[[], bytes]
     decode: Callable[[bytes], Tensor]
     is_right: Callable[[Tensor], bool]
+    judge: Callable[[], Distance] | None = None
 
 
 def states(megabytes: float, device: str) -> list[Tensor]:
@@ -89,7 +98,12 @@ def lattice_on_device(walk: list[Tensor]) -> Way:
         moved = advance(tokens, _NO_LARGE, integers, history, grid)
         return scale_integers(moved.integers, grid.delta)
 
-    return Way(encode, decode, lambda values: torch.equal(values, expected.integers * grid.delta))
+    return Way(
+        encode,
+        decode,
+        lambda values: torch.equal(values, expected.integers * grid.delta),
+        lambda: distance_to_grid(now, expected.integers, grid.delta),
+    )
 
 
 def inshrinkerator_on_device(walk: list[Tensor]) -> Way:
@@ -119,6 +133,34 @@ def inshrinkerator_on_device(walk: list[Tensor]) -> Way:
         return dequantize(modular_delta(previous, delta, n_symbols), table, no_values)
 
     return Way(encode, decode, lambda values: torch.equal(values, expected))
+
+
+def moments_codec(role: TensorRole, walk: list[Tensor], state_device: str) -> Way:
+    """Encode and decode optimizer state through its codec, with the reference state on a device."""
+    codec, device = make_codec("moments", {}), walk[0].device
+    spec = TensorSpec(name="fc.weight", role=role, dtype="float32", shape=tuple(walk[0].shape))
+    states = [(values.square(), None) for values in walk]
+    if role is TensorRole.EXP_AVG:
+        states = [(values, values.square()) for values in walk]
+
+    def frame(place: int, state: TensorReference | None, on: torch.device | str = device) -> Encoded:
+        tensor, second = (None if part is None else part.to(on) for part in states[place])
+        return codec.encode(TensorInput(spec=spec, tensor=tensor, second_moment=second), None, state)
+
+    first = frame(0, None)
+    state = codec.decode(spec, first.block, None, state_device).reference
+    block, _ = frame(1, state)
+    plain, restored = frame(1, first.reference, "cpu")
+    if bytes(block.payload) != bytes(plain.payload):
+        raise ValueError("the device and the CPU encode different bytes")
+
+    def decode(payload: bytes) -> Tensor:
+        return codec.decode(spec, replace(block, payload=payload), state).tensor.to(device)
+
+    expected = restored.decoded()
+    return Way(
+        lambda: bytes(frame(1, state).block.payload), decode, lambda found: torch.equal(found.cpu(), expected)
+    )
 
 
 def whole_codec(name: str, settings: dict[str, Any], walk: list[Tensor]) -> Way:
@@ -178,6 +220,7 @@ def measure(codec: str, way_name: str, way: Way, n_bytes: int, device: str) -> d
         "megabytes": n_bytes / 2**20,
         "encode_gb_per_s": n_bytes / 1e9 / timed(way.encode, device),
         "decode_gb_per_s": n_bytes / 1e9 / timed(lambda: way.decode(payload), device),
+        "judge_gb_per_s": way.judge and n_bytes / 1e9 / timed(way.judge, device),
         "ratio": n_bytes / len(payload),
     }
 
@@ -194,6 +237,9 @@ def rows_of(megabytes: float, device: str) -> list[dict[str, object]]:
         ("lattice", "whole codec", lambda: whole_codec("lattice", lattice, walk)),
         ("inshrinkerator", "whole codec", lambda: whole_codec("inshrinkerator", symbols, walk)),
     ]
+    for role in (TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ):
+        for way, place in (("state on the device", device), ("whole codec", "cpu")):
+            ways.append((f"moments, {role}", way, partial(moments_codec, role, walk, place)))
     return [measure(codec, name, make(), n_bytes, device) for codec, name, make in ways]
 
 

@@ -71,14 +71,14 @@ def second(
     for number, frame in enumerate(frames):
         for place, (_, squares) in enumerate(frame):
             spec = _spec(squares, TensorRole.EXP_AVG_SQ)
-            values, old = squares.reshape(-1).numpy(), before.get(place)
+            values, old = squares.reshape(-1), before.get(place)
             plain = rule == "octaves"
             state = octaves(spec, values, old) if plain else factored(spec, values, old, held)
             if number and old is not None:
-                change = state.elements - old.elements
+                change = (state.elements - old.elements).numpy()
                 off = (state.decoded().double() / squares).log2()[squares > 0].numpy()
                 whole = 8 * len(pack(state, old))
-                bits = entropy(change, None if rule == "octaves" else old.elements)
+                bits = entropy(change, None if rule == "octaves" else old.elements.numpy())
                 n = squares.numel()
                 tally.add(n, bits=bits, coded=whole, lag=n * off.mean(), error=n * off.std())
             before[place] = state
@@ -101,8 +101,8 @@ def first(
                 kept, coded = integers * width, integers.numpy()
             else:
                 spec = _spec(values, TensorRole.EXP_AVG)
-                state = scaled(spec, values.reshape(-1).numpy(), squares, unit)
-                kept, coded = state.decoded() / scale, state.elements
+                state = scaled(spec, values.reshape(-1), squares, unit)
+                kept, coded = state.decoded() / scale, state.elements.numpy()
             tally.add(
                 n,
                 bits=entropy(coded),

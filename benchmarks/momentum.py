@@ -100,10 +100,10 @@ class Save:
             role = TensorRole.MOMENTUM if second is None else TensorRole.EXP_AVG
             spec = TensorSpec(name=name, role=role, dtype="float32", shape=tuple(first.shape))
             allowed = None if spacing is None else unit * spacing * self._factors[name] / self.reach
-            flat = first.reshape(-1).contiguous().numpy()
+            flat = first.reshape(-1).contiguous()
             made = scaled(spec, flat, second, unit if spacing is None else 2.0, allowed)
             moved[name] = -self.reach * (made.decoded() - first) / self._scales[name]
-            bits, n = bits + entropy(made.elements), n + first.numel()
+            bits, n = bits + entropy(made.elements.numpy()), n + first.numel()
         return self.cost(moved), bits / n
 
 

@@ -226,7 +226,7 @@ class TensorReference(ABC):
     def distance(self, tensor: Tensor) -> Distance | None:
         """Return how far a tensor is from the decoded one; None where that is not told without decoding.
 
-        Sums as of `inshrink_core.ops.distance.squared_distance`, over slices of `SLICE` elements.
+        Sums as of `inshrink_core.ops.distance.squared_distance`.
         """
         return None
 

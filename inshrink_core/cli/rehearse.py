@@ -22,6 +22,7 @@ __all__ = ["EXAMPLE", "rehearse"]
 EXAMPLE = (
     "$ inshrink rehearse char-gpt --codec inshrinkerator --set bins=32 -o rehearsal\n"
     "$ inshrink rehearse char-gpt --max-drop 0.01 -o rehearsal\n"
+    "$ inshrink rehearse char-gpt --scale large --device cuda -o rehearsal\n"
     "$ inshrink rehearse my_task.py:MyTask --codec lossless --restores 4 --seeds 5"
 )
 
@@ -44,6 +45,10 @@ def rehearse(
         ),
     ] = Path("rehearsal"),
     writing: Writing,
+    scale: Annotated[
+        str | None,
+        typer.Option(metavar="large", help="Train the task's model for a GPU; another task's results."),
+    ] = None,
     restores: Annotated[
         int | None, typer.Option(min=0, help="Evenly spaced failures of each training. (default: the task's)")
     ] = None,
@@ -80,6 +85,7 @@ def rehearse(
         result = inshrink_core.rehearse(
             task,
             output,
+            scale=scale,
             **writing.keywords(),
             restores=restores,
             seeds=seeds,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
 from inshrink_core.ops.registry import op
 
-__all__ = ["N_SUMS", "SLICE", "Distance", "distance_to_grid", "squared_distance"]
+__all__ = ["N_SUMS", "SLICE", "Distance", "added_up", "distance_to_grid", "slices_of", "squared_distance"]
 
 N_SUMS = 16
 """Element i is added to sum i modulo this: two vectors of eight float64 each."""
@@ -32,6 +33,19 @@ class Distance(NamedTuple):
     norm: float
 
 
+def slices_of(n: int) -> list[slice]:
+    """Return where the slices of `n` elements are."""
+    return [slice(begin, begin + SLICE) for begin in range(0, n, SLICE)]
+
+
+def added_up(slices: Iterable[Sequence[Sequence[float]]]) -> Distance:
+    """Add up the sums of slices, `N_SUMS` of errors and of norms each."""
+    error = norm = 0.0
+    for errors, norms in slices:
+        error, norm = error + sum(errors), norm + sum(norms)
+    return Distance(error, norm)
+
+
 @op
 def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
     """Add up the squares of float32 differences and of float32 values; what is not finite counts for nothing.
@@ -43,7 +57,8 @@ def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
 
     Notes
     -----
-    Squares and sums are float64: `N_SUMS` of them, each from first to last, added from first to last. O(n).
+    Squares and sums are float64: `N_SUMS` of them for each slice of `SLICE` elements, each from first to
+    last, added from first to last, as slices are. O(n).
     """
     raise NotImplementedError
 

@@ -2,7 +2,12 @@
 
 Units are powers of the root of two, counted in *half octaves*: a row's and a column's, added. Integers and
 codes follow from float64 sums in one order, from single float32 operations, and from comparisons, so every
-implementation returns the same bits. All arrays are in host memory, where optimizer state is coded.
+implementation returns the same bits. What has an element for each of a tensor's is a tensor, on any device
+and all on the same; what has one for each row or column is an array in host memory.
+
+Sums of rows are made of slices of `LINE` elements: element i is added to sum i modulo `N_SUMS`, from first
+to last, neighbouring sums are added until one is left, and slices from first to last. Sums of columns are
+made of bands of `BAND` rows, each from first to last, as bands are.
 """
 
 from __future__ import annotations
@@ -12,13 +17,19 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from inshrink_core.ops.registry import op
 
 __all__ = [
+    "BAND",
     "FRACTION_BITS",
+    "HIGHEST",
     "LARGEST_INTEGER",
+    "LINE",
+    "LOWEST",
     "MAX_MAGNITUDE",
+    "N_SUMS",
     "ZERO_POINT",
     "Kinds",
     "Sums",
@@ -27,6 +38,7 @@ __all__ = [
     "expand_units",
     "half_octave_values",
     "kinds_of",
+    "octave_edges",
     "relative_square",
     "round_in_units",
     "round_to_octaves",
@@ -45,6 +57,9 @@ FRACTION_BITS = 8
 
 MAX_MAGNITUDE = (LARGEST_INTEGER + 1) << FRACTION_BITS
 """Larger magnitudes count as this one."""
+
+N_SUMS, LINE, BAND = 16, 1 << 12, 1 << 8
+"""Running sums of a slice, elements of a slice, and rows of a band: enough of all for every core of a GPU."""
 
 LOWEST, HIGHEST = -252, 252
 """Half octaves of the smallest and largest unit: normal float32 numbers."""
@@ -65,16 +80,11 @@ class Sums(NamedTuple):
     Parameters
     ----------
     rows : float64, (n_rows,)
-        In numpy's order for contiguous values: pairwise, in blocks of 128.
     columns : float64, (n_columns,)
-        From the first row to the last.
-    total
-        Of all, in the order of a row.
     """
 
     rows: NDArray[np.float64]
     columns: NDArray[np.float64]
-    total: float
 
 
 class Units(NamedTuple):
@@ -103,44 +113,59 @@ def half_octave_values(exponents: NDArray[np.int64]) -> NDArray[np.float32]:
     return values
 
 
-@op
-def kinds_of(values: NDArray[np.float32]) -> Kinds:
-    """Tell what kinds of values there are; neither NaN nor -0.0 is below zero."""
-    raise NotImplementedError
+def octave_edges(held: float) -> tuple[int, ...]:
+    """Return what bounds the values whose octave is near a code, 4 for an even unit and 4 for an odd one.
+
+    Lowest exponent and fraction, then highest: of ``log2(1 + fraction / 2**23) + exponent``, counted from the
+    code and the whole octaves of the unit.
+    """
+    edges = list[int]()
+    for odd in range(2):
+        for edge, inward in ((0.5 * odd - held, math.ceil), (0.5 * odd + held, math.floor)):
+            whole = math.floor(edge)
+            edges += whole, inward((2.0 ** (edge - whole) - 1) * (1 << 23))
+    return tuple(edges)
 
 
 @op
-def squares_cover(squares: NDArray[np.float32], values: NDArray[np.float32]) -> bool:
-    """Whether second moments are finite, not negative, and above zero wherever a value is not zero.
+def kinds_of(values: Tensor) -> Kinds:
+    """Tell what kinds of values there are; neither NaN nor -0.0 is below zero.
 
     Parameters
     ----------
-    squares, values : float32, (n,)
+    values : Float32[Tensor, "n"]
+        Contiguous, at least one, as in all that follow.
     """
     raise NotImplementedError
 
 
 @op
-def sum_sides(values: NDArray[np.float32], n_rows: int, squared: bool) -> Sums:
-    """Sum rows and columns of values in row-major order, at least one; or of their squares."""
+def squares_cover(squares: Tensor, values: Tensor) -> bool:
+    """Whether second moments are finite, not negative, and above zero wherever a value is not zero."""
     raise NotImplementedError
 
 
 @op
-def relative_square(values: NDArray[np.float32], units: Units) -> float:
-    """Return the sum of the squares of values in their units, from first to last, in float64."""
+def sum_sides(values: Tensor, n_rows: int, squared: bool) -> Sums:
+    """Sum rows and columns of finite values in row-major order; or of their squares."""
     raise NotImplementedError
 
 
 @op
-def row_reaches(values: NDArray[np.float32], n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the largest magnitude of each row, in units of the columns alone."""
+def relative_square(values: Tensor, units: Units) -> float:
+    """Return the sum of the squares of finite values in their units: of the sums of rows, rounded once."""
     raise NotImplementedError
 
 
 @op
-def count_magnitudes(values: NDArray[np.float32], units: Units) -> NDArray[np.int64]:
-    """Count the magnitudes of values in 256ths of their units, rounded down.
+def row_reaches(values: Tensor, n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the largest magnitude of each row of finite values, in units of the columns alone."""
+    raise NotImplementedError
+
+
+@op
+def count_magnitudes(values: Tensor, units: Units) -> NDArray[np.int64]:
+    """Count the magnitudes of finite values in 256ths of their units, rounded down.
 
     Returns
     -------
@@ -151,37 +176,43 @@ def count_magnitudes(values: NDArray[np.float32], units: Units) -> NDArray[np.in
 
 
 @op
-def round_in_units(values: NDArray[np.float32], units: Units, threshold: int) -> NDArray[np.uint8]:
+def round_in_units(values: Tensor, units: Units, threshold: int) -> Tensor:
     """Return ``sign * floor(magnitude + 1 - threshold)``, at most 127 in magnitude, plus `ZERO_POINT`.
 
     Parameters
     ----------
-    values : float32, (n,)
-        In row-major order.
+    values : Float32[Tensor, "n"]
+        In row-major order, finite.
     units
         Of rows and columns.
     threshold
         In 256ths of a unit, as magnitudes are.
+
+    Returns
+    -------
+    UInt8[Tensor, "n"]
     """
     raise NotImplementedError
 
 
 @op
-def round_to_octaves(
-    values: NDArray[np.float32], units: Units, before: NDArray[np.uint8] | None, held: float
-) -> NDArray[np.uint8]:
+def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, held: float) -> Tensor:
     """Return the octave of each value against its unit, plus `ZERO_POINT`; 0 where it is not above zero.
 
     Parameters
     ----------
-    values : float32, (n,)
+    values : Float32[Tensor, "n"]
         In row-major order, finite.
     units
         Of rows and columns.
-    before : uint8, (n,) or None
+    before : UInt8[Tensor, "n"] or None
         Codes that stay where they are near enough, but for 0.
     held
         Octaves that are near enough, 0 to 64.
+
+    Returns
+    -------
+    UInt8[Tensor, "n"]
 
     Notes
     -----
@@ -192,27 +223,25 @@ def round_to_octaves(
 
 
 @op
-def expand_units(
-    rows: NDArray[np.uint8],
-    columns: NDArray[np.uint8],
-    elements: NDArray[np.uint8] | None,
-    base: int,
-    scaled: bool,
-) -> NDArray[np.float32]:
+def expand_units(rows: Tensor, columns: Tensor, elements: Tensor | None, base: int, scaled: bool) -> Tensor:
     """Return the values that row, column and element codes stand for.
 
     Parameters
     ----------
-    rows : uint8, (n_rows,)
+    rows : UInt8[Tensor, "n_rows"]
         Half octaves above `base`; 0: zeros.
-    columns : uint8, (n_columns,)
+    columns : UInt8[Tensor, "n_columns"]
         Half octaves plus `ZERO_POINT`.
-    elements : uint8, (n_rows * n_columns,) or None
+    elements : UInt8[Tensor, "n_rows * n_columns"] or None
         Integers in units if `scaled`, else octaves beside them, 0 for zero; both plus `ZERO_POINT`. None: the
         units themselves.
     base
         Half octaves, at most 1024 in magnitude.
     scaled
         What the elements are.
+
+    Returns
+    -------
+    Float32[Tensor, "n_rows * n_columns"]
     """
     raise NotImplementedError

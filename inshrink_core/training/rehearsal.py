@@ -66,6 +66,7 @@ def rehearse(
     task: str,
     directory: str | os.PathLike[str],
     *,
+    scale: str | None = None,
     codec: str | None = None,
     config: Mapping[str, Any] | AnyCodec | None = None,
     optimizer: str | None = None,
@@ -92,6 +93,8 @@ def rehearse(
     directory
         Where finished trainings are kept. The same call goes on where it stopped; the uninterrupted
         trainings are shared by all codecs.
+    scale
+        ``large``: the task's model for a GPU. Its results are another task's, ``NAME@large``.
     codec, config, optimizer, keyframe_every
         How frames are written, as `Saver` has it.
     restores, saves, steps
@@ -126,8 +129,8 @@ def rehearse(
     NotFoundError
         There is no such task.
     InputError
-        More restores than saves leave room for, or another setting out of range; bounds on what the task
-        does not tell, or a codec without anything to search.
+        A scale that the task does not have, more restores than saves leave room for, or another setting out
+        of range; bounds on what the task does not tell, or a codec without anything to search.
 
     Examples
     --------
@@ -155,7 +158,7 @@ def rehearse(
     from inshrink_core.training.failing import Schedule, Setup, isolated, require_judgeable
 
     bounds = Bounds.promised(max_drop, max_divergence, max_restore_cost)
-    found, identity = find_task(task)
+    found, identity = find_task(task, scale)
     schedule = checked_schedule(
         Schedule(
             n_steps=found.n_steps if steps is None else steps,
@@ -620,10 +623,10 @@ def _paired(
             pairs.append((before, after))
             controls.append(perturbed.get(_digest_of(key, "restored_at", key["restored_at"])))
     key = restored[0][0]
-    name = str(key["task"]).partition("/")[0]
+    name, _, scale = str(key["task"]).partition("/")[0].partition("@")
     if not pairs or name not in task_names():
         return None
-    task, _ = find_task(name)
+    task, _ = find_task(name, scale or None)
     return Rehearsal(
         task=task.name,
         metric=task.metric,

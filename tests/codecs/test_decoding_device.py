@@ -1,15 +1,18 @@
 """The device given to a codec's decoder is that of the kernels it calls; no memory there is told as such."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import codec_for_block, make_codec
 from inshrink_core.coding import rans
 from inshrink_core.errors import TooLargeError
 from tests.codecs.lattice_chains import frame, moving
 from tests.strategies import spec_of
 
-CODECS = [("lattice", {}), ("inshrinkerator", {"entropy": "rans"})]
+CODECS = [("lattice", {}), ("inshrinkerator", {"entropy": "rans"}), ("moments", {})]
 
 
 class ReachedError(Exception):
@@ -18,9 +21,11 @@ class ReachedError(Exception):
 
 def encoded(name, settings):
     """Return the spec, block and state of a keyframe."""
-    tensor = moving(1)[0]
-    (block, reference), _ = frame(tensor, make_codec(name, settings))
-    return spec_of(tensor, "layer.weight"), block, reference
+    tensor = moving(1)[0].abs()
+    role = TensorRole.EXP_AVG_SQ if name == "moments" else TensorRole.WEIGHT
+    spec = replace(spec_of(tensor, "layer.weight"), role=role)
+    (block, reference), _ = frame(tensor, make_codec(name, settings), spec=spec)
+    return spec, block, reference
 
 
 @pytest.mark.parametrize(("name", "settings"), CODECS, ids=[name for name, _ in CODECS])

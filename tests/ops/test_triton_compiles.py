@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops import Backend, force_backend, moments
+from inshrink_core.ops.distance import distance_to_grid, squared_distance
 from inshrink_core.ops.lattice import Gain, Grid, advance, gain_grades, round_to_grid
 from inshrink_core.ops.quantize import (
     PROTECTED,
@@ -65,13 +66,16 @@ def compiled(monkeypatch, tmp_path):
         yield found
 
 
+_INEXACT = r"\bfma\.\S+|\S+\.ftz\S*|\S+\.approx\S*|\bdiv\.full\S*"
+
+
 def rounds(a: torch.Tensor) -> str:
     """What stands in PTX where an operation would not round as the reference does."""
-    return "fused or flushed: " + ", ".join(sorted(set(re.findall(r"\bfma\.\S+|\S+\.ftz\S*", a))))
+    return "fused or flushed: " + ", ".join(sorted(set(re.findall(_INEXACT, a))))
 
 
 def is_exact(ptx: str) -> bool:
-    return not re.search(r"\bfma\.|\.ftz\b|\.approx\b", ptx)
+    return not re.search(_INEXACT, ptx)
 
 
 def test_lattice_kernels_compile_and_round_every_operation(compiled):
@@ -100,6 +104,38 @@ def test_codebook_kernels_compile_and_round_every_operation(compiled):
     assert set(compiled) == {"rank._count", *(f"quantize.{kernel}" for kernel in kernels)}
     for ptx in compiled.values():
         assert is_exact(ptx), rounds(ptx)
+
+
+def test_moment_kernels_compile_and_round_every_operation(compiled):
+    units = moments.Units(np.zeros(2, np.int64), np.zeros(N // 2, np.int64))
+    moments.kinds_of(VALUES)
+    moments.squares_cover(VALUES, VALUES)
+    moments.row_reaches(VALUES, 2, units.columns)
+    moments.count_magnitudes(VALUES, units)
+    moments.round_in_units(VALUES, units, 77)
+    for before in (None, BYTES):
+        moments.round_to_octaves(VALUES, units, before, 1.0)
+    for elements, scaled in ((None, False), (BYTES, False), (BYTES, True)):
+        moments.expand_units(BYTES[:2], BYTES[: N // 2], elements, 0, scaled)
+        assert is_exact(compiled["moments._expand"]), rounds(compiled["moments._expand"])
+    names = {"kinds", "uncovered", "reaches", "count_magnitudes", "round_in_units", "round_to_octaves"}
+    assert set(compiled) == {f"moments._{name}" for name in names | {"expand"}}
+    for ptx in compiled.values():
+        assert is_exact(ptx), rounds(ptx)
+
+
+def test_kernels_that_add_up_squares_compile_and_round_every_operation(compiled):
+    units = moments.Units(np.zeros(2, np.int64), np.zeros(N // 2, np.int64))
+    for add in (
+        lambda: moments.sum_sides(VALUES, 2, True),
+        lambda: moments.relative_square(VALUES, units),
+        lambda: squared_distance(VALUES, VALUES),
+        lambda: distance_to_grid(VALUES, INTEGERS, 0.5),
+    ):
+        add()
+        for ptx in compiled.values():
+            assert is_exact(ptx), rounds(ptx)
+    assert set(compiled) == {"moments._sum_slices", "moments._sum_bands", "distance._squares"}
 
 
 def test_rans_kernels_compile(compiled):

@@ -17,6 +17,7 @@ from inshrink_core.ops.lattice import (
     MAX_GRADE,
     MIN_GRADE,
     N_CONTEXTS,
+    N_TOKENS,
     Gain,
     Grid,
     advance,
@@ -227,6 +228,41 @@ def check_a_state_that_leaves_its_bound_is_not_valid(device):
         assert advance(tokens, NO_LARGE, None, None, fine).valid
         assert advance(large, np.array([128, 1 << 20]), None, None, fine).valid
         assert not advance(large, np.array([128, (1 << 32) - 1]), None, None, fine).valid
+
+
+def check_tokens_of_every_kind_in_several_blocks(device):
+    generator = torch.Generator().manual_seed(1)
+    n, seen = 2500, set()
+    integers, history = state_of(n, 10)
+    for highest, step in ((FIRST_LARGE, 3), (FIRST_LARGE + 40, 1), (N_TOKENS, 1), (N_TOKENS, 1 << 24)):
+        tokens = torch.randint(0, highest, (n,), dtype=torch.uint8, generator=generator)
+        tokens[::7] = EXACT
+        grid = Grid(1.0, step, 1.0 / step, 2**24 - 1)
+        z = np.random.default_rng(step).integers(0, 1 << 25, int((tokens >= FIRST_LARGE).sum()))
+        large = z[: int(((tokens >= FIRST_LARGE) & (tokens != EXACT)).sum())]
+        for state in ((None, None), (integers, None), (integers, history)):
+            with force_backend(Backend.REFERENCE):
+                expected = advance(tokens, large, *state, grid)
+            with force_backend(Backend.CUDA):
+                there = [None if part is None else part.to(device) for part in state]
+                found = advance(tokens.to(device), large, *there, grid)
+            assert found.valid == expected.valid
+            assert not expected.valid or same(found, expected)
+            seen.add((found.valid, large.size > 0))
+    assert seen == {(True, False), (True, True), (False, True)}
+
+
+def check_a_state_at_its_bound_may_not_move_on(device):
+    bound = 2**24 - 1
+    integers = torch.tensor([bound, -bound], dtype=torch.int32)
+    history = torch.tensor([0, 33], dtype=torch.uint8)  # the second one's sign is turned
+    for z, valid in (((1, 1), True), ((2, 1), False), ((1, 2), False)):
+        tokens = torch.tensor(z, dtype=torch.uint8)
+        with force_backend(Backend.CUDA):
+            there = [part.to(device) for part in (integers, history)]
+            found = advance(tokens.to(device), NO_LARGE, *there, Grid(1.0, 1, 1.0, bound))
+        assert found.valid == valid
+        assert not valid or found.integers.tolist() == [bound - 1, 1 - bound]
 
 
 def check_large_tokens_without_their_bits_are_not_valid(device):

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import inshrink_core
+from benchmarks import controlled
 from inshrink_core.errors import InputError
 from inshrink_core.training import failing as training
 from inshrink_core.training.failing import Schedule
 from inshrink_core.training.rehearsal import kept_rehearsals
 from inshrink_core.training.saver import Saver
-from inshrink_core.training.tasks import find_task
+from inshrink_core.training.tasks import find_task, regression
 
 TASK = '''
 import torch
@@ -290,9 +291,25 @@ def test_what_is_kept_of_a_shipped_task_tells_the_same_rehearsal(task, tmp_path,
     assert kept_rehearsals(tmp_path) == ()  # of a task that is not shipped nothing says what its metric is
     name = known[1].partition("/")[0]
     monkeypatch.setattr("inshrink_core.training.rehearsal.task_names", lambda: (name,))
-    monkeypatch.setattr("inshrink_core.training.rehearsal.find_task", lambda _: known)
+    monkeypatch.setattr("inshrink_core.training.rehearsal.find_task", lambda *_: known)
     assert kept_rehearsals(tmp_path) == (made,)
     first = next((tmp_path / "results").glob("uninterrupted-seed0-*.json"))
     first.write_text(first.read_text()[:-9])
     [left] = kept_rehearsals(tmp_path / "results")
     assert [result.seed for result in left.restored] == [1]
+
+
+def test_scales_of_a_task_share_no_training_and_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(regression.RegressionTask, "large", {"width": 5})
+    monkeypatch.setattr(controlled, "FOLDER", tmp_path)
+    monkeypatch.setattr(regression, "_N_HELD_OUT", 50)
+    options = {"steps": 2, "saves": 2, "restores": 1}
+    for scale in (None, "large"):
+        controlled.rehearsed("regression", 1, controlled.DEFAULT_MAX_RESTORE_COST, scale=scale, **options)
+    assert len(list((tmp_path / "results").iterdir())) == 4
+    kept = {one.task: one for one in kept_rehearsals(tmp_path)}
+    assert set(kept) == {"regression", "regression@large"}
+    weights = 8 * 5 + 5 + 2 * (5 * 5 + 5) + 5 + 1
+    assert kept["regression@large"].restored[0].raw_weights == 4 * weights * options["saves"]
+    for scale, name in ((None, "regression"), ("large", "regression@large")):
+        assert [row["task"] for row in controlled.kept_rows(scale)] == [name]

@@ -8,19 +8,21 @@ import pytest
 import torch
 from torch.nn import functional
 
+from benchmarks.controlled import TASKS
 from inshrink_core import plugins
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
 from inshrink_core.metrics import Direction
-from inshrink_core.training.tasks import Task, digits, digits_cnn, find_task, task_names
+from inshrink_core.training.tasks import Task, char_finetune, digits, digits_cnn, find_task, task_names
 from inshrink_core.training.tasks.char_conv import GatedBlock
-from inshrink_core.training.tasks.task import warmup_cosine
+from inshrink_core.training.tasks.char_finetune import PretrainingTask
+from inshrink_core.training.tasks.task import at_scale, warmup_cosine
 
 
 def first(batch):
     return batch[0] if isinstance(batch, tuple) else batch
 
 
-@pytest.mark.parametrize("name", [name for name in task_names() if name != "char-gpt-100m"])
+@pytest.mark.parametrize("name", task_names())
 def test_a_shipped_task_is_small_repeatable_and_trains(name):
     task, identity = find_task(name)
     assert isinstance(task, Task)
@@ -48,12 +50,43 @@ def test_a_shipped_task_is_small_repeatable_and_trains(name):
     assert task.loss(network, one).item() < before
 
 
-def test_the_gpt_for_a_gpu_has_a_hundred_million_parameters():
-    task, identity = find_task("char-gpt-100m")
-    with torch.device("meta"):
-        network = task.build()
-    assert 100e6 < sum(parameter.numel() for parameter in network.parameters()) < 120e6
-    assert identity == "char-gpt-100m/1"
+@pytest.mark.parametrize("name", TASKS)
+def test_the_large_scale_widens_the_same_model(name, monkeypatch):
+    # Without its training, which is that of the process that first needs the model.
+    monkeypatch.setattr(
+        char_finetune, "pretrained", lambda _, scale: at_scale(PretrainingTask(), scale).build()
+    )
+    networks = []
+    for scale in (None, "large"):
+        task, identity = find_task(name, scale)
+        assert identity == f"{task.name}/{task.version}"
+        with torch.device("meta"):
+            networks.append(task.build())
+    assert task.name == f"{name}@large"
+    # Frozen weights are buffers.
+    small, large = (sum(part.numel() for part in [*net.parameters(), *net.buffers()]) for net in networks)
+    assert large > 12 * small
+    assert large > 4e6
+    assert (large > 100e6) == (name == "char-gpt")
+    assert type(networks[0]) is type(networks[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "scale", "message"),
+    [
+        ("", "large", "has no scale 'large'"),
+        ("large = 3", "large", "has no scale 'large'"),
+        ("large = {'width': 3}", "huge", "has no scale 'huge'"),
+        ("large = {'width': 3, 'depht': 2}", "large", "is to have other depht, and has none"),
+    ],
+)
+def test_a_scale_that_a_task_does_not_have_is_refused(tmp_path, text, scale, message):
+    path = tmp_path / "mine.py"
+    parent = "from inshrink_core.training.tasks.digits_cnn import DigitsCNNTask"
+    path.write_text(f"{parent}\nclass Mine(DigitsCNNTask):\n    width = 2\n    {text or 'pass'}")
+    with pytest.raises(InputError, match=message):
+        find_task(f"{path}:Mine", scale)
+    assert find_task(f"{path}:Mine")[0].width == 2
 
 
 @pytest.mark.parametrize("name", ["digits-cnn", "digits-resnet", "denoise"])

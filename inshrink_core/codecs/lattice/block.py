@@ -23,7 +23,7 @@ from inshrink_core.coding.events import read_varint, write_varint
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
-from inshrink_core.ops.distance import SLICE, Distance, distance_to_grid
+from inshrink_core.ops.distance import Distance, distance_to_grid
 from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
     EXACT,
@@ -591,13 +591,7 @@ class LatticeReference(ShapedReference):
             return None
         if tensor.dtype != torch.float32 or tensor.device != self.integers.device:
             return None
-        values, unit = flattened(tensor), math.ldexp(1.0, self.spacing.exponent)
-        error = norm = 0.0
-        for start in range(0, values.numel(), SLICE):
-            span = slice(start, start + SLICE)
-            found = distance_to_grid(values[span], self.integers[span], unit)
-            error, norm = error + found.error, norm + found.norm
-        return Distance(error, norm)
+        return distance_to_grid(flattened(tensor), self.integers, math.ldexp(1.0, self.spacing.exponent))
 
     @property
     def nbytes(self) -> int:

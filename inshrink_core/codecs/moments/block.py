@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,13 +15,12 @@ from inshrink_core.codec import ShapedReference
 from inshrink_core.coding.events import read_varint, write_varint
 from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.errors import DamagedError
+from inshrink_core.ops.lattice import sum_tokens
 from inshrink_core.ops.moments import ZERO_POINT, expand_units, half_octave_values
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
-    _Bytes = NDArray[np.uint8]
     from inshrink_core.checkpoint import TensorSpec
 
 __all__ = [
@@ -33,10 +32,10 @@ __all__ = [
     "sides",
 ]
 
-NO_BYTES: _Bytes = np.zeros(0, np.uint8)
-"""Of arrays that a form does not have."""
+NO_BYTES = torch.zeros(0, dtype=torch.uint8)
+"""Of tensors that a form does not have."""
 
-_LEAST_HALF = np.float32(2.0**-24)
+_LEAST_HALF = 2.0**-24
 """The smallest positive float16."""
 
 
@@ -64,12 +63,12 @@ class MomentsReference(ShapedReference):
     dtype, shape
         What it decodes to.
     form
-        Which of the arrays count.
+        Which of the tensors below count.
     base
         Half octaves (octaves, in form `Form.OCTAVES`) that code 1 stands for is ``base + 1``.
-    elements : uint8, (n,)
+    elements : UInt8[Tensor, "n"]
         Codes, or integers or residuals plus 128; empty in forms without.
-    rows, columns : uint8
+    rows, columns : UInt8[Tensor, "n_rows"], UInt8[Tensor, "n_columns"]
         Exponents of rows, 0 for a row of zeros, and of columns plus 128; empty in forms without.
 
     Notes
@@ -80,9 +79,19 @@ class MomentsReference(ShapedReference):
 
     form: Form
     base: int
-    elements: _Bytes
-    rows: _Bytes
-    columns: _Bytes
+    elements: Tensor
+    rows: Tensor
+    columns: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where the integers are."""
+        return (self.elements if self.elements.numel() else self.rows).device
+
+    def on(self, device: torch.device | str) -> MomentsReference:
+        """Return the same state with its integers on a device."""
+        elements, rows, columns = (part.to(device) for part in (self.elements, self.rows, self.columns))
+        return replace(self, elements=elements, rows=rows, columns=columns)
 
     @property
     def nbytes(self) -> int:
@@ -94,19 +103,17 @@ class MomentsReference(ShapedReference):
         flat = self._values()
         if self.dtype == "float16" and self.form is not Form.SCALED:
             # A second moment never becomes zero, not by its dtype either.
-            flat[flat > 0] = np.maximum(flat[flat > 0], _LEAST_HALF)
+            flat = torch.where(flat > 0, flat.clamp_min(_LEAST_HALF), flat)
         dtype: torch.dtype = getattr(torch, self.dtype)
-        return torch.from_numpy(flat).reshape(self.shape).to(dtype)
+        return flat.view(self.shape).to(dtype)
 
-    def _values(self) -> NDArray[np.float32]:
-        n = math.prod(self.shape)
+    def _values(self) -> Tensor:
         if self.form is Form.ZEROS:
-            return np.zeros(n, np.float32)
+            return torch.zeros(math.prod(self.shape), device=self.device)
         if self.form is Form.OCTAVES:
             table = half_octave_values(2 * (np.arange(256) + self.base))
             table[0] = 0
-            values: NDArray[np.float32] = table[self.elements]
-            return values
+            return torch.from_numpy(table).to(self.device).index_select(0, self.elements.int())
         elements = None if self.form is Form.RANK_ONE else self.elements
         return expand_units(self.rows, self.columns, elements, self.base, self.form is Form.SCALED)
 
@@ -138,14 +145,11 @@ _REACH = 6
 _N_CONTEXTS = 2 * _REACH + 2
 """One for each residual of the reference, and one for its zeros."""
 
-_CONTEXT_OF = (np.clip(np.arange(256) - (ZERO_POINT - _REACH), 0, 2 * _REACH) + 1).astype(np.uint8)
-_CONTEXT_OF[0] = 0
 
-
-class _Arrays(NamedTuple):
-    rows: _Bytes
-    columns: _Bytes
-    elements: _Bytes
+class _Parts(NamedTuple):
+    rows: Tensor
+    columns: Tensor
+    elements: Tensor
 
 
 def pack(state: MomentsReference, before: MomentsReference | None) -> bytes:
@@ -168,8 +172,10 @@ def pack(state: MomentsReference, before: MomentsReference | None) -> bytes:
     return bytes(out) + (sections[-1] if sections else b"")
 
 
-def parse(payload: memoryview, spec: TensorSpec, before: MomentsReference | None) -> MomentsReference:
-    """Return the state that `pack` stored.
+def parse(
+    payload: memoryview, spec: TensorSpec, before: MomentsReference | None, device: str = "cpu"
+) -> MomentsReference:
+    """Return the state that `pack` stored, where the one before is, or else on a device.
 
     Parameters
     ----------
@@ -202,7 +208,8 @@ def parse(payload: memoryview, spec: TensorSpec, before: MomentsReference | None
         return before
     if marks & _SAME or (marks and form not in _DIFFERENCED):
         raise DamagedError("a block of a moment has an unknown form", where=spec.key, found=str(kind))
-    rows, columns, elements = _arrays(body, spec, form, before if marks else None)
+    place = torch.device(device) if before is None else before.device
+    rows, columns, elements = _parts(body, spec, form, before if marks else None, place)
     return MomentsReference(spec.dtype, spec.shape, form, base, elements, rows, columns)
 
 
@@ -233,27 +240,30 @@ def _sections(state: MomentsReference, against: MomentsReference | None) -> list
     return [*head, _coded(elements, None)]
 
 
-def _arrays(body: memoryview, spec: TensorSpec, form: Form, against: MomentsReference | None) -> _Arrays:
+def _parts(
+    body: memoryview, spec: TensorSpec, form: Form, against: MomentsReference | None, device: torch.device
+) -> _Parts:
     """Inverse of `_sections`."""
+    none = NO_BYTES.to(device)
     if form is Form.ZEROS:
         if len(body):
             raise DamagedError("a block of zeros holds more", where=spec.key)
-        return _Arrays(NO_BYTES, NO_BYTES, NO_BYTES)
+        return _Parts(none, none, none)
     if form is Form.OCTAVES and against:
-        return _Arrays(NO_BYTES, NO_BYTES, _decoded(body, spec.numel, against.elements))
+        return _Parts(none, none, _decoded(body, spec.numel, device, against.elements))
     n_rows, n_columns = sides(spec.shape)
     section, body = _section(body, spec)
-    rows = _decoded(section, n_rows, against.rows if against else None)
+    rows = _decoded(section, n_rows, device, against.rows if against else None)
     if form is Form.RANK_ONE:
-        return _Arrays(rows, _decoded(body, n_columns, against.columns if against else None), NO_BYTES)
+        return _Parts(rows, _decoded(body, n_columns, device, against.columns if against else None), none)
     section, body = _section(body, spec)
-    columns = _decoded(section, n_columns, against.columns if against else None)
+    columns = _decoded(section, n_columns, device, against.columns if against else None)
     if form is Form.OCTAVES:
-        return _Arrays(NO_BYTES, NO_BYTES, _decoded(body, spec.numel, _predicted(rows, columns)))
+        return _Parts(none, none, _decoded(body, spec.numel, device, _predicted(rows, columns)))
     if form is Form.FACTORED and against:
         contexts = _contexts(against.elements)
-        return _Arrays(rows, columns, _decoded(body, spec.numel, against.elements, contexts))
-    return _Arrays(rows, columns, _decoded(body, spec.numel, None))
+        return _Parts(rows, columns, _decoded(body, spec.numel, device, against.elements, contexts))
+    return _Parts(rows, columns, _decoded(body, spec.numel, device, None))
 
 
 def _equal(state: MomentsReference, before: MomentsReference) -> bool:
@@ -262,7 +272,7 @@ def _equal(state: MomentsReference, before: MomentsReference) -> bool:
         (state.rows, before.rows),
         (state.columns, before.columns),
     )
-    return state.dtype == before.dtype and all(np.array_equal(one, other) for one, other in pairs)
+    return state.dtype == before.dtype and not any(bool((one - other).any()) for one, other in pairs)
 
 
 def _section(body: memoryview, spec: TensorSpec) -> tuple[memoryview, memoryview]:
@@ -273,35 +283,42 @@ def _section(body: memoryview, spec: TensorSpec) -> tuple[memoryview, memoryview
     return body[offset : offset + length], body[offset + length :]
 
 
-def _contexts(elements: _Bytes) -> torch.Tensor:
+def _contexts(elements: Tensor) -> Tensor:
     """Return 0 for zeros, else 1 to 13 by residual: a far one tends back to the factors."""
-    return torch.from_numpy(_CONTEXT_OF[elements])
+    near = elements.clamp(ZERO_POINT - _REACH, ZERO_POINT + _REACH) - (ZERO_POINT - _REACH - 1)
+    # Comparisons of bytes take torch ten times as long.
+    return near * elements.clamp(max=1)
 
 
-def _coded(values: _Bytes, predicted: _Bytes | None, contexts: torch.Tensor | None = None) -> bytes:
+def _coded(values: Tensor, predicted: Tensor | None, contexts: Tensor | None = None) -> bytes:
     """Code bytes, or what they differ by from a prediction, modulo 256."""
-    rest = torch.from_numpy(np.ascontiguousarray(values if predicted is None else values - predicted))
+    rest = values if predicted is None else values - predicted
     return encode_rans(rest, contexts, 256, 1 if contexts is None else _N_CONTEXTS)
 
 
 def _decoded(
-    section: memoryview, n: int, predicted: _Bytes | None, contexts: torch.Tensor | None = None
-) -> _Bytes:
+    section: memoryview,
+    n: int,
+    device: torch.device,
+    predicted: Tensor | None,
+    contexts: Tensor | None = None,
+) -> Tensor:
     """Inverse of `_coded`; DamagedError where it is none."""
     n_contexts = 1 if contexts is None else _N_CONTEXTS
-    rest: _Bytes = decode_rans(section, n, 256, contexts, n_contexts).numpy()
+    rest = decode_rans(section, n, 256, contexts, n_contexts, device=device)
     return rest if predicted is None else rest + predicted
 
 
-def _middles(codes: _Bytes, shape: tuple[int, ...]) -> tuple[_Bytes, _Bytes]:
+def _middles(codes: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the mean code of each row, and of each column against the mean of all, plus 128."""
     n_rows, n_columns = sides(shape)
-    matrix = codes.reshape(n_rows, n_columns)
-    rows = matrix.sum(1, dtype=np.int64) // n_columns
-    columns = matrix.sum(0, dtype=np.int64) // n_rows - int(matrix.sum(dtype=np.int64)) // matrix.size
-    return rows.astype(np.uint8), np.clip(columns + ZERO_POINT, 0, 255).astype(np.uint8)
+    by_row, by_column = sum_tokens(codes, n_rows)
+    beyond = by_column // n_rows - int(by_row.sum()) // codes.numel() + ZERO_POINT
+    means = (by_row // n_columns, np.clip(beyond, 0, 255))
+    rows, columns = (torch.from_numpy(side.astype(np.uint8)).to(codes.device) for side in means)
+    return rows, columns
 
 
-def _predicted(rows: _Bytes, columns: _Bytes) -> _Bytes:
+def _predicted(rows: Tensor, columns: Tensor) -> Tensor:
     """Return what rows and columns say of each element, modulo 256."""
-    return (rows[:, None] + columns[None, :] - np.uint8(ZERO_POINT)).reshape(-1)
+    return (rows[:, None] + columns[None, :] - ZERO_POINT).view(-1)

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference
-from inshrink_core.codecs.fallback import EXACT, FallbackCodec, host_values
+from inshrink_core.codecs.fallback import EXACT, FallbackCodec
 from inshrink_core.codecs.moments.block import MomentsReference, pack, parse, sides
 from inshrink_core.codecs.moments.rounding import factored, octaves, rank_one, scaled, zeros
 from inshrink_core.frame import Block
 from inshrink_core.ops.moments import kinds_of
+from inshrink_core.ops.reference.quantize import as_float32
 
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
@@ -107,13 +108,17 @@ class MomentsCodec(FallbackCodec[Mapping[str, float] | None, MomentsReference]):
         """Round a moment; None for what is not finite, and for a second moment that is none."""
         before = _fitting(reference, item.spec)
         state = _rounded(item, self.preset, (plan or {}).get(item.spec.name), before)
-        return None if state is None else Encoded(Block(self.bitstream, pack(state, before)), state)
+        if state is None:
+            return None
+        # Where a chain keeps its states, which is in host memory, or where its keyframe was decoded.
+        state = state.on("cpu" if before is None else before.device)
+        return Encoded(Block(self.bitstream, pack(state, before)), state)
 
     def decode_lossy(
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> MomentsReference:
         """Return the state a payload decodes to."""
-        return parse(payload, spec, _fitting(reference, spec))
+        return parse(payload, spec, _fitting(reference, spec), device)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone, of the same integers where there are any."""
@@ -141,7 +146,7 @@ def _rounded(
 
     `allowed` is what a first moment may be off by, over the root of the second where there is one.
     """
-    spec, values = item.spec, host_values(item.tensor)
+    spec, values = item.spec, as_float32(item.tensor)
     kinds = kinds_of(values)
     if not kinds.finite:
         return None

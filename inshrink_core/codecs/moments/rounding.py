@@ -13,9 +13,9 @@ import math
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import torch
 
 from inshrink_core.checkpoint import TensorRole
-from inshrink_core.codecs.fallback import host_values
 from inshrink_core.codecs.moments.block import NO_BYTES, Form, MomentsReference, sides
 from inshrink_core.ops.moments import (
     FRACTION_BITS,
@@ -31,6 +31,7 @@ from inshrink_core.ops.moments import (
     squares_cover,
     sum_sides,
 )
+from inshrink_core.ops.reference.quantize import as_float32
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,37 +76,34 @@ def zeros(spec: TensorSpec) -> MomentsReference:
     return MomentsReference(spec.dtype, spec.shape, Form.ZEROS, 0, NO_BYTES, NO_BYTES, NO_BYTES)
 
 
-def octaves(
-    spec: TensorSpec, values: NDArray[np.float32], before: MomentsReference | None
-) -> MomentsReference:
+def octaves(spec: TensorSpec, values: Tensor, before: MomentsReference | None) -> MomentsReference:
     """Round non-negative values to powers of two; zero stays zero, and nothing else becomes it.
 
     Parameters
     ----------
     spec
         What they belong to.
-    values : float32, (n,)
-        Finite, not negative.
+    values : Float32[Tensor, "n"]
+        Contiguous, any device, finite, not negative.
     before
         The state of the previous frame, whose base is kept where it can be.
     """
-    exponents = ((values.view(np.int32) + np.int32(_OCTAVE_CARRY)) >> 23) - 127
+    exponents = ((values.view(torch.int32) + _OCTAVE_CARRY) >> 23) - 127
     positive = values > 0
-    base = base_of(int(exponents[positive].max()) if positive.any() else 0, Form.OCTAVES, before)
-    codes = np.where(positive, np.clip(exponents - base, 1, 255), 0).astype(np.uint8)
+    base = base_of(int(exponents[positive].max()) if bool(positive.any()) else 0, Form.OCTAVES, before)
+    codes = torch.where(positive, (exponents - base).clamp(1, 255), 0).to(torch.uint8)
     return MomentsReference(spec.dtype, spec.shape, Form.OCTAVES, base, codes, NO_BYTES, NO_BYTES)
 
 
-def rank_one(
-    spec: TensorSpec, values: NDArray[np.float32], before: MomentsReference | None
-) -> MomentsReference:
+def rank_one(spec: TensorSpec, values: Tensor, before: MomentsReference | None) -> MomentsReference:
     """Keep the means of rows and columns, in half octaves (Adafactor: Shazeer & Stern, 2018, section 3)."""
-    base, rows, columns = held_factors(values, spec.shape, Form.RANK_ONE, before)
+    base, *codes = held_factors(values, spec.shape, Form.RANK_ONE, before)
+    rows, columns = map(torch.from_numpy, codes)
     return MomentsReference(spec.dtype, spec.shape, Form.RANK_ONE, base, NO_BYTES, rows, columns)
 
 
 def factored(
-    spec: TensorSpec, values: NDArray[np.float32], before: MomentsReference | None, held: float = HELD
+    spec: TensorSpec, values: Tensor, before: MomentsReference | None, held: float = HELD
 ) -> MomentsReference:
     """Keep row and column factors, and the octave of each element against their product, held.
 
@@ -113,8 +111,8 @@ def factored(
     ----------
     spec
         What they belong to.
-    values : float32, (n,)
-        Finite, not negative.
+    values : Float32[Tensor, "n"]
+        Contiguous, any device, finite, not negative.
     before
         The state of the previous frame: its codes stay where they are near enough.
     held
@@ -127,14 +125,17 @@ def factored(
     """
     base, rows, columns = held_factors(values, spec.shape, Form.FACTORED, before)
     units = Units(rows.astype(np.int64) + base, columns.astype(np.int64) - ZERO_POINT)
-    old = before.elements if before is not None and before.form is Form.FACTORED else None
+    old = None
+    if before is not None and before.form is Form.FACTORED:
+        old = before.elements.to(values.device)
     elements = round_to_octaves(values, units, old, held)
-    return MomentsReference(spec.dtype, spec.shape, Form.FACTORED, base, elements, rows, columns)
+    codes = map(torch.from_numpy, (rows, columns))
+    return MomentsReference(spec.dtype, spec.shape, Form.FACTORED, base, elements, *codes)
 
 
 def scaled(
     spec: TensorSpec,
-    values: NDArray[np.float32],
+    values: Tensor,
     second: Tensor | None,
     unit: float,
     allowed: float | None = None,
@@ -145,8 +146,8 @@ def scaled(
     ----------
     spec
         What they belong to.
-    values : float32, (n,)
-        Finite.
+    values : Float32[Tensor, "n"]
+        Contiguous, any device, finite.
     second
         The second moment of the same parameter: its root gives rows and columns their units. Without
         it, the root mean squares of the values' own rows do.
@@ -161,16 +162,16 @@ def scaled(
     With z the values in units, the integers are ``sign(z) * floor(abs(z) + 1 - t)`` with the largest t
     between .1 and .5 for which their sum of products with z reaches that of the squares of z. O(n).
     """
-    if not values.any():
-        return zeros(spec)
     n_rows, _ = sides(spec.shape)
     rows, columns, is_adaptive = _shape_of_units(values, spec.shape, second)
     column_codes = column_codes_of(columns)
     shifts = column_codes.astype(np.int64) - ZERO_POINT
     reaches = row_reaches(values, n_rows, shifts)
-    root = math.sqrt(relative_square(values, Units(rows, shifts)) / values.size)
+    if not reaches.any():
+        return zeros(spec)
+    root = math.sqrt(relative_square(values, Units(rows, shifts)) / values.numel())
     if allowed is not None and is_adaptive == (spec.role is TensorRole.EXP_AVG):
-        share = allowed / (root if is_adaptive else _root_mean_square(values))
+        share = allowed / (root if is_adaptive else _root_mean_square(values, n_rows))
         unit = min(max(share, _UNIT_RANGE[0] * unit), _UNIT_RANGE[1] * unit)
     wanted = np.where(reaches > 0, rows + round(2 * math.log2(unit * root)), NO_ROW)
     fitted, threshold = _chosen(values, wanted, shifts, reaches)
@@ -178,11 +179,12 @@ def scaled(
     row_codes = row_codes_of(fitted, base)
     kept = np.where(row_codes == 0, NO_ROW, row_codes.astype(np.int64) + base)
     elements = round_in_units(values, Units(kept, shifts), threshold)
-    return MomentsReference(spec.dtype, spec.shape, Form.SCALED, base, elements, row_codes, column_codes)
+    codes = map(torch.from_numpy, (row_codes, column_codes))
+    return MomentsReference(spec.dtype, spec.shape, Form.SCALED, base, elements, *codes)
 
 
 def _chosen(
-    values: NDArray[np.float32],
+    values: Tensor,
     rows: NDArray[np.int64],
     shifts: NDArray[np.int64],
     reaches: NDArray[np.float64],
@@ -226,12 +228,12 @@ def _threshold(counts: NDArray[np.int64]) -> int | None:
     return low
 
 
-def _root_mean_square(values: NDArray[np.float32]) -> float:
-    return math.sqrt(math.fsum(sum_sides(values, 1, True).rows) / values.size)
+def _root_mean_square(values: Tensor, n_rows: int) -> float:
+    return math.sqrt(math.fsum(sum_sides(values, n_rows, True).rows.tolist()) / values.numel())
 
 
 def _shape_of_units(
-    values: NDArray[np.float32], shape: tuple[int, ...], second: Tensor | None
+    values: Tensor, shape: tuple[int, ...], second: Tensor | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
     """Return exponents of rows and columns, and whether they are the second moment's root.
 
@@ -241,7 +243,7 @@ def _shape_of_units(
     """
     n_rows, _ = sides(shape)
     if second is not None:
-        squares = host_values(second)
+        squares = as_float32(second).to(values.device)
         if squares_cover(squares, values):
             return *factors(sum_sides(squares, n_rows, False), 1.0), True
     rows, columns = factors(sum_sides(values, n_rows, True), 1.0)
@@ -262,7 +264,7 @@ def _logarithms(sums: Sums, scale: float) -> tuple[NDArray[np.float64], NDArray[
     """Return ``scale * log2`` of row means, and of column means against the mean of all."""
     n_rows, n_columns = sums.rows.size, sums.columns.size
     by_row, by_column = sums.rows / n_columns, sums.columns / n_rows
-    mean = np.float64(sums.total) / (n_rows * n_columns)
+    mean = math.fsum(sums.rows.tolist()) / (n_rows * n_columns)
     with np.errstate(divide="ignore", invalid="ignore"):
         return scale * np.log2(by_row), scale * np.log2(by_column / mean)
 
@@ -275,7 +277,7 @@ def factors(sums: Sums, scale: float) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 def held_factors(
-    values: NDArray[np.float32], shape: tuple[int, ...], form: Form, before: MomentsReference | None
+    values: Tensor, shape: tuple[int, ...], form: Form, before: MomentsReference | None
 ) -> tuple[int, NDArray[np.uint8], NDArray[np.uint8]]:
     """Return base, row codes and column codes, those of the reference where they are near enough."""
     rows, columns = _logarithms(sum_sides(values, sides(shape)[0], False), 2.0)
@@ -286,13 +288,10 @@ def held_factors(
     new_columns = column_codes_of(np.rint(columns).astype(np.int64))
     if before is None or before.form is not form or before.base != base:
         return base, new_rows, new_columns
-    held = (np.abs(rows - base - before.rows) <= _HELD_FACTOR) & (before.rows > 0) & finite
-    held_columns = np.abs(columns + ZERO_POINT - before.columns) <= _HELD_FACTOR
-    return (
-        base,
-        np.where(held, before.rows, new_rows),
-        np.where(held_columns, before.columns, new_columns),
-    )
+    old_rows, old_columns = before.rows.cpu().numpy(), before.columns.cpu().numpy()
+    held = (np.abs(rows - base - old_rows) <= _HELD_FACTOR) & (old_rows > 0) & finite
+    held_columns = np.abs(columns + ZERO_POINT - old_columns) <= _HELD_FACTOR
+    return base, np.where(held, old_rows, new_rows), np.where(held_columns, old_columns, new_columns)
 
 
 def row_codes_of(rows: NDArray[np.int64], base: int) -> NDArray[np.uint8]:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.ops.cpu.compiled import kernel, part
-from inshrink_core.ops.distance import N_SUMS, Distance
+from inshrink_core.ops.distance import N_SUMS, Distance, added_up, slices_of
 
 __all__ = ["add_square"]
 
@@ -66,13 +66,19 @@ def _add_squares_to_grid(
 
 def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
     """See `distance.squared_distance`."""
-    errors, norms = np.zeros(N_SUMS), np.zeros(N_SUMS)
-    _add_squares(values.numpy(), decoded.numpy(), errors, norms)
-    return Distance(float(sum(errors.tolist())), float(sum(norms.tolist())))
+    original, restored = values.numpy(), decoded.numpy()
+    spans = slices_of(original.size)
+    sums = np.zeros((len(spans), 2, N_SUMS))
+    for span, (errors, norms) in zip(spans, sums, strict=True):
+        _add_squares(original[span], restored[span], errors, norms)
+    return added_up(sums.tolist())
 
 
 def distance_to_grid(values: Tensor, integers: Tensor, delta: float) -> Distance:
     """See `distance.distance_to_grid`."""
-    errors, norms = np.zeros(N_SUMS), np.zeros(N_SUMS)
-    _add_squares_to_grid(values.numpy(), integers.numpy(), _F32(delta), errors, norms)
-    return Distance(float(sum(errors.tolist())), float(sum(norms.tolist())))
+    original, points = values.numpy(), integers.numpy()
+    spans = slices_of(original.size)
+    sums = np.zeros((len(spans), 2, N_SUMS))
+    for span, (errors, norms) in zip(spans, sums, strict=True):
+        _add_squares_to_grid(original[span], points[span], _F32(delta), errors, norms)
+    return added_up(sums.tolist())

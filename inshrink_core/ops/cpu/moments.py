@@ -1,6 +1,6 @@
 """Numba kernels of the moments codec: one pass over a tensor for each question.
 
-`inshrink_core.ops.moments` documents the functions; `ops/reference/moments.py` has their twins in numpy.
+`inshrink_core.ops.moments` documents the functions; `ops/reference/moments.py` has their twins in torch.
 """
 
 from __future__ import annotations
@@ -8,21 +8,27 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from inshrink_core.execution import new_array
 from inshrink_core.ops.cpu.compiled import kernel, part
 from inshrink_core.ops.moments import (
+    BAND,
     FRACTION_BITS,
     HIGHEST,
     LARGEST_INTEGER,
+    LINE,
     LOWEST,
     MAX_MAGNITUDE,
+    N_SUMS,
     ZERO_POINT,
     Kinds,
     Sums,
     Units,
     half_octave_values,
+    octave_edges,
 )
 
 __all__: list[str] = []
@@ -30,12 +36,6 @@ __all__: list[str] = []
 _F32, _F64, _I32, _U8 = np.float32, np.float64, np.int32, np.uint8
 
 _UNITS = half_octave_values(np.arange(LOWEST, HIGHEST + 1))
-
-_LEAF = 128
-"""Values that numpy adds up in eight running sums; more are halved first."""
-
-_MAX_DEPTH = 64
-"""Halvings of any length."""
 
 _INFINITE = 0x7F800000
 """Bits of float32 infinity: of finite numbers, without the sign, less."""
@@ -61,9 +61,9 @@ def _kinds(bits: NDArray[np.int32]) -> tuple[np.int32, np.int32]:  # pragma: no 
     return largest, negative
 
 
-def kinds_of(values: NDArray[np.float32]) -> Kinds:
+def kinds_of(values: Tensor) -> Kinds:
     """See `moments.kinds_of`."""
-    largest, negative = _kinds(values.view(np.int32))
+    largest, negative = _kinds(values.numpy().view(np.int32))
     return Kinds(int(largest) < _INFINITE, int(negative) < 0)
 
 
@@ -80,103 +80,64 @@ def _uncovered(squares: NDArray[np.int32], values: NDArray[np.int32]) -> int:  #
     return found
 
 
-def squares_cover(squares: NDArray[np.float32], values: NDArray[np.float32]) -> bool:
+def squares_cover(squares: Tensor, values: Tensor) -> bool:
     """See `moments.squares_cover`."""
-    return int(_uncovered(squares.view(np.int32), values.view(np.int32))) == 0
+    return int(_uncovered(squares.numpy().view(np.int32), values.numpy().view(np.int32))) == 0
 
 
 @part
-def _add_leaf(values: NDArray[np.float32], squared: bool) -> np.float64:  # pragma: no cover - compiled
-    """Add up at most 128 values as numpy does."""
-    n = values.size
-    total = _F64(0.0)
-    whole = 0
-    if n >= 8:
-        a, b, c, d = _F64(0.0), _F64(0.0), _F64(0.0), _F64(0.0)
-        e, f, g, h = _F64(0.0), _F64(0.0), _F64(0.0), _F64(0.0)
-        whole = n - n % 8
-        for i in range(0, whole, 8):
-            s, t, u, v = _F64(values[i]), _F64(values[i + 1]), _F64(values[i + 2]), _F64(values[i + 3])
-            w, x, y, z = _F64(values[i + 4]), _F64(values[i + 5]), _F64(values[i + 6]), _F64(values[i + 7])
-            if squared:
-                s, t, u, v = s * s, t * t, u * u, v * v
-                w, x, y, z = w * w, x * x, y * y, z * z
-            a, b, c, d = a + s, b + t, c + u, d + v
-            e, f, g, h = e + w, f + x, g + y, h + z
-        total = ((a + b) + (c + d)) + ((e + f) + (g + h))
-    for i in range(whole, n):
-        value = _F64(values[i])
-        total += value * value if squared else value
+def _sum_up(sums: NDArray[np.float64]) -> np.float64:  # pragma: no cover - compiled
+    """Add neighbours until one is left, and set all to zero."""
+    left = N_SUMS
+    while left > 1:
+        left //= 2
+        for k in range(left):
+            sums[k] = sums[2 * k] + sums[2 * k + 1]
+    total: np.float64 = sums[0]
+    sums[:] = _F64(0.0)
     return total
-
-
-@part
-def _add_pairwise(
-    values: NDArray[np.float32],
-    squared: bool,
-    sizes: NDArray[np.int64],
-    depths: NDArray[np.int64],
-    sums: NDArray[np.float64],
-    levels: NDArray[np.int64],
-) -> np.float64:  # pragma: no cover - compiled
-    """Add up values as numpy does: halves, of which the first is a multiple of eight, then their sums.
-
-    `sizes` and `depths` are the parts to come, `sums` and `levels` the parts that wait for their other half.
-    """
-    sizes[0], depths[0] = values.size, 0
-    n_parts, n_sums, at = 1, 0, 0
-    while n_parts > 0:
-        n_parts -= 1
-        size, depth = sizes[n_parts], depths[n_parts]
-        if size > _LEAF:
-            half = size // 2
-            half -= half % 8
-            sizes[n_parts], depths[n_parts] = size - half, depth + 1
-            sizes[n_parts + 1], depths[n_parts + 1] = half, depth + 1
-            n_parts += 2
-            continue
-        total = _add_leaf(values[at : at + size], squared)
-        at += size
-        while n_sums > 0 and levels[n_sums - 1] == depth:
-            n_sums -= 1
-            total = sums[n_sums] + total
-            depth -= 1
-        sums[n_sums], levels[n_sums] = total, depth
-        n_sums += 1
-    whole: np.float64 = sums[0]
-    return whole
 
 
 @kernel
 def _sums(
     values: NDArray[np.float32],
     squared: bool,
-    sizes: NDArray[np.int64],
-    depths: NDArray[np.int64],
     sums: NDArray[np.float64],
-    levels: NDArray[np.int64],
+    band: NDArray[np.float64],
     rows: NDArray[np.float64],
     columns: NDArray[np.float64],
-) -> np.float64:  # pragma: no cover - compiled
-    """Fill in the sums of rows, add columns up from zeros, and return the sum of all."""
+) -> None:  # pragma: no cover - compiled
+    """Fill in the sums of rows and of columns; all arrays are zeros."""
     n = columns.size
     for row in range(rows.size):
         line = values[row * n : (row + 1) * n]
-        rows[row] = _add_pairwise(line, squared, sizes, depths, sums, levels)
-        for i in range(n):
-            value = _F64(line[i])
-            columns[i] += value * value if squared else value
-    total: np.float64 = _add_pairwise(values, squared, sizes, depths, sums, levels)
-    return total
+        for begin in range(0, n, LINE):
+            end = min(begin + LINE, n)
+            whole = end - (end - begin) % N_SUMS
+            # A constant number of sums: a loop to the end would not become vector instructions.
+            for first in range(begin, whole, N_SUMS):
+                for k in range(N_SUMS):
+                    value = _F64(line[first + k])
+                    value = value * value if squared else value
+                    sums[k] += value
+                    band[first + k] += value
+            for i in range(whole, end):
+                value = _F64(line[i])
+                value = value * value if squared else value
+                sums[i - whole] += value
+                band[i] += value
+            rows[row] += _sum_up(sums)
+        if row % BAND == BAND - 1 or row == rows.size - 1:
+            for i in range(n):
+                columns[i] += band[i]
+                band[i] = _F64(0.0)
 
 
-def sum_sides(values: NDArray[np.float32], n_rows: int, squared: bool) -> Sums:
+def sum_sides(values: Tensor, n_rows: int, squared: bool) -> Sums:
     """See `moments.sum_sides`."""
-    rows, columns = np.empty(n_rows), np.zeros(values.size // n_rows)
-    stacks = [np.empty(_MAX_DEPTH, kind) for kind in (np.int64, np.int64, np.float64, np.int64)]
-    total = float(_sums(values, squared, *stacks, rows, columns))
-    # Numpy takes a single column for a row.
-    return Sums(rows, columns if columns.size > 1 else np.full(1, total), total)
+    rows, columns = np.zeros(n_rows), np.zeros(values.numel() // n_rows)
+    _sums(values.numpy(), squared, np.zeros(N_SUMS), np.zeros(columns.size), rows, columns)
+    return Sums(rows, columns)
 
 
 @part
@@ -190,25 +151,37 @@ def _unit(row: np.int64, column: np.int64, units: NDArray[np.float32]) -> np.flo
 
 
 @kernel
-def _relative_square(
+def _relative_squares(
     values: NDArray[np.float32],
     rows: NDArray[np.int64],
     columns: NDArray[np.int64],
     units: NDArray[np.float32],
-) -> np.float64:  # pragma: no cover - compiled
-    """Add up the squares of values in units."""
-    n, total = columns.size, _F64(0.0)
+    sums: NDArray[np.float64],
+    squares: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Add up the squares of values in units by rows; `sums` and `squares` are zeros."""
+    n = columns.size
     for row in range(rows.size):
         line = values[row * n : (row + 1) * n]
-        for i in range(n):
-            relative = _F64(line[i]) / _F64(_unit(rows[row], columns[i], units))
-            total += relative * relative
-    return total
+        for begin in range(0, n, LINE):
+            end = min(begin + LINE, n)
+            whole = end - (end - begin) % N_SUMS
+            for first in range(begin, whole, N_SUMS):
+                for k in range(N_SUMS):
+                    unit = _unit(rows[row], columns[first + k], units)
+                    relative = _F64(line[first + k]) / _F64(unit)
+                    sums[k] += relative * relative
+            for i in range(whole, end):
+                relative = _F64(line[i]) / _F64(_unit(rows[row], columns[i], units))
+                sums[i - whole] += relative * relative
+            squares[row] += _sum_up(sums)
 
 
-def relative_square(values: NDArray[np.float32], units: Units) -> float:
+def relative_square(values: Tensor, units: Units) -> float:
     """See `moments.relative_square`."""
-    return float(_relative_square(values, units.rows, units.columns, _UNITS))
+    squares = np.zeros(units.rows.size)
+    _relative_squares(values.numpy(), *units, _UNITS, np.zeros(N_SUMS), squares)
+    return math.fsum(squares.tolist())
 
 
 @kernel
@@ -225,10 +198,10 @@ def _reaches(
         reaches[row] = largest
 
 
-def row_reaches(values: NDArray[np.float32], n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
+def row_reaches(values: Tensor, n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
     """See `moments.row_reaches`."""
     reaches = np.empty(n_rows)
-    _reaches(values, half_octave_values(columns).astype(np.float64), reaches)
+    _reaches(values.numpy(), half_octave_values(columns).astype(np.float64), reaches)
     return reaches
 
 
@@ -255,10 +228,10 @@ def _count_magnitudes(
             counts[_magnitude(line[i], _unit(rows[row], columns[i], units))] += 1
 
 
-def count_magnitudes(values: NDArray[np.float32], units: Units) -> NDArray[np.int64]:
+def count_magnitudes(values: Tensor, units: Units) -> NDArray[np.int64]:
     """See `moments.count_magnitudes`."""
     counts = np.zeros(MAX_MAGNITUDE + 1, np.int64)
-    _count_magnitudes(values, units.rows, units.columns, _UNITS, counts)
+    _count_magnitudes(values.numpy(), *units, _UNITS, counts)
     return counts
 
 
@@ -283,26 +256,11 @@ def _round_in_units(
             found[i] = _U8(zero - whole if line[i] < _F32(0.0) else zero + whole)
 
 
-def round_in_units(values: NDArray[np.float32], units: Units, threshold: int) -> NDArray[np.uint8]:
+def round_in_units(values: Tensor, units: Units, threshold: int) -> Tensor:
     """See `moments.round_in_units`."""
-    elements = new_array(values.size, np.uint8)
-    _round_in_units(values, units.rows, units.columns, _UNITS, threshold, elements)
-    return elements
-
-
-def _edges(held: float) -> NDArray[np.int32]:
-    """Return what bounds the values near a code, (2, 4), by the parity of their unit.
-
-    Lowest exponent and fraction, then highest: of ``log2(1 + fraction / 2**23) + exponent``, counted from the
-    code and the whole octaves of the unit.
-    """
-    edges = np.empty((2, 4), np.int32)
-    for odd in range(2):
-        low, high = 0.5 * odd - held, 0.5 * odd + held
-        for k, (edge, inward) in enumerate(((low, math.ceil), (high, math.floor))):
-            fraction = (2.0 ** (edge - math.floor(edge)) - 1) * (_FRACTION + 1)
-            edges[odd, 2 * k : 2 * k + 2] = math.floor(edge), inward(fraction)
-    return edges
+    elements = new_array(values.numel(), np.uint8)
+    _round_in_units(values.numpy(), *units, _UNITS, threshold, elements)
+    return torch.from_numpy(elements)
 
 
 @kernel
@@ -349,15 +307,14 @@ def _round_to_octaves(
             found[i] = _U8(code if whole[i] > _I32(0) else _I32(0))
 
 
-def round_to_octaves(
-    values: NDArray[np.float32], units: Units, before: NDArray[np.uint8] | None, held: float
-) -> NDArray[np.uint8]:
+def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, held: float) -> Tensor:
     """See `moments.round_to_octaves`."""
-    elements = new_array(values.size, np.uint8)
-    rows, columns = units.rows.astype(np.int32), units.columns.astype(np.int32)
-    given = np.zeros(columns.size, np.uint8) if before is None else before
-    _round_to_octaves(values, rows, columns, given, int(before is not None), _edges(held), elements)
-    return elements
+    elements = new_array(values.numel(), np.uint8)
+    rows, columns = (side.astype(np.int32) for side in units)
+    given = np.zeros(columns.size, np.uint8) if before is None else before.numpy()
+    edges = np.array(octave_edges(held), np.int32).reshape(2, 4)
+    _round_to_octaves(values.numpy(), rows, columns, given, int(before is not None), edges, elements)
+    return torch.from_numpy(elements)
 
 
 @kernel
@@ -388,20 +345,14 @@ def _expand(
                 line[i] = _F32(0.0) if empty | (element == _I32(0)) else value
 
 
-def expand_units(
-    rows: NDArray[np.uint8],
-    columns: NDArray[np.uint8],
-    elements: NDArray[np.uint8] | None,
-    base: int,
-    scaled: bool,
-) -> NDArray[np.float32]:
+def expand_units(rows: Tensor, columns: Tensor, elements: Tensor | None, base: int, scaled: bool) -> Tensor:
     """See `moments.expand_units`."""
-    values: NDArray[np.float32] = new_array(rows.size * columns.size, np.float32)
+    values = new_array(rows.numel() * columns.numel(), np.float32)
     table = half_octave_values(np.arange(-3 * ZERO_POINT, 6 * ZERO_POINT) + base)
     # Without elements each octave is that of the unit.
-    given = np.full(columns.size, ZERO_POINT, np.uint8) if elements is None else elements
+    given = np.full(columns.numel(), ZERO_POINT, np.uint8) if elements is None else elements.numpy()
     octaves = elements is None or not scaled
     # The table's first place is that of a row's code of 0, a column's of 0, and an octave's of 0.
-    places = columns.astype(np.int32) + (0 if octaves else 2 * ZERO_POINT)
-    _expand(rows, places, given, int(elements is not None), int(not octaves), table, values)
-    return values
+    places = columns.numpy().astype(np.int32) + (0 if octaves else 2 * ZERO_POINT)
+    _expand(rows.numpy(), places, given, int(elements is not None), int(not octaves), table, values)
+    return torch.from_numpy(values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inshrink_core.ops.distance import N_SUMS, Distance
+from inshrink_core.ops.distance import N_SUMS, Distance, added_up, slices_of
 from inshrink_core.ops.reference.lattice import scale_integers
 
 __all__: list[str] = []
@@ -13,7 +13,8 @@ __all__: list[str] = []
 
 def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
     """See `distance.squared_distance`."""
-    return Distance(_squares(values - decoded), _squares(values))
+    spans = slices_of(values.numel())
+    return added_up([(_squares((values - decoded)[span]), _squares(values[span])) for span in spans])
 
 
 def distance_to_grid(values: Tensor, integers: Tensor, delta: float) -> Distance:
@@ -21,8 +22,8 @@ def distance_to_grid(values: Tensor, integers: Tensor, delta: float) -> Distance
     return squared_distance(values, scale_integers(integers, delta))
 
 
-def _squares(values: Tensor) -> float:
+def _squares(values: Tensor) -> list[float]:
     finite = torch.where(values.isfinite(), values, 0.0).double()
     padded = torch.nn.functional.pad(finite.square(), (0, -values.numel() % N_SUMS)).cpu()
-    sums = padded.view(-1, N_SUMS).cumsum(0)[-1:]
-    return float(sum(sums.view(-1).tolist()))
+    sums: list[float] = padded.view(-1, N_SUMS).cumsum(0)[-1].tolist()
+    return sums

@@ -1,17 +1,26 @@
-"""The norm of the moments codec's kernels, an array operation for each step of the rule.
+"""The norm of the moments codec's kernels in plain torch, an operation for each step of the rule.
 
-`inshrink_core.ops.moments` documents the functions. In numpy, whose order of summation is part of the rule.
+`inshrink_core.ops.moments` documents the functions.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from inshrink_core.ops.moments import (
+    BAND,
     FRACTION_BITS,
+    HIGHEST,
     LARGEST_INTEGER,
+    LINE,
+    LOWEST,
     MAX_MAGNITUDE,
+    N_SUMS,
     ZERO_POINT,
     Kinds,
     Sums,
@@ -21,100 +30,109 @@ from inshrink_core.ops.moments import (
 
 __all__: list[str] = []
 
-_LOWEST_CODE, _HIGHEST_CODE = -3 * ZERO_POINT, 6 * ZERO_POINT
-"""Bounds of the sum of a row's, a column's and twice an element's code."""
 
-
-def kinds_of(values: NDArray[np.float32]) -> Kinds:
+def kinds_of(values: Tensor) -> Kinds:
     """See `moments.kinds_of`."""
-    return Kinds(bool(np.isfinite(values).all()), bool((values < 0).any()))
+    return Kinds(bool(values.isfinite().all()), bool((values < 0).any()))
 
 
-def squares_cover(squares: NDArray[np.float32], values: NDArray[np.float32]) -> bool:
+def squares_cover(squares: Tensor, values: Tensor) -> bool:
     """See `moments.squares_cover`."""
-    finite = np.isfinite(squares).all() and (squares >= 0).all()
-    return bool(finite and (squares[values != 0] > 0).all())
+    fits = squares.isfinite() & ((squares > 0) | ((squares == 0) & (values == 0)))
+    return bool(fits.all())
 
 
-def sum_sides(values: NDArray[np.float32], n_rows: int, squared: bool) -> Sums:
+def _sums_of_rows(terms: Tensor) -> NDArray[np.float64]:
+    total = torch.zeros(len(terms), dtype=torch.float64)
+    for part in torch.split(terms, LINE, 1):
+        padded = torch.nn.functional.pad(part, (0, -part.shape[1] % N_SUMS))
+        sums = padded.reshape(len(terms), -1, N_SUMS).cumsum(1)[:, -1]
+        while sums.shape[1] > 1:
+            sums = sums[:, 0::2] + sums[:, 1::2]
+        total = total + sums[:, 0]
+    found: NDArray[np.float64] = total.numpy()
+    return found
+
+
+def sum_sides(values: Tensor, n_rows: int, squared: bool) -> Sums:
     """See `moments.sum_sides`."""
-    matrix = values.astype(np.float64).reshape(n_rows, -1)
+    # A running sum begins with +0.0, which -0.0 does not change.
+    terms = values.cpu().double().view(n_rows, -1) + 0.0
     if squared:
-        matrix *= matrix
-    return Sums(matrix.sum(1), matrix.sum(0), float(matrix.sum()))
+        terms *= terms
+    columns = torch.zeros(terms.shape[1], dtype=torch.float64)
+    for band in torch.split(terms, BAND):
+        columns = columns + band.cumsum(0)[-1]
+    return Sums(_sums_of_rows(terms), columns.numpy())
 
 
-def _units(units: Units) -> NDArray[np.float32]:
-    return half_octave_values(units.rows[:, None] + units.columns[None, :]).reshape(-1)
+def _exponents(units: Units, device: torch.device) -> Tensor:
+    rows, columns = (torch.from_numpy(side).to(device) for side in units)
+    return (rows[:, None] + columns[None, :]).view(-1)
 
 
-def relative_square(values: NDArray[np.float32], units: Units) -> float:
+def _values_of(exponents: Tensor) -> Tensor:
+    table = torch.from_numpy(half_octave_values(np.arange(LOWEST, HIGHEST + 1))).to(exponents.device)
+    return table[exponents.clamp(LOWEST, HIGHEST) - LOWEST]
+
+
+def relative_square(values: Tensor, units: Units) -> float:
     """See `moments.relative_square`."""
-    relative = values.astype(np.float64) / _units(units)
-    return float(np.cumsum(relative * relative)[-1])
+    relative = values.double() / _values_of(_exponents(units, values.device))
+    return math.fsum(_sums_of_rows(relative.square().cpu().view(units.rows.size, -1)).tolist())
 
 
-def row_reaches(values: NDArray[np.float32], n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
+def row_reaches(values: Tensor, n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
     """See `moments.row_reaches`."""
-    matrix = np.abs(values.astype(np.float64)).reshape(n_rows, -1)
-    reaches: NDArray[np.float64] = (matrix / half_octave_values(columns)[None, :]).max(1)
+    units = _values_of(torch.from_numpy(columns).to(values.device))
+    reaches: NDArray[np.float64] = (values.double().abs().view(n_rows, -1) / units).amax(1).cpu().numpy()
     return reaches
 
 
-def _magnitudes(values: NDArray[np.float32], units: Units) -> NDArray[np.int64]:
-    with np.errstate(over="ignore"):
-        shares = np.abs(values) / _units(units) * np.float32(1 << FRACTION_BITS)
-    magnitudes: NDArray[np.int64] = np.minimum(shares, np.float32(MAX_MAGNITUDE)).astype(np.int64)
-    return magnitudes
+def _magnitudes(values: Tensor, units: Units) -> Tensor:
+    shares = values.abs() / _values_of(_exponents(units, values.device)) * float(1 << FRACTION_BITS)
+    return shares.clamp(max=float(MAX_MAGNITUDE)).to(torch.int64)
 
 
-def count_magnitudes(values: NDArray[np.float32], units: Units) -> NDArray[np.int64]:
+def count_magnitudes(values: Tensor, units: Units) -> NDArray[np.int64]:
     """See `moments.count_magnitudes`."""
-    return np.bincount(_magnitudes(values, units), minlength=MAX_MAGNITUDE + 1).astype(np.int64)
+    counts: NDArray[np.int64] = (
+        torch.bincount(_magnitudes(values, units), minlength=MAX_MAGNITUDE + 1).cpu().numpy()
+    )
+    return counts
 
 
-def round_in_units(values: NDArray[np.float32], units: Units, threshold: int) -> NDArray[np.uint8]:
+def round_in_units(values: Tensor, units: Units, threshold: int) -> Tensor:
     """See `moments.round_in_units`."""
     whole = (_magnitudes(values, units) + (1 << FRACTION_BITS) - threshold) >> FRACTION_BITS
-    integers = np.where(values < 0, -1, 1) * np.minimum(whole, LARGEST_INTEGER)
-    elements: NDArray[np.uint8] = (integers + ZERO_POINT).astype(np.uint8)
-    return elements
+    whole = whole.clamp(max=LARGEST_INTEGER)
+    return (torch.where(values < 0, -whole, whole) + ZERO_POINT).to(torch.uint8)
 
 
-def round_to_octaves(
-    values: NDArray[np.float32], units: Units, before: NDArray[np.uint8] | None, held: float
-) -> NDArray[np.uint8]:
+def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, held: float) -> Tensor:
     """See `moments.round_to_octaves`."""
-    exponents = (units.rows[:, None] + units.columns[None, :]).reshape(-1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        wanted = np.log2(values.astype(np.float64)) - 0.5 * exponents
-    wanted = np.where(values > 0, wanted, 0.0)
-    codes = np.clip(np.rint(wanted), 1 - ZERO_POINT, ZERO_POINT - 1) + ZERO_POINT
+    mantissas, exponents = torch.frexp(values.double())
+    # Of a power of two the logarithm is taken of one, so that a tie is one on every processor.
+    logarithms = (2 * mantissas).log2() + (exponents - 1)
+    wanted = logarithms - 0.5 * _exponents(units, values.device)
+    wanted = torch.where(values > 0, wanted, 0.0)
+    codes = wanted.round().clamp(1 - ZERO_POINT, ZERO_POINT - 1) + ZERO_POINT
     if before is not None:
-        old = before.astype(np.float64)
-        codes = np.where((old > 0) & (np.abs(wanted + ZERO_POINT - old) <= held), old, codes)
-    return np.where(values > 0, codes, 0).astype(np.uint8)
+        old = before.double()
+        codes = torch.where((old > 0) & ((wanted + ZERO_POINT - old).abs() <= held), old, codes)
+    return torch.where(values > 0, codes, 0.0).to(torch.uint8)
 
 
-def expand_units(
-    rows: NDArray[np.uint8],
-    columns: NDArray[np.uint8],
-    elements: NDArray[np.uint8] | None,
-    base: int,
-    scaled: bool,
-) -> NDArray[np.float32]:
+def expand_units(rows: Tensor, columns: Tensor, elements: Tensor | None, base: int, scaled: bool) -> Tensor:
     """See `moments.expand_units`."""
-    exponents = rows.astype(np.int16)[:, None] + (columns.astype(np.int16) - ZERO_POINT)
+    exponents = rows.int()[:, None] + (columns.int() - ZERO_POINT) + base
     if elements is not None and not scaled:
-        exponents = exponents + 2 * (elements.astype(np.int16).reshape(exponents.shape) - ZERO_POINT)
-    table = half_octave_values(np.arange(_LOWEST_CODE, _HIGHEST_CODE) + base)
-    units = table[exponents - _LOWEST_CODE]
+        exponents = exponents + 2 * (elements.int().view(exponents.shape) - ZERO_POINT)
+    units = _values_of(exponents)
     units[rows == 0] = 0
-    flat: NDArray[np.float32] = units.reshape(-1)
+    flat = units.view(-1)
     if elements is not None and not scaled:
         flat[elements == 0] = 0
     if elements is not None and scaled:
-        # Only a block that no encoder wrote has units so large.
-        with np.errstate(over="ignore"):
-            flat *= elements.astype(np.float32) - np.float32(ZERO_POINT)
+        flat = flat * (elements.float() - ZERO_POINT)
     return flat

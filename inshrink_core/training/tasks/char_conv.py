@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -101,6 +102,8 @@ class CharConvTask(CharacterTask):
     n_validation_windows = 360
     """46,080 predicted characters, nearly every one of the held-out text."""
 
+    large: ClassVar[Mapping[str, Any]] = {"width": 768, "peak_learning_rate": 0.5}
+
     def build(self) -> nn.Module:
         """Return the model."""
         _, _, n_characters = encode_corpus()
@@ -124,5 +127,6 @@ class CharConvWithAdamWTask(CharConvTask):
     version: ClassVar[int] = 1
 
     peak_learning_rate, betas, weight_decay = 8e-3, (0.9, 0.99), 0.1
+    large: ClassVar[Mapping[str, Any]] = {**CharConvTask.large, "peak_learning_rate": 1e-3}
 
     optimizer = CharacterTask.optimizer

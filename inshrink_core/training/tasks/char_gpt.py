@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 from torch import Tensor, nn
 
 from inshrink_core.training.tasks.characters import CharacterTask, encode_corpus
 from inshrink_core.training.tasks.transformer import Block
 
-__all__ = ["CharGPT", "CharGPT100MTask", "CharGPTTask"]
+__all__ = ["CharGPT", "CharGPTTask"]
 
 _INITIAL_STD: Final = 0.02
 """GPT-2's; the projections back into the residual stream are scaled by 1/√(2·depth)."""
@@ -69,20 +70,15 @@ class CharGPTTask(CharacterTask):
     n_validation_windows = 256
     """16,384 predicted characters: the paired difference of two runs is far above their sampling noise."""
 
+    large: ClassVar[Mapping[str, Any]] = {
+        **{"width": 768, "depth": 16, "heads": 12, "context": 256, "peak_learning_rate": 3e-4},
+        **{"n_steps": 400, "warmup": 40},
+    }
+    """114 M parameters. It sees the text four times, for so large a model overfits."""
+
     def build(self) -> nn.Module:
         """Return the model."""
         _, _, n_characters = encode_corpus()
         return CharGPT(
             n_characters, width=self.width, depth=self.depth, heads=self.heads, context=self.context
         )
-
-
-class CharGPT100MTask(CharGPTTask):
-    """The same at 114 M parameters, for a GPU. It sees the text four times, for so large a model overfits."""
-
-    name: ClassVar[str] = "char-gpt-100m"
-    version: ClassVar[int] = 1
-    n_steps: ClassVar[int] = 400
-
-    width, depth, heads, context = 768, 16, 12, 256
-    peak_learning_rate, warmup, floor = 3e-4, 40, 0.1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,7 @@ class CharLoRATask(CharFinetuneTask):
 
     rank, scale = 16, 2.0
     peak_learning_rate, weight_decay = 2e-3, 0.01
+    large: ClassVar[Mapping[str, Any]] = {**CharFinetuneTask.large, "peak_learning_rate": 1e-3}
 
     def build(self) -> nn.Module:
         """Return the pre-trained model, frozen, with adapters."""

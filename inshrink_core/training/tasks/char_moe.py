@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -127,6 +128,11 @@ class CharMoETask(CharacterTask):
     betas, weight_decay = (0.9, 0.99), 0.1
     n_validation_windows = 256
     """16,384 predicted characters."""
+
+    large: ClassVar[Mapping[str, Any]] = {
+        **{"width": 256, "depth": 6, "heads": 8, "expert_width": 1024, "context": 256},
+        "peak_learning_rate": 1e-3,
+    }
 
     def build(self) -> nn.Module:
         """Return the model."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -57,6 +58,13 @@ class CharRNNTask(CharacterTask):
     betas, weight_decay = (0.9, 0.99), 0.1
     n_validation_windows = 360
     """23,040 predicted characters."""
+
+    large: ClassVar[Mapping[str, Any]] = {
+        "width": 1024,
+        "embedding": 256,
+        "depth": 2,
+        "peak_learning_rate": 1e-3,
+    }
 
     def build(self) -> nn.Module:
         """Return the model."""

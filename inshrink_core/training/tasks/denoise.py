@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +101,7 @@ class DenoiseTask:
     width, level_width = 24, 64
     batch_size = 128
     peak_learning_rate, warmup, floor = 2e-3, 50, 0.01
+    large: ClassVar[Mapping[str, Any]] = {"width": 192, "level_width": 256, "peak_learning_rate": 3e-4}
 
     def build(self) -> nn.Module:
         """Return the network."""

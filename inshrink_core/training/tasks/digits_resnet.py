@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +85,7 @@ class DigitsResNetTask(DistortedDigitsTask):
     batch_size, noise = 128, 0.3
     peak_learning_rate, warmup, floor = 0.1, 50, 0.01
     momentum, weight_decay = 0.9, 5e-4
+    large: ClassVar[Mapping[str, Any]] = {"widths": (128, 128, 256, 256, 512, 512)}
 
     def build(self) -> nn.Module:
         """Return the network."""

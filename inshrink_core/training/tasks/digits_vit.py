@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +66,7 @@ class DigitsViTTask(DistortedDigitsTask):
     batch_size, noise = 128, 0.3
     peak_learning_rate, warmup, floor = 2e-3, 100, 0.01
     betas, weight_decay = (0.9, 0.99), 0.1
+    large: ClassVar[Mapping[str, Any]] = {"width": 512, "depth": 8, "heads": 8, "peak_learning_rate": 3e-4}
 
     def build(self) -> nn.Module:
         """Return the model."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,7 @@ class RegressionTask:
     noise = 0.3
     """Standard deviation of the noise on the values. The metric has it too, and so ends above its square."""
     peak_learning_rate, warmup, floor = 3e-3, 50, 0.01
+    large: ClassVar[Mapping[str, Any]] = {"width": 2048, "peak_learning_rate": 3e-4}
 
     def build(self) -> nn.Module:
         """Return the perceptron: three hidden layers."""

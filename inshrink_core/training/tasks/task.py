@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["Task", "find_task", "task_names", "warmup_cosine"]
+__all__ = ["LARGE", "Task", "at_scale", "find_task", "task_names", "warmup_cosine"]
+
+LARGE: Final = "large"
+"""The scale for a GPU, and the attribute of a task that has one."""
 
 
 @runtime_checkable
@@ -44,6 +47,9 @@ class Task(Protocol):
     `build` and `loss` may draw from torch's global generator: it is seeded before `build`, and saved
     and restored with the training. Data must come from the generator that `batch` is given, so that a
     step sees the same batch however training came there.
+
+    A task may have an attribute ``large``: the attributes, by name, that are others where it is trained at
+    that scale, on a GPU. The data are the same.
     """
 
     name: str
@@ -93,30 +99,35 @@ def task_names() -> tuple[str, ...]:
     return tuple(plugins(_GROUP))
 
 
-def find_task(name: str) -> tuple[Task, str]:
+def find_task(name: str, scale: str | None = None) -> tuple[Task, str]:
     """Return a task, and a text that changes when the task does.
 
     Parameters
     ----------
     name
         One of `task_names`, or ``FILE.py:CLASS``. The file is executed.
+    scale
+        ``large``: the task with a model for a GPU, under the name ``NAME@large``.
 
     Raises
     ------
     NotFoundError
         There is no such task, file or class.
     InputError
-        The class is no `Task`, or cannot be made.
+        The class is no `Task`, cannot be made, or has no such scale.
 
     Examples
     --------
     >>> task, identity = find_task("char-gpt")
     >>> task.metric, identity
     ('val_loss', 'char-gpt/1')
+    >>> task, identity = find_task("char-gpt", "large")
+    >>> task.width, identity
+    (768, 'char-gpt@large/1')
     """
     point = plugin(_GROUP, name)
     if point is not None:
-        task = _make(point.load(), name, f"the task '{name}'")
+        task = at_scale(_make(point.load(), name, f"the task '{name}'"), scale)
         return task, f"{task.name}/{task.version}"
     path_text, colon, attribute = name.rpartition(":")
     path = Path(path_text)
@@ -130,9 +141,34 @@ def find_task(name: str) -> tuple[Task, str]:
     kind = getattr(_load(path), attribute, None)
     if not callable(kind):
         raise NotFoundError(f"there is no class '{attribute}' in it", where=str(path))
-    made = _make(kind, attribute, str(path))
+    made = at_scale(_make(kind, attribute, str(path)), scale)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return made, f"{made.name}/{made.version}/{attribute}/{digest}"
+
+
+def at_scale(task: Any, scale: str | None) -> Any:
+    """Give a task the attributes and the name that it has at a scale; None: leave it as it is.
+
+    Raises
+    ------
+    InputError
+        The task has no such scale, or what it states is none.
+    """
+    if scale is None:
+        return task
+    changes = getattr(task, LARGE, None) if scale == LARGE else None
+    if not isinstance(changes, Mapping):
+        raise InputError(
+            f"the task '{task.name}' has no scale '{scale}'",
+            expected=f"'{LARGE}', of a task that states it (docs/rehearsal.md)",
+        )
+    unknown = [name for name in changes if not hasattr(task, name)]
+    if unknown:
+        raise InputError(f"the task '{task.name}' is to have other {', '.join(unknown)}, and has none")
+    for name, value in changes.items():
+        setattr(task, name, value)
+    task.name = f"{task.name}@{scale}"
+    return task
 
 
 def _load(path: Path) -> Any:
