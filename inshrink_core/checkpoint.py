@@ -26,6 +26,7 @@ __all__ = [
     "DTYPE_SIZES",
     "MODEL_ROLES",
     "OPTIMIZER_ROLES",
+    "Box",
     "Checkpoint",
     "FileLayout",
     "LayerType",
@@ -216,12 +217,36 @@ class TensorSpec:
             )
 
 
+class Box(NamedTuple):
+    """A part of a tensor: first index and extent in each dimension."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """What indexes the part."""
+        return tuple(slice(at, at + size) for at, size in zip(self.offsets, self.sizes, strict=True))
+
+
 class Member(NamedTuple):
-    """Where one tensor lies inside a region: byte offset, and element strides (None: contiguous)."""
+    """Where one tensor lies inside a region: byte offset, and element strides (None: contiguous).
+
+    Of a tensor in shards it is one `box`; None is the whole tensor.
+    """
 
     key: str
     start: int
     stride: tuple[int, ...] | None
+    box: Box | None = None
+
+    def shape_in(self, spec: TensorSpec) -> tuple[int, ...]:
+        """Return the shape of what lies there."""
+        return spec.shape if self.box is None else self.box.sizes
+
+    def nbytes_in(self, spec: TensorSpec) -> int:
+        """Return its size in bytes, without what strides skip."""
+        return math.prod(self.shape_in(spec)) * DTYPE_SIZES[spec.dtype]
 
 
 class Region(NamedTuple):
@@ -254,7 +279,7 @@ class FileLayout:
     nbytes
         Size of the file.
     kind
-        ``torch``, ``safetensors`` or ``opaque`` (no regions: the file travels as it is).
+        ``torch``, ``safetensors``, ``dcp`` or ``opaque`` (no regions: the file travels as it is).
     regions
         Ascending, disjoint spans of tensor bytes. The skeleton is every byte outside of them.
     zip_entries

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from inshrink_core.errors import DamagedError, UnsafePickleError, clipped
 
-__all__ = ["MAX_PICKLE_BYTES", "Opaque", "StorageRef", "TensorRef", "read_pickle"]
+__all__ = ["MAX_PICKLE_BYTES", "DTypeRef", "Opaque", "Record", "StorageRef", "TensorRef", "read_pickle"]
 
 MAX_PICKLE_BYTES: Final = 256 << 20
 """Largest pickle that is read. 1 M tensors take about 200 MB; a larger one is no checkpoint."""
@@ -83,6 +83,22 @@ class StorageType(NamedTuple):
     """A storage class by the dtype of its elements; ``""`` for the untyped one."""
 
     dtype: str
+
+
+class RecordType(NamedTuple):
+    """A class whose objects are read as `Record`, by its name."""
+
+    name: str
+
+
+class Record:
+    """An object as the pickle describes it: the name of its class, and its state."""
+
+    __slots__ = ("kind", "state")
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.state: object = None
 
 
 class StorageRef(NamedTuple):
@@ -153,7 +169,7 @@ class _Mapping(dict[Any, Any]):
         dict.__setitem__(self, key, value)
 
     def _safe(self, key: Any) -> object:
-        if isinstance(key, (str, bytes, bool, _OddKey)) or key is None:
+        if isinstance(key, (str, bytes, bool, _OddKey, Record)) or key is None:
             return key
         if type(key) is tuple and len(key) <= 8 and all(map(_is_small, key)):
             if all(isinstance(k, str) for k in key):
@@ -273,13 +289,23 @@ _INERT_NAMES: Final = {
     "numpy._core.numeric": "_frombuffer",
     "numpy.dtypes": """Float16DType Float32DType Float64DType Int32DType Int64DType UInt32DType UInt64DType
         BoolDType""",
+    "torch.distributed.checkpoint.metadata": "_MEM_FORMAT_ENCODING",
+    "torch.distributed._shard.sharded_tensor.metadata": "MEM_FORMAT_ENCODING",
     "pathlib": "Path PosixPath PurePosixPath PureWindowsPath WindowsPath",
     "pathlib._local": "PosixPath PurePosixPath PureWindowsPath WindowsPath",
     "builtins": "complex slice range bool int float str",
     "__builtin__": "complex slice xrange bool int long float str unicode",
 }
 
-_Made = Callable[[tuple[Any, ...]], object] | DTypeRef | StorageType
+_RECORDS: Final = {
+    "torch.distributed.checkpoint.metadata": """Metadata TensorStorageMetadata BytesStorageMetadata
+        ChunkStorageMetadata MetadataIndex TensorProperties StorageMeta""",
+    "torch.distributed._shard.sharded_tensor.metadata": "TensorProperties",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo _StoragePrefix",
+}
+"""What describes a distributed checkpoint."""
+
+_Made = Callable[[tuple[Any, ...]], object] | DTypeRef | StorageType | RecordType
 
 
 def _allowlist() -> dict[tuple[str, str], _Made]:
@@ -304,6 +330,8 @@ def _allowlist() -> dict[tuple[str, str], _Made]:
         table["torch", name] = DTypeRef(dtype or name)
     for module, inert in _INERT_NAMES.items():
         table |= {(module, name): _inert for name in inert.split()}
+    for module, records in _RECORDS.items():
+        table |= {(module, name): RecordType(name) for name in records.split()}
     return table
 
 
@@ -481,6 +509,9 @@ class _Reader(pickle.Unpickler):
                 return self._call(one[0], one[1:])
             return _Sequence(one) if deed == _LIST else _mapping_of(zip(one[::2], one[1::2], strict=True))
         # State of an object: OrderedDict's `_metadata` and numpy's dtype tell us nothing.
+        if deed == _BUILD and isinstance(one, Record):
+            one.state = other
+            return one
         if deed == _BUILD and isinstance(one, (Opaque, dict, TensorRef, FunctionType)):
             return one
         if deed == _ADD and isinstance(one, Opaque):
@@ -498,6 +529,8 @@ class _Reader(pickle.Unpickler):
                 sizes = [len(one) for one in args[:8] if isinstance(one, (list, tuple, dict, str, bytes))]
                 self._spend(len(args) + sum(sizes))
             return function(args)
+        if isinstance(function, RecordType):
+            return Record(function.name)
         if isinstance(function, (Opaque, StorageType, DTypeRef)):
             return OPAQUE
         raise _MalformedError("a call of something that is no function")
@@ -530,7 +563,7 @@ def read_pickle(data: bytes, where: str = "") -> object:
     Returns
     -------
     object
-        Plain containers, numbers, strings and bytes; `TensorRef`, `StorageRef` and `DTypeRef`; and
+        Plain containers, numbers, strings and bytes; `TensorRef`, `StorageRef`, `DTypeRef` and `Record`; and
         `Opaque` for values that are carried but not read. Lists and dicts may refer to themselves.
 
     Raises

@@ -23,6 +23,7 @@ from inshrink_core.checkpoint import (
 from inshrink_core.errors import ExistsError, InputError, NotFoundError, StorageError, UnsafePathError
 from inshrink_core.execution import Limits, make_folders, remove_empty, sync_path, working_folder
 from inshrink_core.formats.disk import check_names, check_target
+from inshrink_core.formats.distributed import METADATA
 from inshrink_core.formats.safetensors_file import SAFETENSORS_DTYPES
 from inshrink_core.formats.source import DEFAULT_LIMITS, tensor_bytes, write_layout
 
@@ -155,7 +156,7 @@ def _side_files(checkpoint: Checkpoint, taken: Iterable[str]) -> dict[str, Write
         layout.path: partial(_copy_opaque, checkpoint=checkpoint, layout=layout)
         for layout in checkpoint.files
         if layout.kind == "opaque"
-        and not layout.path.endswith(".index.json")
+        and not layout.path.endswith((".index.json", METADATA))
         and layout.path.casefold() not in names
     }
 
