@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPE_SIZES",
+    "FLOATS",
     "MODEL_ROLES",
     "OPTIMIZER_ROLES",
     "Box",
@@ -67,7 +68,7 @@ DTYPE_SIZES: Mapping[str, int] = {
 """Bytes per element of every dtype Inshrink stores, by torch's name without the prefix. An element of
 ``float4_e2m1fn_x2`` is two numbers."""
 
-_FLOATS = frozenset(dtype for dtype in DTYPE_SIZES if "float" in dtype) - {"float4_e2m1fn_x2"}
+FLOATS = frozenset(dtype for dtype in DTYPE_SIZES if "float" in dtype) - {"float4_e2m1fn_x2"}
 """Dtypes whose elements are one real number each."""
 
 
@@ -408,7 +409,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
         """
         for role in roles:
             key = f"{spec.name}@{role.value}"
-            if key in self and self.spec(key).shape == spec.shape and self.spec(key).dtype in _FLOATS:
+            if key in self and self.spec(key).shape == spec.shape and self.spec(key).dtype in FLOATS:
                 return self.spec(key)
         return None
 
