@@ -9,12 +9,19 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from inshrink_core.checkpoint import DTYPE_SIZES, TensorRole, ZipEntry
-from inshrink_core.errors import DamagedError, InputError, clipped
+from inshrink_core.errors import DamagedError, InputError, UnsafePickleError, clipped
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.disk import Access, FileStamp, ReadableFile
-from inshrink_core.formats.pickles import TensorRef, read_pickle
+from inshrink_core.formats.pickles import Foreign, TensorRef, read_pickle
 from inshrink_core.formats.safetensors_file import looks_like_safetensors, read_header
-from inshrink_core.formats.state_tree import Named, Placed, StateTree, read_state_tree
+from inshrink_core.formats.state_tree import (
+    EMA_KEYS,
+    MODEL_KEYS,
+    Named,
+    Placed,
+    StateTree,
+    read_state_tree,
+)
 from inshrink_core.formats.torch_zip import is_zip, read_torch_zip
 
 __all__ = ["MAX_EXTENT", "FileContent", "place", "read_content"]
@@ -95,12 +102,28 @@ def place(ref: TensorRef, entry: ZipEntry | None, where: str) -> Placed | None:
     return Placed(ref.dtype, shape, None if contiguous else stride, offset, extent * itemsize)
 
 
+def _require_plain(root: object, where: str) -> None:
+    """Refuse a file whose model is an object of its own class, not a state dict.
+
+    Raises
+    ------
+    UnsafePickleError
+        It is.
+    """
+    held = [root.get(key) for key in (*MODEL_KEYS, *EMA_KEYS)] if isinstance(root, dict) else []
+    wanted = sorted({value.name for value in held if isinstance(value, Foreign)})
+    if wanted:
+        raise UnsafePickleError("the pickle wants to import", where=where, wanted=tuple(wanted))
+
+
 def _read_torch(file: ReadableFile, stamp: FileStamp, allow_damaged: bool) -> FileContent:
     where = str(file.path)
     archive = read_torch_zip(file, allow_damaged=allow_damaged)
     storages = archive.storages
+    root = read_pickle(archive.pickle_bytes, where)
+    _require_plain(root, where)
     tree = read_state_tree(
-        read_pickle(archive.pickle_bytes, where),
+        root,
         lambda ref: place(ref, storages.get(ref.storage.key), where),
         where,
         n_bytes=len(archive.pickle_bytes),

@@ -17,6 +17,7 @@ from inshrink_core.errors import DamagedError
 from inshrink_core.formats.pickles import TensorRef
 
 __all__ = [
+    "EMA_KEYS",
     "MODEL_KEYS",
     "OPTIMIZER_KEYS",
     "STATE_ROLES",
