@@ -327,7 +327,7 @@ def _tree_root(nested: dict[Any, Any]) -> dict[Any, Any]:
         ):
             break
         nested = inner[0]
-    root = {key: _optimizer_of(value) for key, value in nested.items()}
+    root = {key: value if key in MODEL_KEYS else _optimizer_of(value) for key, value in nested.items()}
     if not any(isinstance(root.get(key), dict) for key in MODEL_KEYS):
         # torchtitan: the model's own names are at the top.
         loose = {key: value for key, value in root.items() if isinstance(value, TensorRef)}

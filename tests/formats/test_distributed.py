@@ -30,6 +30,7 @@ from inshrink_core.errors import (
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.checkpoints import DistributedReader
 from inshrink_core.testing.readers import ReaderSuite
+from inshrink_core.training import FolderSaver
 from tests.formats.run_builders import small_model, train
 from tests.formats.shards import edited, rewrite, save_shards, stored
 
@@ -381,3 +382,16 @@ def test_a_layout_with_a_part_outside_of_its_tensor_is_damage(sharded, tmp_path,
     regions = (*layout.regions[:at], lie, *layout.regions[at + 1 :])
     with pytest.raises(InshrinkError, match=r"outside of|strides|larger"):
         write_checkpoint(replace(checkpoint, files=(replace(layout, regions=regions),)), tmp_path / "out")
+
+
+def test_folders_of_shards_are_archived_as_a_training_saves_them(tmp_path):
+    with FolderSaver(tmp_path / "a.inshrink", codec="lossless") as saver:
+        for step in (1, 2):
+            folder = tmp_path / f"checkpoint-{step}"
+            save(folder / "pytorch_model_fsdp_0", {"model": {"w": GLOBAL * step}})
+            (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+            saver.save(folder, step)
+        saver.close(strict=True)
+    assert torch.equal(inshrink_core.open(tmp_path / "a.inshrink")[2]["w"], GLOBAL * 2)
+    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[1])
+    assert same_files(tmp_path / "out", tmp_path / "checkpoint-1")
