@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPE_SIZES",
+    "FLOATS",
     "MODEL_ROLES",
     "OPTIMIZER_ROLES",
+    "Box",
     "Checkpoint",
     "FileLayout",
     "LayerType",
@@ -66,7 +68,7 @@ DTYPE_SIZES: Mapping[str, int] = {
 """Bytes per element of every dtype Inshrink stores, by torch's name without the prefix. An element of
 ``float4_e2m1fn_x2`` is two numbers."""
 
-_FLOATS = frozenset(dtype for dtype in DTYPE_SIZES if "float" in dtype) - {"float4_e2m1fn_x2"}
+FLOATS = frozenset(dtype for dtype in DTYPE_SIZES if "float" in dtype) - {"float4_e2m1fn_x2"}
 """Dtypes whose elements are one real number each."""
 
 
@@ -216,12 +218,36 @@ class TensorSpec:
             )
 
 
+class Box(NamedTuple):
+    """A part of a tensor: first index and extent in each dimension."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """What indexes the part."""
+        return tuple(slice(at, at + size) for at, size in zip(self.offsets, self.sizes, strict=True))
+
+
 class Member(NamedTuple):
-    """Where one tensor lies inside a region: byte offset, and element strides (None: contiguous)."""
+    """Where one tensor lies inside a region: byte offset, and element strides (None: contiguous).
+
+    Of a tensor in shards it is one `box`; None is the whole tensor.
+    """
 
     key: str
     start: int
     stride: tuple[int, ...] | None
+    box: Box | None = None
+
+    def shape_in(self, spec: TensorSpec) -> tuple[int, ...]:
+        """Return the shape of what lies there."""
+        return spec.shape if self.box is None else self.box.sizes
+
+    def nbytes_in(self, spec: TensorSpec) -> int:
+        """Return its size in bytes, without what strides skip."""
+        return math.prod(self.shape_in(spec)) * DTYPE_SIZES[spec.dtype]
 
 
 class Region(NamedTuple):
@@ -254,7 +280,7 @@ class FileLayout:
     nbytes
         Size of the file.
     kind
-        ``torch``, ``safetensors`` or ``opaque`` (no regions: the file travels as it is).
+        ``torch``, ``safetensors``, ``dcp`` or ``opaque`` (no regions: the file travels as it is).
     regions
         Ascending, disjoint spans of tensor bytes. The skeleton is every byte outside of them.
     zip_entries
@@ -383,7 +409,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
         """
         for role in roles:
             key = f"{spec.name}@{role.value}"
-            if key in self and self.spec(key).shape == spec.shape and self.spec(key).dtype in _FLOATS:
+            if key in self and self.spec(key).shape == spec.shape and self.spec(key).dtype in FLOATS:
                 return self.spec(key)
         return None
 

@@ -75,7 +75,11 @@ def step_needs(
     entries = [entry for entry in archive.frame(info).entries if not entry.part]
     skeletons = sum(_skeleton_nbytes(checkpoint, file) for file in checkpoint.files)
     regions = (region for file in checkpoint.files for region in file.regions)
-    mixed = [2 * r.nbytes for r in regions if len(r.members) != 1 or r.members[0].stride is not None]
+    mixed = [
+        2 * r.nbytes + max((checkpoint.spec(m.key).nbytes for m in r.members if m.box is not None), default=0)
+        for r in regions
+        if len(r.members) != 1 or r.members[0].stride is not None or r.members[0].box is not None
+    ]
     described = LAYOUT_MEMORY * len(archive.part(info, LAYOUT_KEY))
     written_as = layout or restorable_layout(checkpoint)
     # PyTorch's writer wants all tensors at once.
@@ -91,7 +95,7 @@ def step_needs(
 def _skeleton_nbytes(checkpoint: Checkpoint, file: FileLayout) -> int:
     """Return the most bytes that the skeleton of a file can have: all that no tensor fills."""
     filled = sum(
-        min(region.nbytes, sum(checkpoint.spec(member.key).nbytes for member in region.members))
+        min(region.nbytes, sum(m.nbytes_in(checkpoint.spec(m.key)) for m in region.members))
         for region in file.regions
     )
     return file.nbytes - filled

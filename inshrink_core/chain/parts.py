@@ -17,7 +17,7 @@ import msgpack
 import zstandard
 
 from inshrink_core.archive.document import raw_dictionary
-from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, Member, Region, ZipEntry
+from inshrink_core.checkpoint import MODEL_ROLES, Box, Checkpoint, FileLayout, Member, Region, ZipEntry
 from inshrink_core.errors import DamagedError, IncompatibleError
 
 if TYPE_CHECKING:
@@ -190,7 +190,10 @@ def pack_layout(files: tuple[FileLayout, ...], aliases: Mapping[str, str], keys:
                     [
                         region.offset,
                         region.nbytes,
-                        [[index[m.key], m.start, m.stride] for m in region.members],
+                        [
+                            [index[m.key], m.start, m.stride, *([] if m.box is None else [m.box])]
+                            for m in region.members
+                        ],
                     ]
                     for region in file.regions
                 ],
@@ -247,9 +250,10 @@ def _unpack_file(row: list[Any], keys: tuple[str, ...]) -> FileLayout:
                     Member(
                         keys[_index(i)],
                         _index(start),
-                        None if stride is None else tuple(_index(s) for s in stride),
+                        None if stride is None else tuple(map(_index, stride)),
+                        *(Box(*(tuple(map(_index, row)) for row in (at, sizes))) for at, sizes in box),
                     )
-                    for i, start, stride in members
+                    for i, start, stride, *box in members
                 ),
             )
             for offset, length, members in regions

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from inshrink_core.cli import (
+    average,
     bench,
     compare,
     compress,
@@ -50,6 +51,7 @@ _VERBS = (
     verify.verify,
     compare.compare,
     diff.diff,
+    average.average,
     estimate.estimate,
     export.export,
     prune.prune,
@@ -67,6 +69,7 @@ _EXAMPLES = {
     "verify": verify.EXAMPLE,
     "compare": compare.EXAMPLE,
     "diff": diff.EXAMPLE,
+    "average": average.EXAMPLE,
     "estimate": estimate.EXAMPLE,
     "export": export.EXAMPLE,
     "prune": prune.EXAMPLE,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from inshrink_core.checkpoint import (
@@ -25,6 +26,7 @@ from inshrink_core.checkpoint import (
     classify_layer,
 )
 from inshrink_core.errors import InputError
+from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.content import FileContent
 from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped
 from inshrink_core.formats.source import FileSource
@@ -41,7 +43,7 @@ class ParsedCheckpoint(NamedTuple):
     path
         The file or directory.
     format
-        ``torch``, ``safetensors``, ``huggingface``, ``sharded-safetensors``, or as its reader says.
+        ``torch``, ``safetensors``, ``huggingface``, ``sharded-safetensors``, ``dcp``, or as its reader says.
     paths, stamps
         Of every file, by its path relative to the root.
     places
@@ -50,6 +52,8 @@ class ParsedCheckpoint(NamedTuple):
         Step keys found inside, with values.
     guessed
         Optimizer state was matched to parameters by shape.
+    zips
+        Of the files that are a row of zips, where each of them lies.
     skipped
         Files beside the tensors that were left out, and why.
     """
@@ -65,6 +69,7 @@ class ParsedCheckpoint(NamedTuple):
     hyperparameters: Mapping[str, Mapping[str, float]]
     steps: tuple[tuple[str, int], ...]
     guessed: bool
+    zips: Mapping[str, tuple[PackedZip, ...]] = MappingProxyType({})
     skipped: tuple[Skipped, ...] = ()
 
     @property
@@ -81,7 +86,7 @@ class ParsedCheckpoint(NamedTuple):
         return Checkpoint(
             step=step,
             specs=self.specs,
-            source=FileSource(self.paths, self.stamps, self.places, counter),
+            source=FileSource(self.paths, self.stamps, self.places, counter, zips=self.zips),
             files=self.layouts,
             aliases=self.aliases,
             hyperparameters=self.hyperparameters,
@@ -194,7 +199,7 @@ def _place_in_regions(
                 layers[owner] = LayerType.EMBEDDING
         else:
             kept[key] = tensor
-    regions, shared = _regions(kept.values())
+    regions, shared = _regions(tensor for tensor in kept.values() if not tensor.placed.pieces)
     specs = [
         _spec(
             t.name,
@@ -230,7 +235,8 @@ def _assembled(contents: Sequence[FileContent], has_gradients: Sequence[bool]) -
                 model.append((number, name, placed))
     roles = assign_roles(model, [content.tree.optimizers for content in contents])
     specs: list[TensorSpec] = []
-    files = []
+    regions: list[tuple[Region, ...]] = []
+    pieces: list[list[Region]] = [[] for _ in contents]
     places: dict[str, tuple[int, Placed]] = {}
     aliases: dict[str, str] = {}
     seen: set[str] = set()
@@ -246,11 +252,19 @@ def _assembled(contents: Sequence[FileContent], has_gradients: Sequence[bool]) -
             if tensor.key not in seen:
                 seen.add(tensor.key)
                 tensors.append(tensor)
-        regions, found, tied = _place_in_regions(tensors)
+        found_regions, found, tied = _place_in_regions(tensors)
         specs += found
         aliases |= tied | dict(content.aliases)
-        files.append((regions, _entries_of(content, regions)))
+        regions.append(found_regions)
         places |= {t.key: (number, t.placed) for t in tensors if t.key not in tied}
+    for key, (_, placed) in places.items():
+        for piece in placed.pieces:
+            member = Member(key, 0, piece.placed.stride, piece.box)
+            pieces[piece.file].append(Region(piece.placed.offset, piece.placed.span, (member,)))
+    files = [
+        (ordered := tuple(sorted([*whole, *parts], key=lambda r: r[:2])), _entries_of(content, ordered))
+        for content, whole, parts in zip(contents, regions, pieces, strict=True)
+    ]
     aliases = {alias: key for alias, key in aliases.items() if key in places and alias not in places}
     return _Assembled(tuple(specs), files, places, aliases, roles.groups, roles.guessed)
 
@@ -323,4 +337,5 @@ def assemble(
         },
         steps=sum((content.tree.steps for content in held), steps),
         guessed=found.guessed,
+        zips={name: content.zips for name, content in contents.items() if content.zips},
     )

@@ -1,19 +1,21 @@
-"""The layouts that come with Inshrink: a torch or safetensors file, and a directory of such files."""
+"""The layouts that come with Inshrink: a torch or safetensors file, and directories of files or shards."""
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Final
 
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, clipped
 from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
 from inshrink_core.formats.content import FileContent, read_content
-from inshrink_core.formats.discovery import WEIGHT_SUFFIXES, step_in_name
+from inshrink_core.formats.discovery import SHARDED_PART, WEIGHT_SUFFIXES, step_in_name
 from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, natural_key, scan
+from inshrink_core.formats.distributed import METADATA, SHARDS, read_distributed
 from inshrink_core.formats.readers import Reader
 
-__all__ = ["DirectoryReader", "FileReader", "read_directory", "read_single_file"]
+__all__ = ["DirectoryReader", "DistributedReader", "FileReader", "read_directory", "read_single_file"]
 
 _CANONICAL: Final = re.compile(
     r"^(model|pytorch_model|adapter_model|consolidated|diffusion_pytorch_model)"
@@ -215,8 +217,6 @@ class DirectoryReader(Reader):
         are not numbered apart.
         """
         names = [entry.name for entry in scan(path) if is_file(entry)] if is_dir(path) else []
-        if ".metadata" in names:
-            return True
         weights = list(filter(_is_weight_file, names))
         if weights and any(_CANONICAL.search(name) for name in names):
             return True
@@ -236,12 +236,6 @@ class DirectoryReader(Reader):
         InputError
             No file holds a weight.
         """
-        if is_file(path / ".metadata"):
-            raise InputError(
-                "a distributed checkpoint (DCP), which is not read",
-                where=str(path),
-                remedy="convert it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch SRC DST",
-            )
         skipped: list[Skipped] = []
         paths = _all_files(path, access, skipped)
         weights, optimizers, gradients = _tensor_files(path, list(paths))
@@ -273,6 +267,78 @@ class DirectoryReader(Reader):
             recall=recall,
         )
         return parsed._replace(skipped=tuple(skipped))
+
+
+class DistributedReader(Reader):
+    """A directory of `torch.distributed.checkpoint`, or one that has such directories as its parts.
+
+    Tensors are whole, however many ranks wrote their shards. Parts are what accelerate and Hugging Face's
+    trainer write with FSDP: ``pytorch_model_fsdp_0/`` and ``optimizer_0/``. Other files travel as they are.
+    """
+
+    name: ClassVar[str] = "dcp"
+
+    def detect(self, path: Path, access: Access) -> bool:
+        """Tell a directory with ``.metadata`` or shards, or with a model in such a directory."""
+        if not is_dir(path):
+            return False
+        parts = self._parts(path)
+        return parts == [path] or any(part.name.startswith("pytorch_model") for part in parts)
+
+    def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
+        """Return the checkpoint that a directory is.
+
+        Raises
+        ------
+        DamagedError
+            As `read_distributed`; or the save was never finished.
+        UnsafePathError, UnsafePickleError, RefusedLinkError
+            As `read_distributed`.
+        InputError
+            No tensor is a weight, or shards were transformed as they were written.
+        """
+        skipped: list[Skipped] = []
+        paths = _all_files(path, access, skipped)
+        contents: dict[str, FileContent] = {}
+        for part in self._parts(path):
+            if not is_file(part / METADATA):
+                raise DamagedError(
+                    f"a distributed checkpoint without '{METADATA}', which is written last",
+                    where=str(part),
+                    remedy="it may be half-written: wait, or remove it",
+                )
+            held = read_distributed(part, access, len(contents))
+            prefix = "" if part == path else f"{part.name}/"
+            contents |= {prefix + name: content for name, content in held.items()}
+        steps = _trainer_step(paths.get("trainer_state.json"), access)
+        if "meta.pt" in paths:
+            # Lightning's: the step, beside objects that are not looked at.
+            with suppress(InshrinkError):
+                steps += read_content(paths["meta.pt"], access).tree.steps
+        parsed = assemble(
+            path,
+            "huggingface" if "trainer_state.json" in paths else self.name,
+            contents,
+            paths=paths | {name: path / name for name in contents},
+            opaque={name: access.admit(one) for name, one in paths.items() if name not in contents},
+            steps=steps,
+            recall=recall,
+        )
+        return parsed._replace(skipped=tuple(skipped))
+
+    def _parts(self, path: Path) -> list[Path]:
+        """Return the directories of shards that make up a checkpoint: itself, or those inside."""
+        if _has_shards(path):
+            return [path]
+        inner = [Path(entry.path) for entry in scan(path) if SHARDED_PART.match(entry.name) and is_dir(entry)]
+        return [part for part in inner if _has_shards(part)]
+
+
+def _has_shards(folder: Path) -> bool:
+    """Tell whether a directory is a distributed checkpoint, finished or not."""
+    return any(
+        entry.name == METADATA or entry.name.endswith(SHARDS) for entry in scan(folder) if is_file(entry)
+    )
 
 
 read_single_file = FileReader().open

@@ -21,10 +21,10 @@ from isal.isal_zlib import crc32
 
 from inshrink_core.errors import DamagedError, RottenError, clipped
 from inshrink_core.execution import new_buffer
-from inshrink_core.formats.disk import ReadableFile, is_file
+from inshrink_core.formats.disk import Readable, ReadableFile, Window, is_file
 from inshrink_core.formats.torch_zip import CheckedEntry, is_zip, read_checked_entries
 
-__all__ = ["Damage", "Digest", "FileChecks", "digest_beside", "summary"]
+__all__ = ["Damage", "Digest", "FileChecks", "PackedZip", "digest_beside", "summary"]
 
 _PAGE: Final = 1 << 16
 _CHUNK: Final = 1 << 24
@@ -57,6 +57,14 @@ class Damage(NamedTuple):
     offset: int
     nbytes: int
     crc: int
+
+
+class PackedZip(NamedTuple):
+    """A zip within a file; `optional`: it only travels along, and may be no zip of `torch.save`."""
+
+    offset: int
+    nbytes: int
+    optional: bool
 
 
 class _Span(NamedTuple):
@@ -129,6 +137,8 @@ class FileChecks:
         Damage that the user accepted: these bytes must still be what they were then.
     optional
         A file that only travels along: what is no zip of `torch.save` has no checksums.
+    zips
+        Where the file is a row of zips: each of them, in order.
     """
 
     def __init__(
@@ -140,11 +150,12 @@ class FileChecks:
         digest: Digest | None = None,
         accepted: Sequence[Damage] = (),
         optional: bool = False,
+        zips: Sequence[PackedZip] = (),
     ) -> None:
         self.name, self.digest = name, digest
         self._tensors = tensors
         self._accepted = {damage.entry: damage.crc for damage in accepted}
-        self._entries = _entries_of(file, optional)
+        self._entries = _packed_entries(file, zips) if zips else _entries_of(file, optional)
         self._starts = [entry.offset for entry in self._entries]
         self._pages: dict[_Span, list[int]] = {}
         self._lock = threading.Lock()
@@ -168,7 +179,8 @@ class FileChecks:
             buffer = new_buffer(nbytes)
             file.read_into(offset, buffer)
         at = max(0, bisect_right(self._starts, offset) - 1)
-        for entry in self._entries[at:]:
+        for i in range(at, len(self._entries)):
+            entry = self._entries[i]
             if entry.offset >= offset + nbytes:
                 break
             first, last = max(offset, entry.offset), min(offset + nbytes, entry.offset + entry.nbytes)
@@ -252,7 +264,16 @@ class FileChecks:
             return pages
 
 
-def _entries_of(file: ReadableFile, optional: bool) -> list[CheckedEntry]:
+def _packed_entries(file: ReadableFile, zips: Sequence[PackedZip]) -> list[CheckedEntry]:
+    """Return the entries of every zip of a row, placed in the file; a name tells which zip it is of."""
+    return [
+        entry.moved(packed.offset)._replace(name=f"{entry.name} at {packed.offset}")
+        for packed in zips
+        for entry in _entries_of(Window(file, packed.offset, packed.nbytes), packed.optional)
+    ]
+
+
+def _entries_of(file: Readable, optional: bool) -> list[CheckedEntry]:
     """Return the entries of a zip in order of offset; none where they have no checksums."""
     if not is_zip(file.read(0, min(4, file.nbytes))):
         return []

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from inshrink_core.checkpoint import DTYPE_SIZES, TensorRole, ZipEntry
-from inshrink_core.errors import DamagedError, InputError, clipped
+from inshrink_core.errors import DamagedError, InputError, UnsafePickleError, clipped
+from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.disk import Access, FileStamp, ReadableFile
-from inshrink_core.formats.pickles import TensorRef, read_pickle
+from inshrink_core.formats.pickles import Foreign, TensorRef, read_pickle
 from inshrink_core.formats.safetensors_file import looks_like_safetensors, read_header
-from inshrink_core.formats.state_tree import Named, Placed, StateTree, read_state_tree
+from inshrink_core.formats.state_tree import (
+    EMA_KEYS,
+    MODEL_KEYS,
+    Named,
+    Placed,
+    StateTree,
+    read_state_tree,
+)
 from inshrink_core.formats.torch_zip import is_zip, read_torch_zip
 
-__all__ = ["FileContent", "place", "read_content"]
+__all__ = ["MAX_EXTENT", "FileContent", "place", "read_content"]
 
 _STATE_ROLES: Final = {role.value: role for role in TensorRole if role.value not in ("weight", "buffer")}
 
-_MAX_EXTENT: Final = 1 << 62
+_SHARDING: Final = "DCP_SHARDING_INFO"
+
+MAX_EXTENT: Final = 1 << 62
 """Extents of an empty tensor, 0 taken as 1: PyTorch's strides are such products, in 64 bits."""
 
 
@@ -40,6 +51,8 @@ class FileContent(NamedTuple):
         Further names of tensors, to their keys.
     entries
         The zip entries of storages.
+    zips
+        Where the file is a row of zips: each of them, in order.
     """
 
     stamp: FileStamp
@@ -48,6 +61,7 @@ class FileContent(NamedTuple):
     named: tuple[Named, ...] = ()
     aliases: Mapping[str, str] = MappingProxyType({})
     entries: tuple[ZipEntry, ...] = ()
+    zips: tuple[PackedZip, ...] = ()
 
 
 def place(ref: TensorRef, entry: ZipEntry | None, where: str) -> Placed | None:
@@ -71,7 +85,7 @@ def place(ref: TensorRef, entry: ZipEntry | None, where: str) -> Placed | None:
         reach *= size or 1
         extent += (size - 1) * step
     if numel == 0:
-        if reach > _MAX_EXTENT:
+        if reach > MAX_EXTENT:
             raise DamagedError(f"an empty tensor of shape {clipped(str(shape))}", where=where)
         return Placed(ref.dtype, shape, None, entry.data_offset, 0)
     if (ref.offset + extent) * itemsize > entry.data_nbytes:
@@ -88,12 +102,28 @@ def place(ref: TensorRef, entry: ZipEntry | None, where: str) -> Placed | None:
     return Placed(ref.dtype, shape, None if contiguous else stride, offset, extent * itemsize)
 
 
+def _require_plain(root: object, where: str) -> None:
+    """Refuse a file whose model is an object of its own class, not a state dict.
+
+    Raises
+    ------
+    UnsafePickleError
+        It is.
+    """
+    held = [root.get(key) for key in (*MODEL_KEYS, *EMA_KEYS)] if isinstance(root, dict) else []
+    wanted = sorted({value.name for value in held if isinstance(value, Foreign)})
+    if wanted:
+        raise UnsafePickleError("the pickle wants to import", where=where, wanted=tuple(wanted))
+
+
 def _read_torch(file: ReadableFile, stamp: FileStamp, allow_damaged: bool) -> FileContent:
     where = str(file.path)
     archive = read_torch_zip(file, allow_damaged=allow_damaged)
     storages = archive.storages
+    root = read_pickle(archive.pickle_bytes, where)
+    _require_plain(root, where)
     tree = read_state_tree(
-        read_pickle(archive.pickle_bytes, where),
+        root,
         lambda ref: place(ref, storages.get(ref.storage.key), where),
         where,
         n_bytes=len(archive.pickle_bytes),
@@ -101,8 +131,27 @@ def _read_torch(file: ReadableFile, stamp: FileStamp, allow_damaged: bool) -> Fi
     return FileContent(stamp, "torch", tree, entries=tuple(sorted(storages.values())))
 
 
+def _is_shard(name: str, sharding: str) -> bool:
+    """Tell from what PyTorch notes of a file whether a tensor in it is not the whole one, or may not be."""
+    if not sharding:
+        return False
+    if name.startswith("shard-"):
+        return True
+    try:
+        told = json.loads(sharding)
+        return any(any(one["saved_offsets"]) for one in told.values())
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
+        return True
+
+
 def _read_safetensors(file: ReadableFile, stamp: FileStamp) -> FileContent:
     header = read_header(file)
+    if _is_shard(file.path.name, header.metadata.get(_SHARDING, "")):
+        raise InputError(
+            "shards of a distributed checkpoint in safetensors, which are not put together",
+            where=str(file.path),
+            remedy="consolidate them: HuggingFaceStorageWriter(enable_consolidation=True)",
+        )
     model: list[tuple[str, Placed]] = []
     named: list[Named] = []
     for key, placed in header.tensors:

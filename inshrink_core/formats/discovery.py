@@ -15,6 +15,7 @@ from inshrink_core.formats.disk import Access, Skipped, is_dir, is_file, natural
 from inshrink_core.formats.readers import Reader, reader_of, readers
 
 __all__ = [
+    "SHARDED_PART",
     "WEIGHT_SUFFIXES",
     "Candidate",
     "Discovery",
@@ -31,6 +32,9 @@ _TEMPORARY: Final = re.compile(
 )
 _UNFINISHED: Final = "still being written: it has a temporary name"
 _MAX_DEPTH: Final = 3
+
+SHARDED_PART: Final = re.compile(r"^(pytorch_model_fsdp|optimizer)_\d+$")
+"""Directories that accelerate and Hugging Face's trainer write shards into: parts of one checkpoint."""
 
 WEIGHT_SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
@@ -113,6 +117,7 @@ class _Search:
         return any(
             is_dir(entry)
             and step_in_name(entry.name) is not None
+            and SHARDED_PART.match(entry.name) is None
             and self.access.admits(entry.path)
             and reader_of(Path(entry.path), self.access) is not None
             for entry in scan(folder)

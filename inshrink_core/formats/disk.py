@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from inshrink_core.errors import (
     DamagedError,
@@ -29,8 +29,10 @@ __all__ = [
     "Access",
     "ByteCounter",
     "FileStamp",
+    "Readable",
     "ReadableFile",
     "Skipped",
+    "Window",
     "check_names",
     "check_target",
     "is_blob",
@@ -48,6 +50,7 @@ MAX_JSON_BYTES: Final = 256 << 20
 _MAX_COMPONENT_BYTES: Final = 255
 """NAME_MAX of every common file system."""
 
+_WINDOW_NBYTES: Final = 4 << 10
 _DRIVE: Final = re.compile(r"^[A-Za-z]:")
 _BLOB: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REPOSITORY: Final = re.compile(r"(models|datasets|spaces)--.+")
@@ -222,6 +225,41 @@ class ReadableFile:
                 raise DamagedError("the file ended while being read", where=str(self.path))
             done += part
         self._counter.add(wanted)
+
+
+class Readable(Protocol):
+    """What a file is to whoever reads its records."""
+
+    path: Path
+    nbytes: int
+
+    def read(self, offset: int, n_bytes: int) -> bytes:
+        """Return exactly `n_bytes` bytes from `offset`."""
+        ...
+
+
+class Window:
+    """Some bytes of an open file, read as a file of their own; records at both ends take one read each."""
+
+    def __init__(self, file: ReadableFile, offset: int, nbytes: int) -> None:
+        self.path, self.nbytes = file.path, nbytes
+        self._file, self._offset = file, offset
+        n_ahead = nbytes if nbytes <= 2 * _WINDOW_NBYTES else _WINDOW_NBYTES
+        self._ahead = file.read(offset, n_ahead)
+        self._tail_at = max(n_ahead, nbytes - _WINDOW_NBYTES)
+        self._tail = file.read(offset + self._tail_at, nbytes - self._tail_at)
+
+    def read(self, offset: int, n_bytes: int) -> bytes:
+        """Return exactly `n_bytes` bytes from `offset`."""
+        if offset >= 0 and offset + n_bytes <= len(self._ahead):
+            return self._ahead[offset : offset + n_bytes]
+        if self._tail_at <= offset and offset + n_bytes <= self.nbytes:
+            return self._tail[offset - self._tail_at : offset - self._tail_at + n_bytes]
+        if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
+            raise DamagedError(
+                f"a zip of {self.nbytes} bytes within the file is shorter than it says", where=str(self.path)
+            )
+        return self._file.read(self._offset + offset, n_bytes)
 
 
 class Skipped(NamedTuple):

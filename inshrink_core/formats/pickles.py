@@ -5,8 +5,9 @@ program is scanned first, opcode by opcode, and each opcode that makes, calls or
 by one that hands its operands to `_Reader`. What is left for Python's machine (the one written in C, which is
 twenty times as fast as one in Python) pushes numbers, text, bytes and tuples, moves values on its stack and
 in its memo, and extends the containers made here. A name from outside is looked up in a fixed table of inert
-stand-ins; one that is not in the table is written down, and the file refused. So reading is safe on a file
-from anywhere.
+stand-ins. One that is not in the table may name a value, or the class of an object that is made without a
+call, as dataclasses and namespaces among hyperparameters are: both are carried unread. Where it is called, it
+is written down and the file refused. So reading is safe on a file from anywhere.
 
 The scan also bounds what the program may allocate: values end within the file, the memo has no holes, and
 containers are no more than the file has room for. Nothing here recurses, and no hash that the program chose
@@ -25,7 +26,16 @@ from typing import Any, Final, NamedTuple
 
 from inshrink_core.errors import DamagedError, UnsafePickleError, clipped
 
-__all__ = ["MAX_PICKLE_BYTES", "Opaque", "StorageRef", "TensorRef", "read_pickle"]
+__all__ = [
+    "MAX_PICKLE_BYTES",
+    "DTypeRef",
+    "Foreign",
+    "Opaque",
+    "Record",
+    "StorageRef",
+    "TensorRef",
+    "read_pickle",
+]
 
 MAX_PICKLE_BYTES: Final = 256 << 20
 """Largest pickle that is read. 1 M tensors take about 200 MB; a larger one is no checkpoint."""
@@ -73,6 +83,15 @@ class Opaque:
 OPAQUE: Final = Opaque()
 
 
+class Foreign(Opaque):
+    """A name outside the table, or an object of the class that it names; carried, never looked into."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
 class DTypeRef(NamedTuple):
     """A torch dtype by name, as ``DTypeRef("float32")``."""
 
@@ -83,6 +102,22 @@ class StorageType(NamedTuple):
     """A storage class by the dtype of its elements; ``""`` for the untyped one."""
 
     dtype: str
+
+
+class RecordType(NamedTuple):
+    """A class whose objects are read as `Record`, by its name."""
+
+    name: str
+
+
+class Record:
+    """An object as the pickle describes it: the name of its class, and its state."""
+
+    __slots__ = ("kind", "state")
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.state: object = None
 
 
 class StorageRef(NamedTuple):
@@ -153,7 +188,7 @@ class _Mapping(dict[Any, Any]):
         dict.__setitem__(self, key, value)
 
     def _safe(self, key: Any) -> object:
-        if isinstance(key, (str, bytes, bool, _OddKey)) or key is None:
+        if isinstance(key, (str, bytes, bool, _OddKey, Record)) or key is None:
             return key
         if type(key) is tuple and len(key) <= 8 and all(map(_is_small, key)):
             if all(isinstance(k, str) for k in key):
@@ -273,13 +308,23 @@ _INERT_NAMES: Final = {
     "numpy._core.numeric": "_frombuffer",
     "numpy.dtypes": """Float16DType Float32DType Float64DType Int32DType Int64DType UInt32DType UInt64DType
         BoolDType""",
+    "torch.distributed.checkpoint.metadata": "_MEM_FORMAT_ENCODING",
+    "torch.distributed._shard.sharded_tensor.metadata": "MEM_FORMAT_ENCODING",
     "pathlib": "Path PosixPath PurePosixPath PureWindowsPath WindowsPath",
     "pathlib._local": "PosixPath PurePosixPath PureWindowsPath WindowsPath",
     "builtins": "complex slice range bool int float str",
     "__builtin__": "complex slice xrange bool int long float str unicode",
 }
 
-_Made = Callable[[tuple[Any, ...]], object] | DTypeRef | StorageType
+_RECORDS: Final = {
+    "torch.distributed.checkpoint.metadata": """Metadata TensorStorageMetadata BytesStorageMetadata
+        ChunkStorageMetadata MetadataIndex TensorProperties StorageMeta""",
+    "torch.distributed._shard.sharded_tensor.metadata": "TensorProperties",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo _StoragePrefix",
+}
+"""What describes a distributed checkpoint."""
+
+_Made = Callable[[tuple[Any, ...]], object] | DTypeRef | StorageType | RecordType
 
 
 def _allowlist() -> dict[tuple[str, str], _Made]:
@@ -304,12 +349,14 @@ def _allowlist() -> dict[tuple[str, str], _Made]:
         table["torch", name] = DTypeRef(dtype or name)
     for module, inert in _INERT_NAMES.items():
         table |= {(module, name): _inert for name in inert.split()}
+    for module, records in _RECORDS.items():
+        table |= {(module, name): RecordType(name) for name in records.split()}
     return table
 
 
 _ALLOWED: Final = _allowlist()
 
-_CALL, _CALL_REVERSED, _CALL_ITEMS, _BUILD, _ADD, _LIST, _DICT = range(7)
+_CALL, _CALL_REVERSED, _CALL_ITEMS, _NEW, _BUILD, _ADD, _LIST, _DICT = range(8)
 """What `_Reader` is to do with two values; an opcode that would do it is replaced by its number."""
 
 
@@ -323,8 +370,8 @@ _REPLACED: Final = {
     b"]": b"\x88Q",  # EMPTY_LIST
     b"\x8f": b"\x89Q",  # EMPTY_SET
     b"R": _ask(_CALL),  # REDUCE
-    b"\x81": _ask(_CALL),  # NEWOBJ
-    b"\x92": _ask(_CALL, b"0"),  # NEWOBJ_EX, without its keywords
+    b"\x81": _ask(_NEW),  # NEWOBJ
+    b"\x92": _ask(_NEW, b"0"),  # NEWOBJ_EX, without its keywords
     b"b": _ask(_BUILD),
     b"\x90": _ask(_ADD, b"t"),  # ADDITEMS
     b"\x91": b"t0\x89Q",  # FROZENSET
@@ -444,15 +491,17 @@ class _Reader(pickle.Unpickler):
         self._room = _SOME + len(program)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name from outside stands for, or note that it is refused."""
+        """Return what a name from outside stands for."""
         found = _ALLOWED.get((module, name))
-        if found is None:
-            if len(self.wanted) < _MOST_WANTED:
-                self.wanted.add(f"{clipped(module)}.{clipped(name)}")
-            else:
-                self.n_refused += 1
-            return _inert
-        return found
+        return Foreign(f"{clipped(module)}.{clipped(name)}") if found is None else found
+
+    def _refuse(self, foreign: Foreign) -> Opaque:
+        """Note a name outside the table that something is made with."""
+        if len(self.wanted) < _MOST_WANTED:
+            self.wanted.add(foreign.name)
+        else:
+            self.n_refused += 1
+        return OPAQUE
 
     def persistent_load(self, pid: Any) -> object:
         """Return an empty container, what a replaced opcode makes, or the storage that an id names."""
@@ -460,6 +509,8 @@ class _Reader(pickle.Unpickler):
             if len(pid) == 3:
                 return self._do(*pid)
             if len(pid) >= 5 and pid[0] == "storage":
+                if isinstance(pid[1], Foreign):
+                    return self._refuse(pid[1])
                 return _storage(pid[1], pid[2], pid[4])
         elif pid is None:
             return _Mapping()
@@ -471,7 +522,9 @@ class _Reader(pickle.Unpickler):
 
     def _do(self, one: Any, other: Any, deed: object) -> object:
         """Return what a replaced opcode makes of two values."""
-        if deed == _CALL:
+        if deed == _NEW and isinstance(one, Foreign):
+            return one
+        if deed in (_CALL, _NEW):
             return self._call(one, other)
         if deed == _CALL_REVERSED:
             return self._call(other, one)
@@ -481,6 +534,9 @@ class _Reader(pickle.Unpickler):
                 return self._call(one[0], one[1:])
             return _Sequence(one) if deed == _LIST else _mapping_of(zip(one[::2], one[1::2], strict=True))
         # State of an object: OrderedDict's `_metadata` and numpy's dtype tell us nothing.
+        if deed == _BUILD and isinstance(one, Record):
+            one.state = other
+            return one
         if deed == _BUILD and isinstance(one, (Opaque, dict, TensorRef, FunctionType)):
             return one
         if deed == _ADD and isinstance(one, Opaque):
@@ -498,6 +554,10 @@ class _Reader(pickle.Unpickler):
                 sizes = [len(one) for one in args[:8] if isinstance(one, (list, tuple, dict, str, bytes))]
                 self._spend(len(args) + sum(sizes))
             return function(args)
+        if isinstance(function, Foreign):
+            return self._refuse(function)
+        if isinstance(function, RecordType):
+            return Record(function.name)
         if isinstance(function, (Opaque, StorageType, DTypeRef)):
             return OPAQUE
         raise _MalformedError("a call of something that is no function")
@@ -530,13 +590,14 @@ def read_pickle(data: bytes, where: str = "") -> object:
     Returns
     -------
     object
-        Plain containers, numbers, strings and bytes; `TensorRef`, `StorageRef` and `DTypeRef`; and
-        `Opaque` for values that are carried but not read. Lists and dicts may refer to themselves.
+        Plain containers, numbers, strings and bytes; `TensorRef`, `StorageRef`, `DTypeRef` and `Record`; and
+        `Opaque` for values that are carried but not read (`Foreign` of classes outside the table). Lists and
+        dicts may refer to themselves.
 
     Raises
     ------
     UnsafePickleError
-        It imports names outside the allowlist; the error lists every one of them.
+        It calls names outside the allowlist, or is nothing but an object of one; the error lists them.
     DamagedError
         It is cut off, too large, or no pickle at all.
 
@@ -575,6 +636,8 @@ def read_pickle(data: bytes, where: str = "") -> object:
         ValueError,
     ) as caught:
         error = caught
+    if isinstance(result, Foreign):
+        reader.wanted.add(result.name)
     if reader.wanted:
         wanted = tuple(sorted(reader.wanted))
         if reader.n_refused:

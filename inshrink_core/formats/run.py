@@ -129,7 +129,8 @@ class Run(Mapping[int, Checkpoint]):
     skipped
         What was passed over, and why.
     format
-        ``torch``, ``safetensors``, ``huggingface`` or ``sharded-safetensors``: of the first checkpoint.
+        Of the first checkpoint: ``torch``, ``safetensors``, ``huggingface``, ``sharded-safetensors`` or
+        ``dcp``.
     notes
         What the reader should know: where steps come from, names that were guessed.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from isal.isal_zlib import crc32
@@ -23,7 +25,7 @@ from inshrink_core.checkpoint import (
 )
 from inshrink_core.errors import DamagedError, NotFoundError
 from inshrink_core.execution import Limits, new_buffer
-from inshrink_core.formats.checksums import Damage, FileChecks, digest_beside, summary
+from inshrink_core.formats.checksums import Damage, FileChecks, PackedZip, digest_beside, summary
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile
 from inshrink_core.formats.state_tree import Placed
 
@@ -58,11 +60,13 @@ class FileSource:
     paths, stamps
         Of every file by relative path; a file that changed since is refused.
     places
-        Tensor key to file and place.
+        Tensor key to file and place; the files of its pieces are numbered as in `stamps`.
     counter
         Told of every byte read.
     accepted
         Damage that the user accepted; any other is refused.
+    zips
+        Of the files that are a row of zips, where each of them lies.
 
     Notes
     -----
@@ -78,9 +82,11 @@ class FileSource:
         counter: ByteCounter,
         *,
         accepted: Sequence[Damage] = (),
+        zips: Mapping[str, Sequence[PackedZip]] = MappingProxyType({}),
     ) -> None:
         self._paths, self._stamps, self._places, self._counter = paths, stamps, places, counter
-        self._accepted = tuple(accepted)
+        self._accepted, self._zips = tuple(accepted), zips
+        self._names = tuple(stamps)
         self._checks: dict[str, FileChecks] = {}
         self._lock = threading.Lock()
 
@@ -91,8 +97,7 @@ class FileSource:
         """Return the checksums of a file, found when its bytes are first asked for."""
         with self._lock:
             if name not in self._checks:
-                places = ((key, place) for key, (held, place) in self._places.items() if held == name)
-                tensors = [(key, place.offset, place.span) for key, place in places]
+                tensors = self._extents.get(name, [])
                 self._checks[name] = FileChecks(
                     file,
                     name,
@@ -100,8 +105,22 @@ class FileSource:
                     digest=digest_beside(self._paths[name], file.nbytes),
                     accepted=[one for one in self._accepted if one.file == name],
                     optional=not tensors,
+                    zips=self._zips.get(name, ()),
                 )
             return self._checks[name]
+
+    @functools.cached_property
+    def _extents(self) -> dict[str, list[tuple[str, int, int]]]:
+        """Key, first byte and extent of the tensors, or their pieces, of each file."""
+        found: dict[str, list[tuple[str, int, int]]] = {}
+        for key, (name, whole) in self._places.items():
+            for held, place in self._pieces(name, whole):
+                found.setdefault(held, []).append((key, place.offset, place.span))
+        return found
+
+    def _pieces(self, name: str, placed: Placed) -> list[tuple[str, Placed]]:
+        """Return file and place of every piece of a tensor; of one in a piece, its own."""
+        return [(self._names[piece.file], piece.placed) for piece in placed.pieces] or [(name, placed)]
 
     def read(self, spec: TensorSpec) -> Tensor:
         """Return a tensor, contiguous, in memory of its own, compared with the checksums of its file.
@@ -129,7 +148,8 @@ class FileSource:
         from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample
 
         name, placed = self._place(spec)
-        if placed.stride is not None or placed.dtype == "bool" or placed.span < _SAMPLED_NBYTES:
+        strided = placed.stride is not None or bool(placed.pieces)
+        if strided or placed.dtype == "bool" or placed.span < _SAMPLED_NBYTES:
             return sample(flattened(self.peek(spec)))
         itemsize = DTYPE_SIZES[placed.dtype]
         apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
@@ -149,6 +169,21 @@ class FileSource:
         dtype = getattr(torch, placed.dtype)
         if not math.prod(placed.shape):
             return torch.empty(placed.shape, dtype=dtype)
+        held = self._pieces(name, placed)
+        if len(held) == 1:
+            return self._read(*held[0], checked=checked)
+        whole = torch.empty((*placed.shape, dtype.itemsize), dtype=torch.uint8)
+        for piece, (held_in, place) in zip(placed.pieces, held, strict=True):
+            part = self._read(held_in, place, checked=checked).reshape(-1).view(torch.uint8)
+            target = whole if piece.box is None else whole[piece.box.slices]
+            target.copy_(part.reshape(target.shape))
+        return whole.reshape(-1).view(dtype).reshape(placed.shape)
+
+    def _read(self, name: str, placed: Placed, *, checked: bool) -> Tensor:
+        """Return what lies at one place, contiguous."""
+        import torch
+
+        dtype = getattr(torch, placed.dtype)
         with self._open(name) as file:
             if checked:
                 buffer = self._checks_of(name, file).read(file, placed.offset, placed.span)
@@ -173,20 +208,24 @@ class FileSource:
             As for `read`.
         """
         parts: list[bytes] = []
+        crcs = sorted(at for entry in layout.zip_entries for at in entry.crc_offsets)
         with self._open(layout.path) as file:
             checks = self._checks_of(layout.path, file)
             for offset, nbytes in _bytes_between(layout):
                 part = bytearray(checks.read(file, offset, nbytes))
-                for entry in layout.zip_entries:
-                    for at in entry.crc_offsets:
-                        if offset <= at < offset + nbytes:
-                            part[at - offset : at - offset + 4] = bytes(4)
+                inside = slice(bisect.bisect_left(crcs, offset), bisect.bisect_left(crcs, offset + nbytes))
+                for at in crcs[inside]:
+                    part[at - offset : at - offset + 4] = bytes(4)
                 parts.append(bytes(part))
             parts += [self._holes(file, checks, region) for region in layout.regions]
         return b"".join(parts)
 
     def _holes(self, file: ReadableFile, checks: FileChecks, region: Region) -> bytes:
-        shapes = {m.key: (self._places[m.key][1].dtype, self._places[m.key][1].shape) for m in region.members}
+        places = [self._places[member.key][1] for member in region.members]
+        shapes = [
+            (placed.dtype, placed.shape if member.box is None else member.box.sizes)
+            for placed, member in zip(places, region.members, strict=True)
+        ]
         mask = _hole_mask(region, shapes)
         if mask is None:
             return b""
@@ -216,7 +255,9 @@ class FileSource:
         for layout in files:
             with self._open(layout.path) as file:
                 damage += self._checks_of(layout.path, file).damage(file)
-        return FileSource(self._paths, self._stamps, self._places, self._counter, accepted=damage)
+        return FileSource(
+            self._paths, self._stamps, self._places, self._counter, accepted=damage, zips=self._zips
+        )
 
     @property
     def accepted(self) -> tuple[Damage, ...]:
@@ -276,7 +317,7 @@ def _bytes_between(layout: FileLayout) -> list[tuple[int, int]]:
     return spans
 
 
-def _hole_mask(region: Region, shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> Any:
+def _hole_mask(region: Region, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> Any:
     """Return which bytes of a region belong to none of its members, or None where all belong.
 
     Parameters
@@ -284,7 +325,7 @@ def _hole_mask(region: Region, shapes: Mapping[str, tuple[str, tuple[int, ...]]]
     region
         The region.
     shapes
-        Dtype and shape of each member, by key.
+        Dtype and shape of each member.
 
     Returns
     -------
@@ -297,21 +338,17 @@ def _hole_mask(region: Region, shapes: Mapping[str, tuple[str, tuple[int, ...]]]
     that the file can be written back whole.
     """
     if (
-        sum(DTYPE_SIZES[shapes[m.key][0]] * math.prod(shapes[m.key][1]) for m in region.members)
-        == region.nbytes
+        len(region.members) == 1
+        and sum(DTYPE_SIZES[dtype] * math.prod(shape) for dtype, shape in shapes) == region.nbytes
+        and (region.members[0].stride is None or _is_permutation(region.members[0].stride, shapes[0][1]))
     ):
-        strided = [m for m in region.members if m.stride is not None]
-        if len(region.members) == 1 and (
-            not strided or _is_permutation(strided[0].stride, shapes[strided[0].key][1])
-        ):
-            return None
+        return None
     if all(m.stride is None for m in region.members):
         return None
     import numpy as np
 
     free = np.ones(region.nbytes, dtype=bool)
-    for member in region.members:
-        dtype, shape = shapes[member.key]
+    for member, (dtype, shape) in zip(region.members, shapes, strict=True):
         itemsize, nbytes = DTYPE_SIZES[dtype], DTYPE_SIZES[dtype] * math.prod(shape)
         if member.stride is None:
             free[member.start : member.start + nbytes] = False
@@ -404,7 +441,7 @@ def _check_layout(layout: FileLayout, checkpoint: Checkpoint, n_skeleton: int) -
         if region.offset < end or region.nbytes < 0:
             raise DamagedError(f"the layout of '{layout.path}' has overlapping regions")
         end = region.offset + region.nbytes
-        held = sum(checkpoint.spec(member.key).nbytes for member in region.members)
+        held = sum(member.nbytes_in(checkpoint.spec(member.key)) for member in region.members)
         if region.nbytes > held + n_holes:
             raise DamagedError(
                 f"a region of '{layout.path}' is larger than what lies in it",
@@ -414,15 +451,20 @@ def _check_layout(layout: FileLayout, checkpoint: Checkpoint, n_skeleton: int) -
             )
         for member in region.members:
             spec = checkpoint.spec(member.key)
-            stride = member.stride
+            shape, stride, box = member.shape_in(spec), member.stride, member.box
+            if box is not None and (
+                not len(box.offsets) == len(shape) == len(spec.shape)
+                or any(at + size > n for at, size, n in zip(*box, spec.shape, strict=True))
+            ):
+                raise DamagedError(f"the layout of '{layout.path}' has a part outside of '{member.key}'")
             if stride is not None and (
-                not len(stride) == len(spec.shape) <= _MAX_STRIDES or any(s < 0 for s in stride)
+                not len(stride) == len(shape) <= _MAX_STRIDES or any(s < 0 for s in stride)
             ):
                 raise DamagedError(f"the layout of '{layout.path}' gives '{member.key}' wrong strides")
-            span = spec.nbytes
-            if stride is not None and spec.numel:
-                itemsize = spec.nbytes // spec.numel
-                span = (1 + sum((n - 1) * s for n, s in zip(spec.shape, stride, strict=True))) * itemsize
+            span = member.nbytes_in(spec)
+            if stride is not None and span:
+                itemsize = DTYPE_SIZES[spec.dtype]
+                span = (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))) * itemsize
             if member.start < 0 or member.start + span > region.nbytes:
                 raise DamagedError(f"the layout of '{layout.path}' puts '{member.key}' outside its region")
     crc_ends = [at + 4 for entry in layout.zip_entries for at in entry.crc_offsets]
@@ -446,38 +488,38 @@ def _check_entries(layout: FileLayout) -> None:
 
 
 def _is_one_tensor(region: Region) -> bool:
-    """Whether a region is one contiguous tensor, which is written as it is decoded."""
-    return len(region.members) == 1 and region.members[0].stride is None
+    """Whether a region is one whole contiguous tensor, which is written as it is decoded."""
+    return len(region.members) == 1 and region.members[0][2:] == (None, None)
 
 
 def _region_bytes(checkpoint: Checkpoint, region: Region, holes: memoryview) -> tuple[memoryview, int]:
     """Return the bytes of a region, and how many of `holes` went into it."""
-    specs = {member.key: checkpoint.spec(member.key) for member in region.members}
+    specs = [checkpoint.spec(member.key) for member in region.members]
     if _is_one_tensor(region):
-        spec = specs[region.members[0].key]
-        data = tensor_bytes(checkpoint.source.read(spec), spec)
+        data = tensor_bytes(checkpoint.source.read(specs[0]), specs[0])
         if len(data) == region.nbytes:
             return data, 0
     import numpy as np
 
     buffer = np.zeros(region.nbytes, dtype=np.uint8)
-    mask = _hole_mask(region, {key: (spec.dtype, spec.shape) for key, spec in specs.items()})
+    shapes = [member.shape_in(spec) for member, spec in zip(region.members, specs, strict=True)]
+    mask = _hole_mask(region, [(spec.dtype, shape) for spec, shape in zip(specs, shapes, strict=True)])
     n_holes = 0
     if mask is not None:
         n_holes = int(np.count_nonzero(mask))
         if n_holes > len(holes):
             raise DamagedError("the skeleton is shorter than its layout says")
         buffer[mask] = np.frombuffer(holes[:n_holes], dtype=np.uint8)
-    for member in region.members:
-        spec = specs[member.key]
-        data = tensor_bytes(checkpoint.source.read(spec), spec)
+    for member, spec, shape in zip(region.members, specs, shapes, strict=True):
+        itemsize = DTYPE_SIZES[spec.dtype]
+        whole = np.frombuffer(tensor_bytes(checkpoint.source.read(spec), spec), dtype=np.uint8)
+        part = whole.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
         if member.stride is None:
-            buffer[member.start : member.start + spec.nbytes] = np.frombuffer(data, dtype=np.uint8)
-        elif spec.numel:
-            itemsize = spec.nbytes // spec.numel
+            buffer[member.start : member.start + part.size] = part.reshape(-1)
+        elif part.size:
             strides = (*(s * itemsize for s in member.stride), 1)
-            view = np.lib.stride_tricks.as_strided(buffer[member.start :], (*spec.shape, itemsize), strides)
-            view[...] = np.frombuffer(data, dtype=np.uint8).reshape(*spec.shape, itemsize)
+            view = np.lib.stride_tricks.as_strided(buffer[member.start :], (*shape, itemsize), strides)
+            view[...] = part
     data_of_region: Any = buffer
     return memoryview(data_of_region), n_holes
 

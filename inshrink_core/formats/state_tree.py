@@ -12,14 +12,20 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from inshrink_core.checkpoint import MODEL_ROLES, TensorRole
+from inshrink_core.checkpoint import MODEL_ROLES, Box, TensorRole
 from inshrink_core.errors import DamagedError
 from inshrink_core.formats.pickles import TensorRef
 
 __all__ = [
+    "EMA_KEYS",
+    "MODEL_KEYS",
+    "OPTIMIZER_KEYS",
+    "STATE_ROLES",
+    "STEP_KEYS",
     "Named",
     "Optimizer",
     "OptimizerGroup",
+    "Piece",
     "Placed",
     "RoleMap",
     "StateTree",
@@ -39,11 +45,11 @@ _OTHER_STATE: Final = frozenset(
     {"scheduler", "lr_scheduler", "lr_schedulers", "scheduler_state_dict", "lr_scheduler_state_dict"}
     | {"scaler", "grad_scaler", "scaler_state_dict", "amp", "sampler", "dataloader", "loops", "callbacks"}
     | {"rng", "rng_state", "rng_states", "random_state", "random_states", "torch_rng_state"}
-    | {"cuda_rng_state", "hyper_parameters", "config", "args", "metadata"}
+    | {"cuda_rng_state", "hyper_parameters", "config", "args", "metadata", "train_state"}
 )
 """Keys whose tensors are no part of a model: they travel with the skeleton."""
 
-_STATE_ROLES: Final = {
+STATE_ROLES: Final = {
     **{role.value: role for role in TensorRole if role not in MODEL_ROLES | {TensorRole.GRADIENT}},
     "momentum_buffer": TensorRole.MOMENTUM,
     **dict.fromkeys(
@@ -70,13 +76,28 @@ _SUFFIXES: Final = {role: "" if role in MODEL_ROLES else f"@{role.value}" for ro
 
 
 class Placed(NamedTuple):
-    """A tensor's place in a file: first byte, extent in bytes, element strides (None: contiguous)."""
+    """A tensor's place in a file: first byte, extent in bytes, element strides (None: contiguous).
+
+    Where a tensor lies in `pieces`, each has a place of its own and `span` is the bytes of all.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None
     offset: int
     span: int
+    pieces: tuple[Piece, ...] = ()
+
+
+class Piece(NamedTuple):
+    """A part of a tensor (None: the whole), the number of its file in the checkpoint, its place there.
+
+    No other tensor may share bytes with it. The pieces of a tensor cover it once.
+    """
+
+    box: Box | None
+    file: int
+    placed: Placed
 
 
 class Named(NamedTuple):
@@ -302,7 +323,7 @@ def _state_tensors(state: object, walker: _Walker) -> dict[TensorRole, Placed]:
     if isinstance(state, dict):
         walker.spend(len(state))
         for key, value in state.items():
-            role = _STATE_ROLES.get(key) if isinstance(key, str) else None
+            role = STATE_ROLES.get(key) if isinstance(key, str) else None
             if role is not None and isinstance(value, TensorRef):
                 found.setdefault(role, value)
         walker.count(len(found))

@@ -14,7 +14,7 @@ from isal.isal_zlib import crc32
 
 from inshrink_core.checkpoint import ZipEntry
 from inshrink_core.errors import DamagedError, RottenError, clipped
-from inshrink_core.formats.disk import ReadableFile
+from inshrink_core.formats.disk import Readable
 from inshrink_core.formats.pickles import MAX_PICKLE_BYTES
 
 __all__ = ["CheckedEntry", "TorchZip", "is_zip", "read_checked_entries", "read_torch_zip"]
@@ -69,6 +69,10 @@ class CheckedEntry(NamedTuple):
     contradiction: str
     crc_offsets: tuple[int, ...]
 
+    def moved(self, by: int) -> CheckedEntry:
+        """Return the entry of a zip that begins so many bytes later."""
+        return self._replace(offset=self.offset + by, crc_offsets=tuple(at + by for at in self.crc_offsets))
+
 
 class _Record(NamedTuple):
     header_offset: int
@@ -83,7 +87,7 @@ def is_zip(first_bytes: bytes) -> bool:
     return first_bytes[:4] == b"PK\x03\x04"
 
 
-def _fail(file: ReadableFile, what: str) -> DamagedError:
+def _fail(file: Readable, what: str) -> DamagedError:
     return DamagedError(
         what, where=str(file.path), remedy="it may be half-written: wait, or restore it from a backup"
     )
@@ -92,7 +96,7 @@ def _fail(file: ReadableFile, what: str) -> DamagedError:
 class _Tail:
     """The end of the file, read once; further reads only where the directory is larger."""
 
-    def __init__(self, file: ReadableFile) -> None:
+    def __init__(self, file: Readable) -> None:
         self.file = file
         n_bytes = min(file.nbytes, _TAIL_BYTES)
         self.offset = file.nbytes - n_bytes
@@ -131,7 +135,7 @@ def _find_directory(tail: _Tail) -> tuple[int, int, int]:
     return offset, n_bytes, n_entries
 
 
-def _zip64_values(file: ReadableFile, extra: bytes, values: list[int]) -> list[int]:
+def _zip64_values(file: Readable, extra: bytes, values: list[int]) -> list[int]:
     """Return the three sizes with those that overflow 32 bits taken from the zip64 field."""
     at = 0
     while at + 4 <= len(extra):
@@ -174,7 +178,7 @@ def _read_directory(tail: _Tail) -> list[_Record]:
     return records
 
 
-def read_checked_entries(file: ReadableFile) -> list[CheckedEntry]:
+def read_checked_entries(file: Readable) -> list[CheckedEntry]:
     """Return every entry of a zip with its CRC-32, by offset; none where it was written without.
 
     Raises
@@ -186,7 +190,7 @@ def read_checked_entries(file: ReadableFile) -> list[CheckedEntry]:
     return entries if have_checksums else []
 
 
-def _read_entries(file: ReadableFile) -> tuple[list[CheckedEntry], bool]:
+def _read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
     """Return every entry by offset, and whether the zip was written with checksums.
 
     PyTorch writes 0 for every entry where it is told to leave them out (`set_crc32_options(False)`). One
@@ -234,7 +238,7 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def read_torch_zip(file: ReadableFile, *, allow_damaged: bool = False) -> TorchZip:
+def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> TorchZip:
     """Return the pickle and the storages of a torch file; no tensor byte is read.
 
     Parameters

@@ -23,18 +23,26 @@ from inshrink_core.checkpoint import (
 from inshrink_core.errors import ExistsError, InputError, NotFoundError, StorageError, UnsafePathError
 from inshrink_core.execution import Limits, make_folders, remove_empty, sync_path, working_folder
 from inshrink_core.formats.disk import check_names, check_target
+from inshrink_core.formats.distributed import METADATA
 from inshrink_core.formats.safetensors_file import SAFETENSORS_DTYPES
 from inshrink_core.formats.source import DEFAULT_LIMITS, tensor_bytes, write_layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["rehearse_writing", "restorable_layout", "write_checkpoint", "write_files", "written_nbytes"]
+__all__ = [
+    "LAYOUTS",
+    "rehearse_writing",
+    "restorable_layout",
+    "write_checkpoint",
+    "write_files",
+    "written_nbytes",
+]
 
 Progress = Callable[[str], None]
 Writer = Callable[[IO[bytes]], None]
 
-_LAYOUTS: Final = ("same", "safetensors", "torch")
+LAYOUTS: Final = ("same", "safetensors", "torch")
 _DTYPE_NAMES: Final = {ours: theirs for theirs, ours in SAFETENSORS_DTYPES.items()}
 
 
@@ -155,7 +163,7 @@ def _side_files(checkpoint: Checkpoint, taken: Iterable[str]) -> dict[str, Write
         layout.path: partial(_copy_opaque, checkpoint=checkpoint, layout=layout)
         for layout in checkpoint.files
         if layout.kind == "opaque"
-        and not layout.path.endswith(".index.json")
+        and not layout.path.endswith((".index.json", METADATA))
         and layout.path.casefold() not in names
     }
 
@@ -268,8 +276,8 @@ def write_checkpoint(
     >>> inshrink_core.formats.write_checkpoint(run[400], tempfile.mkdtemp(), layout="safetensors")[0].name
     'model.safetensors'
     """
-    if layout not in _LAYOUTS:
-        raise InputError("an unknown layout", expected=", ".join(_LAYOUTS), found=layout[:40])
+    if layout not in LAYOUTS:
+        raise InputError("an unknown layout", expected=", ".join(LAYOUTS), found=layout[:40])
     writers = _writers(checkpoint, layout, keys, progress or _ignore, limits)
     nbytes = written_nbytes(checkpoint, layout, keys)
     limits.require_disk(nbytes, Path(directory), f"writing step {checkpoint.step}", checkpoint.origin)

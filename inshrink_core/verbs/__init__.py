@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from inshrink_core.search.bounds import Bounds as Bounds
     from inshrink_core.search.search import SearchReport as SearchReport
     from inshrink_core.search.search import search as search
+    from inshrink_core.verbs.average import AverageReport as AverageReport
+    from inshrink_core.verbs.average import average as average
     from inshrink_core.verbs.compare import CheckedBounds as CheckedBounds
     from inshrink_core.verbs.compare import Comparisons as Comparisons
     from inshrink_core.verbs.compare import compare as compare

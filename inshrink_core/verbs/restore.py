@@ -28,7 +28,7 @@ from inshrink_core.errors import InputError, NotFoundError, TooLargeError
 from inshrink_core.execution import Limits, default_threads, recycling
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run, write_checkpoint
-from inshrink_core.formats.write import restorable_layout, written_nbytes
+from inshrink_core.formats.write import LAYOUTS, restorable_layout, written_nbytes
 from inshrink_core.report import Report
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from inshrink_core.frame import FrameInfo
 
 __all__ = ["RestoreReport", "known_steps", "load_state_dict", "open_any", "reading_ahead", "restore"]
-
-_LAYOUTS: Final = ("same", "safetensors", "torch")
 
 
 _SHARE_OF_A_RUN: Final = 0.5
@@ -189,8 +187,8 @@ def restore(
     'step_000400.pt'
     """
     begun = time.perf_counter()
-    if layout not in _LAYOUTS:
-        raise InputError(f"--format {layout}", remedy=f"choose one of {', '.join(_LAYOUTS)}")
+    if layout not in LAYOUTS:
+        raise InputError(f"--format {layout}", remedy=f"choose one of {', '.join(LAYOUTS)}")
     opened = archive if isinstance(archive, Archive) else Archive.open(archive, base=base)
     if not opened.listed_steps:
         raise NotFoundError("the archive holds no steps yet", where=str(opened.path))

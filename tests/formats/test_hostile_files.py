@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from safetensors.torch import save as save_safetensors
 
 from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
 from inshrink_core.formats import open_run, write_checkpoint
-from inshrink_core.formats.pickles import read_pickle
+from inshrink_core.formats.pickles import Foreign, read_pickle
 from tests.formats.run_builders import same_bits, training_state
 
 
@@ -78,6 +79,44 @@ def test_namespaces_and_own_classes_are_refused():
         read_pickle(pickle.dumps(argparse.Namespace(a=1)))
     with pytest.raises(UnsafePickleError, match="Fraction"):
         read_pickle(pickle.dumps(Fraction(1, 3)))
+
+
+@dataclass
+class Width:
+    value: int = 3
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_objects_that_no_call_makes_are_carried_unread(tmp_path, protocol):
+    import argparse
+
+    told = {
+        "hyper_parameters": {"width": Width(), "args": argparse.Namespace(a=1), "kind": Width},
+        "epoch": 3,
+    }
+    found = read_pickle(pickle.dumps(told, protocol=protocol))
+    assert found["epoch"] == 3
+    assert all(type(value) is Foreign for value in found["hyper_parameters"].values())
+    assert found["hyper_parameters"]["args"].name == "argparse.Namespace"
+    state = {"state_dict": {"w": torch.ones(3, 2)}, "global_step": 7, **told}
+    torch.save(state, tmp_path / "last.ckpt", pickle_protocol=protocol)
+    run = open_run(tmp_path)
+    assert list(run[7]) == ["w"]
+    (restored,) = write_checkpoint(run[7], tmp_path / "out")
+    assert restored.read_bytes() == (tmp_path / "last.ckpt").read_bytes()
+
+
+def test_what_an_object_of_another_class_would_be_called_with_is_refused():
+    # NEWOBJ makes a partial without a call; REDUCE would call it.
+    program = b"\x80\x02cfunctools\npartial\ncos\nsystem\n\x85\x81X\x01\x00\x00\x00x\x85R."
+    with pytest.raises(UnsafePickleError, match=r"functools\.partial"):
+        read_pickle(program)
+
+
+def test_a_model_that_is_an_object_is_refused_with_its_class(tmp_path):
+    torch.save({"model": torch.nn.Linear(2, 2), "step": 1}, tmp_path / "step_1.pt")
+    with pytest.raises(UnsafePickleError, match="Linear"):
+        open_run(tmp_path / "step_1.pt")
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])

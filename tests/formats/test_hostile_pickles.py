@@ -37,7 +37,7 @@ def test_a_megabyte_takes_a_second_and_a_hundred_megabytes_at_most(name: str, me
 
 
 def test_two_hundred_thousand_refused_names_make_a_short_message():
-    program = b"\x80\x02" + b"".join(b"cos\nname%d\n0" % i for i in range(200_000)) + b"N."
+    program = b"\x80\x02" + b"".join(b"cos\nname%d\n)R0" % i for i in range(200_000)) + b"N."
     with pytest.raises(UnsafePickleError) as caught:
         read_pickle(program)
     assert len(str(caught.value)) < 2000

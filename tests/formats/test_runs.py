@@ -337,13 +337,6 @@ def test_directories_with_files_of_any_name_are_checkpoints(tmp_path):
     assert [layout.kind for layout in run[2].files] == ["safetensors", "opaque", "torch"]
 
 
-def test_a_distributed_checkpoint_is_recognised_and_refused(tmp_path):
-    (tmp_path / ".metadata").write_bytes(b"x")
-    (tmp_path / "__0_0.distcp").write_bytes(b"x")
-    with pytest.raises(InputError, match="distributed"):
-        open_run(tmp_path)
-
-
 def test_reading_from_threads_gives_the_same_tensors(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 

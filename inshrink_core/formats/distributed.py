@@ -1,0 +1,459 @@
+"""Distributed checkpoints: directories that `torch.distributed.checkpoint` writes.
+
+``.metadata`` is a pickle that names every tensor, the boxes it was cut into, and in which file, from which
+byte on each box lies; what lies there is a file of `torch.save` with one tensor in it. It is read like every
+other pickle here, as a description, and nothing it says is believed before it was compared with the files.
+Layout: torch/distributed/checkpoint/{metadata,filesystem}.py of PyTorch 2.13.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from inshrink_core.checkpoint import DTYPE_SIZES, Box, ZipEntry
+from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFoundError, clipped
+from inshrink_core.formats.checksums import PackedZip
+from inshrink_core.formats.content import MAX_EXTENT, FileContent, place
+from inshrink_core.formats.disk import Access, FileStamp, ReadableFile, Window, check_names
+from inshrink_core.formats.pickles import (
+    MAX_PICKLE_BYTES,
+    DTypeRef,
+    Record,
+    StorageRef,
+    TensorRef,
+    read_pickle,
+)
+from inshrink_core.formats.state_tree import (
+    MODEL_KEYS,
+    OPTIMIZER_KEYS,
+    STATE_ROLES,
+    STEP_KEYS,
+    Piece,
+    Placed,
+    StateTree,
+    read_state_tree,
+)
+from inshrink_core.formats.torch_zip import is_zip, read_torch_zip
+
+__all__ = ["METADATA", "SHARDS", "read_distributed"]
+
+METADATA: Final = ".metadata"
+"""Written last: a directory that has it is a finished checkpoint."""
+
+SHARDS: Final = ".distcp"
+"""Suffix of the files that hold tensors."""
+
+_MOST_DIMENSIONS: Final = 64
+_MOST_DEPTH: Final = 8
+_MOST_ITEMS: Final = 1 << 20
+_MOST_OBJECTS: Final = 1024
+"""Objects that are opened: optimizers that are stored flat have ten for each parameter."""
+
+_MOST_COMPARISONS: Final = 1 << 24
+"""Of shards of one tensor; those of a grid of devices take one for each, or a few."""
+
+
+class _Payload(NamedTuple):
+    """Where a shard or an object lies."""
+
+    file: str
+    offset: int
+    nbytes: int
+
+
+class _Tensor(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    shards: tuple[tuple[Box, _Payload], ...]
+
+
+class _Described(NamedTuple):
+    """What ``.metadata`` says: tensors and objects by name, and the keys that lead to each in the state."""
+
+    tensors: dict[str, _Tensor]
+    objects: dict[str, _Payload]
+    paths: Mapping[Any, Any]
+
+
+class _Metadata:
+    """Reads ``.metadata``; everything that is taken from it is checked here."""
+
+    def __init__(self, root: Path, access: Access) -> None:
+        self._where = str(root / METADATA)
+        self._payloads: dict[tuple[str, tuple[int, ...] | None], _Payload] = {}
+        pickled = access.read_text(root / METADATA, MAX_PICKLE_BYTES)
+        self._fields = self._state(read_pickle(pickled, self._where), "Metadata")
+
+    def describe(self) -> _Described:
+        stored = self._fields.get("storage_data")
+        for key, value in self._mapping(stored).items():
+            index = self._state(key, "MetadataIndex")
+            name, offset = index.get("fqn"), index.get("offset")
+            if not isinstance(name, str):
+                raise self._damaged("a name that is no text")
+            at = None if offset is None else self._sizes(offset)
+            self._payloads[name, at] = self._payload(self._state(value, "_StorageInfo"))
+        check_names({payload.file for payload in self._payloads.values()}, self._where)
+        tensors: dict[str, _Tensor] = {}
+        objects: dict[str, _Payload] = {}
+        for name, value in self._mapping(self._fields.get("state_dict_metadata")).items():
+            if not isinstance(name, str):
+                raise self._damaged("a name that is no text")
+            if isinstance(value, Record) and value.kind == "BytesStorageMetadata":
+                objects[name] = self._find(name, None)
+            else:
+                tensors[name] = self._tensor(name, self._state(value, "TensorStorageMetadata"))
+        paths = self._fields.get("planner_data")
+        return _Described(tensors, objects, paths if isinstance(paths, dict) else {})
+
+    def _damaged(self, what: str) -> DamagedError:
+        return DamagedError(
+            what, where=self._where, remedy="the checkpoint is damaged: restore it from a backup"
+        )
+
+    def _mapping(self, value: object) -> dict[Any, Any]:
+        if not isinstance(value, dict):
+            raise self._damaged("a mapping is missing")
+        return value
+
+    def _state(self, value: object, kind: str) -> dict[Any, Any]:
+        if not isinstance(value, Record) or value.kind != kind:
+            raise self._damaged(f"no {kind} where one must be")
+        return self._mapping(value.state)
+
+    def _sizes(self, value: object) -> tuple[int, ...]:
+        if not isinstance(value, tuple) or len(value) > _MOST_DIMENSIONS:
+            raise self._damaged("extents that are no extents")
+        if not all(type(size) is int and 0 <= size < MAX_EXTENT for size in value):
+            raise self._damaged("extents that are no extents")
+        return value
+
+    def _payload(self, info: dict[Any, Any]) -> _Payload:
+        file, offset, nbytes = (info.get(key) for key in ("relative_path", "offset", "length"))
+        if type(file) is not str or type(offset) is not int or type(nbytes) is not int:
+            raise self._damaged("the place of a shard is missing")
+        if min(offset, nbytes) < 0:
+            raise self._damaged("a shard lies before its file")
+        if info.get("transform_descriptors"):
+            raise InputError(
+                f"shards are stored as {clipped(str(info['transform_descriptors']))}, which is not read",
+                where=self._where,
+                remedy="save without extensions of FileSystemWriter",
+            )
+        return _Payload(file, offset, nbytes)
+
+    def _find(self, name: str, offsets: tuple[int, ...] | None) -> _Payload:
+        found = self._payloads.get((name, offsets))
+        if found is None:
+            raise self._damaged(f"it does not say where '{clipped(name)}' lies")
+        return found
+
+    def _tensor(self, name: str, fields: dict[Any, Any]) -> _Tensor:
+        shape = self._sizes(fields.get("size"))
+        properties = fields.get("properties")
+        state = properties.state if isinstance(properties, Record) else None
+        dtype = state[0] if isinstance(state, tuple) and state else None
+        if not isinstance(dtype, DTypeRef) or not isinstance(fields.get("chunks"), list):
+            raise self._damaged(f"'{clipped(name)}' has no dtype or no shards")
+        shards = []
+        for chunk in fields["chunks"]:
+            part = self._state(chunk, "ChunkStorageMetadata")
+            box = Box(self._sizes(part.get("offsets")), self._sizes(part.get("sizes")))
+            if len(box.offsets) != len(shape) or len(box.sizes) != len(shape):
+                raise self._damaged(f"a shard of '{clipped(name)}' has another number of dimensions")
+            if math.prod(box.sizes):
+                shards.append((box, self._find(name, box.offsets)))
+        if flaw := _flaw([box for box, _ in shards], shape):
+            raise self._damaged(f"the shards of '{clipped(name)}' {flaw}")
+        return _Tensor(dtype.name, shape, tuple(shards))
+
+
+def _flaw(boxes: list[Box], shape: tuple[int, ...]) -> str:
+    """Return what is wrong with boxes that must cover a tensor once; nothing if they do."""
+    for box in boxes:
+        if any(at + size > n for at, size, n in zip(*box, shape, strict=True)):
+            return "reach past it"
+    if len(boxes) > 1 and not shape:
+        return "overlap"
+    if len(boxes) > 1:
+        axis = max(range(len(shape)), key=lambda d: len({box.offsets[d] for box in boxes}))
+        n_compared, active = 0, list[Box]()
+        for box in sorted(boxes, key=lambda box: box.offsets[axis]):
+            active = [one for one in active if one.offsets[axis] + one.sizes[axis] > box.offsets[axis]]
+            n_compared += len(active)
+            if n_compared > _MOST_COMPARISONS:
+                return "are more than a checkpoint has"
+            if any(_overlap(one, box) for one in active):
+                return "overlap"
+            active.append(box)
+    return "leave a hole" if sum(math.prod(box.sizes) for box in boxes) != math.prod(shape) else ""
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return all(a < b + m and b < a + n for a, n, b, m in zip(*one, *other, strict=True))
+
+
+class _Files:
+    """The files of shards, open; what lies in them is read and compared with what was said of it."""
+
+    def __init__(self, root: Path, payloads: Iterable[_Payload], access: Access, stack: ExitStack) -> None:
+        self._allow_damaged = access.allow_damaged
+        self._files: dict[str, ReadableFile] = {}
+        self._refs: dict[bytes, object] = {}
+        self.stamps: dict[str, FileStamp] = {}
+        self.entries: dict[str, list[ZipEntry]] = {}
+        rows: dict[str, list[_Payload]] = {}
+        for payload in payloads:
+            rows.setdefault(payload.file, []).append(payload)
+        for name, row in sorted(rows.items()):
+            path = root / name
+            try:
+                self.stamps[name] = access.admit(path)
+            except NotFoundError as error:
+                raise DamagedError(
+                    f"the file '{clipped(name)}' of shards is missing",
+                    where=str(root),
+                    remedy="fetch the files of all ranks",
+                ) from error
+            self._files[name] = stack.enter_context(ReadableFile(path, access.counter, self.stamps[name]))
+            self.entries[name] = []
+            ends = [(one.offset, one.offset + one.nbytes) for one in sorted(row, key=lambda p: p.offset)]
+            if any(end > start for (_, end), (start, _) in pairwise(ends)):
+                raise DamagedError("two shards lie over each other", where=str(path))
+            if ends[-1][1] > self._files[name].nbytes:
+                raise DamagedError(
+                    "the file is shorter than '.metadata' says",
+                    where=str(path),
+                    expected=f"at least {ends[-1][1]} bytes",
+                    found=f"{self._files[name].nbytes}",
+                )
+
+    def window(self, payload: _Payload) -> Window:
+        return Window(self._files[payload.file], payload.offset, payload.nbytes)
+
+    def number(self, payload: _Payload, placed: Placed) -> int | None:
+        """Return the integer that a tensor of one element is; None of any other."""
+        if placed.dtype not in ("int64", "int32") or math.prod(placed.shape) != 1:
+            return None
+        held = placed.pieces[0].placed
+        raw = self._files[payload.file].read(held.offset, held.span)
+        return int.from_bytes(raw, "little", signed=True)
+
+    def value(self, payload: _Payload) -> object:
+        """Return what an object is; None where it is carried unread."""
+        with suppress(InshrinkError):
+            return read_pickle(read_torch_zip(self.window(payload)).pickle_bytes, payload.file)
+        return None
+
+    def placed(self, payload: _Payload) -> Placed | None:
+        """Return where the one tensor of a shard lies in its file; None where it is carried unread."""
+        window = self.window(payload)
+        where = f"{window.path}, the shard at {payload.offset}"
+        if not is_zip(window.read(0, min(4, window.nbytes))):
+            raise DamagedError("no file of torch.save where a shard must be", where=where)
+        archive = read_torch_zip(window, allow_damaged=self._allow_damaged)
+        pickled = archive.pickle_bytes
+        if pickled not in self._refs:
+            self._refs[pickled] = read_pickle(pickled, where)
+        ref = self._refs[pickled]
+        if not isinstance(ref, TensorRef):
+            return None
+        entry = archive.storages.get(ref.storage.key)
+        if entry is not None:
+            entry = ZipEntry(
+                entry.data_offset + payload.offset,
+                entry.data_nbytes,
+                tuple(at + payload.offset for at in entry.crc_offsets),
+            )
+            self.entries[payload.file].append(entry)
+        return place(ref, entry, where)
+
+
+def _split(name: str, paths: Mapping[Any, Any]) -> tuple[str | int, ...]:
+    """Return the keys that lead to a tensor in the state that was saved."""
+    path = paths.get(name)
+    if (
+        isinstance(path, tuple)
+        and 0 < len(path) <= _MOST_DEPTH
+        and all(type(k) is str or (type(k) is int and 0 <= k < _MOST_ITEMS) for k in path)
+    ):
+        return path
+    top, _, rest = name.partition(".")
+    return (top, rest) if rest and top in (*MODEL_KEYS, *OPTIMIZER_KEYS) else (name,)
+
+
+def _insert(root: dict[Any, Any], path: tuple[str | int, ...], value: object) -> None:
+    for key in path[:-1]:
+        inner = root.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return
+        root = inner
+    root.setdefault(path[-1], value)
+
+
+def _optimizer_of(value: object) -> object:
+    """Return an optimizer as PyTorch's own: stored flat, its state and groups have dotted names."""
+    if not isinstance(value, dict):
+        return value
+    state: dict[Any, Any] = {}
+    for key, item in value.items():
+        name, _, role = key.removeprefix("state.").rpartition(".") if isinstance(key, str) else ("", "", "")
+        if isinstance(item, TensorRef) and role in STATE_ROLES and key.startswith("state."):
+            state.setdefault(name, {})[role] = item
+    if state:
+        return {"state": state, "param_groups": []}
+    groups = value.get("param_groups")
+    if isinstance(groups, dict):
+        return {**value, "param_groups": list(groups.values())}
+    return {**value, "param_groups": groups or []} if isinstance(value.get("state"), dict) else value
+
+
+def _tree_root(nested: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a state in the shape of a torch file: the model under one key, optimizers beside it."""
+    known = (*MODEL_KEYS, *OPTIMIZER_KEYS)
+    for _ in range(_MOST_DEPTH):
+        # A state of the whole application: {"app": {"model": …, "optim": …}}.
+        inner = [value for value in nested.values() if isinstance(value, dict)]
+        if (
+            len(inner) != 1
+            or len(nested) != 1
+            or next(iter(nested)) in known
+            or not set(known) & set(inner[0])
+        ):
+            break
+        nested = inner[0]
+    root = {key: value if key in MODEL_KEYS else _optimizer_of(value) for key, value in nested.items()}
+    if not any(isinstance(root.get(key), dict) for key in MODEL_KEYS):
+        # torchtitan: the model's own names are at the top.
+        loose = {key: value for key, value in root.items() if isinstance(value, TensorRef)}
+        root = {key: value for key, value in root.items() if key not in loose} | {"model": loose}
+    return root
+
+
+def _tree(described: _Described, places: Mapping[str, Placed], files: _Files, where: str) -> StateTree:
+    """Return the parts of the state: names and roles as in a torch file that holds the same."""
+    nested: dict[Any, Any] = {}
+    steps: dict[str, int] = {}
+    for name, placed in places.items():
+        path = _split(name, described.paths)
+        if _is_step(path) and placed.pieces:
+            number = files.number(described.tensors[name].shards[0][1], placed)
+            if number is not None:
+                steps[str(path[-1])] = number
+                continue
+        ref = TensorRef(StorageRef(name, placed.dtype, 0), placed.dtype, 0, placed.shape, ())
+        _insert(nested, path, ref)
+    n_opened = 0
+    for name, payload in described.objects.items():
+        path = _split(name, described.paths)
+        if _is_step(path):
+            value = files.value(payload)
+            if type(value) is int:
+                steps[str(path[-1])] = value
+        elif "param_groups" in path and n_opened < _MOST_OBJECTS:
+            n_opened += 1
+            _insert(nested, path, files.value(payload))
+    root = _tree_root(nested) | {key: steps[key] for key in STEP_KEYS if key in steps}
+    return read_state_tree(root, lambda ref: places[ref.storage.key], where)
+
+
+def _is_step(path: tuple[str | int, ...]) -> bool:
+    """Tell whether keys lead to the step of the training: at the top, or in a part such as train_state."""
+    return path[-1] in STEP_KEYS and len(path) <= 2 and path[0] not in (*MODEL_KEYS, *OPTIMIZER_KEYS)
+
+
+def _place(name: str, tensor: _Tensor, files: _Files, numbers: Mapping[str, int]) -> Placed | None:
+    """Return where a tensor lies, all its pieces together; None where it is carried unread.
+
+    Raises
+    ------
+    DamagedError
+        A shard is another tensor than ``.metadata`` says.
+    """
+    itemsize = DTYPE_SIZES.get(tensor.dtype)
+    if itemsize is None:
+        return None
+    if not tensor.shards:
+        reach = math.prod(size or 1 for size in tensor.shape)
+        if reach > MAX_EXTENT:
+            raise DamagedError(f"an empty tensor '{clipped(name)}' of shape {clipped(str(tensor.shape))}")
+        return Placed(tensor.dtype, tensor.shape, None, 0, 0)
+    pieces = []
+    for box, payload in tensor.shards:
+        placed = files.placed(payload)
+        if placed is None:
+            return None
+        if (placed.dtype, placed.shape) != (tensor.dtype, box.sizes):
+            raise DamagedError(
+                f"a shard of '{clipped(name)}' is not what '.metadata' says",
+                where=payload.file,
+                expected=f"{tensor.dtype} {clipped(str(box.sizes))}",
+                found=f"{placed.dtype} {clipped(str(placed.shape))}",
+            )
+        whole = box.sizes == tensor.shape
+        pieces.append(Piece(None if whole else box, numbers[payload.file], placed))
+    nbytes = math.prod(tensor.shape) * itemsize
+    return Placed(tensor.dtype, tensor.shape, None, pieces[0].placed.offset, nbytes, tuple(pieces))
+
+
+def read_distributed(root: Path, access: Access, first: int = 0) -> dict[str, FileContent]:
+    """Return what each file of a distributed checkpoint holds, by its path below the root.
+
+    Parameters
+    ----------
+    root
+        The directory with ``.metadata``.
+    access
+        Where links may lead, and whether damage is accepted.
+    first
+        Number of its first file among those of the checkpoint.
+
+    Returns
+    -------
+    dict
+        All tensors are told with the first file; their pieces say in which they lie.
+
+    Raises
+    ------
+    DamagedError
+        A file is missing or cut off, ``.metadata`` contradicts itself or the files, or the shards of a
+        tensor overlap or leave a hole.
+    UnsafePathError
+        It names a file outside of the directory.
+    UnsafePickleError
+        A pickle wants to import names outside the allowlist.
+    InputError
+        Shards were transformed as they were written.
+
+    Notes
+    -----
+    Takes two reads for each shard, of 4 kB at most each.
+    """
+    described = _Metadata(root, access).describe()
+    shards = [payload for tensor in described.tensors.values() for _, payload in tensor.shards]
+    payloads = [*shards, *described.objects.values()]
+    with ExitStack() as stack:
+        files = _Files(root, payloads, access, stack)
+        numbers = {name: first + i for i, name in enumerate(files.stamps)}
+        placed = {name: _place(name, one, files, numbers) for name, one in described.tensors.items()}
+        places = {name: one for name, one in placed.items() if one is not None}
+        tree = _tree(described, places, files, str(root))
+    zips: dict[str, list[PackedZip]] = {name: [] for name in files.stamps}
+    objects = set(described.objects.values())
+    for payload in payloads:
+        zips[payload.file].append(PackedZip(payload.offset, payload.nbytes, payload in objects))
+    return {
+        name: FileContent(
+            stamp,
+            "dcp",
+            tree if number == first else StateTree(),
+            entries=tuple(sorted(files.entries[name])),
+            zips=tuple(sorted(zips[name])),
+        )
+        for (name, stamp), number in zip(files.stamps.items(), numbers.values(), strict=True)
+    }

@@ -1,0 +1,397 @@
+"""Directories of torch.distributed.checkpoint are checkpoints of whole tensors, whoever wrote the shards."""
+
+import json
+import pickle
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+)
+
+import inshrink_core
+from inshrink_core.checkpoint import Box
+from inshrink_core.errors import (
+    DamagedError,
+    InputError,
+    InshrinkError,
+    RefusedLinkError,
+    RottenError,
+    UnsafePathError,
+    UnsafePickleError,
+)
+from inshrink_core.formats import open_run, write_checkpoint
+from inshrink_core.formats.checkpoints import DistributedReader
+from inshrink_core.testing.readers import ReaderSuite
+from inshrink_core.training import FolderSaver
+from tests.formats.run_builders import small_model, train
+from tests.formats.shards import edited, rewrite, save_shards, stored
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def save(folder: Path, state: dict) -> Path:
+    dcp.save(state, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+def trained(seed: int = 0):
+    model = small_model(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.8, 0.95))
+    train(model, optimizer)
+    return model, optimizer
+
+
+def same_files(one: Path, other: Path) -> bool:
+    names = [{p.relative_to(root) for p in root.rglob("*") if p.is_file()} for root in (one, other)]
+    return names[0] == names[1] and all((one / n).read_bytes() == (other / n).read_bytes() for n in names[0])
+
+
+class TestDistributedReader(ReaderSuite):
+    reader = DistributedReader()
+
+    def save(self, folder, step, weights):
+        return save(folder / f"step-{step}", {"model": weights})
+
+
+def test_a_state_has_the_names_and_roles_that_it_has_in_a_torch_file(tmp_path):
+    model, optimizer = trained()
+    weights, moments = get_state_dict(model, optimizer)
+    save(tmp_path / "a" / "step-7", {"model": weights, "optimizer": moments, "train_state": {"step": 70}})
+    (tmp_path / "b").mkdir()
+    torch.save(
+        {"model": weights, "optimizer": optimizer.state_dict(), "step": 70}, tmp_path / "b" / "step-7.pt"
+    )
+    shards, file = open_run(tmp_path / "a")[70], open_run(tmp_path / "b")[70]
+    assert {spec.key: spec.role for spec in shards.specs} == {spec.key: spec.role for spec in file.specs}
+    assert all(torch.equal(shards[key], file[key]) for key in file)
+    assert shards.hyperparameters == file.hyperparameters != {}
+
+
+GLOBAL = torch.arange(60, dtype=torch.float32).reshape(10, 6)
+PIECES = {
+    "rows": [(0, (0, 0), GLOBAL[:7]), (1, (7, 0), GLOBAL[7:])],
+    "columns": [(0, (0, 0), GLOBAL[:, :4].clone()), (1, (0, 4), GLOBAL[:, 4:].clone())],
+    "grid": [
+        (rank, (i, j), GLOBAL[i : i + 5, j : j + 3].clone())
+        for rank, (i, j) in enumerate([(0, 0), (0, 3), (5, 0), (5, 3)])
+    ],
+    "transposed": [(0, (0, 0), GLOBAL[:7].t().clone().t()), (1, (7, 0), GLOBAL[7:])],
+    "one": [(1, (0, 0), GLOBAL)],
+    "uneven": [(0, (0, 0), GLOBAL), (1, (10, 0), GLOBAL[10:])],
+}
+MORE = {
+    "half": ((4,), [(0, (0,), torch.ones(3).bfloat16()), (1, (3,), torch.full((1,), 7).bfloat16())]),
+    "eighth": ((4,), [(i, (2 * i,), torch.tensor([1.0, -2.0]).to(torch.float8_e5m2)) for i in (0, 1)]),
+    "mask": ((2,), [(0, (0,), torch.tensor([True])), (1, (1,), torch.tensor([False]))]),
+    "scale": ((), [(1, (), torch.tensor(2.5))]),
+    "empty": ((0, 3), [(0, (0, 0), torch.zeros(0, 3))]),
+}
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("sharded")
+    for step in (1, 2):
+        tensors = {
+            name: ((10, 6), [(rank, at, part * step) for rank, at, part in shards])
+            for name, shards in PIECES.items()
+        }
+        save_shards(root / f"step-{step}", tensors | MORE)
+    return root
+
+
+def test_shards_are_seen_as_the_tensors_they_are_parts_of(sharded):
+    run = open_run(sharded)
+    assert run.steps == (1, 2)
+    for name in PIECES:
+        assert torch.equal(run[2][name], GLOBAL * 2), name
+    assert run[1]["half"].tolist() == [1, 1, 1, 7]
+    assert run[1]["half"].dtype == torch.bfloat16
+    assert run[1]["eighth"].float().tolist() == [1, -2, 1, -2]
+    assert run[1]["mask"].tolist() == [True, False]
+    assert run[1]["scale"] == 2.5
+    assert run[1]["empty"].shape == (0, 3)
+
+
+def test_shards_are_restored_byte_for_byte(sharded, tmp_path):
+    inshrink_core.compress(sharded, tmp_path / "a.inshrink", codec="lossless")
+    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[1, 2])
+    for step in (1, 2):
+        [folder] = [p.parent for p in (tmp_path / "out").rglob(".metadata") if f"{step}" in p.parent.name]
+        assert same_files(folder, sharded / f"step-{step}")
+
+
+def test_what_a_lossy_restore_wrote_loads_with_torch(sharded, tmp_path):
+    inshrink_core.compress(sharded, tmp_path / "a.inshrink", codec="lattice")
+    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[2])
+    decoded = inshrink_core.open(tmp_path / "a.inshrink")[2]
+    state = {name: torch.zeros(10, 6) for name in PIECES}
+    dcp.load(state, checkpoint_id=tmp_path / "out", no_dist=True)
+    for name in PIECES:
+        assert torch.equal(state[name], decoded[name]), name
+    assert not torch.equal(state["rows"], GLOBAL * 2)
+    [again] = open_run(tmp_path / "out").values()
+    assert all(torch.equal(again[name], decoded[name]) for name in decoded)
+
+
+def test_weights_alone_are_restored_without_the_description_of_the_shards(tmp_path):
+    model, optimizer = trained()
+    weights, moments = get_state_dict(model, optimizer)
+    save(tmp_path / "run" / "step-7", {"model": weights, "optimizer": moments})
+    inshrink_core.compress(tmp_path / "run", tmp_path / "a.inshrink", codec="lossless", optimizer="drop")
+    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[7])
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"checkpoint.pt"}
+    assert open_run(tmp_path / "out")[7].keys() == weights.keys()
+
+
+def test_torchtitans_folders_have_the_model_at_the_top_and_flat_optimizers(tmp_path):
+    for step in (5, 10):
+        model, optimizer = trained(step)
+        flat = get_optimizer_state_dict(
+            model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True)
+        )
+        state = {**model.state_dict(), "optimizer": flat, "lr_scheduler": {"last_epoch": step}}
+        save(tmp_path / "checkpoint" / f"step-{step}", state | {"train_state": {"step": torch.tensor(step)}})
+    run = open_run(tmp_path)
+    assert run.steps == (5, 10)
+    assert set(run[10].state_dict()) == set(model.state_dict())
+    assert torch.equal(run[10]["1.weight@exp_avg"], optimizer.state[model[1].weight]["exp_avg"])
+    assert not [key for key in run[10] if key.startswith(("train_state", "optimizer", "lr_scheduler"))]
+
+
+def test_a_trainers_folder_is_one_checkpoint_of_its_parts(tmp_path):
+    for step in (100, 200):
+        folder = tmp_path / f"checkpoint-{step}"
+        model, optimizer = trained(step)
+        weights, moments = get_state_dict(model, optimizer)
+        save(folder / "pytorch_model_fsdp_0", {"model": weights})
+        save(folder / "optimizer_0", {"optimizer": moments})
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        (folder / "rng_state_0.pth").write_bytes(b"opaque")
+    run = open_run(tmp_path)
+    assert (run.steps, run.format, run.skipped) == ((100, 200), "huggingface", ())
+    assert torch.equal(run[200]["1.weight@exp_avg"], optimizer.state[model[1].weight]["exp_avg"])
+    write_checkpoint(run[200], tmp_path / "out")
+    assert same_files(tmp_path / "out", tmp_path / "checkpoint-200")
+    part = open_run(tmp_path / "checkpoint-200" / "pytorch_model_fsdp_0")
+    assert next(iter(part.values())).keys() == weights.keys()
+
+
+@dataclass
+class Hyperparameters:
+    width: int = 3
+
+
+def test_lightnings_folder_takes_its_step_from_the_file_beside_the_shards(tmp_path):
+    for number, step in enumerate((40, 80)):
+        folder = tmp_path / f"epoch={number}.ckpt"
+        model, optimizer = trained(step)
+        weights, moments = get_state_dict(model, optimizer)
+        save(folder, {"model": weights, "optimizer_0": moments})
+        torch.save({"global_step": step, "epoch": number}, folder / "meta.pt")
+    run = open_run(tmp_path)
+    assert run.steps == (40, 80)
+    assert "1.weight@exp_avg_sq" in run[80]
+    torch.save({"global_step": 80, "hyper_parameters": Hyperparameters()}, folder / "meta.pt")
+    assert len(open_run(tmp_path)) == 2
+
+
+def test_the_state_of_a_whole_application_is_found(tmp_path):
+    model, optimizer = trained()
+    weights, moments = get_state_dict(model, optimizer)
+    save(tmp_path / "step-3", {"app": {"model": weights, "optim": moments}})
+    assert {"1.weight", "1.weight@exp_avg"} <= set(open_run(tmp_path)[3])
+
+
+def test_objects_are_carried_unopened(tmp_path):
+    save(tmp_path / "step-1", {"model": {"w": torch.ones(3)}, "loader": Hyperparameters()})
+    run = open_run(tmp_path)
+    assert list(run[1]) == ["w"]
+    write_checkpoint(run[1], tmp_path / "out")
+    assert same_files(tmp_path / "out", tmp_path / "step-1")
+
+
+def test_a_save_that_was_never_finished_is_passed_over(sharded, tmp_path):
+    save(tmp_path / "step-1", {"model": {"w": torch.ones(3)}})
+    save(tmp_path / "step-2", {"model": {"w": torch.ones(3)}})
+    (tmp_path / "step-2" / ".metadata").rename(tmp_path / "step-2" / ".metadata.tmp")
+    run = open_run(tmp_path)
+    assert run.steps == (1,)
+    assert "without '.metadata'" in run.skipped[0].reason
+
+
+def _overlap(folder, metadata):
+    metadata.state_dict_metadata["rows"].chunks[1].offsets = torch.Size([6, 0])
+    info = metadata.storage_data.pop(MetadataIndex("rows", (7, 0)))
+    metadata.storage_data[MetadataIndex("rows", (6, 0))] = info
+
+
+def _twice(folder, metadata):
+    chunks = metadata.state_dict_metadata["scale"].chunks
+    chunks.append(chunks[0])
+
+
+def _remove(folder, metadata):
+    (folder / "__1_0.distcp").unlink()
+
+
+def _cut(folder, metadata):
+    path = folder / "__1_0.distcp"
+    path.write_bytes(path.read_bytes()[:-3000])
+
+
+def _swap(folder, metadata):
+    one, other = stored(metadata, "rows"), stored(metadata, "one")
+    one.relative_path, one.offset, one.length = other.relative_path, other.offset, other.length
+    other.offset += 1
+
+
+def _set(name, which, **values):
+    def edit(folder, metadata):
+        for key, value in values.items():
+            setattr(stored(metadata, name, which), key, value)
+
+    return edit
+
+
+def _dtype(folder, metadata):
+    metadata.state_dict_metadata["rows"].properties.dtype = torch.int32
+
+
+def _hole(folder, metadata):
+    metadata.state_dict_metadata["rows"].chunks.pop()
+
+
+def _past(folder, metadata):
+    metadata.state_dict_metadata["rows"].size = torch.Size([9, 6])
+
+
+def _transposed(folder, metadata):
+    # A shard of the same number of bytes, but another shape.
+    description = metadata.state_dict_metadata["one"]
+    description.size = description.chunks[0].sizes = torch.Size([6, 10])
+
+
+def _unplaced(folder, metadata):
+    del metadata.storage_data[MetadataIndex("rows", (7, 0))]
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "said"),
+    [
+        (_overlap, DamagedError, "overlap"),
+        (_twice, DamagedError, "overlap"),
+        (_hole, DamagedError, "leave a hole"),
+        (_past, DamagedError, "reach past it"),
+        (_dtype, DamagedError, "not what '.metadata' says"),
+        (_transposed, DamagedError, "not what '.metadata' says"),
+        (_unplaced, DamagedError, "where 'rows' lies"),
+        (_remove, DamagedError, "ranks"),
+        (_cut, DamagedError, "shorter"),
+        (_swap, DamagedError, "over each other"),
+        (_set("rows", 1, offset=-8), DamagedError, "before its file"),
+        (_set("rows", 1, length="8"), DamagedError, "missing"),
+        (_set("rows", 1, offset=1 << 60), DamagedError, "shorter"),
+        (_set("rows", 1, length=20), DamagedError, "zip"),
+        (_set("rows", 1, relative_path="../__1_0.distcp"), UnsafePathError, "not safe"),
+        (_set("rows", 1, relative_path="/etc/passwd"), UnsafePathError, "not safe"),
+        (_set("rows", 1, transform_descriptors=["zstd"]), InputError, "zstd"),
+    ],
+)
+def test_descriptions_that_lie_are_refused(tmp_path, edit, error, said):
+    tensors = {name: ((10, 6), PIECES[name]) for name in ("rows", "one")}
+    folder = save_shards(tmp_path / "step-1", tensors | {"scale": MORE["scale"]})
+    metadata = edited(folder)
+    edit(folder, metadata)
+    rewrite(folder, metadata)
+    with pytest.raises(error, match=said):
+        open_run(folder)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+def test_a_description_that_calls_something_is_refused_and_not_executed(tmp_path, capsys):
+    folder = save(tmp_path / "step-1", {"model": {"w": torch.ones(3)}})
+    rewrite(folder, replace(edited(folder), planner_data=Bomb()))
+    with pytest.raises(UnsafePickleError, match="print"):
+        open_run(folder)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("said", [b"", b"x", pickle.dumps([1]), pickle.dumps({}), b"\x80\x04N."])
+def test_what_is_no_description_is_damage(tmp_path, said):
+    folder = save(tmp_path / "step-1", {"model": {"w": torch.ones(3)}})
+    (folder / ".metadata").write_bytes(said)
+    with pytest.raises(DamagedError):
+        open_run(folder)
+
+
+def test_a_shard_that_rotted_is_refused_with_the_tensor_it_is_of(tmp_path):
+    folder = save_shards(tmp_path / "step-1", {"rows": ((10, 6), PIECES["rows"])})
+    [spec] = open_run(folder)[1].specs
+    file = folder / "__1_0.distcp"
+    at = file.read_bytes().index(GLOBAL[7:].numpy().tobytes())
+    data = bytearray(file.read_bytes())
+    data[at + 5] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(RottenError) as caught:
+        open_run(folder)[1].source.read(spec)
+    assert caught.value.tensors == ("rows",)
+    damaged = open_run(folder, allow_damaged=True)[1]
+    write_checkpoint(damaged, tmp_path / "out")
+    assert same_files(tmp_path / "out", folder)
+
+
+def test_shards_behind_a_link_out_of_the_run_are_refused(tmp_path):
+    folder = save_shards(tmp_path / "run" / "step-1", {"rows": ((10, 6), PIECES["rows"])})
+    (folder / "__1_0.distcp").rename(tmp_path / "elsewhere")
+    (folder / "__1_0.distcp").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RefusedLinkError):
+        open_run(tmp_path / "run")
+
+
+def test_shards_in_safetensors_are_not_taken_for_tensors(tmp_path):
+    for rank in (0, 1):
+        told = json.dumps({"w": {"saved_offsets": [3 * rank, 0]}})
+        name = f"shard-0000{rank + 1}-model-00001-of-00001.safetensors"
+        save_file({"w": torch.ones(3, 2)}, tmp_path / name, metadata={"DCP_SHARDING_INFO": told})
+    with pytest.raises(InputError, match="consolidate"):
+        open_run(tmp_path)
+    (tmp_path / name).rename(tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="consolidate"):
+        open_run(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("box", [Box((4, 0), (7, 6)), Box((0,), (60,)), Box((0, 0, 0), (1, 1, 1))])
+def test_a_layout_with_a_part_outside_of_its_tensor_is_damage(sharded, tmp_path, box):
+    checkpoint = open_run(sharded)[1]
+    [layout] = [file for file in checkpoint.files if file.path == "__1_0.distcp"]
+    at, region = next((i, r) for i, r in enumerate(layout.regions) if r.members[0].key == "rows")
+    lie = region._replace(members=(region.members[0]._replace(box=box),))
+    regions = (*layout.regions[:at], lie, *layout.regions[at + 1 :])
+    with pytest.raises(InshrinkError, match=r"outside of|strides|larger"):
+        write_checkpoint(replace(checkpoint, files=(replace(layout, regions=regions),)), tmp_path / "out")
+
+
+def test_folders_of_shards_are_archived_as_a_training_saves_them(tmp_path):
+    with FolderSaver(tmp_path / "a.inshrink", codec="lossless") as saver:
+        for step in (1, 2):
+            folder = tmp_path / f"checkpoint-{step}"
+            save(folder / "pytorch_model_fsdp_0", {"model": {"w": GLOBAL * step}})
+            (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+            saver.save(folder, step)
+        saver.close(strict=True)
+    assert torch.equal(inshrink_core.open(tmp_path / "a.inshrink")[2]["w"], GLOBAL * 2)
+    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[1])
+    assert same_files(tmp_path / "out", tmp_path / "checkpoint-1")
