@@ -10,11 +10,13 @@ import typer
 
 from inshrink_core.cli.options import BoundOptions, Output, Writing, verb
 from inshrink_core.cli.showing import promised_facts, show_facts, show_table
+from inshrink_core.errors import InputError
 from inshrink_core.text import duration, percent, plain, printable, ratio, size, steps_in_short
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from inshrink_core.training.losing import PartialFailure, PartialRehearsal
     from inshrink_core.training.rehearsal import Rehearsal
 
 __all__ = ["EXAMPLE", "rehearse"]
@@ -23,7 +25,8 @@ EXAMPLE = (
     "$ inshrink rehearse char-gpt --codec inshrinkerator --set bins=32 -o rehearsal\n"
     "$ inshrink rehearse char-gpt --max-drop 0.01 -o rehearsal\n"
     "$ inshrink rehearse char-gpt --scale large --device cuda -o rehearsal\n"
-    "$ inshrink rehearse my_task.py:MyTask --codec lossless --restores 4 --seeds 5"
+    "$ inshrink rehearse my_task.py:MyTask --codec lossless --restores 4 --seeds 5\n"
+    "$ inshrink rehearse char-gpt --lose 0.25"
 )
 
 
@@ -68,6 +71,14 @@ def rehearse(
             "what chance alone costs.",
         ),
     ] = False,
+    lose: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Lose this share of the model's tensors between two saves, restore these alone, and count "
+            "the steps that it costs; nothing is kept of such trainings.",
+        ),
+    ] = None,
     device: Annotated[
         str,
         typer.Option(metavar="auto|cpu|cuda", help="Where training happens; another one is another result."),
@@ -81,24 +92,74 @@ def rehearse(
     """Train with failures restored from the archive, against uninterrupted training."""
     import inshrink_core
 
+    shared = {
+        "scale": scale,
+        **writing.keywords(),
+        "restores": restores,
+        "seeds": seeds,
+        "saves": saves,
+        "steps": steps,
+        "device": device,
+        "threads": threads,
+    }
     with out.progress("rehearse", in_bytes=False) as progress:
-        result = inshrink_core.rehearse(
-            task,
-            output,
-            scale=scale,
-            **writing.keywords(),
-            restores=restores,
-            seeds=seeds,
-            saves=saves,
-            steps=steps,
-            **vars(bounds),
-            control=control,
-            device=device,
-            threads=threads,
-            keep_archives=keep_archives,
-            progress=progress,
+        if lose is not None:
+            _refuse_with_lose(bounds, control, keep_archives)
+            partial = inshrink_core.training.rehearse_partial(
+                task, output, lose=lose, **shared, progress=progress
+            )
+        else:
+            result = inshrink_core.rehearse(
+                task,
+                output,
+                **shared,
+                **vars(bounds),
+                control=control,
+                keep_archives=keep_archives,
+                progress=progress,
+            )
+    if lose is not None:
+        out.present(partial, _show_partial)
+    else:
+        out.present(result, _show)
+
+
+def _refuse_with_lose(bounds: BoundOptions, control: bool, keep_archives: bool) -> None:
+    """Refuse options that a rehearsal of partial failures has no use for."""
+    given = [f"--{name.replace('_', '-')}" for name, value in vars(bounds).items() if value is not None]
+    given += [
+        option
+        for option, is_given in (("--control", control), ("--keep-archives", keep_archives))
+        if is_given
+    ]
+    if given:
+        raise InputError(
+            f"{given[0]} does not go with --lose",
+            remedy="leave one of them out: --lose counts steps, not loss",
         )
-    out.present(result, _show)
+
+
+def _show_partial(console: Console, report: PartialRehearsal) -> None:
+    """Print a row a failure, then what they say together."""
+    rows = (
+        (str(one.seed), str(one.saved_at), str(one.failed_at), f"{one.share:.0%}", str(one.whole), _lost(one))
+        for one in report.failures
+    )
+    columns = ("seed", "saved at", "failed at", "lost", "steps, all restored", "steps, lost ones restored")
+    show_table(console, columns, rows, left=())
+    console.print()
+    by_seed = ", ".join(f"{share:.0%}" for share in report.fewer_by_seed)
+    facts = [
+        ("task", f"{printable(report.task)}, on {report.device}"),
+        ("codec", f"{report.codec}, optimizer {report.optimizer}"),
+        ("steps lost, mean", f"{report.whole:.1f} all restored, {report.partial:.1f} the lost ones alone"),
+        ("fewer", f"{report.fewer:.0%}  (by seed: {by_seed})"),
+    ]
+    show_facts(console, facts)
+
+
+def _lost(failure: PartialFailure) -> str:
+    return f"{failure.partial}" if failure.reached else f"≥ {failure.partial}"
 
 
 def _show(console: Console, report: Rehearsal) -> None:

@@ -8,6 +8,8 @@ from inshrink_core.lazy import index
 
 if TYPE_CHECKING:
     from inshrink_core.training.folder_saver import FolderSaver as FolderSaver
+    from inshrink_core.training.losing import PartialRehearsal as PartialRehearsal
+    from inshrink_core.training.losing import rehearse_partial as rehearse_partial
     from inshrink_core.training.rehearsal import Rehearsal as Rehearsal
     from inshrink_core.training.rehearsal import TrainingResult as TrainingResult
     from inshrink_core.training.rehearsal import rehearse as rehearse

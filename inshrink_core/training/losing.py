@@ -123,6 +123,7 @@ def rehearse_partial(
     directory: str | os.PathLike[str],
     *,
     lose: float = 0.25,
+    scale: str | None = None,
     codec: str | None = None,
     config: Mapping[str, Any] | AnyCodec | None = None,
     optimizer: str | None = None,
@@ -145,6 +146,8 @@ def rehearse_partial(
         Where archives lie meanwhile.
     lose
         Share of the model's parameter tensors that a failure takes, above 0 and below 1; at least one.
+    scale
+        ``large``: the task's model for a GPU.
     codec, config, optimizer, keyframe_every
         How frames are written, as `Saver` has it.
     restores, saves, steps
@@ -176,7 +179,7 @@ def rehearse_partial(
 
     if not 0 < lose < 1:
         raise InputError("--lose is a share of the tensors", expected="above 0, below 1", found=f"{lose:g}")
-    found, _ = find_task(task)
+    found, _ = find_task(task, scale)
     schedule = checked_schedule(
         Schedule(
             n_steps=found.n_steps if steps is None else steps,
