@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import TensorInput
@@ -125,6 +127,29 @@ def check_distances(device):
         integers = (normal((n,), 2) * 1e3).int()
         agree(device, distance_to_grid, values, integers, 2.0**-3)
         agree(device, squared_distance, values, values.flip(0).contiguous())
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    words=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40),
+    row=st.integers(-300, 300),
+    columns=st.lists(st.integers(-128, 127), min_size=40, max_size=40),
+    threshold=st.integers(26, 128),
+    held=st.sampled_from([0.5, 0.75, 1.0, 3.25, 64.0]),
+)
+def any_bits_are_treated_alike(device, words, row, columns, threshold, held):
+    values = torch.tensor(words, dtype=torch.int32).view(torch.float32)
+    agree(device, moments.kinds_of, values)
+    agree(device, moments.squares_cover, values, values.flip(0).contiguous())
+    values = torch.where(values.isfinite(), values, 1.0)
+    units = Units(np.array([row]), np.array(columns[: len(words)]))
+    agree(device, moments.row_reaches, values, 1, units.columns)
+    agree(device, moments.round_in_units, values, units, threshold)
+    agree(device, moments.round_to_octaves, values, units, codes_of(len(words)), held)
+
+
+def check_any_bits(device):
+    any_bits_are_treated_alike(device)
 
 
 def check_chains_of_optimizer_state(device):

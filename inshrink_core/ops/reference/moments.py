@@ -1,6 +1,7 @@
 """The norm of the moments codec's kernels in plain torch, an operation for each step of the rule.
 
-`inshrink_core.ops.moments` documents the functions.
+`inshrink_core.ops.moments` documents the functions. What takes float64 is done in host memory, for not every
+device has that.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def sum_sides(values: Tensor, n_rows: int, squared: bool) -> Sums:
     return Sums(_sums_of_rows(terms), columns.numpy())
 
 
-def _exponents(units: Units, device: torch.device) -> Tensor:
-    rows, columns = (torch.from_numpy(side).to(device) for side in units)
+def _exponents(units: Units) -> Tensor:
+    rows, columns = map(torch.from_numpy, units)
     return (rows[:, None] + columns[None, :]).view(-1)
 
 
@@ -78,19 +79,19 @@ def _values_of(exponents: Tensor) -> Tensor:
 
 def relative_square(values: Tensor, units: Units) -> float:
     """See `moments.relative_square`."""
-    relative = values.double() / _values_of(_exponents(units, values.device))
-    return math.fsum(_sums_of_rows(relative.square().cpu().view(units.rows.size, -1)).tolist())
+    relative = values.cpu().double() / _values_of(_exponents(units))
+    return math.fsum(_sums_of_rows(relative.square().view(units.rows.size, -1)).tolist())
 
 
 def row_reaches(values: Tensor, n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
     """See `moments.row_reaches`."""
-    units = _values_of(torch.from_numpy(columns).to(values.device))
-    reaches: NDArray[np.float64] = (values.double().abs().view(n_rows, -1) / units).amax(1).cpu().numpy()
+    units = _values_of(torch.from_numpy(columns))
+    reaches: NDArray[np.float64] = (values.cpu().double().abs().view(n_rows, -1) / units).amax(1).numpy()
     return reaches
 
 
 def _magnitudes(values: Tensor, units: Units) -> Tensor:
-    shares = values.abs() / _values_of(_exponents(units, values.device)) * float(1 << FRACTION_BITS)
+    shares = values.abs() / _values_of(_exponents(units).to(values.device)) * float(1 << FRACTION_BITS)
     return shares.clamp(max=float(MAX_MAGNITUDE)).to(torch.int64)
 
 
@@ -111,16 +112,17 @@ def round_in_units(values: Tensor, units: Units, threshold: int) -> Tensor:
 
 def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, held: float) -> Tensor:
     """See `moments.round_to_octaves`."""
+    values, device = values.cpu(), values.device
     mantissas, exponents = torch.frexp(values.double())
     # Of a power of two the logarithm is taken of one, so that a tie is one on every processor.
     logarithms = (2 * mantissas).log2() + (exponents - 1)
-    wanted = logarithms - 0.5 * _exponents(units, values.device)
+    wanted = logarithms - 0.5 * _exponents(units)
     wanted = torch.where(values > 0, wanted, 0.0)
     codes = wanted.round().clamp(1 - ZERO_POINT, ZERO_POINT - 1) + ZERO_POINT
     if before is not None:
-        old = before.double()
+        old = before.cpu().double()
         codes = torch.where((old > 0) & ((wanted + ZERO_POINT - old).abs() <= held), old, codes)
-    return torch.where(values > 0, codes, 0.0).to(torch.uint8)
+    return torch.where(values > 0, codes, 0.0).to(torch.uint8).to(device)
 
 
 def expand_units(rows: Tensor, columns: Tensor, elements: Tensor | None, base: int, scaled: bool) -> Tensor:
