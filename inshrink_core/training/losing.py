@@ -173,6 +173,15 @@ def rehearse_partial(
     as many steps as lie between two saves, the best of which is the target (SCAR, section 3, iteration cost),
     and of the one that did until it is as good, or has lost twice the steps of a full restore. Both see the
     same batches.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile
+    >>> found = inshrink_core.training.rehearse_partial(
+    ...     "regression", tempfile.mkdtemp(), steps=9, saves=3, restores=1, seeds=1
+    ... )
+    >>> len(found.failures), len(found.failures[0].lost)
+    (1, 2)
     """
     from inshrink_core.training.failing import Schedule, Setup, isolated
     from inshrink_core.training.rehearsal import checked_schedule
