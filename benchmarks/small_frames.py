@@ -61,12 +61,13 @@ def measure(run: Path, target: Path, limit: int | None) -> dict[str, object]:
         for module in ("archive.writer", "verbs.compress") if limit is not None else ():
             stack.enter_context(mock.patch(f"inshrink_core.{module}.MAX_SMALL_FILES", limit))
         syncs = stack.enter_context(counted_syncs())
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.process_time()
         report = inshrink_core.compress(run, target, threads=1)
-        seconds = time.perf_counter() - begun
+        seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
     files = [file for file in target.rglob("*") if file.is_file()]
     return {
         "seconds": seconds,
+        "cpu_seconds": cpu,
         "files": len(files),
         "syncs": len(syncs),
         "bytes": sum(file.stat().st_size for file in files),

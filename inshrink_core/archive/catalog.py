@@ -85,6 +85,10 @@ class Catalog:
     unknown: dict[str, int] = field(default_factory=dict)
     last_number: int = 0
 
+    def with_frame(self, info: FrameInfo) -> Catalog:
+        """Return the catalog after the commit of a frame that takes no other's place."""
+        return replace(self, frames=(*self.frames, info), by_id=self.by_id | {info.frame_id: info})
+
     @property
     def next_generation(self) -> int:
         """Above every generation in the manifest, in a frame and in a file's name."""

@@ -212,6 +212,10 @@ class ArchiveReader:
         self._catalog: Catalog = load_catalog(self._storage)
         self._chains: dict[bytes, tuple[FrameInfo, ...]] = {}
 
+    def see(self, info: FrameInfo) -> None:
+        """See a frame that is readable where it says, and that no manifest lists yet."""
+        self._catalog = self._catalog.with_frame(info)
+
     def info(self, frame_id: bytes) -> FrameInfo:
         """Return a frame by id.
 

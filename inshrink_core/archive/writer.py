@@ -39,6 +39,7 @@ from inshrink_core.archive.segment import MAX_SMALL_FILES, gathered, placed, sma
 from inshrink_core.archive.storage import (
     LocalStorage,
     OverlaidStorage,
+    Storage,
     frame_digest,
     storage_errors,
     was_url,
@@ -51,7 +52,7 @@ __all__ = ["ArchiveWriter"]
 
 _GROUP_FRAMES: Final = 64
 _GROUP_S: Final = 10.0
-"""What a crash may take of a group: work of seconds, that the same command does again."""
+"""A crash takes less than such a group, and of slow steps no more than the one in work."""
 
 
 class ArchiveWriter:
@@ -70,7 +71,8 @@ class ArchiveWriter:
         16 bytes for a new archive; random by default.
     grouped
         Commit small frames in groups, each as one file: faster, and of what was not flushed a crash leaves
-        nothing. A group ends after 64 frames, 4 MiB or ten seconds, and when the writer is closed.
+        nothing. A group ends after 64 frames, at 4 MiB, with the first frame that comes ten seconds after the
+        last group, and when the writer is closed.
 
     Raises
     ------
@@ -109,7 +111,7 @@ class ArchiveWriter:
         self._frame: FrameWriter | None = None
         self._grouped = grouped
         self._group: list[FrameInfo] = []
-        self._group_begun = 0.0
+        self._flushed_at = time.monotonic()
         self._held: dict[str, bytes] = {}
         with storage_errors("the archive cannot be opened for writing", self._root):
             if was_url(self._root) and not self._root.exists():
@@ -162,7 +164,8 @@ class ArchiveWriter:
             self._write_manifest(self._manifest)
         for path in catalog.buried:
             (self._root / path).unlink(missing_ok=True)
-        self.reader = ArchiveReader(OverlaidStorage(LocalStorage(self._root), self._held))
+        storage = OverlaidStorage(LocalStorage(self._root), self._held)
+        self.reader: ArchiveReader = _GroupReader(storage, self._group)
 
     def _repaired(self, catalog: Catalog) -> Manifest:
         """List what is whole and not listed, with the digest of what is there."""
@@ -277,12 +280,10 @@ class ArchiveWriter:
         temporary.unlink()
         if sum(frame.nbytes for frame in self._group) + info.nbytes > MAX_SEGMENT_NBYTES:
             self.flush()
-        if not self._group:
-            self._group_begun = time.monotonic()
         self._group.append(info)
-        self._held |= {info.path: content, MANIFEST_NAME: self.manifest.pack()}
-        self.reader.refresh()
-        if len(self._group) >= _GROUP_FRAMES or time.monotonic() - self._group_begun > _GROUP_S:
+        self._held[info.path] = content
+        self.reader.see(info)
+        if len(self._group) >= _GROUP_FRAMES or time.monotonic() - self._flushed_at > _GROUP_S:
             self.flush()
 
     def flush(self) -> None:
@@ -295,7 +296,7 @@ class ArchiveWriter:
         """
         if not self._group:
             return
-        group, number = self._group, self._group[-1].generation
+        group, number = tuple(self._group), self._group[-1].generation
         contents = [self._held[frame.path] for frame in group]
         moved = placed(group, number)
         manifest, path = self.manifest.with_places(moved), self._root / moved[0].path
@@ -314,7 +315,8 @@ class ArchiveWriter:
         self.gather()
 
     def _leave_group(self) -> None:
-        self._group = []
+        self._group.clear()
+        self._flushed_at = time.monotonic()
         self._held.clear()
 
     def gather(self) -> None:
@@ -454,6 +456,20 @@ class ArchiveWriter:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class _GroupReader(ArchiveReader):
+    """A reader that sees the frames of a group, too."""
+
+    def __init__(self, storage: Storage, group: list[FrameInfo]) -> None:
+        self._group = group
+        super().__init__(storage)
+
+    def refresh(self) -> None:
+        """See what was committed or removed since."""
+        super().refresh()
+        for info in self._group:
+            self.see(info)
 
 
 def _checked_place(step: Any, branch: Any, kind: Any, root: Path) -> tuple[int, int, FrameKind]:
