@@ -21,6 +21,7 @@ from benchmarks.results import DATA, RESULTS, machine
 
 BENCHMARKS = (
     "footprint",
+    "small_frames",
     "explorer",
     "speed",
     "verbs",

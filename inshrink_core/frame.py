@@ -95,7 +95,9 @@ class FrameInfo:
     digest
         SHA-256 of the whole frame.
     path
-        Where it lies, relative to the archive.
+        The file it lies in, relative to the archive.
+    offset
+        Where it begins in a segment; None where it is a file of its own.
     """
 
     frame_id: bytes
@@ -107,6 +109,7 @@ class FrameInfo:
     nbytes: int
     digest: bytes
     path: str = field(default="", compare=False)
+    offset: int | None = field(default=None, compare=False)
 
     @property
     def place(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import inshrink_core
 from benchmarks.crash.disk import Tree
-from inshrink_core.archive import FrameWriter, is_archive
+from inshrink_core.archive import ArchiveWriter, FrameWriter, is_archive
 from inshrink_core.errors import InshrinkError
 from inshrink_core.evaluate import EvaluatorRequest
 
@@ -69,15 +69,27 @@ def judge_archive(
 
 @contextmanager
 def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
-    """Note every frame as promised when its commit has returned; judge bounds here; give ids that repeat."""
+    """Note every frame as promised when its commit has returned; judge bounds here; give ids that repeat.
+
+    A frame of a group is promised when the group was flushed.
+    """
     commit, resolve, urandom = FrameWriter.commit, EvaluatorRequest.resolve, os.urandom
+    flush = ArchiveWriter.flush
 
     def committed(self: FrameWriter, meta: Any) -> Any:
         info = commit(self, meta)
-        note(f"committed {info.step}")
+        if self._synced:
+            note(f"committed {info.step}")
         return info
 
+    def flushed(self: ArchiveWriter) -> None:
+        group = tuple(self._group)
+        flush(self)
+        for info in group:
+            note(f"committed {info.step}")
+
     FrameWriter.commit = committed  # type: ignore[method-assign]
+    ArchiveWriter.flush = flushed  # type: ignore[method-assign]
     EvaluatorRequest.resolve = lambda *_: evaluator()  # type: ignore[assignment,method-assign,return-value]
     # The same ids every time: equal states are then judged once.
     os.urandom = lambda nbytes: bytes(range(1, 1 + nbytes))
@@ -86,6 +98,7 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
     finally:
         os.urandom = urandom
         FrameWriter.commit, EvaluatorRequest.resolve = commit, resolve  # type: ignore[method-assign]
+        ArchiveWriter.flush = flush  # type: ignore[method-assign]
 
 
 def promised(

@@ -119,6 +119,7 @@ class Plant(NamedTuple):
 
 PLANTS = {
     "file-unsynced": Plant(file_unsynced, "append", "power"),
+    "group-unsynced": Plant(file_unsynced, "group", "power"),
     "folder-unsynced": Plant(folder_unsynced, "append", "power"),
     "parents-unsynced": Plant(parents_unsynced, "pack", "power"),
     "manifest-first": Plant(manifest_first, "append", "kill"),

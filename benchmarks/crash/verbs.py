@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import numpy
 import torch
@@ -125,6 +127,26 @@ class Append(Compress):
         _compress(root, steps=self.kept)
 
 
+def crowded() -> AbstractContextManager[Any]:
+    """Write frames in groups of three, and more than two small files together."""
+    limits = {"MAX_SMALL_FILES": 2, "_GROUP_FRAMES": 3}
+    return mock.patch.multiple("inshrink_core.archive.writer", **limits)
+
+
+class Group(Append):
+    """A compress of groups that goes on where each frame is a file."""
+
+    name = "group"
+
+    def prepare(self, root: Path) -> None:
+        write_run(root / RUN, (1, 2, 3, 4, 5, 6, 7))
+        _compress(root, steps=self.kept)
+
+    def act(self, root: Path, note: Note) -> None:
+        with crowded(), mock.patch("inshrink_core.verbs.compress.MAX_SMALL_FILES", 2):
+            _compress(root)
+
+
 class LinearEvaluator:
     """An evaluator of this process: the weights on fixed inputs."""
 
@@ -197,6 +219,21 @@ class Prune(Verb):
         inshrink_core.verbs.prune(root / ARCHIVE, keep=(3,), keep_last=2, apply=True)
 
 
+class Thin(Prune):
+    """A prune of which every file is a segment."""
+
+    name = "thin"
+
+    def prepare(self, root: Path) -> None:
+        write_run(root / RUN, (1, 2, 3, 4, 5, 6))
+        with crowded(), mock.patch("inshrink_core.verbs.compress.MAX_SMALL_FILES", 2):
+            _compress(root, keyframe_every=32)
+
+    def act(self, root: Path, note: Note) -> None:
+        with crowded():
+            super().act(root, note)
+
+
 class Saving(Verb):
     """A saver in a training of four saves, beside which it archives."""
 
@@ -220,6 +257,16 @@ class Saving(Verb):
     def recover(self, root: Path) -> None:
         """Open the saver and close it: what an earlier one saved is archived."""
         inshrink_core.Saver(root / ARCHIVE, nn.Linear(1, 1), codec="lossless").close()
+
+
+class Crowd(Saving):
+    """A saver whose small files are put together."""
+
+    name = "crowd"
+
+    def act(self, root: Path, note: Note) -> None:
+        with crowded():
+            super().act(root, note)
 
 
 class _OneFile(Verb):
@@ -349,5 +396,8 @@ class Replace(Restore):
 
 VERBS: dict[str, type[Verb]] = {
     verb.name: verb
-    for verb in (Compress, Append, Bounded, Watch, Prune, Saving, Pack, Unpack, Export, Restore, Replace)
+    for verb in (
+        *(Compress, Append, Group, Bounded, Watch, Prune, Thin, Saving, Crowd),
+        *(Pack, Unpack, Export, Restore, Replace),
+    )
 }

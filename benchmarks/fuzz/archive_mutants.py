@@ -16,7 +16,10 @@ from benchmarks.fuzz.runs import Files
 from benchmarks.fuzz.sealing import (
     OpenFrame,
     bounded,
+    has_segments,
     is_packed_name,
+    joined,
+    loosened,
     open_manifest,
     packed,
     refit_manifest,
@@ -25,6 +28,7 @@ from benchmarks.fuzz.sealing import (
     unpacked,
 )
 from benchmarks.fuzz.values import TEXTS, hostile_value, mutate_value
+from inshrink_core.archive.layout import SEGMENTS_VERSION, segment_path
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.frame import FrameKind
 
@@ -125,7 +129,13 @@ def blind(rng: random.Random, files: Files, donors: tuple[Files, ...]) -> Files:
 def _other_name(rng: random.Random, name: str) -> str:
     generation, step = rng.choice((1, 2, 3, 4, 9)), rng.choice((10, 20, 30, 40))
     return rng.choice(
-        (f"frames/{generation:08d}-{step}.frame", f"{name}.bak", f"frames/.{name[-8:]}.tmp", "lock")
+        (
+            f"frames/{generation:08d}-{step}.frame",
+            segment_path(generation),
+            f"{name}.bak",
+            f"frames/.{name[-8:]}.tmp",
+            "lock",
+        )
     )
 
 
@@ -133,14 +143,19 @@ def repaired(rng: random.Random, files: Files) -> Files:
     """Return the files with something hostile behind checksums that are all right."""
     if is_packed_name(files):
         return _repaired_pack(rng, files)
-    changed = dict(files)
-    frames = sorted(name for name in files if name != MANIFEST_NAME)
+    if has_segments(files):
+        return _repaired_segments(rng, files)
     kind = rng.randrange(20)
-    name = rng.choice(frames)
-    if kind == 0:
-        archive_id, columns = open_manifest(files[MANIFEST_NAME])
-        changed[MANIFEST_NAME] = seal_manifest(archive_id, bounded(mutate_value(rng, columns)))
-        return changed
+    if kind:
+        return _with_hostile_frame(rng, files, kind)
+    archive_id, columns = open_manifest(files[MANIFEST_NAME])
+    return files | {MANIFEST_NAME: seal_manifest(archive_id, bounded(mutate_value(rng, columns)))}
+
+
+def _with_hostile_frame(rng: random.Random, files: Files, kind: int) -> Files:
+    """Return the files with another frame in the place of one, and a manifest that fits it."""
+    changed = dict(files)
+    name = rng.choice(sorted(name for name in files if name != MANIFEST_NAME))
     frame = OpenFrame.parse(files[name])
     if kind <= 8:
         _hostile_block(rng, frame)
@@ -159,6 +174,15 @@ def repaired(rng: random.Random, files: Files) -> Files:
     changed[name] = frame.seal()
     changed[MANIFEST_NAME] = refit_manifest(files[MANIFEST_NAME], changed)
     return changed
+
+
+def _repaired_segments(rng: random.Random, files: Files) -> Files:
+    if rng.random() < 0.8:
+        return joined(_with_hostile_frame(rng, loosened(files), rng.randrange(1, 20)), files)
+    archive_id, columns = open_manifest(files[MANIFEST_NAME])
+    places = rng.randrange(10, 12)
+    columns[places] = mutate_value(rng, columns[places])
+    return files | {MANIFEST_NAME: seal_manifest(archive_id, bounded(columns), SEGMENTS_VERSION)}
 
 
 def _repaired_pack(rng: random.Random, files: Files) -> Files:

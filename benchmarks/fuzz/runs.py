@@ -134,6 +134,14 @@ def _exported(folder: Path, run: Path) -> Path:
     return folder / "weights.inshrink"
 
 
+def _segments(folder: Path, run: Path) -> Path:
+    path = folder / "segments.inshrink"
+    with mock.patch("inshrink_core.verbs.compress.MAX_SMALL_FILES", 1):
+        inshrink_core.compress(run, path, steps=STEPS[:2], codec="lattice")
+    inshrink_core.compress(run, path, codec="lattice")
+    return path
+
+
 def _packed(folder: Path, run: Path) -> Path:
     inshrink_core.compress(run, folder / "unpacked.inshrink", codec="lattice")
     pack(folder / "unpacked.inshrink", folder / "packed.inshrink")
@@ -169,6 +177,7 @@ def archives() -> dict[str, Files]:
         "pruned": (_pruned, torch_run),
         "rekeyed": (_rekeyed, torch_run),
         "exported": (_exported, torch_run),
+        "segments": (_segments, torch_run),
         "packed": (_packed, torch_run),
     }
     found = {}

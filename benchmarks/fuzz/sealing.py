@@ -18,9 +18,11 @@ from benchmarks.fuzz.runs import Files
 from inshrink_core.archive.document import compress_document, decompress_document
 from inshrink_core.archive.index import INDEX_DICTIONARY, SmallBlocks
 from inshrink_core.archive.layout import (
+    FORMAT_VERSION,
     FRAME_HEADER_NBYTES,
     FRAME_VERSION,
     MANIFEST_HEADER_NBYTES,
+    SEGMENTS_VERSION,
     TRAILER_NBYTES,
     FrameHeader,
     ManifestHeader,
@@ -29,8 +31,9 @@ from inshrink_core.archive.layout import (
     crc32c,
     frame_path,
     is_small,
+    segment_path,
 )
-from inshrink_core.archive.manifest import MANIFEST_NAME
+from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PACKED, align_file, pack_header, parse_directory
 
 _LENGTHS: Final = 3
@@ -40,7 +43,9 @@ _CRCS: Final = 4
 _GENERATIONS: Final = 5
 _SIZES: Final = 6
 _DIGESTS: Final = 7
-"""Columns of a manifest that a changed frame changes."""
+
+_SEGMENTS: Final = 10
+"""Columns of a manifest that a changed frame changes; and where those begin that say where frames lie."""
 
 _DIGEST_NBYTES: Final = 32
 
@@ -148,11 +153,38 @@ def open_manifest(data: bytes) -> tuple[bytes, list[Any]]:
     return header.archive_id, msgpack.unpackb(zstandard.decompress(data[MANIFEST_HEADER_NBYTES:]), raw=False)
 
 
-def seal_manifest(archive_id: bytes, columns: Any) -> bytes:
+def seal_manifest(archive_id: bytes, columns: Any, version: int = FORMAT_VERSION) -> bytes:
     """Return the file of a manifest."""
     raw = packed(columns)
     payload = zstandard.compress(raw)
-    return ManifestHeader(archive_id, len(payload), len(raw)).pack(payload) + payload
+    return ManifestHeader(archive_id, len(payload), len(raw), version).pack(payload) + payload
+
+
+def has_segments(files: Files) -> bool:
+    """Tell whether frames of a sound archive lie in segments."""
+    return ManifestHeader.parse(files[MANIFEST_NAME], "").version == SEGMENTS_VERSION
+
+
+def loosened(files: Files) -> Files:
+    """Return a sound archive with each frame as a file of its own."""
+    archive_id, columns = open_manifest(files[MANIFEST_NAME])
+    loose = {MANIFEST_NAME: seal_manifest(archive_id, columns[:_SEGMENTS])}
+    for frame in Manifest.parse(files[MANIFEST_NAME], "").frames:
+        begin = frame.offset or 0
+        loose[frame_path(frame.generation, frame.step)] = files[frame.path][begin : begin + frame.nbytes]
+    return loose
+
+
+def joined(loose: Files, files: Files) -> Files:
+    """Return loose frames in the segments that those of another archive of as many lie in."""
+    archive_id, columns = open_manifest(loose[MANIFEST_NAME])
+    places = open_manifest(files[MANIFEST_NAME])[1][_SEGMENTS:]
+    changed = {MANIFEST_NAME: seal_manifest(archive_id, [*columns, *places], SEGMENTS_VERSION)}
+    for row, number in enumerate(places[0]):
+        path = frame_path(columns[_GENERATIONS][row], columns[2][row])
+        target = segment_path(number) if number else path
+        changed[target] = changed.get(target, b"") + loose[path]
+    return changed
 
 
 def refit_manifest(manifest: bytes, frames: Files) -> bytes:

@@ -15,11 +15,13 @@ from inshrink_core.archive.maintenance import (
     unpack_archive,
 )
 from inshrink_core.archive.reader import ArchiveReader, is_archive, open_storage
+from inshrink_core.archive.segment import MAX_SMALL_FILES
 from inshrink_core.archive.storage import LocalStorage, Storage
 from inshrink_core.archive.writer import ArchiveWriter
 
 __all__ = [
     "FORMAT_VERSION",
+    "MAX_SMALL_FILES",
     "ArchiveReader",
     "ArchiveWriter",
     "FrameReader",

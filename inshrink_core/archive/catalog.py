@@ -9,13 +9,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
-from inshrink_core.archive.frame_reader import read_envelope
-from inshrink_core.archive.layout import FRAME_FOLDER, FRAME_MAGIC, parse_frame_name
+from inshrink_core.archive.frame_reader import FrameFile, read_envelope
+from inshrink_core.archive.layout import (
+    FRAME,
+    FRAME_FOLDER,
+    FRAME_MAGIC,
+    MAX_SEGMENT_NBYTES,
+    SMALL_FRAME_NBYTES,
+    damaged,
+    file_number,
+    parse_frame_name,
+    trailed_spans,
+)
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
-from inshrink_core.archive.storage import Storage, storage_error
+from inshrink_core.archive.storage import OverlaidStorage, Storage, is_sound, storage_error
 from inshrink_core.errors import DamagedError, InshrinkError, NotFoundError, StorageError
 from inshrink_core.frame import FrameInfo
 
@@ -47,10 +57,17 @@ class Catalog:
         Frames whose place a higher generation has taken.
     missing
         Frames the manifest lists whose file is not there.
+    moved
+        Frames that lie elsewhere than the manifest says.
     buried
-        Paths of removed frames whose file is still there.
+        Paths of files that have nothing but removed frames, and copies of frames that lie elsewhere.
     foreign, unreadable
-        Paths of frames of another archive, and of files that are not whole frames, with the reason.
+        Paths of frames of another archive, and of what is no whole frame, with the reason.
+    unknown
+        Paths of what cannot be read, where no manifest says what it was, with the highest generation it
+        may have had.
+    last_number
+        Highest generation in the name of a file.
     """
 
     manifest: Manifest
@@ -61,53 +78,121 @@ class Catalog:
     unlisted: tuple[FrameInfo, ...] = ()
     superseded: tuple[FrameInfo, ...] = ()
     missing: tuple[FrameInfo, ...] = ()
+    moved: tuple[FrameInfo, ...] = ()
     buried: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     unreadable: tuple[tuple[str, InshrinkError], ...] = ()
+    unknown: dict[str, int] = field(default_factory=dict)
+    last_number: int = 0
 
-    @property
-    def unknown(self) -> dict[str, int]:
-        """Frame files that cannot be read where no manifest says what they were, with their generations."""
-        if self.manifest_problem is None:
-            return {}
-        names = {path: parse_frame_name(path.rpartition("/")[2]) for path, _ in self.unreadable}
-        return {path: parsed[0] for path, parsed in names.items() if parsed}
+    def with_frame(self, info: FrameInfo) -> Catalog:
+        """Return the catalog after the commit of a frame that takes no other's place."""
+        return replace(self, frames=(*self.frames, info), by_id=self.by_id | {info.frame_id: info})
 
     @property
     def next_generation(self) -> int:
-        """Above every generation in the manifest, in a frame and in a frame file's name."""
-        paths = (*self.buried, *self.foreign, *(path for path, _ in self.unreadable))
-        named = [parsed[0] for path in paths if (parsed := parse_frame_name(path.rpartition("/")[2]))]
-        used = [frame.generation for frame in (*self.frames, *self.superseded, *self.missing)]
-        return max(self.manifest.next_generation, max((*named, *used), default=0) + 1)
+        """Above every generation in the manifest, in a frame and in a file's name."""
+        return max(self.manifest.next_generation, self.last_number + 1)
 
 
-def scan_frame(storage: Storage, path: str) -> tuple[FrameInfo, bytes]:
-    """Return what a frame file says of itself, digest left empty, and the archive it belongs to.
+class _Scan(NamedTuple):
+    """What a file says that the manifest does not name.
+
+    Each frame, digest left empty, has the id of the archive it belongs to beside it. `tail_lost` says
+    that what stands behind the last frame cannot be read.
+    """
+
+    frames: tuple[tuple[FrameInfo, bytes], ...] = ()
+    problems: tuple[InshrinkError, ...] = ()
+    tail_lost: bool = False
+
+
+def scan_frame(file: FrameFile) -> tuple[FrameInfo, bytes]:
+    """Return what a frame says of itself, digest left empty, and the archive it belongs to.
 
     Raises
     ------
     DamagedError, IncompatibleError
         It is not a whole frame of a version known here, or bears another frame's name.
     """
-    envelope = read_envelope(storage, path)
-    header, trailer = envelope.header, envelope.trailer
-    if parse_frame_name(path.rpartition("/")[2]) != (header.generation, header.step):
+    envelope = read_envelope(file)
+    header, name = envelope.header, file.path.rpartition("/")[2]
+    if file.offset is None and parse_frame_name(name) != (header.generation, header.step):
         raise DamagedError(
             "the frame's name contradicts its header",
-            where=f"{storage.name}, frame {path}",
+            where=file.where,
             expected=f"generation {header.generation}, step {header.step}",
-            found=path,
+            found=file.path,
         )
-    return header.info(trailer.file_nbytes), header.archive_id
+    info = header.info(envelope.trailer.file_nbytes)
+    return replace(info, path=file.path, offset=file.offset), header.archive_id
+
+
+def _scan(storage: Storage, path: str) -> _Scan:
+    """Read what a file says of itself: a frame, or a segment."""
+    try:
+        if _frame_generation(path):
+            return _Scan((scan_frame(FrameFile(storage, path)),))
+        nbytes = storage.size(path)
+        if not 0 < nbytes <= MAX_SEGMENT_NBYTES:
+            raise damaged(
+                "no segment has this size",
+                f"{storage.name}, {path}",
+                expected=f"at most {MAX_SEGMENT_NBYTES} bytes",
+                found=f"{nbytes}",
+            )
+        return _scan_segment(storage, path, storage.read(path, 0, nbytes))
+    except (DamagedError, StorageError) as error:
+        return _Scan(problems=(error,), tail_lost=True)
+
+
+def _scan_segment(storage: Storage, path: str, content: bytes) -> _Scan:
+    """Find the frames of a segment; behind what is none, go on where the next one begins."""
+    held = OverlaidStorage(storage, {path: content})
+    ends = trailed_spans(FRAME, content)
+    frames: list[tuple[FrameInfo, bytes]] = []
+    problems: list[InshrinkError] = []
+    begin = known_to = 0
+    while 0 <= begin < len(content):
+        try:
+            found = _frame_at(FrameFile(held, path, begin, ends.get(begin, begin) - begin), frames)
+        except DamagedError as error:
+            if begin == known_to:
+                problems.append(error)
+            begin = content.find(FRAME_MAGIC, begin + 1)
+        else:
+            frames.append(found)
+            begin = known_to = begin + found[0].nbytes
+    return _Scan(tuple(frames), tuple(problems), known_to < len(content))
+
+
+def _frame_at(file: FrameFile, before: list[tuple[FrameInfo, bytes]]) -> tuple[FrameInfo, bytes]:
+    """Read a frame of a segment."""
+    if not 0 < file.nbytes <= SMALL_FRAME_NBYTES:
+        raise damaged("no frame of a segment is here", file.where)
+    info, archive_id = scan_frame(file)
+    first = before[-1][0].generation + 1 if before else 1
+    if not first <= info.generation <= file_number(file.path):
+        raise damaged(
+            "the frame's generation does not fit its segment",
+            file.where,
+            expected=f"{first} to {file_number(file.path)}",
+            found=f"{info.generation}",
+        )
+    return info, archive_id
 
 
 def is_archive_storage(storage: Storage) -> bool:
     """Tell whether a folder is an archive: it has a manifest, or a frame where frames lie."""
     if MANIFEST_NAME in storage.list(""):
         return True
-    paths = (f"{FRAME_FOLDER}/{name}" for name in storage.list(FRAME_FOLDER) if parse_frame_name(name))
-    return any(storage.read(path, 0, len(FRAME_MAGIC)) == FRAME_MAGIC for path in paths)
+    return any(storage.read(path, 0, len(FRAME_MAGIC)) == FRAME_MAGIC for path in _frame_files(storage))
+
+
+def _frame_files(storage: Storage) -> dict[str, int]:
+    """Return the frame files and segments that are there, and the generation in each one's name."""
+    paths = (f"{FRAME_FOLDER}/{name}" for name in storage.list(FRAME_FOLDER))
+    return {path: number for path in paths if (number := file_number(path))}
 
 
 def load_catalog(storage: Storage) -> Catalog:
@@ -131,10 +216,9 @@ def load_catalog(storage: Storage) -> Catalog:
         for _ in range(_N_ATTEMPTS):
             if not catalog.missing:
                 break
-            again = _load(storage)
-            if again.manifest == catalog.manifest:
+            before, catalog = catalog, _load(storage)
+            if catalog.manifest == before.manifest:
                 break
-            catalog = again
     except OSError as error:
         raise storage_error(error, "the archive cannot be read", storage.name) from error
     return catalog
@@ -156,47 +240,64 @@ def _load(storage: Storage) -> Catalog:
 def _reconcile(
     storage: Storage, manifest: Manifest | None, problem: DamagedError | None, nbytes: int
 ) -> Catalog:
-    names = [(name, parsed) for name in storage.list(FRAME_FOLDER) if (parsed := parse_frame_name(name))]
-    paths = {f"{FRAME_FOLDER}/{name}": generation for name, (generation, _) in names}
-    listed = {frame.path: frame for frame in manifest.frames} if manifest else {}
+    files = _frame_files(storage)
+    listed = manifest.frames if manifest else ()
+    named = {frame.path for frame in listed}
     removed = set(manifest.tombstones) if manifest else set()
-    scanned: list[tuple[FrameInfo, bytes]] = []
-    unreadable: list[tuple[str, InshrinkError]] = []
-    for path, generation in paths.items():
-        if path in listed or generation in removed:
-            continue
-        try:
-            scanned.append(scan_frame(storage, path))
-        except (DamagedError, StorageError) as error:
-            unreadable.append((path, error))
+    buried = {path for path in files if _frame_generation(path) in removed}
+    scans = {path: _scan(storage, path) for path in files.keys() - named - buried}
+    scanned = [found for path in sorted(scans) for found in scans[path].frames]
     if manifest is None:
         manifest = Manifest(archive_id=_commonest_archive(storage, scanned, problem))
-    own: list[FrameInfo] = []
-    used = {frame.generation for frame in manifest.frames}
-    for info, archive_id in scanned:
-        if archive_id != manifest.archive_id:
-            continue
-        if info.generation in used:
-            what = f"another frame has generation {info.generation} too"
-            unreadable.append((info.path, DamagedError(what, where=f"{storage.name}, frame {info.path}")))
-            continue
-        used.add(info.generation)
-        own.append(info)
-    present = [frame for path, frame in listed.items() if path in paths]
-    live, superseded = _settle_claims([*present, *own])
+    places = {frame.generation: frame for frame in listed}
+    own: dict[int, FrameInfo] = {}
+    foreign: list[str] = []
+    unreadable: list[tuple[str, InshrinkError]] = []
+    for path, scan in sorted(scans.items()):
+        unreadable += [(path, error) for error in scan.problems]
+        n_used = len(scan.problems)
+        for info, archive_id in scan.frames:
+            known = own.get(info.generation) or places.get(info.generation)
+            if archive_id != manifest.archive_id:
+                foreign.append(path)
+            elif info.generation in removed:
+                continue
+            elif known is None:
+                own[info.generation] = info
+            elif (known.frame_id, known.nbytes) != (info.frame_id, info.nbytes):
+                what = f"another frame has generation {info.generation} too"
+                unreadable.append((path, DamagedError(what, where=f"{storage.name}, frame {path}")))
+            elif info.generation in own or is_sound(storage, known):
+                continue
+            else:
+                places[info.generation] = replace(known, path=path, offset=info.offset)
+            n_used += 1
+        if not n_used:
+            buried.add(path)
+    present = [frame for frame in places.values() if frame.path in files]
+    live, superseded = _settle_claims([*present, *own.values()])
     return Catalog(
         manifest=manifest,
         manifest_nbytes=nbytes,
         manifest_problem=problem,
         frames=live,
         by_id={frame.frame_id: frame for frame in (*superseded, *live)},
-        unlisted=tuple(own),
+        unlisted=tuple(own.values()),
         superseded=superseded,
-        missing=tuple(frame for path, frame in listed.items() if path not in paths),
-        buried=tuple(path for path, generation in paths.items() if generation in removed),
-        foreign=tuple(info.path for info, archive_id in scanned if archive_id != manifest.archive_id),
+        missing=tuple(frame for frame in places.values() if frame.path not in files),
+        moved=tuple(now for frame in listed if (now := places[frame.generation]).path != frame.path),
+        buried=tuple(sorted(buried)),
+        foreign=tuple(dict.fromkeys(foreign)),
         unreadable=tuple(unreadable),
+        unknown={path: files[path] for path, scan in scans.items() if scan.tail_lost and problem},
+        last_number=max(files.values(), default=0),
     )
+
+
+def _frame_generation(path: str) -> int:
+    """Return the generation of a frame that is a file of its own; 0 for a segment."""
+    parsed = parse_frame_name(path.rpartition("/")[2])
+    return parsed[0] if parsed else 0
 
 
 def _commonest_archive(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -10,11 +12,11 @@ from typing import Final, NamedTuple
 from inshrink_core.archive.catalog import Catalog
 from inshrink_core.archive.durable import LOCK_NAME, is_locked, is_temporary, temporary_path
 from inshrink_core.archive.frame_reader import FrameReader
-from inshrink_core.archive.layout import FRAME_FOLDER, parse_frame_name
+from inshrink_core.archive.layout import FRAME_FOLDER, file_number
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader, open_storage
-from inshrink_core.archive.storage import LocalStorage, Storage, file_digest
+from inshrink_core.archive.storage import LocalStorage, Storage, frame_digest
 from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.frame import FrameInfo
 
@@ -80,6 +82,7 @@ def check_archive(path: str | os.PathLike[str]) -> tuple[Problem, ...]:
         ]
         problems += _check_beside(Path(path))
     else:
+        problems += _check_segments(reader.catalog, storage)
         problems += _check_strays(storage)
     return tuple(problems)
 
@@ -99,7 +102,12 @@ def _check_catalog(catalog: Catalog, name: str) -> Iterator[Problem]:
         for frame in catalog.unlisted:
             yield Problem(f"{name}, {frame.path}", "the manifest does not list this frame", _APPEND, True)
     for path in catalog.buried:
-        yield Problem(f"{name}, {path}", "this frame was removed, and its file is still there", _APPEND, True)
+        yield Problem(
+            f"{name}, {path}", "this file was removed or replaced, and is still there", _APPEND, True
+        )
+    for frame in catalog.moved:
+        what = f"the frame of step {frame.step} lies here, and not where the manifest says"
+        yield Problem(f"{name}, {frame.path}", what, _APPEND, True)
     for path in catalog.foreign:
         yield Problem(f"{name}, {path}", "this frame belongs to another archive", _DELETE)
     for _, error in catalog.unreadable:
@@ -113,12 +121,12 @@ def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> l
     where = f"{storage.name}, frame {frame.path} (step {frame.step})"
     problems: list[Problem] = []
     try:
-        if frame.digest and file_digest(storage, frame.path) != frame.digest:
+        if frame.digest and frame_digest(storage, frame) != frame.digest:
             what = "the SHA-256 of the frame is not the one in the manifest"
             problems.append(Problem(where, what, _RESTORE))
         opened = reader.frame(frame.frame_id)
         _ = opened.meta
-        problems += _check_blocks(opened, storage, where)
+        problems += _check_blocks(opened, where)
     except InshrinkError as error:
         problems.append(_from_error(error))
     except OSError as error:
@@ -126,16 +134,15 @@ def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> l
     return problems
 
 
-def _check_blocks(frame: FrameReader, storage: Storage, where: str) -> Iterator[Problem]:
+def _check_blocks(frame: FrameReader, where: str) -> Iterator[Problem]:
     """Read every payload, and the padding between them."""
     for entry in frame.entries:
         try:
             frame.read(entry)
         except InshrinkError as error:
             yield _from_error(error)
-    for offset, nbytes, behind in frame.padding():
-        if any(storage.read(frame.info.path, offset, nbytes)):
-            yield Problem(where, f"the padding before {behind} is not zero", _RESTORE)
+    for behind in frame.stray_padding():
+        yield Problem(where, f"the padding before {behind} is not zero", _RESTORE)
 
 
 def _check_beside(path: Path) -> Iterator[Problem]:
@@ -146,11 +153,26 @@ def _check_beside(path: Path) -> Iterator[Problem]:
         yield Problem(str(leftover), what, "the next packing of that name replaces it", True)
 
 
+def _check_segments(catalog: Catalog, storage: Storage) -> Iterator[Problem]:
+    """Report bytes of segments that the manifest gives to no frame."""
+    held: Counter[str] = Counter()
+    for frame in (*catalog.frames, *catalog.superseded):
+        if frame.offset is not None:
+            held[frame.path] += frame.nbytes
+    for path, nbytes in held.items():
+        with contextlib.suppress(OSError):  # told with the frames
+            if storage.size(path) > nbytes:
+                what = "the segment has bytes that belong to no frame"
+                yield Problem(
+                    f"{storage.name}, {path}", what, "`inshrink prune` of one of its frames drops them"
+                )
+
+
 def _check_strays(storage: Storage) -> Iterator[Problem]:
     """Temporary files are a problem only if no writer is at work on them."""
     known = {MANIFEST_NAME, LOCK_NAME, FRAME_FOLDER}
     names = [name for name in storage.list("") if name not in known]
-    names += [f"{FRAME_FOLDER}/{name}" for name in storage.list(FRAME_FOLDER) if not parse_frame_name(name)]
+    names += [f"{FRAME_FOLDER}/{name}" for name in storage.list(FRAME_FOLDER) if not file_number(name)]
     for name in names:
         if not is_temporary(name.rpartition("/")[2]):
             yield Problem(f"{storage.name}, {name}", "this file is no part of an archive", _DELETE)

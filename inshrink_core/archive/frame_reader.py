@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from inshrink_core.archive.document import decompress_document, unpack_value
 from inshrink_core.archive.index import INDEX_DICTIONARY, FrameIndex, block_entries, parse_index
@@ -23,7 +23,7 @@ from inshrink_core.archive.storage import Storage, storage_errors
 from inshrink_core.errors import DamagedError, MissingFrameError, NotFoundError
 from inshrink_core.frame import BlockEntry, FrameInfo
 
-__all__ = ["FrameEnvelope", "FrameReader", "read_envelope", "read_index"]
+__all__ = ["FrameEnvelope", "FrameFile", "FrameReader", "read_envelope", "read_index"]
 
 _SUFFIX_NBYTES: Final = 4096
 """First read at the end of a frame: trailer and index of a few hundred blocks fit, and it is one page."""
@@ -33,19 +33,44 @@ _AHEAD_NBYTES: Final = 1 << 16
 tensor. Each frame that is open holds no more than this."""
 
 
-def _read(storage: Storage, path: str, offset: int, nbytes: int) -> bytes:
-    """Read exactly, in Inshrink's errors: a frame may vanish or shrink between two calls."""
-    where = f"{storage.name}, frame {path}"
-    with _frame_errors(where):
-        content = storage.read(path, offset, nbytes)
-    if len(content) != nbytes:
-        raise damaged(
-            f"the frame ends early, at offset {offset + len(content)}",
-            where,
-            expected=f"{nbytes} bytes from offset {offset}",
-            found=f"{len(content)}",
-        )
-    return content
+class FrameFile(NamedTuple):
+    """Where a frame lies: a file of its own, or from `offset` on `nbytes` of a segment."""
+
+    storage: Storage
+    path: str
+    offset: int | None = None
+    nbytes: int = 0
+
+    @classmethod
+    def of(cls, storage: Storage, frame: FrameInfo) -> Self:
+        """Return where a frame lies that the archive lists."""
+        return cls(storage, frame.path, frame.offset, frame.nbytes)
+
+    @property
+    def where(self) -> str:
+        """The frame, for messages."""
+        at = "" if self.offset is None else f", offset {self.offset}"
+        return f"{self.storage.name}, frame {self.path}{at}"
+
+    def size(self) -> int:
+        """Return the length of the frame; of a file of its own, what the system says."""
+        if self.offset is not None:
+            return self.nbytes
+        with _frame_errors(self.where):
+            return self.storage.size(self.path)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Read exactly, in Inshrink's errors: a frame may vanish or shrink between two calls."""
+        with _frame_errors(self.where):
+            content = self.storage.read(self.path, (self.offset or 0) + offset, nbytes)
+        if len(content) != nbytes:
+            raise damaged(
+                f"the frame ends early, at offset {offset + len(content)}",
+                self.where,
+                expected=f"{nbytes} bytes from offset {offset}",
+                found=f"{len(content)}",
+            )
+        return content
 
 
 @contextlib.contextmanager
@@ -71,7 +96,7 @@ class FrameEnvelope(NamedTuple):
     small: bytes | None
 
 
-def read_envelope(storage: Storage, path: str) -> FrameEnvelope:
+def read_envelope(file: FrameFile) -> FrameEnvelope:
     """Read and check what surrounds the blocks of a frame, in two or three small reads.
 
     Raises
@@ -81,16 +106,14 @@ def read_envelope(storage: Storage, path: str) -> FrameEnvelope:
     DamagedError, IncompatibleError
         It is not a whole frame of a version known here.
     """
-    where = f"{storage.name}, frame {path}"
-    with _frame_errors(where):
-        size = storage.size(path)
-    head = _read(storage, path, 0, min(FRAME_HEADER_NBYTES, size))
+    where, size = file.where, file.size()
+    head = file.read(0, min(FRAME_HEADER_NBYTES, size))
     header = FrameHeader.parse(head, where)
-    suffix = _read(storage, path, size - min(_SUFFIX_NBYTES, size), min(_SUFFIX_NBYTES, size))
+    suffix = file.read(size - min(_SUFFIX_NBYTES, size), min(_SUFFIX_NBYTES, size))
     fields = suffix[-TRAILER_NBYTES:]
     trailer = Trailer.parse(header.layout, fields, size, where)
     beyond = size - trailer.offset
-    tail = suffix[-beyond:] if beyond <= len(suffix) else _read(storage, path, trailer.offset, beyond)
+    tail = suffix[-beyond:] if beyond <= len(suffix) else file.read(trailer.offset, beyond)
     covered = tail[:-TRAILER_NBYTES]
     trailer.check_crc(header.layout, fields, head, covered, where)
     n_small = len(covered) - trailer.nbytes
@@ -98,7 +121,7 @@ def read_envelope(storage: Storage, path: str) -> FrameEnvelope:
     return FrameEnvelope(header, trailer, covered[n_small:], small)
 
 
-def read_index(storage: Storage, path: str, envelope: FrameEnvelope, parent: FrameIndex | None) -> FrameIndex:
+def read_index(file: FrameFile, envelope: FrameEnvelope, parent: FrameIndex | None) -> FrameIndex:
     """Return the index of a frame, resolved against its parent's (None for a keyframe).
 
     Raises
@@ -106,7 +129,7 @@ def read_index(storage: Storage, path: str, envelope: FrameEnvelope, parent: Fra
     DamagedError
         The index contradicts itself, its parent or the file.
     """
-    where = f"{storage.name}, frame {path}"
+    where = file.where
     trailer, small = envelope.trailer, envelope.small
     dictionary = b"" if small is None else INDEX_DICTIONARY
     raw = decompress_document(envelope.document, trailer.raw_nbytes, where, dictionary)
@@ -129,7 +152,7 @@ class FrameReader:
     def __init__(self, storage: Storage, info: FrameInfo, index: FrameIndex) -> None:
         self.info = info
         self.entries: tuple[BlockEntry, ...] = block_entries(index)
-        self._storage = storage
+        self._file = FrameFile.of(storage, info)
         self._ahead = (-LARGE_ALIGNMENT, b"")
         self._compact, self._small = index.small is not None, index.small or b""
         self._small_at = min((e.offset for e in self.entries if e.crc is None), default=0)
@@ -147,7 +170,13 @@ class FrameReader:
         """Bytes of the frame that are no payload: header, padding, index and trailer."""
         return self.info.nbytes - sum(entry.stored_nbytes for entry in self.entries)
 
-    def padding(self) -> Iterator[tuple[int, int, str]]:
+    def stray_padding(self) -> Iterator[str]:
+        """Yield what has bytes other than zero before it, where there should be padding."""
+        for offset, nbytes, behind in self._padding():
+            if any(self._file.read(offset, nbytes)):
+                yield behind
+
+    def _padding(self) -> Iterator[tuple[int, int, str]]:
         """Yield offset and length of every space between blocks, and what stands behind it."""
         end = FRAME_HEADER_NBYTES
         for entry in self.entries:
@@ -202,10 +231,11 @@ class FrameReader:
         if ahead and entry.nbytes < _AHEAD_NBYTES:
             nbytes = min(_AHEAD_NBYTES, self.info.nbytes - entry.offset)
             with contextlib.suppress(OSError):  # of what is behind the block, perhaps
-                content = self._storage.read(self.info.path, entry.offset, nbytes)
+                begin = (self.info.offset or 0) + entry.offset
+                content = self._file.storage.read(self.info.path, begin, nbytes)
                 if len(content) >= entry.nbytes:
                     return content
-        return _read(self._storage, self.info.path, entry.offset, entry.nbytes)
+        return self._file.read(entry.offset, entry.nbytes)
 
     def _checked(self, entry: BlockEntry, payload: bytes) -> bytes:
         crc = crc32c(payload)

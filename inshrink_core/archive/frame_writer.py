@@ -53,9 +53,11 @@ class FrameWriter:
     parent
         Resolved index of the parent, from which a delta frame inherits; None in a keyframe.
     publish
-        Called with the temporary file and the frame once all bytes are durable; renames and lists it.
+        Called with the temporary file and the frame once all bytes are written; renames and lists it.
     release
         Called once the frame is committed or aborted.
+    synced
+        Whether to wait until the disk has the bytes; otherwise `publish` has to.
     """
 
     def __init__(
@@ -65,8 +67,11 @@ class FrameWriter:
         parent: FrameIndex | None,
         publish: Callable[[Path, FrameInfo], None],
         release: Callable[[], None],
+        *,
+        synced: bool = True,
     ) -> None:
         self._header, self._parent, self._publish, self._release = header, parent, publish, release
+        self._synced = synced
         self._temporary = temporary_path(root / frame_path(header.generation, header.step))
         self._where = f"{root}, frame of step {header.step}"
         self._seen: set[tuple[str, bool]] = set()
@@ -147,6 +152,8 @@ class FrameWriter:
     def commit(self, meta: Mapping[str, Any]) -> FrameInfo:
         """Write the index, make the frame durable, and list it in the manifest.
 
+        A writer that groups frames makes a small one durable later (`ArchiveWriter.flush`).
+
         Parameters
         ----------
         meta
@@ -193,7 +200,7 @@ class FrameWriter:
         self.abort()
 
     def _finish(self, document: bytes, raw_nbytes: int) -> FrameInfo:
-        """Write what follows the large blocks, and wait until the disk has it."""
+        """Write what follows the large blocks."""
         tail = bytes(self._small.content) + document
         file_nbytes = self._offset + len(tail) + TRAILER_NBYTES
         trailer = Trailer(self._offset, file_nbytes, len(document), raw_nbytes)
@@ -201,7 +208,8 @@ class FrameWriter:
         self._write(trailer.pack(FRAME, self._header.pack(), tail))
         with self._aborting("the frame cannot be written"):
             self._file.flush()
-            os.fsync(self._file.fileno())
+            if self._synced:
+                os.fsync(self._file.fileno())
             self._file.close()
         return self._header.info(self._offset, self._digest.digest())
 

@@ -23,6 +23,10 @@ __all__ = [
     "FRAME",
     "FRAME_FOLDER",
     "FRAME_VERSION",
+    "MANIFEST_VERSION",
+    "MAX_SEGMENT_NBYTES",
+    "SEGMENTS_VERSION",
+    "SMALL_FRAME_NBYTES",
     "FileKind",
     "FrameHeader",
     "ManifestHeader",
@@ -32,15 +36,25 @@ __all__ = [
     "crc32c",
     "damaged",
     "derive_frame_id",
+    "file_number",
     "frame_path",
     "is_sealed",
     "is_small",
     "parse_frame_name",
+    "parse_segment_name",
     "sealed",
+    "segment_path",
+    "trailed_spans",
 ]
 
 FORMAT_VERSION: Final = 1
-"""Version of manifests and packed archives."""
+"""Version of packed archives, and of manifests that name no segment."""
+
+SEGMENTS_VERSION: Final = 2
+"""Version of manifests that name segments."""
+
+MANIFEST_VERSION: Final = SEGMENTS_VERSION
+"""Newest version of manifests that is read."""
 
 FRAME_VERSION: Final = 3
 """Version of the frames that are written; every version up to it is read."""
@@ -88,8 +102,16 @@ MAX_BRANCH: Final = (1 << 32) - 1
 MAX_GENERATION: Final = (1 << 63) - 1
 """One bit below the field's width, so that the next generation always fits too."""
 
+SMALL_FRAME_NBYTES: Final = 1 << 18
+"""Largest frame in a segment, and what is a small file: of those, 4 KiB blocks waste a hundredth at most."""
+
+MAX_SEGMENT_NBYTES: Final = 1 << 22
+"""Largest segment: read whole where no manifest says what is in it, and written anew where a frame goes."""
+
 FRAME_FOLDER: Final = "frames"
 _FRAME_NAME: Final = re.compile(r"([0-9]{8,19})-(0|[1-9][0-9]{0,18})\.frame", re.ASCII)
+
+_SEGMENT_NAME: Final = re.compile(r"([0-9]{8,19})\.segment", re.ASCII)
 
 _KINDS: Final = {1: FrameKind.KEYFRAME, 2: FrameKind.DELTA}
 _KIND_CODES: Final = {kind: code for code, kind in _KINDS.items()}
@@ -161,6 +183,35 @@ def parse_frame_name(name: str) -> tuple[int, int] | None:
     if not (1 <= generation <= MAX_GENERATION and step <= MAX_STEP):
         return None
     return (generation, step) if frame_path(generation, step) == f"{FRAME_FOLDER}/{name}" else None
+
+
+def segment_path(number: int) -> str:
+    """Return the path of a segment, which has several frames, within the archive.
+
+    Examples
+    --------
+    >>> segment_path(64)
+    'frames/00000064.segment'
+    """
+    return f"{FRAME_FOLDER}/{number:08d}.segment"
+
+
+def parse_segment_name(name: str) -> int | None:
+    """Return the number of a segment's name, None if it is not such a name."""
+    match = _SEGMENT_NAME.fullmatch(name)
+    number = int(match[1]) if match else 0
+    known = 1 <= number <= MAX_GENERATION and segment_path(number) == f"{FRAME_FOLDER}/{name}"
+    return number if known else None
+
+
+def file_number(path: str) -> int:
+    """Return the generation in the path of a frame file or a segment: no frame in it has a higher one.
+
+    Of any other path 0.
+    """
+    name = path.rpartition("/")[2]
+    parsed = parse_frame_name(name)
+    return parsed[0] if parsed else parse_segment_name(name) or 0
 
 
 def derive_frame_id(
@@ -366,16 +417,37 @@ class Trailer(NamedTuple):
             raise damaged(f"the checksum of the {kind.name}'s {kind.document} does not match", where)
 
 
+def trailed_spans(kind: FileKind, content: bytes) -> dict[int, int]:
+    """Return begin and end of whatever in some bytes ends as such a file does; of one begin the first end."""
+    spans: dict[int, int] = {}
+    end = content.find(kind.magic) + len(kind.magic)
+    while end >= len(kind.magic):
+        if end >= TRAILER_NBYTES:
+            begin = end - _TRAILER_FIELDS.unpack_from(content, end - TRAILER_NBYTES)[1]
+            if begin >= 0:
+                spans.setdefault(begin, end)
+        end = content.find(kind.magic, end) + len(kind.magic)
+    return spans
+
+
 class ManifestHeader(NamedTuple):
     """The first bytes of the manifest; the rest is one zstd-compressed msgpack document."""
 
     archive_id: bytes
     payload_nbytes: int
     payload_raw_nbytes: int
+    version: int = FORMAT_VERSION
 
     def pack(self, payload: bytes) -> bytes:
         """Return the 40 bytes; the checksum covers these fields and the payload."""
-        fields = _MANIFEST_FIELDS.pack(MANIFEST_MAGIC, FORMAT_VERSION, 0, *self[1:], self.archive_id)
+        fields = _MANIFEST_FIELDS.pack(
+            MANIFEST_MAGIC,
+            self.version,
+            0,
+            self.payload_nbytes,
+            self.payload_raw_nbytes,
+            self.archive_id,
+        )
         return fields + _CRC.pack(crc32c(fields, payload))
 
     @classmethod
@@ -397,9 +469,9 @@ class ManifestHeader(NamedTuple):
             raise DamagedError(
                 "the checksum of the manifest does not match", where=where, remedy=REBUILD_REMEDY
             )
-        check_version(version, where)
+        check_version(version, where, newest=MANIFEST_VERSION)
         if flags or nbytes != len(payload) or raw_nbytes > MAX_DOCUMENT_NBYTES:
             raise DamagedError(
                 "a field of the manifest's header is out of range", where=where, remedy=REBUILD_REMEDY
             )
-        return cls(archive_id, nbytes, raw_nbytes)
+        return cls(archive_id, nbytes, raw_nbytes, version)

@@ -14,11 +14,12 @@ from typing import IO, Final, Self
 from inshrink_core.archive.durable import LOCK_NAME, replacing, require_free, temporary_path, write_durably
 from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.index import BlockColumns, FrameIndex
-from inshrink_core.archive.layout import FRAME_FOLDER, FrameHeader
+from inshrink_core.archive.layout import FRAME_FOLDER, FrameHeader, frame_path
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedFile, align_file, pack_directory, pack_header
 from inshrink_core.archive.reader import ArchiveReader
-from inshrink_core.archive.storage import file_chunks, storage_errors
+from inshrink_core.archive.segment import MAX_SMALL_FILES, parts, placed
+from inshrink_core.archive.storage import frame_chunks, storage_errors
 from inshrink_core.archive.writer import ArchiveWriter
 from inshrink_core.errors import DamagedError, ExistsError, InputError, InshrinkError, NotFoundError
 from inshrink_core.execution import make_folders, sync_path
@@ -105,8 +106,10 @@ class Rewrite:
         self._root = Path(writer.reader.path)
         self._old = {frame.frame_id: frame for frame in sorted(frames, key=lambda frame: frame.generation)}
         self._new: dict[bytes, FrameInfo] = {}
+        self._made: tuple[FrameInfo, ...] = ()
         self._open: FrameWriter | None = None
         self._switched = False
+        writer.flush()
         first = writer.manifest.next_generation
         self._generations = {frame_id: first + i for i, frame_id in enumerate(self._old)}
         reserved = self._generations.values()
@@ -193,10 +196,13 @@ class Rewrite:
             # The names of the new frames must be durable before a manifest lists them.
             with storage_errors(_FAILED, self._root):
                 sync_path(self._root / FRAME_FOLDER)
+                manifest = self._writer.without_remains(manifest, removed.values())
+            self._made = manifest.frames
             self._writer.write_manifest(manifest, _FAILED)
         finally:
             self._switched = self._writer.manifest == manifest
-        self._delete(removed.values())
+        self._delete((*removed.values(), *frames))
+        self._writer.gather()
 
     def _delete(self, frames: Iterable[FrameInfo]) -> None:
         """Delete files that the manifest on the disk does not list; after an interruption only it knows.
@@ -208,10 +214,10 @@ class Rewrite:
             catalog = self._writer.reader.catalog
             if catalog.manifest_problem is not None:
                 return
-            listed = {frame.generation for frame in catalog.manifest.frames}
+            listed = {frame.path for frame in catalog.manifest.frames}
             # Children first: a file that is left by a crash still has its reference.
             for frame in sorted(frames, key=lambda frame: -frame.generation):
-                if frame.generation not in listed:
+                if frame.path not in listed:
                     (self._root / frame.path).unlink(missing_ok=True)
             sync_path(self._root / FRAME_FOLDER)
             self._writer.reader.refresh()
@@ -223,7 +229,7 @@ class Rewrite:
         if self._open is not None:
             self._open.abort()
         if not self._switched:
-            self._delete(self._new.values())
+            self._delete((*self._new.values(), *self._made))
 
 
 def _inheriting_nothing(meta: Mapping[str, bytes]) -> FrameIndex:
@@ -305,7 +311,7 @@ def _write(reader: ArchiveReader, file: IO[bytes], done: FrameDone | None) -> in
     file.write(pack_header())
     for frame in reader.frames:
         file.write(bytes(align_file(file.tell()) - file.tell()))
-        files.append(PackedFile(frame.path, file.tell(), frame.nbytes))
+        files.append(PackedFile(frame_path(frame.generation, frame.step), file.tell(), frame.nbytes))
         frames.append(_copy(reader, frame, file, tell))
     old = reader.catalog.manifest
     manifest = Manifest(
@@ -336,7 +342,7 @@ def _copy(
 ) -> FrameInfo:
     """Copy a frame and return it with its digest; of one that the manifest does not list none is known."""
     digest, nbytes = hashlib.sha256(), 0
-    for chunk in file_chunks(reader.storage, frame.path, frame.nbytes):
+    for chunk in frame_chunks(reader.storage, frame, frame.nbytes):
         file.write(chunk)
         digest.update(chunk)
         nbytes += len(chunk)
@@ -350,7 +356,8 @@ def _copy(
             where=where,
             remedy="`inshrink verify` says what is wrong; restore the frame from a backup",
         )
-    return replace(frame, digest=digest.digest())
+    own = frame_path(frame.generation, frame.step)
+    return replace(frame, digest=digest.digest(), path=own, offset=None)
 
 
 def unpack_archive(
@@ -401,11 +408,14 @@ def unpack_archive(
 def _write_folder(reader: ArchiveReader, root: Path, done: FrameDone | None) -> None:
     """Write the frames, then the manifest."""
     tell, frames = _teller(reader, done), []
-    for frame in reader.frames:
-        with (root / frame.path).open("xb") as file:
-            frames.append(_copy(reader, frame, file, tell))
+    written = parts(reader.frames) if len(reader.frames) > MAX_SMALL_FILES else zip(reader.frames)
+    for part in written:
+        lying = placed(part, part[-1].generation)
+        with (root / lying[0].path).open("xb") as file:
+            copied = [_copy(reader, frame, file, tell) for frame in part]
             file.flush()
             os.fsync(file.fileno())
+        frames += [replace(place, digest=copy.digest) for place, copy in zip(lying, copied, strict=True)]
     sync_path(root / FRAME_FOLDER)
     (root / LOCK_NAME).touch()
     manifest = replace(

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
 from inshrink_core.archive.layout import (
+    FORMAT_VERSION,
     ID_NBYTES,
     MANIFEST_HEADER_NBYTES,
     MAX_BRANCH,
     MAX_GENERATION,
+    MAX_SEGMENT_NBYTES,
     MAX_STEP,
     NO_ID,
     REBUILD_REMEDY,
+    SEGMENTS_VERSION,
+    SMALL_FRAME_NBYTES,
     ManifestHeader,
     derive_frame_id,
+    file_number,
     frame_path,
+    segment_path,
 )
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import FrameInfo, FrameKind
@@ -28,7 +35,7 @@ MANIFEST_NAME: Final = "inshrink-manifest"
 """A name no other tool uses, since its presence makes a folder an archive."""
 
 _DIGEST_NBYTES: Final = 32
-_N_FIELDS: Final = 10
+_N_FIELDS: Final = {FORMAT_VERSION: 10, SEGMENTS_VERSION: 12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,13 @@ class Manifest:
         """Return the manifest after the commit of a frame."""
         frames = tuple(sorted((*self.frames, info), key=lambda frame: frame.generation))
         return replace(self, frames=frames, next_generation=max(self.next_generation, info.generation + 1))
+
+    def with_places(self, moved: Iterable[FrameInfo]) -> Manifest:
+        """Return the manifest after some of its frames were written elsewhere."""
+        places = {frame.generation: frame for frame in moved}
+        frames = tuple(places.get(frame.generation, frame) for frame in self.frames)
+        last = max((file_number(frame.path) for frame in places.values()), default=0)
+        return replace(self, frames=frames, next_generation=max(self.next_generation, last + 1))
 
     def without_frames(self, generations: frozenset[int]) -> Manifest:
         """Return the manifest with those frames buried."""
@@ -88,9 +102,13 @@ class Manifest:
             self.tombstones,
             self.next_generation,
         ]
+        version = FORMAT_VERSION
+        if any(frame.offset is not None for frame in self.frames):
+            version = SEGMENTS_VERSION
+            columns += zip(*_places(self.frames), strict=True)
         raw = pack_value(columns)
         payload = compress_document(raw)
-        return ManifestHeader(self.archive_id, len(payload), len(raw)).pack(payload) + payload
+        return ManifestHeader(self.archive_id, len(payload), len(raw), version).pack(payload) + payload
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> Manifest:
@@ -107,11 +125,22 @@ class Manifest:
         raw = decompress_document(data[MANIFEST_HEADER_NBYTES:], header.payload_raw_nbytes, where)
         document = unpack_value(raw, where, lists=False)
         try:
-            return _parse_document(document, header.archive_id)
+            return _parse_document(document, header.archive_id, header.version)
         except (ValueError, TypeError) as error:
             raise DamagedError(
                 f"the manifest is malformed: {error}", where=where, remedy=REBUILD_REMEDY
             ) from error
+
+
+def _places(frames: Iterable[FrameInfo]) -> Iterator[tuple[int, int]]:
+    """Yield the segment of each frame, 0 for none, and how far it begins behind the one before it there."""
+    ends: dict[str, int] = {}
+    for frame in frames:
+        if frame.offset is None:
+            yield 0, 0
+        else:
+            yield file_number(frame.path), frame.offset - ends.get(frame.path, 0)
+            ends[frame.path] = frame.offset + frame.nbytes
 
 
 def _derive(archive_id: bytes, frame: FrameInfo) -> bytes:
@@ -133,10 +162,11 @@ def _is_id(value: Any) -> bool:
     return type(value) is bytes and len(value) == ID_NBYTES and value != NO_ID
 
 
-def _parse_document(document: Any, archive_id: bytes) -> Manifest:
-    if type(document) is not tuple or len(document) != _N_FIELDS:
+def _parse_document(document: Any, archive_id: bytes, version: int) -> Manifest:
+    if type(document) is not tuple or len(document) != _N_FIELDS[version]:
         raise ValueError("number of fields")
-    ids, parents, *columns, digests, tombstones, next_generation = document
+    n_fields = _N_FIELDS[FORMAT_VERSION]
+    ids, parents, *columns, digests, tombstones, next_generation = document[:n_fields]
     steps = _integers(columns[0], 0, MAX_STEP, "steps")
     kinds = _integers(columns[1], 0, 1, "kinds")
     branches = _integers(columns[2], 0, MAX_BRANCH, "branches")
@@ -155,6 +185,7 @@ def _parse_document(document: Any, archive_id: bytes) -> Manifest:
     used = (*generations, *tombstones)
     if len(set(used)) != len(used) or max(used, default=0) >= next_generation:
         raise ValueError("a generation is used twice, or above the next")
+    places = list(_parse_places(document[n_fields:], sizes, generations, next_generation))
     frames: list[FrameInfo] = []
     for row, (frame_id, parent) in enumerate(zip(ids, parents, strict=True)):
         parent_id = frames[_row(parent, row)].frame_id if type(parent) is int else parent
@@ -171,7 +202,8 @@ def _parse_document(document: Any, archive_id: bytes) -> Manifest:
                 generation=generations[row],
                 nbytes=sizes[row],
                 digest=digests[row * _DIGEST_NBYTES : (row + 1) * _DIGEST_NBYTES],
-                path=frame_path(generations[row], steps[row]),
+                path=places[row][0] or frame_path(generations[row], steps[row]),
+                offset=places[row][1],
             )
         )
     return Manifest(
@@ -180,6 +212,31 @@ def _parse_document(document: Any, archive_id: bytes) -> Manifest:
         tombstones=tombstones,
         next_generation=next_generation,
     )
+
+
+def _parse_places(
+    columns: Any, sizes: tuple[int, ...], generations: tuple[int, ...], next_generation: int
+) -> Iterator[tuple[str, int | None]]:
+    """Yield the segment of each frame and where it begins there; "" and None for a file of its own."""
+    if not columns:
+        yield from itertools.repeat(("", None), len(sizes))
+        return
+    segments = _integers(columns[0], 0, MAX_GENERATION, "segments")
+    gaps = _integers(columns[1], 0, MAX_SEGMENT_NBYTES, "offsets")
+    if not len(segments) == len(gaps) == len(sizes):
+        raise ValueError("columns of unequal length")
+    ends: dict[int, int] = {}
+    for row, (segment, gap) in enumerate(zip(segments, gaps, strict=True)):
+        if not segment:
+            yield "", None
+            continue
+        begin = ends.get(segment, 0) + gap
+        ends[segment] = begin + sizes[row]
+        if sizes[row] > SMALL_FRAME_NBYTES or ends[segment] > MAX_SEGMENT_NBYTES:
+            raise ValueError("offsets")
+        if not generations[row] <= segment < next_generation:
+            raise ValueError("segments")
+        yield segment_path(segment), begin
 
 
 def _row(parent: int, row: int) -> int:

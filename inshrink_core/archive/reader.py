@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog
-from inshrink_core.archive.frame_reader import FrameReader, read_envelope, read_index
+from inshrink_core.archive.frame_reader import FrameFile, FrameReader, read_envelope, read_index
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.archive.packed import LocalFile, PackedStorage, is_packed
 from inshrink_core.archive.storage import (
@@ -212,6 +212,10 @@ class ArchiveReader:
         self._catalog: Catalog = load_catalog(self._storage)
         self._chains: dict[bytes, tuple[FrameInfo, ...]] = {}
 
+    def see(self, info: FrameInfo) -> None:
+        """See a frame that is readable where it says, and that no manifest lists yet."""
+        self._catalog = self._catalog.with_frame(info)
+
     def info(self, frame_id: bytes) -> FrameInfo:
         """Return a frame by id.
 
@@ -371,17 +375,18 @@ class ArchiveReader:
             return index
 
     def _read_index(self, frame: FrameInfo, parent: FrameIndex | None) -> FrameIndex:
-        envelope = read_envelope(self._storage, frame.path)
+        file = FrameFile.of(self._storage, frame)
+        envelope = read_envelope(file)
         archive_id, found = envelope.header.archive_id, envelope.header.info(envelope.trailer.file_nbytes)
         if archive_id != self.archive_id or found != replace(frame, digest=b""):
             raise DamagedError(
                 "the frame's file is not the one the manifest lists",
-                where=f"{self.path}, frame {frame.path} (step {frame.step})",
+                where=f"{file.where} (step {frame.step})",
                 expected=f"id {frame.frame_id.hex()} of {frame.nbytes} bytes",
                 found=f"id {found.frame_id.hex()} of {found.nbytes} bytes",
                 remedy="restore the frame from a backup",
             )
-        return read_index(self._storage, frame.path, envelope, parent)
+        return read_index(file, envelope, parent)
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from inshrink_core.errors import InshrinkError, MissingExtraError, NotFoundError, StorageError
+from inshrink_core.frame import FrameInfo
 
 __all__ = [
     "LocalStorage",
+    "OverlaidStorage",
     "RemoteFile",
     "RemoteStorage",
     "Storage",
-    "file_chunks",
-    "file_digest",
+    "frame_chunks",
+    "frame_digest",
+    "is_sound",
     "is_url",
     "open_remote",
     "storage_error",
@@ -43,8 +46,10 @@ class Storage(Protocol):
     name: str
     """The archive, for messages."""
 
-    bytes_read: int
-    """Bytes returned by `read` so far."""
+    @property
+    def bytes_read(self) -> int:
+        """Bytes returned by `read` so far."""
+        ...
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the file ends."""
@@ -117,19 +122,66 @@ class LocalStorage(CountingStorage):
             return ()
 
 
-def file_chunks(storage: Storage, path: str, nbytes: int | None = None) -> Iterator[bytes]:
-    """Yield a file piece by piece, up to a length that it is known to have."""
-    end = storage.size(path) if nbytes is None else nbytes
-    for offset in range(0, end, _CHUNK_NBYTES):
-        yield storage.read(path, offset, min(_CHUNK_NBYTES, end - offset))
+class OverlaidStorage:
+    """A storage some of whose files are in memory.
+
+    Parameters
+    ----------
+    under
+        Where all other files lie.
+    held
+        Content of files by path; may change.
+    """
+
+    def __init__(self, under: Storage, held: dict[str, bytes]) -> None:
+        self._under, self.held, self.name = under, held, under.name
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from where the other files lie."""
+        return self._under.bytes_read
+
+    def read(self, path: str, offset: int, nbytes: int) -> bytes:
+        """Return `nbytes` bytes from `offset`, fewer only where the file ends."""
+        content = self.held.get(path)
+        return (
+            self._under.read(path, offset, nbytes) if content is None else content[offset : offset + nbytes]
+        )
+
+    def size(self, path: str) -> int:
+        """Return the size of a file in bytes."""
+        content = self.held.get(path)
+        return self._under.size(path) if content is None else len(content)
+
+    def list(self, folder: str) -> tuple[str, ...]:
+        """Return the names in a folder, sorted; empty if there is no such folder."""
+        parts = [path.rpartition("/") for path in tuple(self.held)]
+        held = {name for parent, _, name in parts if parent == folder}
+        return tuple(sorted(held.union(self._under.list(folder))))
 
 
-def file_digest(storage: Storage, path: str) -> bytes:
-    """Return the SHA-256 of a file."""
+def frame_chunks(storage: Storage, frame: FrameInfo, nbytes: int) -> Iterator[bytes]:
+    """Yield so many bytes piece by piece from where a frame begins."""
+    begin = frame.offset or 0
+    for offset in range(begin, begin + nbytes, _CHUNK_NBYTES):
+        yield storage.read(frame.path, offset, min(_CHUNK_NBYTES, begin + nbytes - offset))
+
+
+def frame_digest(storage: Storage, frame: FrameInfo) -> bytes:
+    """Return the SHA-256 of a frame; of one that is a file of its own, that of the file."""
+    nbytes = storage.size(frame.path) if frame.offset is None else frame.nbytes
     digest = hashlib.sha256()
-    for chunk in file_chunks(storage, path):
+    for chunk in frame_chunks(storage, frame, nbytes):
         digest.update(chunk)
     return digest.digest()
+
+
+def is_sound(storage: Storage, frame: FrameInfo) -> bool:
+    """Whether a frame lies where the manifest says, as it was committed."""
+    try:
+        return frame_digest(storage, frame) == frame.digest
+    except (OSError, StorageError):
+        return False
 
 
 _REMEDY = "what was committed before is intact: see that the disk is well, and run it again"

@@ -115,7 +115,7 @@ class Archive(Mapping[int, Checkpoint]):
         self.path = Path(reader.path)
         self._states: dict[str, _State] | None = {} if keep_state else None
         self._parts: dict[tuple[bytes, str], bytes] = {}
-        self._frames: OrderedDict[tuple[bytes, int], FrameReader] = OrderedDict()
+        self._frames: OrderedDict[tuple[bytes, int, str], FrameReader] = OrderedDict()
         self._records: dict[tuple[bytes, int], BaseRecord] = {}
         self._lock = threading.Lock()
         self._held = self._granted = 0
@@ -229,7 +229,7 @@ class Archive(Mapping[int, Checkpoint]):
     def _frame(self, info: FrameInfo) -> FrameReader:
         with self._lock:
             current = self.reader.info(info.frame_id)
-            known = (current.frame_id, current.generation)
+            known = (current.frame_id, current.generation, current.path)
             if known not in self._frames:
                 self._frames[known] = self._opened(current)
                 while len(self._frames) > 1 and (

@@ -146,11 +146,18 @@ class ArchiveMachine(RuleBasedStateMachine):
             for key, payload in blocks.items():
                 frame.add(key, "raw/1", payload)
 
-    @rule()
-    def reopen(self) -> None:
-        """Close the archive and open it again."""
+    @rule(grouped=st.booleans())
+    def reopen(self, grouped: bool) -> None:
+        """Close the archive and open it again, to commit frames one by one or in groups."""
         self.writer.close()
-        self.writer = ArchiveWriter(self.path)
+        self.writer = ArchiveWriter(self.path, grouped=grouped)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), n_frames=st.integers(1, 5))
+    def append_a_group(self, data: st.DataObject, n_frames: int) -> None:
+        """Append frames upon each other, and look at them when all are there."""
+        for _ in range(n_frames):
+            self.append_to_head("delta", "raw/1", data.draw(_BLOCKS), {"n": n_frames})
 
     @precondition(lambda self: self.model)
     @rule(rebuild=st.booleans())
@@ -180,7 +187,14 @@ class ArchiveMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         """Compare every frame, and what a reader says of them, with the dictionary."""
-        reader = ArchiveReader.open(self.path)
+        for reader in (self.writer.reader, self._flushed()):
+            self._agrees(reader)
+
+    def _flushed(self) -> ArchiveReader:
+        self.writer.flush()
+        return ArchiveReader.open(self.path)
+
+    def _agrees(self, reader: ArchiveReader) -> None:
         assert [frame.frame_id for frame in reader.frames] == list(self.model)
         assert (reader.head and reader.head.frame_id) == self.head()
         for info in reader.frames:

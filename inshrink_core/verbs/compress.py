@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from inshrink_core.archive import ArchiveWriter, is_archive
+from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
 from inshrink_core.chain import (
     Archive,
     ArchiveSize,
@@ -162,7 +162,9 @@ def compress(
             bounded = stack.enter_context(
                 open_bounded(opened, chosen, chain_config, bounds, asked, resumed=is_archive(archive))
             )
-        writer = stack.enter_context(ArchiveWriter(archive, create=True))
+        writer = stack.enter_context(
+            ArchiveWriter(archive, create=True, grouped=len(chosen) > MAX_SMALL_FILES)
+        )
         parent, branch = _branch_point(writer, resumed_from)
         chain = ChainWriter(writer, chain_config, parent=parent, branch=branch, restored=parent, base=model)
         if look_ahead and chain.parent is None:

@@ -2,6 +2,7 @@
 
 import struct
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -267,10 +268,16 @@ def test_manifest_whose_parent_has_a_higher_generation_survives():
     assert Manifest.parse(swapped.pack(), "here") == swapped
 
 
-def sealed(document: list) -> bytes:
+def sealed(document: list, version: int = 1) -> bytes:
     raw = msgpack.packb(document)
     payload = compress_document(raw)
-    return ManifestHeader(ARCHIVE_ID, len(payload), len(raw)).pack(payload) + payload
+    return ManifestHeader(ARCHIVE_ID, len(payload), len(raw), version).pack(payload) + payload
+
+
+def document_of(manifest: Manifest) -> list:
+    packed = manifest.pack()
+    raw_nbytes = struct.unpack_from("<I", packed, 16)[0]
+    return msgpack.unpackb(decompress_document(packed[MANIFEST_HEADER_NBYTES:], raw_nbytes, "here"))
 
 
 @pytest.mark.parametrize(
@@ -284,10 +291,7 @@ def sealed(document: list) -> bytes:
     ids=str,
 )  # fmt: skip
 def test_misleading_manifest_is_damage(column, value):
-    raw = decompress_document(
-        MANIFEST.pack()[MANIFEST_HEADER_NBYTES:], struct.unpack_from("<I", MANIFEST.pack(), 16)[0], "here"
-    )
-    document = msgpack.unpackb(raw)
+    document = document_of(MANIFEST)
     assert Manifest.parse(sealed(document), "here") == MANIFEST
     document[column] = value
     if column == 9 and value == 1 << 64:
@@ -296,8 +300,53 @@ def test_misleading_manifest_is_damage(column, value):
         Manifest.parse(sealed(document), "here")
 
 
-@given(VALUES)
+SEGMENTED = MANIFEST.with_places(
+    replace(info, path="frames/00000008.segment", offset=offset)
+    for info, offset in zip(MANIFEST.frames[1:], (0, 1000, 2500), strict=True)
+)
+
+
+def test_a_manifest_says_where_frames_lie():
+    columns = document_of(SEGMENTED)[10:]
+    assert columns == [[0, 8, 8, 8], [0, 0, 0, 500]]
+    assert SEGMENTED.pack()[8] == 2
+    found = Manifest.parse(SEGMENTED.pack(), "here")
+    assert [(info.path, info.offset) for info in found.frames] == [
+        (info.path, info.offset) for info in SEGMENTED.frames
+    ]
+    assert MANIFEST.pack()[8] == 1
+    assert all(info.offset is None for info in Manifest.parse(MANIFEST.pack(), "here").frames)
+
+
+def test_the_number_of_a_new_segment_is_used_up():
+    placed = (replace(FIRST, path="frames/00000009.segment", offset=0),)
+    assert MANIFEST.with_places(placed).next_generation == 10
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [(10, [0, 8, 8]), (10, [0, 8, 8, -1]), (10, [0, 8, 8, 9]), (10, [0, 8, 8, 6]), (10, None),
+     (10, [0, 8, 8, "8"]), (11, [0, 0, 0]), (11, [0, 0, 0, -1]), (11, [0, 0, 0, (1 << 22) - 2999]),
+     (11, [0, 0, 0, 1 << 63]), (11, b""), (6, [1000, 1000, 1000, (1 << 18) + 1])],
+    ids=str,
+)  # fmt: skip
+def test_a_manifest_that_places_frames_where_none_can_be_is_damage(column, value):
+    document = document_of(SEGMENTED)
+    assert Manifest.parse(sealed(document, 2), "here") == SEGMENTED
+    document[column] = value
+    with pytest.raises(DamagedError, match="malformed"):
+        Manifest.parse(sealed(document, 2), "here")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_manifest_has_the_fields_of_its_version(version):
+    other = document_of(SEGMENTED if version == 1 else MANIFEST)
+    with pytest.raises(DamagedError, match="number of fields"):
+        Manifest.parse(sealed(other, version), "here")
+
+
+@given(VALUES, st.sampled_from([1, 2]))
 @settings(max_examples=200, deadline=None)
-def test_any_document_is_a_manifest_or_damage(value):
+def test_any_document_is_a_manifest_or_damage(value, version):
     with pytest.raises(DamagedError):
-        Manifest.parse(sealed(value), "here")
+        Manifest.parse(sealed(value, version), "here")

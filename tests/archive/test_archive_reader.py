@@ -4,6 +4,8 @@ import shutil
 import pytest
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, is_archive
+from inshrink_core.archive.layout import MANIFEST_HEADER_NBYTES, ManifestHeader
+from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.errors import (
     DamagedError,
     IncompatibleError,
@@ -174,8 +176,8 @@ def first_frame(large_blocks, monkeypatch):
     reader = ArchiveReader.open(large_blocks)
     frame = reader.frame(reader.frames[0].frame_id)
     reads = []
-    whole = frame._storage.read
-    monkeypatch.setattr(frame._storage, "read", lambda *args: reads.append(args) or whole(*args))
+    whole = reader.storage.read
+    monkeypatch.setattr(reader.storage, "read", lambda *args: reads.append(args) or whole(*args))
     return frame, reads
 
 
@@ -199,14 +201,14 @@ def test_damage_behind_a_block_does_not_stop_the_block(large_blocks, monkeypatch
     reader = ArchiveReader.open(large_blocks)
     frame = reader.frame(reader.frames[0].frame_id)
     first, second, third = frame.entries[:3]
-    whole = frame._storage.read
+    whole = reader.storage.read
 
     def read(name, offset, nbytes):
         if reason == "error" and offset + nbytes > third.offset:
             raise OSError(errno.EIO, "no such sector")
         return whole(name, offset, max(0, min(nbytes, third.offset - offset)))
 
-    monkeypatch.setattr(frame._storage, "read", read)
+    monkeypatch.setattr(reader.storage, "read", read)
     for entry in (first, second):
         assert frame.read(entry) == LARGE[entry.key]
     with pytest.raises(StorageError if reason == "error" else DamagedError):
@@ -305,13 +307,12 @@ def test_frame_of_another_archive_in_the_place_of_ours_is_damage(path, tmp_path)
     assert check_archive(path)
 
 
-def test_manifest_of_a_newer_version_asks_for_an_upgrade(path, monkeypatch):
-    with monkeypatch.context() as newer:
-        newer.setattr("inshrink_core.archive.layout.FORMAT_VERSION", 2)
-        with ArchiveWriter(path) as writer:
-            append(writer, 300)
+def test_manifest_of_a_newer_version_asks_for_an_upgrade(path):
+    content = (path / MANIFEST_NAME).read_bytes()
+    header, payload = ManifestHeader.parse(content, ""), content[MANIFEST_HEADER_NBYTES:]
+    (path / MANIFEST_NAME).write_bytes(header._replace(version=3).pack(payload) + payload)
     for ask in (ArchiveReader.open, ArchiveWriter, check_archive):
-        with pytest.raises(IncompatibleError, match="version 1 or older, found 2"):
+        with pytest.raises(IncompatibleError, match="version 2 or older, found 3"):
             ask(path)
 
 

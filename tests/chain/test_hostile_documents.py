@@ -17,7 +17,7 @@ import torch
 import inshrink_core
 from inshrink_core.archive import ArchiveReader, ArchiveWriter
 from inshrink_core.archive.document import compress_document, decompress_document
-from inshrink_core.archive.frame_reader import read_envelope
+from inshrink_core.archive.frame_reader import FrameFile, read_envelope
 from inshrink_core.archive.index import INDEX_DICTIONARY
 from inshrink_core.archive.layout import (
     FRAME,
@@ -117,7 +117,7 @@ def mutate_index(path: Path, rng: random.Random) -> None:
     """Change the index of a frame, and every length and checksum with it."""
     reader = ArchiveReader.open(path)
     info = rng.choice(reader.frames)
-    envelope = read_envelope(reader.storage, info.path)
+    envelope = read_envelope(FrameFile.of(reader.storage, info))
     document, nbytes = envelope.document, envelope.trailer.raw_nbytes
     raw = repack(decompress_document(document, nbytes, "", INDEX_DICTIONARY), rng)
     content = (path / info.path).read_bytes()

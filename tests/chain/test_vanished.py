@@ -47,6 +47,24 @@ def test_a_step_that_a_prune_removed_is_reported_as_gone_but_for_what_was_read_w
         _ = checkpoint["4.weight"]
 
 
+def test_a_reader_goes_on_where_small_files_were_put_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = inshrink_core.open(write_run(tmp_path / "run"))
+    inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless", steps=run.steps[:3])
+    fresh, used = Archive.open(tmp_path / "a.inshrink"), Archive.open(tmp_path / "a.inshrink")
+    checkpoint = used[10]
+    assert torch.equal(checkpoint["0.weight"], run[10]["0.weight"])
+    monkeypatch.setattr("inshrink_core.archive.writer.MAX_SMALL_FILES", 3)
+    inshrink_core.compress(run, tmp_path / "a.inshrink")
+    assert [file.suffix for file in (tmp_path / "a.inshrink" / "frames").iterdir()] == [".segment"]
+    for step in run.steps[:3]:
+        for archive in (fresh, used):
+            assert all(torch.equal(archive[step][key], run[step][key]) for key in run[step])
+    assert torch.equal(checkpoint["4.weight"], run[10]["4.weight"])
+    assert used[10].source.skeleton(used[10].files[0])
+
+
 def test_readers_that_open_while_prunes_run_find_every_step_that_stays(archive_path: Path) -> None:
     errors: list[BaseException] = []
     done = threading.Event()

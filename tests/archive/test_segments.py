@@ -1,0 +1,408 @@
+"""Small frames share files: what is written, what crash, loss and damage leave, and what pruning does."""
+
+import os
+import shutil
+
+import pytest
+
+from inshrink_core.archive import (
+    ArchiveReader,
+    ArchiveWriter,
+    Rewrite,
+    check_archive,
+    pack_archive,
+    rebuild_manifest,
+    remove_frames,
+    unpack_archive,
+)
+from inshrink_core.archive.layout import MAX_SEGMENT_NBYTES, SMALL_FRAME_NBYTES, segment_path
+from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
+from inshrink_core.errors import DamagedError, StorageError
+from inshrink_core.frame import FrameKind
+from tests.archive.building import ARCHIVE_ID, append, blocks_of, build, contents
+
+STEPS = (0, 100, 200, 300)
+SEGMENT = segment_path(4)
+
+
+def names(path) -> list[str]:
+    return sorted(file.name for file in (path / "frames").iterdir())
+
+
+def steps(path) -> list[int]:
+    return [frame.step for frame in ArchiveReader.open(path).frames]
+
+
+def is_whole(path, expected=STEPS) -> bool:
+    """Whether an archive has some steps, with all that was written of each."""
+    reader = ArchiveReader.open(path)
+    assert [frame.step for frame in reader.frames] == list(expected)
+    return all(contents(reader, frame.frame_id) == blocks_of(frame.step) for frame in reader.frames)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """An archive whose four frames are one segment."""
+    with ArchiveWriter(tmp_path / "x", create=True, archive_id=ARCHIVE_ID, grouped=True) as writer:
+        for step in STEPS:
+            append(writer, step)
+    return tmp_path / "x"
+
+
+@pytest.fixture
+def crowded(monkeypatch):
+    """More than three small files are written together."""
+    monkeypatch.setattr("inshrink_core.archive.writer.MAX_SMALL_FILES", 3)
+
+
+def test_a_group_is_one_file_with_the_bytes_that_frames_have_as_files_of_their_own(path, tmp_path):
+    alone = build(tmp_path / "alone", STEPS)
+    assert names(path) == ["00000004.segment"]
+    assert (path / SEGMENT).read_bytes() == b"".join(
+        (alone / "frames" / name).read_bytes() for name in names(alone)
+    )
+    assert is_whole(path)
+    assert check_archive(path) == ()
+    assert ArchiveReader.open(path).nbytes == sum(
+        file.stat().st_size for file in (path / SEGMENT, path / MANIFEST_NAME)
+    )
+
+
+def test_a_group_is_read_by_its_writer_before_it_is_written_and_by_others_after(tmp_path):
+    with ArchiveWriter(tmp_path / "x", create=True, grouped=True) as writer:
+        infos = [append(writer, step) for step in STEPS]
+        assert writer.reader.listed_head == infos[-1]
+        assert contents(writer.reader, infos[-1].frame_id) == blocks_of(300)
+        assert steps(tmp_path / "x") == []
+        writer.flush()
+        assert is_whole(tmp_path / "x")
+        assert writer.reader.frames == tuple(infos)
+        append(writer, 400)
+    assert names(tmp_path / "x") == ["00000004.segment", "00000005-400.frame"]
+    assert is_whole(tmp_path / "x", (*STEPS, 400))
+
+
+def test_a_group_is_synced_once(tmp_path, monkeypatch):
+    with ArchiveWriter(tmp_path / "x", create=True, grouped=True) as writer:
+        synced, fsync = [], os.fsync
+        monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(descriptor) or fsync(descriptor))
+        for step in range(20):
+            append(writer, step)
+        assert synced == []
+        writer.flush()
+        assert len(synced) == 4  # the segment, its name, the manifest, its name
+
+
+def test_a_large_frame_is_a_file_of_its_own_and_ends_the_group_before_it(tmp_path):
+    with ArchiveWriter(tmp_path / "x", create=True, grouped=True) as writer:
+        append(writer, 0)
+        append(writer, 1)
+        append(writer, 2, blocks={"w": bytes(SMALL_FRAME_NBYTES)})
+        assert steps(tmp_path / "x") == [0, 1, 2]
+    assert names(tmp_path / "x") == ["00000002.segment", "00000003-2.frame"]
+
+
+def test_groups_end_by_their_number_their_size_and_their_age(tmp_path, monkeypatch):
+    with ArchiveWriter(tmp_path / "x", create=True, grouped=True) as writer:
+        for step in range(65):
+            append(writer, step)
+        assert names(tmp_path / "x") == ["00000064.segment"]
+        for step in range(100, 118):
+            append(writer, step, blocks={"w": bytes(SMALL_FRAME_NBYTES - 1000)})
+        assert names(tmp_path / "x")[1:] == ["00000081.segment"]
+        assert (tmp_path / "x" / segment_path(81)).stat().st_size <= MAX_SEGMENT_NBYTES
+        monkeypatch.setattr("inshrink_core.archive.writer._GROUP_S", 0.0)
+        append(writer, 200)
+        assert steps(tmp_path / "x")[-1] == 200
+    assert check_archive(tmp_path / "x") == ()
+
+
+@pytest.mark.parametrize("fails", ["segment", "manifest"])
+def test_a_group_that_the_system_refuses_leaves_nothing(path, monkeypatch, fails):
+    before, fsync = names(path), os.fsync
+
+    def refuse(descriptor):
+        if fails in os.path.realpath(f"/proc/self/fd/{descriptor}"):
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    writer = ArchiveWriter(path, grouped=True)
+    append(writer, 400)
+    append(writer, 500)
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", refuse)
+        with pytest.raises(StorageError, match="the frames cannot be committed"):
+            writer.close()
+    assert names(path) == before
+    assert is_whole(path)
+    with ArchiveWriter(path) as again:
+        append(again, 400)
+
+
+def test_an_interrupted_flush_is_made_up_for_when_the_writer_closes(path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    writer = ArchiveWriter(path, grouped=True)
+    append(writer, 400)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            writer.flush()
+    writer.close()
+    assert is_whole(path, (*STEPS, 400))
+
+
+def test_a_crash_before_the_manifest_is_written_leaves_the_frames_of_a_group_live(path):
+    before = (path / MANIFEST_NAME).read_bytes()
+    with ArchiveWriter(path, grouped=True) as writer:
+        append(writer, 400)
+        append(writer, 500)
+    (path / MANIFEST_NAME).write_bytes(before)
+    assert is_whole(path, (*STEPS, 400, 500))
+    assert [problem.leftover for problem in check_archive(path)] == [True, True]
+    ArchiveWriter(path).close()
+    assert is_whole(path, (*STEPS, 400, 500))
+    assert check_archive(path) == ()
+
+
+def test_without_a_manifest_the_frames_are_found_in_the_segment(path):
+    (path / MANIFEST_NAME).unlink()
+    assert is_whole(path)
+    rebuild_manifest(path)
+    assert check_archive(path) == ()
+    with ArchiveWriter(path) as writer:
+        assert append(writer, 400).generation == 5
+
+
+def test_every_flipped_byte_of_a_segment_is_told_with_its_frame_and_the_others_are_read(path):
+    content = (path / SEGMENT).read_bytes()
+    listed = ArchiveReader.open(path).frames
+    for at in range(0, len(content), 61):
+        (path / SEGMENT).write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        (hurt,) = (frame for frame in listed if frame.offset <= at < frame.offset + frame.nbytes)
+        problems = check_archive(path)
+        assert any(f"(step {hurt.step})" in problem.where for problem in problems)
+    others = [frame for frame in listed if frame != hurt]
+    reader = ArchiveReader.open(path)
+    assert all(contents(reader, frame.frame_id) == blocks_of(frame.step) for frame in others)
+
+
+@pytest.mark.parametrize("n_lost", [1, 40, 600])
+def test_a_segment_cut_short_loses_its_last_frames_alone(path, n_lost):
+    content = (path / SEGMENT).read_bytes()
+    listed = ArchiveReader.open(path).frames
+    (path / SEGMENT).write_bytes(content[:-n_lost])
+    whole = [frame for frame in listed if frame.offset + frame.nbytes <= len(content) - n_lost]
+    reader = ArchiveReader.open(path)
+    assert all(contents(reader, frame.frame_id) == blocks_of(frame.step) for frame in whole)
+    assert check_archive(path)
+    (path / MANIFEST_NAME).unlink()
+    reader = ArchiveReader.open(path)
+    assert [frame.step for frame in reader.frames] == [frame.step for frame in whole]
+    with pytest.raises(DamagedError, match="may be the last one"):
+        _ = reader.head
+    ArchiveWriter(path).close()
+    with ArchiveWriter(path) as writer:
+        assert writer.manifest.next_generation == 5
+
+
+@pytest.mark.parametrize("at", [3, 100, -20])
+def test_without_a_manifest_the_frames_beside_a_damaged_one_are_found(path, at):
+    content = bytearray((path / SEGMENT).read_bytes())
+    second = ArchiveReader.open(path).frames[1]
+    content[second.offset + (at if at >= 0 else second.nbytes + at)] ^= 1
+    (path / SEGMENT).write_bytes(content)
+    (path / MANIFEST_NAME).unlink()
+    reader = ArchiveReader.open(path)
+    found = [frame.step for frame in reader.frames]
+    assert [step for step in found if step != 100] == [0, 200, 300]
+    assert reader.head.step == 300
+    if 100 not in found:
+        assert any("segment" in problem.where for problem in check_archive(path))
+
+
+def test_frames_are_removed_from_a_segment_for_good(path):
+    with ArchiveWriter(path) as writer:
+        remove_frames(writer, [writer.reader.frames[3].frame_id])
+        assert steps(path) == [0, 100, 200]
+    assert names(path) == ["00000005.segment"]
+    assert check_archive(path) == ()
+    (path / MANIFEST_NAME).unlink()
+    assert is_whole(path, STEPS[:3])
+
+
+def test_a_segment_of_which_every_frame_is_removed_goes(path):
+    with ArchiveWriter(path) as writer:
+        append(writer, 400, kind="keyframe")
+        remove_frames(writer, [frame.frame_id for frame in writer.reader.frames[:4]])
+    assert names(path) == ["00000005-400.frame"]
+    assert is_whole(path, (400,))
+
+
+def test_the_last_frame_that_stays_of_a_segment_becomes_a_file_of_its_own(path):
+    with ArchiveWriter(path) as writer:
+        remove_frames(writer, [frame.frame_id for frame in writer.reader.frames[1:]])
+    assert names(path) == ["00000001-0.frame"]
+    assert is_whole(path, (0,))
+    assert Manifest.parse((path / MANIFEST_NAME).read_bytes(), "").pack()[8] == 1
+
+
+def test_removing_from_a_segment_with_a_damaged_frame_leaves_the_segment(path):
+    content = bytearray((path / SEGMENT).read_bytes())
+    content[200] ^= 1
+    (path / SEGMENT).write_bytes(content)
+    with ArchiveWriter(path) as writer:
+        remove_frames(writer, [writer.reader.frames[3].frame_id])
+    assert names(path) == ["00000004.segment"]
+    reader = ArchiveReader.open(path)
+    assert [frame.step for frame in reader.frames] == [0, 100, 200]
+    assert contents(reader, reader.frames[2].frame_id) == blocks_of(200)
+
+
+def test_a_rewrite_takes_frames_out_of_a_segment(path):
+    with ArchiveWriter(path) as writer:
+        first, last = writer.reader.frames[0], writer.reader.frames[3]
+        with Rewrite(writer, [last]) as rewrite:
+            with rewrite.begin(last.frame_id, kind=FrameKind.KEYFRAME, parent_id=first.frame_id) as frame:
+                frame.add("w", "raw/1", b"new")
+                frame.commit({})
+            rewrite.switch(writer.reader.frames[2:3])
+    assert names(path) == ["00000005-300.frame", "00000006.segment"]
+    assert steps(path) == [0, 100, 300]
+    assert check_archive(path) == ()
+
+
+def test_a_rewrite_that_is_given_up_leaves_the_segment(path):
+    with ArchiveWriter(path) as writer, Rewrite(writer, writer.reader.frames[3:]):
+        pass
+    assert names(path) == ["00000004.segment"]
+    assert is_whole(path)
+
+
+def test_many_small_files_become_few(tmp_path, crowded):
+    path = build(tmp_path / "x", STEPS[:3])
+    assert len(names(path)) == 3
+    with ArchiveWriter(path) as writer:
+        reader = ArchiveReader.open(path)
+        append(writer, 300)
+        assert names(path) == ["00000005.segment"]
+        reader.refresh()
+        assert reader.frames == writer.reader.frames
+        assert append(writer, 400).generation == 6
+    assert is_whole(path, (*STEPS, 400))
+    assert check_archive(path) == ()
+
+
+def test_a_crash_before_or_after_small_files_were_put_together_loses_nothing(tmp_path, crowded):
+    path = build(tmp_path / "x", STEPS[:3])
+    with ArchiveWriter(path) as writer:
+        before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        append(writer, 300)
+    after = (path / MANIFEST_NAME).read_bytes()
+    for file, content in before.items():
+        file.write_bytes(content)
+    assert is_whole(path)  # the segment has all, the manifest knows nothing of it
+    (path / MANIFEST_NAME).write_bytes(after)
+    assert is_whole(path)  # the old files are there still
+    assert {problem.leftover for problem in check_archive(path)} == {True}
+    ArchiveWriter(path).close()
+    assert names(path) == ["00000005.segment"]
+    assert is_whole(path)
+
+
+def test_an_older_manifest_finds_its_frames_in_the_segment_they_were_put_into(tmp_path, crowded):
+    path = build(tmp_path / "x", STEPS[:3])
+    older = (path / MANIFEST_NAME).read_bytes()
+    with ArchiveWriter(path) as writer:
+        append(writer, 300)
+    (path / MANIFEST_NAME).write_bytes(older)
+    assert is_whole(path)
+    ArchiveWriter(path).close()
+    assert check_archive(path) == ()
+    assert is_whole(path)
+
+
+def test_a_sound_copy_takes_the_place_of_a_damaged_frame(path, tmp_path):
+    content = bytearray((path / SEGMENT).read_bytes())
+    content[200] ^= 1
+    (path / SEGMENT).write_bytes(content)
+    alone = build(tmp_path / "alone", STEPS)
+    shutil.copy(alone / "frames" / "00000001-0.frame", path / "frames")
+    assert is_whole(path)
+    ArchiveWriter(path).close()
+    assert names(path) == ["00000001-0.frame", "00000004.segment"]
+    assert is_whole(path)
+
+
+def test_small_files_that_cannot_be_put_together_stay(tmp_path, crowded, monkeypatch):
+    path = build(tmp_path / "x", STEPS[:3])
+    fsync = os.fsync
+
+    def refuse(descriptor):
+        if "segment" in os.path.realpath(f"/proc/self/fd/{descriptor}"):
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with ArchiveWriter(path) as writer:
+        append(writer, 300)
+    assert len(names(path)) == 4
+    assert is_whole(path)
+
+
+def test_the_writer_goes_on_where_the_old_files_could_not_be_deleted_for_good(tmp_path, crowded, monkeypatch):
+    path = build(tmp_path / "x", STEPS[:3])
+    delete = ArchiveWriter._delete_unlisted
+
+    def complain(*arguments):
+        delete(*arguments)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ArchiveWriter, "_delete_unlisted", complain)
+    with ArchiveWriter(path) as writer:
+        append(writer, 300)
+        assert names(path) == ["00000005.segment"]
+        append(writer, 400)
+    assert is_whole(path, (*STEPS, 400))
+
+
+def test_a_packed_archive_has_each_frame_as_a_file_and_is_unpacked_into_segments(path, tmp_path, monkeypatch):
+    pack_archive(ArchiveReader.open(path), tmp_path / "packed")
+    assert is_whole(tmp_path / "packed")
+    assert check_archive(tmp_path / "packed") == ()
+    unpack_archive(ArchiveReader.open(tmp_path / "packed"), tmp_path / "few")
+    assert len(names(tmp_path / "few")) == 4
+    monkeypatch.setattr("inshrink_core.archive.maintenance.MAX_SMALL_FILES", 3)
+    unpack_archive(ArchiveReader.open(tmp_path / "packed"), tmp_path / "many")
+    assert names(tmp_path / "many") == ["00000004.segment"]
+    assert is_whole(tmp_path / "many")
+    assert check_archive(tmp_path / "many") == ()
+
+
+def test_bytes_of_a_segment_that_belong_to_no_frame_are_told(path):
+    with (path / SEGMENT).open("ab") as file:
+        file.write(b"more")
+    assert [problem.what for problem in check_archive(path)] == [
+        "the segment has bytes that belong to no frame"
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"a segment", bytes(MAX_SEGMENT_NBYTES + 1)])
+def test_what_is_no_segment_is_told_and_left(path, content):
+    (path / segment_path(9)).write_bytes(content)
+    assert is_whole(path)
+    (problem,) = check_archive(path)
+    assert "00000009.segment" in problem.where
+    with ArchiveWriter(path) as writer:
+        assert append(writer, 400).generation == 10
+    assert (path / segment_path(9)).exists()
+
+
+def test_a_frame_of_another_archive_in_a_segment_is_foreign(path, tmp_path):
+    with ArchiveWriter(tmp_path / "other", create=True, grouped=True) as writer:
+        for step in range(9):
+            append(writer, step)
+    shutil.copy(tmp_path / "other" / segment_path(9), path / "frames")
+    assert is_whole(path)
+    assert [problem.what for problem in check_archive(path)] == ["this frame belongs to another archive"]
