@@ -37,6 +37,7 @@ PAGES = {
     "compare": "compare",
     "compress": "export",
     "estimate": "allocate",
+    "evaluate": "allocate",
     "export": "export",
     "inspect": "sensitivity",
     "prune": "archive",
@@ -54,6 +55,7 @@ _POSITIONAL = {
     "compare_archives": "--against",
     "compress": "-o",
     "export": "-o",
+    "make_evaluator": "--write",
     "pack": "--pack",
     "rehearse": "-o",
     "report": "--out",
@@ -63,6 +65,7 @@ _POSITIONAL = {
 
 _KEYWORDS = {"--format": "layout", "--step": "steps", "-o": "output"}
 _LISTS = ("keep", "steps")
+_ONE_STEP = ("evaluate", "export")
 _SHOWN = {
     "compare": "for row in {}.steps:\n    print(row.step, row.original, row.restored, row.drop)",
     "compare_archives": "for path, one in {}.archives:\n    print(path, one.max_drop)",
@@ -70,7 +73,9 @@ _SHOWN = {
     "estimate": "print({}.ratio_weights, {}.drop)",
     "estimate_goals": "for goal in {}.goals:\n    print(goal.goal, goal.archive_bytes, goal.bits_per_weight)",
     "estimate_levels": "print({}.to_json()['levels'])",
+    "evaluate": "print({}.metrics)",
     "export": "print({}.nbytes)",
+    "make_evaluator": "print({}.output, {}.task)",
     "pack": "print({}.nbytes)",
     "prune": "print({}.freed)",
     "rehearse": "print({}.to_json())",
@@ -164,6 +169,7 @@ def title_of(commands: Sequence[Sequence[str]]) -> str:
     return {
         "bench": f"Measure baselines of {name}",
         "estimate": f"Estimate {option(words, '--codec')} on {name}",
+        "evaluate": f"Try the evaluator on {name}",
         "inspect": f"Measure restore gain and noise of {name}",
         "prune": f"Prune {name}" + ("" if "--apply" in words else ", dry run"),
         "rehearse": f"Rehearse failures of {name}",
@@ -187,6 +193,7 @@ def python_text(commands: Sequence[Sequence[str]]) -> str:
     lines = ["import inshrink_core", ""]
     for words in commands:
         verb = "pack" if words[0] == "export" and "--pack" in words else words[0]
+        verb = "make_evaluator" if verb == "evaluate" and "--write" in words else verb
         verb = "estimate_levels" if "--levels" in words else "estimate_goals" if "--goals" in words else verb
         verb = "compare_archives" if verb == "compare" and len(archives_of(words)) > 1 else verb
         if "--config" in words:  # What the search before it has found.
@@ -213,7 +220,7 @@ def _call(verb: str, words: Sequence[str]) -> str:
             named["config"] = "{**best['settings'], 'overrides': best.get('override', [])}"
         elif name == _POSITIONAL.get(verb):
             arguments.append(repr(value))
-        elif keyword in _LISTS and not (verb == "export" and name == "--step"):
+        elif keyword in _LISTS and not (verb in _ONE_STEP and name == "--step"):
             named[keyword] = repr([int(one) for one in str(value).split(",")])
         elif verb == "verify" and name == "--against":
             named[keyword] = f"inshrink_core.open({value!r})"

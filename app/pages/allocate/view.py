@@ -150,6 +150,10 @@ def _launch(
     with section("Evaluator"):
         judge, trusted = evaluator_consent.ask(shown)
         if judge is None:
+            st.caption(
+                "Bits can be allocated without one: *Estimate without measuring* judges every layer by a "
+                "proxy, its rounding error weighted with Fisher. Trials of an evaluator calibrate it."
+            )
             return None, ()
         is_running = job is not None and job.is_running
         tip = f"Encodes and evaluates {count_text(len(request.steps))} steps for each configuration it tries."
