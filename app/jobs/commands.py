@@ -65,6 +65,7 @@ _POSITIONAL = {
 
 _KEYWORDS = {"--format": "layout", "--step": "steps", "-o": "output"}
 _LISTS = ("keep", "steps")
+_REPEATED = ("tensors", "without")
 _ONE_STEP = ("evaluate", "export")
 _SHOWN = {
     "compare": "for row in {}.steps:\n    print(row.step, row.original, row.restored, row.drop)",
@@ -206,6 +207,7 @@ def _call(verb: str, words: Sequence[str]) -> str:
     """Return the call of the function of a verb."""
     about = archives_of(words)
     arguments, named, settings = [repr(about if len(about) > 1 else about[0])], {}, {}
+    repeated: dict[str, list[Any]] = {}
     rest = iter(words[1 + len(about) :])
     for name in rest:
         value = True if name in _FLAGS else _parse(next(rest))
@@ -218,6 +220,8 @@ def _call(verb: str, words: Sequence[str]) -> str:
         elif name == "--config":
             named["codec"] = "best['codec']"
             named["config"] = "{**best['settings'], 'overrides': best.get('override', [])}"
+        elif keyword in _REPEATED:
+            repeated.setdefault(keyword, []).append(str(value))
         elif name == _POSITIONAL.get(verb):
             arguments.append(repr(value))
         elif keyword in _LISTS and not (verb in _ONE_STEP and name == "--step"):
@@ -226,6 +230,7 @@ def _call(verb: str, words: Sequence[str]) -> str:
             named[keyword] = f"inshrink_core.open({value!r})"
         else:
             named["step" if name == "--step" else keyword] = _literal(value)
+    named |= {keyword: repr(values) for keyword, values in repeated.items()}
     if settings:
         named["config"] = repr(settings)
     return f"{_home_of(verb)}.{verb}({', '.join([*arguments, *(f'{k}={v}' for k, v in named.items())])})"
