@@ -18,6 +18,7 @@ __all__ = [
     "PAGES",
     "archives_of",
     "is_shrinking",
+    "is_watching",
     "option",
     "page_of",
     "python_text",
@@ -29,7 +30,7 @@ __all__ = [
 
 _FLAGS = frozenset(
     {"--apply", "--by-tensor", "--deep", "--drop-branches", "--exact", "--force", "--gain", "--goals"}
-    | {"--smallest", "--trust-run", "--weights-only"}
+    | {"--smallest", "--trust-run", "--watch", "--weights-only"}
 )
 
 PAGES = {
@@ -60,6 +61,7 @@ _POSITIONAL = {
     "rehearse": "-o",
     "report": "--out",
     "restore": "-o",
+    "watch": "-o",
 }
 """The option whose value is the second argument of the function of a verb."""
 
@@ -83,6 +85,7 @@ _SHOWN = {
     "report": "print({}.output, {}.digest)",
     "restore": "print({}.paths)",
     "search": "print({}.best and {}.best.to_json())",
+    "watch": "print({}.ended, {}.appended)",
     "verify": "print('sound' if {}.ok else {}.problems)",
 }
 
@@ -133,6 +136,11 @@ def shell_text(commands: Sequence[Sequence[str]]) -> str:
     return "\n".join(shlex.join(["inshrink", *words]) for words in commands)
 
 
+def is_watching(commands: Sequence[Sequence[str]]) -> bool:
+    """Return whether a command stays beside a training until it is ended."""
+    return any("--watch" in words for words in commands)
+
+
 def is_shrinking(commands: Sequence[Sequence[str]]) -> bool:
     """Return whether commands do the whole in a row: write an archive and prove what it holds."""
     return len(commands) > 1 and [words[0] for words in commands[:2]] == ["compress", "verify"]
@@ -155,6 +163,8 @@ def title_of(commands: Sequence[Sequence[str]]) -> str:
     if "--goals" in words:
         return f"Try what {name} shrinks to"
     target = Path(option(words, "-o", "--output", "--pack") or "").name
+    if is_watching(commands):
+        return f"Archive {name} as it grows, to {target}"
     if verb == "sensitivity":
         return f"Measure {option(words, '--metric')} of {name}"
     if verb == "verify":
@@ -194,6 +204,7 @@ def python_text(commands: Sequence[Sequence[str]]) -> str:
     lines = ["import inshrink_core", ""]
     for words in commands:
         verb = "pack" if words[0] == "export" and "--pack" in words else words[0]
+        verb = "watch" if "--watch" in words else verb
         verb = "make_evaluator" if verb == "evaluate" and "--write" in words else verb
         verb = "estimate_levels" if "--levels" in words else "estimate_goals" if "--goals" in words else verb
         verb = "compare_archives" if verb == "compare" and len(archives_of(words)) > 1 else verb
@@ -211,7 +222,7 @@ def _call(verb: str, words: Sequence[str]) -> str:
     rest = iter(words[1 + len(about) :])
     for name in rest:
         value = True if name in _FLAGS else _parse(next(rest))
-        if name == "--goals":  # The function's name says it.
+        if name in ("--goals", "--watch"):  # The function's name says it.
             continue
         keyword = _KEYWORDS.get(name, name.lstrip("-").replace("-", "_"))
         if name == "--set":

@@ -64,6 +64,8 @@ class ExportRequest:
         How a chain is written; ``drop`` leaves optimizer state out, None is the engine's default.
     packed
         One file instead of a folder.
+    watch
+        Of a chain, go on as the run grows, until the job is ended.
     weights_only, exact, ratio, size
         Of ``step``: leave training state out; keep every bit; or how many times smaller than float32, or how
         many bytes a packed file may take instead.
@@ -82,6 +84,7 @@ class ExportRequest:
     optimizer: str | None = None
     keyframe_every: int = 32
     packed: bool = False
+    watch: bool = False
     weights_only: bool = False
     exact: bool = False
     ratio: float = 8.0
@@ -135,7 +138,8 @@ def export_commands(shown: Subject, request: ExportRequest, target: str, between
         made = between if request.packed else target
         words = ["compress", path, "-o", made, "--codec", request.codec, *settings_words(request.config)]
         words += ["--optimizer", request.optimizer] if request.optimizer else []
-        words += ["--keyframe-every", str(request.keyframe_every), *steps_words(request.steps, shown.steps)]
+        words += ["--keyframe-every", str(request.keyframe_every)]
+        words += ["--watch"] if request.watch else steps_words(request.steps, shown.steps)
         return [words, ["export", made, "--pack", target, *force]] if request.packed else [words]
     step, first = str(request.steps[0] if request.steps else 0), []
     if shown.kind == "run":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 from inshrink_app import services
+from inshrink_app.jobs.commands import is_watching
 from inshrink_app.jobs.job import Job
 from inshrink_app.widgets import problem
 from inshrink_app.widgets.formatting import counted, elide, markdown_text, remaining_text, share_text
@@ -68,6 +69,10 @@ def progress(job: Job) -> None:
     if job.state == "queued":
         st.progress(0.0, text=_queued_text(job))
         return
+    if is_watching(job.commands):
+        at = job.item.rpartition("step ")[2]
+        st.caption(markdown_text(f"Beside the training, at step {at}" if at else "Beside the training"))
+        return
     if not job.total:
         st.progress(0.0, text="Starting…")
         return
@@ -90,7 +95,11 @@ def cancel_button(job: Job) -> None:
     """Offer to cancel, where this explorer can."""
     if job.is_elsewhere:
         st.caption("Another explorer works on this; cancel it there.")
-    elif st.button("Cancel", icon=":material/close:", key=f"cancel.{job.job_id}"):
+    elif st.button(
+        "End it" if is_watching(job.commands) else "Cancel",
+        icon=":material/close:",
+        key=f"cancel.{job.job_id}",
+    ):
         services.stop_job(job)
         st.rerun()
 
@@ -122,6 +131,8 @@ def stopped(job: Job, *, primary: bool = True) -> None:
             "not done again.",
             icon=":material/pause_circle:",
         )
+    elif is_watching(job.commands):
+        st.info("This was ended. What was archived stays; resume, and it goes on.", icon=":material/info:")
     else:
         st.info("This was cancelled. What was done already stays done.", icon=":material/info:")
     resume_button(job, primary=primary)

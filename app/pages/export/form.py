@@ -181,7 +181,13 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
             st.caption("A training resumed from it goes on, but not bit for bit; from exact state it does.")
     elif has_optimizer:
         st.caption("Without optimizer state, training cannot go on without warming the optimizer up.")
-    packed = st.toggle(
+    watch = steps == shown.steps and st.toggle(
+        "Go on while the run grows",
+        value=False,
+        key="export.watch",
+        help="Archives each checkpoint as it is finished, until you end the job or the explorer.",
+    )
+    packed = not watch and st.toggle(
         "As one packed file",
         value=False,
         key="export.packed",
@@ -203,6 +209,7 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
         optimizer=optimizer,
         keyframe_every=int(keyframe_every),
         packed=packed,
+        watch=watch,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.commands import shell_text
+from inshrink_app.jobs.commands import is_watching, shell_text
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.export import figure as export_figure
 from inshrink_app.pages.export import form as export_form
@@ -78,7 +78,8 @@ def render() -> None:
 
 def _next(shown: Subject, job: Job | None) -> None:
     """Lead on, with the archive that was made."""
-    made = services.export_made_at(job) if job is not None and job.state == "finished" else None
+    is_made = job is not None and (job.state == "finished" or is_watching(job.commands))
+    made = services.export_made_at(job) if job is not None and is_made else None
     made = None if made is None or made.suffix != _SUFFIX else made
     widgets = {} if made is None else {"compare.archives": [str(made)]}
     next_step.offer(
@@ -99,12 +100,13 @@ def _next(shown: Subject, job: Job | None) -> None:
 
 def _job(shown: Subject, job: Job) -> None:
     """Draw the export that runs or ran last."""
+    watches = is_watching(job.commands)
     if job.is_running:
-        job_card.running(job, "Exporting")
+        job_card.running(job, "Archiving as the run grows" if watches else "Exporting")
     elif job.state == "finished":
         _result(shown, job)
     else:
-        with section("The last export did not finish"):
+        with section("Archiving has ended" if watches else "The last export did not finish"):
             job_card.stopped(job, primary=False)
     if not job.is_running:
         job_card.log(job)
