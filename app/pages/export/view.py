@@ -70,6 +70,7 @@ def render() -> None:
             _chain_plan(shown, request)
         else:
             _other_plan(shown, request)
+    job_card.of_page("export", shown.path)
     made = "folder" if request.kind == "chain" else "exact"
     between = f"{target.removesuffix(_SUFFIX)}-{made}{_SUFFIX}"
     snippets.of(services.export_commands(shown, request, target, between))

@@ -11,7 +11,7 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.registry import Job
 from inshrink_app.pages.sensitivity import cells, changes, grouping
-from inshrink_app.widgets import job_card, problem, snippets, subject
+from inshrink_app.widgets import job_card, next_step, problem, snippets, subject
 from inshrink_app.widgets.choices import one_of_few
 from inshrink_app.widgets.formatting import bytes_text, counted, remaining_text
 from inshrink_app.widgets.layout import section
@@ -40,15 +40,22 @@ def render() -> None:
     st.caption(f"{METRICS[metric].symbol} — {METRICS[metric].meaning}")
     _untold(shown)
     tables = _measured(shown, metric)
-    if tables is not None:
-        if view == "diff":
-            changes.two_steps(shown, tables, statistic)
-        elif view == "runs":
-            changes.two_runs(shown, tables, statistic, lambda other: _measured(other, metric, ".other"))
-        else:
-            cells.show(shown, tables, by, statistic)
-    if view == "steps" or tables is None:
-        _snippets(shown, metric, by, statistic)
+    told = functools.partial(_snippets, shown, metric, by, statistic)
+    if tables is not None and view == "steps":
+        cells.show(shown, tables, by, statistic, told)
+        return
+    if tables is None:
+        told()
+    elif view == "diff":
+        changes.two_steps(shown, tables, statistic)
+    else:
+        changes.two_runs(shown, tables, statistic, lambda other: _measured(other, metric, ".other"))
+    next_step.offer(
+        next_step.Next(
+            "Give layers their bits: Allocate", "allocate", "More bits or fewer, and what that costs."
+        ),
+        next_step.EXPORT,
+    )
 
 
 def _choices(shown: Subject) -> tuple[str, str, str, str]:
