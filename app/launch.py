@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import os
 import pkgutil
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 import webbrowser
 from collections.abc import Sequence
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
-from inshrink_core.execution.process import empty_directory
+from inshrink_core.execution.process import empty_directory, start_python, user_environment
 
 if TYPE_CHECKING:
     from streamlit import App
@@ -27,6 +31,7 @@ __all__ = ["explorer", "run", "server_config"]
 _SCRIPT = Path(__file__).with_name("main.py")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
 _BROWSER_DELAY_SECONDS = 1.5
+_LONGEST_REASON = 400
 _SECONDS_TO_LISTEN = 30.0
 _SECONDS_BETWEEN_LOOKS = 0.02
 
@@ -38,8 +43,9 @@ def run(
     port: int = 8501,
     roots: Sequence[str] | None = None,
     open_browser: bool = False,
+    window: bool = False,
 ) -> None:
-    """Serve the explorer until it is interrupted.
+    """Serve the explorer until it is interrupted, or its window is closed.
 
     Parameters
     ----------
@@ -53,24 +59,28 @@ def run(
         Folders that the explorer may see; by default the current one. Bundled samples are always seen.
     open_browser
         Open the explorer in the default browser.
+    window
+        Open it in a desktop window of its own instead.
 
     Raises
     ------
     InputError
-        A root is no folder, the path lies outside of the roots, the port is taken, or the host is open to
-        others and no roots were given.
+        A root is no folder, the path lies outside of the roots, the port is taken, the host is open to
+        others and no roots were given, or no window can be opened here.
     MissingExtraError
-        Streamlit or Plotly is not installed.
+        Streamlit or Plotly is not installed, or for a window pywebview.
     """
     path, roots = _absolute(path), [os.path.realpath(root) for root in roots or ()]
     given = _checked_roots(path, host, roots)
     # From here on nothing is read from the folder one stands in: Streamlit takes its settings from there,
     # and numba.
     with contextlib.chdir(empty_directory()):
-        _serve(path, host, port, given, open_browser=open_browser)
+        _serve(path, host, port, given, open_browser=open_browser, window=window)
 
 
-def _serve(path: str | None, host: str, port: int, roots: list[str], *, open_browser: bool) -> None:
+def _serve(
+    path: str | None, host: str, port: int, roots: list[str], *, open_browser: bool, window: bool
+) -> None:
     """Serve until interrupted; every path is absolute by now."""
     try:
         import plotly as _plotly  # noqa: F401
@@ -83,14 +93,55 @@ def _serve(path: str | None, host: str, port: int, roots: list[str], *, open_bro
     _require_inside(current, path)
     _require_free(host, port)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    shown = _start_window(url) if window else None
     _say(f"Inshrink explorer: {url}  (Ctrl-C to stop)")
     _say(f"It sees {', '.join(map(str, current.roots))} and nothing else.")
     if not _is_local(host):
         _warn(f"{url} is open to everyone who can reach this computer; there is no password.")
-    if open_browser:
+    if shown is not None:
+        threading.Thread(target=_follow_window, args=(shown,), daemon=True).start()
+    elif open_browser:
         threading.Timer(_BROWSER_DELAY_SECONDS, webbrowser.open, [url]).start()
     threading.Thread(target=_load_ahead, daemon=True).start()
     explorer(_allowed_hosts(host)).run(config=server_config(host, port))
+
+
+def _start_window(url: str) -> subprocess.Popen[str]:
+    """Start the process of a window that will show an address.
+
+    Raises
+    ------
+    MissingExtraError
+        pywebview is not installed.
+    InputError
+        There is no display, or no toolkit to draw a window with.
+    """
+    from inshrink_app.window import READY
+
+    if find_spec("webview") is None:
+        raise MissingExtraError("pywebview", "desktop")
+    remedy = f"leave --window out, and open {url} in a browser"
+    if sys.platform == "linux" and not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
+        raise InputError("there is no display for a window", remedy=remedy)
+    process = start_python(
+        ["-m", "inshrink_app.window", url], errors=subprocess.PIPE, environment=user_environment()
+    )
+    if process.stdout is not None and process.stdout.readline() == READY:
+        atexit.register(process.terminate)
+        return process
+    said = process.communicate()[1].strip().rpartition("\n")[2]
+    # A toolkit that cannot reach the display aborts the process.
+    why = said[:_LONGEST_REASON] if process.returncode == 1 else "the display cannot be reached"
+    raise InputError(f"no window can be opened here: {why}", remedy=remedy)
+
+
+def _follow_window(process: subprocess.Popen[str]) -> None:
+    """Open the window once the server listens, and end the server when it is closed."""
+    if _server_is_up() and process.stdin is not None:
+        process.stdin.write("open\n")
+        process.stdin.flush()
+        process.wait()
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def explorer(hosts: Sequence[str]) -> App:

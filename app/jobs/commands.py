@@ -18,6 +18,7 @@ __all__ = [
     "PAGES",
     "archives_of",
     "is_shrinking",
+    "is_watching",
     "option",
     "page_of",
     "python_text",
@@ -29,7 +30,7 @@ __all__ = [
 
 _FLAGS = frozenset(
     {"--apply", "--by-tensor", "--deep", "--drop-branches", "--exact", "--force", "--gain", "--goals"}
-    | {"--smallest", "--trust-run", "--weights-only"}
+    | {"--smallest", "--trust-run", "--watch", "--weights-only"}
 )
 
 PAGES = {
@@ -37,6 +38,7 @@ PAGES = {
     "compare": "compare",
     "compress": "export",
     "estimate": "allocate",
+    "evaluate": "allocate",
     "export": "export",
     "inspect": "sensitivity",
     "prune": "archive",
@@ -54,15 +56,19 @@ _POSITIONAL = {
     "compare_archives": "--against",
     "compress": "-o",
     "export": "-o",
+    "make_evaluator": "--write",
     "pack": "--pack",
     "rehearse": "-o",
     "report": "--out",
     "restore": "-o",
+    "watch": "-o",
 }
 """The option whose value is the second argument of the function of a verb."""
 
 _KEYWORDS = {"--format": "layout", "--step": "steps", "-o": "output"}
 _LISTS = ("keep", "steps")
+_REPEATED = ("tensors", "without")
+_ONE_STEP = ("evaluate", "export")
 _SHOWN = {
     "compare": "for row in {}.steps:\n    print(row.step, row.original, row.restored, row.drop)",
     "compare_archives": "for path, one in {}.archives:\n    print(path, one.max_drop)",
@@ -70,13 +76,16 @@ _SHOWN = {
     "estimate": "print({}.ratio_weights, {}.drop)",
     "estimate_goals": "for goal in {}.goals:\n    print(goal.goal, goal.archive_bytes, goal.bits_per_weight)",
     "estimate_levels": "print({}.to_json()['levels'])",
+    "evaluate": "print({}.metrics)",
     "export": "print({}.nbytes)",
+    "make_evaluator": "print({}.output, {}.task)",
     "pack": "print({}.nbytes)",
     "prune": "print({}.freed)",
     "rehearse": "print({}.to_json())",
     "report": "print({}.output, {}.digest)",
     "restore": "print({}.paths)",
     "search": "print({}.best and {}.best.to_json())",
+    "watch": "print({}.ended, {}.appended)",
     "verify": "print('sound' if {}.ok else {}.problems)",
 }
 
@@ -127,6 +136,11 @@ def shell_text(commands: Sequence[Sequence[str]]) -> str:
     return "\n".join(shlex.join(["inshrink", *words]) for words in commands)
 
 
+def is_watching(commands: Sequence[Sequence[str]]) -> bool:
+    """Return whether a command stays beside a training until it is ended."""
+    return any("--watch" in words for words in commands)
+
+
 def is_shrinking(commands: Sequence[Sequence[str]]) -> bool:
     """Return whether commands do the whole in a row: write an archive and prove what it holds."""
     return len(commands) > 1 and [words[0] for words in commands[:2]] == ["compress", "verify"]
@@ -149,6 +163,8 @@ def title_of(commands: Sequence[Sequence[str]]) -> str:
     if "--goals" in words:
         return f"Try what {name} shrinks to"
     target = Path(option(words, "-o", "--output", "--pack") or "").name
+    if is_watching(commands):
+        return f"Archive {name} as it grows, to {target}"
     if verb == "sensitivity":
         return f"Measure {option(words, '--metric')} of {name}"
     if verb == "verify":
@@ -164,6 +180,7 @@ def title_of(commands: Sequence[Sequence[str]]) -> str:
     return {
         "bench": f"Measure baselines of {name}",
         "estimate": f"Estimate {option(words, '--codec')} on {name}",
+        "evaluate": f"Try the evaluator on {name}",
         "inspect": f"Measure restore gain and noise of {name}",
         "prune": f"Prune {name}" + ("" if "--apply" in words else ", dry run"),
         "rehearse": f"Rehearse failures of {name}",
@@ -187,6 +204,8 @@ def python_text(commands: Sequence[Sequence[str]]) -> str:
     lines = ["import inshrink_core", ""]
     for words in commands:
         verb = "pack" if words[0] == "export" and "--pack" in words else words[0]
+        verb = "watch" if "--watch" in words else verb
+        verb = "make_evaluator" if verb == "evaluate" and "--write" in words else verb
         verb = "estimate_levels" if "--levels" in words else "estimate_goals" if "--goals" in words else verb
         verb = "compare_archives" if verb == "compare" and len(archives_of(words)) > 1 else verb
         if "--config" in words:  # What the search before it has found.
@@ -199,10 +218,11 @@ def _call(verb: str, words: Sequence[str]) -> str:
     """Return the call of the function of a verb."""
     about = archives_of(words)
     arguments, named, settings = [repr(about if len(about) > 1 else about[0])], {}, {}
+    repeated: dict[str, list[Any]] = {}
     rest = iter(words[1 + len(about) :])
     for name in rest:
         value = True if name in _FLAGS else _parse(next(rest))
-        if name == "--goals":  # The function's name says it.
+        if name in ("--goals", "--watch"):  # The function's name says it.
             continue
         keyword = _KEYWORDS.get(name, name.lstrip("-").replace("-", "_"))
         if name == "--set":
@@ -211,14 +231,17 @@ def _call(verb: str, words: Sequence[str]) -> str:
         elif name == "--config":
             named["codec"] = "best['codec']"
             named["config"] = "{**best['settings'], 'overrides': best.get('override', [])}"
+        elif keyword in _REPEATED:
+            repeated.setdefault(keyword, []).append(str(value))
         elif name == _POSITIONAL.get(verb):
             arguments.append(repr(value))
-        elif keyword in _LISTS and not (verb == "export" and name == "--step"):
+        elif keyword in _LISTS and not (verb in _ONE_STEP and name == "--step"):
             named[keyword] = repr([int(one) for one in str(value).split(",")])
         elif verb == "verify" and name == "--against":
             named[keyword] = f"inshrink_core.open({value!r})"
         else:
             named["step" if name == "--step" else keyword] = _literal(value)
+    named |= {keyword: repr(values) for keyword, values in repeated.items()}
     if settings:
         named["config"] = repr(settings)
     return f"{_home_of(verb)}.{verb}({', '.join([*arguments, *(f'{k}={v}' for k, v in named.items())])})"

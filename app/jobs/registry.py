@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
+from inshrink_app.jobs.commands import is_watching
 from inshrink_app.jobs.files import JobFolder, job_folders
 from inshrink_app.jobs.follow import StartCommand, end_process, follow, remove_scratch, what_is_left
 from inshrink_app.jobs.job import Job, Load, load_kept, load_last, refresh_job, revive
@@ -50,7 +51,8 @@ class JobRegistry:
     folder
         Where jobs are kept; by default they are forgotten with the registry.
     most
-        Jobs that are worked on at a time; others are queued, and begin in the order they were asked for.
+        Jobs that are worked on at a time; others are queued, and begin in the order they were asked for. One
+        that stays beside a training mostly waits, and does not count.
     refuse
         Asked right before a job begins, as what it may execute can change while it waits.
     """
@@ -218,7 +220,8 @@ class JobRegistry:
         """Begin with those that wait longest, while fewer than the most are at work."""
         while True:
             with self._lock:
-                if not self._waiting or len(self._at_work) >= self._most:
+                at_work = sum(not is_watching(one.commands) for one in self._at_work)
+                if not self._waiting or at_work >= self._most:
                     return
                 job, load = self._waiting.pop(0)
                 if not self._begin(job):

@@ -1,4 +1,4 @@
-"""The runs and archives opened lately, in a small file that may be lost or damaged without harm."""
+"""The runs opened lately and the evaluators that are trusted, in small files that may be lost."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Recent", "forget_recent", "load_recent", "recent_file", "remember_recent"]
+__all__ = [
+    "Recent",
+    "forget_recent",
+    "is_trusted",
+    "load_recent",
+    "recent_file",
+    "remember_recent",
+    "trust",
+]
 
 _KEPT = 8
 _MAX_BYTES = 64_000
 """A larger file was not written by us."""
+
+_TRUSTED_KEPT = 100
 
 _LAST_TIME = 4_102_444_800
 """The year 2100, which every calendar of a computer can show; NaN is not below it either."""
@@ -37,12 +47,7 @@ def recent_file() -> Path:
 
 def load_recent() -> tuple[Recent, ...]:
     """Return what was opened, newest first; nothing where the file is missing or damaged."""
-    try:
-        with recent_file().open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        rows = json.loads(content) if len(content) <= _MAX_BYTES else []
-    except (OSError, ValueError, RecursionError):
-        return ()
+    rows = _read(recent_file())
     if not isinstance(rows, list):
         return ()
     valid = [_parse(row) for row in rows]
@@ -66,21 +71,63 @@ def _parse(row: object) -> Recent | None:
 def remember_recent(path: Path, kind: str) -> None:
     """Put a run first in the list; a disk that refuses is no reason to bother the reader."""
     kept = [row for row in load_recent() if row.path != str(path)]
-    _write([Recent(str(path), kind, time.time()), *kept][:_KEPT])
+    rows = [Recent(str(path), kind, time.time()), *kept][:_KEPT]
+    _write(recent_file(), [row._asdict() for row in rows])
 
 
 def forget_recent() -> None:
     """Empty the list."""
-    _write([])
+    _write(recent_file(), [])
 
 
-def _write(rows: list[Recent]) -> None:
+def is_trusted(file: Path, digest: str) -> bool:
+    """Return whether the reader has said that a file of code may run, as it is now and where it lies.
+
+    Parameters
+    ----------
+    file
+        Its real path: the same text elsewhere may import something else.
+    digest
+        SHA-256 of its content.
+    """
+    return _trusted().get(str(file)) == digest
+
+
+def trust(file: Path, digest: str | None) -> None:
+    """Remember that a file of code may run with this content; None takes the word back."""
+    kept = _trusted()
+    kept.pop(str(file), None)
+    if digest is not None:
+        kept[str(file)] = digest
+    _write(_trusted_file(), dict(list(kept.items())[-_TRUSTED_KEPT:]))
+
+
+def _trusted_file() -> Path:
+    return recent_file().with_name("trusted.json")
+
+
+def _trusted() -> dict[str, object]:
+    """Return the digest of every trusted file by its path, the last one trusted at the end."""
+    rows = _read(_trusted_file())
+    return rows if isinstance(rows, dict) else {}
+
+
+def _read(path: Path) -> object:
+    """Return what a file of ours holds; None where it is missing or damaged."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        return json.loads(content) if len(content) <= _MAX_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _write(target: Path, rows: object) -> None:
     """Replace the file at once, so that a reader never sees half of it."""
-    target = recent_file()
-    content = json.dumps([row._asdict() for row in rows], indent=1)
+    content = json.dumps(rows, indent=1)
     with contextlib.suppress(OSError, UnicodeError):
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix="recent-")
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f"{target.stem}-")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(content)
         Path(name).replace(target)

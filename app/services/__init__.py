@@ -12,6 +12,7 @@ from inshrink_app.services.archives import *
 from inshrink_app.services.catalog import *
 from inshrink_app.services.comparing import *
 from inshrink_app.services.drilldown import *
+from inshrink_app.services.evaluating import *
 from inshrink_app.services.exporting import *
 from inshrink_app.services.jobs import *
 from inshrink_app.services.measuring import *

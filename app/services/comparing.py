@@ -1,20 +1,19 @@
-"""Comparing restored steps with the original ones: whose code evaluates them, and what was found."""
+"""Comparing restored steps with the original ones, and what was found."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from inshrink_app.jobs.commands import archives_of, is_shrinking, option, steps_words
 from inshrink_app.jobs.job import Job
-from inshrink_app.services.failures import reported
+from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.jobs import all_jobs, documents_of, job_of, start_job
-from inshrink_app.services.opening import opened, resolve
-from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+from inshrink_app.services.opening import opened
+from inshrink_app.widgets.tables import Subject
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
@@ -22,12 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Compared",
-    "EvaluatorCode",
     "compare_job",
     "compare_words",
     "compared",
-    "evaluator_of",
-    "given_evaluator",
     "newest_comparing",
     "newest_comparison",
     "spread_of",
@@ -36,112 +32,6 @@ __all__ = [
 
 _SPREAD = 8
 """Steps that are compared to begin with: enough to see a course, few enough to wait for."""
-
-_MAX_CODE_BYTES = 200_000
-"""More code than this is not read before it is trusted, and is not offered."""
-
-
-class EvaluatorCode(NamedTuple):
-    """The code that would evaluate a run.
-
-    `spec` is empty for the run's own evaluator; `is_bundled` says that it is ours, byte for byte, and needs
-    no consent; `digest` is the SHA-256 of the file as it was shown.
-    """
-
-    spec: str
-    path: Path
-    function: str
-    metric: str
-    direction: str
-    code: str
-    digest: str
-    is_bundled: bool
-
-    @property
-    def words(self) -> list[str]:
-        """The options that have a command use it."""
-        return ["--evaluator", self.spec] if self.spec else [] if self.is_bundled else ["--trust-run"]
-
-    @property
-    def trusted(self) -> dict[str, str] | None:
-        """What a job is told of the reader's consent; None where none is needed."""
-        return None if self.is_bundled else {"file": str(self.path), "digest": self.digest}
-
-
-def evaluator_of(subject: Subject) -> EvaluatorCode | None:
-    """Return the evaluator that a run names in ``inshrink.toml``, without executing it; None without one.
-
-    Raises
-    ------
-    ServiceError
-        It cannot be read, or lies outside of the run.
-    """
-    from inshrink_core.formats.log import read_settings
-    from inshrink_core.samples import is_trusted_sample
-
-    folder = _folder_of(subject)
-    with reported():
-        told = read_settings(folder)
-        if not told.file:
-            return None
-        file = (folder / told.file).resolve()
-        if not file.is_relative_to(folder.resolve()):
-            raise ServiceError(
-                Problem(
-                    "inshrink.toml names an evaluator outside of the run", str(file), "put it into the run"
-                )
-            )
-        bundled = is_trusted_sample(folder) and told.file == "evaluator.py"
-        return _code(
-            file, "", told.function or "evaluate", told.metric or "", told.direction or "", bundled=bundled
-        )
-
-
-def _folder_of(subject: Subject) -> Path:
-    """Return the folder of a run; of a checkpoint file, the one that it lies in."""
-    return subject.path if subject.path.is_dir() else subject.path.parent
-
-
-def given_evaluator(text: str, subject: Subject) -> EvaluatorCode:
-    """Return the evaluator that a reader names as ``FILE.py`` or ``FILE.py:FUNCTION``.
-
-    Parameters
-    ----------
-    text
-        What was typed; a relative path is looked for in the run's folder, and then where the explorer was
-        started.
-    subject
-        The run.
-
-    Raises
-    ------
-    ServiceError
-        There is no such file inside of the roots.
-    """
-    name, colon, function = text.strip().rpartition(":")
-    if not colon or not function.isidentifier():
-        name, function = text.strip(), "evaluate"
-    beside = _folder_of(subject) / name
-    is_beside = "\0" not in name and not Path(name).is_absolute() and beside.is_file()
-    file = resolve(str(beside) if is_beside else name)
-    if file.suffix != ".py" or not file.is_file():
-        raise ServiceError(
-            Problem("there is no such Python file", str(file), "give FILE.py or FILE.py:FUNCTION")
-        )
-    with reported():
-        return _code(file, f"{file}:{function}", function, "", "", bundled=False)
-
-
-def _code(
-    file: Path, spec: str, function: str, metric: str, direction: str, *, bundled: bool
-) -> EvaluatorCode:
-    """Read the code, to be shown and to be known again."""
-    if file.stat().st_size > _MAX_CODE_BYTES:
-        raise ServiceError(Problem("the evaluator is too large to be read before it runs", str(file)))
-    content = file.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    shown = content.decode("utf-8", "replace")
-    return EvaluatorCode(spec, file, function, metric, direction, shown, digest, bundled)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,8 +64,15 @@ class ExportRequest:
         How a chain is written; ``drop`` leaves optimizer state out, None is the engine's default.
     packed
         One file instead of a folder.
-    weights_only, exact, ratio
-        Of ``step``: leave training state out; keep every bit; or how many times smaller than float32.
+    watch
+        Of a chain, go on as the run grows, until the job is ended.
+    weights_only, exact, ratio, size
+        Of ``step``: leave training state out; keep every bit; or how many times smaller than float32, or how
+        many bytes a packed file may take instead.
+    tensors, without
+        Of weights, globs of names of tensors and modules to keep, all without any, and to leave out.
+    layout, dtype
+        Of weights, ``packed``, or ``safetensors`` in a dtype of `inshrink_core.verbs.export.DTYPES`.
     replace
         Whether a file at the target may be replaced.
     """
@@ -77,10 +84,36 @@ class ExportRequest:
     optimizer: str | None = None
     keyframe_every: int = 32
     packed: bool = False
+    watch: bool = False
     weights_only: bool = False
     exact: bool = False
     ratio: float = 8.0
+    size: int | None = None
+    tensors: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    layout: str = "packed"
+    dtype: str = "same"
     replace: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """What the name of the file ends in."""
+        return ".safetensors" if self.layout == "safetensors" else _SUFFIX
+
+    def keeps(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return which tensors of weights are kept."""
+        from inshrink_core.verbs.export import chosen_names
+
+        return chosen_names(names, self.tensors, self.without)
+
+    @property
+    def _words_of_weights(self) -> list[str]:
+        graded = ["--ratio", f"{self.ratio:g}"] if self.size is None else ["--size", str(self.size)]
+        words = ["--weights-only", *(["--exact"] if self.exact else graded)]
+        for name, globs in (("--tensors", self.tensors), ("--without", self.without)):
+            words += [word for one in globs for word in (name, one)]
+        words += ["--format", self.layout] if self.layout != "packed" else []
+        return [*words, *(["--dtype", self.dtype] if self.dtype != "same" else [])]
 
 
 def export_commands(shown: Subject, request: ExportRequest, target: str, between: str) -> list[list[str]]:
@@ -105,7 +138,8 @@ def export_commands(shown: Subject, request: ExportRequest, target: str, between
         made = between if request.packed else target
         words = ["compress", path, "-o", made, "--codec", request.codec, *settings_words(request.config)]
         words += ["--optimizer", request.optimizer] if request.optimizer else []
-        words += ["--keyframe-every", str(request.keyframe_every), *steps_words(request.steps, shown.steps)]
+        words += ["--keyframe-every", str(request.keyframe_every)]
+        words += ["--watch"] if request.watch else steps_words(request.steps, shown.steps)
         return [words, ["export", made, "--pack", target, *force]] if request.packed else [words]
     step, first = str(request.steps[0] if request.steps else 0), []
     if shown.kind == "run":
@@ -114,8 +148,7 @@ def export_commands(shown: Subject, request: ExportRequest, target: str, between
         first[0] += ["--steps", step]
         path = between
     words = ["export", path, "--step", step, "-o", target]
-    if request.weights_only:
-        words += ["--weights-only", *(["--exact"] if request.exact else ["--ratio", f"{request.ratio:g}"])]
+    words += request._words_of_weights if request.weights_only else []
     return [*first, [*words, *force]]
 
 
@@ -150,12 +183,12 @@ def suggested_name(shown: Subject, request: ExportRequest) -> str:
         stem = f"{stem}-packed"
     elif request.optimizer == "drop":
         stem = f"{stem}-weights"
-    folder = default_folder(shown)
+    folder, suffix = default_folder(shown), request.suffix
     for position in range(1, 100):
-        path = folder / (f"{stem}{_SUFFIX}" if position == 1 else f"{stem}-{position}{_SUFFIX}")
+        path = folder / (f"{stem}{suffix}" if position == 1 else f"{stem}-{position}{suffix}")
         if not os.path.lexists(path) or (not request.packed and _goes_on(path, request)):
             return str(path)
-    return str(folder / f"{stem}{_SUFFIX}")
+    return str(folder / f"{stem}{suffix}")
 
 
 def default_folder(shown: Subject) -> Path:
@@ -181,9 +214,10 @@ def export_target(text: str, request: ExportRequest) -> Path:
         It lies outside of the roots, has another suffix, has no folder to lie in, or may not be replaced.
     """
     path = own_path(text, "an export goes into a folder of yours")
-    if path.suffix != _SUFFIX or path.name.startswith("."):
-        remedy = f"call it, for example, {path.stem}{_SUFFIX}"
-        raise ServiceError(Problem(f"an archive's name ends in {_SUFFIX}", text, remedy))
+    suffix = request.suffix
+    if path.suffix != suffix or path.name.startswith("."):
+        remedy = f"call it, for example, {path.stem}{suffix}"
+        raise ServiceError(Problem(f"the name of such a file ends in {suffix}", text, remedy))
     if not path.parent.is_dir():
         remedy = "make the folder, or choose another one"
         raise ServiceError(Problem("its folder does not exist", str(path.parent), remedy))
@@ -304,18 +338,38 @@ def start_trial(shown: Subject, request: ExportRequest) -> Job:
 
 
 class Made(NamedTuple):
-    """What an export has made: the archive as it lies there, and what only the export knows of it.
+    """What an export has made: the file or archive as it lies there, and what only the export knows of it.
 
-    `digest` is the SHA-256 of the file, or of the manifest of a folder; `relative_error` is None where it
-    is not known; a copy has none against what it is a copy of.
+    `chain` is None of a plain file; `digest` is the SHA-256 of the file, or of the manifest of a folder;
+    `relative_error` is None where it is not known; a copy has none against what it is a copy of;
+    `is_whole` says that no layer was left out.
     """
 
     kind: str
-    chain: ChainReport
+    path: Path
+    nbytes: int
+    chain: ChainReport | None
     digest: str
     relative_error: float | None
     left_out: tuple[str, ...]
     weights_only: bool
+    n_tensors: int | None
+    is_whole: bool
+
+    @property
+    def loading(self) -> str:
+        """The three lines of Python that load the weights into a model."""
+        strict = "" if self.is_whole else ", strict=False"
+        path = str(self.path)
+        if self.chain is None:
+            return (
+                "from safetensors.torch import load_model\n\n"
+                f"model = ...  # yours\nload_model(model, {path!r}{strict})"
+            )
+        return (
+            f"import inshrink_core\n\nweights = inshrink_core.verbs.load_state_dict({path!r})\n"
+            f"model.load_state_dict(weights{strict})"
+        )
 
 
 def made_by(job: Job) -> Made | None:
@@ -334,13 +388,18 @@ def made_by(job: Job) -> Made | None:
     error = 0.0 if is_copy else documents[0 if "--pack" in last else -1].get("relative_error")
     path = target if target.is_file() else target / "inshrink-manifest"
     status = path.stat()
+    chain = None if option(last, "--format") == "safetensors" else chain_of(str(target))
     return Made(
         kind="pack" if is_copy else "step" if "--step" in last else "chain",
-        chain=chain_of(str(target)),
+        path=target,
+        nbytes=status.st_size if chain is None else chain.nbytes,
+        chain=chain,
         digest=_sha256(str(path), status.st_mtime_ns, status.st_size),
         relative_error=error,
         left_out=tuple(map(str, documents[-1].get("left_out", ()))),
         weights_only="--weights-only" in last,
+        n_tensors=documents[-1].get("tensors"),
+        is_whole=not {"--tensors", "--without"} & set(last),
     )
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "engine_at",
     "engine_of",
     "load_subject",
+    "look_again",
     "opened",
     "refresh",
     "remember",
@@ -51,10 +52,15 @@ class Sample(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """What the headers of a run or an archive told; `token` changes when its data does."""
+    """What the headers of a run or an archive told.
+
+    `token` changes when its data does. `stamp` is that of all its files as they were before they were read;
+    None where it cannot be told.
+    """
 
     subject: Subject
     token: str
+    stamp: str | None = None
 
 
 @st.cache_data(show_spinner=False, max_entries=32)
@@ -127,7 +133,7 @@ def opened(text: str) -> Opened:
     if found.subject.kind == "archive":
         return found
     archive = _archive_of_run(found.subject)
-    return Opened(dataclasses.replace(found.subject, archive=archive), found.token) if archive else found
+    return found._replace(subject=dataclasses.replace(found.subject, archive=archive)) if archive else found
 
 
 def engine_of(subject: Subject) -> tuple[Run | Archive, str]:
@@ -188,19 +194,40 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     stamp = files_stamp(Path(path)) if Path(path).is_dir() else None
     kept = kept_headers(Path(path), stamp) if stamp is not None else None
     if kept is not None:
-        return Opened(*kept)
+        return Opened(*kept, stamp)
+    newest = _newest(path)
     with reported():
-        engine = keep_inside(inshrink_core.open(path))
+        # Of a run that was open before, headers of files that have not changed are not read again.
+        engine = keep_inside(newest.pop().refresh() if newest else inshrink_core.open(path))
         if isinstance(engine, Archive):
-            found = Opened(_archive_subject(engine), f"{mtime_ns}-{size}")
+            found = Opened(_archive_subject(engine), f"{mtime_ns}-{size}", stamp)
         else:
+            newest.append(engine)
             # Not the folder's time: measuring writes its cache into the folder.
             files = " ".join(engine.identity(step) for step in engine.steps)
-            found = Opened(_run_subject(engine), hashlib.sha256(files.encode()).hexdigest())
+            found = Opened(_run_subject(engine), hashlib.sha256(files.encode()).hexdigest(), stamp)
     engine_at(path, found.token, engine)
     if stamp is not None and found.subject.kind == "run":
         keep_headers(found.subject, found.token, stamp)
     return found
+
+
+@st.cache_resource(show_spinner=False, max_entries=_MOST_OPEN)
+def _newest(path: str) -> list[Run]:
+    """Return a list for the run at a path as it was opened last, if it was."""
+    return []
+
+
+def look_again(path: Path) -> str:
+    """Open a run or an archive that has changed, and return its token; what has not changed is not read.
+
+    Raises
+    ------
+    ServiceError
+        It cannot be opened any more.
+    """
+    refresh(path)
+    return opened(str(path)).token
 
 
 def _run_subject(run: Run) -> Subject:

@@ -17,7 +17,7 @@ from inshrink_app.jobs.commands import option, steps_words
 from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.allocate.config import config_words, engine_settings
-from inshrink_app.services.comparing import EvaluatorCode
+from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.failures import reported
 from inshrink_app.services.jobs import job_of, newest_job, read_result, start_job
 from inshrink_app.services.opening import engine_at, opened

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.job import Job
-from inshrink_app.services.comparing import Compared, EvaluatorCode, compare_words, compared, spread_of
+from inshrink_app.services.comparing import Compared, compare_words, compared, spread_of
+from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.exporting import ExportRequest, export_commands
 from inshrink_app.services.jobs import documents_of, job_of, start_job
 from inshrink_app.services.opening import chain_of, opened

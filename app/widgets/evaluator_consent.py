@@ -1,26 +1,37 @@
-"""Whose code evaluates a run, and the reader's word that it may be executed."""
+"""Whose code evaluates a run, the reader's word that it may be executed, and a way to make one."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import streamlit as st
-from inshrink_app import services
+from inshrink_app import services, state
+from inshrink_app.jobs.commands import python_text, shell_text
+from inshrink_app.server.recent import is_trusted, trust
 from inshrink_app.services import EvaluatorCode
-from inshrink_app.widgets import problem
+from inshrink_app.widgets import facts, job_card, problem
+from inshrink_app.widgets.formatting import count_text, elide, markdown_text, value_text
+from inshrink_app.widgets.layout import answer
 from inshrink_app.widgets.tables import ServiceError, Subject
 
 __all__ = ["ask"]
 
 _OTHER = "evaluator.other"
+_MADE = "evaluator.made"
+_PANEL = "evaluator.make"
+_MOST_FIGURES = 6
+_NAME_WIDTH = 18
+_TASKS = {"language": "Language model", "classifier": "Classifier", "regression": "Regression"}
 
 
 def ask(original: Subject) -> tuple[EvaluatorCode | None, bool]:
-    """Draw the evaluator and ask for consent where it is not ours.
+    """Draw the evaluator, ask for consent where it is not ours, and offer to try it.
 
     Returns
     -------
     EvaluatorCode | None, bool
         The code, None where there is none that can be read; and whether it may be executed. Nothing is
-        executed here.
+        executed here but what the reader asks for.
     """
     judge = _find(original)
     if judge is None:
@@ -34,16 +45,29 @@ def ask(original: Subject) -> tuple[EvaluatorCode | None, bool]:
         st.caption("SHA-256")
         st.code(judge.digest, language=None, wrap_lines=True)
     # The digest in the key: consent is for this code, and for no later version of the file.
+    key = f"trust.{judge.digest}.{judge.path}"
     trusted = st.checkbox(
         "Trust this run's code and run it on this computer",
-        key=f"trust.{judge.digest}.{judge.path}",
-        help="It runs in a process of its own, with your rights. Once it changes you are asked again.",
+        value=is_trusted(judge.path, judge.digest),
+        key=key,
+        help="It runs in a process of its own, with your rights. Your word is remembered for this file as it "
+        "is; once it changes you are asked again.",
+        on_change=_trusted_changed,
+        args=(key, judge),
     )
-    return judge, bool(trusted)
+    _trial(original, judge, trusted=trusted)
+    return judge, trusted
+
+
+def _trusted_changed(key: str, judge: EvaluatorCode) -> None:
+    """Remember the reader's word, or that it was taken back."""
+    trust(judge.path, judge.digest if st.session_state[key] else None)
 
 
 def _find(original: Subject) -> EvaluatorCode | None:
     """Return the run's evaluator, or the one that the reader names instead."""
+    if _MADE in st.session_state:  # A widget's value may be set before it is drawn alone.
+        st.session_state[_OTHER], st.session_state[_PANEL] = st.session_state.pop(_MADE), False
     own: EvaluatorCode | None = None
     try:
         own = services.evaluator_of(original)
@@ -53,7 +77,7 @@ def _find(original: Subject) -> EvaluatorCode | None:
     if own is None and not typed:
         st.write(
             "The run names no evaluator. Name a Python file with a function that takes a state dict and "
-            "returns its metrics; or put it into `inshrink.toml` beside the checkpoints."
+            "returns its metrics, put it into `inshrink.toml` beside the checkpoints, or make one here."
         )
     if own is None or not own.is_bundled:
         typed = st.text_input(
@@ -61,6 +85,8 @@ def _find(original: Subject) -> EvaluatorCode | None:
             key=_OTHER,
             placeholder="judge.py:evaluate",
         )
+    if own is None:
+        _make(original)
     if not typed.strip():
         return own
     try:
@@ -68,3 +94,89 @@ def _find(original: Subject) -> EvaluatorCode | None:
     except ServiceError as error:
         problem.show(error.problem)
         return None
+
+
+def _make(original: Subject) -> None:
+    """Offer to write an evaluator to begin with; nothing is executed."""
+    panel = st.expander("Make an evaluator", icon=":material/edit_note:", key=_PANEL, on_change="rerun")
+    if not panel.open:
+        return
+    with panel:
+        guess = services.guessed_task(original)
+        st.caption(markdown_text(f"Guessed from names and shapes: {guess.why}. It reads {guess.inputs}."))
+        task = st.selectbox(
+            "Task",
+            list(_TASKS),
+            index=list(_TASKS).index(guess.task),
+            format_func=_TASKS.__getitem__,
+            key="evaluator.task",
+        )
+        model = st.text_input("Class of the model", key="evaluator.model", placeholder="train:Net").strip()
+        target = st.text_input(
+            "Write the evaluator to", value=services.suggested_evaluator(original), key="evaluator.target"
+        )
+        replace = Path(target).is_file() and st.checkbox("Replace the evaluator that is there")
+        if st.button("Write the template", icon=":material/note_add:"):
+            made = answer(
+                lambda: services.make_evaluator(original, target, task, model, replace=bool(replace))
+            )
+            if made is not None:
+                st.session_state[_MADE] = str(made.output)
+                st.rerun()
+        st.caption(
+            "Then fill in what is marked TODO, in your own editor, trust it here and try it on one step."
+        )
+        words = services.evaluator_words(original, target, task, model, replace=bool(replace))
+        st.code(shell_text([words]), language=None, wrap_lines=True)
+        st.code(python_text([words]), language=None, wrap_lines=True)
+
+
+def _trial(original: Subject, judge: EvaluatorCode, *, trusted: bool) -> None:
+    """Offer to try an evaluator on one step, and draw what it said there."""
+    job = services.evaluator_trial(original, judge)
+    if not job_card.settled(job, "Trying the evaluator"):
+        return
+    if job is not None:
+        _told(job.result)
+    if st.button(
+        "Try on one step" if job is None else "Try again",
+        icon=":material/science:",
+        disabled=not trusted,
+        help=f"Evaluates step {count_text(original.steps[-1])} and keeps nothing."
+        if trusted
+        else "Say first that you trust this code.",
+    ):
+        state.clicked()
+        services.start_evaluator_trial(original, judge)
+        st.rerun()
+
+
+def _told(found: dict[str, object]) -> None:
+    """Draw what an evaluator said of one step; names and prints are untrusted."""
+    metrics = found["metrics"] if isinstance(found["metrics"], dict) else {}
+    counting, better = str(found["metric"]), f"counts, {found['direction']} is better"
+    names = sorted(metrics, key=lambda name: name != counting)[:_MOST_FIGURES]
+    facts.row(
+        [
+            (
+                markdown_text(elide(name, _NAME_WIDTH)),
+                value_text(metrics[name]),
+                better if name == counting else None,
+            )
+            for name in names
+        ]
+    )
+    shapes = [(name, found[name]) for name in ("log_probs", "predictions")]
+    told = [f"{name} {' × '.join(map(str, shape))}" for name, shape in shapes if isinstance(shape, list)]
+    said = (
+        f"From {told[0]} a divergence is measured."
+        if told
+        else ("It returns neither log_probs nor predictions, so no divergence is measured.")
+    )
+    st.caption(
+        markdown_text(
+            f"Step {count_text(int(str(found['step'])))}, in {float(str(found['seconds'])):.2f} s. {said}"
+        )
+    )
+    if found["printed"]:
+        st.code(str(found["printed"]), language=None, wrap_lines=True)

@@ -2,28 +2,58 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
 import streamlit as st
-from inshrink_app import services
+from inshrink_app import services, state
+from inshrink_app.jobs.commands import is_watching, page_of
 from inshrink_app.jobs.job import Job
 from inshrink_app.widgets import problem
-from inshrink_app.widgets.formatting import counted, elide, markdown_text, remaining_text, share_text
+from inshrink_app.widgets.formatting import (
+    count_text,
+    counted,
+    duration_text,
+    elide,
+    markdown_text,
+    remaining_text,
+    share_text,
+)
 from inshrink_app.widgets.tables import ServiceError
 
 __all__ = [
     "POLL_SECONDS",
+    "STATES",
     "cancel_button",
     "current",
+    "lead_to",
     "log",
+    "of_page",
     "progress",
     "resume_button",
     "running",
     "settled",
     "stopped",
+    "when",
 ]
 
 POLL_SECONDS = 0.5
 
 _ITEM_WIDTH = 60
+_TITLE_WIDTH = 72
+_MOST_OF_PAGE = 12
+
+Colour = Literal["blue", "green", "red", "gray", "orange"]
+STATES: dict[str, tuple[str, Colour, str]] = {
+    "queued": ("Queued", "gray", ":material/schedule:"),
+    "running": ("Running", "blue", ":material/progress_activity:"),
+    "finished": ("Finished", "green", ":material/check_circle:"),
+    "failed": ("Failed", "red", ":material/error:"),
+    "cancelled": ("Cancelled", "gray", ":material/cancel:"),
+    "interrupted": ("Interrupted", "orange", ":material/pause_circle:"),
+}
+"""What each state is called, its colour and its icon."""
 
 
 def current(job: Job) -> Job:
@@ -68,6 +98,10 @@ def progress(job: Job) -> None:
     if job.state == "queued":
         st.progress(0.0, text=_queued_text(job))
         return
+    if is_watching(job.commands):
+        at = job.item.rpartition("step ")[2]
+        st.caption(markdown_text(f"Beside the training, at step {at}" if at else "Beside the training"))
+        return
     if not job.total:
         st.progress(0.0, text="Starting…")
         return
@@ -90,7 +124,11 @@ def cancel_button(job: Job) -> None:
     """Offer to cancel, where this explorer can."""
     if job.is_elsewhere:
         st.caption("Another explorer works on this; cancel it there.")
-    elif st.button("Cancel", icon=":material/close:", key=f"cancel.{job.job_id}"):
+    elif st.button(
+        "End it" if is_watching(job.commands) else "Cancel",
+        icon=":material/close:",
+        key=f"cancel.{job.job_id}",
+    ):
         services.stop_job(job)
         st.rerun()
 
@@ -122,6 +160,8 @@ def stopped(job: Job, *, primary: bool = True) -> None:
             "not done again.",
             icon=":material/pause_circle:",
         )
+    elif is_watching(job.commands):
+        st.info("This was ended. What was archived stays; resume, and it goes on.", icon=":material/info:")
     else:
         st.info("This was cancelled. What was done already stays done.", icon=":material/info:")
     resume_button(job, primary=primary)
@@ -133,3 +173,55 @@ def log(job: Job, *, expanded: bool = False) -> None:
     if text:
         with st.expander("Log", icon=":material/notes:", expanded=expanded):
             st.code(text, language=None, wrap_lines=True)
+
+
+def when(job: Job) -> str:
+    """Say when a job began and how long it took."""
+    begun = datetime.fromtimestamp(job.started_at, UTC).astimezone()
+    return f"{begun:%d %b %Y, %H:%M}" + ("" if job.is_running else f" · {duration_text(job.seconds)}")
+
+
+def lead_to(job: Job) -> None:
+    """Show the result of a job on the page that it belongs to."""
+    text = services.describe(job)
+    run = text.query.get("run")
+    if run:
+        state.set_run(run)
+    state.remember(**{key: value for key, value in text.query.items() if key != "run"})
+    st.switch_page(f"pages/{text.page}/view.py")
+
+
+def of_page(page: str, *paths: Path) -> None:
+    """Offer the results of the jobs that a page began of what is on screen, the newest first; folded."""
+    shown = set(map(str, paths))
+    jobs = [
+        job for job in services.all_jobs() if job.shown in shown and "job" in services.describe(job).query
+    ]
+    jobs = [job for job in jobs if page_of(job.commands) == page]
+    if not jobs:
+        return
+    panel = st.expander(
+        f"Jobs of this page ({count_text(len(jobs))})",
+        icon=":material/history:",
+        key=f"jobs.of.{page}",
+        on_change="rerun",
+    )
+    if not panel.open:
+        return
+    with panel:
+        for job in jobs[:_MOST_OF_PAGE]:
+            _line(job)
+
+
+def _line(job: Job) -> None:
+    """Draw one job in a line, with the way to its result, or to what went wrong."""
+    label, colour, icon = STATES[job.state]
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.badge(label, color=colour, icon=icon)
+        st.caption(markdown_text(f"{elide(services.describe(job).title, _TITLE_WIDTH)} · {when(job)}"))
+        if job.state == "finished":
+            if st.button("Show", icon=":material/arrow_forward:", key=f"line.{job.job_id}", type="tertiary"):
+                lead_to(job)
+        elif st.button("Details", icon=":material/work_history:", key=f"line.{job.job_id}", type="tertiary"):
+            state.remember(job=job.job_id)
+            st.switch_page("pages/jobs/view.py")

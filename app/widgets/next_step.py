@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import streamlit as st
 from inshrink_app import state
 
-__all__ = ["Next", "offer"]
+__all__ = ["EXPORT", "Next", "offer"]
 
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -37,6 +37,9 @@ class Next(NamedTuple):
     why: str
     carried: Mapping[str, str] = _NOTHING
     widgets: Mapping[str, Any] = _NOTHING
+
+
+EXPORT: Final = Next("Write an archive: Export", "export", "All steps, a range, or one for transfer.")
 
 
 def offer(*ways: Next) -> None:

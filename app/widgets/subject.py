@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.widgets import problem
+from inshrink_app.widgets import problem, watching
 from inshrink_app.widgets.formatting import elide, markdown_text, steps_text
 from inshrink_app.widgets.tables import ServiceError, Subject
 
@@ -17,9 +17,13 @@ OPEN_PAGE = "pages/open/view.py"
 ARCHIVE_PAGE = "pages/archive/view.py"
 
 _NAME_WIDTH = 48
+_HEAD_WIDTH = 340
+"""Pixels beside the title: in one line, also where the page is narrow."""
 
 
-def require(page: str, rescue: Callable[[str], bool] | None = None) -> Subject | None:
+def require(
+    page: str, rescue: Callable[[str], bool] | None = None, *, watched: bool = False
+) -> Subject | None:
     """Draw the head of a page and return what it is about; None where the page has nothing more to show.
 
     Parameters
@@ -29,6 +33,8 @@ def require(page: str, rescue: Callable[[str], bool] | None = None) -> Subject |
     rescue
         Draws what is left of something that cannot be opened as a whole, given its path; returns whether it
         did.
+    watched
+        Whether the page is drawn anew when a checkpoint comes.
     """
     path = state.run_path()
     if path is None:
@@ -44,7 +50,7 @@ def require(page: str, rescue: Callable[[str], bool] | None = None) -> Subject |
         if rescue is None or not rescue(path):
             _ways_out(is_archive=path.endswith(".inshrink") and rescue is None)
         return None
-    _head(subject)
+    _head(subject, watched=watched)
     if not subject.steps:
         _no_steps(subject)
         return None
@@ -79,18 +85,23 @@ def _no_run(page: str) -> None:
             st.switch_page(OPEN_PAGE)
 
 
-def _head(subject: Subject) -> None:
+def _head(subject: Subject, *, watched: bool) -> None:
     """Name the run, and offer to read it anew."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         st.title(markdown_text(elide(subject.name, _NAME_WIDTH)), anchor=False, width="content")
-        if st.button(
-            "Refresh",
-            icon=":material/refresh:",
-            type="tertiary",
-            help="Read the headers again, to see checkpoints written since.",
+        with st.container(
+            horizontal=True, horizontal_alignment="right", vertical_alignment="center", width=_HEAD_WIDTH
         ):
-            services.refresh(subject.path)
-            st.rerun()
+            if watched:
+                watching.show(subject)
+            if st.button(
+                "Refresh",
+                icon=":material/refresh:",
+                type="tertiary",
+                help="Read the headers again, to see checkpoints written since.",
+            ):
+                services.refresh(subject.path)
+                st.rerun()
     kind = "Archive" if subject.kind == "archive" else f"Run · {subject.format}"
     st.caption(markdown_text(f"{kind} · {steps_text(subject.steps)} · {subject.path}"))
 

@@ -16,7 +16,7 @@ from inshrink_core.chain.encoder import FrameEncoder, Standing
 from inshrink_core.chain.gain import StepGain, TensorGain, pool, step_gain
 from inshrink_core.chain.meta import QUALITY, DamagedOriginal, OriginalChecks, original_checks
 from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
-from inshrink_core.chain.parts import content_digest, stored_view, tensor_digest
+from inshrink_core.chain.parts import content_digest, stored_view, tensor_digest, view_of
 from inshrink_core.chain.report import ChainFrame, ChainReport, chain_report
 from inshrink_core.chain.sizes import (
     ArchiveSize,
@@ -74,4 +74,5 @@ __all__ = [
     "stored_view",
     "tensor_digest",
     "verify_archive",
+    "view_of",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -41,6 +41,7 @@ __all__ = [
     "stored_view",
     "tensor_digest",
     "unpack_layout",
+    "view_of",
 ]
 
 LAYOUT_KEY = ""
@@ -341,15 +342,18 @@ def stored_view(checkpoint: Checkpoint, optimizer: str) -> Checkpoint:
     """
     if optimizer != "drop":
         return checkpoint
-    specs = tuple(spec for spec in checkpoint.specs if spec.role in MODEL_ROLES)
-    kept = {spec.key for spec in specs}
+    return view_of(checkpoint, {spec.key for spec in checkpoint.specs if spec.role in MODEL_ROLES})
+
+
+def view_of(checkpoint: Checkpoint, kept: Collection[str]) -> Checkpoint:
+    """Return the checkpoint with some of its tensors, by key, and without files that would have holes."""
 
     def whole(file: FileLayout) -> bool:
         return all(member.key in kept for region in file.regions for member in region.members)
 
     return dataclasses.replace(
         checkpoint,
-        specs=specs,
+        specs=tuple(spec for spec in checkpoint.specs if spec.key in kept),
         files=tuple(file for file in checkpoint.files if whole(file)),
         aliases={alias: key for alias, key in checkpoint.aliases.items() if key in kept},
     )

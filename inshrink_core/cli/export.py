@@ -10,7 +10,7 @@ import typer
 from inshrink_core.cli.options import Based, Limiting, OnDevice, Output, verb
 from inshrink_core.cli.showing import show_facts
 from inshrink_core.errors import InputError
-from inshrink_core.text import count, counted, duration, error_size, ratio, size, steps_in_short
+from inshrink_core.text import count, counted, duration, error_size, parse_size, ratio, size, steps_in_short
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +22,7 @@ __all__ = ["EXAMPLE", "export"]
 
 EXAMPLE = (
     "$ inshrink export digits.inshrink --step 400 --weights-only -o model.inshrink\n"
+    "$ inshrink export digits.inshrink --weights-only --without fc2 --format safetensors -o m.safetensors\n"
     "$ inshrink export digits.inshrink --pack run.inshrink\n"
     "$ inshrink export run.inshrink --unpack again.inshrink"
 )
@@ -54,9 +55,40 @@ def export(
             help="With --weights-only, how much smaller than float32 at least. (default: 8)",
         ),
     ] = None,
+    size_text: Annotated[
+        str | None,
+        typer.Option(
+            "--size", metavar="SIZE", help="With --weights-only, how large the file may be instead, as 40MB."
+        ),
+    ] = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="With --weights-only, keep every bit of the archived weights.")
     ] = False,
+    tensors: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB",
+            help="With --weights-only, keep these layers alone: tensors or modules by name; may be repeated.",
+        ),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="With --weights-only, leave these layers out; may be repeated."),
+    ] = None,
+    layout: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="packed|safetensors",
+            help="With --weights-only, a plain file that loads without Inshrink instead.",
+        ),
+    ] = "packed",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="same|fp32|bf16|fp16", help="With --format safetensors, what the weights become."
+        ),
+    ] = "same",
     pack: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the whole archive into one file instead.")
     ] = None,
@@ -77,17 +109,19 @@ def export(
         raise InputError(
             "say what to make", remedy="give one of: -o FILE for a step, --pack FILE, --unpack DIR"
         )
-    if output is None and (weights_only or exact or least_ratio is not None or step is not None):
+    graded = sum((exact, least_ratio is not None, size_text is not None))
+    of_weights = graded or tensors or without or layout != "packed" or dtype != "same"
+    if output is None and (weights_only or of_weights or step is not None):
         raise InputError(
             "--pack and --unpack copy the whole archive as it is",
             remedy="for one step give -o FILE; `inshrink prune` thins an archive out",
         )
-    if exact and least_ratio is not None:
-        raise InputError("--exact and --ratio exclude each other", remedy="give one of them")
-    if (exact or least_ratio is not None) and not weights_only:
+    if graded > 1:
+        raise InputError("--exact, --ratio and --size exclude each other", remedy="give one of them")
+    if of_weights and not weights_only:
         raise InputError(
-            "--exact and --ratio go with --weights-only",
-            remedy="add --weights-only; without it a step is kept exact anyway",
+            "--exact, --ratio, --size, --tensors, --without, --format and --dtype go with --weights-only",
+            remedy="add --weights-only; without it a step is kept whole and exact",
         )
     if output is not None:
         limits = limiting.limits()
@@ -97,8 +131,13 @@ def export(
                 output,
                 step=step,
                 weights_only=weights_only,
+                tensors=tensors or (),
+                without=without or (),
                 ratio=DEFAULT_RATIO if least_ratio is None else least_ratio,
+                size=None if size_text is None else parse_size(size_text),
                 exact=exact,
+                layout=layout,
+                dtype=dtype,
                 force=force,
                 **vars(placed),
                 max_memory=limits.max_memory,
@@ -125,8 +164,9 @@ def _show_export(console: Console, made: ExportReport) -> None:
         [
             ("step", steps_in_short(made.steps)),
             ("file", f"{made.output}  ({size(made.nbytes)})"),
-            ("ratio of everything", ratio(made.size.ratio_total)),
-            ("ratio of the weights", ratio(made.size.ratio_weights)),
+            ("tensors", count(made.n_tensors)),
+            ("ratio of everything", "" if made.size is None else ratio(made.size.ratio_total)),
+            ("ratio of the weights", "" if made.size is None else ratio(made.size.ratio_weights)),
             ("ratio to float32", ratio(made.ratio_float32)),
             ("error of the weights", lost),
             ("left out", ", ".join(made.left_out)),

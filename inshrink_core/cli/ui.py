@@ -27,6 +27,9 @@ def ui(
         typer.Option(metavar="DIR", help="The explorer sees nothing outside of it; may be repeated."),
     ] = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the browser.")] = True,
+    window: Annotated[
+        bool, typer.Option("--window", help="Open a desktop window instead; closing it ends the explorer.")
+    ] = False,
 ) -> None:
     """Open the explorer in the browser."""
     # By name, because the engine must not depend on the explorer, which depends on it.
@@ -34,5 +37,10 @@ def ui(
     # Ctrl-C is how one stops the explorer, so it is no interruption.
     with suppress(KeyboardInterrupt):
         launch.run(
-            path, host=host, port=port, roots=[str(folder) for folder in root or []], open_browser=browser
+            path,
+            host=host,
+            port=port,
+            roots=[str(folder) for folder in root or []],
+            open_browser=browser,
+            window=window,
         )

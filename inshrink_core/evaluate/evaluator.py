@@ -177,6 +177,11 @@ class Evaluator:
         """End the child; the evaluator may be used again, with a new one."""
         self._drop_child(kill=False)
 
+    @property
+    def printed(self) -> str:
+        """The end of what was printed during the last evaluation, in one line."""
+        return self._child.output() if self._child is not None else ""
+
     def _drop_child(self, *, kill: bool) -> None:
         child, self._child = self._child, None
         if child is not None:
@@ -187,7 +192,7 @@ class Evaluator:
         self, what: str, *, kill: bool = False, remedy: str = "", kind: type[EvaluatorError] = EvaluatorError
     ) -> NoReturn:
         """Raise with what the evaluator printed, and get rid of a child that is no longer of use."""
-        output = self._child.output() if self._child is not None else ""
+        output = self.printed
         if kill:
             self._drop_child(kill=True)
         shown = f"; it printed: {output}" if output else ""

@@ -36,6 +36,7 @@ __all__ = [
     "restorable_layout",
     "write_checkpoint",
     "write_files",
+    "write_safetensors",
     "written_nbytes",
 ]
 
@@ -282,6 +283,42 @@ def write_checkpoint(
     nbytes = written_nbytes(checkpoint, layout, keys)
     limits.require_disk(nbytes, Path(directory), f"writing step {checkpoint.step}", checkpoint.origin)
     return write_files(Path(directory), writers, force=force, origin=checkpoint.origin)
+
+
+def write_safetensors(
+    checkpoint: Checkpoint, path: Path, *, force: bool = False, progress: Progress | None = None
+) -> None:
+    """Write all tensors of a checkpoint into one safetensors file.
+
+    Parameters
+    ----------
+    checkpoint
+        Its tensors' keys become names; values are read one by one.
+    path
+        The file; its folder is created if missing.
+    force
+        Replace a file that exists.
+    progress
+        Called with the key of each tensor when it is written.
+
+    Raises
+    ------
+    InputError
+        The format has no name for a dtype.
+    ExistsError
+        The file exists and `force` is not set.
+    StorageError
+        The disk is full or the target read-only; what was written is removed.
+    """
+    metadata = _metadata(checkpoint, frozenset(checkpoint))
+    write = partial(
+        _write_safetensors,
+        checkpoint=checkpoint,
+        specs=checkpoint.specs,
+        metadata=metadata,
+        progress=progress or _ignore,
+    )
+    write_files(path.parent, {path.name: write}, force=force, origin=str(path))
 
 
 def restorable_layout(checkpoint: Checkpoint) -> str:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.estimate import estimate as estimate
     from inshrink_core.verbs.estimate import estimate_goals as estimate_goals
     from inshrink_core.verbs.estimate import estimate_levels as estimate_levels
+    from inshrink_core.verbs.evaluate import EvaluateReport as EvaluateReport
+    from inshrink_core.verbs.evaluate import EvaluatorReport as EvaluatorReport
+    from inshrink_core.verbs.evaluate import evaluate as evaluate
+    from inshrink_core.verbs.evaluate import make_evaluator as make_evaluator
     from inshrink_core.verbs.export import ExportReport as ExportReport
     from inshrink_core.verbs.export import export as export
     from inshrink_core.verbs.inspect import Inventory as Inventory

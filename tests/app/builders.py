@@ -160,6 +160,9 @@ class FakeJobs:
         self.started: list[str] = []
         self.job: Job | None = None
 
+    def jobs(self) -> tuple[Job, ...]:
+        return () if self.job is None else (self.job,)
+
     def get(self, key: Any, load: Any = None) -> Job | None:
         return self.job
 

@@ -382,3 +382,48 @@ def test_only_shipped_trainings_are_executed(tmp_path: Path) -> None:
     assert job.problem is not None
     assert "shipped trainings only" in job.problem.what
     assert not (tmp_path / "owned").exists()
+
+
+def test_trust_is_remembered_for_a_file_as_it_is(archived: Path, jobs: StubJobs) -> None:
+    with_evaluator(archived)
+    trust(explorer("compare", run=str(archived))).check().run()
+    assert trust(explorer("compare", run=str(archived))).value
+    (archived / "judge.py").write_text("def evaluate(state): ...\n")
+    app = explorer("compare", run=str(archived))
+    assert not trust(app).value
+    trust(app).check().run()
+    trust(app).uncheck().run()
+    assert not trust(explorer("compare", run=str(archived))).value
+
+
+def test_an_evaluator_is_made_and_tried(archived: Path, jobs: StubJobs) -> None:
+    jobs.answers["evaluate"] = {
+        "step": 40, "metric": "loss", "direction": "lower", "metrics": {"loss": 0.25, "<b>": 1.0},
+        "log_probs": [540, 10], "predictions": None, "printed": "hello", "seconds": 0.5,
+    }  # fmt: skip
+    app = explorer("compare", run=str(archived))
+    app.session_state["evaluator.make"] = True
+    app.session_state["evaluator.model"] = "net:Net"
+    app.run()
+    assert "gives 64 outputs" in texts(app)
+    assert f"inshrink evaluate {archived} --write" in texts(app)
+    button(app, "Write the template").click().run()
+    judge = archived / "evaluator.py"
+    assert "from net import Net" in judge.read_text()
+    assert button(app, "Try on one step").disabled
+    trust(app).check().run()
+    button(app, "Try on one step").click().run()
+    assert not app.exception
+    assert jobs.last[:4] == ["evaluate", str(archived), "--evaluator", f"{judge}:evaluate"]
+    assert jobs.started[-1]["trusted"]["file"] == str(judge)
+    assert next(m for m in app.metric if m.label == "loss").value == "0.25"
+    assert "540 × 10 a divergence is measured" in texts(app)
+    assert "hello" in texts(app)
+
+
+def test_an_evaluator_is_not_written_outside_of_the_roots(archived: Path, jobs: StubJobs) -> None:
+    shown = services.load_subject(str(archived))
+    with pytest.raises(ServiceError, match="outside"):
+        services.make_evaluator(shown, "/etc/judge.py", "classifier", "", replace=False)
+    with pytest.raises(ServiceError, match="folder of yours"):
+        services.make_evaluator(shown, str(SAMPLE / "evaluator.py"), "classifier", "", replace=True)

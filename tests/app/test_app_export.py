@@ -183,12 +183,42 @@ def test_one_step_is_weights_only_unless_told_otherwise(archived: Path, jobs: St
     open_panel(app)
     assert any("--weights-only --ratio 8" in code.value for code in app.code)
     app.select_slider(key="export.step").set_value(20).run()
-    app.toggle(key="export.exact").set_value(True).run()
+    app.session_state["export.values_packed"] = "exact"
+    app.run()
     button(app, "Export").click().run()
     first, second = jobs.started[0]["commands"]
     assert first[first.index("--codec") :] == ["--codec", "lossless", "--optimizer", "drop", "--steps", "20"]
     assert second[-2:] == ["--weights-only", "--exact"]
     assert option(second, "--step") == "20"
+
+
+def test_layers_are_chosen_with_what_they_match_in_view(archived: Path, jobs: StubJobs) -> None:
+    app = explorer("export", run=str(archived), what="step")
+    app.session_state["export.without"] = ["*.bias"]
+    app.session_state["export.values_packed"] = "size"
+    app.run()
+    assert metrics(app)["Tensors"] == "1"
+    assert list(app.dataframe[0].value["tensor"]) == ["fc1.weight"]
+    button(app, "Export").click().run()
+    assert jobs.last[-5:] == ["--weights-only", "--size", "2000", "--without", "*.bias"]
+    app.session_state["export.without"] = ["fc1"]
+    app.run()
+    assert not app.exception
+    assert "No layer is left" in texts(app)
+
+
+def test_a_plain_file_is_planned_and_asked_for_as_the_command_line_has_it(
+    archived: Path, jobs: StubJobs
+) -> None:
+    app = explorer("export", run=str(archived), what="step", form="safetensors", dtype="bf16")
+    assert metrics(app)["About"] == "6.27 kB"
+    open_panel(app)
+    assert "layout='safetensors', dtype='bf16'" in texts(app)
+    button(app, "Export").click().run()
+    assert not app.exception
+    target = str(archived.with_name("run-step-40-weights.safetensors"))
+    assert option(jobs.last, "-o") == target
+    assert jobs.last[-6:] == ["--weights-only", "--exact", "--format", "safetensors", "--dtype", "bf16"]
 
 
 def test_an_archive_is_copied_as_one_file(archived: Path, jobs: StubJobs) -> None:
@@ -326,3 +356,28 @@ def test_one_step_restores_to_what_a_module_loads(archived: Path, tmp_path: Path
     state = inshrink_core.verbs.load_state_dict(target)
     original = torch.load(archived / "step_000020.pt", weights_only=True)["model"]
     assert all(torch.equal(state[name], value) for name, value in original.items())
+
+
+def test_what_a_plain_export_made_is_loaded_by_the_lines_that_are_shown(
+    archived: Path, jobs: StubJobs
+) -> None:
+    import torch
+
+    import inshrink_core
+
+    target, archive = archived.with_name("weights.safetensors"), archived.with_name("run.inshrink")
+    report = inshrink_core.verbs.export(
+        archive, target, step=20, weights_only=True, exact=True, layout="safetensors", without="*.bias"
+    )
+    request = ExportRequest(
+        kind="step", steps=(20,), weights_only=True, exact=True, layout="safetensors", without=("*.bias",)
+    )
+    words = services.export_commands(services.load_subject(str(archive)), request, str(target), "")
+    made = services.made_by(jobs.put(*words, result=report.to_json()))
+    assert made is not None
+    assert (made.chain, made.n_tensors, made.relative_error) == (None, 1, 0.0)
+    model = torch.nn.Module()
+    model.fc1 = torch.nn.Linear(48, 64)
+    exec(made.loading.replace("...  # yours", "given"), {"given": model})
+    original = torch.load(archived / "step_000020.pt", weights_only=True)["model"]
+    assert torch.equal(model.fc1.weight, original["fc1.weight"])

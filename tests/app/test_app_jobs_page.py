@@ -9,9 +9,9 @@ from inshrink_app.jobs.files import JobFolder
 from inshrink_app.widgets.tables import Problem
 
 from tests.app.builders import button, explorer, texts
-from tests.app.job_stubs import StubJobs, jobs
+from tests.app.job_stubs import StubJobs, archived, archived_template, jobs
 
-__all__ = ["jobs"]
+__all__ = ["archived", "archived_template", "jobs"]
 
 
 def labels(app: object) -> list[str]:
@@ -102,20 +102,47 @@ def test_names_are_shown_as_text(root: Path, jobs: StubJobs) -> None:
     assert "\\<script\\>" in app.get("progress")[0].proto.text
 
 
-def test_the_job_of_the_link_comes_first_with_its_log_open(
+def test_the_job_of_the_link_has_its_details_open_until_another_is_chosen(
     root: Path, jobs: StubJobs, tmp_path: Path
 ) -> None:
     wanted = jobs.put(["verify", str(root / "old.inshrink")], state="finished")
-    jobs.put(["verify", str(root / "new.inshrink")], state="finished")
+    other = jobs.put(["verify", str(root / "new.inshrink")], state="finished")
     wanted.folder = JobFolder(tmp_path / "log")
     wanted.folder.make()
     wanted.folder.log("checked everything")
     app = explorer("jobs", job=wanted.job_id)
     assert not app.exception
-    assert "old" in app.markdown[1].value
+    assert app.selectbox(key="jobs.details").value == wanted.job_id
     opened = next(found for found in app.expander if found.label == "Log")
     assert opened.proto.expanded
     assert "checked everything" in opened.code[0].value
+    app.selectbox(key="jobs.details").set_value(other.job_id).run()
+    assert "checked everything" not in texts(app)
+    assert dict(app.query_params)["job"] == other.job_id
+    app.session_state["jobs.picked"] = wanted.job_id
+    app.run()
+    assert not app.exception
+    assert app.selectbox(key="jobs.details").value == wanted.job_id
+
+
+def test_a_page_leads_to_the_results_of_its_own_jobs(archived: Path, jobs: StubJobs) -> None:
+    archive = str(archived.with_name("run.inshrink"))
+    early, late = (
+        jobs.put(
+            ["compare", archive, "--against", str(archived), "--steps", step], key=step, shown=str(archived)
+        )
+        for step in ("10,20", "30,40")
+    )
+    jobs.put(["verify", archive], shown=str(archived))
+    app = explorer("compare", run=str(archived))
+    label = next(found.label for found in app.expander if found.label.startswith("Jobs of"))
+    assert label == "Jobs of this page (2)"
+    app.session_state["jobs.of.compare"] = True
+    app.run()
+    assert [b.key for b in app.button if b.label == "Show"] == [f"line.{late.job_id}", f"line.{early.job_id}"]
+    app.button(key=f"line.{early.job_id}").click().run()
+    assert not app.exception
+    assert app.session_state["compare.steps"] == [10, 20]
 
 
 def test_ended_jobs_can_be_cleared_and_running_ones_stay(root: Path, jobs: StubJobs) -> None:
@@ -127,13 +154,14 @@ def test_ended_jobs_can_be_cleared_and_running_ones_stay(root: Path, jobs: StubJ
     assert [job.state for job in jobs.kept] == ["running"]
 
 
-def test_many_jobs_are_cut_to_the_newest_and_all_stand_in_the_table(root: Path, jobs: StubJobs) -> None:
+def test_all_jobs_stand_in_the_table_and_one_in_detail(root: Path, jobs: StubJobs) -> None:
     for position in range(50):
         jobs.put(["verify", str(root / f"{position}.inshrink")], state="finished")
     app = explorer("jobs")
     assert not app.exception
-    assert "The newest 20 of 50" in texts(app)
     assert len(app.dataframe[0].value) == 50
+    assert labels(app).count("Show the result") == 1
+    assert "Verify 49\\.inshrink" in texts(app)
 
 
 def test_the_filter_narrows_the_list_and_says_when_nothing_is_left(root: Path, jobs: StubJobs) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -89,6 +91,53 @@ def test_a_port_that_is_taken_is_said_with_a_remedy(started: list[dict[str, obje
         other.listen()
         with pytest.raises(InputError, match="--port"):
             launch.run(port=other.getsockname()[1])
+
+
+def test_a_window_needs_its_package_and_a_display(
+    started: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"inshrink\[desktop\]"):
+        launch.run(port=free_port(), window=True)
+    monkeypatch.setattr(launch, "find_spec", lambda name: name)
+    monkeypatch.setattr(launch.sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError, match="no display for a window"):
+        launch.run(port=free_port(), window=True)
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("sys.exit('noise\\nYou must have QT')", "here: You must have QT;"),
+        ("os.abort()", "display cannot be reached"),
+    ],
+)
+def test_a_window_that_cannot_be_drawn_is_one_line(
+    started: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch, end: str, said: str
+) -> None:
+    monkeypatch.setattr(launch, "find_spec", lambda name: name)
+    monkeypatch.setenv("DISPLAY", ":0")
+    start = launch.start_python
+    script = f"import os, sys; {end}"
+    monkeypatch.setattr(launch, "start_python", lambda _, **more: start(["-c", script], **more))
+    with pytest.raises(InputError, match=said):
+        launch.run(port=free_port(), window=True)
+    assert started == []
+
+
+def test_closing_the_window_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[tuple[int, int]] = []
+    monkeypatch.setattr(launch, "_server_is_up", lambda: True)
+    monkeypatch.setattr(launch.os, "kill", lambda *given: ended.append(given))
+    process = launch.start_python(
+        ["-c", "print(input())"], errors=subprocess.PIPE, environment=dict(os.environ)
+    )
+    launch._follow_window(process)
+    assert process.communicate()[0] == "open\n"
+    assert ended == [(os.getpid(), signal.SIGINT)]
 
 
 def test_what_is_loaded_ahead_is_code_alone(root: Path) -> None:

@@ -16,6 +16,7 @@ __all__ = ["archived", "archived_template", "jobs"]
 
 WAYS = {
     "overview": ["sensitivity", "export"],
+    "allocate": ["export", "compare"],
     "compare": ["archive", "allocate"],
     "archive": ["compare", "export"],
     "export": ["compare", "archive"],

@@ -83,6 +83,17 @@ def test_sensitivity_shows_its_choices_in_the_link_and_takes_them_from_it(
     assert app.session_state["control.metric"] == "magnitude"
 
 
+def test_every_view_ends_with_the_next_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, FakeJobs(tables()))
+    app = explorer("sensitivity", run=str(write_run(root / "run")))
+    for view in ("steps", "diff"):
+        app.session_state["control.view"] = view
+        app.run()
+        assert not app.exception
+        keys = [str(found.key) for found in app.button]
+        assert [key for key in keys if key.startswith("next.")] == ["next.allocate", "next.export"]
+
+
 def test_a_link_with_unknown_choices_falls_back_to_the_defaults(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

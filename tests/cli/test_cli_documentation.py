@@ -10,10 +10,10 @@ from inshrink_core.cli.application import app
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 VERBS = (
-    "inspect", "compress", "restore", "verify", "compare", "diff", "average", "estimate", "export", "prune",
-    "sensitivity", "bench", "rehearse", "report", "search", "ui",
+    "inspect", "compress", "restore", "verify", "compare", "diff", "average", "estimate", "evaluate", "export",
+    "prune", "sensitivity", "bench", "rehearse", "report", "search", "ui",
 )  # fmt: skip
-TABLES = {"roles", "layers", "from_last"}
+TABLES = {"roles", "layers", "from_last", "metrics", "standard_errors"}
 """Keys whose value is a table of names that are data, not keys."""
 OPAQUE = {
     "config", "rows[].config", "restore_gain.config", "best.config", "trials[].config", "frames[].config",
@@ -62,6 +62,8 @@ def keys_of(value, prefix=""):
         ("compress", ("{run}", "-o", "{out}", "--max-drop", "0.01", "--trust-run", "--steps", "25,50")),
         ("average", ("{archive}", "--steps", "25,50", "-o", "{out}")),
         ("estimate", ("{run}", "--steps", "25,50")),
+        ("evaluate", ("{run}", "--trust-run")),
+        ("evaluate", ("{run}", "--write", "{out}.py")),
         ("report", ("{archive}", "--against", "{run}", "--out", "{out}")),
         ("estimate", ("{run}", "--steps", "25,50", "--goals")),
         (

@@ -234,3 +234,109 @@ def test_damage_to_a_packed_archive_is_found_and_told(archive_path: Path, tmp_pa
                 assert bits(tmp_path / "p", step) == expected[step]
         except inshrink_core.errors.DamagedError:
             continue
+
+
+def plain(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def test_layers_are_chosen_by_the_names_of_modules_and_globs(trainer_archive: Path, tmp_path: Path) -> None:
+    def exported(**chosen: object) -> set[str]:
+        report = inshrink_core.verbs.export(
+            trainer_archive, tmp_path / "m", weights_only=True, exact=True, force=True, **chosen
+        )
+        held = set(inshrink_core.open(tmp_path / "m")[20])
+        assert report.n_tensors == len(held)
+        return held
+
+    assert exported(without="fc") == {"embed.weight", "norm.weight", "norm.bias", "count"}
+    assert exported(tensors=["fc", "*.bias"], without=["fc.bias"]) == {"fc.weight", "norm.bias"}
+    with pytest.raises(NotFoundError, match="no tensor is left"):
+        exported(tensors="f")
+    restored = inshrink_core.restore(tmp_path / "m", tmp_path / "files", layout="safetensors")
+    names = {path.name for path in restored.paths}
+    assert "config.json" in names
+    assert set(plain(tmp_path / "files" / "model.safetensors")) == {"fc.weight", "norm.bias"}
+
+
+def test_a_plain_file_loads_without_inshrink_and_has_the_values_of_the_packed_one(
+    trainer_archive: Path, tmp_path: Path
+) -> None:
+    packed = inshrink_core.verbs.export(trainer_archive, tmp_path / "m", weights_only=True, without="fc.bias")
+    report = inshrink_core.verbs.export(
+        trainer_archive,
+        tmp_path / "m.safetensors",
+        weights_only=True,
+        without="fc.bias",
+        layout="safetensors",
+    )
+    held = plain(tmp_path / "m.safetensors")
+    state = inshrink_core.verbs.load_state_dict(tmp_path / "m")
+    assert held.keys() == state.keys()
+    assert all(torch.equal(held[name], state[name]) for name in held)
+    assert report.relative_error == pytest.approx(packed.relative_error, rel=1e-4)
+    assert report.size is None
+    assert report.nbytes == (tmp_path / "m.safetensors").stat().st_size
+    assert {path.name for path in tmp_path.iterdir()} == {"m", "m.safetensors"}
+
+
+@pytest.mark.parametrize(("word", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_floats_of_a_plain_file_become_what_is_asked_for(
+    trainer_archive: Path, tmp_path: Path, word: str, dtype: torch.dtype
+) -> None:
+    report = inshrink_core.verbs.export(
+        trainer_archive, tmp_path / "m", weights_only=True, exact=True, layout="safetensors", dtype=word
+    )
+    held = plain(tmp_path / "m")
+    assert held["fc.weight"].dtype is dtype
+    assert held["count"].dtype is torch.int64
+    archived = inshrink_core.open(trainer_archive)[20]
+    floats = [key for key in held if key != "count"]
+    assert all(torch.equal(held[key], archived[key].to(dtype)) for key in floats)
+    error = sum(float((held[key].double() - archived[key].double()).square().sum()) for key in floats)
+    norm = sum(float(archived[key].double().square().sum()) for key in floats)
+    assert report.relative_error == pytest.approx((error / norm) ** 0.5)
+    assert not report.exact
+
+
+def test_a_value_that_half_precision_cannot_hold_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    torch.save({"w": torch.tensor([1e6, 1.0])}, tmp_path / "run" / "step_1.pt")
+    inshrink_core.compress(tmp_path / "run", tmp_path / "a.inshrink", codec="lossless")
+    exported = {"weights_only": True, "layout": "safetensors", "exact": True}
+    with pytest.raises(InputError, match="too large for float16"):
+        inshrink_core.verbs.export(tmp_path / "a.inshrink", tmp_path / "m", dtype="fp16", **exported)
+    assert not (tmp_path / "m").exists()
+    inshrink_core.verbs.export(tmp_path / "a.inshrink", tmp_path / "m", dtype="bf16", **exported)
+
+
+@pytest.mark.parametrize("nbytes", [20_000, 40_000])
+def test_a_packed_file_is_no_larger_than_asked_for(
+    trainer_archive: Path, tmp_path: Path, nbytes: int
+) -> None:
+    report = inshrink_core.verbs.export(trainer_archive, tmp_path / "m", weights_only=True, size=nbytes)
+    assert 0.5 * nbytes < report.nbytes <= nbytes
+    with pytest.raises(InputError, match="too few"):
+        inshrink_core.verbs.export(trainer_archive, tmp_path / "n", weights_only=True, size=100)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tensors": "fc"},
+        {"layout": "safetensors"},
+        {"size": 1000},
+        {"weights_only": True, "layout": "zip"},
+        {"weights_only": True, "dtype": "bf16"},
+        {"weights_only": True, "layout": "safetensors", "dtype": "int4"},
+        {"weights_only": True, "layout": "safetensors", "size": 1000},
+    ],
+)
+def test_what_makes_no_sense_together_is_refused(
+    archive_path: Path, tmp_path: Path, asked: dict[str, object]
+) -> None:
+    with pytest.raises(InputError):
+        inshrink_core.verbs.export(archive_path, tmp_path / "m", **asked)
+    assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ from inshrink_app.pages.allocate import figure as search_figure
 from inshrink_app.pages.allocate import form as search_form
 from inshrink_app.pages.allocate import layers as allocate_layers
 from inshrink_app.services import EvaluatorCode, Searched, SearchPoint, SearchRequest, front
-from inshrink_app.widgets import evaluator_consent, facts, job_card, listing, snippets, subject
+from inshrink_app.widgets import evaluator_consent, facts, job_card, listing, next_step, snippets, subject
 from inshrink_app.widgets.codecs import labels
 from inshrink_app.widgets.formatting import (
     count_text,
@@ -83,7 +83,16 @@ def render() -> None:
     with by_hand:
         _estimates(shown, request, guessing, is_calibrated=is_calibrated)
         _edited(shown, found, compared, request, services.rates(shown, guessing, request.codec))
+    job_card.of_page("allocate", shown.path)
     _snippet(shown, request, judge)
+    next_step.offer(
+        next_step.Next(
+            "Write an archive: Export", "export", "With the configuration that you applied, if you did."
+        ),
+        next_step.Next(
+            "Is it good enough? Restore & compare", "compare", "What a restore of an archive really costs."
+        ),
+    )
 
 
 @st.fragment
@@ -150,6 +159,10 @@ def _launch(
     with section("Evaluator"):
         judge, trusted = evaluator_consent.ask(shown)
         if judge is None:
+            st.caption(
+                "Bits can be allocated without one: *Estimate without measuring* judges every layer by a "
+                "proxy, its rounding error weighted with Fisher. Trials of an evaluator calibrate it."
+            )
             return None, ()
         is_running = job is not None and job.is_running
         tip = f"Encodes and evaluates {count_text(len(request.steps))} steps for each configuration it tries."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
@@ -27,6 +29,10 @@ _OPTIMIZERS = {
     "compressed": "Compressed",
     "compact": "Compact",
 }
+_LAYOUTS = {"packed": "Packed archive", "safetensors": "Plain safetensors"}
+_GRADES = {"ratio": "By ratio", "size": "By size", "exact": "Every bit"}
+_DTYPES = {"same": "As they are", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+_MOST_MODULES = 500
 _CODEC = "codec"
 _DROP, _YES, _NO = "drop", "yes", "no"
 _WHAT = "what"
@@ -85,14 +91,70 @@ def _one_step(shown: Subject) -> ExportRequest:
         key="export.weights_only",
         help="Leaves out optimizer and training state; config and tokenizer files stay.",
     )
-    exact, ratio = False, 8.0
-    if weights_only:
-        exact = st.toggle("Keep every bit", value=False, key="export.exact")
-        if not exact:
-            ratio = st.slider("Times smaller than float32, at least", 2.0, 32.0, 8.0, 0.5, key="export.ratio")
-    return ExportRequest(
-        kind="step", steps=(step,), packed=True, weights_only=weights_only, exact=exact, ratio=ratio
+    request = ExportRequest(kind="step", steps=(step,), packed=True, weights_only=weights_only)
+    return _weights(shown, request) if weights_only else request
+
+
+def _weights(shown: Subject, request: ExportRequest) -> ExportRequest:
+    """Draw which layers, in what form and how coarse."""
+    names = [row.name for row in shown.tensors if row.role in ("weight", "buffer")]
+    modules = _modules(names)
+    chosen = {}
+    for key, label, tip in (
+        ("tensors", "Keep", "All layers, where nothing is named."),
+        ("without", "Leave out", "As the head, where the rest goes on to another task."),
+    ):
+        chosen[key] = st.multiselect(
+            label,
+            modules,
+            key=f"export.{key}",
+            accept_new_options=True,
+            placeholder="A layer, or a pattern such as *.bias",
+            help=f"{tip} A pattern stands for every tensor that it matches, a module for all in it.",
+        )
+    layout = one_of_few("export", "Form", "form", _LAYOUTS, "packed")
+    grades = {name: _GRADES[name] for name in _GRADES if layout == "packed" or name != "size"}
+    grade = one_of_few(
+        "export", "Values", f"values_{layout}", grades, "ratio" if layout == "packed" else "exact"
     )
+    request = dataclasses.replace(
+        request,
+        tensors=tuple(chosen["tensors"]),
+        without=tuple(chosen["without"]),
+        layout=layout,
+        exact=grade == "exact",
+    )
+    if grade == "ratio":
+        ratio = st.slider("Times smaller than float32, at least", 2.0, 32.0, 8.0, 0.5, key="export.ratio")
+        request = dataclasses.replace(request, ratio=ratio)
+        if layout != "packed":
+            st.caption(
+                "The values are as coarse as such a packed file has them; the plain file is no smaller."
+            )
+    elif grade == "size":
+        megabytes = st.number_input(
+            "At most, MB", 0.001, None, max(0.001, _eighth(shown)), format="%.3f", key="export.size"
+        )
+        request = dataclasses.replace(request, size=round(1e6 * megabytes))
+    if layout == "packed":
+        return request
+    dtype = one_of_few("export", "Floats as", "dtype", _DTYPES, "same")
+    return dataclasses.replace(request, dtype=dtype)
+
+
+def _eighth(shown: Subject) -> float:
+    """Return an eighth of the weights as float32, in MB."""
+    return round(0.5 * shown.n_parameters / 1e6, 3)
+
+
+def _modules(names: Sequence[str]) -> list[str]:
+    """Return the modules that hold tensors, from the outside in, as far as a list of them is of use."""
+    found = dict.fromkeys(
+        ".".join(parts[:depth])
+        for parts in (name.split(".") for name in names)
+        for depth in range(1, len(parts))
+    )
+    return sorted(found, key=lambda name: name.count("."))[:_MOST_MODULES]
 
 
 def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
@@ -119,7 +181,13 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
             st.caption("A training resumed from it goes on, but not bit for bit; from exact state it does.")
     elif has_optimizer:
         st.caption("Without optimizer state, training cannot go on without warming the optimizer up.")
-    packed = st.toggle(
+    watch = steps == shown.steps and st.toggle(
+        "Go on while the run grows",
+        value=False,
+        key="export.watch",
+        help="Archives each checkpoint as it is finished, until you end the job or the explorer.",
+    )
+    packed = not watch and st.toggle(
         "As one packed file",
         value=False,
         key="export.packed",
@@ -141,6 +209,7 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
         optimizer=optimizer,
         keyframe_every=int(keyframe_every),
         packed=packed,
+        watch=watch,
     )
 
 

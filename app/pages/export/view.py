@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.commands import shell_text
+from inshrink_app.jobs.commands import is_watching, shell_text
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.export import figure as export_figure
 from inshrink_app.pages.export import form as export_form
@@ -26,18 +27,27 @@ from inshrink_app.widgets import (
 )
 from inshrink_app.widgets.formatting import (
     bytes_text,
+    compact_count,
     count_text,
     counted,
     markdown_text,
     ratio_text,
+    shape_text,
     steps_text,
     value_text,
 )
 from inshrink_app.widgets.layout import answer, chart, section
 from inshrink_app.widgets.tables import ServiceError, Subject
 
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainReport
+
 _MAX_BARS = 120
 _SUFFIX = ".inshrink"
+_ALONE = (
+    "One file of one keyframe, which needs nothing else. It restores to files that `load_state_dict` or "
+    "`from_pretrained` takes as they are."
+)
 
 
 def render() -> None:
@@ -60,6 +70,7 @@ def render() -> None:
             _chain_plan(shown, request)
         else:
             _other_plan(shown, request)
+    job_card.of_page("export", shown.path)
     made = "folder" if request.kind == "chain" else "exact"
     between = f"{target.removesuffix(_SUFFIX)}-{made}{_SUFFIX}"
     snippets.of(services.export_commands(shown, request, target, between))
@@ -68,7 +79,9 @@ def render() -> None:
 
 def _next(shown: Subject, job: Job | None) -> None:
     """Lead on, with the archive that was made."""
-    made = services.export_made_at(job) if job is not None and job.state == "finished" else None
+    is_made = job is not None and (job.state == "finished" or is_watching(job.commands))
+    made = services.export_made_at(job) if job is not None and is_made else None
+    made = None if made is None or made.suffix != _SUFFIX else made
     widgets = {} if made is None else {"compare.archives": [str(made)]}
     next_step.offer(
         next_step.Next(
@@ -88,12 +101,13 @@ def _next(shown: Subject, job: Job | None) -> None:
 
 def _job(shown: Subject, job: Job) -> None:
     """Draw the export that runs or ran last."""
+    watches = is_watching(job.commands)
     if job.is_running:
-        job_card.running(job, "Exporting")
+        job_card.running(job, "Archiving as the run grows" if watches else "Exporting")
     elif job.state == "finished":
         _result(shown, job)
     else:
-        with section("The last export did not finish"):
+        with section("Archiving has ended" if watches else "The last export did not finish"):
             job_card.stopped(job, primary=False)
     if not job.is_running:
         job_card.log(job)
@@ -112,54 +126,62 @@ def _result(shown: Subject, job: Job) -> None:
         if made is None:
             st.warning("It is not there any more.", icon=":material/warning:")
             return
-        _figures(made)
+        facts.row(_plain_figures(made) if made.chain is None else _figures(made, made.chain))
         if made.left_out:
             st.caption(markdown_text("Left out: " + ", ".join(made.left_out) + "."))
-        what = "SHA-256 of the file" if made.chain.is_packed else "SHA-256 of the manifest"
-        st.caption(f"{what}, by which a copy is known")
+        what = "manifest" if made.path.is_dir() else "file"
+        st.caption(f"SHA-256 of the {what}, by which a copy is known")
         st.code(made.digest, language=None, wrap_lines=True)
-        st.caption("Restore")
-        how = ["--step", str(made.chain.steps[-1])] if made.kind != "step" else []
-        how += ["--format", "safetensors"] if made.weights_only else []
-        words = ["restore", str(made.chain.path), *how, "-o", "restored/"]
-        st.code(shell_text([words]), language=None, wrap_lines=True)
+        if made.weights_only:
+            st.caption("Load it into a model" + ("" if made.chain else ", without Inshrink"))
+            st.code(made.loading, language=None, wrap_lines=True)
+        if made.chain is not None:
+            st.caption("Restore")
+            how = ["--step", str(made.chain.steps[-1])] if made.kind != "step" else []
+            how += ["--format", "safetensors"] if made.weights_only else []
+            words = ["restore", str(made.path), *how, "-o", "restored/"]
+            st.code(shell_text([words]), language=None, wrap_lines=True)
         _hand_over(shown, made)
 
 
-def _figures(made: Made) -> None:
-    """Draw the figures of the export; all of them measured."""
-    chain, error = made.chain, made.relative_error
-    facts.row(
-        [
-            ("Size", bytes_text(chain.nbytes), f"of {bytes_text(chain.raw_bytes)} raw"),
-            (
-                "Ratio with base" if chain.base else "Ratio in all",
-                ratio_text(chain.ratio_total),
-                "measured",
-            ),
-            ("Ratio, weights", ratio_text(chain.ratio_weights), "measured"),
-            (
-                "Bits per weight",
-                "–" if chain.bits_per_weight is None else value_text(chain.bits_per_weight),
-                "measured",
-            ),
-            ("Steps", count_text(len(chain.steps)), steps_text(chain.steps)),
-            quality.archive_fact(chain),
-            (
-                "Relative error",
-                "none" if error == 0 else "–" if error is None else value_text(float(error)),
-                "against the archive it copies"
-                if made.kind == "pack"
-                else "of the weights, root mean square",
-            ),
-        ]
-    )
+def _plain_figures(made: Made) -> list[tuple[str, str, str | None]]:
+    """Return the figures of a plain file; all of them measured."""
+    return [
+        ("Size", bytes_text(made.nbytes), "plain safetensors"),
+        ("Tensors", count_text(made.n_tensors or 0), "weights and buffers"),
+        ("Relative error", _error_text(made.relative_error), "of the weights, root mean square"),
+    ]
+
+
+def _error_text(error: float | None) -> str:
+    return "none" if error == 0 else "–" if error is None else value_text(float(error))
+
+
+def _figures(made: Made, chain: ChainReport) -> list[Any]:
+    """Return the figures of an archive; all of them measured."""
+    return [
+        ("Size", bytes_text(chain.nbytes), f"of {bytes_text(chain.raw_bytes)} raw"),
+        ("Ratio with base" if chain.base else "Ratio in all", ratio_text(chain.ratio_total), "measured"),
+        ("Ratio, weights", ratio_text(chain.ratio_weights), "measured"),
+        (
+            "Bits per weight",
+            "–" if chain.bits_per_weight is None else value_text(chain.bits_per_weight),
+            "measured",
+        ),
+        ("Steps", count_text(len(chain.steps)), steps_text(chain.steps)),
+        quality.archive_fact(chain),
+        (
+            "Relative error",
+            _error_text(made.relative_error),
+            "against the archive it copies" if made.kind == "pack" else "of the weights, root mean square",
+        ),
+    ]
 
 
 def _hand_over(shown: Subject, made: Made) -> None:
     """Offer the file, or to make one of a folder."""
-    path = made.chain.path
-    if not made.chain.is_packed:
+    path = made.path
+    if path.is_dir():
         with st.container(horizontal=True, vertical_alignment="center"):
             if st.button("Copy as one packed file", icon=":material/folder_zip:"):
                 job = services.start_pack(shown, path)
@@ -238,8 +260,6 @@ def _plan_table(plan: Plan) -> None:
 
 def _other_plan(shown: Subject, request: ExportRequest) -> None:
     """Say what one step, or a copy as one file, would hold."""
-    from inshrink_core.checkpoint import MODEL_ROLES
-
     with section("As it will be written"):
         if request.kind == "pack":
             nbytes = shown.archive.nbytes if shown.archive is not None else shown.total_bytes
@@ -249,27 +269,58 @@ def _other_plan(shown: Subject, request: ExportRequest) -> None:
                 "reads archives reads it as it is."
             )
             return
-        kept = [row for row in shown.tensors if row.role in MODEL_ROLES or not request.weights_only]
-        weights = sum(row.numel for row in kept if row.role in MODEL_ROLES)
-        coarsened = request.weights_only and not request.exact
-        shown_facts = [
-            ("Step", count_text(request.steps[0]) if request.steps else "–", "one keyframe"),
-            ("Tensors", count_text(len(kept)), "weights only" if request.weights_only else "everything"),
-            ("Raw size", bytes_text(sum(row.nbytes for row in kept)), "uncompressed"),
-        ]
-        if coarsened:
-            at_most = bytes_text(4 * weights / request.ratio)
-            shown_facts.append(("At most", at_most, f"{request.ratio:g}× below float32"))
-        facts.row(shown_facts)
-        st.write(
-            "One file of one keyframe, which needs nothing else. It restores to files that "
-            "`load_state_dict` or `from_pretrained` takes as they are."
-            + (
-                " Weights are coarsened until the file is as small as asked, and no further."
-                if coarsened
-                else " Every bit is kept."
-            )
+        if request.weights_only:
+            _weights_plan(shown, request)
+            return
+        facts.row(
+            [
+                ("Step", count_text(request.steps[0]) if request.steps else "–", "one keyframe"),
+                ("Tensors", count_text(len(shown.tensors)), "everything"),
+                ("Raw size", bytes_text(sum(row.nbytes for row in shown.tensors)), "uncompressed"),
+            ]
         )
+        st.write(f"{_ALONE} Every bit is kept.")
+
+
+def _weights_plan(shown: Subject, request: ExportRequest) -> None:
+    """Say which layers would be written, and how large they become; the list follows the patterns."""
+    from inshrink_core.checkpoint import DTYPE_SIZES, MODEL_ROLES
+    from inshrink_core.verbs.export import CASTABLE, DTYPES
+
+    model = [row for row in shown.tensors if row.role in MODEL_ROLES]
+    names = set(request.keeps(row.name for row in model))
+    kept = [row for row in model if row.name in names]
+    weights, raw = sum(row.numel for row in kept), sum(row.nbytes for row in kept)
+    told: list[tuple[str, str, str | None]] = [
+        ("Step", count_text(request.steps[0]) if request.steps else "–", "weights only"),
+        ("Tensors", count_text(len(kept)), f"of {count_text(len(model))}"),
+        ("Raw size", bytes_text(raw), f"{compact_count(weights)} parameters"),
+    ]
+    if request.layout == "safetensors":
+        wide = DTYPE_SIZES.get(DTYPES[request.dtype])
+        sizes = (row.numel * wide if wide and row.dtype in CASTABLE else row.nbytes for row in kept)
+        told.append(("About", bytes_text(sum(sizes)), "plain safetensors"))
+    elif not request.exact:
+        at_most = 4 * weights / request.ratio if request.size is None else request.size
+        told.append(("At most", bytes_text(at_most), f"{4 * weights / at_most:.3g}× below float32"))
+    facts.row(told)
+    if not kept:
+        st.warning("No layer is left. Change what is kept or left out.", icon=":material/warning:")
+        return
+    rounded = "Every bit is kept." if request.exact else "Weights are coarsened as far as asked, no further."
+    if request.dtype != "same":
+        rounded = (
+            f"{rounded if not request.exact else 'Nothing is coarsened.'} Floats become {request.dtype}."
+        )
+    plain = "One plain file, which loads without Inshrink."
+    st.write(f"{_ALONE if request.layout == 'packed' else plain} {rounded}")
+    label = f"Layers that are kept ({count_text(len(kept))})"
+    with st.expander(label, icon=":material/table_rows:", expanded=len(kept) < len(model)):
+        table = pd.DataFrame(
+            [(row.name, shape_text(row.shape), row.dtype, row.nbytes) for row in kept],
+            columns=["tensor", "shape", "dtype", "raw bytes"],
+        )
+        listing.show(table, "layers", alt="Layers that would be written, with shape, dtype and size")
 
 
 def _launch(shown: Subject, request: ExportRequest, *, again: bool) -> str:
@@ -287,10 +338,16 @@ def _launch(shown: Subject, request: ExportRequest, *, again: bool) -> str:
             "Export",
             type="secondary" if again else "primary",
             icon=":material/archive:",
-            disabled=not request.steps,
+            disabled=not request.steps or not _has_layers(shown, request),
         ):
             _start(shown, dataclasses.replace(request, replace=replace), typed)
     return typed
+
+
+def _has_layers(shown: Subject, request: ExportRequest) -> bool:
+    """Return whether anything is left of the weights."""
+    names = (row.name for row in shown.tensors if row.role in ("weight", "buffer"))
+    return not request.weights_only or bool(request.keeps(names))
 
 
 def _start(shown: Subject, request: ExportRequest, typed: str) -> None:

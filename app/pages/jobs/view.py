@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
 from inshrink_app.widgets import job_card, listing, problem, snippets
-from inshrink_app.widgets.formatting import count_text, duration_text, elide, inked, markdown_text
+from inshrink_app.widgets.formatting import elide, inked, markdown_text
 
 OPEN_PAGE = "pages/open/view.py"
 
-_SHOWN = 20
 _NAME_WIDTH = 72
-_Colour = Literal["blue", "green", "red", "gray", "orange"]
-_STATES: dict[str, tuple[str, _Colour, str]] = {
-    "queued": ("Queued", "gray", ":material/schedule:"),
-    "running": ("Running", "blue", ":material/progress_activity:"),
-    "finished": ("Finished", "green", ":material/check_circle:"),
-    "failed": ("Failed", "red", ":material/error:"),
-    "cancelled": ("Cancelled", "gray", ":material/cancel:"),
-    "interrupted": ("Interrupted", "orange", ":material/pause_circle:"),
-}
+_SECONDS = 1.0
+"""Between two looks at the table while a job runs."""
+
+_TABLE, _DETAILS, _PICKED, _FOLLOWED = "jobs.table", "jobs.details", "jobs.picked", "jobs.followed"
 _FILTERS = {
     "all": "All",
     "running": "Running or queued",
@@ -49,9 +45,12 @@ def render() -> None:
         _nothing_yet()
         return
     shown = _filtered(jobs)
-    _list(tuple(job.job_id for job in shown), poll=any(job.is_running for job in shown))
-    _table(jobs)
-    snippets.of(max(shown or list(jobs), key=lambda job: job.started_at).commands)
+    if shown:
+        _follow(shown)
+        _list(tuple(job.job_id for job in shown), poll=any(job.is_running for job in shown))
+        chosen = _chosen(shown)
+        _details(chosen)
+    snippets.of((chosen if shown else max(jobs, key=lambda job: job.started_at)).commands)
 
 
 def _nothing_yet() -> None:
@@ -68,8 +67,7 @@ def _nothing_yet() -> None:
 
 
 def _filtered(jobs: tuple[Job, ...]) -> list[Job]:
-    """Draw the filter and return the jobs that pass; the one of the link comes first."""
-    linked = st.query_params.get("job")
+    """Draw the filter and return the jobs that pass, the newest first."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         chosen = st.segmented_control(
             "Show",
@@ -97,51 +95,116 @@ def _filtered(jobs: tuple[Job, ...]) -> list[Job]:
         or (chosen == "running" and job.is_running)
         or (chosen == "unfinished" and job.state in ("failed", "cancelled", "interrupted"))
     ]
-    kept.sort(key=lambda job: (job.job_id != linked, not job.is_running, job.state == "queued"))
     if not kept:
         st.caption("No job is in this state.")
-    if len(kept) > _SHOWN:
-        st.caption(f"The newest {_SHOWN} of {len(kept)}; the table below has all of them.")
-    return kept[:_SHOWN]
+    return kept
 
 
 def _list(job_ids: tuple[str, ...], *, poll: bool) -> None:
-    """Draw the jobs, looking again and again only while one of them runs."""
-    st.fragment(_cards, run_every=job_card.POLL_SECONDS if poll else None)(job_ids, poll)
+    """Draw the table, looking again and again only while one of its jobs runs."""
+    st.fragment(_table, run_every=_SECONDS if poll else None)(job_ids, poll)
 
 
-def _cards(job_ids: tuple[str, ...], was_running: bool) -> None:
-    """Draw one card a job; the page is drawn anew once none runs any more."""
-    found = [services.find_job(job_id) for job_id in job_ids]
-    jobs = [job for job in found if job is not None]
-    if was_running and not any(job.is_running for job in jobs):
+def _table(job_ids: tuple[str, ...], was_running: bool) -> None:
+    """List the jobs; the page is drawn anew once a row is chosen, or none runs any more."""
+    jobs = [job for job in map(services.find_job, job_ids) if job is not None]
+    if (
+        len(jobs) < len(job_ids)
+        or _PICKED in st.session_state
+        or (was_running and not any(job.is_running for job in jobs))
+    ):
         st.rerun()
-    for job in jobs:
-        _card(job)
+    key = f"{_TABLE}.{hash(job_ids)}"  # A row that is chosen is another job's in another list.
+    columns = ["job", "state", "done", "started (UTC)", "seconds", "path", "id"]
+    table = pd.DataFrame([_row(job) for job in jobs], columns=columns)
+    done = st.column_config.ProgressColumn("Done", format="percent", min_value=0, max_value=1)
+    listing.show(
+        table,
+        "jobs",
+        alt="Jobs with their state, progress, start, duration and path",
+        formats={"seconds": "%.1f"},
+        columns={"done": done},
+        wide=["job"],
+        hidden=["id"],
+        key=key,
+        on_select=functools.partial(_row_chosen, key, job_ids),
+        selection_mode="single-row",
+    )
 
 
-def _card(job: Job) -> None:
-    """Draw one job."""
+def _row(job: Job) -> tuple[Any, ...]:
+    """Return what stands in the table of a job."""
     text = services.describe(job)
-    label, colour, icon = _STATES[job.state]
+    return (
+        text.title,
+        job_card.STATES[job.state][0],
+        job.fraction if job.is_running else float(job.state == "finished"),
+        datetime.fromtimestamp(job.started_at, UTC).isoformat(timespec="seconds"),
+        round(job.seconds, 1),
+        text.about,
+        job.job_id,
+    )
+
+
+def _row_chosen(key: str, job_ids: Sequence[str]) -> None:
+    """Take in a click on a row."""
+    rows = st.session_state[key]["selection"]["rows"]
+    if rows:
+        st.session_state[_PICKED] = job_ids[int(rows[0])]
+
+
+def _follow(jobs: Sequence[Job]) -> None:
+    """Choose the job whose row was clicked, else that of the link, once; else one at work, or the newest."""
+    known = [job.job_id for job in jobs]
+    wanted = st.session_state.pop(_PICKED, None) or state.choice_text("job")
+    if wanted in known and wanted != st.session_state.get(_FOLLOWED):
+        st.session_state[_DETAILS] = st.session_state[_FOLLOWED] = wanted
+    if st.session_state.get(_DETAILS) not in known:
+        at_work = (job.job_id for job in jobs if job.state == "running")
+        st.session_state[_DETAILS] = next(at_work, known[0])
+
+
+def _chosen(jobs: Sequence[Job]) -> Job:
+    """Draw the choice of a job, which is also the way without a mouse."""
+    by_id = {job.job_id: job for job in jobs}
+    chosen = str(
+        st.selectbox(
+            "Details of",
+            list(by_id),
+            format_func=lambda job_id: elide(services.describe(by_id[job_id]).title, _NAME_WIDTH),
+            key=_DETAILS,
+        )
+    )
+    st.session_state[_FOLLOWED] = chosen
+    if st.query_params.get("job") != chosen:
+        st.query_params["job"] = chosen
+    return by_id[chosen]
+
+
+def _details(job: Job) -> None:
+    """Draw one job, looking again and again only while it runs."""
+    st.fragment(_card, run_every=job_card.POLL_SECONDS if job.is_running else None)(job.job_id, job.state)
+
+
+def _card(job_id: str, was: str) -> None:
+    """Draw a job; the page is drawn anew once its state is another."""
+    job = services.find_job(job_id)
+    if job is None or job.state != was:
+        st.rerun()
+    text = services.describe(job)
+    label, colour, icon = job_card.STATES[job.state]
     with st.container(border=True):
         with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
             st.markdown(f"**{markdown_text(elide(text.title, _NAME_WIDTH))}**", width="content")
             st.badge(label, color=colour, icon=icon)
-        st.caption(markdown_text(f"{_when(job)} · {text.about}"))
+        st.caption(markdown_text(f"{job_card.when(job)} · {text.about}"))
         if job.is_running:
             job_card.progress(job)
         elif job.problem is not None:
             problem.show(job.problem)
         with st.container(horizontal=True):
             _actions(job, text)
-        job_card.log(job, expanded=st.query_params.get("job") == job.job_id and not job.is_running)
-
-
-def _when(job: Job) -> str:
-    """Say when it began and how long it took."""
-    begun = datetime.fromtimestamp(job.started_at, UTC).astimezone()
-    return f"{begun:%d %b %Y, %H:%M}" + ("" if job.is_running else f" · {duration_text(job.seconds)}")
+        job_card.log(job, expanded=not job.is_running)
 
 
 def _actions(job: Job, text: services.JobText) -> None:
@@ -152,48 +215,12 @@ def _actions(job: Job, text: services.JobText) -> None:
     if job.state == "finished":
         label = "Show the result"
         if text.page != "jobs" and st.button(label, icon=":material/arrow_forward:", key=f"go.{job.job_id}"):
-            _go(text)
+            job_card.lead_to(job)
     else:
         job_card.resume_button(job, primary=False)
     if st.button("Remove", icon=":material/delete:", type="tertiary", key=f"remove.{job.job_id}"):
         services.forget_job(job)
         st.rerun()
-
-
-def _go(text: services.JobText) -> None:
-    """Show the result on the page it belongs to."""
-    run = text.query.get("run")
-    if run:
-        state.set_run(run)
-    state.remember(**{key: value for key, value in text.query.items() if key != "run"})
-    st.switch_page(f"pages/{text.page}/view.py")
-
-
-def _table(jobs: tuple[Job, ...]) -> None:
-    """List all jobs."""
-    rows = [
-        (
-            services.describe(job).title,
-            _STATES[job.state][0],
-            job.fraction if job.is_running else float(job.state == "finished"),
-            datetime.fromtimestamp(job.started_at, UTC).isoformat(timespec="seconds"),
-            round(job.seconds, 1),
-            services.describe(job).about,
-            job.job_id,
-        )
-        for job in jobs
-    ]
-    columns = ["job", "state", "done", "started (UTC)", "seconds", "path", "id"]
-    table = pd.DataFrame(rows, columns=columns)
-    with st.expander(f"As a table ({count_text(len(jobs))})", icon=":material/table_rows:"):
-        done = st.column_config.ProgressColumn("Done", format="percent", min_value=0, max_value=1)
-        listing.show(
-            table,
-            "jobs",
-            alt="Jobs with their state, progress, start, duration and path",
-            formats={"seconds": "%.1f"},
-            columns={"done": done},
-        )
 
 
 render()

@@ -58,6 +58,7 @@ _WORDS: Mapping[str, _Words] = {
         "Training cannot go on without warming the optimizer up.",
     ),
 }
+_TRIED = "overview.tried"
 _BASES = {"measured": "measured by trials", "predicted": "predicted from trials"}
 
 
@@ -85,10 +86,17 @@ def show(shown: Subject) -> None:
         elif job is not None:
             job_card.stopped(job, primary=False)
         trial = answer(lambda: services.goals_job(shown))
-        if trial is None and state.was_asked_for():
+        earlier = _earlier(shown) if trial is None else None
+        if trial is None and earlier is None and state.was_asked_for():
             trial = answer(lambda: services.start_goals(shown))
-        _goals(shown, trial)
+        _goals(shown, trial or earlier, is_earlier=earlier is not None)
         _launch(shown, again=job is not None and job.state == "finished")
+
+
+def _earlier(shown: Subject) -> Job | None:
+    """Return the trial from before the run has grown: not every checkpoint begins another one."""
+    path, job_id = st.session_state.get(_TRIED, ("", ""))
+    return services.find_job(job_id) if path == str(shown.path) else None
 
 
 def _at_work(job: Job) -> None:
@@ -106,8 +114,10 @@ def _progress(job: Job) -> None:
         job_card.cancel_button(now)
 
 
-def _goals(shown: Subject, trial: Job | None) -> None:
+def _goals(shown: Subject, trial: Job | None, *, is_earlier: bool) -> None:
     """Draw what is known of the goals, or how far the trial is."""
+    if trial is not None:
+        st.session_state[_TRIED] = (str(shown.path), trial.job_id)
     found = services.read_result(trial) if trial is not None and trial.state == "finished" else None
     rows = {str(row["goal"]): row for row in found["goals"]} if found else {}
     names = services.goal_names()
@@ -126,18 +136,27 @@ def _goals(shown: Subject, trial: Job | None) -> None:
             f"{markdown_text(str(found['device']))}{part}. Nothing was written, and no code of the run was "
             "executed."
         )
+        if is_earlier:
+            _offer_trial(shown, "The run has grown since.")
     elif trial is not None and trial.is_running:
         st.caption("Trying two steps for each goal. Nothing is written, and no code of the run is executed.")
         _progress(trial)
     elif trial is not None:
         job_card.stopped(trial, primary=False)
     else:
-        with st.container(horizontal=True, vertical_alignment="center"):
-            if st.button("Try two steps", icon=":material/science:"):
-                state.clicked()
-                if answer(lambda: services.start_goals(shown)) is not None:
-                    st.rerun()
-            st.caption("This page was opened by a link, so nothing was tried yet. Two steps tell the sizes.")
+        _offer_trial(
+            shown, "This page was opened by a link, so nothing was tried yet. Two steps tell the sizes."
+        )
+
+
+def _offer_trial(shown: Subject, why: str) -> None:
+    """Offer the trial."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if st.button("Try two steps", icon=":material/science:"):
+            state.clicked()
+            if answer(lambda: services.start_goals(shown)) is not None:
+                st.rerun()
+        st.caption(why)
 
 
 def _goal(name: str, row: Mapping[str, Any] | None, before: int | None, *, chosen: bool) -> None:

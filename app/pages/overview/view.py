@@ -44,7 +44,7 @@ class _Fact(NamedTuple):
 
 def render() -> None:
     """Draw the page."""
-    shown = subject.require("Overview")
+    shown = subject.require("Overview", watched=True)
     if shown is None:
         return
     if shown.kind == "run":

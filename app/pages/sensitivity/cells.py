@@ -15,6 +15,7 @@ from inshrink_app.pages.sensitivity import drilldown, heatmap, rows
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.rows import View
 from inshrink_app.pages.sensitivity.selection import Event, Selection
+from inshrink_app.widgets import next_step
 from inshrink_app.widgets.formatting import (
     count_text,
     elide,
@@ -32,7 +33,6 @@ _CHART = "heatmap"
 _NAME_WIDTH = 60
 _MOST_LISTED = 8
 _MOST_CARRIED = 100
-ALLOCATE_PAGE = "pages/allocate/view.py"
 _LISTED_WIDTH = 40
 _PINNED = "heatmap.pinned"
 
@@ -40,7 +40,13 @@ Made = TypeVar("Made")
 
 
 @st.fragment
-def show(shown: Subject, tables: Mapping[str, Sensitivity], by: str, statistic: str) -> None:
+def show(
+    shown: Subject,
+    tables: Mapping[str, Sensitivity],
+    by: str,
+    statistic: str,
+    before_next: Callable[[], None],
+) -> None:
     """Draw a measurement; a click, a search or a link redraws this part of the page alone.
 
     Parameters
@@ -51,6 +57,8 @@ def show(shown: Subject, tables: Mapping[str, Sensitivity], by: str, statistic: 
         The measurement by grouping.
     by, statistic
         What a row is, and what of its values is shown.
+    before_next
+        Draws what stands between the table and the way on.
     """
     tensors = tables["tensor"]
     if state.was_clicked():
@@ -79,6 +87,8 @@ def show(shown: Subject, tables: Mapping[str, Sensitivity], by: str, statistic: 
             lambda: rows.summary(view.table, statistic),
         )
         rows.show_table(view.table, frame, _row_of(view, found))
+    before_next()
+    if view.table.rows:
         _go_on(view, found)
 
 
@@ -93,15 +103,15 @@ def _go_on(view: View, found: Selection | None) -> None:
         label = "Allocate bits"
     else:
         label = f"Allocate bits to {'this row' if len(names) == 1 else f'these {len(names)} rows'}"
-    if st.button(
-        markdown_text(label),
-        icon=":material/arrow_forward:",
-        key="sensitivity.on",
-        help="More bits or fewer, layer by layer, and what that costs.",
-    ):
-        state.clicked()
-        state.remember(**{PICKED: "" if whole else json.dumps(names[:_MOST_CARRIED])})
-        st.switch_page(ALLOCATE_PAGE)
+    next_step.offer(
+        next_step.Next(
+            markdown_text(label),
+            "allocate",
+            "More bits or fewer, layer by layer, and what that costs.",
+            {PICKED: "" if whole else json.dumps(names[:_MOST_CARRIED])},
+        ),
+        next_step.EXPORT,
+    )
 
 
 def _say(table: Sensitivity) -> None:

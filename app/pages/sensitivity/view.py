@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.registry import Job
 from inshrink_app.pages.sensitivity import cells, changes, grouping
-from inshrink_app.widgets import job_card, problem, snippets, subject
+from inshrink_app.widgets import job_card, next_step, problem, snippets, subject
 from inshrink_app.widgets.choices import one_of_few
 from inshrink_app.widgets.formatting import bytes_text, counted, remaining_text
 from inshrink_app.widgets.layout import section
@@ -21,6 +22,7 @@ _STATISTICS = {"mean": "Mean", "p50": "Median", "p99": "99th percentile"}
 
 _VIEW = "view"
 _METRIC_OF = "sensitivity.run"
+_BEFORE = "sensitivity.before"
 _POLL_SECONDS = 0.5
 
 _control = functools.partial(one_of_few, "control", required=True)
@@ -28,7 +30,7 @@ _control = functools.partial(one_of_few, "control", required=True)
 
 def render() -> None:
     """Draw the page."""
-    shown = subject.require("Sensitivity")
+    shown = subject.require("Sensitivity", watched=True)
     if shown is None:
         return
     view, metric, by, statistic = _choices(shown)
@@ -38,15 +40,22 @@ def render() -> None:
     st.caption(f"{METRICS[metric].symbol} — {METRICS[metric].meaning}")
     _untold(shown)
     tables = _measured(shown, metric)
-    if tables is not None:
-        if view == "diff":
-            changes.two_steps(shown, tables, statistic)
-        elif view == "runs":
-            changes.two_runs(shown, tables, statistic, lambda other: _measured(other, metric, ".other"))
-        else:
-            cells.show(shown, tables, by, statistic)
-    if view == "steps" or tables is None:
-        _snippets(shown, metric, by, statistic)
+    told = functools.partial(_snippets, shown, metric, by, statistic)
+    if tables is not None and view == "steps":
+        cells.show(shown, tables, by, statistic, told)
+        return
+    if tables is None:
+        told()
+    elif view == "diff":
+        changes.two_steps(shown, tables, statistic)
+    else:
+        changes.two_runs(shown, tables, statistic, lambda other: _measured(other, metric, ".other"))
+    next_step.offer(
+        next_step.Next(
+            "Give layers their bits: Allocate", "allocate", "More bits or fewer, and what that costs."
+        ),
+        next_step.EXPORT,
+    )
 
 
 def _choices(shown: Subject) -> tuple[str, str, str, str]:
@@ -104,25 +113,54 @@ def _measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensit
         Tells the widgets of several measurements on one page apart.
     """
     path = str(shown.path)
+    before = _before(path, metric, key)
     try:
         job = services.sensitivity_job(path, metric)
         is_wanted = job is None or job.state == "interrupted"
-        if is_wanted and state.was_clicked() and services.measuring_cost(shown, metric) <= ASK_ABOVE_BYTES:
+        if is_wanted and state.was_clicked() and _cost(shown, metric, before) <= ASK_ABOVE_BYTES:
             services.forget_sensitivity(path, metric)
             job = services.start_sensitivity(path, metric)
     except (ServiceError, OSError) as error:
         problem.show(error.problem if isinstance(error, ServiceError) else problem.of_os_error(error))
         return None
+    if job is not None and job.state == "finished":
+        tables: Mapping[str, Sensitivity] = job.result
+        earlier = services.find_job(before.job_id) if before and before.job_id != job.job_id else None
+        if earlier is not None:  # Of the run before it has grown: no page asks for it any more.
+            services.forget_job(earlier)
+        st.session_state[f"{_BEFORE}{key}"] = _Measured(path, metric, job.job_id, tables)
+        return tables
     if job is None:
         _ask(shown, metric, key)
     elif job.is_running:
         _progress(path, metric, key)
-    elif job.state == "finished":
-        tables: Mapping[str, Sensitivity] = job.result
-        return tables
     else:
         _stopped(path, metric, job, key)
-    return None
+    return None if before is None else before.tables
+
+
+class _Measured(NamedTuple):
+    """What was measured before a run has grown: it stays on screen until the new checkpoints are."""
+
+    path: str
+    metric: str
+    job_id: str
+    tables: Mapping[str, Sensitivity]
+
+
+def _before(path: str, metric: str, key: str) -> _Measured | None:
+    """Return what this page showed last, where it is of the same run and metric."""
+    found: _Measured | None = st.session_state.get(f"{_BEFORE}{key}")
+    return found if found is not None and (found.path, found.metric) == (path, metric) else None
+
+
+def _cost(shown: Subject, metric: str, before: _Measured | None) -> float:
+    """Return the bytes that have to be read: of a run that has grown, those of the new checkpoints."""
+    cost = services.measuring_cost(shown, metric)
+    if before is None or METRICS[metric].pooled:
+        return cost
+    new = set(shown.steps) - set(before.tables["tensor"].steps)
+    return cost * len(new) / len(shown.steps)
 
 
 def _ask(shown: Subject, metric: str, key: str) -> None:

@@ -1,0 +1,189 @@
+"""Evaluators: whose code evaluates a run, whether it works, and one to begin with."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from inshrink_app.jobs.job import Job
+from inshrink_app.server.roots import settings
+from inshrink_app.services.failures import reported
+from inshrink_app.services.jobs import job_of, start_job
+from inshrink_app.services.opening import engine_of, opened, resolve
+from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+
+if TYPE_CHECKING:
+    from inshrink_core import Run
+    from inshrink_core.evaluate.template import TaskGuess
+    from inshrink_core.verbs import EvaluatorReport
+
+__all__ = [
+    "EvaluatorCode",
+    "evaluator_of",
+    "evaluator_trial",
+    "evaluator_words",
+    "given_evaluator",
+    "guessed_task",
+    "make_evaluator",
+    "start_evaluator_trial",
+    "suggested_evaluator",
+]
+
+_MAX_CODE_BYTES = 200_000
+"""More code than this is not read before it is trusted, and is not offered."""
+
+
+class EvaluatorCode(NamedTuple):
+    """The code that would evaluate a run.
+
+    `spec` is empty for the run's own evaluator; `is_bundled` says that it is ours, byte for byte, and needs
+    no consent; `digest` is the SHA-256 of the file as it was shown.
+    """
+
+    spec: str
+    path: Path
+    function: str
+    metric: str
+    direction: str
+    code: str
+    digest: str
+    is_bundled: bool
+
+    @property
+    def words(self) -> list[str]:
+        """The options that have a command use it."""
+        return ["--evaluator", self.spec] if self.spec else [] if self.is_bundled else ["--trust-run"]
+
+    @property
+    def trusted(self) -> dict[str, str] | None:
+        """What a job is told of the reader's consent; None where none is needed."""
+        return None if self.is_bundled else {"file": str(self.path), "digest": self.digest}
+
+
+def evaluator_of(subject: Subject) -> EvaluatorCode | None:
+    """Return the evaluator that a run names in ``inshrink.toml``, without executing it; None without one.
+
+    Raises
+    ------
+    ServiceError
+        It cannot be read, or lies outside of the run.
+    """
+    from inshrink_core.formats.log import read_settings
+    from inshrink_core.samples import is_trusted_sample
+
+    folder = _folder_of(subject)
+    with reported():
+        told = read_settings(folder)
+        if not told.file:
+            return None
+        file = (folder / told.file).resolve()
+        if not file.is_relative_to(folder.resolve()):
+            raise ServiceError(
+                Problem(
+                    "inshrink.toml names an evaluator outside of the run", str(file), "put it into the run"
+                )
+            )
+        bundled = is_trusted_sample(folder) and told.file == "evaluator.py"
+        return _code(
+            file, "", told.function or "evaluate", told.metric or "", told.direction or "", bundled=bundled
+        )
+
+
+def _folder_of(subject: Subject) -> Path:
+    """Return the folder of a run; of a checkpoint file, the one that it lies in."""
+    return subject.path if subject.path.is_dir() else subject.path.parent
+
+
+def given_evaluator(text: str, subject: Subject) -> EvaluatorCode:
+    """Return the evaluator that a reader names as ``FILE.py`` or ``FILE.py:FUNCTION``.
+
+    Parameters
+    ----------
+    text
+        What was typed; a relative path is looked for in the run's folder, and then where the explorer was
+        started.
+    subject
+        The run.
+
+    Raises
+    ------
+    ServiceError
+        There is no such file inside of the roots.
+    """
+    name, colon, function = text.strip().rpartition(":")
+    if not colon or not function.isidentifier():
+        name, function = text.strip(), "evaluate"
+    beside = _folder_of(subject) / name
+    is_beside = "\0" not in name and not Path(name).is_absolute() and beside.is_file()
+    file = resolve(str(beside) if is_beside else name)
+    if file.suffix != ".py" or not file.is_file():
+        raise ServiceError(
+            Problem("there is no such Python file", str(file), "give FILE.py or FILE.py:FUNCTION")
+        )
+    with reported():
+        return _code(file, f"{file}:{function}", function, "", "", bundled=False)
+
+
+def _code(
+    file: Path, spec: str, function: str, metric: str, direction: str, *, bundled: bool
+) -> EvaluatorCode:
+    """Read the code, to be shown and to be known again."""
+    if file.stat().st_size > _MAX_CODE_BYTES:
+        raise ServiceError(Problem("the evaluator is too large to be read before it runs", str(file)))
+    content = file.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    shown = content.decode("utf-8", "replace")
+    return EvaluatorCode(spec, file, function, metric, direction, shown, digest, bundled)
+
+
+def guessed_task(shown: Subject) -> TaskGuess:
+    """Return what a run's model is probably for, told from names and shapes."""
+    from inshrink_core.evaluate.template import guess_task
+
+    return guess_task(shown.tensors)
+
+
+def suggested_evaluator(shown: Subject) -> str:
+    """Return where an evaluator is written by default: beside the checkpoints, where that is allowed."""
+    folder = _folder_of(shown)
+    return str((folder if settings().allows(folder) else settings().roots[0]) / "evaluator.py")
+
+
+def evaluator_words(shown: Subject, target: str, task: str, model: str, *, replace: bool) -> list[str]:
+    """Return the command that writes an evaluator to begin with."""
+    words = ["evaluate", str(shown.path), "--write", target, "--task", task]
+    return [*words, *(["--model", model] if model else []), *(["--force"] if replace else [])]
+
+
+def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replace: bool) -> EvaluatorReport:
+    """Write an evaluator to begin with, inside of the roots; reads headers and executes nothing.
+
+    Raises
+    ------
+    ServiceError
+        The place or the model's name will not do.
+    """
+    from inshrink_core import verbs
+
+    path = resolve(target)
+    if not settings().allows(path):
+        raise ServiceError(Problem("an evaluator goes into a folder of yours", target))
+    run: Run = engine_of(shown)[0]  # type: ignore[assignment]
+    with reported():
+        return verbs.make_evaluator(run, path, task=task, model=model or None, force=replace)
+
+
+def _trial_key(shown: Subject, judge: EvaluatorCode) -> tuple[str, ...]:
+    return ("evaluate", str(shown.path), opened(str(shown.path)).token, judge.spec, judge.digest)
+
+
+def evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Job | None:
+    """Return the trial of an evaluator as it is now on the last step, if there was one."""
+    return job_of(_trial_key(shown, judge))
+
+
+def start_evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Job:
+    """Evaluate the last step; called only after the reader has said that the code may run."""
+    words = ["evaluate", str(shown.path), *judge.words, "--step", str(shown.steps[-1])]
+    return start_job(_trial_key(shown, judge), [words], shown.path, trusted=judge.trusted)

@@ -1,0 +1,201 @@
+"""Evaluating one step of a run, and writing an evaluator to begin with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from inshrink_core.archive.durable import require_free, write_durably
+from inshrink_core.errors import InputError
+from inshrink_core.execution import make_folders
+from inshrink_core.formats import Run, open_run
+from inshrink_core.report import Report
+
+if TYPE_CHECKING:
+    from inshrink_core.metrics import Direction
+
+__all__ = ["EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateReport(Report):
+    """What an evaluator says of one step.
+
+    Parameters
+    ----------
+    step
+        The step.
+    evaluator
+        Whose function it was: ``FILE.py:FUNCTION``.
+    metric, direction, value
+        The figure that counts, which way it is better, and what it is.
+    metrics, standard_errors
+        Every figure that was returned, and how sure some of them are.
+    log_probs, predictions
+        Shape of what a divergence is measured by; None where it was not returned.
+    printed
+        The end of what the evaluator printed, in one line.
+    seconds
+        Time within the evaluator.
+    """
+
+    step: int
+    evaluator: str
+    metric: str
+    direction: Direction
+    value: float
+    metrics: Mapping[str, float]
+    standard_errors: Mapping[str, float] = field(default_factory=dict)
+    log_probs: tuple[int, ...] | None = None
+    predictions: tuple[int, ...] | None = None
+    printed: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatorReport(Report):
+    """An evaluator that was written.
+
+    Parameters
+    ----------
+    output
+        The file.
+    task, why
+        What the model was taken to be for, and the tensors that say so.
+    digest
+        SHA-256 of the file.
+    """
+
+    output: Path
+    task: str
+    why: str
+    digest: str
+
+    DOCUMENT: ClassVar = "evaluator=output task why sha256=digest"
+
+
+def evaluate(
+    run: Run | str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    evaluator: str | None = None,
+    metric: str | None = None,
+    direction: str | None = None,
+    trust_run: bool = False,
+    timeout: float = 600.0,
+) -> EvaluateReport:
+    """Evaluate one step of a run: to see that an evaluator works before it is asked many times.
+
+    Parameters
+    ----------
+    run
+        The run, or its path.
+    step
+        The step; by default the last.
+    evaluator, metric, direction, trust_run, timeout
+        As `compare` takes them.
+
+    Raises
+    ------
+    UntrustedCodeError
+        The run's own evaluator would be executed without consent.
+    EvaluatorError
+        The evaluator failed.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> report = inshrink_core.verbs.evaluate(inshrink_core.sample("digits-cnn"))
+    >>> report.metric, report.value > 0.97, report.log_probs
+    ('accuracy', True, (540, 10))
+    """
+    from inshrink_core.evaluate import EvaluatorRequest
+
+    opened = run if isinstance(run, Run) else open_run(run)
+    chosen = opened.steps[-1] if step is None else step
+    request = EvaluatorRequest(
+        evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
+    )
+    with request.resolve(opened.settings, opened.directory) as judge:
+        found = judge.evaluate(opened[chosen])
+        return EvaluateReport(
+            step=chosen,
+            evaluator=judge.spec,
+            metric=found.metric,
+            direction=found.direction,
+            value=found.value,
+            metrics=found.metrics,
+            standard_errors=found.standard_errors,
+            log_probs=None if found.log_probs is None else found.log_probs.shape,
+            predictions=None if found.predictions is None else found.predictions.shape,
+            printed=judge.printed,
+            seconds=found.seconds,
+        )
+
+
+def make_evaluator(
+    run: Run | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    task: str | None = None,
+    model: str | None = None,
+    force: bool = False,
+) -> EvaluatorReport:
+    """Write an evaluator to begin with: it names the tensors, and says what is left to fill in.
+
+    Parameters
+    ----------
+    run
+        The run, or its path; headers only are read.
+    output
+        The Python file to write.
+    task
+        ``language``, ``classifier`` or ``regression``; by default what names and shapes of the tensors tell.
+    model
+        ``MODULE:CLASS`` of the model, which is made without arguments.
+    force
+        Replace the file if it exists.
+
+    Raises
+    ------
+    ExistsError
+        The file exists and `force` is not set.
+    InputError
+        The file is not called ``NAME.py``, or `task` or `model` is none.
+
+    Notes
+    -----
+    Where checkpoints have a ``config.json``, the model is taken for one of `transformers` and made from it.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "evaluator.py"
+    >>> inshrink_core.verbs.make_evaluator(inshrink_core.sample("digits-cnn"), target).task
+    'classifier'
+    """
+    from inshrink_core.evaluate.template import TASKS, evaluator_source, guess_task
+
+    opened = run if isinstance(run, Run) else open_run(run)
+    target = Path(output).absolute()
+    if target.suffix != ".py":
+        raise InputError("an evaluator is a Python file", where=str(output), remedy="call it NAME.py")
+    if task not in (None, *TASKS):
+        raise InputError(f"there is no task '{task}'", remedy=f"choose one of {', '.join(TASKS)}")
+    require_free(target, force)
+    last = opened.steps[-1]
+    guess = guess_task(opened[last].specs)
+    if task is not None and task != guess.task:
+        guess = replace(guess, task=task, why="that was asked for")
+    folder = opened.path_of(last)
+    pretrained = os.path.relpath(folder, target.parent) if (folder / "config.json").is_file() else None
+    source = evaluator_source(opened[last].specs, guess, model=model, pretrained=pretrained).encode()
+    make_folders(target.parent)
+    write_durably(target, source)
+    return EvaluatorReport(
+        output=Path(output), task=guess.task, why=guess.why, digest=hashlib.sha256(source).hexdigest()
+    )

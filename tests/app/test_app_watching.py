@@ -1,0 +1,119 @@
+"""A run that grows while it is open: what a look reads, when the page is drawn anew, and what stays on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inshrink_app import services
+from inshrink_app.jobs.commands import python_text, title_of
+from inshrink_app.jobs.registry import JobRegistry
+from inshrink_app.services import opening
+from inshrink_app.widgets import watching
+
+import inshrink_core
+from tests.app.builders import FakeJobs, answer, charts, explorer, tables, texts, write_run
+from tests.app.job_stubs import StubJobs, jobs, scripted
+
+__all__ = ["jobs"]
+
+
+def badges(app: Any) -> list[str]:
+    return [found.value for found in app.markdown if "badge" in found.value]
+
+
+@pytest.fixture
+def run(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    answer(monkeypatch, FakeJobs(tables()))
+    return write_run(root / "run")
+
+
+def test_a_look_counts_reruns_only_where_there_is_another_checkpoint(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reruns: list[bool] = []
+    monkeypatch.setattr(watching.st, "session_state", {})
+    monkeypatch.setattr(watching.st, "badge", lambda *_, **__: None)
+    monkeypatch.setattr(watching.st, "rerun", lambda: reruns.append(True))
+    found = services.opened(str(run))
+    read = found.subject.bytes_read
+
+    def look() -> int:
+        watching.look.__wrapped__(str(run), found.token, found.stamp)
+        return len(reruns)
+
+    assert look() == 0, "nothing has changed"
+    (run / "metrics.jsonl").write_text('{"step": 10, "loss": 1.0}\n')
+    assert look() == look() == look() == 0, "a log that grows is no checkpoint"
+    write_run(run, (40,))
+    assert look() == 0, "it may still be written"
+    assert look() == 1
+    grown = services.load_subject(str(run))
+    assert grown.steps == (10, 20, 30, 40)
+    assert grown.bytes_read - read < read, "headers that are known are not read again"
+    found = services.opened(str(run))
+    assert look() == 1
+
+
+def test_a_refresh_of_a_run_that_is_open_reads_what_has_changed_alone(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services.load_subject(str(run))
+    monkeypatch.setattr(inshrink_core, "open", lambda *_: pytest.fail("it was opened anew"))
+    write_run(run, (40,))
+    assert opening.look_again(run) == services.opened(str(run)).token
+    assert services.load_subject(str(run)).steps[-1] == 40
+
+
+def test_the_badge_goes_with_the_switch_on_both_pages(run: Path) -> None:
+    app = explorer("sensitivity", run=str(run))
+    assert not app.exception
+    assert any("watching" in one for one in badges(app))
+    app.toggle(key="watch.control").set_value(False).run()
+    assert not badges(app)
+    app.switch_page("pages/overview/view.py")
+    app.run()
+    assert app.toggle(key="watch.control")
+    assert not any("watching" in one for one in badges(app))
+
+
+def test_what_was_measured_stays_until_the_new_checkpoints_are(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = answer(monkeypatch, FakeJobs(tables()))
+    app = explorer("sensitivity", run=str(run), metric="magnitude")
+    assert charts(app) == 1
+    known.job, known.state = None, "running"
+    write_run(run, (40,))
+    app.run()
+    assert not app.exception
+    assert known.started == ["magnitude", "magnitude"]
+    assert "Measuring magnitude" in texts(app)
+    assert charts(app) == 1
+
+
+def test_a_run_is_archived_as_it_grows(root: Path, jobs: StubJobs) -> None:
+    write_run(root / "run")
+    jobs.state = "running"
+    app = explorer("export", run=str(root / "run"))
+    app.toggle(key="export.watch").set_value(True).run()
+    assert not any(found.key == "export.packed" for found in app.toggle)
+    next(found for found in app.button if found.label == "Export").click().run()
+    assert not app.exception
+    assert jobs.last[-1] == "--watch"
+    assert "--steps" not in jobs.last
+    assert "Beside the training, at step 30" in texts(app)
+    assert title_of([jobs.last]) == "Archive run as it grows, to run-weights.inshrink"
+    assert f"verbs.watch('{root}/run', '{root}/run-weights.inshrink'" in python_text([jobs.last])
+
+
+def test_a_job_beside_a_training_lets_others_begin(tmp_path: Path) -> None:
+    registry = JobRegistry(scripted("import time; time.sleep(60)"), tmp_path, most=1)
+    started = [
+        registry.start(key, {"commands": [["compress", "run", "-o", key, *words]]})
+        for key, words in (("a", ["--watch"]), ("b", []), ("c", []))
+    ]
+    assert [job.state for job in started] == ["running", "running", "queued"]
+    for job in started:
+        registry.stop(job)
