@@ -10,8 +10,8 @@ from inshrink_core.cli.application import app
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 VERBS = (
-    "inspect", "compress", "restore", "verify", "compare", "diff", "average", "estimate", "evaluate", "export",
-    "prune", "sensitivity", "bench", "rehearse", "report", "search", "ui",
+    "inspect", "compress", "restore", "verify", "compare", "diff", "average", "estimate", "evaluate",
+    "export", "prune", "sensitivity", "bench", "rehearse", "report", "search", "ui",
 )  # fmt: skip
 TABLES = {"roles", "layers", "from_last", "metrics", "standard_errors"}
 """Keys whose value is a table of names that are data, not keys."""
