@@ -110,10 +110,15 @@ class ExportReport(Report):
     device: str = "cpu"
 
     DOCUMENT: ClassVar = (
-        "archive output steps format=layout tensors=n_tensors weights_only exact relative_error "
+        "archive output steps weights_only exact relative_error "
         "ratio_float32 ratio_weights=size.ratio_weights ratio_total=size.ratio_total "
         "raw_bytes=size.raw_total bytes=nbytes left_out seconds device"
     )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document; of a plain file with what it is and how many tensors are in it."""
+        told = Report.to_json(self)
+        return told if self.size is not None else told | {"format": self.layout, "tensors": self.n_tensors}
 
     @property
     def ratio_float32(self) -> float | None:
