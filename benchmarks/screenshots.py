@@ -47,21 +47,21 @@ class Shot(NamedTuple):
 
 
 SHOTS = (
-    Shot("overview.png", "overview", {}, height=1052),
-    Shot("sensitivity.png", "sensitivity", {"metric": "fisher"}, height=828, clicks=("Measure fisher",)),
+    Shot("overview.png", "overview", {}, height=1180, clicks=("Try two steps",), wait_for="Estimated from"),
+    Shot("sensitivity.png", "sensitivity", {"metric": "fisher"}, height=1180, clicks=("Measure fisher",)),
     Shot(
         "sensitivity-dark.png",
         "sensitivity",
         {"metric": "update"},
         scheme="dark",
-        height=828,
+        height=1180,
         clicks=("Measure update",),
     ),
     Shot(
-        "search.png",
+        "allocate.png",
         "allocate",
         {"chain": "recent"},
-        height=1180,
+        height=1500,
         clicks=("Estimate without measuring", "Search"),
         wait_for="What was found",
     ),
@@ -120,7 +120,7 @@ def take(browser: Any, address: str, run: Path, shot: Shot, target: Path) -> Non
     for label in shot.clicks:
         page.get_by_role("button", name=label, exact=True).click()
     if shot.wait_for:
-        page.get_by_text(shot.wait_for).first.wait_for()
+        page.get_by_text(shot.wait_for).filter(visible=True).first.wait_for()
     page.mouse.move(0, 0)  # A button that was pressed shows its tip as long as the pointer is on it.
     if layer is not None:
         page.locator(f".js-plotly-plot {layer}").first.wait_for(state="attached")

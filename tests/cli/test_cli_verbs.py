@@ -299,6 +299,7 @@ def test_ui_hands_its_options_to_the_explorer(cli, small_run, tmp_path, monkeypa
         "port": 8600,
         "roots": [str(tmp_path)],
         "open_browser": False,
+        "window": False,
     }
 
 
