@@ -11,7 +11,7 @@ SEED ?= 1
 # Hundreds of processes that tests start import compiled files, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-integrations lint types kernels fuzz crash bench bench-quick gpu sample screenshots docs house wheel clean help
+.PHONY: run test test-browser test-integrations lint types kernels fuzz crash bench bench-quick gpu sample screenshots docs house wheel clean help
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -37,8 +37,11 @@ types: $(STAMP)  ## Check types
 kernels: $(STAMP)  ## Compile the kernels, so that not every test worker does
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/codecs -k test_encoder_and_decoder_reach_the_same_state
 
-test: lint types kernels  ## Run lint, types and the whole test suite
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+test: lint types kernels  ## Run lint, types and the test suite, but for the two parts below
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not browser and not integration"
+
+test-browser: $(STAMP)  ## Drive the explorer in headless Chromium
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m browser tests/app
 
 test-integrations: wheel  ## Test the adapters with the real libraries, installed with the wheel's extras in build/integrations
 	$(PYTHON) -m venv $(INTEGRATIONS)

@@ -40,6 +40,7 @@ BENCHMARKS = (
     "controlled",
     "promise",
     "check",
+    "partial",
     "search",
     "transfer",
     "gpu",
