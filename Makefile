@@ -41,7 +41,7 @@ test: lint types kernels  ## Run lint, types and the test suite, but for the two
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not browser and not integration"
 
 test-browser: $(STAMP)  ## Drive the explorer in headless Chromium
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m browser tests/app
+	$(BIN)/python -m pytest -m browser tests/app
 
 test-integrations: wheel  ## Test the adapters with the real libraries, installed with the wheel's extras in build/integrations
 	$(PYTHON) -m venv $(INTEGRATIONS)

@@ -72,7 +72,9 @@ def click(page: Any, place: tuple[float, float]) -> tuple[str, int]:
     before = page.url
     box = page.locator(f"{HEATMAP} .nsewdrag").first.bounding_box()
     page.mouse.click(box["x"] + box["width"] * place[0], box["y"] + box["height"] * place[1])
-    wait_for(page, "before => location.href !== before && /layer=.*step=/.test(location.search)", arg=before)
+    # Layer and step are told one after the other.
+    told = "location.href !== before && /layer=.*step=/.test(location.search)"
+    wait_for(page, f"before => {told} && {IDLE}", arg=before)
     return selected(page)
 
 

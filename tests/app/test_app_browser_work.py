@@ -159,7 +159,7 @@ def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server: Serv
     other.goto(page.url)
     other.get_by_text(digest).wait_for()
     other.goto(f"{server.address}/jobs")
-    other.get_by_text("Export run to out.inshrink").first.wait_for()
+    other.get_by_text("Export run to out.inshrink").filter(visible=True).first.wait_for()
     told(other, "Finished")
 
 
