@@ -10,7 +10,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import inshrink_core
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 STEPS = (10, 20)
 
