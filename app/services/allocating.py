@@ -33,18 +33,12 @@ def raw_bytes(shown: Subject) -> int:
     return sum(row.nbytes for row in shown.tensors)
 
 
-def _model(shown: Subject) -> list[TensorSpec]:
-    from inshrink_core.checkpoint import MODEL_ROLES
-
-    return [row for row in shown.tensors if row.role in MODEL_ROLES]
-
-
 def rates(shown: Subject, job: Job | None, codec: str) -> Rates | None:
     """Return what each tensor costs from fine to coarse, as a finished job's estimates tell; else None."""
     number = number_of(codec)
     if job is None or job.state != "finished" or number is None:
         return None
-    return _rates(job.job_id, str(shown.path), number.settings[0], job, _model(shown))
+    return _rates(job.job_id, str(shown.path), number.settings[0], job, shown.model_tensors)
 
 
 @st.cache_resource(show_spinner=False, max_entries=8)
@@ -76,7 +70,7 @@ def allocation_of(shown: Subject, config: Mapping[str, Any], keys: Sequence[str]
         chain = make_chain_config(
             "", str(config["codec"]), engine_settings(config), None, 32, device="cpu", threads=1
         )
-        values = assigned(chain, _model(shown), number.settings[0])
+        values = assigned(chain, shown.model_tensors, number.settings[0])
     return [float(values[key]) for key in keys]
 
 
@@ -101,7 +95,7 @@ def with_allocation(
     number = number_of(str(config["codec"]))
     if number is None:
         raise ValueError("a codec of several settings has no number to allocate")
-    specs = _model(shown)
+    specs = shown.model_tensors
     now = dict(
         zip((spec.key for spec in specs), allocation_of(shown, config, [s.key for s in specs]), strict=True)
     )

@@ -72,10 +72,7 @@ def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
 
 def _nbytes_of(subject: Subject, tensor: str | None = None) -> int:
     """Return the raw bytes of a weight or buffer of the last checkpoint, or of all of them."""
-    from inshrink_core.checkpoint import MODEL_ROLES
-
-    rows = (row for row in subject.tensors if row.role in MODEL_ROLES)
-    return sum(row.nbytes for row in rows if tensor is None or row.name == tensor)
+    return sum(row.nbytes for row in subject.model_tensors if tensor is None or row.name == tensor)
 
 
 def drill_cost(subject: Subject, tensor: str) -> int:

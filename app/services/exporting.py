@@ -276,9 +276,7 @@ def export_plan(shown: Subject, request: ExportRequest) -> Plan:
     The estimates are the sizes, by step or in mean by kind of frame, in an archive of this run that was
     written with the same codec, settings and optimizer state, or of two steps that were tried.
     """
-    from inshrink_core.checkpoint import MODEL_ROLES
-
-    stored = [row for row in shown.tensors if row.role in MODEL_ROLES or request.optimizer != "drop"]
+    stored = shown.model_tensors if request.optimizer == "drop" else shown.tensors
     per_step = sum(row.nbytes for row in stored)
     rows, basis = _known_sizes(shown, request)
     by_step = {(step, kind): nbytes for step, kind, nbytes in rows}

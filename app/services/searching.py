@@ -528,9 +528,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 def unmatched_overrides(shown: Subject, config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the overrides that mean no weight of a run; writing with them would be refused."""
-    from inshrink_core.checkpoint import MODEL_ROLES
-
-    rows = [row for row in shown.tensors if row.role in MODEL_ROLES]
+    rows = shown.model_tensors
     found = []
     for one in config.get("override", ()):
         layer, match = one.get("layer_type"), str(one.get("match", "*"))

@@ -93,6 +93,13 @@ class Subject:
     archive: ChainReport | None = None
 
     @property
+    def model_tensors(self) -> tuple[TensorSpec, ...]:
+        """Weights and buffers of the last checkpoint."""
+        from inshrink_core.checkpoint import MODEL_ROLES
+
+        return tuple(row for row in self.tensors if row.role in MODEL_ROLES)
+
+    @property
     def n_parameters(self) -> int:
         """Elements of the weights of the last checkpoint."""
         return sum(row.numel for row in self.tensors if row.role == "weight")

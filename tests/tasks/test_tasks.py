@@ -99,6 +99,15 @@ def test_evaluation_leaves_the_model_as_it_was_and_repeats_itself(name):
     assert all(torch.equal(one, other) for one, other in zip(buffers, network.buffers(), strict=True))
 
 
+def test_the_data_of_a_task_are_on_the_cpu_whichever_device_is_the_default():
+    from inshrink_core.training.tasks.characters import encode_corpus
+
+    encode_corpus.cache_clear()
+    with torch.device("meta"):
+        training, *_ = encode_corpus()
+    assert training.device.type == "cpu"
+
+
 def test_the_char_gpt_is_judged_on_text_it_never_trains_on():
     from inshrink_core.training.tasks.characters import corpus, encode_corpus
 

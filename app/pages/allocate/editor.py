@@ -115,9 +115,7 @@ def current(shown: Subject, found: Searched | None, points: Sequence[SearchPoint
 def _tables(shown: Subject, edit: Edit) -> None:
     """Draw settings and overrides; they are taken in together."""
     names = list(services.codec_settings(str(edit.config["codec"])))
-    layers = sorted(
-        {str(row.layer) for row in shown.tensors if row.role in ("weight", "buffer") and row.layer}
-    )
+    layers = sorted({str(row.layer) for row in shown.model_tensors if row.layer})
     text = st.column_config.TextColumn
     with st.form("search.editor", border=False):
         st.caption("Settings of all tensors")

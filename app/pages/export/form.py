@@ -97,8 +97,7 @@ def _one_step(shown: Subject) -> ExportRequest:
 
 def _weights(shown: Subject, request: ExportRequest) -> ExportRequest:
     """Draw which layers, in what form and how coarse."""
-    names = [row.name for row in shown.tensors if row.role in ("weight", "buffer")]
-    modules = _modules(names)
+    modules = _modules([row.name for row in shown.model_tensors])
     chosen = {}
     for key, label, tip in (
         ("tensors", "Keep", "All layers, where nothing is named."),
@@ -160,7 +159,7 @@ def _modules(names: Sequence[str]) -> list[str]:
 def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
     """Draw how a chain is written."""
     codec, config = search_editor.carried(shown) or _codec()
-    has_optimizer = any(row.role not in ("weight", "buffer") for row in shown.tensors)
+    has_optimizer = len(shown.model_tensors) < len(shown.tensors)
     optimizer = "drop"
     dropped = has_optimizer and _is_dropped()
     if has_optimizer and not dropped:

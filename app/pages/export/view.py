@@ -284,10 +284,10 @@ def _other_plan(shown: Subject, request: ExportRequest) -> None:
 
 def _weights_plan(shown: Subject, request: ExportRequest) -> None:
     """Say which layers would be written, and how large they become; the list follows the patterns."""
-    from inshrink_core.checkpoint import DTYPE_SIZES, MODEL_ROLES
+    from inshrink_core.checkpoint import DTYPE_SIZES
     from inshrink_core.verbs.export import CASTABLE, DTYPES
 
-    model = [row for row in shown.tensors if row.role in MODEL_ROLES]
+    model = shown.model_tensors
     names = set(request.keeps(row.name for row in model))
     kept = [row for row in model if row.name in names]
     weights, raw = sum(row.numel for row in kept), sum(row.nbytes for row in kept)
@@ -346,8 +346,7 @@ def _launch(shown: Subject, request: ExportRequest, *, again: bool) -> str:
 
 def _has_layers(shown: Subject, request: ExportRequest) -> bool:
     """Return whether anything is left of the weights."""
-    names = (row.name for row in shown.tensors if row.role in ("weight", "buffer"))
-    return not request.weights_only or bool(request.keeps(names))
+    return not request.weights_only or bool(request.keeps(row.name for row in shown.model_tensors))
 
 
 def _start(shown: Subject, request: ExportRequest, typed: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from inshrink_core.errors import NotFoundError
 from inshrink_core.training.tasks.char_gpt import CharGPTTask
 from inshrink_core.training.tasks.characters import corpus
-from inshrink_core.training.tasks.task import LARGE, at_scale
+from inshrink_core.training.tasks.task import LARGE, at_scale, on_cpu
 
 __all__ = ["CharFinetuneTask", "PretrainingTask", "encode_sources", "pretrained"]
 
@@ -28,6 +28,7 @@ _PRETRAINING_SEED: Final = 23
 
 
 @functools.cache
+@on_cpu
 def encode_sources() -> tuple[Tensor, Tensor]:
     """Return training and validation tokens, in the documentation's alphabet.
 
@@ -88,6 +89,7 @@ def pretrained(n_steps: int, scale: str | None = None) -> nn.Module:
 
 
 @functools.cache
+@on_cpu
 def _pretrained_state(n_steps: int, scale: str | None) -> dict[str, Tensor]:
     task, threads = at_scale(PretrainingTask(), scale), torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inshrink_core.training.tasks.task import warmup_cosine
+from inshrink_core.training.tasks.task import on_cpu, warmup_cosine
 
 __all__ = ["CharacterTask", "corpus", "encode_corpus", "sample_windows"]
 
@@ -21,6 +21,7 @@ def corpus() -> str:
 
 
 @functools.cache
+@on_cpu
 def encode_corpus() -> tuple[Tensor, Tensor, int]:
     """Return (training tokens, validation tokens, alphabet size); the last tenth validates."""
     text = corpus()

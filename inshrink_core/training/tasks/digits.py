@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from inshrink_core.errors import MissingExtraError
-from inshrink_core.training.tasks.task import warmup_cosine
+from inshrink_core.training.tasks.task import on_cpu, warmup_cosine
 
 __all__ = ["DistortedDigitsTask", "distorted", "held_out_views", "split_digits"]
 
@@ -29,6 +29,7 @@ _MAX_ANGLE, _MAX_STRETCH, _MAX_SHIFT = math.radians(15), 0.15, 1 / 8
 
 
 @functools.cache
+@on_cpu
 def split_digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return images (n×1×8×8, 0 to 1) and labels, for training and for validation.
 
@@ -63,6 +64,7 @@ def distorted(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 @functools.cache
+@on_cpu
 def held_out_views() -> tuple[Tensor, Tensor]:
     """Return distorted images of the held-out digits, (n, 1, 8, 8), and their labels; always the same."""
     _, _, images, labels = split_digits()

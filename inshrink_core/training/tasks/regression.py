@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inshrink_core.training.tasks.task import warmup_cosine
+from inshrink_core.training.tasks.task import on_cpu, warmup_cosine
 
 __all__ = ["RegressionTask", "waves"]
 
@@ -23,6 +23,7 @@ _FUNCTION_SEED, _HELD_OUT_SEED, _N_HELD_OUT = 24, 25, 4096
 
 
 @functools.cache
+@on_cpu
 def _function() -> tuple[Tensor, Tensor]:
     """Return the frequencies (inputs × waves) and the phases of the waves."""
     generator = torch.Generator().manual_seed(_FUNCTION_SEED)

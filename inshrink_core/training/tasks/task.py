@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
 from inshrink_core.plugins import plugin, plugins
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["LARGE", "Task", "at_scale", "find_task", "task_names", "warmup_cosine"]
+__all__ = ["LARGE", "Task", "at_scale", "find_task", "on_cpu", "task_names", "warmup_cosine"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LARGE: Final = "large"
 """The scale for a GPU, and the attribute of a task that has one."""
@@ -209,6 +213,19 @@ def _make(kind: Callable[[], Task], attribute: str, where: str) -> Task:
             "the task's direction", where=where, expected="lower or higher", found=repr(task.direction)
         )
     return task
+
+
+def on_cpu(make: Callable[P, T]) -> Callable[P, T]:
+    """Make what outlives its call on the CPU, whichever device is the default in that call."""
+
+    @functools.wraps(make)
+    def made(*args: P.args, **named: P.kwargs) -> T:
+        import torch
+
+        with torch.device("cpu"):
+            return make(*args, **named)
+
+    return made
 
 
 def warmup_cosine(step: int, n_steps: int, *, warmup: int, floor: float) -> float:
