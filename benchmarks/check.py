@@ -20,7 +20,7 @@ import torch
 
 import inshrink_core
 from benchmarks.results import write
-from inshrink_core.training.failing import Schedule, Setup, _Training, isolated
+from inshrink_core.training.failing import Schedule, Setup, Training, isolated
 from inshrink_core.training.tasks import find_task
 
 TASKS = ("char-gpt", "char-moe", "char-rnn", "denoise", "digits-vit")
@@ -40,7 +40,7 @@ def processor_seconds(work: Callable[[], Any]) -> float:
 def measure(name: str, n_saves: int = N_SAVES, warm: int = N_WARM) -> dict[str, object]:
     """Return the row of a task."""
     task, _ = find_task(name)
-    schedule = Schedule(n_steps=task.n_steps, n_saves=task.n_saves, n_restores=0)
+    schedule = Schedule.of(task, n_restores=0)
     batch = task.batch(0, torch.Generator().manual_seed(1))
 
     def check(model: torch.nn.Module) -> torch.Tensor:
@@ -49,7 +49,7 @@ def measure(name: str, n_saves: int = N_SAVES, warm: int = N_WARM) -> dict[str, 
             return task.loss(model, batch)
 
     with tempfile.TemporaryDirectory() as scratch, isolated(1):
-        training = _Training(Setup(task=task, schedule=schedule, device="cpu"), 0, 0)
+        training = Training(Setup(task=task, schedule=schedule, device="cpu"), 0, 0)
         how: list[dict[str, Any]] = [{}, {"check": check}]
         savers = [
             inshrink_core.Saver(

@@ -22,7 +22,7 @@ from benchmarks.results import write
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codecs.moments.rounding import scaled
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
-from inshrink_core.training.failing import Schedule, Setup, _Training, isolated, task_evaluator
+from inshrink_core.training.failing import Schedule, Setup, Training, isolated, task_evaluator
 from inshrink_core.training.tasks import find_task
 
 TASKS = ("char-rnn", "char-conv", "char-conv-adamw")
@@ -44,7 +44,7 @@ def entropy(values: np.ndarray) -> float:
 class Save:
     """A training at one of its saves: its weights, its moments, and what judges them."""
 
-    def __init__(self, training: _Training, evaluator) -> None:
+    def __init__(self, training: Training, evaluator) -> None:
         group = training.optimizer.param_groups[0]
         self.lr = group["lr"]
         is_sgd = "betas" not in group
@@ -110,11 +110,11 @@ class Save:
 def saves(task: str) -> Iterator[tuple[int, Save]]:
     """Train a task, and yield some of its saves."""
     found, _ = find_task(task)
-    schedule = Schedule(n_steps=found.n_steps, n_saves=found.n_saves, n_restores=0)
+    schedule = Schedule.of(found, n_restores=0)
     setup, at = Setup(task=found, schedule=schedule, device="cpu"), 0
     with isolated(1):
         evaluator = task_evaluator(found)
-        training = _Training(setup, 0, 0)
+        training = Training(setup, 0, 0)
         for place, step in enumerate(schedule.saved_at):
             training.advance(range(at + 1, step + 1), None, None)
             at = step

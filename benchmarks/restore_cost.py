@@ -158,7 +158,7 @@ def measure(name: str, codec: str, config: Mapping[str, Any], seed: int, optimiz
     task, identity = find_task(name)
     setup = Setup(
         task=task,
-        schedule=Schedule(n_steps=task.n_steps, n_saves=task.n_saves, n_restores=task.n_restores),
+        schedule=Schedule.of(task),
         device="cpu",
     )
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -49,6 +49,10 @@ class Direction(StrEnum):
     HIGHER = "higher"
     LOWER = "lower"
 
+    def cost(self, value: float) -> float:
+        """Return a value turned so that less is better; of a cost, the value."""
+        return value if self is Direction.LOWER else -value
+
 
 _DIRECTIONS = {
     **dict.fromkeys(("loss", "nll", "perplexity", "ppl", "error", "mse", "mae", "rmse"), Direction.LOWER),

@@ -16,6 +16,7 @@ from inshrink_core.text import duration, percent, plain, printable, ratio, size,
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from inshrink_core.report import Report
     from inshrink_core.training.losing import PartialFailure, PartialRehearsal
     from inshrink_core.training.rehearsal import Rehearsal
 
@@ -105,11 +106,11 @@ def rehearse(
     with out.progress("rehearse", in_bytes=False) as progress:
         if lose is not None:
             _refuse_with_lose(bounds, control, keep_archives)
-            partial = inshrink_core.training.rehearse_partial(
+            report: Report = inshrink_core.training.rehearse_partial(
                 task, output, lose=lose, **shared, progress=progress
             )
         else:
-            result = inshrink_core.rehearse(
+            report = inshrink_core.rehearse(
                 task,
                 output,
                 **shared,
@@ -118,10 +119,7 @@ def rehearse(
                 keep_archives=keep_archives,
                 progress=progress,
             )
-    if lose is not None:
-        out.present(partial, _show_partial)
-    else:
-        out.present(result, _show)
+    out.present(report, _show if lose is None else _show_partial)
 
 
 def _refuse_with_lose(bounds: BoundOptions, control: bool, keep_archives: bool) -> None:

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Schedule",
     "Setup",
+    "Training",
     "isolated",
+    "open_saver",
     "require_judgeable",
     "task_evaluator",
     "train_perturbed",
@@ -67,6 +69,17 @@ class Schedule:
     n_steps: int
     n_saves: int
     n_restores: int
+
+    @classmethod
+    def of(
+        cls, task: Task, n_steps: int | None = None, n_saves: int | None = None, n_restores: int | None = None
+    ) -> Schedule:
+        """Return a task's own schedule, but for what is given."""
+        return cls(
+            n_steps=task.n_steps if n_steps is None else n_steps,
+            n_saves=task.n_saves if n_saves is None else n_saves,
+            n_restores=task.n_restores if n_restores is None else n_restores,
+        )
 
     @property
     def saved_at(self) -> tuple[int, ...]:
@@ -107,7 +120,7 @@ class Setup:
     device: str
 
 
-class _Training:
+class Training:
     """A model, its optimizer, and the losses since the last save."""
 
     def __init__(self, setup: Setup, seed: int, model_seed: int) -> None:
@@ -154,6 +167,25 @@ def _moved(batch: Any, device: str) -> Any:
     return batch
 
 
+def open_saver(
+    archive: Path, training: Training, chain: ChainConfig, writer: StepWriter | None = None
+) -> Saver:
+    """Return a saver of a training, that writes as a chain says or as a writer decides."""
+    # A writer sets the codec save by save: the archive's newest need not be the one it began with.
+    known = writer is None or not is_archive(archive)
+    return Saver(
+        archive,
+        training.model,
+        training.optimizer,
+        codec=chain.codec if known else None,
+        config=chain.settings() if known else None,
+        optimizer_state=chain.optimizer,
+        keyframe_every=chain.keyframe_every,
+        device="cpu",
+        step_writer=writer,
+    )
+
+
 @contextlib.contextmanager
 def isolated(threads: int) -> Iterator[None]:
     """Leave the caller's random numbers and thread count as they were."""
@@ -168,7 +200,7 @@ def isolated(threads: int) -> Iterator[None]:
 
 def train_uninterrupted(setup: Setup, seed: int, *, on_step: OnStep | None = None) -> TrainingResult:
     """Train from the first step to the last, evaluating where the other training is saved."""
-    return _train(setup, _Training(setup, seed, seed), None, on_step)
+    return _train(setup, Training(setup, seed, seed), None, on_step)
 
 
 def train_perturbed(setup: Setup, seed: int, *, on_step: OnStep | None = None) -> TrainingResult:
@@ -177,7 +209,7 @@ def train_perturbed(setup: Setup, seed: int, *, on_step: OnStep | None = None) -
     Where training is chaotic, no restore can end nearer to the uninterrupted training than this does, unless
     it is exact.
     """
-    return _train(setup, _Training(setup, seed, seed), _Perturbed(setup.schedule.restored_at), on_step)
+    return _train(setup, Training(setup, seed, seed), _Perturbed(setup.schedule.restored_at), on_step)
 
 
 def train_restored(
@@ -217,7 +249,7 @@ def train_restored(
             writer = stack.enter_context(CheckedWriter(base, evaluator, bounds, follows=follows))
         _remove_archive(archive)
         archive.parent.mkdir(parents=True, exist_ok=True)
-        training = _Training(setup, seed, seed)
+        training = Training(setup, seed, seed)
         failing = _Failing(setup, archive, chain, writer, training)
         try:
             result = _train(setup, training, failing, on_step)
@@ -238,7 +270,7 @@ def train_restored(
 
 
 def _train(
-    setup: Setup, training: _Training, failing: _Interruption | None, on_step: OnStep | None
+    setup: Setup, training: Training, failing: _Interruption | None, on_step: OnStep | None
 ) -> TrainingResult:
     """Train from the first step to the last, and evaluate at every save."""
     begun = time.perf_counter()
@@ -269,7 +301,7 @@ class _Interruption(Protocol):
     def record(self) -> None:
         """Look at the gradients of a step."""
 
-    def save(self, training: _Training, step: int) -> _Training:
+    def save(self, training: Training, step: int) -> Training:
         """Return what training goes on with."""
 
 
@@ -283,7 +315,7 @@ class _Perturbed:
     def record(self) -> None:
         pass
 
-    def save(self, training: _Training, step: int) -> _Training:
+    def save(self, training: Training, step: int) -> Training:
         if step in self._at:
             generator = torch.Generator().manual_seed(training.seed * _SEED_STRIDE + step)
             with torch.no_grad():
@@ -303,31 +335,18 @@ class _Failing:
         archive: Path,
         chain: ChainConfig,
         writer: StepWriter | None,
-        training: _Training,
+        training: Training,
     ) -> None:
         self._setup, self._archive, self._writer = setup, archive, writer
         self._chain = chain
         self.waited = 0.0
-        self.saver = self._open(training, chain.codec, chain.settings())
-
-    def _open(self, training: _Training, codec: str | None, config: Mapping[str, Any] | None) -> Saver:
-        return Saver(
-            self._archive,
-            training.model,
-            training.optimizer,
-            codec=codec,
-            config=config,
-            optimizer_state=self._chain.optimizer,
-            keyframe_every=self._chain.keyframe_every,
-            device="cpu",
-            step_writer=self._writer,
-        )
+        self.saver = open_saver(archive, training, chain, writer)
 
     def record(self) -> None:
         """Let the saver look at the gradients of a step."""
         self.saver.record()
 
-    def save(self, training: _Training, step: int) -> _Training:
+    def save(self, training: Training, step: int) -> Training:
         """Save, and return what training goes on with: after a failure, what came out of the archive."""
         device = self._setup.device
         asked = time.perf_counter()
@@ -336,10 +355,8 @@ class _Failing:
         if step not in self._setup.schedule.restored_at:
             return training
         self.saver.close()
-        restored = _Training(self._setup, training.seed, _WRONG_SEED)
-        # A writer sets the codec save by save: the archive's newest need not be the one it began with.
-        known = (None, None) if self._writer is not None else (self._chain.codec, self._chain.settings())
-        self.saver = self._open(restored, *known)
+        restored = Training(self._setup, training.seed, _WRONG_SEED)
+        self.saver = open_saver(self._archive, restored, self._chain, self._writer)
         self.saver.restore(step)
         _set_generator_states(self.saver.extra, device)
         return restored

@@ -16,18 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import torch
+
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.errors import InputError
 from inshrink_core.execution import resolve_device, working_folder
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.metrics import Direction
 from inshrink_core.report import Report
+from inshrink_core.training.failing import OnStep, Schedule, Setup, Training, isolated, open_saver
+from inshrink_core.training.partial import load_lost
+from inshrink_core.training.rehearsal import checked_schedule
 from inshrink_core.training.tasks import find_task
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
     from inshrink_core.codec import AnyCodec
-    from inshrink_core.training.failing import Setup, _Training
 
 __all__ = ["PartialFailure", "PartialRehearsal", "rehearse_partial"]
 
@@ -183,21 +187,10 @@ def rehearse_partial(
     >>> len(found.failures), len(found.failures[0].lost)
     (1, 2)
     """
-    from inshrink_core.training.failing import Schedule, Setup, isolated
-    from inshrink_core.training.rehearsal import checked_schedule
-
     if not 0 < lose < 1:
         raise InputError("--lose is a share of the tensors", expected="above 0, below 1", found=f"{lose:g}")
     found, _ = find_task(task, scale)
-    schedule = checked_schedule(
-        Schedule(
-            n_steps=found.n_steps if steps is None else steps,
-            n_saves=found.n_saves if saves is None else saves,
-            n_restores=found.n_restores if restores is None else restores,
-        ),
-        seeds,
-        threads,
-    )
+    schedule = checked_schedule(Schedule.of(found, steps, saves, restores), seeds, threads)
     if not schedule.n_restores:
         raise InputError("a training without a failure loses nothing", expected="--restores 1 or more")
     chain = make_chain_config("", codec, config, optimizer, keyframe_every, "cpu", threads)
@@ -228,27 +221,13 @@ def rehearse_partial(
 
 
 def _failures(
-    setup: Setup, seed: int, lose: float, chain: ChainConfig, archive: Path, on_step: Any
+    setup: Setup, seed: int, lose: float, chain: ChainConfig, archive: Path, on_step: OnStep
 ) -> list[PartialFailure]:
     """Train once, and try a failure after some of the saves, on copies."""
-    import torch
-
-    from inshrink_core.training.failing import _Training
-    from inshrink_core.training.saver import Saver
-
     saved_at, found = setup.schedule.saved_at, []
     chance = torch.Generator().manual_seed(seed * _CHOICE_STRIDE + 1)
-    training, at = _Training(setup, seed, seed), 0
-    with Saver(
-        archive,
-        training.model,
-        training.optimizer,
-        codec=chain.codec,
-        config=chain.settings(),
-        optimizer_state=chain.optimizer,
-        keyframe_every=chain.keyframe_every,
-        device="cpu",
-    ) as saver:
+    training, at = Training(setup, seed, seed), 0
+    with open_saver(archive, training, chain) as saver:
         for number, step in enumerate(saved_at):
             training.advance(range(at + 1, step + 1), saver.record, on_step)
             saver.save(step)
@@ -263,16 +242,14 @@ def _failures(
     return found
 
 
-def _chosen(names: Sequence[str], lose: float, chance: Any) -> frozenset[str]:
+def _chosen(names: Sequence[str], lose: float, chance: torch.Generator) -> frozenset[str]:
     """Choose tensors at random."""
-    import torch
-
     order = torch.randperm(len(names), generator=chance).tolist()
     return frozenset(names[i] for i in order[: max(1, round(lose * len(names)))])
 
 
 def _failure(
-    training: _Training,
+    training: Training,
     saved_at: int,
     failed_at: int,
     horizon: int,
@@ -280,20 +257,19 @@ def _failure(
     content: Mapping[str, Any],
 ) -> PartialFailure:
     """Let a copy of a training go on, lose tensors, and see when it is as good as if it had not."""
-    import torch
-
-    from inshrink_core.training.partial import load_lost
-
     live = copy.deepcopy(training)
     live.advance(range(saved_at + 1, failed_at + 1), None, None)
     hurt, random = copy.deepcopy(live), torch.random.get_rng_state()
     task, n_steps = training.task, training.n_steps
-    direction = Direction(task.direction)
-    values = []
+    direction, values = Direction(task.direction), []
+
+    def cost(of: Training) -> float:
+        return direction.cost(float(task.evaluate(of.model)))
+
     for step in range(failed_at + 1, min(failed_at + horizon, n_steps) + 1):
         live.advance(range(step, step + 1), None, None)
-        values.append(float(task.evaluate(live.model)))
-    best = max(values) if direction is Direction.HIGHER else min(values)
+        values.append(cost(live))
+    best = min(values)
     needed = values.index(best) + 1
     with torch.no_grad():
         for name, parameter in hurt.model.named_parameters():
@@ -307,8 +283,7 @@ def _failure(
     while step < last and not reached:
         step += 1
         hurt.advance(range(step, step + 1), None, None)
-        value = float(task.evaluate(hurt.model))
-        reached = value >= best if direction is Direction.HIGHER else value <= best
+        reached = cost(hurt) <= best
     sizes = {name: parameter.numel() for name, parameter in training.model.named_parameters()}
     return PartialFailure(
         seed=training.seed,

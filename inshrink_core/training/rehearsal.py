@@ -159,15 +159,7 @@ def rehearse(
 
     bounds = Bounds.promised(max_drop, max_divergence, max_restore_cost)
     found, identity = find_task(task, scale)
-    schedule = checked_schedule(
-        Schedule(
-            n_steps=found.n_steps if steps is None else steps,
-            n_saves=found.n_saves if saves is None else saves,
-            n_restores=found.n_restores if restores is None else restores,
-        ),
-        seeds,
-        threads,
-    )
+    schedule = checked_schedule(Schedule.of(found, steps, saves, restores), seeds, threads)
     chain = make_chain_config("", codec, config, optimizer, keyframe_every, "cpu", threads)
     if bounds is not None:
         space_of(chain.codec, frozenset())  # refuses a codec without anything to search

@@ -207,10 +207,10 @@ def average(
     (0.25, 0.25, 0.25, 0.25)
     """
     begun = time.perf_counter()
+    limits = Limits(max_memory=max_memory)
     opened = source if isinstance(source, Run | Archive) else open_any(source)
     if isinstance(opened, Archive):
-        opened = opened.limited(Limits(max_memory=max_memory)).on(device)
-    limits = Limits(max_memory=max_memory)
+        opened = opened.limited(limits).on(device)
     kind = weights if isinstance(weights, str) else "given"
     if kind not in (*_WEIGHTS, "given"):
         raise InputError(f"weights '{kind}'", remedy=f"choose one of {', '.join(_WEIGHTS)}")
@@ -223,7 +223,7 @@ def average(
     if target.is_dir() and any(target.iterdir()) and not force:
         raise ExistsError("the folder is not empty", where=str(target), remedy="add --force to write there")
     baselines = {
-        "last": _last(len(chain.steps)),
+        "last": uniform(len(chain.steps), 1),
         "uniform": uniform(len(chain.steps)),
         "ema": exponential(len(chain.steps), decay),
     }
@@ -255,7 +255,7 @@ def average(
         steps=chain.steps,
         coefficients=tuple(chosen),
         metric=judge.metric if judge else None,
-        direction=judge.direction.value if judge and judge.direction else None,
+        direction=judge.direction.value if judge else None,
         judged=judged,
         n_candidates=budget if kind == "search" else 0,
         n_averaged=sum(spec.numel for spec in chain.averaged.values()),
@@ -296,10 +296,6 @@ def exponential(n: int, decay: float) -> tuple[float, ...]:
     (0.25, 0.25, 0.5)
     """
     return (decay ** (n - 1), *((1 - decay) * decay ** (n - 1 - i) for i in range(1, n)))
-
-
-def _last(n: int) -> tuple[float, ...]:
-    return uniform(n, 1)
 
 
 def _checked(given: str | Sequence[float], steps: Sequence[int]) -> tuple[float, ...]:
@@ -494,8 +490,9 @@ class _Judge:
             for key in chain.averaged
         }
         self._specs = chain.averaged
+        self._values: dict[tuple[int, tuple[float, ...]], float] = {}
         self.metric = ""
-        self.direction: Direction | None = None
+        self.direction = Direction.LOWER
 
     def _combined(self, coefficients: Sequence[float]) -> dict[str, Tensor]:
         import torch
@@ -508,9 +505,13 @@ class _Judge:
         return state | {alias: state[self._specs[key].name] for alias, key in self._aliases.items()}
 
     def _value(self, evaluator: Evaluator, coefficients: Sequence[float]) -> float:
-        found = evaluator.evaluate(self._combined(coefficients))
-        self.metric, self.direction = found.metric, found.direction
-        return found.value
+        asked = (id(evaluator), tuple(coefficients))
+        if asked not in self._values:
+            found = evaluator.evaluate(self._combined(coefficients))
+            self._values[asked] = found.value
+            if evaluator is self._evaluator:
+                self.metric, self.direction = found.metric, found.direction
+        return self._values[asked]
 
     def cost(self, coefficients: Sequence[float]) -> float:
         """Return the metric of a combination, turned so that less is better."""
@@ -518,7 +519,7 @@ class _Judge:
             value = self._value(self._evaluator, coefficients)
         except NotFiniteError:
             return math.inf
-        return value if self.direction is Direction.LOWER else -value
+        return self.direction.cost(value)
 
     def row(self, name: str, coefficients: Sequence[float]) -> Judged:
         """Return what the evaluators say of a combination."""
@@ -532,7 +533,7 @@ def _told(progress: OnProgress | None, step: int, judge: _Judge) -> Callable[[in
         return None
 
     def told(done: int, total: int, least: float) -> None:
-        best = least if judge.direction is Direction.LOWER else -least
+        best = judge.direction.cost(least)
         progress(Progress("search", done, total, step, f"{judge.metric} {best:.6g}", {judge.metric: best}))
 
     return told

@@ -159,7 +159,7 @@ def test_a_rehearsal_under_bounds_is_kept_apart_and_not_run_again(task, tmp_path
     assert len(list((tmp_path / "results").glob("restored-*"))) == 3
     assert len(list((tmp_path / "results").glob("uninterrupted-*"))) == 1
     assert "bounds" not in plain.to_json()
-    monkeypatch.setattr(training, "_Training", None)
+    monkeypatch.setattr(training, "Training", None)
     assert inshrink_core.rehearse(task, tmp_path, **options) == plain
     assert inshrink_core.rehearse(task, tmp_path, **options, max_drop=0.01) == bounded
 
@@ -171,7 +171,7 @@ def test_what_was_kept_before_there_were_bounds_is_found_again(task, tmp_path, m
         assert "bounds" not in document["key"]
         del document["result"]["promise"], document["sha256"]
         path.write_text(json.dumps(document))
-    monkeypatch.setattr(training, "_Training", None)
+    monkeypatch.setattr(training, "Training", None)
     assert inshrink_core.rehearse(task, tmp_path, seeds=1, steps=12, restores=1) == first
 
 
@@ -214,7 +214,7 @@ def test_a_kept_promise_that_cannot_be_read_is_no_result(tmp_path, damage):
 def test_bounds_that_mean_nothing_are_refused_before_training(
     task, tmp_path, monkeypatch, options, kind, message
 ):
-    monkeypatch.setattr(training, "_Training", None)
+    monkeypatch.setattr(training, "Training", None)
     with pytest.raises(kind, match=message):
         inshrink_core.rehearse(task, tmp_path, **options)
 
@@ -224,7 +224,7 @@ def test_a_divergence_bound_needs_a_task_whose_metric_tells_predictions(tmp_path
     path.write_text(
         TASK.replace("functional.cross_entropy(model(inputs).double(), labels)", "model(inputs).mean()")
     )
-    monkeypatch.setattr(training, "_Training", None)
+    monkeypatch.setattr(training, "Training", None)
     with pytest.raises(InputError, match="log_probs"):
         inshrink_core.rehearse(f"{path}:Colours", tmp_path / "out", max_divergence=0.01)
 
