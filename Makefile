@@ -37,7 +37,8 @@ types: $(STAMP)  ## Check types
 kernels: $(STAMP)  ## Compile the kernels, so that not every test worker does
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/codecs -k test_encoder_and_decoder_reach_the_same_state
 
-test: lint types kernels  ## Run lint, types and the test suite, but for the two parts below
+test: $(STAMP)  ## Run lint, types and the test suite, but for the two parts below
+	$(MAKE) --jobs 2 lint types kernels
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not browser and not integration"
 
 test-browser: $(STAMP)  ## Drive the explorer in headless Chromium

@@ -100,11 +100,11 @@ def test_a_run_of_every_dtype_is_compressed_and_restored(
     inshrink_core.compress(run, tmp_path / "a", codec=codec, optimizer=optimizer)
     archive = Archive.open(tmp_path / "a")
     for info in archive.frames:
+        step, original = archive[info.step], run[info.step]
         for tensor in frame_size(archive, info).tensors:
             if tensor.spec.dtype not in ROUNDED:
                 assert tensor.codec == "lossless/1", tensor.spec.key
-                original = run[info.step].source.read(tensor.spec)
-                assert bits(archive[info.step][tensor.spec.key]) == bits(original), tensor.spec.key
+                assert bits(step[tensor.spec.key]) == bits(original.source.read(tensor.spec)), tensor.spec.key
     checked = inshrink_core.verify(tmp_path / "a", deep=True, against=run)
     assert checked.ok, checked.problems
     assert len(inshrink_core.verbs.diff(tmp_path / "a", steps=STEPS, everything=True).tensors) > len(

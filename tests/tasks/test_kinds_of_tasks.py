@@ -23,20 +23,18 @@ KINDS = (
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_restored_without_loss_it_ends_where_the_uninterrupted_one_does(name, tmp_path):
-    result = inshrink_core.rehearse(name, tmp_path, codec="lossless", steps=4, saves=4, restores=2, seeds=1)
-    (before,), (after,) = result.uninterrupted, result.restored
-    assert before.metrics == after.metrics
-    assert before.train_losses == after.train_losses
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_seed_is_the_same_training_again_and_another_is_another(name, tmp_path):
-    options = {"codec": "lossless", "steps": 3, "saves": 3, "restores": 0}
-    one = inshrink_core.rehearse(name, tmp_path / "one", seeds=2, **options).uninterrupted
-    same = inshrink_core.rehearse(name, tmp_path / "same", seeds=1, **options).uninterrupted
-    assert one[0].metrics == same[0].metrics
-    assert one[0].metrics != one[1].metrics
+def test_a_seed_is_the_same_training_again_restored_without_loss_and_another_is_another(
+    name, tmp_path, monkeypatch
+):
+    task, _ = find_task(name)
+    if hasattr(task, "n_validation_windows"):
+        monkeypatch.setattr(type(task), "n_validation_windows", 8)
+    result = inshrink_core.rehearse(name, tmp_path, codec="lossless", steps=2, saves=2, restores=1, seeds=2)
+    for before, after in zip(result.uninterrupted, result.restored, strict=True):
+        assert before.metrics == after.metrics
+        assert before.train_losses == after.train_losses
+    one, other = result.uninterrupted
+    assert one.metrics != other.metrics
 
 
 @pytest.mark.parametrize(
