@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlencode
 
-import numpy as np
 import torch
 
 from benchmarks.footprint import N_SMALL_STEPS, write_small_run
@@ -108,36 +107,18 @@ def write_run(directory: Path) -> None:
 
 
 def keep_measurement(run: Path, state: Path) -> None:
-    """Leave what an earlier explorer leaves on disk: the headers, and a finished measurement.
-
-    The values are made up; the page does not know.
-    """
+    """Leave what an earlier explorer leaves on disk: the headers, and a finished measurement."""
     os.environ["XDG_STATE_HOME"] = str(state)
     from inshrink_app.server import roots
-    from inshrink_app.services.opening import opened
+    from inshrink_app.services.measuring import start_sensitivity
 
     roots.configure([run.parent])
-    found = opened(str(run))
-    names = [row.name for row in found.subject.tensors]
-    rows = {
-        "tensor": [[name, "linear", 1, SIDE * SIDE, [SIDE, SIDE]] for name in names],
-        "block": [[name.rpartition(".")[0], "linear", 1, SIDE * SIDE, None] for name in names],
-        "layer_type": [["linear", "linear", len(names), len(names) * SIDE * SIDE, None]],
-    }
-    folder = state / "inshrink" / "jobs" / "00000000000000aa"
-    folder.mkdir(parents=True)
-    record = {"job_id": folder.name, "key": json.dumps([str(found.subject.path), found.token, METRIC])}
-    record |= {"request": {"task": "sensitivity", "path": str(found.subject.path), "metric": METRIC}}
-    record |= {"state": "finished", "done": 1, "total": 1, "item": "", "problem": None}
-    (folder / "job.json").write_text(json.dumps(record | {"started_at": 1e9, "ended_at": 1e9}))
-    generator = np.random.default_rng(0)
-    with (folder / "result").open("wb") as file:
-        header = {"steps": list(found.subject.steps), "rows": rows, "note": ""}
-        file.write(json.dumps(header).encode() + b"\n")
-        for table in rows.values():
-            for _ in ("mean", "p50", "p99"):
-                values = 10 ** generator.normal(-2, 0.5, (len(table), N_STEPS))
-                file.write(values.astype("<f4").tobytes())
+    job = start_sensitivity(str(run), METRIC)
+    while job.is_running:
+        time.sleep(0.2)
+        job = start_sensitivity(str(run), METRIC)
+    if job.state != "finished":
+        raise RuntimeError(f"the measurement ended as {job.state}")
 
 
 class Times(NamedTuple):
