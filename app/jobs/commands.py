@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "MEASURED",
     "PAGES",
     "archives_of",
+    "is_measuring",
     "is_shrinking",
     "is_watching",
     "option",
@@ -50,6 +52,9 @@ PAGES = {
     "verify": "archive",
 }
 """The verbs that a job may run, and the page that shows the result of each."""
+
+MEASURED = "measured.inshrink"
+"""The archive of one configuration, that is compared and goes."""
 
 _POSITIONAL = {
     "compare": "--against",
@@ -146,11 +151,18 @@ def is_shrinking(commands: Sequence[Sequence[str]]) -> bool:
     return len(commands) > 1 and [words[0] for words in commands[:2]] == ["compress", "verify"]
 
 
+def is_measuring(commands: Sequence[Sequence[str]]) -> bool:
+    """Return whether commands write an archive that is compared and goes: one configuration is measured."""
+    return Path(option(commands[0], "-o") or "").name == MEASURED
+
+
 def page_of(commands: Sequence[Sequence[str]]) -> str:
     """Return the page that shows the result of some commands."""
     words = commands[-1]
     if is_shrinking(commands) or "--goals" in words:
         return "overview"
+    if is_measuring(commands):
+        return "allocate"
     return "compare" if words[0] == "verify" and "--against" in words else PAGES.get(words[0], "jobs")
 
 
@@ -160,6 +172,8 @@ def title_of(commands: Sequence[Sequence[str]]) -> str:
     verb, name = words[0], Path(commands[0][1]).name
     if is_shrinking(commands):
         return f"Shrink {name} to {Path(option(commands[0], '-o') or '').name}"
+    if is_measuring(commands):
+        return f"Measure one configuration of {name}"
     if "--goals" in words:
         return f"Try what {name} shrinks to"
     target = Path(option(words, "-o", "--output", "--pack") or "").name

@@ -13,13 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs.commands import option, steps_words
+from inshrink_app.jobs.commands import MEASURED, is_measuring, option, settings_words, steps_words
 from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.allocate.config import config_words, engine_settings
+from inshrink_app.services.comparing import compared
 from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.failures import reported
-from inshrink_app.services.jobs import job_of, newest_job, read_result, start_job
+from inshrink_app.services.jobs import (
+    all_jobs,
+    documents_of,
+    job_of,
+    newest_job,
+    read_result,
+    start_job,
+    stop_job,
+)
 from inshrink_app.services.opening import engine_at, opened
 from inshrink_app.widgets.tables import Subject
 
@@ -40,12 +49,15 @@ __all__ = [
     "estimates",
     "estimates_job",
     "front",
+    "measured",
+    "measured_job",
     "newest_search",
     "search_words",
     "searched",
     "searched_before",
     "start_baselines",
     "start_estimates",
+    "start_measuring",
     "start_search",
     "steps_of",
     "unmatched_overrides",
@@ -437,6 +449,85 @@ def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
     ]
     order = list(names.values())
     return tuple(sorted(points, key=lambda point: order.index(point.baseline)))
+
+
+def _measured_key(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> list[str]:
+    token = opened(str(shown.path)).token
+    return ["measured", str(shown.path), token, judge.digest, ",".join(map(str, steps))]
+
+
+def measured_job(
+    shown: Subject, steps: Sequence[int], judge: EvaluatorCode, config: Mapping[str, Any]
+) -> Job | None:
+    """Return the measuring of one configuration on these steps, if it was started."""
+    return job_of([*_measured_key(shown, steps, judge), _text(config)])
+
+
+def start_measuring(
+    shown: Subject, steps: Sequence[int], judge: EvaluatorCode, config: Mapping[str, Any]
+) -> Job:
+    """Write an archive with one configuration and compare it; under the same consent as a search.
+
+    What measures another configuration of the run is stopped: only the one that stands counts.
+    """
+    key = [*_measured_key(shown, steps, judge), _text(config)]
+    for job in all_jobs():
+        is_other = is_measuring(job.commands) and job.key != json.dumps(key)
+        if is_other and job.is_running and not job.is_elsewhere:
+            stop_job(job)
+    target, chosen = f"{{job}}/{MEASURED}", steps_words(steps)
+    settings = ["--codec", str(config["codec"]), *settings_words(engine_settings(config))]
+    commands = [
+        ["compress", str(shown.path), "-o", target, *settings, "--optimizer", "drop", *chosen],
+        ["compare", target, "--against", str(shown.path), *judge.words, *chosen],
+    ]
+    return start_job(key, commands, shown.path, trusted=judge.trusted, scratch=[Path(target)], again=False)
+
+
+def measured(
+    shown: Subject, steps: Sequence[int], judge: EvaluatorCode, found: Searched | None
+) -> tuple[SearchPoint, ...]:
+    """Return the configurations that were measured one by one on these steps.
+
+    Parameters
+    ----------
+    shown, steps, judge
+        What they were measured on, and by whom.
+    found
+        A search, by whose limits they are judged.
+    """
+    begin = json.dumps(_measured_key(shown, steps, judge))[:-1]
+    jobs = (job for job in all_jobs() if job.key.startswith(begin) and job.state == "finished")
+    points = [point for job in jobs if (point := _measured(job, len(steps))) is not None]
+    if found is None:
+        return tuple(points)
+    least = found.target_ratio or 0.0
+    return tuple(
+        one._replace(keeps=one.ratio >= least and not found.beyond(one.drop, one.divergence))
+        for one in points
+    )
+
+
+def _measured(job: Job, n_steps: int) -> SearchPoint | None:
+    """Return what a finished job measured; None where its documents are gone."""
+    documents = documents_of(job)
+    if len(documents) < 2:
+        return None
+    (found,), config = compared(job), json.loads(json.loads(job.key)[-1])
+    drops, divergences = (
+        [value for step in found.steps if (value := getattr(step, name)) is not None]
+        for name in ("drop", "divergence")
+    )
+    return SearchPoint(
+        label=config_words(config),
+        config=config,
+        ratio=float(documents[0]["ratio_weights"]),
+        drop=max(drops, default=None),
+        divergence=max(divergences, default=None),
+        n_steps=len(found.steps),
+        whole=len(found.steps) >= n_steps,
+        keeps=False,
+    )
 
 
 def _estimates_key(shown: Subject, steps: Sequence[int], codec: str, is_calibrated: bool) -> tuple[str, ...]:

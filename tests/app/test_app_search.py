@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from inshrink_app import services
 from inshrink_app.jobs.commands import option
-from inshrink_app.services import SearchRequest
+from inshrink_app.jobs.files import jobs_folder
+from inshrink_app.jobs.registry import JobRegistry
+from inshrink_app.services import Searched, SearchRequest, running
 from inshrink_app.widgets.codecs import labels, strategies
 from inshrink_app.widgets.tables import Problem
 
 from inshrink_core.cli import main
 from tests.app.builders import SAMPLE, button, charts, explorer, texts, write_run
-from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, work
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, wait, work
 from tests.app.search_builders import document, put, trial
 from tests.app.test_app_compare import trust, with_evaluator
 from tests.app.test_app_snippets import snippets
@@ -220,6 +222,52 @@ def test_baselines_are_measured_when_asked_for(root: Path, jobs: StubJobs) -> No
     assert jobs.last[:2] == ["bench", str(run)]
     assert "uniform:bits=8" in str(option(jobs.last, "--codecs"))
     assert len(jobs.started[0]["trusted"]["digest"]) == 64
+
+
+def test_what_is_edited_is_measured_in_the_background_until_the_next_change(
+    root: Path, jobs: StubJobs
+) -> None:
+    run = write_run(root / "run", STEPS)
+    with_evaluator(run)
+    jobs.state = "running"
+    app = explorer("allocate", run=str(run))
+    assert not app.toggle, "nothing of it without consent"
+    trust(app).check().run()
+    app.toggle[0].set_value(True).run()
+    assert not app.exception
+    (first,) = jobs.kept
+    compress, compare = first.commands
+    assert compress[:2] == ["compress", str(run)]
+    assert compare[:1] + compare[2:4] == ["compare", "--against", str(run)]
+    assert option(compress, "-o") == compare[1]
+    assert len(first.request["trusted"]["digest"]) == 64
+    app.session_state["search.edit"].change({"codec": "lattice", "settings": {"coarseness": 9.0}})
+    app.run()
+    assert [job.state for job in jobs.kept] == ["cancelled", "running"]
+    assert "coarseness=9.0" in jobs.started[1]["commands"][0]
+    assert services.describe(first).page == "allocate"
+    app.toggle[0].set_value(False).run()
+    assert [job.state for job in jobs.kept] == ["cancelled", "cancelled"]
+
+
+def test_a_configuration_that_was_measured_is_a_point_beside_those_of_the_search(
+    archived: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': float(len(state))}\n")
+    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    registry = JobRegistry(running.start_command, jobs_folder(), refuse=running.refusal)
+    monkeypatch.setattr(running, "jobs", lambda: registry)
+    shown = services.load_subject(str(archived))
+    judge = services.evaluator_of(shown)
+    assert judge is not None
+    config = {"codec": "uniform", "settings": {"bits": 4}, "override": [{"match": "*.bias", "bits": 8}]}
+    job = wait(services.start_measuring(shown, (10, 20), judge, config))
+    assert job.state == "finished", job.problem
+    assert not Path(str(option(job.commands[0], "-o"))).exists()
+    (point,) = services.measured(shown, (10, 20), judge, Searched(points=(), max_drop=0.01))
+    assert (point.config, point.n_steps, point.drop, point.keeps) == (config, 2, 0.0, True)
+    assert point.ratio > 4
+    assert not services.measured(shown, (10, 20, 30), judge, None)
 
 
 def test_every_codec_and_strategy_that_is_offered_is_one_that_searches() -> None:

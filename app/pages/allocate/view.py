@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -35,6 +36,7 @@ from inshrink_app.widgets.tables import Subject
 if TYPE_CHECKING:
     from inshrink_core.search.rates import Rates
 
+_MEASURING = "allocate.measuring"
 _CHART, _TABLE, _FIGURE = "search.chart", "search.table", "search.figure"
 _FIGURES = {"drop": "Drop", "divergence": "Divergence"}
 _COLUMNS = {
@@ -70,19 +72,21 @@ def render() -> None:
     with left:
         request = search_form.show(shown)
         steps = request.steps if job is None else services.steps_of(job, shown)
-        judge, compared = _launch(shown, request, job, steps)
+        judge, trusted, compared = _launch(shown, request, job, steps)
     with right:
         before = None if job is None else services.searched_before(shown, job)
         known = None if job is None else before or services.searched(job)
         is_calibrated = bool(compared or (known is not None and known.points))
         guessing = services.estimates_job(shown, request.steps, request.codec, is_calibrated=is_calibrated)
-        compared = (*compared, *services.estimates(guessing))
+        own = () if judge is None else services.measured(shown, steps, judge, known)
+        compared = (*compared, *services.estimates(guessing), *own)
         found = _found(request, job, known, compared, is_earlier=before is not None)
     if found is not None:
         _table(found, compared)
     with by_hand:
         _estimates(shown, request, guessing, is_calibrated=is_calibrated)
-        _edited(shown, found, compared, request, services.rates(shown, guessing, request.codec))
+        rates = services.rates(shown, guessing, request.codec)
+        _edited(shown, found, compared, request, rates, judge if trusted else None)
     job_card.of_page("allocate", shown.path)
     _snippet(shown, request, judge)
     next_step.offer(
@@ -102,12 +106,43 @@ def _edited(
     compared: tuple[SearchPoint, ...],
     request: SearchRequest,
     rates: Rates | None,
+    judge: EvaluatorCode | None,
 ) -> None:
     """Draw what is changed by hand: bits of layers, and settings. A click redraws this part alone."""
     points = (*(found.points if found is not None else ()), *compared)
     edit = search_editor.current(shown, found, points, request.codec)
     allocate_layers.show(shown, edit, points, rates, _limits(found, request))
+    if judge is not None:
+        steps = found.steps if found is not None and found.steps else request.steps
+        _measure(shown, steps, judge, edit.config)
     search_editor.show(shown, edit, found, points, request.steps)
+
+
+def _measure(shown: Subject, steps: tuple[int, ...], judge: EvaluatorCode, config: Mapping[str, Any]) -> None:
+    """Measure what stands in the editor, where the reader wants that; the next change ends it."""
+    wanted = st.toggle(
+        "Measure each change in the background",
+        key=_MEASURING,
+        disabled=not steps,
+        help=f"Encodes {counted(len(steps), 'step')} with what stands here and asks the evaluator; the point "
+        "joins those that were measured. Another change ends it and begins anew.",
+    )
+    job = services.measured_job(shown, steps, judge, config) if steps else None
+    if not wanted:
+        if job is not None and job.is_running:
+            services.stop_job(job)
+    elif job is None or job.state == "cancelled":
+        _measuring(services.start_measuring(shown, steps, judge, config))
+    elif job.is_running:
+        _measuring(job)
+    elif job.state != "finished":
+        job_card.stopped(job, primary=False)
+
+
+@st.fragment(run_every=job_card.POLL_SECONDS)
+def _measuring(job: Job) -> None:
+    """Draw how far that is."""
+    job_card.progress(job_card.current(job))
 
 
 def _limits(found: Searched | None, request: SearchRequest) -> dict[str, float]:
@@ -128,9 +163,11 @@ def _snippet(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None
     """Show the same without the explorer, and compressing with what is found."""
     path = str(shown.path).rstrip("/")
     words = services.search_words(shown, request, judge, f"{path}-search.json")
-    compress = ["compress", str(shown.path), "-o", f"{path}-searched.inshrink"]
+    archive = Path(f"{path}-searched.inshrink")
+    compress = ["compress", str(shown.path), "-o", str(archive)]
+    compare = services.compare_words(shown, [archive], request.steps, judge)
     estimates = services.estimate_words(shown, request.steps, request.codec)
-    snippets.of([words, [*compress, "--config", f"{path}-search.json"], estimates])
+    snippets.of([words, [*compress, "--config", f"{path}-search.json"], compare, estimates])
 
 
 def _archive(shown: Subject) -> None:
@@ -154,8 +191,8 @@ def _archive(shown: Subject) -> None:
 
 def _launch(
     shown: Subject, request: SearchRequest, job: Job | None, steps: tuple[int, ...]
-) -> tuple[EvaluatorCode | None, tuple[SearchPoint, ...]]:
-    """Ask whose code judges and whether it may, and begin; return it, and the baselines it judged."""
+) -> tuple[EvaluatorCode | None, bool, tuple[SearchPoint, ...]]:
+    """Ask whose code judges and whether it may, and begin; return both, and the baselines it judged."""
     with section("Evaluator"):
         judge, trusted = evaluator_consent.ask(shown)
         if judge is None:
@@ -163,7 +200,7 @@ def _launch(
                 "Bits can be allocated without one: *Estimate without measuring* judges every layer by a "
                 "proxy, its rounding error weighted with Fisher. Trials of an evaluator calibrate it."
             )
-            return None, ()
+            return None, False, ()
         is_running = job is not None and job.is_running
         tip = f"Encodes and evaluates {count_text(len(request.steps))} steps for each configuration it tries."
         if is_running:
@@ -192,7 +229,7 @@ def _launch(
                 services.start_baselines(shown, steps, judge)
                 st.rerun()
         job_card.settled(measured, "Measuring baselines")
-    return judge, services.baselines(measured)
+    return judge, trusted, services.baselines(measured)
 
 
 def _found(
