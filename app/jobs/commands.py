@@ -32,10 +32,11 @@ __all__ = [
 
 _FLAGS = frozenset(
     {"--apply", "--by-tensor", "--deep", "--drop-branches", "--exact", "--force", "--gain", "--goals"}
-    | {"--smallest", "--trust-run", "--watch", "--weights-only"}
+    | {"--search", "--smallest", "--trust-run", "--watch", "--weights-only"}
 )
 
 PAGES = {
+    "average": "export",
     "bench": "allocate",
     "compare": "compare",
     "compress": "export",
@@ -57,6 +58,7 @@ MEASURED = "measured.inshrink"
 """The archive of one configuration, that is compared and goes."""
 
 _POSITIONAL = {
+    "average": "-o",
     "compare": "--against",
     "compare_archives": "--against",
     "compress": "-o",
@@ -75,6 +77,7 @@ _LISTS = ("keep", "steps")
 _REPEATED = ("tensors", "without")
 _ONE_STEP = ("evaluate", "export")
 _SHOWN = {
+    "average": "print({}.coefficients, {}.judged)",
     "compare": "for row in {}.steps:\n    print(row.step, row.original, row.restored, row.drop)",
     "compare_archives": "for path, one in {}.archives:\n    print(path, one.max_drop)",
     "compress": "print({}.size.ratio_total)",
@@ -192,6 +195,7 @@ def title_of(commands: Sequence[Sequence[str]]) -> str:
     if verb in ("compress", "export"):
         return f"Try two steps of {name}" if target.startswith("trial.") else f"Export {name} to {target}"
     return {
+        "average": f"Average steps of {name}",
         "bench": f"Measure baselines of {name}",
         "estimate": f"Estimate {option(words, '--codec')} on {name}",
         "evaluate": f"Try the evaluator on {name}",
@@ -239,7 +243,9 @@ def _call(verb: str, words: Sequence[str]) -> str:
         if name in ("--goals", "--watch"):  # The function's name says it.
             continue
         keyword = _KEYWORDS.get(name, name.lstrip("-").replace("-", "_"))
-        if name == "--set":
+        if name == "--search":
+            named["weights"] = "'search'"
+        elif name == "--set":
             key, _, text = str(value).partition("=")
             settings[key] = _parse(text)
         elif name == "--config":

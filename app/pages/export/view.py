@@ -11,6 +11,7 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.commands import is_watching, shell_text
 from inshrink_app.jobs.job import Job
+from inshrink_app.pages.export import average
 from inshrink_app.pages.export import figure as export_figure
 from inshrink_app.pages.export import form as export_form
 from inshrink_app.services import ExportRequest, Made, Plan
@@ -70,6 +71,7 @@ def render() -> None:
             _chain_plan(shown, request)
         else:
             _other_plan(shown, request)
+    average.show(shown)
     job_card.of_page("export", shown.path)
     made = "folder" if request.kind == "chain" else "exact"
     between = f"{target.removesuffix(_SUFFIX)}-{made}{_SUFFIX}"

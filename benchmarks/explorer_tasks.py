@@ -1,0 +1,180 @@
+"""Five things that a new user comes for, done in headless Chromium: clicks, and seconds until they are done.
+
+Each task begins with a server that has just been started and the Overview of the bundled run, as
+`inshrink ui RUN` opens it, nothing measured and nothing kept; the last one finds an archive beside the run. A
+click is a press of the mouse or of Enter; what a widget stands at already is not counted. The seconds are
+those of the machine, engine's work included, and not those of a reader. Beside them in
+``results/explorer_tasks.csv`` stands what the same machine takes in the same minutes to open a page of
+Streamlit with one small chart.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import inshrink_core
+from benchmarks.explorer import ANY_PAGE, PLAIN
+from benchmarks.results import write
+from benchmarks.screenshots import CHROMIUM_ARGUMENTS, served
+
+REPETITIONS = 3
+_LONGEST_MS = 180_000
+
+
+class Hand:
+    """A reader's hand on a page, that counts.
+
+    Parameters
+    ----------
+    page
+        Playwright's.
+    """
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.clicks = 0
+
+    def press(self, name: str, role: str = "button", *, exact: bool = True) -> None:
+        """Click on what has a name."""
+        self.page.get_by_role(role, name=name, exact=exact).filter(visible=True).first.click()
+        self.clicks += 1
+
+    def pick(self, label: str, option: str) -> None:
+        """Choose from a list: one click opens it, one chooses."""
+        self.page.get_by_role("combobox", name=label).filter(visible=True).first.click()
+        self.page.get_by_role("option", name=option, exact=True).first.click()
+        self.page.keyboard.press("Escape")
+        self.clicks += 2
+
+    def see(self, text: str) -> None:
+        """Wait until the page says something."""
+        self.page.get_by_text(text).filter(visible=True).first.wait_for()
+
+
+def most_sensitive_layer(hand: Hand) -> None:
+    """Read who carries the Fisher sensitivity, that the page measures by itself of a small run."""
+    hand.press("Sensitivity", "link")
+    hand.see("of the sensitivity")
+
+
+def shrink_under_a_bound(hand: Hand) -> None:
+    """Write, verify and compare an archive that training resumes from, at the default restore cost."""
+    hand.press("Shrink it")
+    hand.page.get_by_role("button", name="Open the archive").wait_for()
+
+
+def one_block_finer(hand: Hand) -> None:
+    """Give a block more bits, and read what all steps then take."""
+    hand.press("Allocate", "link")
+    hand.press("Estimate without measuring")
+    hand.press("Block", "radio")
+    hand.pick("Change together", "conv3")
+    before = hand.page.get_by_test_id("stMetricValue").first.inner_text()
+    hand.press("More bits")
+    hand.page.wait_for_function(
+        "before => document.querySelector('[data-testid=stMetricValue]').innerText !== before", arg=before
+    )
+
+
+def export_for_transfer(hand: Hand) -> None:
+    """Write the last step's weights without the head, an eighth of float32."""
+    hand.press("Export", "link")
+    hand.press("One step", "radio")
+    hand.pick("Leave out", "fc2")
+    hand.press("Export")
+    hand.see("Exported")
+
+
+def prove_a_restored_step(hand: Hand) -> None:
+    """Restore steps of the archive beside the run, evaluate them, and read what they cost."""
+    hand.press("Restore & compare", "link")
+    hand.press("Compare")
+    hand.see("Worst drop")
+
+
+TASKS: dict[str, Callable[[Hand], None]] = {
+    "find the most sensitive layer": most_sensitive_layer,
+    "shrink the run under a bound": shrink_under_a_bound,
+    "give one block more bits and see the price": one_block_finer,
+    "export for transfer": export_for_transfer,
+    "prove a restored step": prove_a_restored_step,
+}
+
+
+def done(browser: Any, task: Callable[[Hand], None]) -> tuple[int, float]:
+    """Do a task from a fresh start; return clicks, and seconds from the address to the answer."""
+    with tempfile.TemporaryDirectory(prefix="runs-", ignore_cleanup_errors=True) as temporary:
+        run = Path(temporary) / "digits-cnn"
+        ignored = shutil.ignore_patterns(".inshrink", "__pycache__")
+        shutil.copytree(inshrink_core.sample("digits-cnn"), run, ignore=ignored)
+        if task is prove_a_restored_step:
+            inshrink_core.compress(run, run.with_suffix(".inshrink"))
+        with served(run.parent) as (address, _):
+            page = browser.new_page(viewport={"width": 1440, "height": 1000})
+            page.set_default_timeout(_LONGEST_MS)
+            hand, begun = Hand(page), time.perf_counter()
+            page.goto(f"{address}/overview?{urlencode({'run': str(run)})}")
+            task(hand)
+            seconds = time.perf_counter() - begun
+            page.close()
+    return hand.clicks, seconds
+
+
+def any_page(browser: Any) -> float:
+    """Open a page that is not ours; return the seconds."""
+    _, script, ready = ANY_PAGE[1]
+    with tempfile.TemporaryDirectory(prefix="page-") as temporary:
+        (Path(temporary) / "page.py").write_text(script)
+        with served(Path(temporary), PLAIN) as (address, _):
+            page, begun = browser.new_page(), time.perf_counter()
+            page.goto(address)
+            page.wait_for_function(ready)
+            seconds = time.perf_counter() - begun
+            page.close()
+    return seconds
+
+
+def main(quick: bool = False) -> Path:
+    """Write ``results/explorer_tasks.csv``; quick: each task once."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.exit("no Chromium here; install it, for example with: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    clicks: dict[str, int] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in TASKS}
+    plain: list[float] = []
+    with sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+        for _ in range(1 if quick else REPETITIONS):
+            plain.append(any_page(browser))
+            for name, task in TASKS.items():
+                clicks[name], took = done(browser, task)
+                seconds[name].append(took)
+                sys.stderr.write(f"{name}: {clicks[name]} clicks, {took:.1f} s\n")
+        browser.close()
+    rows = [
+        {
+            "task": name,
+            "clicks": clicks[name],
+            "seconds": statistics.median(times),
+            "seconds_any_page": statistics.median(plain),
+            "repetitions": len(times),
+        }
+        for name, times in seconds.items()
+    ]
+    return write("explorer_tasks_quick" if quick else "explorer_tasks", rows)
+
+
+if __name__ == "__main__":
+    main(quick="--quick" in sys.argv)
