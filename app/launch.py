@@ -31,6 +31,9 @@ __all__ = ["explorer", "run", "server_config"]
 _SCRIPT = Path(__file__).with_name("main.py")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
 _BROWSER_DELAY_SECONDS = 1.5
+_LARGEST_DROP_MIB = 500
+"""Of one file that is dropped onto the page Open: the server holds it in memory until it is written."""
+
 _LONGEST_REASON = 400
 _SECONDS_TO_LISTEN = 30.0
 _SECONDS_BETWEEN_LOOKS = 0.02
@@ -214,6 +217,7 @@ def server_config(host: str, port: int) -> dict[str, Any]:
         "server.headless": True,
         "server.fileWatcherType": "none",
         "server.enableStaticServing": False,
+        "server.maxUploadSize": _LARGEST_DROP_MIB,
         "server.allowedHosts": _allowed_hosts(host),
         "browser.gatherUsageStats": False,
         "client.toolbarMode": "minimal",

@@ -14,7 +14,7 @@ from inshrink_app.server.recent import remember_recent
 from inshrink_app.server.roots import OutsideRootsError, settings
 from inshrink_app.services.failures import reported
 from inshrink_app.services.headers import files_stamp, forget_headers, keep_headers, kept_headers
-from inshrink_app.services.inside import is_inside, is_sample, keep_inside, require_inside
+from inshrink_app.services.inside import is_inside, is_own, keep_inside, require_inside
 from inshrink_app.widgets.formatting import elide
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
@@ -73,7 +73,7 @@ def samples() -> tuple[Sample, ...]:
 
 
 def resolve(text: str) -> Path:
-    """Return the real path of untrusted text, inside of the roots or of a bundled sample.
+    """Return the real path of untrusted text, in the roots, a bundled sample or what was dropped.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def resolve(text: str) -> Path:
     except OutsideRootsError as error:
         with contextlib.suppress(OSError, ValueError):
             real = Path(os.path.realpath(text))
-            if is_sample(real) and os.path.lexists(real):
+            if is_own(real) and os.path.lexists(real):
                 return real
         roots = ", ".join(map(str, current.roots))
         raise ServiceError(

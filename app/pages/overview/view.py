@@ -50,6 +50,8 @@ def render() -> None:
     if shown.kind == "run":
         shrink.show(shown)
     _facts(shown)
+    if services.is_dropped(shown.path):
+        st.caption("A copy of what was dropped; the page Open lists such copies and removes them.")
     for note in shown.notes[1:]:
         st.caption(markdown_text(note[:1].upper() + note[1:] + "."))
     if len(shown.steps) == 1 and shown.kind == "run":
