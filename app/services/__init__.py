@@ -18,6 +18,7 @@ from inshrink_app.services.exporting import *
 from inshrink_app.services.inside import is_dropped as is_dropped
 from inshrink_app.services.jobs import *
 from inshrink_app.services.measuring import *
+from inshrink_app.services.naming import *
 from inshrink_app.services.opening import *
 from inshrink_app.services.rehearsing import *
 from inshrink_app.services.reporting import *

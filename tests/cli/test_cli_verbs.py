@@ -36,6 +36,14 @@ def test_inspect_reads_less_of_a_run_than_its_tensors(cli, small_run):
     assert document["bytes_read"] < document["raw_bytes"] / 2
 
 
+def test_a_step_pattern_may_end_the_path_of_any_run(cli, small_run):
+    assert cli("inspect", f"{small_run}/step_00001{{step}}.pt", "--json").document["steps"] == [0]
+    assert cli("inspect", small_run, "--step-pattern", "step_{step}.pt", "--json").document["steps"] == STEPS
+    outcome = cli("inspect", f"{small_run}/x{{step}}.pt", "--json")
+    assert outcome.code == 2
+    assert "does not match the step pattern" in outcome.err
+
+
 def test_inspect_shows_a_run_as_text_that_fits_100_columns(cli, small_run):
     outcome = cli("inspect", small_run, "--tensors")
     assert outcome.code == 0

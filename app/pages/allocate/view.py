@@ -126,7 +126,7 @@ def _limits(found: Searched | None, request: SearchRequest) -> dict[str, float]:
 
 def _snippet(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None) -> None:
     """Show the same without the explorer, and compressing with what is found."""
-    path = str(shown.path).rstrip("/")
+    path = str(shown.place).rstrip("/")
     words = services.search_words(shown, request, judge, f"{path}-search.json")
     compress = ["compress", str(shown.path), "-o", f"{path}-searched.inshrink"]
     estimates = services.estimate_words(shown, request.steps, request.codec)

@@ -182,7 +182,7 @@ def _recent_card() -> None:
 def _is_openable(path: str) -> bool:
     """Return whether a remembered path still exists inside of the roots."""
     try:
-        return services.resolve(path).exists()
+        return services.place_of(services.resolve(path)).exists()
     except ServiceError:
         return False
 

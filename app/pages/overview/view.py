@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.jobs.commands import python_text, shell_text
-from inshrink_app.pages.overview import figures, shrink
+from inshrink_app.pages.overview import figures, naming, shrink
 from inshrink_app.widgets import curves, download, listing, next_step, quality, snippets, subject
 from inshrink_app.widgets.figures import CONFIG
 from inshrink_app.widgets.formatting import (
@@ -61,6 +61,8 @@ def render() -> None:
         )
     if shown.skipped:
         _skipped(shown)
+    if shown.kind == "run" and shown.place.is_dir():
+        naming.show(shown)
     if shown.kind == "archive" and shown.archive is not None:
         _frames(shown.archive)
     if shown.log:
