@@ -9,9 +9,9 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PureWindowsPath
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import streamlit as st
 from inshrink_app.services.failures import reported
@@ -20,25 +20,31 @@ from inshrink_app.services.opening import load_subject
 from inshrink_app.widgets.formatting import bytes_text, elide
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
-__all__ = ["Dropped", "dropped", "forget_dropped", "open_dropped"]
+__all__ = ["Dropped", "dropped", "forget_dropped", "keep_dropped", "open_dropped"]
 
 _MOST_KEPT_BYTES = 5_000_000_000
 _MOST_FILES = 200
 _CHUNK_BYTES = 1 << 20
 _LONGEST_NAME_BYTES = 200
 _ARCHIVE_SUFFIX = ".inshrink"
+_Read = TypeVar("_Read")
+
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _NOT_IN_NAMES = re.compile(r"[^\w .,=+@()\[\]{}~-]")
 """Control signs, separators, and what shells or Windows take for something else."""
 
 
 class Dropped(NamedTuple):
-    """What was dropped at one time: what to open, where it lies, and how much it takes."""
+    """What was dropped at one time: what it is, where it lies, and how much it takes.
+
+    `is_log` tells a file of metrics, which belongs to a run, from what is opened.
+    """
 
     path: Path
     folder: Path
     n_files: int
     nbytes: int
+    is_log: bool
 
 
 def dropped() -> tuple[Dropped, ...]:
@@ -51,7 +57,8 @@ def dropped() -> tuple[Dropped, ...]:
             if inner is not None:
                 files = [path for path in inner.iterdir() if path.is_file()] if inner.is_dir() else [inner]
                 nbytes = sum(path.stat().st_size for path in files)
-                found.append(Dropped(inner, folder, len(files), nbytes))
+                is_log = inner.is_file() and not _opens(inner.name)
+                found.append(Dropped(inner, folder, len(files), nbytes, is_log))
     return tuple(found)
 
 
@@ -84,10 +91,30 @@ def open_dropped(files: Sequence[tuple[str, BinaryIO]]) -> Subject:
         They are too large, of another kind, have the same name or step, cannot be written, or cannot be read.
     """
     names = _checked_names([name for name, _ in files])
+    renamed = [(name, content) for name, (_, content) in zip(names, files, strict=True)]
+    return keep_dropped(renamed, lambda place: _opened_whole(place, len(files)))
+
+
+def keep_dropped(files: Sequence[tuple[str, BinaryIO]], read: Callable[[Path], _Read]) -> _Read:
+    """Keep dropped files and return what reading them gives; keep nothing that cannot be read.
+
+    Parameters
+    ----------
+    files
+        Names, of which the last part counts, and contents.
+    read
+        Reads what was kept, given its path: of several files, their folder.
+
+    Raises
+    ------
+    ServiceError
+        They are too large, cannot be written, or cannot be read.
+    """
+    names = [_safe(name) for name, _ in files]
     _check_sizes(files)
-    place, is_new = _keep(list(zip(names, (content for _, content in files), strict=True)))
+    place, is_new = _keep([(name, content) for name, (_, content) in zip(names, files, strict=True)])
     try:
-        return _opened_whole(place, len(files))
+        return read(place)
     except ServiceError as error:
         if is_new:
             forget_dropped(_folder_of(place))
@@ -109,27 +136,39 @@ def _opened_whole(place: Path, n_files: int) -> Subject:
     return subject
 
 
+def _safe(name: str) -> str:
+    """Return the last part of a name, of signs that every file system and shell takes for a name.
+
+    Raises
+    ------
+    ServiceError
+        Nothing is left of it, or it is too long.
+    """
+    # Windows' rules take both kinds of separators for one.
+    safe = _NOT_IN_NAMES.sub("_", PureWindowsPath(name).name).lstrip(". ")
+    if not 0 < len(safe.encode()) <= _LONGEST_NAME_BYTES:
+        what = "the file's name is too long" if safe else "the file has no name"
+        raise ServiceError(Problem(what, elide(name, 200), "give it another one"))
+    return safe
+
+
+def _opens(name: str) -> bool:
+    """Return whether a name is that of an archive or a checkpoint."""
+    from inshrink_core.formats.discovery import WEIGHT_SUFFIXES
+
+    return PureWindowsPath(name).suffix in (_ARCHIVE_SUFFIX, *WEIGHT_SUFFIXES)
+
+
 def _checked_names(names: Sequence[str]) -> list[str]:
     """Return names that are safe to write, each once."""
     from inshrink_core.formats.discovery import WEIGHT_SUFFIXES
 
     if len(names) > _MOST_FILES:
         raise ServiceError(Problem(f"more than {_MOST_FILES} files", remedy="open their folder by its path"))
-    safe = []
-    for name in names:
-        # Windows' rules take both kinds of separators for one.
-        last = _NOT_IN_NAMES.sub("_", PureWindowsPath(name).name).lstrip(". ")
-        suffix = PureWindowsPath(last).suffix
-        if suffix not in (_ARCHIVE_SUFFIX, *WEIGHT_SUFFIXES) or last == suffix:
-            remedy = f"drop a packed archive ({_ARCHIVE_SUFFIX}) or checkpoints ({' '.join(WEIGHT_SUFFIXES)})"
-            raise ServiceError(
-                Problem("neither an archive nor a checkpoint, by its name", elide(name, 200), remedy)
-            )
-        if len(last.encode()) > _LONGEST_NAME_BYTES:
-            raise ServiceError(
-                Problem("the file's name is too long", elide(last, 200), "give it a shorter one")
-            )
-        safe.append(last)
+    safe = [_safe(name) for name in names]
+    if other := next((name for name in safe if not _opens(name)), None):
+        remedy = f"drop a packed archive ({_ARCHIVE_SUFFIX}) or checkpoints ({' '.join(WEIGHT_SUFFIXES)})"
+        raise ServiceError(Problem("neither an archive nor a checkpoint, by its name", other, remedy))
     twice = next((name for name in safe if safe.count(name) > 1), None)
     if twice is not None:
         raise ServiceError(Problem("two files have the same name", twice, "rename one, or drop one alone"))

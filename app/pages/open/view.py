@@ -138,7 +138,14 @@ def _drop_card() -> None:
             ):
                 label = f"{markdown_text(elide(one.path.name, 40))} · {bytes_text(one.nbytes)}"
                 key = one.folder.name
-                if st.button(label, icon=_ICONS["file"], type="tertiary", key=f"dropped.{key}"):
+                if st.button(
+                    label,
+                    icon=_ICONS["file"],
+                    type="tertiary",
+                    key=f"dropped.{key}",
+                    disabled=one.is_log,
+                    help="Metrics of a run, which its Overview reads." if one.is_log else None,
+                ):
                     _open(one.path)
                 if st.button("Remove", key=f"remove.{key}"):
                     _remove(one.folder)

@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.jobs.commands import python_text, shell_text
-from inshrink_app.pages.overview import figures, naming, shrink
+from inshrink_app.pages.overview import figures, logs, naming, shrink
 from inshrink_app.widgets import curves, download, listing, next_step, quality, snippets, subject
 from inshrink_app.widgets.figures import CONFIG
 from inshrink_app.widgets.formatting import (
@@ -67,6 +67,7 @@ def render() -> None:
         _frames(shown.archive)
     if shown.log:
         _training(shown)
+    logs.show(shown)
     _sizes(shown)
     _tensors(shown)
     path = str(shown.path)
