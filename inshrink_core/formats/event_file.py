@@ -34,7 +34,7 @@ _TENSOR_FLOATS: Final = {5: "<f", 6: "<d"}
 
 def is_event_file(content: bytes) -> bool:
     """Tell whether a file begins with a record's header whose checksum is right."""
-    return len(content) >= _HEADER.size and _header(memoryview(content), 0) is not None
+    return len(content) >= _HEADER.size and _header(content, 0) is not None
 
 
 def scalar_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
@@ -59,21 +59,21 @@ def scalar_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
     TensorFlow's ``core/util/event.proto`` and ``core/framework``.
     """
     rows: list[dict[str, float]] = []
-    offset, n_bad, view = 0, 0, memoryview(content)
-    while offset < len(view):
-        if offset + _HEADER.size > len(view):
+    offset, n_bad = 0, 0
+    while offset < len(content):
+        if offset + _HEADER.size > len(content):
             return rows, _CUT
-        length = _header(view, offset)
+        length = _header(content, offset)
         if length is None:
             return rows, f"damaged at byte {offset}: what follows is not read"
         start, offset = offset + _HEADER.size, offset + _HEADER.size + length + _CHECKSUM.size
-        if offset > len(view):
+        if offset > len(content):
             return rows, _CUT
-        record = view[start : start + length]
+        record = content[start : start + length]
         if length > _LARGEST_EVENT_BYTES:
             continue
         try:
-            is_whole = _masked(record) == _CHECKSUM.unpack_from(view, start + length)[0]
+            is_whole = _masked(record) == _CHECKSUM.unpack_from(content, start + length)[0]
             row = _row(record) if is_whole else None
         except (ValueError, struct.error):
             row = None
@@ -84,41 +84,41 @@ def scalar_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
     return rows, f"damaged records that were left out: {n_bad}" if n_bad else ""
 
 
-def _header(view: memoryview, offset: int) -> int | None:
+def _header(content: bytes, offset: int) -> int | None:
     """Return the length of the record at an offset; None where its checksum is wrong."""
-    length, checksum = _HEADER.unpack_from(view, offset)
-    head = view[offset : offset + _HEADER.size - _CHECKSUM.size]
+    length, checksum = _HEADER.unpack_from(content, offset)
+    head = content[offset : offset + _HEADER.size - _CHECKSUM.size]
     return int(length) if _masked(head) == checksum else None
 
 
-def _masked(content: memoryview) -> int:
+def _masked(content: bytes) -> int:
     """Return the CRC-32C as TFRecord stores it: rotated, with a constant added."""
-    checksum: int = google_crc32c.value(bytes(content))
+    checksum: int = google_crc32c.value(content)
     return (((checksum >> 15) | (checksum << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
-def _row(event: memoryview) -> dict[str, float]:
+def _row(event: bytes) -> dict[str, float]:
     row: dict[str, float] = {"step": 0.0, "wall_time": 0.0}
     for number, value in _fields(event):
         if number == _EVENT_STEP and isinstance(value, int):
             row["step"] = float(value)
-        elif number == _EVENT_WALL_TIME and isinstance(value, memoryview):
+        elif number == _EVENT_WALL_TIME and isinstance(value, bytes):
             (row["wall_time"],) = struct.unpack("<d", value)
-        elif number == _EVENT_SUMMARY and isinstance(value, memoryview):
+        elif number == _EVENT_SUMMARY and isinstance(value, bytes):
             found = [one for kind, one in _fields(value) if kind == _SUMMARY_VALUE]
-            row |= dict(_scalar(one) for one in found if isinstance(one, memoryview))
+            row |= dict(_scalar(one) for one in found if isinstance(one, bytes))
     row.pop("", None)
     return row
 
 
-def _scalar(message: memoryview) -> tuple[str, float]:
+def _scalar(message: bytes) -> tuple[str, float]:
     """Return tag and value; an empty tag where the value is no scalar."""
     tag, found = "", None
     for number, value in _fields(message):
         if isinstance(value, int):
             continue
         if number == _VALUE_TAG:
-            tag = bytes(value).decode(errors="replace")
+            tag = value.decode(errors="replace")
         elif number == _VALUE_SIMPLE:
             (found,) = struct.unpack("<f", value)
         elif number == _VALUE_TENSOR:
@@ -126,20 +126,20 @@ def _scalar(message: memoryview) -> tuple[str, float]:
     return (tag, found) if found is not None else ("", 0.0)
 
 
-def _element(tensor: memoryview) -> float | None:
+def _element(tensor: bytes) -> float | None:
     """Return the only element of a tensor of numbers; None of another."""
     form, content = None, None
     for number, value in _fields(tensor):
         if number == _TENSOR_DTYPE and isinstance(value, int):
             form = form or _TENSOR_FORMATS.get(value)
-        elif number in (_TENSOR_CONTENT, *_TENSOR_FLOATS) and isinstance(value, memoryview):
+        elif number in (_TENSOR_CONTENT, *_TENSOR_FLOATS) and isinstance(value, bytes):
             form, content = _TENSOR_FLOATS.get(number, form), value
     if form is None or content is None or len(content) != struct.calcsize(form):
         return None
     return float(struct.unpack(form, content)[0])
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the number and value of each field: an integer, or the bytes of anything else."""
     offset = 0
     while offset < len(message):
@@ -158,10 +158,10 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         offset += length
 
 
-def _varint(message: memoryview, offset: int) -> tuple[int, int]:
+def _varint(message: bytes, offset: int) -> tuple[int, int]:
     value = 0
     for position, byte in enumerate(message[offset : offset + _MOST_VARINT_BYTES]):
-        value |= (byte & 127) << (7 * position)
         if byte < 128:
-            return value, offset + position + 1
+            return value | byte << (7 * position), offset + position + 1
+        value |= (byte & 127) << (7 * position)
     raise ValueError("no protobuf number")

@@ -28,6 +28,9 @@ __all__ = [
 
 SETTINGS_NAME: Final = "inshrink.toml"
 _MAX_SETTINGS_BYTES: Final = 1 << 20
+_MAX_TEXT_BYTES: Final = 32_000_000
+"""Of a file of metrics; as numbers it takes up to twenty times as much memory."""
+
 _DIRECTIONS: Final = ("lower", "higher")
 _SETTINGS: Final = ("file", "function", "metric", "direction")
 
@@ -73,7 +76,7 @@ def _number(value: object) -> float | None:
         return None
 
 
-_Rows = list[dict[str, Any]]
+_Rows = Iterable[dict[str, Any]]
 
 
 def _collect(
@@ -187,9 +190,9 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     RefusedLinkError
         It is a link to another directory.
     DamagedError
-        It is too large (256 MB).
+        It is too large: 256 MB.
     InputError
-        There is no number in it.
+        There is no number in it, or it is more than 32 MB of text.
 
     Notes
     -----
@@ -205,9 +208,12 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     """
     named = Path(path)
     content = Access.of(named.parent).read_text(named, MAX_JSON_BYTES)
+    raw: _Rows
     note = ""
     if is_event_file(content):
         raw, note = scalar_rows(content)
+    elif len(content) > _MAX_TEXT_BYTES:
+        raise InputError("more than 32 MB of text", where=str(named), remedy="keep every tenth row, say")
     else:
         text = content.decode(errors="replace").replace("\0", "").lstrip("\ufeff")
         raw = _json_rows(text) if text.lstrip()[:1] in ("{", "[") else _csv_rows(text, named)
@@ -239,7 +245,7 @@ def _csv_rows(text: str, path: Path) -> _Rows:
     lines = [line for line in text.replace("\0", "").splitlines() if line]
     most = max(_DELIMITERS, key=lines[0].count) if lines else ","
     try:
-        return list(csv.DictReader(lines, delimiter=most))
+        yield from csv.DictReader(lines, delimiter=most)
     except csv.Error as error:
         raise DamagedError(f"no valid CSV ({error})", where=str(path)) from error
 

@@ -110,6 +110,9 @@ def test_only_a_file_of_bearable_size_in_its_own_folder_is_read(tmp_path, monkey
         read_metrics(tmp_path / "in" / "link")
     with pytest.raises(NotFoundError):
         read_metrics(tmp_path / "in")
+    monkeypatch.setattr(log, "_MAX_TEXT_BYTES", 5)
+    with pytest.raises(InputError, match="more than"):
+        read_metrics(tmp_path / "some.log")
     monkeypatch.setattr(log, "MAX_JSON_BYTES", 5)
     with pytest.raises(DamagedError, match="too large"):
         read_metrics(tmp_path / "some.log")

@@ -34,7 +34,7 @@ def show(shown: Subject) -> None:
     with panel:
         used = _used()
         file = _file(shown, used) or ""
-        found = answer(lambda: services.metrics_of(file)) if file else None
+        found = answer(lambda: services.metrics_of(file), "Reading columns…") if file else None
         if found is None:
             return
         if found.note:
