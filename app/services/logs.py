@@ -105,7 +105,7 @@ def metrics_of(text: str) -> MetricsFile:
     return _metrics_at(str(path), status.st_mtime_ns, status.st_size)
 
 
-@st.cache_resource(show_spinner=False, max_entries=4)
+@st.cache_resource(show_spinner=False, max_entries=2)
 def _metrics_at(path: str, mtime_ns: int, size: int) -> MetricsFile:
     """Read a file as it was when it had this time and size."""
     from inshrink_core.formats import read_metrics

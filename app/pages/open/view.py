@@ -122,7 +122,9 @@ def _drop_card() -> None:
             "A packed archive, or the checkpoints of one run",
             accept_multiple_files=True,
             key=f"drop.{turn}",
-            help="They are copied. Files that lie on this computer are better opened by their path.",
+        )
+        st.caption(
+            "They are copied. Larger files, and those on this computer, are better opened by their path."
         )
         if files:
             st.session_state[_DROPS] += 1
