@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
 from inshrink_core.execution.process import empty_directory, start_python, user_environment
+from inshrink_core.formats import split_step_pattern
 
 if TYPE_CHECKING:
     from streamlit import App
@@ -31,6 +32,9 @@ __all__ = ["explorer", "run", "server_config"]
 _SCRIPT = Path(__file__).with_name("main.py")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
 _BROWSER_DELAY_SECONDS = 1.5
+_LARGEST_DROP_MIB = 500
+"""Of one file that is dropped onto the page Open: the server holds it in memory until it is written."""
+
 _LONGEST_REASON = 400
 _SECONDS_TO_LISTEN = 30.0
 _SECONDS_BETWEEN_LOOKS = 0.02
@@ -214,6 +218,7 @@ def server_config(host: str, port: int) -> dict[str, Any]:
         "server.headless": True,
         "server.fileWatcherType": "none",
         "server.enableStaticServing": False,
+        "server.maxUploadSize": _LARGEST_DROP_MIB,
         "server.allowedHosts": _allowed_hosts(host),
         "browser.gatherUsageStats": False,
         "client.toolbarMode": "minimal",
@@ -268,7 +273,8 @@ def _checked_roots(path: str | None, host: str, roots: Sequence[str] | None) -> 
                 f"'{host}' is open to others, so the folders they may see must be named",
                 remedy="add --root FOLDER, or leave --host out to serve this computer alone",
             )
-        given = Path(os.path.realpath(path)).parent if path is not None and Path(path).exists() else None
+        place = None if path is None else split_step_pattern(path)[0]
+        given = Path(os.path.realpath(place)).parent if place is not None and place.exists() else None
         return [str(Path.cwd()), *([str(given)] if given is not None else [])]
     for root in roots:
         if not Path(root).is_dir():
@@ -280,7 +286,7 @@ def _require_inside(current: Any, path: str | None) -> None:
     """Refuse a path that the page would refuse, while there is a terminal to say so."""
     if path is None:
         return
-    if not Path(path).exists():
+    if not split_step_pattern(path)[0].exists():
         raise NotFoundError("there is nothing to open", where=path, remedy="give a run or an archive")
     if not current.allows(Path(os.path.realpath(path))):
         raise InputError(

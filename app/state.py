@@ -20,8 +20,10 @@ __all__ = [
     "arrive",
     "choice",
     "choice_text",
+    "choose_log",
     "clicked",
     "lead_to",
+    "log_choice",
     "publish",
     "remember",
     "remember_link",
@@ -37,6 +39,7 @@ RUN = "run"
 METRIC = "metric"
 BY = "by"
 STATISTIC = "stat"
+LOG = "log"
 
 _PREFIX = "inshrink."
 _STARTED = _PREFIX + "started"
@@ -122,6 +125,23 @@ def choice_text(key: str) -> str:
     """Return free text under a key, from the link, else the session; empty without any. Untrusted."""
     said = st.query_params.get(key) or st.session_state.get(_PREFIX + key)
     return said if isinstance(said, str) else ""
+
+
+def log_choice(run: str) -> str:
+    """Return which file and columns of metrics are chosen for a run; empty without any. Untrusted."""
+    key = f"{_PREFIX}{LOG}.{run}"
+    if said := st.query_params.get(LOG):
+        st.session_state[key] = said
+    kept = str(st.session_state.get(key, ""))
+    if kept and st.query_params.get(LOG) != kept:
+        st.query_params[LOG] = kept
+    return kept
+
+
+def choose_log(run: str, said: str) -> None:
+    """Take the metrics of a run from other columns from now on; empty: from what it has logged itself."""
+    st.session_state[f"{_PREFIX}{LOG}.{run}"] = said
+    st.query_params.pop(LOG, None)
 
 
 def remember(**chosen: str) -> None:

@@ -12,10 +12,14 @@ from inshrink_app.services.archives import *
 from inshrink_app.services.catalog import *
 from inshrink_app.services.comparing import *
 from inshrink_app.services.drilldown import *
+from inshrink_app.services.dropping import *
 from inshrink_app.services.evaluating import *
 from inshrink_app.services.exporting import *
+from inshrink_app.services.inside import is_dropped as is_dropped
 from inshrink_app.services.jobs import *
+from inshrink_app.services.logs import *
 from inshrink_app.services.measuring import *
+from inshrink_app.services.naming import *
 from inshrink_app.services.opening import *
 from inshrink_app.services.rehearsing import *
 from inshrink_app.services.reporting import *

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from inshrink_app.pages.allocate.config import config_words
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import settings
-from inshrink_app.services.opening import chain_of, load_subject, resolve, samples
+from inshrink_app.services.opening import chain_of, load_subject, place_of, resolve, samples
 from inshrink_app.widgets.tables import ServiceError, Subject
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ def _candidates(subject: Subject) -> list[Path]:
     """Return paths that may be archives of a run, those named after it first."""
     current = settings()
     found: dict[Path, None] = {}
-    for folder in (subject.path.parent, *current.roots):
+    for folder in (subject.place.parent, *current.roots):
         for path in _archives_in(folder):
             real = Path(os.path.realpath(path))
             if current.allows(real):
                 found.setdefault(real)
-    own = subject.path.name
+    own = subject.place.name
     ordered = sorted(
         found, key=lambda path: (path.name != own + _SUFFIX, not path.name.startswith(own), path.name)
     )
@@ -91,7 +91,7 @@ def original_of(subject: Subject) -> Subject | None:
         paths += [str(sample.path) for sample in samples()]
     for path in dict.fromkeys(paths):
         try:
-            found = load_subject(path) if resolve(path).exists() else None
+            found = load_subject(path) if place_of(resolve(path)).exists() else None
         except ServiceError:
             continue
         if found is not None and found.kind == "run" and set(subject.steps) <= set(found.steps):

@@ -17,7 +17,7 @@ from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import list_folder, settings
 from inshrink_app.services.archives import original_of
 from inshrink_app.services.failures import reported
-from inshrink_app.services.opening import engine_at, engine_of, samples
+from inshrink_app.services.opening import engine_at, engine_of, place_of, samples
 from inshrink_app.widgets.tables import ServiceError, Subject
 
 if TYPE_CHECKING:
@@ -228,10 +228,10 @@ def moved_between(subject: Subject, first: int, second: int) -> StepDiff:
 def other_runs(subject: Subject) -> tuple[Path, ...]:
     """Return runs and archives that a run can be laid over: recent ones, its neighbours, and samples."""
     recent = (Path(os.path.realpath(row.path)) for row in load_recent())
-    known = {real: None for real in recent if settings().allows(real) and real.exists()}
-    if settings().allows(subject.path.parent):
+    known = {real: None for real in recent if settings().allows(real) and place_of(real).exists()}
+    if settings().allows(subject.place.parent):
         try:
-            entries = list_folder(subject.path.parent).entries
+            entries = list_folder(subject.place.parent).entries
             known |= {entry.path: None for entry in entries if entry.kind in ("run", "archive")}
         except OSError as error:
             _log.info("the neighbours of a run cannot be listed: %s", error)

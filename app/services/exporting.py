@@ -193,7 +193,7 @@ def suggested_name(shown: Subject, request: ExportRequest) -> str:
 
 def default_folder(shown: Subject) -> Path:
     """Return where files go by default: beside the run, or into the first root for a sample."""
-    parent = shown.path.parent
+    parent = shown.place.parent
     return parent if settings().allows(parent) else settings().roots[0]
 
 

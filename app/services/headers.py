@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["files_stamp", "forget_headers", "keep_headers", "kept_headers"]
 
-_VERSION = 3
+_VERSION = 4
 """Raised when what is kept changes."""
 
 _FIELD = "headers"
@@ -98,6 +98,7 @@ def keep_headers(subject: Subject, token: str, stamp: str) -> None:
         "total_bytes": subject.total_bytes,
         "skipped": subject.skipped,
         "notes": subject.notes,
+        "step_pattern": subject.step_pattern,
         "log": {name: list(series) for name, series in subject.log.items()},
     }
     folder = headers_folder()
@@ -133,6 +134,7 @@ def _subject(path: Path, folder: Path, document: Any) -> Subject:
         bytes_read=path.stat().st_size,
         skipped=tuple((str(path), str(reason)) for path, reason in document["skipped"]),
         notes=tuple(map(str, document["notes"])),
+        step_pattern=str(document["step_pattern"]),
         log={
             str(name): tuple((int(step), float(value)) for step, value in series)
             for name, series in document["log"].items()

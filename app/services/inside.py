@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from inshrink_app.server.recent import recent_file
 from inshrink_app.server.roots import links_below, settings
 from inshrink_app.widgets.tables import Problem, ServiceError
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from inshrink_core.chain import Archive
     from inshrink_core.formats import Run
 
-__all__ = ["is_inside", "is_sample", "keep_inside", "require_inside"]
+__all__ = ["dropped_folder", "is_dropped", "is_inside", "is_own", "keep_inside", "require_inside"]
 
 
 _Engine = TypeVar("_Engine", "Run", "Archive", "Run | Archive")
@@ -41,14 +42,25 @@ def _sample_folders() -> tuple[Path, ...]:
         return ()
 
 
-def is_sample(real: Path) -> bool:
-    """Return whether a resolved path lies in a bundled run."""
-    return any(real.is_relative_to(folder) for folder in _sample_folders())
+def dropped_folder() -> Path:
+    """Return where files lie that were dropped onto the page Open; its real path."""
+    return Path(os.path.realpath(recent_file().with_name("dropped")))
+
+
+def is_dropped(real: Path) -> bool:
+    """Return whether a resolved path lies in what was dropped onto the page Open."""
+    folder = dropped_folder()
+    return real != folder and real.is_relative_to(folder)
+
+
+def is_own(real: Path) -> bool:
+    """Return whether a resolved path lies in a bundled run, or in what was dropped."""
+    return any(real.is_relative_to(folder) for folder in _sample_folders()) or is_dropped(real)
 
 
 def is_inside(real: Path) -> bool:
-    """Return whether a resolved path may be read: it lies inside of a root, or of a bundled run."""
-    return settings().allows(real) or is_sample(real)
+    """Return whether a resolved path may be read: it lies inside of a root, is bundled, or was dropped."""
+    return settings().allows(real) or is_own(real)
 
 
 def require_inside(path: Path) -> None:

@@ -14,7 +14,7 @@ from inshrink_app.server.recent import remember_recent
 from inshrink_app.server.roots import OutsideRootsError, settings
 from inshrink_app.services.failures import reported
 from inshrink_app.services.headers import files_stamp, forget_headers, keep_headers, kept_headers
-from inshrink_app.services.inside import is_inside, is_sample, keep_inside, require_inside
+from inshrink_app.services.inside import is_inside, is_own, keep_inside, require_inside
 from inshrink_app.widgets.formatting import elide
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
@@ -31,6 +31,7 @@ __all__ = [
     "load_subject",
     "look_again",
     "opened",
+    "place_of",
     "refresh",
     "remember",
     "resolve",
@@ -73,7 +74,7 @@ def samples() -> tuple[Sample, ...]:
 
 
 def resolve(text: str) -> Path:
-    """Return the real path of untrusted text, inside of the roots or of a bundled sample.
+    """Return the real path of untrusted text, in the roots, a bundled sample or what was dropped.
 
     Raises
     ------
@@ -86,7 +87,7 @@ def resolve(text: str) -> Path:
     except OutsideRootsError as error:
         with contextlib.suppress(OSError, ValueError):
             real = Path(os.path.realpath(text))
-            if is_sample(real) and os.path.lexists(real):
+            if is_own(real) and os.path.lexists(real):
                 return real
         roots = ", ".join(map(str, current.roots))
         raise ServiceError(
@@ -97,6 +98,13 @@ def resolve(text: str) -> Path:
                 f"The explorer may see: {roots}",
             )
         ) from error
+
+
+def place_of(path: Path) -> Path:
+    """Return the folder or file of what is opened: its path without a step pattern at the end."""
+    from inshrink_core.formats import split_step_pattern
+
+    return split_step_pattern(path)[0]
 
 
 def load_subject(text: str) -> Subject:
@@ -125,7 +133,7 @@ def remember(subject: Subject) -> None:
 def opened(text: str) -> Opened:
     """Return the open run at a path, from the cache unless its folder or its archive has changed."""
     path = resolve(text)
-    if not path.exists():
+    if not place_of(path).exists():
         raise ServiceError(
             Problem("there is nothing at this path", str(path), "it may have been moved; open it again")
         )
@@ -170,7 +178,7 @@ def engine_at(path: str, token: str, _made: Run | Archive | None = None) -> Run 
 
     if _made is not None:
         return _made
-    require_inside(Path(path))
+    require_inside(place_of(Path(path)))
     with reported():
         return keep_inside(inshrink_core.open(path))
 
@@ -178,7 +186,7 @@ def engine_at(path: str, token: str, _made: Run | Archive | None = None) -> Run 
 def _stamp(path: Path) -> tuple[int, int]:
     """Return what changes when a checkpoint or a frame is added: the time and size of a folder or file."""
     try:
-        status = path.stat()
+        status = place_of(path).stat()
     except OSError:
         return (0, 0)
     return (status.st_mtime_ns, status.st_size)
@@ -190,8 +198,9 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     import inshrink_core
     from inshrink_core.chain import Archive
 
-    require_inside(Path(path))
-    stamp = files_stamp(Path(path)) if Path(path).is_dir() else None
+    place = place_of(Path(path))
+    require_inside(place)
+    stamp = files_stamp(place) if place.is_dir() else None
     kept = kept_headers(Path(path), stamp) if stamp is not None else None
     if kept is not None:
         return Opened(*kept, stamp)
@@ -205,7 +214,9 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
             newest.append(engine)
             # Not the folder's time: measuring writes its cache into the folder.
             files = " ".join(engine.identity(step) for step in engine.steps)
-            found = Opened(_run_subject(engine), hashlib.sha256(files.encode()).hexdigest(), stamp)
+            found = Opened(
+                _run_subject(engine, Path(path)), hashlib.sha256(files.encode()).hexdigest(), stamp
+            )
     engine_at(path, found.token, engine)
     if stamp is not None and found.subject.kind == "run":
         keep_headers(found.subject, found.token, stamp)
@@ -230,9 +241,9 @@ def look_again(path: Path) -> str:
     return opened(str(path)).token
 
 
-def _run_subject(run: Run) -> Subject:
+def _run_subject(run: Run, path: Path) -> Subject:
     """Gather what the headers of a run tell."""
-    path = Path(os.path.realpath(run.path))
+    place = Path(os.path.realpath(run.path))
     # The log of a folder called "checkpoints" may lie beside it, out of the roots.
     logged = run.log if not run.log or is_inside(Path(os.path.realpath(run.log.origin))) else {}
     return Subject(
@@ -244,8 +255,9 @@ def _run_subject(run: Run) -> Subject:
         tensors=tuple(run[run.steps[-1]].specs) if run.steps else (),
         total_bytes=sum(run.nbytes_of(step) for step in run.steps),
         bytes_read=run.bytes_read,
-        skipped=tuple(_skipped(path, skipped.path, skipped.reason) for skipped in run.skipped),
+        skipped=tuple(_skipped(place, skipped.path, skipped.reason) for skipped in run.skipped),
         notes=tuple(run.notes),
+        step_pattern="" if path == place else path.name,
         log={name: tuple(series) for name, series in logged.items()},
     )
 
@@ -301,8 +313,8 @@ def _chain_at(path: str, stamps: tuple[tuple[int, int], ...]) -> ChainReport:
 
 def _archive_of_run(run: Subject) -> ChainReport | None:
     """Look for the run's archive where `inshrink compress` most often puts it, inside of the roots."""
-    for folder in (run.path.parent, *settings().roots):
-        real = Path(os.path.realpath(folder / f"{run.path.name}.inshrink"))
+    for folder in (run.place.parent, *settings().roots):
+        real = Path(os.path.realpath(folder / f"{run.place.name}.inshrink"))
         if settings().allows(real) and real.exists():
             try:
                 found = chain_of(str(real))

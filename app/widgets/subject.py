@@ -9,6 +9,7 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.widgets import problem, watching
 from inshrink_app.widgets.formatting import elide, markdown_text, steps_text
+from inshrink_app.widgets.layout import answer
 from inshrink_app.widgets.tables import ServiceError, Subject
 
 __all__ = ["open_another", "require"]
@@ -51,6 +52,9 @@ def require(
             _ways_out(is_archive=path.endswith(".inshrink") and rescue is None)
         return None
     _head(subject, watched=watched)
+    if said := state.log_choice(path):
+        chosen = answer(lambda: services.with_log(subject, said))
+        subject = chosen or subject
     if not subject.steps:
         _no_steps(subject)
         return None

@@ -54,7 +54,7 @@ class Subject:
     Parameters
     ----------
     path
-        Real path.
+        Real path, and the step pattern as its last part where there is one: what opens it again.
     name
         What to call it. Untrusted text, as every name here.
     kind
@@ -77,6 +77,8 @@ class Subject:
         Per training metric, its values by step.
     archive
         Its frames and sizes, where it is an archive or one of it is known.
+    step_pattern
+        How the names of a run tell its steps; empty where nobody said.
     """
 
     path: Path
@@ -91,6 +93,12 @@ class Subject:
     notes: tuple[str, ...] = ()
     log: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     archive: ChainReport | None = None
+    step_pattern: str = ""
+
+    @property
+    def place(self) -> Path:
+        """The folder or file on disk: the path without the step pattern."""
+        return self.path.parent if self.step_pattern else self.path
 
     @property
     def model_tensors(self) -> tuple[TensorSpec, ...]:

@@ -33,7 +33,7 @@ def is_on() -> bool:
 
 def show(shown: Subject) -> None:
     """Draw the switch, and the badge while a folder is watched; a file does not grow."""
-    if not shown.path.is_dir():
+    if not shown.place.is_dir():
         return
     found = services.opened(str(shown.path))
     if found.stamp is None:  # Too many files for a look to be cheap.
@@ -68,7 +68,7 @@ def look(path: str, token: str, stamp: str) -> None:
     """
     looks: dict[str, _Looks] = st.session_state.setdefault(_LOOKS, {})
     last = looks.get(path, _Looks("", ""))
-    now = files_stamp(services.resolve(path))
+    now = files_stamp(services.place_of(services.resolve(path)))
     if now is not None and now not in (stamp, last.known):
         if now != last.seen:
             looks[path] = last._replace(seen=now)

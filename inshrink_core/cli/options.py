@@ -120,8 +120,9 @@ class Reading:
     step_pattern: Annotated[
         str | None,
         typer.Option(
-            metavar="REGEX",
-            help="How the step number stands in file names: a regular expression with one group.",
+            metavar="PATTERN",
+            help="How the step number stands in file names: 'model_ep{step}_*.pt', or a regular expression "
+            "with one group.",
         ),
     ] = None
     follow_links: Annotated[

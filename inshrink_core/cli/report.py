@@ -9,6 +9,7 @@ import typer
 
 from inshrink_core.cli.options import Based, OnDevice, Output, Reading, verb
 from inshrink_core.cli.showing import show_facts, show_notes
+from inshrink_core.errors import InputError
 from inshrink_core.text import printable, size
 
 if TYPE_CHECKING:
@@ -47,6 +48,22 @@ def report(
             help="What the heatmap shows. (default: fisher where the run tells it, else update)",
         ),
     ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Metrics of the training: CSV, JSON lines, or an event file of TensorBoard. "
+            "(default: what the run has logged)",
+        ),
+    ] = None,
+    step_column: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --log, the column of the step. (default: called like one)"),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="With --log, a metric; may be repeated. (default: all)"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     based: Based,
     reading: Reading,
@@ -55,7 +72,10 @@ def report(
 ) -> None:
     """Write one HTML file that tells of a run and its archive, and asks nobody for anything."""
     import inshrink_core
+    from inshrink_core.formats import read_metrics
 
+    if log is None and (step_column is not None or column):
+        raise InputError("--step-column and --column go with --log", remedy="add --log, or leave them out")
     opened = based.open_any(path, reading)
     original = None if against is None else reading.open(against)
     with out.progress("report", in_bytes=False) as progress:
@@ -66,6 +86,7 @@ def report(
             compared=compared,
             rehearsed=rehearsed,
             metric=metric,
+            log=None if log is None else read_metrics(log).log(step_column, column),
             force=force,
             **vars(placed),
             progress=progress,

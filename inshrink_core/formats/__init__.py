@@ -1,16 +1,23 @@
 """Runs and checkpoints on disk, read and written; no pickle is ever executed."""
 
+from inshrink_core.formats.discovery import NamedStep, split_step_pattern, suggest_step_pattern
 from inshrink_core.formats.disk import Skipped
-from inshrink_core.formats.log import RunSettings, TrainingLog
-from inshrink_core.formats.run import NoCheckpointError, Run, open_run
+from inshrink_core.formats.log import MetricsFile, RunSettings, TrainingLog, read_metrics
+from inshrink_core.formats.run import NoCheckpointError, Run, open_run, preview_steps
 from inshrink_core.formats.write import write_checkpoint
 
 __all__ = [
+    "MetricsFile",
+    "NamedStep",
     "NoCheckpointError",
     "Run",
     "RunSettings",
     "Skipped",
     "TrainingLog",
     "open_run",
+    "preview_steps",
+    "read_metrics",
+    "split_step_pattern",
+    "suggest_step_pattern",
     "write_checkpoint",
 ]

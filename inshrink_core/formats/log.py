@@ -1,4 +1,4 @@
-"""What lies beside the checkpoints of a run: the metrics it logged, and `inshrink.toml`."""
+"""What lies beside the checkpoints of a run: the metrics it logged, in any file, and `inshrink.toml`."""
 
 from __future__ import annotations
 
@@ -7,22 +7,37 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from inshrink_core.errors import ConfigError, DamagedError
+from inshrink_core.errors import ConfigError, DamagedError, InputError, clipped, named
 from inshrink_core.formats.disk import MAX_JSON_BYTES, Access, is_dir, is_file
+from inshrink_core.formats.event_file import is_event_file, scalar_rows
 
-__all__ = ["SETTINGS_NAME", "RunSettings", "TrainingLog", "read_log", "read_settings"]
+__all__ = [
+    "SETTINGS_NAME",
+    "MetricsFile",
+    "RunSettings",
+    "TrainingLog",
+    "read_log",
+    "read_metrics",
+    "read_settings",
+]
 
 SETTINGS_NAME: Final = "inshrink.toml"
 _MAX_SETTINGS_BYTES: Final = 1 << 20
+_MAX_TEXT_BYTES: Final = 32_000_000
+"""Of a file of metrics; as numbers it takes up to twenty times as much memory."""
+
 _DIRECTIONS: Final = ("lower", "higher")
 _SETTINGS: Final = ("file", "function", "metric", "direction")
 
 _STEP_COLUMNS: Final = ("step", "global_step", "iter", "iteration")
+_STEP_WORDS: Final = (*_STEP_COLUMNS, "epoch")
+_TIME_WORDS: Final = ("wall_time", "wall time", "timestamp", "time", "runtime", "elapsed")
+_DELIMITERS: Final = ",;\t"
 
 
 class TrainingLog(Mapping[str, list[tuple[int, float]]]):
@@ -61,17 +76,178 @@ def _number(value: object) -> float | None:
         return None
 
 
-def _collect(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+_Rows = Iterable[dict[str, Any]]
+
+
+def _collect(
+    rows: Iterable[Mapping[str, Any]], step_columns: Sequence[str] = _STEP_COLUMNS
+) -> dict[str, list[tuple[int, float]]]:
     series: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
-        step = next((s for c in _STEP_COLUMNS if (s := _number(row.get(c))) is not None), None)
+        step = next((s for c in step_columns if (s := _number(row.get(c))) is not None), None)
         if step is None or not math.isfinite(step) or step < 0:
             continue
         for name, value in row.items():
-            number = _number(value) if name not in _STEP_COLUMNS else None
+            number = _number(value) if name not in step_columns else None
             if number is not None and isinstance(name, str):
                 series.setdefault(name, []).append((int(step), number))
     return series
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsFile:
+    """What a file of metrics holds, of which columns are chosen.
+
+    Parameters
+    ----------
+    path
+        The file.
+    columns
+        Names of the columns that have a number, in the order in which they appear.
+    rows
+        The numbers of each row, by column.
+    note
+        What is damaged about the file; empty where all of it was read.
+    """
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: tuple[Mapping[str, float], ...] = field(repr=False)
+    note: str = ""
+
+    @property
+    def step_column(self) -> str | None:
+        """The column that is called like a step, or else an epoch; None without one."""
+        words = {_word(name): name for name in reversed(self.columns)}
+        return next((words[word] for word in _STEP_WORDS if word in words), None)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The columns that are called neither like a step or an epoch nor like a time."""
+        others = (*_STEP_WORDS, *_TIME_WORDS)
+        return tuple(name for name in self.columns if _word(name) not in others)
+
+    def log(self, step_column: str | None = None, columns: Sequence[str] | None = None) -> TrainingLog:
+        """Return metrics by step.
+
+        Parameters
+        ----------
+        step_column
+            By default `step_column`.
+        columns
+            The metrics; by default `metrics`.
+
+        Raises
+        ------
+        InputError
+            There is no such column, none is called like a step, steps are no whole numbers, or nothing is
+            left.
+        """
+        there = f"columns {named(self.columns)}"
+        step = step_column or self.step_column
+        if step is None:
+            remedy = "name it: --step-column, step_column="
+            raise InputError(
+                "no column is called like a step", where=str(self.path), found=there, remedy=remedy
+            )
+        chosen = [name for name in (self.metrics if columns is None else columns) if name != step]
+        for name in (step, *chosen):
+            if name not in self.columns:
+                what = f"no column '{clipped(name)}' has a number"
+                raise InputError(what, where=str(self.path), found=there)
+        steps = [row[step] for row in self.rows if step in row]
+        if any(math.isfinite(value) and value != int(value) for value in steps):
+            remedy = "choose another step column"
+            what = f"'{clipped(step)}' has fractions, and a step is a whole number"
+            raise InputError(what, where=str(self.path), remedy=remedy)
+        series = _collect(self.rows, (step,))
+        told = {name: series[name] for name in chosen if name in series}
+        if not told:
+            raise InputError(
+                f"no row has a metric beside '{clipped(step)}'", where=str(self.path), found=there
+            )
+        return TrainingLog(told, str(self.path))
+
+
+def _word(name: str) -> str:
+    """Return a column's name without what loggers put around it: ``trainer/global_step``, ``_step``."""
+    return name.casefold().rpartition("/")[2].strip(" _")
+
+
+def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
+    """Return the columns of any file of metrics.
+
+    Parameters
+    ----------
+    path
+        CSV (with commas, semicolons or tabs), JSON lines, a JSON list, ``trainer_state.json``, or an event
+        file of TensorBoard. The content decides.
+
+    Raises
+    ------
+    NotFoundError
+        There is no such file.
+    RefusedLinkError
+        It is a link to another directory.
+    DamagedError
+        It is too large: 256 MB.
+    InputError
+        There is no number in it, or it is more than 32 MB of text.
+
+    Notes
+    -----
+    The last line of a file that is being written may be cut off; it is left out. Names are as they stand in
+    the file: they are not trusted.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> found = read_metrics(inshrink_core.sample("digits-cnn") / "metrics.jsonl")
+    >>> found.step_column, found.log(columns=["val_loss"])["val_loss"][0][0]
+    ('step', 10)
+    """
+    named = Path(path)
+    content = Access.of(named.parent).read_text(named, MAX_JSON_BYTES)
+    raw: _Rows
+    note = ""
+    if is_event_file(content):
+        raw, note = scalar_rows(content)
+    elif len(content) > _MAX_TEXT_BYTES:
+        raise InputError("more than 32 MB of text", where=str(named), remedy="keep every tenth row, say")
+    else:
+        text = content.decode(errors="replace").replace("\0", "").lstrip("\ufeff")
+        raw = _json_rows(text) if text.lstrip()[:1] in ("{", "[") else _csv_rows(text, named)
+    rows = tuple(
+        {name: number for name, value in row.items() if name and (number := _number(value)) is not None}
+        for row in raw
+    )
+    columns = tuple(dict.fromkeys(name for row in rows for name in row))
+    if not columns:
+        raise InputError(
+            "no metrics: there is no number in a named column",
+            where=str(named),
+            expected="CSV, JSON lines, or an event file of TensorBoard",
+        )
+    return MetricsFile(named, columns, rows, note)
+
+
+def _json_rows(text: str) -> _Rows:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return _line_rows(text)
+    if isinstance(found, dict) and isinstance(found.get("log_history"), list):
+        found = found["log_history"]
+    return [row for row in (found if isinstance(found, list) else [found]) if isinstance(row, dict)]
+
+
+def _csv_rows(text: str, path: Path) -> _Rows:
+    lines = [line for line in text.replace("\0", "").splitlines() if line]
+    most = max(_DELIMITERS, key=lines[0].count) if lines else ","
+    try:
+        yield from csv.DictReader(lines, delimiter=most)
+    except csv.Error as error:
+        raise DamagedError(f"no valid CSV ({error})", where=str(path)) from error
 
 
 def _from_trainer_state(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
@@ -85,16 +261,16 @@ def _text(path: Path, access: Access) -> str:
 
 
 def _from_csv(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
-    lines = [line for line in _text(path, access).replace("\0", "").splitlines() if line]
-    try:
-        return _collect(csv.DictReader(lines))
-    except csv.Error as error:
-        raise DamagedError(f"no valid CSV ({error})", where=str(path)) from error
+    return _collect(_csv_rows(_text(path, access), path))
 
 
 def _from_jsonl(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
+    return _collect(_line_rows(_text(path, access)))
+
+
+def _line_rows(text: str) -> _Rows:
     rows = []
-    for line in _text(path, access).splitlines():
+    for line in text.splitlines():
         try:
             row = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError):
@@ -102,7 +278,7 @@ def _from_jsonl(path: Path, access: Access) -> dict[str, list[tuple[int, float]]
             continue
         if isinstance(row, dict):
             rows.append(row)
-    return _collect(rows)
+    return rows
 
 
 def read_log(directory: Path, checkpoints: Iterable[Path] = (), access: Access | None = None) -> TrainingLog:

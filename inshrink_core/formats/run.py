@@ -11,16 +11,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inshrink_core.checkpoint import Checkpoint
-from inshrink_core.errors import InputError, InshrinkError, NotFoundError, RefusedLinkError, RottenError
+from inshrink_core.errors import (
+    InputError,
+    InshrinkError,
+    NotFoundError,
+    RefusedLinkError,
+    RottenError,
+    clipped,
+)
 from inshrink_core.formats.assembly import ParsedCheckpoint, Recall
 from inshrink_core.formats.discovery import (
     Candidate,
     Discovery,
+    NamedStep,
     compile_step_pattern,
     discover,
     fixed_part,
     number_steps,
+    split_step_pattern,
     step_in_name,
+    steps_by_pattern,
+    steps_once,
 )
 from inshrink_core.formats.disk import (
     Access,
@@ -36,7 +47,7 @@ from inshrink_core.formats.disk import (
 from inshrink_core.formats.log import RunSettings, TrainingLog, read_log, read_settings
 from inshrink_core.formats.source import accepting_damage
 
-__all__ = ["NoCheckpointError", "Run", "open_run"]
+__all__ = ["NoCheckpointError", "Run", "open_run", "preview_steps"]
 
 
 class NoCheckpointError(NotFoundError):
@@ -299,24 +310,19 @@ def _choose_steps(
     parsed: list[ParsedCheckpoint], pattern: str | None, skipped: list[Skipped]
 ) -> tuple[dict[int, ParsedCheckpoint], list[str]]:
     if pattern is not None:
-        matches = compile_step_pattern(pattern).search
-        skipped += [
-            Skipped(str(p.path), f"its name does not match the step pattern '{pattern}'")
-            for p in parsed
-            if not matches(p.path.name)
-        ]
-        parsed = [p for p in parsed if matches(p.path.name)]
+        rows, origin = steps_by_pattern([p.path.name for p in parsed], pattern), "the pattern given"
     else:
         parsed = _without_unnumbered(parsed, skipped)
-    names = [p.path.name for p in parsed]
-    choice = number_steps(names, [p.steps for p in parsed], pattern)
+        names = [p.path.name for p in parsed]
+        choice = number_steps(names, [p.steps for p in parsed])
+        rows, origin = steps_once(names, choice.steps), choice.origin
     by_step: dict[int, ParsedCheckpoint] = {}
-    for step, item in zip(choice.steps, parsed, strict=True):
-        if step in by_step:
-            skipped.append(Skipped(str(item.path), f"step {step} is in {by_step[step].path.name} already"))
+    for row, item in zip(rows, parsed, strict=True):
+        if row.step is None:
+            skipped.append(Skipped(str(item.path), row.reason))
         else:
-            by_step[step] = item
-    notes = [f"steps come from {choice.origin}"]
+            by_step[row.step] = item
+    notes = [f"steps come from {origin}"]
     if any(p.guessed for p in parsed):
         notes.append(
             "optimizer state was matched to parameters by shape: names of equal shapes may be swapped"
@@ -404,9 +410,11 @@ def open_run(
     Parameters
     ----------
     path
-        A directory, a glob, a checkpoint file, or a directory that is one checkpoint.
+        A directory, a glob, a checkpoint file, or a directory that is one checkpoint; or a directory and a
+        step pattern with ``{step}`` as its last part.
     step_pattern
-        Regular expression with one group, the step number in a name; overrides what the files say.
+        How the step number stands in names: ``model_ep{step}_*.pt``, or a regular expression with one
+        group. Overrides what the files say.
     follow_links
         Follow links out of the run too. Links inside it, and those of the Hugging Face cache to its blobs,
         are followed anyway; the path itself may be a link.
@@ -430,18 +438,55 @@ def open_run(
     DamagedError, UnsafePickleError, InputError
         The single checkpoint asked for cannot be read; in a run of several such a file is skipped.
     InputError
-        The files are of two different models.
+        The files are of two different models, or there are two step patterns.
+    ConfigError
+        The step pattern is none.
 
     Notes
     -----
     A few milliseconds a checkpoint; only the zip directory and ``data.pkl``, or the safetensors header,
     of each file are read.
     """
+    place, in_path = split_step_pattern(path)
+    if in_path is not None and step_pattern is not None:
+        raise InputError("two step patterns", where=os.fspath(path), found=clipped(step_pattern))
     request = _Request(
-        os.fspath(path),
-        step_pattern,
+        os.fspath(path if in_path is None else place),
+        step_pattern if in_path is None else in_path,
         follow_links,
         allow_damaged,
         None if within is None else tuple(os.fspath(one) for one in within),
     )
     return _open(request, counter=ByteCounter(), known={})
+
+
+def preview_steps(path: str | os.PathLike[str], step_pattern: str) -> tuple[NamedStep, ...]:
+    """Return which steps a step pattern would give the checkpoints of a run; nothing of them is read.
+
+    Parameters
+    ----------
+    path
+        A directory or a glob.
+    step_pattern
+        As for `open_run`.
+
+    Returns
+    -------
+    tuple of NamedStep
+        In natural order: the step of each name, or the reason why it has none.
+
+    Raises
+    ------
+    ConfigError
+        The step pattern is none.
+    NotFoundError
+        Nothing is there.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> preview_steps(inshrink_core.sample("digits-cnn"), "step_{step}.pt")[0]
+    NamedStep(name='step_000010.pt', step=10, reason='')
+    """
+    found = discover(path, Access.of(fixed_part(path)))
+    return steps_by_pattern([candidate.path.name for candidate in found.candidates], step_pattern)

@@ -22,7 +22,7 @@ from inshrink_core.chain import Archive, ChainReport, chain_report
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.formats import Run
+from inshrink_core.formats import Run, TrainingLog
 from inshrink_core.formats.log import read_settings
 from inshrink_core.report import Report
 from inshrink_core.sensitivity import SensitivityMetric
@@ -109,6 +109,7 @@ def report(
     compared: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     rehearsed: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     metric: str | None = None,
+    log: TrainingLog | None = None,
     force: bool = False,
     device: str = "auto",
     progress: OnProgress | None = None,
@@ -130,6 +131,9 @@ def report(
         The same of ``inshrink rehearse --json``.
     metric
         What the heatmap shows; by default Fisher information where the run tells it, else movement.
+    log
+        The metrics of the training, as of `inshrink_core.formats.read_metrics`; by default what the run has
+        logged.
     force
         Replace the file if it exists.
     device
@@ -173,8 +177,9 @@ def report(
     table = _measured(source, metric, device, progress, notes)
     if table is not None:
         sections["sensitivity"] = _heatmap(table, restored=run is None)
-    if run is not None and run.log:
-        sections["training"] = _training(run.log)
+    logged = run.log if log is None and run is not None else log
+    if logged:
+        sections["training"] = _training(logged)
     try:
         if compared is not None:
             sections["compared"] = _compared(_document(compared, "steps"))

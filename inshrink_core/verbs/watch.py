@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.archive import is_archive
@@ -22,7 +21,7 @@ from inshrink_core.errors import (
     StepConflictError,
 )
 from inshrink_core.execution.progress import OnProgress
-from inshrink_core.formats import Run, Skipped, open_run
+from inshrink_core.formats import Run, Skipped, open_run, split_step_pattern
 from inshrink_core.formats.run import NoCheckpointError
 from inshrink_core.report import Report, plain_value
 from inshrink_core.verbs.compress import CompressReport, compress
@@ -111,7 +110,7 @@ def watch(
     """
     begun = time.monotonic()
     _check(interval, until, idle)
-    if not Path(run).exists() and not any(sign in os.fspath(run) for sign in "*?["):
+    if not split_step_pattern(run)[0].exists() and not any(sign in os.fspath(run) for sign in "*?["):
         raise NotFoundError("there is no such directory", where=os.fspath(run))
     watcher = _Watcher(
         partial(

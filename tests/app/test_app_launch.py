@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import launch, theme
+from inshrink_app.server import roots
 
 from inshrink_core.errors import InputError, NotFoundError
 from tests.app.builders import write_run
@@ -66,6 +67,17 @@ def test_a_host_open_to_others_needs_roots_and_warns(
 def test_a_root_that_is_no_folder_is_refused(started: list[dict[str, object]], root: Path) -> None:
     with pytest.raises(NotFoundError, match="not a folder"):
         launch.run(port=free_port(), roots=[str(root / "missing")])
+
+
+def test_a_run_with_a_step_pattern_is_shown_and_its_folder_seen(
+    started: list[dict[str, object]], tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere" / "run").mkdir(parents=True)
+    launch.run(str(tmp_path / "elsewhere" / "run" / "ep{step}.pt"), port=free_port())
+    assert len(started) == 1
+    assert roots.settings().allows(tmp_path / "elsewhere" / "run")
+    with pytest.raises(NotFoundError, match="nothing to open"):
+        launch.run(str(tmp_path / "gone" / "ep{step}.pt"), port=free_port())
 
 
 def test_a_path_outside_of_the_roots_is_refused(

@@ -36,6 +36,14 @@ def test_inspect_reads_less_of_a_run_than_its_tensors(cli, small_run):
     assert document["bytes_read"] < document["raw_bytes"] / 2
 
 
+def test_a_step_pattern_may_end_the_path_of_any_run(cli, small_run):
+    assert cli("inspect", f"{small_run}/step_00001{{step}}.pt", "--json").document["steps"] == [0]
+    assert cli("inspect", small_run, "--step-pattern", "step_{step}.pt", "--json").document["steps"] == STEPS
+    outcome = cli("inspect", f"{small_run}/x{{step}}.pt", "--json")
+    assert outcome.code == 2
+    assert "does not match the step pattern" in outcome.err
+
+
 def test_inspect_shows_a_run_as_text_that_fits_100_columns(cli, small_run):
     outcome = cli("inspect", small_run, "--tensors")
     assert outcome.code == 0
@@ -392,3 +400,19 @@ def test_compress_and_restore_leave_the_processors_to_their_own_workers(cli, sma
         torch.set_num_threads(2)
         assert cli(*words).code == 0
         assert torch.get_num_threads() == 1
+
+
+def test_a_report_draws_the_chosen_columns_of_any_log(cli, small_run, tmp_path):
+    log = tmp_path / "tune.csv"
+    log.write_text("epoch;when;err\n10;3;0.5\n20;4;0.25\n")
+    words = ("report", small_run, "--metric", "magnitude", "--log", log, "--column", "err")
+    assert cli(*words, "-o", tmp_path / "page.html").code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "err by step" in page
+    assert "when by step" not in page
+    for wrong, said in (("--column", "acc"), ("--step-column", "step")):
+        outcome = cli(*words, wrong, said, "-o", tmp_path / "other.html")
+        assert outcome.code == 2
+        assert f"no column '{said}'" in outcome.err
+    assert "go with --log" in cli("report", small_run, "--column", "err", "-o", tmp_path / "other.html").err
+    assert not (tmp_path / "other.html").exists()

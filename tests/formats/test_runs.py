@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,13 @@ from safetensors.torch import save_file
 
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import ConfigError, DamagedError, InputError, NotFoundError
-from inshrink_core.formats import NoCheckpointError, open_run, write_checkpoint
-from inshrink_core.formats.discovery import number_steps, step_in_name
+from inshrink_core.formats import NoCheckpointError, open_run, preview_steps, write_checkpoint
+from inshrink_core.formats.discovery import (
+    number_steps,
+    step_in_name,
+    steps_by_pattern,
+    suggest_step_pattern,
+)
 from inshrink_core.formats.disk import natural_key
 from inshrink_core.formats.source import peek_sample
 from inshrink_core.ops.sample import sample
@@ -112,6 +118,76 @@ def test_a_pattern_overrides_and_a_bad_one_is_told(tmp_path):
     for bad in ("(", r"\d+", r"(\d)(\d)"):
         with pytest.raises(ConfigError):
             open_run(tmp_path, step_pattern=bad)
+
+
+def test_a_step_pattern_is_a_name_with_its_number_left_out(tmp_path):
+    for name in ("model_ep02_acc91_final.pt", "model_ep01_acc95_final.pt", "model_ep03.pt", "other.pt"):
+        _save(tmp_path / name, step=7)
+    pattern = "model_ep{step}_*_final.pt"
+    run = open_run(tmp_path, step_pattern=pattern)
+    assert run.steps == (1, 2)
+    assert run.path_of(1).name == "model_ep01_acc95_final.pt"
+    assert {Path(row.path).name for row in run.skipped} == {"model_ep03.pt", "other.pt"}
+    by_path = open_run(tmp_path / pattern)
+    assert by_path.steps == by_path.refresh().steps == (1, 2)
+    assert by_path.path == tmp_path
+    assert [(row.step, bool(row.reason)) for row in preview_steps(tmp_path, pattern)] == [
+        (1, False),
+        (2, False),
+        (None, True),
+        (None, True),
+    ]
+    with pytest.raises(InputError, match="two step patterns"):
+        open_run(tmp_path / pattern, step_pattern="{step}.pt")
+
+
+def test_a_file_that_is_called_like_a_step_pattern_is_opened(tmp_path):
+    _save(tmp_path / "model_{step}.pt", step=3)
+    assert open_run(tmp_path / "model_{step}.pt").steps == (3,)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "step"),
+    [
+        ("ckpt-e*-s{step}.pt", "ckpt-e3-s1200.pt", 1200),
+        ("*{step}.pt", "model_120.pt", 120),
+        ("{step}*", "0012-last", 12),
+        ("a{step}*b*.pt", "a7xbybz.pt", 7),
+        ("v2{step}.pt", "v2305.pt", 305),
+        ("[x]{step}.pt", "[x]5.pt", 5),
+        ("e{step}.pt", "xe5.pt", None),
+        ("e{step}.pt", "e5.pt\n", None),
+        ("e{step}.pt", "e٣.pt", None),
+        ("e{step}", "e" + "1" * 19, None),
+        (r"_b(\w+)", "e_bx", None),
+    ],
+)
+def test_step_patterns_find_numbers(pattern, name, step):
+    (row,) = steps_by_pattern([name], pattern)
+    assert row.step == step
+    assert bool(row.reason) == (step is None)
+
+
+@pytest.mark.parametrize("pattern", ["{step}{step}", "{step}" + "x" * 255, "e.pt"])
+def test_what_is_no_step_pattern_is_told(pattern):
+    with pytest.raises(ConfigError, match="step"):
+        steps_by_pattern(["e1.pt"], pattern)
+
+
+def test_a_hostile_step_pattern_is_matched_at_once():
+    begun = time.perf_counter()
+    steps_by_pattern(["a" * 255] * 20, "*".join("a" * 100) + "*b{step}*c")
+    steps_by_pattern(["1" * 255] * 20, "*1" * 60 + "{step}" + "*1" * 60 + "x")
+    assert time.perf_counter() - begun < 2
+
+
+def test_the_suggested_pattern_leaves_out_the_number_that_rises():
+    def suggested(*names):
+        return suggest_step_pattern(names)
+
+    assert suggested("m_ep1_acc91.pt", "m_ep2_acc90.pt", "m_ep3_acc95.pt") == "m_ep{step}_acc*.pt"
+    assert suggested("ckpt-e3-s1200.pt", "ckpt-e3-s1300.pt") == "ckpt-e*-s{step}.pt"
+    assert suggested("best.pt") == suggested() == ""
 
 
 def test_names_tell_steps():

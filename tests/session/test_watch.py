@@ -203,6 +203,10 @@ def test_checkpoint_written_again_with_other_values_ends_the_watch(finished: Pat
 def test_bad_arguments_and_an_archive_being_written_are_told(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no such directory"):
         inshrink_core.verbs.watch(tmp_path / "nothing", tmp_path / "a")
+    with pytest.raises(NotFoundError, match="no such directory"):
+        inshrink_core.verbs.watch(tmp_path / "nothing" / "ep{step}.pt", tmp_path / "a")
+    named = finished / "step_{step}.pt"
+    assert inshrink_core.verbs.watch(named, tmp_path / "b", interval=INTERVAL, until=10, **OPTIONS).appended
     for bad in ({"interval": 0.0}, {"idle": -1.0}, {"until": -5}):
         with pytest.raises(InputError):
             inshrink_core.verbs.watch(finished, tmp_path / "a", **bad)  # type: ignore[arg-type]

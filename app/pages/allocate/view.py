@@ -161,7 +161,7 @@ def _limits(found: Searched | None, request: SearchRequest) -> dict[str, float]:
 
 def _snippet(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None) -> None:
     """Show the same without the explorer, and compressing with what is found."""
-    path = str(shown.path).rstrip("/")
+    path = str(shown.place).rstrip("/")
     words = services.search_words(shown, request, judge, f"{path}-search.json")
     archive = Path(f"{path}-searched.inshrink")
     compress = ["compress", str(shown.path), "-o", str(archive)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from inshrink_app.server.recent import forget_recent, load_recent
 from inshrink_app.server.roots import Entry, list_folder, settings
 from inshrink_app.widgets import problem, snippets
 from inshrink_app.widgets.formatting import bytes_text, elide, markdown_text, steps_text
-from inshrink_app.widgets.tables import Problem, ServiceError
+from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 OVERVIEW_PAGE = "pages/overview/view.py"
 
 _FOLDER = "inshrink.folder"
 _PROBLEM = "inshrink.open_problem"
+_DROPS = "inshrink.drops"
 _RECENT_SHOWN = 5
 _ICONS = {
     "folder": ":material/folder:",
@@ -48,6 +50,7 @@ def render() -> None:
     left, right = st.columns([2, 3], gap="medium")
     with left:
         _sample_card()
+        _drop_card()
         _recent_card()
     with right:
         _browser_card()
@@ -59,9 +62,14 @@ def render() -> None:
 
 def _open(path: Path | str) -> None:
     """Open a path and go to its overview; stay here and say why where that fails."""
+    _show(lambda: services.load_subject(str(path)))
+
+
+def _show(load: Callable[[], Subject]) -> None:
+    """Go to the overview of what is opened; stay here and say why where that fails."""
     try:
         with st.spinner("Reading headers…"):
-            subject = services.load_subject(str(path))
+            subject = load()
     except ServiceError as error:
         st.session_state[_PROBLEM] = error.problem
         st.rerun()
@@ -104,6 +112,56 @@ def _sample_text(sample: services.Sample) -> str:
     )
 
 
+def _drop_card() -> None:
+    """Take files that are dropped, and list those that were."""
+    with st.container(border=True):
+        st.header("Drop a file", anchor=False)
+        # Another key empties the area: what was written need not stay in memory.
+        turn = st.session_state.setdefault(_DROPS, 0)
+        files = st.file_uploader(
+            "A packed archive, or the checkpoints of one run",
+            accept_multiple_files=True,
+            key=f"drop.{turn}",
+        )
+        st.caption(
+            "They are copied. Larger files, and those on this computer, are better opened by their path."
+        )
+        if files:
+            st.session_state[_DROPS] += 1
+            _show(lambda: services.open_dropped([(file.name, file) for file in files]))
+        kept = services.dropped()
+        if not kept:
+            return
+        st.caption("Copies of what was dropped lie here, until you remove them:")
+        st.code(str(kept[0].folder.parent), language=None, wrap_lines=True)
+        for one in kept:
+            with st.container(
+                horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"
+            ):
+                label = f"{markdown_text(elide(one.path.name, 40))} · {bytes_text(one.nbytes)}"
+                key = one.folder.name
+                if st.button(
+                    label,
+                    icon=_ICONS["file"],
+                    type="tertiary",
+                    key=f"dropped.{key}",
+                    disabled=one.is_log,
+                    help="Metrics of a run, which its Overview reads." if one.is_log else None,
+                ):
+                    _open(one.path)
+                if st.button("Remove", key=f"remove.{key}"):
+                    _remove(one.folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove what was dropped; the page begins again, since its list was drawn."""
+    try:
+        services.forget_dropped(folder)
+    except ServiceError as error:
+        st.session_state[_PROBLEM] = error.problem
+    st.rerun()
+
+
 def _recent_card() -> None:
     """Offer what was opened lately and can still be opened."""
     with st.container(border=True):
@@ -133,7 +191,7 @@ def _recent_card() -> None:
 def _is_openable(path: str) -> bool:
     """Return whether a remembered path still exists inside of the roots."""
     try:
-        return services.resolve(path).exists()
+        return services.place_of(services.resolve(path)).exists()
     except ServiceError:
         return False
 

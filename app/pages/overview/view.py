@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.jobs.commands import python_text, shell_text
-from inshrink_app.pages.overview import figures, shrink
+from inshrink_app.pages.overview import figures, logs, naming, shrink
 from inshrink_app.widgets import curves, download, listing, next_step, quality, snippets, subject
 from inshrink_app.widgets.figures import CONFIG
 from inshrink_app.widgets.formatting import (
@@ -50,6 +50,8 @@ def render() -> None:
     if shown.kind == "run":
         shrink.show(shown)
     _facts(shown)
+    if services.is_dropped(shown.path):
+        st.caption("A copy of what was dropped; the page Open lists such copies and removes them.")
     for note in shown.notes[1:]:
         st.caption(markdown_text(note[:1].upper() + note[1:] + "."))
     if len(shown.steps) == 1 and shown.kind == "run":
@@ -59,10 +61,13 @@ def render() -> None:
         )
     if shown.skipped:
         _skipped(shown)
+    if shown.kind == "run" and shown.place.is_dir():
+        naming.show(shown)
     if shown.kind == "archive" and shown.archive is not None:
         _frames(shown.archive)
     if shown.log:
         _training(shown)
+    logs.show(shown)
     _sizes(shown)
     _tensors(shown)
     path = str(shown.path)

@@ -1,0 +1,155 @@
+"""Metrics of a training from any file, by columns that the reader chooses; the choice travels in the link."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+import streamlit as st
+from inshrink_app.services.dropping import dropped, keep_dropped
+from inshrink_app.services.failures import reported
+from inshrink_app.services.inside import is_inside
+from inshrink_app.services.opening import resolve
+from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+
+if TYPE_CHECKING:
+    from inshrink_core.formats import MetricsFile
+
+__all__ = ["LogChoice", "keep_log", "log_files", "log_of", "metrics_of", "with_log"]
+
+_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
+_NAMES = ("trainer_state.json",)
+_MOST_FILES = 50
+_MOST_SCANNED = 20_000
+_DEEPEST = 3
+
+
+class LogChoice(NamedTuple):
+    """A file of metrics, the column of its steps, and the columns that are metrics."""
+
+    file: str
+    step_column: str
+    columns: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """What a link says of it."""
+        return json.dumps([self.file, self.step_column, *self.columns], ensure_ascii=False)
+
+    @classmethod
+    def parse(cls, text: str) -> LogChoice:
+        """Return what a link says.
+
+        Raises
+        ------
+        ServiceError
+            It says nothing of the kind.
+        """
+        try:
+            file, step_column, *columns = json.loads(text)
+        except (ValueError, TypeError, RecursionError):
+            file, step_column, columns = None, None, []
+        if not all(isinstance(word, str) for word in (file, step_column, *columns)) or not columns:
+            raise ServiceError(Problem("the link names no metrics", remedy="choose them on the Overview"))
+        return cls(file, step_column, tuple(columns))
+
+
+def log_files(shown: Subject) -> tuple[Path, ...]:
+    """Return files that may hold metrics: of the run, of its folder, and those that were dropped."""
+    place = shown.place
+    found = [path for path in islice(_below(place), _MOST_SCANNED) if _may_hold_metrics(path.name)]
+    found = [path for path in dict.fromkeys(found) if is_inside(Path(os.path.realpath(path)))]
+    return (*found[:_MOST_FILES], *(one.path for one in dropped() if one.is_log))
+
+
+def _below(place: Path) -> Iterator[Path]:
+    """Yield the files of a run, those near its top first, and then those that lie beside it."""
+    folders = [(place, 0)] if place.is_dir() else []
+    while folders:
+        folder, depth = folders.pop(0)
+        for path in _entries(folder):
+            if not path.is_dir():
+                yield path
+            elif depth < _DEEPEST and not path.is_symlink() and path.suffix != ".inshrink":
+                folders.append((path, depth + 1))
+    yield from (path for path in _entries(place.parent) if not path.is_dir())
+
+
+def _entries(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    return []
+
+
+def _may_hold_metrics(name: str) -> bool:
+    return name.endswith(_SUFFIXES) or name in _NAMES or "tfevents" in name
+
+
+def metrics_of(text: str) -> MetricsFile:
+    """Return the columns of a file of metrics.
+
+    Raises
+    ------
+    ServiceError
+        It lies outside of the roots, cannot be read, or holds none.
+    """
+    path = resolve(text)
+    with reported():
+        status = path.stat()
+    return _metrics_at(str(path), status.st_mtime_ns, status.st_size)
+
+
+@st.cache_resource(show_spinner=False, max_entries=2)
+def _metrics_at(path: str, mtime_ns: int, size: int) -> MetricsFile:
+    """Read a file as it was when it had this time and size."""
+    from inshrink_core.formats import read_metrics
+
+    with reported():
+        return read_metrics(path)
+
+
+def keep_log(name: str, content: BinaryIO) -> Path:
+    """Keep a dropped file of metrics, and return where.
+
+    Raises
+    ------
+    ServiceError
+        It is too large, or holds no metrics.
+    """
+
+    def read(place: Path) -> Path:
+        metrics_of(str(place))
+        return place
+
+    return keep_dropped([(name, content)], read)
+
+
+def log_of(choice: LogChoice) -> dict[str, tuple[tuple[int, float], ...]]:
+    """Return metrics by step.
+
+    Raises
+    ------
+    ServiceError
+        The file cannot be read, or has no such columns.
+    """
+    found = metrics_of(choice.file)
+    with reported():
+        log = found.log(choice.step_column, choice.columns)
+    return {name: tuple(series) for name, series in log.items()}
+
+
+def with_log(shown: Subject, said: str) -> Subject:
+    """Return a run with the metrics that a link chooses.
+
+    Raises
+    ------
+    ServiceError
+        The link, or the file that it names, cannot be read so.
+    """
+    return dataclasses.replace(shown, log=log_of(LogChoice.parse(said)))

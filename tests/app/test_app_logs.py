@@ -1,0 +1,116 @@
+"""Metrics from another file: chosen by columns on the Overview, kept by the link, shown on every page."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from inshrink_app import services
+from inshrink_app.services import LogChoice
+from inshrink_app.services.inside import dropped_folder
+from inshrink_app.widgets.tables import ServiceError
+from streamlit.testing.v1 import AppTest
+
+from tests.app.builders import button, charts, explorer, texts, write_run
+
+TABLE = "epoch;wall_time;val/loss;acc\n10;1;0.5;0.1\n20;2;0.25;0.2\n30;3;nan;0.3\n"
+
+
+@pytest.fixture
+def run(root: Path) -> Path:
+    folder = write_run(root / "run")
+    (folder / "tb").mkdir()
+    (folder / "tb" / "tune.csv").write_text(TABLE)
+    (root / "beside.jsonl").write_text('{"step": 10, "lr": 0.1}\n')
+    (root / "notes.txt").write_text("no metrics")
+    return folder
+
+
+def panel(run: Path, **query: str) -> AppTest:
+    app = explorer("overview", run=str(run), **query)
+    app.session_state["log.panel"] = True
+    app.run()
+    assert not app.exception
+    return app
+
+
+def has_curves(app: AppTest) -> bool:
+    return "Training" in [header.value for header in app.header]
+
+
+def choice(run: Path, *columns: str, step: str = "epoch") -> LogChoice:
+    return LogChoice(str(run / "tb" / "tune.csv"), step, columns)
+
+
+def test_files_of_the_run_and_beside_it_are_offered(run: Path) -> None:
+    shown = services.load_subject(str(run))
+    assert services.log_files(shown) == (run / "tb" / "tune.csv", run.parent / "beside.jsonl")
+
+
+def test_columns_are_guessed_previewed_and_used(run: Path) -> None:
+    app = panel(run)
+    n_charts = charts(app)
+    assert app.selectbox(key=f"log.step.{run}/tb/tune.csv").value == "epoch"
+    columns = app.multiselect(key=f"log.columns.{run}/tb/tune.csv")
+    assert columns.value == ["val/loss", "acc"]
+    columns.set_value(["acc"]).run()
+    button(app, "Use these metrics").click().run()
+    assert not app.exception
+    assert json.loads(app.query_params["log"]) == [str(run / "tb" / "tune.csv"), "epoch", "acc"]
+    assert charts(app) > n_charts
+    assert has_curves(app)
+    button(app, "Use the run's own").click().run()
+    assert "log" not in app.query_params
+    assert not has_curves(app)
+
+
+def test_a_link_brings_its_metrics_and_other_pages_keep_them(run: Path) -> None:
+    app = explorer("overview", run=str(run), log=choice(run, "acc").text)
+    assert has_curves(app)
+    app.switch_page("pages/export/view.py").run()
+    assert not app.exception
+    assert app.query_params["log"] == choice(run, "acc").text
+    app.switch_page("pages/overview/view.py").run()
+    assert has_curves(app)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "7",
+        "{",
+        '["a", "b"]',
+        '["/etc/passwd", "step", "x"]',
+        '["run/tb/gone.csv", "step", "x"]',
+        "[[],[],[]]",
+    ],
+)
+def test_a_link_that_names_no_metrics_is_answered_and_the_page_is_drawn(run: Path, said: str) -> None:
+    app = panel(run, log=said)
+    assert "Size by role" in texts(app)
+    with pytest.raises(ServiceError):
+        services.with_log(services.load_subject(str(run)), said)
+
+
+def test_columns_that_are_not_there_are_told(run: Path) -> None:
+    with pytest.raises(ServiceError, match="no column 'gone'"):
+        services.log_of(choice(run, "gone"))
+    with pytest.raises(ServiceError, match="fractions"):
+        services.log_of(choice(run, "acc", step="val/loss"))
+
+
+def test_a_dropped_file_is_kept_where_it_holds_metrics(run: Path) -> None:
+    kept = services.keep_log("../x.csv", io.BytesIO(TABLE.encode()))
+    assert kept.parent.parent == dropped_folder()
+    assert kept in services.log_files(services.load_subject(str(run)))
+    with pytest.raises(ServiceError, match="no metrics"):
+        services.keep_log("y.csv", io.BytesIO(b"words"))
+    assert [one.is_log for one in services.dropped()] == [True]
+    app = panel(run)
+    uploader = next(found for found in app.file_uploader if "Drop a file" in found.label)
+    uploader.set_value(("z.csv", TABLE.replace("acc", "other").encode(), "")).run()
+    assert not app.exception
+    assert app.selectbox(key=f"log.file.{run}").value.endswith("z.csv")
+    assert len(services.dropped()) == 2

@@ -1,0 +1,178 @@
+"""Metrics in any file: CSV, JSON, TensorBoard's events, and what is said of those that are none."""
+
+import struct
+
+import google_crc32c
+import pytest
+
+from inshrink_core.errors import DamagedError, InputError, NotFoundError, RefusedLinkError
+from inshrink_core.formats import log, read_metrics
+from inshrink_core.formats.event_file import scalar_rows
+
+
+def _written(tmp_path, content, name="some.log"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def _varint(value):
+    signs = []
+    while value > 127:
+        signs.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*signs, value])
+
+
+def _bytes(number, content):
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _masked(content):
+    crc = google_crc32c.value(content)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _record(content):
+    length = struct.pack("<Q", len(content))
+    return length + _masked(length) + content + _masked(content)
+
+
+def _event(step, *values):
+    """Return a record as TensorBoard writes it: time, step, and a summary of values."""
+    summary = b"".join(_bytes(1, value) for value in values)
+    return _record(b"\x09" + struct.pack("<d", 1e9 + step) + b"\x10" + _varint(step) + _bytes(5, summary))
+
+
+def _simple(tag, value):
+    return _bytes(1, tag.encode()) + b"\x15" + struct.pack("<f", value)
+
+
+def _tensor(tag, tensor):
+    return _bytes(1, tag.encode()) + _bytes(8, tensor)
+
+
+FIRST = _record(b"\x09" + struct.pack("<d", 1e9) + _bytes(3, b"brain.Event:2"))
+EVENTS = FIRST + _event(10, _simple("loss", 0.5), _simple("acc", 0.25)) + _event(300, _simple("loss", 0.125))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step,loss,note\n1,0.5,a\n2,0.25,b\n",
+        "step;loss\n1;0.5\n2;0.25\n",
+        "\ufeffstep\tloss\n1\t0.5\n2\t0.25",
+        '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n{"step": 3, "lo',
+        '[{"step": 1, "loss": 0.5, "note": {}}, 7, {"step": 2, "loss": "0.25"}]',
+        '{"log_history": [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]}',
+    ],
+)
+def test_tables_of_text_are_known_by_their_content(tmp_path, text):
+    found = read_metrics(_written(tmp_path, text))
+    assert found.columns == ("step", "loss")
+    assert dict(found.log()) == {"loss": [(1, 0.5), (2, 0.25)]}
+
+
+def test_columns_are_guessed_and_can_be_chosen(tmp_path):
+    text = "Wall time,trainer/global_step,epoch,val/loss,f1\n1e9,10,0,0.5,0.1\n2e9,20,1,nan,0.2\n"
+    found = read_metrics(_written(tmp_path, text))
+    assert found.step_column == "trainer/global_step"
+    assert found.metrics == ("val/loss", "f1")
+    assert dict(found.log("epoch", ["f1"])) == {"f1": [(0, 0.1), (1, 0.2)]}
+    assert found.log().origin == str(tmp_path / "some.log")
+
+
+@pytest.mark.parametrize(
+    ("text", "step", "columns", "said"),
+    [
+        ("a,b\n1,2\n", None, None, "called like a step"),
+        ("a,b\n1,2\n", "step", None, "no column 'step'"),
+        ("step,b\n1,2\n", None, ["c"], "no column 'c'"),
+        ("epoch,b\n0.5,2\n", None, None, "fractions"),
+        ("step,b\n,2\n1,\n", None, None, "no row has a metric"),
+    ],
+)
+def test_a_wrong_choice_of_columns_is_told(tmp_path, text, step, columns, said):
+    with pytest.raises(InputError, match=said):
+        read_metrics(_written(tmp_path, text)).log(step, columns)
+
+
+@pytest.mark.parametrize("content", ["", "only words\n", "{", "[1, 2]", "PK\x03\x04", b"\xff\x00" * 99])
+def test_what_has_no_numbers_is_no_file_of_metrics(tmp_path, content):
+    with pytest.raises(InputError, match="no metrics"):
+        read_metrics(_written(tmp_path, content))
+
+
+def test_only_a_file_of_bearable_size_in_its_own_folder_is_read(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "link").symlink_to(_written(tmp_path, "step,b\n1,2\n"))
+    with pytest.raises(RefusedLinkError):
+        read_metrics(tmp_path / "in" / "link")
+    with pytest.raises(NotFoundError):
+        read_metrics(tmp_path / "in")
+    monkeypatch.setattr(log, "_MAX_TEXT_BYTES", 5)
+    with pytest.raises(InputError, match="more than"):
+        read_metrics(tmp_path / "some.log")
+    monkeypatch.setattr(log, "MAX_JSON_BYTES", 5)
+    with pytest.raises(DamagedError, match="too large"):
+        read_metrics(tmp_path / "some.log")
+
+
+def test_scalars_of_an_event_file_are_read_by_step_and_tag(tmp_path):
+    found = read_metrics(_written(tmp_path, EVENTS, "events.out.tfevents.1.host"))
+    assert found.note == ""
+    assert (found.step_column, found.metrics) == ("step", ("loss", "acc"))
+    assert dict(found.log()) == {"loss": [(10, 0.5), (300, 0.125)], "acc": [(10, 0.25)]}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value"),
+    [
+        (b"\x08\x01" + _bytes(4, struct.pack("<f", 1.5)), 1.5),
+        (b"\x08\x01" + _bytes(5, struct.pack("<f", 1.5)), 1.5),
+        (b"\x08\x01" + b"\x2d" + struct.pack("<f", 1.5), 1.5),
+        (b"\x08\x02" + _bytes(6, struct.pack("<d", 1.5)), 1.5),
+        (b"\x08\x09" + _bytes(4, struct.pack("<q", -3)), -3.0),
+        (b"\x08\x01" + _bytes(4, struct.pack("<ff", 1, 2)), None),
+        (b"\x08\x07" + _bytes(8, b"text"), None),
+    ],
+)
+def test_a_tensor_of_one_number_is_a_scalar(tensor, value):
+    rows, note = scalar_rows(_event(1, _tensor("x", tensor)))
+    assert note == ""
+    assert [row["x"] for row in rows] == ([] if value is None else [value])
+
+
+def test_a_tail_that_is_cut_off_is_left_out():
+    whole, _ = scalar_rows(EVENTS)
+    for end in range(len(EVENTS) - 1, len(EVENTS) - 20, -1):
+        rows, note = scalar_rows(EVENTS[:end])
+        assert rows == whole[:-1]
+        assert note == "the last record is cut off"
+    assert scalar_rows(EVENTS + b"\x01" * 5) == (whole, "the last record is cut off")
+
+
+def test_a_flipped_bit_costs_one_record_or_what_follows():
+    whole, _ = scalar_rows(EVENTS)
+    for position in range(len(FIRST), len(EVENTS)):
+        damaged = bytearray(EVENTS)
+        damaged[position] ^= 1
+        rows, note = scalar_rows(bytes(damaged))
+        assert note
+        assert len(rows) < len(whole)
+        assert all(row in whole for row in rows)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+        b"\x2a\x7f",
+        b"\x0b",
+        b"\x09\x00",
+    ],
+)
+def test_messages_that_are_none_are_counted(message):
+    rows, note = scalar_rows(_record(message) + EVENTS)
+    assert len(rows) == 2
+    assert note == "damaged records that were left out: 1"
