@@ -72,7 +72,7 @@ def evaluator_of(subject: Subject) -> EvaluatorCode | None:
     from inshrink_core.formats.log import read_settings
     from inshrink_core.samples import is_trusted_sample
 
-    folder = _folder_of(subject)
+    folder = subject.folder
     with reported():
         told = read_settings(folder)
         if not told.file:
@@ -88,11 +88,6 @@ def evaluator_of(subject: Subject) -> EvaluatorCode | None:
         return _code(
             file, "", told.function or "evaluate", told.metric or "", told.direction or "", bundled=bundled
         )
-
-
-def _folder_of(subject: Subject) -> Path:
-    """Return the folder of a run; of a checkpoint file, the one that it lies in."""
-    return subject.path if subject.path.is_dir() else subject.path.parent
 
 
 def given_evaluator(text: str, subject: Subject) -> EvaluatorCode:
@@ -114,7 +109,7 @@ def given_evaluator(text: str, subject: Subject) -> EvaluatorCode:
     name, colon, function = text.strip().rpartition(":")
     if not colon or not function.isidentifier():
         name, function = text.strip(), "evaluate"
-    beside = _folder_of(subject) / name
+    beside = subject.folder / name
     is_beside = "\0" not in name and not Path(name).is_absolute() and beside.is_file()
     file = resolve(str(beside) if is_beside else name)
     if file.suffix != ".py" or not file.is_file():
@@ -146,7 +141,7 @@ def guessed_task(shown: Subject) -> TaskGuess:
 
 def suggested_evaluator(shown: Subject) -> str:
     """Return where an evaluator is written by default: beside the checkpoints, where that is allowed."""
-    folder = _folder_of(shown)
+    folder = shown.folder
     return str((folder if settings().allows(folder) else settings().roots[0]) / "evaluator.py")
 
 

@@ -258,7 +258,7 @@ def searched_before(shown: Subject, job: Job) -> Searched | None:
 
 def _output(shown: Subject) -> str | None:
     """Return where a search keeps its trials; None for inside of the run, where that can be written."""
-    folder = shown.path if shown.path.is_dir() else shown.path.parent
+    folder = shown.folder
     if os.access(folder, os.W_OK):
         return None
     name = hashlib.sha256(f"{shown.path} {opened(str(shown.path)).token}".encode()).hexdigest()[:16]

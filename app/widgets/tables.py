@@ -101,6 +101,11 @@ class Subject:
         return self.path.parent if self.step_pattern else self.path
 
     @property
+    def folder(self) -> Path:
+        """The folder of a run; of a checkpoint file, the one that it lies in."""
+        return self.place if self.place.is_dir() else self.place.parent
+
+    @property
     def model_tensors(self) -> tuple[TensorSpec, ...]:
         """Weights and buffers of the last checkpoint."""
         from inshrink_core.checkpoint import MODEL_ROLES

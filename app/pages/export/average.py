@@ -77,7 +77,7 @@ def _words(shown: Subject) -> tuple[list[str], EvaluatorCode | None, bool]:
         ready = ready and judge is not None and trusted
     elif kind == "ema":
         options = ["--weights", "ema"]
-    free = services.suggested_folder(shown, f"{shown.path.stem}-average")
+    free = services.suggested_folder(shown, f"{shown.place.stem}-average")
     typed = st.text_input("Write into the folder", free, key=f"average.{free}")
     words = ["average", str(shown.path), "-o", typed, *steps_words(steps, shown.steps), *options]
     return words, judge, ready
