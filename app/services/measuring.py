@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "cancel_sensitivity",
     "forget_sensitivity",
+    "known_shares",
     "measuring_cost",
     "sensitivity_job",
     "sensitivity_loader",
@@ -44,6 +45,27 @@ def told_metrics(subject: Subject) -> tuple[str, ...]:
         "magnitude": True,
     }
     return tuple(metric for metric, is_told in told.items() if is_told)
+
+
+def known_shares(subject: Subject) -> dict[str, float]:
+    """Return which share of the sensitivity each tensor carries at the last step, where that was measured.
+
+    By the most telling metric that was; empty where none was.
+    """
+    from inshrink_core.analysis.findings import weighted
+
+    for metric in told_metrics(subject):
+        job = sensitivity_job(str(subject.path), metric)
+        if job is not None and job.state == "finished":
+            table = job.result["tensor"]
+            carried = weighted(table.values["mean"], [row.numel for row in table.rows])[:, -1]
+            total = float(np.nansum(carried)) or 1.0
+            return {
+                row.name: float(one) / total
+                for row, one in zip(table.rows, carried, strict=True)
+                if np.isfinite(one)
+            }
+    return {}
 
 
 def untold_metrics(subject: Subject) -> tuple[str, ...]:

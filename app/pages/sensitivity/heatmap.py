@@ -58,7 +58,7 @@ _LONGEST_COLORBAR = 420
 _MAX_STRIDE = 5
 """Columns from one that can be clicked to the next, at most: further apart, a click misses its step."""
 
-_ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (10**9, 3))
+_ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (700, 3), (10**9, 1))
 """Pixels of a row by how many there are: (at most so many rows, pixels)."""
 
 _LETTER_PIXELS = 6.5
@@ -179,7 +179,7 @@ def heatmap_figure(
     scale: str = "log",
     relative: str = "plain",
     loss: tuple[str, Sequence[tuple[int, float]]] | None = None,
-    pinned: tuple[int, int] | None = None,
+    pinned: tuple[Sequence[int], int] | None = None,
 ) -> go.Figure:
     """Draw rows by steps, colour by the value or its logarithm.
 
@@ -199,8 +199,8 @@ def heatmap_figure(
     loss
         The name of a training metric and its values by step, drawn above on the same axis.
     pinned
-        Row and column of a cell that is marked to begin with. A click marks another one in the browser,
-        without a new figure: a figure that changed would lose its zoom and its selection.
+        Rows and the column of the cells that are marked to begin with. A click marks another one in the
+        browser, without a new figure: a figure that changed would lose its zoom and its selection.
     """
     columns = bucket_steps(table.values[statistic], table.steps)
     colours, low, high = (log_scale if scale == "log" else linear_scale)(columns.values, clip)
@@ -387,7 +387,11 @@ def _margin(rows: Sequence[str], bar: Sequence[str]) -> dict[str, float]:
 
 
 def _anchors(
-    names: Sequence[str], cells: Columns, row_pixels: float, pinned: tuple[int, int] | None, hover: str
+    names: Sequence[str],
+    cells: Columns,
+    row_pixels: float,
+    pinned: tuple[Sequence[int], int] | None,
+    hover: str,
 ) -> go.Scattergl:
     """Return an unseen square over every cell that can be clicked, because heatmaps report no clicks.
 
@@ -398,11 +402,11 @@ def _anchors(
     row_stride = max(1, math.ceil(len(names) * len(columns) / MAX_ANCHORS))
     rows = _every(len(names), row_stride)
     if pinned is not None:
-        rows, columns = np.union1d(rows, [pinned[0]]), np.union1d(columns, [pinned[1]])
+        rows, columns = np.union1d(rows, pinned[0]), np.union1d(columns, [pinned[1]])
     y, x = np.repeat(rows, len(columns)), np.tile(columns, len(rows))
     chosen = None
     if pinned is not None:
-        chosen = np.flatnonzero((y == pinned[0]) & (x == pinned[1])).tolist()
+        chosen = np.flatnonzero(np.isin(y, pinned[0]) & (x == pinned[1])).tolist()
     return go.Scattergl(
         # By name: an axis of names takes numbers for new names. As arrays: of a list, Plotly looks at every
         # entry each time it copies it.
