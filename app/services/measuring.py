@@ -26,6 +26,7 @@ __all__ = [
     "cancel_sensitivity",
     "forget_sensitivity",
     "known_shares",
+    "measured",
     "measuring_cost",
     "sensitivity_job",
     "sensitivity_loader",
@@ -54,18 +55,21 @@ def known_shares(subject: Subject) -> dict[str, float]:
     """
     from inshrink_core.analysis.findings import weighted
 
-    for metric in told_metrics(subject):
-        job = sensitivity_job(str(subject.path), metric)
-        if job is not None and job.state == "finished":
-            table = job.result["tensor"]
-            carried = weighted(table.values["mean"], [row.numel for row in table.rows])[:, -1]
-            total = float(np.nansum(carried)) or 1.0
-            return {
-                row.name: float(one) / total
-                for row, one in zip(table.rows, carried, strict=True)
-                if np.isfinite(one)
-            }
-    return {}
+    found = next(filter(None, (measured(subject, metric) for metric in told_metrics(subject))), None)
+    if found is None:
+        return {}
+    table = found["tensor"]
+    carried = weighted(table.values["mean"], [row.numel for row in table.rows])[:, -1]
+    total = float(np.nansum(carried)) or 1.0
+    return {
+        row.name: float(one) / total for row, one in zip(table.rows, carried, strict=True) if np.isfinite(one)
+    }
+
+
+def measured(subject: Subject, metric: str) -> Mapping[str, Sensitivity] | None:
+    """Return the tables of a metric by grouping, where it was measured; nothing is begun."""
+    job = sensitivity_job(str(subject.path), metric)
+    return job.result if job is not None and job.state == "finished" else None
 
 
 def untold_metrics(subject: Subject) -> tuple[str, ...]:

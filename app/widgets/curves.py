@@ -34,12 +34,27 @@ def log_groups(names: Sequence[str]) -> dict[str, list[str]]:
     return groups
 
 
-def log_figure(log: Mapping[str, Sequence[tuple[int, float]]], groups: Mapping[str, list[str]]) -> go.Figure:
-    """Draw training metrics by step, one panel per group, side by side; titles serve as legends."""
+def log_figure(
+    log: Mapping[str, Sequence[tuple[int, float]]], groups: Mapping[str, list[str]], *, legends: bool = True
+) -> go.Figure:
+    """Draw training metrics by step, one panel per group, side by side.
+
+    Parameters
+    ----------
+    log
+        Of each metric its values by step.
+    groups
+        The metrics of a panel, by its name.
+    legends
+        Titles tell the metrics of a panel apart; else they are its name.
+    """
     figure = make_subplots(
         rows=1,
         cols=max(1, len(groups)),
-        subplot_titles=[_legend(members) for members in groups.values()],
+        subplot_titles=[
+            _legend(members) if legends else html_text(elide(name, _NAME_WIDTH // 2))
+            for name, members in groups.items()
+        ],
         horizontal_spacing=0.075,
     )
     for column, members in enumerate(groups.values(), start=1):

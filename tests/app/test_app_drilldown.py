@@ -334,11 +334,11 @@ def test_one_checkpoint_has_no_two_steps(root: Path, monkeypatch: pytest.MonkeyP
     assert "There is one checkpoint" in texts(app)
 
 
-def test_two_runs_are_laid_over_each_other(run: Path) -> None:
+def test_two_runs_stand_side_by_side_and_are_laid_over_each_other(run: Path) -> None:
     other = write_run(run.parent / "other")
     app = explorer("sensitivity", run=str(run), view="runs", other=str(other))
     assert not app.exception
-    assert charts(app) == 2
+    assert charts(app) == 3
     assert app.query_params["other"] == str(other)
     assert (app.dataframe[0].value["times"].dropna() == 1).all()
 
@@ -356,7 +356,7 @@ def test_a_damaged_second_run_is_laid_over_whatever_its_values(
     app = explorer("sensitivity", run=str(run), view="runs", other=str(other), metric="fisher")
     assert not app.exception
     assert not app.error
-    assert charts(app) == 2
+    assert charts(app) == 3
 
 
 def test_a_second_run_stays_though_others_were_opened_since_and_is_told_from_one_of_like_name(

@@ -155,6 +155,8 @@ def test_metrics_that_share_a_scale_share_a_panel() -> None:
 def test_a_log_with_gaps_and_infinities_is_drawn() -> None:
     log = {"loss": ((1, float("nan")), (2, float("inf")), (3, 1.0))}
     assert len(curves.log_figure(log, {"loss": ["loss"]}).data) == 1
+    named = curves.log_figure(log, {"<loss>": ["loss"]}, legends=False)
+    assert [note.text for note in named.layout.annotations] == ["&lt;loss&gt;"]
 
 
 def test_frames_are_told_apart_by_kind() -> None:

@@ -18,6 +18,7 @@ from inshrink_app.pages.sensitivity.selection import (
     link_event,
     nearest_step,
 )
+from inshrink_app.pages.sensitivity.sides import aligned, sides_figure
 from inshrink_app.widgets.modules import (
     default_level,
     labels,
@@ -27,7 +28,7 @@ from inshrink_app.widgets.modules import (
     rows_at,
     trail,
 )
-from inshrink_app.widgets.tables import HeatRow
+from inshrink_app.widgets.tables import HeatRow, Sensitivity
 
 from tests.app.builders import sensitivity_table
 
@@ -267,3 +268,51 @@ def test_runs_without_a_common_step_or_tensor_have_nothing_to_draw() -> None:
     assert between_runs(mine, later, "mean").steps == ()
     strangers = dataclasses.replace(mine, rows=tuple(row._replace(name=row.name + "x") for row in mine.rows))
     assert between_runs(mine, strangers, "mean").names == ()
+
+
+# Side by side
+
+
+def renamed(n_steps: int, *names: str) -> Sensitivity:
+    table = sensitivity_table(len(names), n_steps)
+    rows = tuple(row._replace(name=name) for row, name in zip(table.rows, names, strict=True))
+    return dataclasses.replace(table, rows=rows)
+
+
+def test_runs_side_by_side_have_the_same_rows_and_mark_those_of_one_alone() -> None:
+    mine, other = renamed(3, "a.w", "b.w", "b.x"), renamed(2, "new", "b.x", "b.w")
+    found = aligned(mine, other, "tensor")
+    assert [row.name for row in found.tables[0].rows] == ["a.w", "b.w", "b.x", "new"]
+    assert [row.name for row in found.tables[1].rows] == ["a.w", "b.w", "b.x", "new"]
+    assert found.present == ((True, False), (True, True), (True, True), (False, True))
+    left, right = (table.values["mean"] for table in found.tables)
+    np.testing.assert_array_equal(left[:3], mine.values["mean"])
+    np.testing.assert_array_equal(right[[2, 1]], other.values["mean"][[1, 2]])
+    assert np.isnan(left[3]).all()
+    assert np.isnan(right[0]).all()
+    assert [row.name for row in aligned(mine, other, "block").tables[1].rows] == ["a.w", "b", "new"]
+
+
+def test_runs_side_by_side_share_colours_and_keep_their_own_steps() -> None:
+    mine, other = renamed(3, "a", "<b>"), renamed(2, "<b>", "c")
+    other = dataclasses.replace(other, values={name: 1e3 * one for name, one in other.values.items()})
+    figure = sides_figure(aligned(mine, other, "tensor"), ("one", "<i>"), "mean")
+    left, right = (trace for trace in figure.data if trace.customdata is not None)
+    assert (left.zmin, left.zmax) == (right.zmin, right.zmax)
+    assert left.zmax > np.nanmax(np.log10(mine.values["mean"]))
+    assert (left.showscale, right.showscale) == (True, False)
+    assert (list(left.x), list(right.x)) == (["10", "20", "30"], ["10", "20"])
+    assert (left.xaxis, right.xaxis) == ("x", "x2")
+    assert left.y == right.y
+    assert list(figure.layout.yaxis.ticktext) == ["◧ a", "&lt;b&gt;", "◨ c"]
+    assert [note.text for note in figure.layout.annotations] == ["one", "&lt;i&gt;"]
+
+
+@pytest.mark.parametrize("metric", ["gain", "fisher"])
+@pytest.mark.parametrize("wild", [np.nan, np.inf, 0.0, 1e30])
+def test_runs_side_by_side_are_drawn_whatever_they_hold(wild: float, metric: str) -> None:
+    mine = dataclasses.replace(renamed(1, "a"), metric=metric)
+    mine.values["mean"][:] = wild
+    figure = sides_figure(aligned(mine, renamed(150, "a", "b"), "tensor"), ("one", "two"), "mean")
+    assert np.isfinite([figure.data[1].zmin, figure.data[1].zmax]).all()
+    figure.to_json()

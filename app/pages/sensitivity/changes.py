@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services, state
+from inshrink_app.pages.sensitivity import sides
 from inshrink_app.pages.sensitivity.heatmap import bucket_steps, cells, row_labels
 from inshrink_app.theme import CATEGORICAL, DIVERGING
 from inshrink_app.widgets import listing, snippets
@@ -40,6 +41,7 @@ __all__ = [
     "changes_figure",
     "octaves",
     "overlay_figure",
+    "runs_snippet",
     "two_runs",
     "two_steps",
 ]
@@ -398,8 +400,10 @@ Measured = Callable[[Subject], Mapping[str, Sensitivity] | None]
 """Returns a metric of a run by grouping, or draws how to come to it."""
 
 
-def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, measured: Measured) -> None:
-    """Lay a second run over this one: the same metric, tensors matched by name.
+def two_runs(
+    shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, level: str, measured: Measured
+) -> None:
+    """Put a second run beside this one, and over it: the same metric, tensors matched by name.
 
     Parameters
     ----------
@@ -409,6 +413,8 @@ def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, 
         A metric of it by grouping.
     statistic
         What of its values is compared.
+    level
+        What a row is, where both stand side by side.
     measured
         Measures the same metric of the second run.
     """
@@ -419,8 +425,8 @@ def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, 
     mine, theirs = tables["tensor"], second["tensor"]
     metric = METRICS[mine.metric]
     found = between_runs(mine, theirs, statistic)
-    if not found.names:
-        st.info("The two runs have no tensor of the same name.", icon=":material/info:")
+    with st.container(border=True):
+        sides.show(mine, theirs, (shown.name, other.name), statistic, level)
     names = (elide(shown.name, _NAME_WIDTH), elide(other.name, _NAME_WIDTH))
     with st.container(border=True):
         if found.steps:
@@ -431,8 +437,13 @@ def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, 
         _list_names(found.only_second, f"Only in {markdown_text(names[1])}")
     if found.names:
         _overlaid(found, (mine, theirs), names, statistic)
+    runs_snippet(shown, other, mine.metric, statistic)
+
+
+def runs_snippet(shown: Subject, other: Subject, metric: str, statistic: str, key: str = "snippets") -> None:
+    """Show the command and the lines that tell the values of two runs."""
     path = str(other.path)
-    told = "update" if metric.pooled else mine.metric
+    told = "update" if METRICS[metric].pooled else metric
     snippets.show(
         f"inshrink sensitivity {shlex.quote(path)} --metric {told} --by tensor --statistic {statistic}",
         "import inshrink_core\n\n"
@@ -442,6 +453,7 @@ def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, 
         "for name in set(mine.rows) & set(other.rows):\n"
         f"    print(name, mine.{statistic}[mine.rows.index(name), -1], "
         f"other.{statistic}[other.rows.index(name), -1])",
+        key,
     )
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "MAX_ANCHORS",
     "MAX_COLUMNS",
     "Columns",
+    "Drawn",
     "bucket_steps",
     "cells",
     "colorbar",
@@ -203,47 +204,89 @@ def heatmap_figure(
         browser, without a new figure: a figure that changed would lose its zoom and its selection.
     """
     columns = bucket_steps(table.values[statistic], table.steps)
-    colours, low, high = (log_scale if scale == "log" else linear_scale)(columns.values, clip)
-    both_ways = relative == "first" or table.metric == "gain"
-    if both_ways:
-        low, high = _around(0.0 if scale == "log" else 1.0, low, high)
-    names = [_row_category(row) for row in table.rows]
-    row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(names) <= most)
-    height = TOOLBAR + max(220, len(names) * row_pixels + 62)
-    symbol = METRICS[table.metric].symbol + _RELATIVE[relative]
-    word = "" if METRICS[table.metric].pooled or relative == "share" else f"{statistic} "
-    hover = f"%{{y}}<br>step %{{x}}<br>{word}{html_text(symbol)} = "
-    told = "%{customdata:.3~%}" if relative == "share" else "%{customdata:.3~g}"
-    bar = colorbar(symbol, low, high, height - TOOLBAR - 82, scale)
+    drawn = Drawn.of(table, columns.values, statistic, clip=clip, scale=scale, relative=relative)
     figure = cells(
-        columns._replace(values=colours),
-        names,
+        columns._replace(values=drawn.colours),
+        drawn.rows,
         columns.values,
-        f"{hover}{told}<extra></extra>",
+        f"{drawn.hover}{drawn.told}<extra></extra>",
         missing=_NO_VALUE,
-        zmin=low,
-        zmax=high,
-        colorscale=DIVERGING if both_ways else SEQUENTIAL,
-        colorbar=bar,
+        **drawn.look,
     )
-    at_anchor = hover + told.replace("customdata", "customdata[2]")
-    figure.add_trace(_anchors(names, columns, row_pixels, pinned, at_anchor))
-    ticks = thinned(names, row_labels([row.name for row in table.rows]), _MAX_ROW_LABELS)
-    figure.update_layout(
-        height=height,
-        margin=_margin(ticks["ticktext"], [symbol, *bar["ticktext"]]),
-        dragmode="zoom",
-        hovermode="closest",
-        # A click in the corner of a large cell is far from its middle, where the anchor is.
-        hoverdistance=200,
-        showlegend=False,
-    )
+    at_anchor = drawn.hover + drawn.told.replace("customdata", "customdata[2]")
+    figure.add_trace(_anchors(drawn.rows, columns, drawn.row_pixels, pinned, at_anchor))
+    ticks = thinned(drawn.rows, row_labels([row.name for row in table.rows]), _MAX_ROW_LABELS)
+    drawn.lay_out(figure, ticks["ticktext"])
+    # A click in the corner of a large cell is far from its middle, where the anchor is.
+    figure.update_layout(hoverdistance=200)
     shown = thinned(columns.labels, columns.labels, _MAX_STEP_LABELS)
     figure.update_xaxes(range=[-0.5, len(columns.labels) - 0.5], **shown)
-    figure.update_yaxes(autorange=None, range=[len(names) - 0.5, -0.5], **ticks)
+    figure.update_yaxes(autorange=None, range=[len(drawn.rows) - 0.5, -0.5], **ticks)
     if loss is not None:
         _add_loss(figure, loss, table.steps, columns.labels)
     return figure
+
+
+class Drawn(NamedTuple):
+    """How values of a metric are drawn: their colours, the rows' identities, and what is told of a cell."""
+
+    colours: NDArray[np.float32]
+    rows: list[str]
+    row_pixels: float
+    height: float
+    hover: str
+    told: str
+    symbol: str
+    look: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        table: Sensitivity,
+        values: NDArray[np.float32],
+        statistic: str,
+        *,
+        clip: bool = True,
+        scale: str | None = None,
+        relative: str = "plain",
+    ) -> Drawn:
+        """Choose colours for values ``[rows, columns]`` of a table; by default on the metric's own scale."""
+        metric = METRICS[table.metric]
+        scale = scale or metric.scale
+        colours, low, high = (log_scale if scale == "log" else linear_scale)(values, clip)
+        both_ways = relative == "first" or table.metric == "gain"
+        if both_ways:
+            low, high = _around(0.0 if scale == "log" else 1.0, low, high)
+        row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(table.rows) <= most)
+        height = TOOLBAR + max(220, len(table.rows) * row_pixels + 62)
+        symbol = metric.symbol + _RELATIVE[relative]
+        word = "" if metric.pooled or relative == "share" else f"{statistic} "
+        look = {
+            "zmin": low,
+            "zmax": high,
+            "colorscale": DIVERGING if both_ways else SEQUENTIAL,
+            "colorbar": colorbar(symbol, low, high, height - TOOLBAR - 82, scale),
+        }
+        return cls(
+            colours=colours,
+            rows=[_row_category(row) for row in table.rows],
+            row_pixels=row_pixels,
+            height=height,
+            hover=f"%{{y}}<br>step %{{x}}<br>{word}{html_text(symbol)} = ",
+            told="%{customdata:.3~%}" if relative == "share" else "%{customdata:.3~g}",
+            symbol=symbol,
+            look=look,
+        )
+
+    def lay_out(self, figure: go.Figure, labels: Sequence[str]) -> None:
+        """Give a figure its height, and margins that hold the labels of its rows."""
+        figure.update_layout(
+            height=self.height,
+            margin=_margin(labels, [self.symbol, *self.look["colorbar"]["ticktext"]]),
+            dragmode="zoom",
+            hovermode="closest",
+            showlegend=False,
+        )
 
 
 def _around(middle: float, low: float, high: float) -> tuple[float, float]:

@@ -49,7 +49,7 @@ def render() -> None:
     elif view == "diff":
         changes.two_steps(shown, tables, statistic)
     else:
-        changes.two_runs(shown, tables, statistic, lambda other: _measured(other, metric, ".other"))
+        changes.two_runs(shown, tables, statistic, level, lambda other: _measured(other, metric, ".other"))
     next_step.offer(
         next_step.Next(
             "Give layers their bits: Allocate", "allocate", "More bits or fewer, and what that costs."
@@ -67,7 +67,7 @@ def _choices(shown: Subject) -> tuple[str, str, str, str]:
         if not METRICS[metric].pooled:
             statistic = _control("Statistic", state.STATISTIC, _STATISTICS, "mean")
         level = modules.TENSOR
-        if view == "steps":
+        if view != "diff":
             names = dict.fromkeys(row.name for row in shown.tensors if row.role == "weight")
             level = modules.level_slider("control", tuple(names))
     return view, metric, level, statistic
