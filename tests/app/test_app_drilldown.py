@@ -343,6 +343,18 @@ def test_two_runs_stand_side_by_side_and_are_laid_over_each_other(run: Path) -> 
     assert (app.dataframe[0].value["times"].dropna() == 1).all()
 
 
+def test_a_metric_that_the_second_run_cannot_tell_is_not_offered_to_be_measured(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_run(run.parent / "other", (10,))
+    known = {str(run): Job(state="finished", result=tables())}
+    monkeypatch.setattr(services, "sensitivity_job", lambda path, _metric: known.get(path))
+    app = explorer("sensitivity", run=str(run), view="runs", other=str(other), metric="update")
+    assert not app.exception
+    assert "Update is not known of the second run. Movement needs two checkpoints" in texts(app)
+    assert not [found for found in app.button if found.label == "Measure update"]
+
+
 def test_a_damaged_second_run_is_laid_over_whatever_its_values(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

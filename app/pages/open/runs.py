@@ -10,9 +10,9 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.pages.sensitivity import changes, sides
 from inshrink_app.services import Listed
-from inshrink_app.widgets import curves, listing, modules
+from inshrink_app.widgets import listing, modules
 from inshrink_app.widgets.formatting import counted, elide_all, markdown_text
-from inshrink_app.widgets.layout import answer, chart
+from inshrink_app.widgets.layout import answer, panels
 from inshrink_app.widgets.tables import METRICS, Subject
 
 __all__ = ["show"]
@@ -128,11 +128,7 @@ def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
     }
     if shared:
         groups = {name: [f"{name} · {label}" for label in names] for name in shared}
-        chart(
-            curves.log_figure(log, groups, legends=False),
-            "runs.curves",
-            "Metrics of two runs by step: " + ", ".join(shared),
-        )
+        panels(log, groups, "runs.curves", legends=False)
         st.caption(f"Solid: {markdown_text(names[0])}. Dashed: {markdown_text(names[1])}.")
     else:
         st.caption("They have logged no metric of the same name.")

@@ -195,7 +195,8 @@ def changes_figure(
     columns = bucket_steps(changes.astype(np.float32), steps)
     finite = np.abs(columns.values[np.isfinite(columns.values)])
     end = max(_SMALLEST_END, float(np.percentile(finite, 99)) if finite.size else 1.0)
-    ticks = [-end, -end / 2, 0.0, end / 2, end]
+    # The outermost stand a little inside: at the very end they would touch the title.
+    ticks = [part * end for part in (-0.94, -0.5, 0.0, 0.5, 0.94)]
     texts = [f"× {value_text(2.0**tick)}" for tick in ticks]
     rows = [f"<b>{html_text(name)}</b>" for name in names]
     missing = "%{y}<br>step %{x}<br>no value in one of the two<extra></extra>"
@@ -419,11 +420,18 @@ def two_runs(
         Measures the same metric of the second run.
     """
     other = _other(shown)
-    second = None if other is None else measured(other)
-    if other is None or second is None:
+    if other is None:
         return
-    mine, theirs = tables["tensor"], second["tensor"]
+    mine = tables["tensor"]
     metric = METRICS[mine.metric]
+    is_untold = mine.metric in services.untold_metrics(other)
+    if is_untold and services.sensitivity_job(str(other.path), mine.metric) is None:
+        st.info(f"{metric.label} is not known of the second run. {metric.needs}", icon=":material/info:")
+        return
+    second = measured(other)
+    if second is None:
+        return
+    theirs = second["tensor"]
     found = between_runs(mine, theirs, statistic)
     with st.container(border=True):
         sides.show(mine, theirs, (shown.name, other.name), statistic, level)

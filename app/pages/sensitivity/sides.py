@@ -23,11 +23,15 @@ _NAME_WIDTH = 30
 _MARKS = {(True, True): "", (True, False): "◧ ", (False, True): "◨ "}
 """What stands before a row that only the run on the left, or on the right, has."""
 
-_MOST_ROW_LABELS, _MOST_STEP_LABELS = 60, 3
-_GAP = 0.08
+_MOST_ROW_LABELS, _MOST_STEP_LABELS = 60, 2
+_GAP = 0.12
 """Share of the width between the two: room for the labels of steps on a telephone."""
 
+_TICK_SHIFT = 7
+"""Pixels by which labels of steps are moved apart, where one half ends and the other begins."""
+
 _TITLE_WIDTH = 12
+"""Letters of a name above its half, on a telephone."""
 
 
 class Sides(NamedTuple):
@@ -94,12 +98,14 @@ def sides_figure(sides: Sides, names: tuple[str, str], statistic: str) -> go.Fig
         )
         figure.add_traces([trace.update(xaxis="x2" if place else "x") for trace in shown.data])
         half = [place * (0.5 + _GAP / 2), 0.5 - _GAP / 2 + place * (0.5 + _GAP / 2)]
+        shift = {"ticklabelshift": _TICK_SHIFT if place else -_TICK_SHIFT}
         axis = columns_axis(one.labels) | thinned(one.labels, one.labels, _MOST_STEP_LABELS)
-        figure.update_layout({f"xaxis{2 if place else ''}": {**axis, "domain": half, "anchor": "y"}})
+        figure.update_layout({f"xaxis{2 if place else ''}": {**axis, "domain": half, "anchor": "y", **shift}})
         figure.add_annotation(
-            text=html_text(name),
+            text=html_text(elide(name, _TITLE_WIDTH)),
             x=half[0],
             xref="paper",
+            xanchor="left",
             y=1,
             yref="paper",
             yanchor="bottom",
