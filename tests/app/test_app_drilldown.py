@@ -347,7 +347,7 @@ def test_a_metric_that_the_second_run_cannot_tell_is_not_offered_to_be_measured(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = write_run(run.parent / "other", (10,))
-    known = {str(run): Job(state="finished", result=tables())}
+    known = {str(run): Job(state="finished", result=tables(metric="update"))}
     monkeypatch.setattr(services, "sensitivity_job", lambda path, _metric: known.get(path))
     app = explorer("sensitivity", run=str(run), view="runs", other=str(other), metric="update")
     assert not app.exception
