@@ -37,6 +37,9 @@ SIDE = 16
 N_CLICKS = 9
 N_STARTS = 3
 METRIC = "magnitude"
+LEVELS = {"2": "block", "tensor": "tensor"}
+"""What a row is, by its word in a link."""
+
 SIZE = f"{N_BLOCKS * len(PARTS)} layers, {N_STEPS} steps"
 
 PLAIN = (
@@ -170,11 +173,11 @@ def first_paint(browser: Browser, folder: Path, *, kept: bool) -> Times:
 
 
 def heatmap(browser: Browser, folder: Path, by: str, found: Found, places: random.Random) -> None:
-    """Open the heatmap of 400 layers by 200 steps; look inside again and again; open it once more."""
+    """Open the heatmap of 400 layers or their 100 blocks; look inside again and again; open it once more."""
     with started(folder) as server, browser.tab() as tab:
         link = urlencode({"run": str(folder / "run"), "metric": METRIC, "by": by})
         url = f"{server.address}/sensitivity?{link}"
-        found.add(f"page interactive, {SIZE}, by {by}", opened(tab, server, url, DRAWN))
+        found.add(f"page interactive, {SIZE}, by {LEVELS[by]}", opened(tab, server, url, DRAWN))
         if by != "tensor":
             return
         found.memory.append((server.resident_nbytes(), 0))
@@ -184,7 +187,9 @@ def heatmap(browser: Browser, folder: Path, by: str, found: Found, places: rando
             found.add(f"{label}, {SIZE}", Times(seconds, 0.0, 0.0))
         found.memory[-1] = (found.memory[-1][0], server.resident_nbytes())
         tab.goto("about:blank")
-        found.add(f"page interactive at a second visit, {SIZE}, by {by}", opened(tab, server, url, DRAWN))
+        found.add(
+            f"page interactive at a second visit, {SIZE}, by {LEVELS[by]}", opened(tab, server, url, DRAWN)
+        )
 
 
 class Found:
@@ -244,7 +249,7 @@ def measured(browser: Browser, scratch: Path, quick: bool) -> Found:
         for kept, label in ((False, "headers not kept"), (True, "headers kept")):
             times = first_paint(browser, small, kept=kept)
             found.add(f"first paint, {N_SMALL_STEPS} checkpoints, {label}", times)
-        for by in () if quick else ("block", "tensor"):
+        for by in () if quick else LEVELS:
             heatmap(browser, huge, by, found, places)
     return found
 

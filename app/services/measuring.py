@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = [
     "cancel_sensitivity",
     "forget_sensitivity",
+    "known_shares",
+    "measured",
     "measuring_cost",
     "sensitivity_job",
     "sensitivity_loader",
@@ -44,6 +46,30 @@ def told_metrics(subject: Subject) -> tuple[str, ...]:
         "magnitude": True,
     }
     return tuple(metric for metric, is_told in told.items() if is_told)
+
+
+def known_shares(subject: Subject) -> dict[str, float]:
+    """Return which share of the sensitivity each tensor carries at the last step, where that was measured.
+
+    By the most telling metric that was; empty where none was.
+    """
+    from inshrink_core.analysis.findings import weighted
+
+    found = next(filter(None, (measured(subject, metric) for metric in told_metrics(subject))), None)
+    if found is None:
+        return {}
+    table = found["tensor"]
+    carried = weighted(table.values["mean"], [row.numel for row in table.rows])[:, -1]
+    total = float(np.nansum(carried)) or 1.0
+    return {
+        row.name: float(one) / total for row, one in zip(table.rows, carried, strict=True) if np.isfinite(one)
+    }
+
+
+def measured(subject: Subject, metric: str) -> Mapping[str, Sensitivity] | None:
+    """Return the tables of a metric by grouping, where it was measured; nothing is begun."""
+    job = sensitivity_job(str(subject.path), metric)
+    return job.result if job is not None and job.state == "finished" else None
 
 
 def untold_metrics(subject: Subject) -> tuple[str, ...]:

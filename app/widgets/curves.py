@@ -9,7 +9,6 @@ import plotly.graph_objects as go
 from inshrink_app.theme import CATEGORICAL
 from inshrink_app.widgets.figures import lay_out, steps_axis
 from inshrink_app.widgets.formatting import elide, html_text
-from plotly.subplots import make_subplots
 
 __all__ = ["log_figure", "log_groups"]
 
@@ -34,33 +33,42 @@ def log_groups(names: Sequence[str]) -> dict[str, list[str]]:
     return groups
 
 
-def log_figure(log: Mapping[str, Sequence[tuple[int, float]]], groups: Mapping[str, list[str]]) -> go.Figure:
-    """Draw training metrics by step, one panel per group, side by side; titles serve as legends."""
-    figure = make_subplots(
-        rows=1,
-        cols=max(1, len(groups)),
-        subplot_titles=[_legend(members) for members in groups.values()],
-        horizontal_spacing=0.075,
-    )
-    for column, members in enumerate(groups.values(), start=1):
-        for position, name in enumerate(members):
-            series = log[name]
-            figure.add_trace(
-                go.Scatter(
-                    x=np.asarray([step for step, _ in series], dtype=np.int64),
-                    y=np.asarray([value for _, value in series], dtype=np.float64),
-                    name=html_text(name),
-                    mode="lines+markers" if len(series) < 3 else "lines",
-                    line={
-                        "color": CATEGORICAL[position % len(CATEGORICAL)],
-                        "width": 2,
-                        "dash": _DASHES[position % len(_DASHES)],
-                    },
-                    hovertemplate=f"{html_text(name)} = %{{y:.4~g}}<br>step %{{x:,}}<extra></extra>",
-                ),
-                row=1,
-                col=column,
+def log_figure(log: Mapping[str, Sequence[tuple[int, float]]], heading: str = "") -> go.Figure:
+    """Draw training metrics by step; the title serves as legend.
+
+    Parameters
+    ----------
+    log
+        Of each metric its values by step.
+    heading
+        Stands in the place of the legend.
+    """
+    figure = go.Figure()
+    for position, (name, series) in enumerate(log.items()):
+        figure.add_trace(
+            go.Scatter(
+                x=np.asarray([step for step, _ in series], dtype=np.int64),
+                y=np.asarray([value for _, value in series], dtype=np.float64),
+                name=html_text(name),
+                mode="lines+markers" if len(series) < 3 else "lines",
+                line={
+                    "color": CATEGORICAL[position % len(CATEGORICAL)],
+                    "width": 2,
+                    "dash": _DASHES[position % len(_DASHES)],
+                },
+                hovertemplate=f"{html_text(name)} = %{{y:.4~g}}<br>step %{{x:,}}<extra></extra>",
             )
+        )
+    figure.add_annotation(
+        text=html_text(elide(heading, _NAME_WIDTH)) or _legend([*log]),
+        x=0,
+        xref="paper",
+        xanchor="left",
+        y=1,
+        yref="paper",
+        yanchor="bottom",
+        showarrow=False,
+    )
     lay_out(figure, 216, titles=True)
     figure.update_xaxes(rangemode="tozero", **steps_axis(5))
     figure.update_yaxes(automargin=True, nticks=6)

@@ -49,7 +49,7 @@ _LEGEND = 26
 _STANDOFF = 10
 """Pixels between the labels of an axis and its title."""
 
-_MAX_COLUMN_LABELS = 13
+_MAX_COLUMN_LABELS = 7
 _MOST_TICKS = 8
 _LARGEST_POWER = 307
 """Powers of ten that a float holds with all of its digits, in both directions."""

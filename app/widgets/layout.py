@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import state
-from inshrink_app.widgets import problem
+from inshrink_app.widgets import curves, problem
 from inshrink_app.widgets.figures import CONFIG
 from inshrink_app.widgets.tables import ASK_ABOVE_BYTES, ServiceError
 
-__all__ = ["allow", "answer", "chart", "is_allowed", "section"]
+__all__ = ["allow", "answer", "chart", "is_allowed", "panels", "section"]
 
 Answer = TypeVar("Answer")
 
@@ -29,6 +29,32 @@ def section(heading: str) -> Iterator[None]:
 def chart(figure: go.Figure, key: str, alt: str, **more: Any) -> None:
     """Draw a figure, with what it is for those who do not see it; `more` is what a click does."""
     st.plotly_chart(figure, config=dict(CONFIG), key=key, alt=alt, **more)
+
+
+def panels(
+    log: Mapping[str, Sequence[tuple[int, float]]],
+    groups: Mapping[str, Sequence[str]],
+    key: str,
+    *,
+    legends: bool = True,
+) -> None:
+    """Draw training metrics, one figure a group: side by side, or below each other on a narrow screen.
+
+    Parameters
+    ----------
+    log
+        Of each metric its values by step.
+    groups
+        The metrics of a figure, by its name.
+    key
+        Of the figures.
+    legends
+        Titles tell the metrics of a figure apart; else they are its name.
+    """
+    for column, (name, members) in zip(st.columns(len(groups)), groups.items(), strict=True):
+        figure = curves.log_figure({one: log[one] for one in members}, "" if legends else name)
+        with column:
+            chart(figure, f"{key}.{name}", "By step: " + ", ".join(members))
 
 
 def answer(ask: Callable[[], Answer], doing: str = "") -> Answer | None:

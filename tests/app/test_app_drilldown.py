@@ -11,10 +11,12 @@ import pytest
 from inshrink_app import services
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.registry import JobRegistry
+from inshrink_app.pages.sensitivity import cells, drill_figures, grouping, heatmap, rows
 from inshrink_app.pages.sensitivity import changes as change_figures
-from inshrink_app.pages.sensitivity import drill_figures, heatmap
 from inshrink_app.pages.sensitivity import heatmap as heat_columns
+from inshrink_app.pages.sensitivity.selection import Selection
 from inshrink_app.services import ahead, drilldown, measuring, running
+from inshrink_app.widgets import modules
 from inshrink_app.widgets.tables import Sensitivity, ServiceError
 
 import inshrink_core
@@ -195,7 +197,7 @@ def test_the_figure_is_the_same_whatever_was_clicked_and_marks_what_came_from_el
     table = sensitivity_table(6, 5)
     plain = heatmap.heatmap_figure(table, "mean", clip=True)
     assert plain.data[2].selectedpoints is None
-    pinned = heatmap.heatmap_figure(table, "mean", clip=True, pinned=(2, 3))
+    pinned = heatmap.heatmap_figure(table, "mean", clip=True, pinned=((2,), 3))
     place = pinned.data[2].selectedpoints[0]
     assert pinned.data[2].customdata[place][:2].tolist() == [2, 3]
     assert pinned.data[2].y[place] == pinned.data[1].y[2]
@@ -204,12 +206,12 @@ def test_the_figure_is_the_same_whatever_was_clicked_and_marks_what_came_from_el
 @pytest.mark.parametrize(("n_rows", "n_steps"), [(60, 100), (400, 200), (2000, 300)])
 def test_cells_that_can_be_clicked_are_bounded_and_hold_the_marked_one(n_rows: int, n_steps: int) -> None:
     n_columns = min(n_steps, heat_columns.MAX_COLUMNS)
-    pinned = (n_rows - 1, n_columns - 2)
+    row, column = n_rows - 1, n_columns - 2
     anchors = heatmap.heatmap_figure(
-        sensitivity_table(n_rows, n_steps), "mean", clip=True, pinned=pinned
+        sensitivity_table(n_rows, n_steps), "mean", clip=True, pinned=((row,), column)
     ).data[2]
     assert len(anchors.x) <= 1.2 * heatmap.MAX_ANCHORS
-    assert anchors.customdata[anchors.selectedpoints[0]][:2].tolist() == list(pinned)
+    assert anchors.customdata[anchors.selectedpoints[0]][:2].tolist() == [row, column]
 
 
 @pytest.mark.parametrize("n_steps", [1, 99, 100, 101, 250])
@@ -235,7 +237,7 @@ def test_a_link_to_a_cell_shows_its_inside_and_marks_its_row(run: Path) -> None:
     assert charts(app) == 5  # heatmap, histogram, rows and columns, movement against magnitude, course
     assert app.selectbox(key="find").value == "fc1.weight"
     assert app.select_slider(key="inside.step").value == 20
-    assert app.session_state["sensitivity.table"]["selection"]["rows"] == [0]
+    assert app.session_state["sensitivity.table"]["selection"]["rows"] == [1]
     assert {m.label for m in app.metric} >= {"Bits per weight", "Pruned", "Protected"}
     assert app.query_params["layer"] == "fc1.weight"
 
@@ -251,7 +253,7 @@ def test_search_step_and_close_move_the_selection_everywhere(run: Path) -> None:
     app = explorer("sensitivity", run=str(run))
     app.selectbox(key="find").set_value("fc2.weight").run()
     assert (app.query_params["layer"], app.query_params["step"]) == ("fc2.weight", "30")
-    assert app.session_state["sensitivity.table"]["selection"]["rows"] == [2]
+    assert app.session_state["sensitivity.table"]["selection"]["rows"] == [3]
     app.select_slider(key="inside.step").set_value(10).run()
     assert app.query_params["step"] == "10"
     button(app, "Close").click().run()
@@ -332,13 +334,25 @@ def test_one_checkpoint_has_no_two_steps(root: Path, monkeypatch: pytest.MonkeyP
     assert "There is one checkpoint" in texts(app)
 
 
-def test_two_runs_are_laid_over_each_other(run: Path) -> None:
+def test_two_runs_stand_side_by_side_and_are_laid_over_each_other(run: Path) -> None:
     other = write_run(run.parent / "other")
     app = explorer("sensitivity", run=str(run), view="runs", other=str(other))
     assert not app.exception
-    assert charts(app) == 2
+    assert charts(app) == 3
     assert app.query_params["other"] == str(other)
     assert (app.dataframe[0].value["times"].dropna() == 1).all()
+
+
+def test_a_metric_that_the_second_run_cannot_tell_is_not_offered_to_be_measured(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_run(run.parent / "other", (10,))
+    known = {str(run): Job(state="finished", result=tables(metric="update"))}
+    monkeypatch.setattr(services, "sensitivity_job", lambda path, _metric: known.get(path))
+    app = explorer("sensitivity", run=str(run), view="runs", other=str(other), metric="update")
+    assert not app.exception
+    assert "Update is not known of the second run. Movement needs two checkpoints" in texts(app)
+    assert not [found for found in app.button if found.label == "Measure update"]
 
 
 def test_a_damaged_second_run_is_laid_over_whatever_its_values(
@@ -354,7 +368,7 @@ def test_a_damaged_second_run_is_laid_over_whatever_its_values(
     app = explorer("sensitivity", run=str(run), view="runs", other=str(other), metric="fisher")
     assert not app.exception
     assert not app.error
-    assert charts(app) == 2
+    assert charts(app) == 3
 
 
 def test_a_second_run_stays_though_others_were_opened_since_and_is_told_from_one_of_like_name(
@@ -391,7 +405,7 @@ def test_the_tensor_of_two_runs_stays_while_another_metric_is_measured(
 def test_rows_by_block_are_blocks_however_few_they_are(run: Path) -> None:
     app = explorer("sensitivity", run=str(run), by="block")
     assert not app.exception
-    assert list(app.dataframe[0].value["Block"]) == ["fc1", "fc2.weight"]
+    assert list(app.dataframe[0].value["Layer"]) == ["► fc1", "fc2.weight"]
 
 
 def test_without_another_run_the_page_says_where_one_comes_from(
@@ -416,15 +430,42 @@ def test_a_huge_model_is_shown_by_module_and_opened_step_by_step(
     monkeypatch.setattr(services, "warm_up", lambda _: None)
     huge = subject(400, 200)
     monkeypatch.setattr(services, "load_subject", lambda _: huge)
-    app = explorer("sensitivity", run=str(huge.path), by="block", layer="h.[0-6]", step="1000")
+    app = explorer("sensitivity", run=str(huge.path), by="1", layer="h.7", step="1000")
     assert not app.exception
-    assert len(app.dataframe[0].value) <= 60
+    found = app.dataframe[0].value
+    assert len(found) == 1 + 400 + 2
+    assert [label.lstrip() for label in found["Layer"][8:11]] == ["▼ 7", "attn.weight", "mlp.weight"]
+    assert app.dataframe[0].value["Sensitivity"][0] == pytest.approx(1)
+    assert found["Size"][8] == pytest.approx(found["Size"][9:11].sum())
     button(app, "Show its rows").click().run()
     assert not app.exception
-    assert app.query_params["in"] == "h.[0-6]"
-    assert list(app.dataframe[0].value["Block"])[:2] == ["h.0.attn.weight", "h.0.mlp.weight"]
+    assert app.query_params["in"] == "h.7"
+    assert list(app.dataframe[0].value["Layer"]) == ["h.7.attn.weight", "h.7.mlp.weight"]
     button(app, "All").click().run()
     assert "in" not in app.query_params
+    app.select_slider(key="control.level").set_value("tensor").run()
+    assert not app.exception
+    assert app.query_params["by"] == "tensor"
+    assert len(app.dataframe[0].value) == 1 + 400 + 800
+
+
+@pytest.mark.parametrize(
+    ("level", "marked"),
+    [("tensor", (0, 1)), ("block", (0,)), ("layer_type", (0, 1))],
+)
+def test_a_module_is_marked_by_the_rows_that_it_holds_or_lies_in(level: str, marked: tuple[int, ...]) -> None:
+    names = ["fc1.weight", "fc1.bias", "fc2.weight"]
+    table = sensitivity_table(3, 4)
+    tensors = dataclasses.replace(
+        table, rows=tuple(row._replace(name=name) for row, name in zip(table.rows, names, strict=True))
+    )
+    nodes = modules.rows_at(names, [row.layer for row in tensors.rows], level)
+    view = rows.View(
+        subject(3), tensors, level, "mean", grouping.aggregate(tensors, nodes), nodes, tensors, None
+    )
+    assert cells._rows_of(view, Selection("fc1", 10)) == marked
+    assert cells._rows_of(view, Selection("fc1.bias", 10))
+    assert cells._rows_of(view, None) == ()
 
 
 def test_loading_ahead_waits_for_a_busy_explorer_but_not_for_ever(monkeypatch):

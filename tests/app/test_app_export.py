@@ -12,11 +12,20 @@ from inshrink_app import services
 from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.registry import Job, JobRegistry
 from inshrink_app.server import downloads as downloads_module
-from inshrink_app.services import ExportRequest, running
+from inshrink_app.services import ExportRequest, measuring, running
 from inshrink_app.widgets.tables import Problem, ServiceError
 
 from inshrink_core.verbs.pack import pack
-from tests.app.builders import button, charts, explorer, open_panel, texts, write_run
+from tests.app.builders import (
+    button,
+    charts,
+    explorer,
+    open_panel,
+    sensitivity_table,
+    subject,
+    texts,
+    write_run,
+)
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, wait, work
 
 __all__ = ["archived", "archived_template", "jobs"]
@@ -198,13 +207,39 @@ def test_layers_are_chosen_with_what_they_match_in_view(archived: Path, jobs: St
     app.session_state["export.values_packed"] = "size"
     app.run()
     assert metrics(app)["Tensors"] == "1"
-    assert list(app.dataframe[0].value["tensor"]) == ["fc1.weight"]
+    found = app.dataframe[0].value
+    assert [label.strip("▼ \u2003") for label in found["Layer"]] == ["fc1", "weight", "bias"]
+    assert found["Exported"].tolist() == ["in part", "yes", "no"]
+    assert found["Size"][1:].sum() == pytest.approx(found["Size"][0]) == 1
     button(app, "Export").click().run()
     assert jobs.last[-5:] == ["--weights-only", "--size", "2000", "--without", "*.bias"]
     app.session_state["export.without"] = ["fc1"]
     app.run()
     assert not app.exception
     assert "No layer is left" in texts(app)
+
+
+def test_layers_that_are_picked_in_the_tree_are_kept_or_left_out(archived: Path, jobs: StubJobs) -> None:
+    app = explorer("export", run=str(archived), what="step")
+    assert button(app, "Leave these out").disabled
+    app.session_state["export.picked"] = ["fc1.bias"]
+    app.run()
+    button(app, "Leave these out").click().run()
+    assert not app.exception
+    assert app.session_state["export.without"] == ["fc1.bias"]
+    assert metrics(app)["Tensors"] == "1"
+    assert app.session_state["export.picked"] == []
+
+
+def test_shares_of_the_sensitivity_are_told_where_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = subject(3)
+    jobs = {"magnitude": Job(state="finished", result={"tensor": sensitivity_table(3, 2)})}
+    monkeypatch.setattr(measuring, "sensitivity_job", lambda _, metric: jobs.get(metric))
+    found = services.known_shares(shown)
+    assert list(found) == [f"layers.{i}.weight" for i in range(3)]
+    assert sum(found.values()) == pytest.approx(1)
+    jobs.clear()
+    assert services.known_shares(shown) == {}
 
 
 def test_a_plain_file_is_planned_and_asked_for_as_the_command_line_has_it(

@@ -125,7 +125,7 @@ def test_names_of_tensors_are_text_and_never_markup() -> None:
     evil = "<a href='javascript:alert(1)'>x</a>\u202e"
     table = dataclasses.replace(table, rows=(HeatRow(evil, "linear", 1, 12, (4, 3)),))
     text = heatmap.heatmap_figure(table, "mean", clip=True).to_json()
-    text += curves.log_figure({evil: ((1, 1.0),)}, {"x": [evil]}).to_json()
+    text += curves.log_figure({evil: ((1, 1.0),)}).to_json()
     text += figures.sizes_figure({evil: 3}).to_json()
     assert "<a " not in text
     assert "\\u003ca " not in text
@@ -148,13 +148,16 @@ def test_metrics_that_share_a_scale_share_a_panel() -> None:
     log = {"train_loss": ((1, 2.0), (2, 1.0)), "eval_loss": ((2, 1.5),), "lr": ((1, 0.1),)}
     groups = curves.log_groups(list(log))
     assert groups == {"loss": ["train_loss", "eval_loss"], "lr": ["lr"]}
-    figure = curves.log_figure(log, groups)
-    assert [trace.xaxis for trace in figure.data] == ["x", "x", "x2"]
+    figure = curves.log_figure({name: log[name] for name in groups["loss"]})
+    assert [trace.name for trace in figure.data] == ["train_loss", "eval_loss"]
+    assert "train_loss" in figure.layout.annotations[0].text
 
 
 def test_a_log_with_gaps_and_infinities_is_drawn() -> None:
     log = {"loss": ((1, float("nan")), (2, float("inf")), (3, 1.0))}
-    assert len(curves.log_figure(log, {"loss": ["loss"]}).data) == 1
+    assert len(curves.log_figure(log).data) == 1
+    named = curves.log_figure(log, "<loss>")
+    assert [note.text for note in named.layout.annotations] == ["&lt;loss&gt;"]
 
 
 def test_frames_are_told_apart_by_kind() -> None:
@@ -184,7 +187,7 @@ def test_above_every_figure_is_room_for_the_buttons_that_touch_screens_always_sh
     drawn = [
         heatmap.heatmap_figure(sensitivity_table(), "mean", clip=True),
         changes.changes_figure(["a"], (1, 2), np.ones((1, 2)), "to step 1"),
-        curves.log_figure(log, {"loss": ["loss"]}),
+        curves.log_figure(log),
         figures.frames_figure(frames),
         changes.overlay_figure([line], "|w|", log=True),
     ]

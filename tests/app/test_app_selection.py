@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from inshrink_app.pages.sensitivity.changes import between_runs, between_steps
-from inshrink_app.pages.sensitivity.grouping import MOST_ROWS, aggregate, groups_within, members_of, trail
+from inshrink_app.pages.sensitivity.grouping import aggregate
 from inshrink_app.pages.sensitivity.selection import (
     Event,
     Selection,
@@ -16,7 +18,17 @@ from inshrink_app.pages.sensitivity.selection import (
     link_event,
     nearest_step,
 )
-from inshrink_app.widgets.tables import HeatRow
+from inshrink_app.pages.sensitivity.sides import aligned, sides_figure
+from inshrink_app.widgets.modules import (
+    default_level,
+    labels,
+    levels,
+    members_of,
+    outline,
+    rows_at,
+    trail,
+)
+from inshrink_app.widgets.tables import HeatRow, Sensitivity
 
 from tests.app.builders import sensitivity_table
 
@@ -99,59 +111,92 @@ GPT = [
 ]
 
 
-def test_few_tensors_are_rows_of_their_own() -> None:
-    names = [f"layer.{i}.weight" for i in range(5)]
-    assert [group.name for group in groups_within(names)] == names
+PARTS_OF_H = ("ln_1.weight", "attn", "mlp.c_fc.weight")
+SMALL = ["conv.weight", "conv.bias", "net.fc.weight", "net.fc.bias", "scale"]
 
 
-def test_a_huge_model_has_a_few_dozen_rows_that_hold_every_tensor_once() -> None:
-    groups = groups_within(GPT)
-    assert 12 < len(groups) <= MOST_ROWS
-    assert sorted(i for group in groups for i in group.members) == list(range(len(GPT)))
-    assert groups[0].name == "h.[0-6]"
+def said(names: Sequence[str], level: str, **more: Any) -> list[str]:
+    return [node.name for node in outline(names, level, **more)]
 
 
-def test_every_row_of_a_huge_model_can_be_opened_down_to_its_tensors() -> None:
-    within, depth = "", 0
-    while True:
-        groups = groups_within(GPT, within)
-        assert len(groups) <= MOST_ROWS
-        for group in groups:
-            assert members_of(GPT, group.name) == group.members
-        larger = [group for group in groups if len(group.members) > 1]
-        if not larger:
-            break
-        within, depth = larger[0].name, depth + 1
-    assert depth <= 4
-    assert [group.name for group in groups] == GPT[:28]
+def test_a_deeper_level_splits_rows_that_hold_every_tensor_once() -> None:
+    known = levels(GPT)
+    assert known == ("layer_type", "1", "2", "3", "block", "tensor")
+    sizes = []
+    for level in known[1:]:
+        rows = rows_at(GPT, (), level)
+        assert sorted(i for row in rows for i in row.members) == list(range(len(GPT)))
+        sizes.append(len(rows))
+    assert sizes == [1, 400, 1200, 1600, 1600]
+    assert [row.name for row in rows_at(GPT, (), "2")][:2] == ["h.0", "h.1"]
 
 
-def test_few_tensors_have_a_row_a_block_where_blocks_are_asked_for() -> None:
-    names = ["conv.weight", "conv.bias", "net.fc.weight", "net.fc.bias", "scale"]
-    groups = groups_within(names, modules=True)
-    assert [(group.name, group.members) for group in groups] == [
+def test_to_begin_with_there_are_a_few_dozen_rows_or_the_next_level_after_a_handful() -> None:
+    assert default_level(tuple(SMALL)) == "tensor"
+    assert default_level(tuple(GPT)) == "2"
+    assert default_level(tuple(f"h.{i}.fc.{part}" for i in range(30) for part in "wb")) == "tensor"
+    assert default_level(tuple(f"h.{i}.fc.{part}" for i in range(31) for part in "wb")) == "block"
+    assert default_level(tuple(f"w{i}" for i in range(99))) == "tensor"
+    assert default_level(()) == "tensor"
+
+
+def test_rows_are_blocks_tensors_or_layer_types() -> None:
+    assert [(row.name, row.members) for row in rows_at(SMALL, (), "block")] == [
         ("conv", (0, 1)),
         ("net.fc", (2, 3)),
         ("scale", (4,)),
     ]
-    assert groups_within(GPT, modules=True) == groups_within(GPT)
+    assert [row.name for row in rows_at(SMALL, (), "tensor")] == SMALL
+    types = ["convolution", "vector", "linear", "vector", ""]
+    assert [row.name for row in rows_at(SMALL, types, "layer_type")] == [
+        "convolution",
+        "vector",
+        "linear",
+        "other",
+    ]
+
+
+def test_a_block_that_holds_modules_is_open_so_that_no_two_rows_share_a_tensor() -> None:
+    names = ["attn.in_proj", "attn.out.weight", "attn.out.bias"]
+    assert said(names, "block") == ["attn", "attn.in_proj", "attn.out"]
+    assert [row.name for row in rows_at(names, (), "block")] == ["attn.in_proj", "attn.out"]
+
+
+def test_what_is_selected_is_seen_whatever_the_level_and_nothing_else_is_opened() -> None:
+    assert said(SMALL, "1") == ["conv", "net", "scale"]
+    assert said(SMALL, "1", opened=["net.fc.bias"]) == [
+        "conv", "net", "net.fc", "net.fc.weight", "net.fc.bias", "scale",
+    ]  # fmt: skip
+    assert said(GPT, "1", opened=["h.399"])[-3:] == [f"h.399.{part}" for part in PARTS_OF_H]
+
+
+def test_a_module_can_be_looked_at_by_itself_and_is_opened_then() -> None:
+    assert said(GPT, "1", within="h.7") == [f"h.7.{part}" for part in PARTS_OF_H]
+    assert said(GPT, "1", within="h.7.attn.c_attn.weight") == ["h.7.attn.c_attn.weight"]
+    assert said(GPT, "1", within="nope") == []
+
+
+def test_lines_of_the_tree_are_indented_and_say_what_is_open() -> None:
+    assert labels(outline(SMALL, "1", opened=["net"])) == ["► conv", "▼ net", "\u2003► fc", "scale"]
+    assert labels(outline(SMALL, "1", within="net"))[0] == "► net.fc"
 
 
 def test_the_way_back_leads_through_the_modules_above() -> None:
     assert trail("") == ()
-    assert trail("h.[0-3].x") == ("h", "h.[0-3]", "h.[0-3].x")
+    assert trail("h.0.x") == ("h", "h.0", "h.0.x")
 
 
-@pytest.mark.parametrize("within", ["nope", "h.[nope-1]", "h.[", "[]", "h.[0-]", "..", "h.999"])
+@pytest.mark.parametrize("within", ["nope", "h.[0-1]", "h.", "..", "h.999", "H"])
 def test_a_module_that_is_not_there_holds_nothing(within: str) -> None:
     assert members_of(GPT, within) == ()
 
 
-def test_names_with_dashes_can_stand_in_a_range() -> None:
-    names = [f"net.a-{i}.w" for i in range(5)]
-    (first, *_) = groups_within(names, limit=2)
-    assert first.name == "net.[a-0-a-4]"
-    assert members_of(names, first.name) == first.members
+def test_names_may_be_anything() -> None:
+    names = ["", ".", "a..b", "a", "a.b", "a" + 5000 * ".x", "a" + 5000 * ".x" + "y", "a\n.<b>"]
+    for level in levels(names)[1:]:
+        rows = rows_at(names, (), level)
+        assert sorted(i for row in rows for i in row.members) == list(range(len(names)))
+        assert len(labels(outline(names, level, opened=names))) < 100
 
 
 def test_a_group_is_the_mean_of_its_tensors_by_their_size() -> None:
@@ -159,7 +204,7 @@ def test_a_group_is_the_mean_of_its_tensors_by_their_size() -> None:
     rows = tuple(row._replace(numel=size) for row, size in zip(table.rows, (1, 3, 1, 1), strict=True))
     table = dataclasses.replace(table, rows=rows)
     values = table.values["mean"]
-    (group,) = groups_within([row.name for row in table.rows], limit=1)
+    (group,) = rows_at([row.name for row in table.rows], (), "1")
     found = aggregate(table, (group,))
     expected = (values[0, 1] + 3 * values[1, 1] + values[2, 1] + values[3, 1]) / 6
     assert found.values["mean"][0, 1] == pytest.approx(expected, rel=1e-5)
@@ -178,7 +223,7 @@ def test_a_module_that_was_measured_whole_keeps_its_own_median() -> None:
     exact = dataclasses.replace(
         sensitivity_table(1, 3, by="block"), rows=(HeatRow("b", "linear", 2, 24, None),)
     )
-    found = aggregate(table, groups_within(names, limit=2), exact)
+    found = aggregate(table, rows_at(names, (), "1"), exact)
     np.testing.assert_array_equal(found.values["p50"][0], exact.values["p50"][0])
 
 
@@ -223,3 +268,51 @@ def test_runs_without_a_common_step_or_tensor_have_nothing_to_draw() -> None:
     assert between_runs(mine, later, "mean").steps == ()
     strangers = dataclasses.replace(mine, rows=tuple(row._replace(name=row.name + "x") for row in mine.rows))
     assert between_runs(mine, strangers, "mean").names == ()
+
+
+# Side by side
+
+
+def renamed(n_steps: int, *names: str) -> Sensitivity:
+    table = sensitivity_table(len(names), n_steps)
+    rows = tuple(row._replace(name=name) for row, name in zip(table.rows, names, strict=True))
+    return dataclasses.replace(table, rows=rows)
+
+
+def test_runs_side_by_side_have_the_same_rows_and_mark_those_of_one_alone() -> None:
+    mine, other = renamed(3, "a.w", "b.w", "b.x"), renamed(2, "new", "b.x", "b.w")
+    found = aligned(mine, other, "tensor")
+    assert [row.name for row in found.tables[0].rows] == ["a.w", "b.w", "b.x", "new"]
+    assert [row.name for row in found.tables[1].rows] == ["a.w", "b.w", "b.x", "new"]
+    assert found.present == ((True, False), (True, True), (True, True), (False, True))
+    left, right = (table.values["mean"] for table in found.tables)
+    np.testing.assert_array_equal(left[:3], mine.values["mean"])
+    np.testing.assert_array_equal(right[[2, 1]], other.values["mean"][[1, 2]])
+    assert np.isnan(left[3]).all()
+    assert np.isnan(right[0]).all()
+    assert [row.name for row in aligned(mine, other, "block").tables[1].rows] == ["a.w", "b", "new"]
+
+
+def test_runs_side_by_side_share_colours_and_keep_their_own_steps() -> None:
+    mine, other = renamed(3, "a", "<b>"), renamed(2, "<b>", "c")
+    other = dataclasses.replace(other, values={name: 1e3 * one for name, one in other.values.items()})
+    figure = sides_figure(aligned(mine, other, "tensor"), ("one", "<i>"), "mean")
+    left, right = (trace for trace in figure.data if trace.customdata is not None)
+    assert (left.zmin, left.zmax) == (right.zmin, right.zmax)
+    assert left.zmax > np.nanmax(np.log10(mine.values["mean"]))
+    assert (left.showscale, right.showscale) == (True, False)
+    assert (list(left.x), list(right.x)) == (["10", "20", "30"], ["10", "20"])
+    assert (left.xaxis, right.xaxis) == ("x", "x2")
+    assert left.y == right.y
+    assert list(figure.layout.yaxis.ticktext) == ["◧ a", "&lt;b&gt;", "◨ c"]
+    assert [note.text for note in figure.layout.annotations] == ["one", "&lt;i&gt;"]
+
+
+@pytest.mark.parametrize("metric", ["gain", "fisher"])
+@pytest.mark.parametrize("wild", [np.nan, np.inf, 0.0, 1e30])
+def test_runs_side_by_side_are_drawn_whatever_they_hold(wild: float, metric: str) -> None:
+    mine = dataclasses.replace(renamed(1, "a"), metric=metric)
+    mine.values["mean"][:] = wild
+    figure = sides_figure(aligned(mine, renamed(150, "a", "b"), "tensor"), ("one", "two"), "mean")
+    assert np.isfinite([figure.data[1].zmin, figure.data[1].zmax]).all()
+    figure.to_json()

@@ -59,7 +59,8 @@ def test_sensitivity_of_a_run_is_measured_in_its_own_process_and_drawn(root: Pat
     assert job is not None
     assert job.problem is None
     assert charts(app) == 1
-    assert list(app.dataframe[0].value["Tensor"]) == ["fc1.weight", "fc1.bias", "fc2.weight"]
+    lines = [label.lstrip() for label in app.dataframe[0].value["Layer"]]
+    assert lines == ["▼ fc1", "weight", "bias", "fc2.weight"]
     table = job.result["tensor"]
     import torch
 
@@ -112,7 +113,7 @@ def test_the_filter_narrows_rows_and_says_when_none_is_left(
     answer(monkeypatch, FakeJobs(tables()))
     app = explorer("sensitivity", run=str(root / "run"))
     app.text_input(key="row_filter").set_value("layers.3").run()
-    assert list(app.dataframe[0].value["Tensor"]) == ["layers.3.weight"]
+    assert list(app.dataframe[0].value["Layer"]) == ["layers.3.weight"]
     app.text_input(key="row_filter").set_value("no such").run()
     assert not app.exception
     assert "No row matches" in texts(app)
@@ -309,4 +310,4 @@ def test_a_huge_run_is_shown_by_block_and_in_at_most_100_columns(
     assert "Each column is the mean of up to 2 neighbouring steps" in texts(app)
     app = explorer("sensitivity", run=str(huge.path), by="tensor")
     assert not app.exception
-    assert len(app.dataframe[0].value) == 400
+    assert len(app.dataframe[0].value) == 1 + 400

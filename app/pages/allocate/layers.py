@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -14,20 +14,18 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.pages.allocate import curve
 from inshrink_app.pages.allocate.config import Edit
-from inshrink_app.pages.sensitivity.grouping import members_of
 from inshrink_app.services import SearchPoint
-from inshrink_app.widgets import facts, listing
-from inshrink_app.widgets.choices import one_of_few
+from inshrink_app.widgets import facts, modules
 from inshrink_app.widgets.formatting import (
     bytes_text,
     counted,
-    elide,
     markdown_text,
     percent_text,
     ratio_text,
     value_text,
 )
 from inshrink_app.widgets.layout import answer, chart, section
+from inshrink_app.widgets.modules import Node
 from inshrink_app.widgets.tables import Subject
 
 if TYPE_CHECKING:
@@ -38,41 +36,35 @@ __all__ = ["PICKED", "rows_of", "show"]
 PICKED = "rows"
 """What of the layers a link, or the page Sensitivity, has picked: a JSON list of names."""
 
-_LEVELS = {"tensor": "Tensor", "block": "Block", "layer_type": "Layer type"}
-_MOST_BLOCK_ROWS = 40
 _LOCKED, _PICK, _PATTERN = "allocate.locked", "allocate.picked", "allocate.pattern"
 _TABLE, _HANDLE = "allocate.table", "allocate.handle"
 _STEP = 2.0
 """A click halves or doubles a spacing, which is worth about a bit a weight."""
 
 _MOST_LINKED = 100
-_NAME_WIDTH = 60
 
 
-class Row(NamedTuple):
-    """A row of the table: its name, and the places of its tensors."""
-
-    name: str
-    members: tuple[int, ...]
-
-
-def rows_of(rates: Rates, by: str) -> tuple[Row, ...]:
-    """Return the rows: tensors, the modules that hold them, or layer types, in the model's order.
+def rows_of(rates: Rates, level: str, picked: Collection[str] = (), pattern: str = "") -> tuple[Node, ...]:
+    """Return the lines of the table: the tree of modules, layer types, or those whose names match.
 
     Parameters
     ----------
     rates
         Whose tensors they are.
-    by
-        ``tensor``, ``block`` or ``layer_type``.
+    level
+        One of `modules.levels`.
+    picked
+        Modules that are opened whatever the level.
+    pattern
+        With * and ?; lines that match it stand side by side.
     """
-    if by == "tensor":
-        return tuple(Row(key, (place,)) for place, key in enumerate(rates.keys))
-    groups: dict[str, list[int]] = {}
-    for place, key in enumerate(rates.keys):
-        name = key.rpartition(".")[0] or key if by == "block" else rates.layer_types[place] or "other"
-        groups.setdefault(name, []).append(place)
-    return tuple(Row(name, tuple(members)) for name, members in groups.items())
+    if level == modules.LAYER_TYPE:
+        lines = modules.rows_at(rates.keys, rates.layer_types, level)
+    else:
+        lines = modules.outline(rates.keys, level, opened=picked)
+    if not pattern:
+        return lines
+    return tuple(line._replace(depth=0) for line in lines if fnmatchcase(line.name, pattern))
 
 
 def show(
@@ -260,41 +252,39 @@ def _whole(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], pr
 
 
 def _table(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], predicted: Predicted) -> None:
-    """Draw the rows, with buttons in each and for those that are picked."""
+    """Draw the layers, with buttons in each line and for those that are picked."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        few = len(rates.keys) <= _MOST_BLOCK_ROWS
-        by = one_of_few("allocate", "Rows", "level", _LEVELS, "tensor" if few else "block")
+        level = modules.level_slider("allocate", rates.keys)
         pattern = st.text_input(
             "Only names like", placeholder="*.attn.*", key=_PATTERN, width=200, help="A pattern with * and ?"
         )
-    rows = [row for row in rows_of(rates, by) if not pattern or fnmatchcase(row.name, pattern)]
+    linked = _linked(rates, level)
+    if linked is not None:
+        st.session_state[_PICK] = linked
+    picked = st.session_state.get(_PICK, [])
+    rows = rows_of(rates, level, picked, pattern)
     if not rows:
         st.caption("No row matches. Clear the pattern to see all of them.")
         return
-    _picked_rows(shown, edit, rates, values, rows)
-    locked = _locked(shown)
-    frame = _frame(rates, values, predicted, rows, locked)
+    _change_picked(shown, edit, rates, values, [row for row in rows if row.name in picked])
 
-    def clicked(key: str, act: Callable[[Row], None]) -> Callable[[], None]:
+    def clicked(key: str, act: Callable[[Node], None]) -> Callable[[], None]:
         return lambda: _on_row(key, rows, act)
 
     button = st.column_config.ButtonColumn
-    st.dataframe(
-        frame,
-        hide_index=True,
-        height="content" if len(frame) <= 20 else listing.HEIGHT,
-        placeholder="–",
+    modules.table(
+        _frame(rates, values, predicted, rows, _locked(shown)),
+        [row.name for row in rows],
+        _TABLE,
+        picked,
+        lambda names: st.session_state.update({_PICK: names}),
+        several=True,
         alt="Layers with sensitivity, bits per weight, share of the bytes, and buttons to change them",
-        key=_TABLE,
-        column_config={
-            "Sensitivity": st.column_config.ProgressColumn(
-                format="percent", min_value=0.0, max_value=1.0, help="Share of ½ Σ h over all weights"
-            ),
+        columns={
+            "Sensitivity": modules.share_column("Share of ½ Σ h over all weights"),
             "Bits per weight": st.column_config.NumberColumn(format="%.2f"),
-            "Share of bytes": st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=1.0),
-            "Share of damage": st.column_config.ProgressColumn(
-                format="percent", min_value=0.0, max_value=1.0
-            ),
+            "Share of bytes": modules.share_column("Of all layers, as estimated"),
+            "Share of damage": modules.share_column("Of all layers, as the proxy judges"),
             "−": button(
                 "−",
                 width=48,
@@ -328,7 +318,7 @@ def _table(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], pr
         )
 
 
-def _on_row(key: str, rows: Sequence[Row], act: Callable[[Row], None]) -> None:
+def _on_row(key: str, rows: Sequence[Node], act: Callable[[Node], None]) -> None:
     """Do something with the row whose button was clicked; the browser's word is checked."""
     click = st.session_state.get(key)
     place = None if click is None else click["row"]
@@ -347,20 +337,20 @@ def _toggle(shown: Subject, rates: Rates, members: Sequence[int]) -> None:
 
 
 def _frame(
-    rates: Rates, values: Sequence[float], predicted: Predicted, rows: Sequence[Row], locked: set[str]
+    rates: Rates, values: Sequence[float], predicted: Predicted, rows: Sequence[Node], locked: set[str]
 ) -> pd.DataFrame:
     """Return the table: shares are of all layers, whichever are shown."""
     stored = predicted.bits * rates.sizes
     carried = np.nan_to_num(rates.sensitivities * rates.sizes, nan=0.0)
     damage = np.nan_to_num(predicted.damage, nan=0.0)
     lines = []
-    for row in rows:
+    for label, row in zip(modules.labels(rows), rows, strict=True):
         members = list(row.members)
         sizes = float(rates.sizes[members].sum())
         spacings = {values[place] for place in members}
         lines.append(
             (
-                row.name,
+                label,
                 float(stored[members].sum()) / sizes if sizes else math.nan,
                 "−",
                 "+",
@@ -380,37 +370,29 @@ def _share(parts: np.ndarray, members: Sequence[int]) -> float:
     return float(parts[members].sum()) / total if 0 < total < math.inf else math.nan
 
 
-def _picked_rows(
-    shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], rows: Sequence[Row]
+def _change_picked(
+    shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], picked: Sequence[Node]
 ) -> None:
-    """Let several rows be picked and changed together: the way without a mouse, and from the page before."""
-    names = [row.name for row in rows]
-    linked = _linked(rates)
-    if linked is not None:
-        st.session_state[_PICK] = [row.name for row in rows if set(row.members) <= linked]
-    kept = [name for name in st.session_state.get(_PICK, []) if name in names]
-    if kept != st.session_state.get(_PICK, []):
-        st.session_state[_PICK] = kept
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        picked = st.multiselect(
-            "Change together",
-            names,
-            key=_PICK,
-            format_func=lambda name: elide(name, _NAME_WIDTH),
-            placeholder="Pick layers, or use the buttons of a row",
-        )
-        members = [place for row in rows if row.name in picked for place in row.members]
-        act = {
-            "Fewer bits": (":material/remove:", lambda: _scaled(shown, edit, rates, values, members, _STEP)),
-            "More bits": (":material/add:", lambda: _scaled(shown, edit, rates, values, members, 1 / _STEP)),
-            "Lock or unlock": (":material/lock:", lambda: _toggle(shown, rates, members)),
-        }
+    """Change the picked layers together: what the buttons of a line do, which no key reaches."""
+    members = sorted({place for row in picked for place in row.members})
+    act = {
+        "Fewer bits": (":material/remove:", lambda: _scaled(shown, edit, rates, values, members, _STEP)),
+        "More bits": (":material/add:", lambda: _scaled(shown, edit, rates, values, members, 1 / _STEP)),
+        "Lock or unlock": (":material/lock:", lambda: _toggle(shown, rates, members)),
+    }
+    with st.container(horizontal=True, vertical_alignment="center"):
         for label, (icon, do) in act.items():
             st.button(label, icon=icon, on_click=do, disabled=not members)
+        st.caption(
+            f"{counted(len(members), 'tensor')} picked."
+            if members
+            else f"Pick layers: {modules.HOW_TO_PICK}",
+            width="content",
+        )
 
 
-def _linked(rates: Rates) -> set[int] | None:
-    """Return the tensors that a link or the page before names, once; None where it names none."""
+def _linked(rates: Rates, level: str) -> list[str] | None:
+    """Return the rows that a link or the page before names, once; None where it names none."""
     said = state.choice_text(PICKED)
     if not said:
         return None
@@ -421,10 +403,15 @@ def _linked(rates: Rates) -> set[int] | None:
         return None
     if not isinstance(names, list):
         return None
-    found: set[int] = set()
+    found: dict[str, int] = {}
     for name in names[:_MOST_LINKED]:
-        if isinstance(name, str) and name:
-            found.update(members_of(rates.keys, name))
-            found.update(place for place, layer in enumerate(rates.layer_types) if layer == name)
-    st.caption(markdown_text(f"{counted(len(found), 'tensor')} chosen on the page Sensitivity."))
-    return found
+        if not isinstance(name, str) or not name:
+            continue
+        places = modules.members_of(rates.keys, name)
+        alike = [place for place, layer in enumerate(rates.layer_types) if layer == name]
+        if len(places) > 1 or (alike and level == modules.LAYER_TYPE):
+            found[name] = len(places) or len(alike)
+        else:
+            found |= {rates.keys[place]: 1 for place in places or alike}
+    st.caption(markdown_text(f"{counted(sum(found.values()), 'tensor')} chosen on the page Sensitivity."))
+    return list(found)

@@ -21,7 +21,7 @@ MAX_COLUMNS = 240
 """More steps than this are drawn closer than a mark is wide; the newest are shown then."""
 
 _SMALLEST, _LARGEST = 6, 18
-_MAX_LABELS = 13
+_MAX_LABELS = 7
 _LANE = 74
 _KINDS = {"keyframe": ("Keyframe", "square", 0), "delta": ("Delta frame", "circle", 1)}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.pages.allocate import editor as search_editor
+from inshrink_app.pages.export import layers
 from inshrink_app.services import ExportRequest
+from inshrink_app.widgets import modules
 from inshrink_app.widgets.choices import ends_of_range, one_of_few, one_of_many
 from inshrink_app.widgets.codecs import ask_for_knob, labels
 from inshrink_app.widgets.formatting import count_text
@@ -32,7 +33,7 @@ _OPTIMIZERS = {
 _LAYOUTS = {"packed": "Packed archive", "safetensors": "Plain safetensors"}
 _GRADES = {"ratio": "By ratio", "size": "By size", "exact": "Every bit"}
 _DTYPES = {"same": "As they are", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
-_MOST_MODULES = 500
+_MOST_LISTED = 500
 _CODEC = "codec"
 _DROP, _YES, _NO = "drop", "yes", "no"
 _WHAT = "what"
@@ -97,19 +98,21 @@ def _one_step(shown: Subject) -> ExportRequest:
 
 def _weights(shown: Subject, request: ExportRequest) -> ExportRequest:
     """Draw which layers, in what form and how coarse."""
-    modules = _modules([row.name for row in shown.model_tensors])
+    names = [row.name for row in shown.model_tensors]
+    outline = sorted(modules.outline(names, modules.TENSOR), key=lambda node: node.depth)
     chosen = {}
     for key, label, tip in (
-        ("tensors", "Keep", "All layers, where nothing is named."),
-        ("without", "Leave out", "As the head, where the rest goes on to another task."),
+        (layers.KEEP, "Keep", "All layers, where nothing is named."),
+        (layers.LEAVE_OUT, "Leave out", "As the head, where the rest goes on to another task."),
     ):
         chosen[key] = st.multiselect(
             label,
-            modules,
-            key=f"export.{key}",
+            [node.name for node in outline[:_MOST_LISTED]],
+            key=key,
             accept_new_options=True,
             placeholder="A layer, or a pattern such as *.bias",
-            help=f"{tip} A pattern stands for every tensor that it matches, a module for all in it.",
+            help=f"{tip} A pattern stands for every tensor that it matches, a module for all in it. The tree "
+            "of layers beside it adds what is picked there.",
         )
     layout = one_of_few("export", "Form", "form", _LAYOUTS, "packed")
     grades = {name: _GRADES[name] for name in _GRADES if layout == "packed" or name != "size"}
@@ -118,8 +121,8 @@ def _weights(shown: Subject, request: ExportRequest) -> ExportRequest:
     )
     request = dataclasses.replace(
         request,
-        tensors=tuple(chosen["tensors"]),
-        without=tuple(chosen["without"]),
+        tensors=tuple(chosen[layers.KEEP]),
+        without=tuple(chosen[layers.LEAVE_OUT]),
         layout=layout,
         exact=grade == "exact",
     )
@@ -144,16 +147,6 @@ def _weights(shown: Subject, request: ExportRequest) -> ExportRequest:
 def _eighth(shown: Subject) -> float:
     """Return an eighth of the weights as float32, in MB."""
     return round(0.5 * shown.n_parameters / 1e6, 3)
-
-
-def _modules(names: Sequence[str]) -> list[str]:
-    """Return the modules that hold tensors, from the outside in, as far as a list of them is of use."""
-    found = dict.fromkeys(
-        ".".join(parts[:depth])
-        for parts in (name.split(".") for name in names)
-        for depth in range(1, len(parts))
-    )
-    return sorted(found, key=lambda name: name.count("."))[:_MOST_MODULES]
 
 
 def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:

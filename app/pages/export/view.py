@@ -14,6 +14,7 @@ from inshrink_app.jobs.job import Job
 from inshrink_app.pages.export import average
 from inshrink_app.pages.export import figure as export_figure
 from inshrink_app.pages.export import form as export_form
+from inshrink_app.pages.export import layers
 from inshrink_app.services import ExportRequest, Made, Plan
 from inshrink_app.widgets import (
     download,
@@ -33,7 +34,6 @@ from inshrink_app.widgets.formatting import (
     counted,
     markdown_text,
     ratio_text,
-    shape_text,
     steps_text,
     value_text,
 )
@@ -306,23 +306,17 @@ def _weights_plan(shown: Subject, request: ExportRequest) -> None:
         at_most = 4 * weights / request.ratio if request.size is None else request.size
         told.append(("At most", bytes_text(at_most), f"{4 * weights / at_most:.3g}× below float32"))
     facts.row(told)
-    if not kept:
-        st.warning("No layer is left. Change what is kept or left out.", icon=":material/warning:")
-        return
     rounded = "Every bit is kept." if request.exact else "Weights are coarsened as far as asked, no further."
     if request.dtype != "same":
         rounded = (
             f"{rounded if not request.exact else 'Nothing is coarsened.'} Floats become {request.dtype}."
         )
     plain = "One plain file, which loads without Inshrink."
-    st.write(f"{_ALONE if request.layout == 'packed' else plain} {rounded}")
-    label = f"Layers that are kept ({count_text(len(kept))})"
-    with st.expander(label, icon=":material/table_rows:", expanded=len(kept) < len(model)):
-        table = pd.DataFrame(
-            [(row.name, shape_text(row.shape), row.dtype, row.nbytes) for row in kept],
-            columns=["tensor", "shape", "dtype", "raw bytes"],
-        )
-        listing.show(table, "layers", alt="Layers that would be written, with shape, dtype and size")
+    if kept:
+        st.write(f"{_ALONE if request.layout == 'packed' else plain} {rounded}")
+    else:
+        st.warning("No layer is left. Change what is kept or left out.", icon=":material/warning:")
+    layers.show(shown, request)
 
 
 def _launch(shown: Subject, request: ExportRequest, *, again: bool) -> str:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
+from inshrink_app.pages.sensitivity import changes, sides
 from inshrink_app.services import Listed
-from inshrink_app.widgets import curves, listing
+from inshrink_app.widgets import listing, modules
 from inshrink_app.widgets.formatting import counted, elide_all, markdown_text
-from inshrink_app.widgets.layout import answer, chart
-from inshrink_app.widgets.tables import Subject
+from inshrink_app.widgets.layout import answer, panels
+from inshrink_app.widgets.tables import METRICS, Subject
 
 __all__ = ["show"]
 
@@ -127,18 +128,37 @@ def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
     }
     if shared:
         groups = {name: [f"{name} · {label}" for label in names] for name in shared}
-        chart(
-            curves.log_figure(log, groups), "runs.curves", "Metrics of two runs by step: " + ", ".join(shared)
-        )
+        panels(log, groups, "runs.curves", legends=False)
+        st.caption(f"Solid: {markdown_text(names[0])}. Dashed: {markdown_text(names[1])}.")
     else:
         st.caption("They have logged no metric of the same name.")
+    measured = _side_by_side(first, second)
     common = sorted(set(first.steps) & set(second.steps))
     said = f"{counted(len(common), 'step')} in common" if common else "No step in common"
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button(
-            "How far apart are their weights? Sensitivity", icon=":material/arrow_forward:", key="runs.two"
+            "How far apart are their weights? Sensitivity" if measured else "Measure both: Sensitivity",
+            icon=":material/arrow_forward:",
+            key="runs.two",
         ):
             state.set_run(str(first.path))
             state.remember(view="runs", other=str(second.path))
             st.switch_page(SENSITIVITY_PAGE)
         st.caption(markdown_text(f"{said}; tensor by tensor, at the last of them."))
+
+
+def _side_by_side(first: Subject, second: Subject) -> bool:
+    """Draw the sensitivities of both beside each other, by the most telling metric that is known of both."""
+    told = services.told_metrics(second)
+    for metric in (metric for metric in services.told_metrics(first) if metric in told):
+        mine, other = (services.measured(one, metric) for one in (first, second))
+        if mine is not None and other is not None:
+            tables = mine[modules.TENSOR], other[modules.TENSOR]
+            names = tuple(dict.fromkeys(row.name for table in tables for row in table.rows))
+            st.markdown(f"**{METRICS[metric].label}** — {METRICS[metric].meaning}")
+            level = modules.default_level(names)
+            sides.show(*tables, (first.name, second.name), "mean", level)
+            changes.runs_snippet(first, second, metric, "mean", "runs.snippets")
+            return True
+    st.caption("Their sensitivities stand side by side once a metric of both was measured.")
+    return False

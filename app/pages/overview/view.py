@@ -25,6 +25,7 @@ from inshrink_app.widgets.formatting import (
     share_text,
     steps_text,
 )
+from inshrink_app.widgets.layout import panels
 from inshrink_app.widgets.tables import Subject
 
 if TYPE_CHECKING:
@@ -240,12 +241,7 @@ def _training(shown: Subject) -> None:
                 label_visibility="collapsed",
             )
             chosen = picked or chosen
-        st.plotly_chart(
-            curves.log_figure(shown.log, {name: groups[name] for name in chosen}),
-            config=dict(CONFIG),
-            key="log",
-            alt="Training metrics by step: " + ", ".join(chosen),
-        )
+        panels(shown.log, {name: groups[name] for name in chosen}, "log")
         table = pd.DataFrame(
             [(name, step, value) for name, series in shown.log.items() for step, value in series],
             columns=["metric", "step", "value"],

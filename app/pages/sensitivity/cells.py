@@ -15,7 +15,7 @@ from inshrink_app.pages.sensitivity import drilldown, heatmap, rows
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.rows import View
 from inshrink_app.pages.sensitivity.selection import Event, Selection
-from inshrink_app.widgets import next_step
+from inshrink_app.widgets import modules, next_step
 from inshrink_app.widgets.formatting import (
     count_text,
     elide,
@@ -43,7 +43,7 @@ Made = TypeVar("Made")
 def show(
     shown: Subject,
     tables: Mapping[str, Sensitivity],
-    by: str,
+    level: str,
     statistic: str,
     before_next: Callable[[], None],
 ) -> None:
@@ -55,8 +55,8 @@ def show(
         The run or archive.
     tables
         The measurement by grouping.
-    by, statistic
-        What a row is, and what of its values is shown.
+    level, statistic
+        What a row is (`modules.levels`), and what of its values is shown.
     before_next
         Draws what stands between the table and the way on.
     """
@@ -64,9 +64,9 @@ def show(
     if state.was_clicked():
         services.warm_up(shown)
     found = _valid(chosen.current(tensors.steps), tensors)
-    _say(tables[by])
+    _say(_kept("sensitivity.level", tensors, level, lambda: rows.at_level(tables, level)))
     with st.container(border=True):
-        view = rows.narrowed(shown, tables, by, statistic)
+        view = rows.narrowed(shown, tables, level, statistic)
         if not view.table.rows:
             st.caption("No row matches. Clear the filter to see all of them.")
         elif not np.isfinite(view.table.values[statistic]).any():
@@ -75,18 +75,10 @@ def show(
             picture, panel = st.columns([3, 2], gap="medium")
             with picture:
                 _chart(view, found)
+                _tree(view, found)
             with panel:
                 _panel(view, found)
     chosen.publish(found)
-    if view.table.rows:
-        names = tuple(row.name for row in view.table.rows)
-        frame = _kept(
-            "sensitivity.frame",
-            tensors,
-            (statistic, view.relative, by, names),
-            lambda: rows.summary(view.table, statistic),
-        )
-        rows.show_table(view.table, frame, _row_of(view, found))
     before_next()
     if view.table.rows:
         _go_on(view, found)
@@ -179,6 +171,18 @@ def _chart(view: View, found: Selection | None) -> None:
     st.caption(_caption(view))
 
 
+def _tree(view: View, found: Selection | None) -> None:
+    """Draw the modules below the picture: what is selected in one is in the other."""
+    nodes = rows.lines(view, found)
+    frame = _kept(
+        "sensitivity.frame",
+        view.tensors,
+        (view.statistic, view.relative, nodes, len(view.kept.rows)),
+        lambda: rows.summary(view, nodes),
+    )
+    rows.show_table(view, nodes, frame, found)
+
+
 def _loss(view: View) -> tuple[str, Sequence[tuple[int, float]]] | None:
     """Return the training loss and its name, where the training logged one."""
     name = heatmap.training_loss(view.shown.log)
@@ -197,8 +201,8 @@ def _clicked(names: Sequence[str], steps: Sequence[int]) -> None:
         chosen.apply(Event("chart", names[cell[0]], steps[int(edges[cell[1] + 1]) - 1]))
 
 
-def _pinned(view: View, found: Selection | None) -> tuple[int, int] | None:
-    """Return the cell that the figure itself marks: what was selected when it was last drawn anew.
+def _pinned(view: View, found: Selection | None) -> tuple[tuple[int, ...], int] | None:
+    """Return the rows and the column that the figure itself marks: what was selected when it was drawn.
 
     A click marks its cell in the browser. Drawing it into the figure as well would make it another figure,
     which loses its zoom and the next click.
@@ -206,13 +210,13 @@ def _pinned(view: View, found: Selection | None) -> tuple[int, int] | None:
     base = _base(view)
     known = st.session_state.get(_PINNED)
     if known is not None and known[0] == base and chosen.from_chart():
-        cell: tuple[int, int] | None = known[1]
-        return cell
-    row = _row_of(view, found)
+        cells: tuple[tuple[int, ...], int] | None = known[1]
+        return cells
+    marked = _rows_of(view, found)
     pinned = None
-    if found is not None and row is not None:
+    if found is not None and marked:
         steps = view.table.steps
-        pinned = (row, heatmap.column_of(steps.index(found.step), len(steps)))
+        pinned = (marked, heatmap.column_of(steps.index(found.step), len(steps)))
     st.session_state[_PINNED] = (base, pinned)
     return pinned
 
@@ -223,19 +227,21 @@ def _base(view: View) -> tuple[object, ...]:
     names = tuple(row.name for row in table.rows)
     path = str(view.shown.path)
     look = (view.statistic, view.clip, view.scale, view.relative)
-    return (path, table.by, table.metric, *look, names, table.steps)
+    return (path, view.level, table.metric, *look, names, table.steps)
 
 
-def _row_of(view: View, found: Selection | None) -> int | None:
-    """Return the row that shows what is selected: itself, or the group it lies in."""
+def _rows_of(view: View, found: Selection | None) -> tuple[int, ...]:
+    """Return the rows that show what is selected: itself, what it holds, or the row it lies in."""
     if found is None:
-        return None
+        return ()
     names = [row.name for row in view.table.rows]
     if found.layer in names:
-        return names.index(found.layer)
-    place = next((i for i, row in enumerate(view.tensors.rows) if row.name == found.layer), None)
-    holds = (i for i, name in enumerate(names) if place in rows.tensors_of(view.tensors, name))
-    return None if place is None else next(holds, None)
+        return (names.index(found.layer),)
+    if view.level == modules.LAYER_TYPE:
+        types = {view.tensors.rows[i].layer for i in rows.tensors_of(view.tensors, found.layer)}
+        return tuple(i for i, name in enumerate(names) if name in types)
+    inside = modules.members_of(names, found.layer)
+    return inside or tuple(i for i, name in enumerate(names) if modules.is_within(found.layer, name))
 
 
 def _panel(view: View, found: Selection | None) -> None:
@@ -305,7 +311,7 @@ def _caption(view: View) -> str:
         )
     if len(table.rows) * n_columns > heatmap.MAX_ANCHORS:
         parts.append("A click selects the nearest cell that can be clicked.")
-    if any(len(group.members) > 1 for group in view.groups) and view.statistic != "mean":
+    if any(len(node.members) > 1 for node in view.nodes) and view.statistic != "mean":
         parts.append("A row of several modules shows the mean over their tensors.")
     if any(np.isnan(values).any() for values in table.values.values()):
         parts.append("Grey: the tensor is absent or has no value at this step.")

@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services, state
+from inshrink_app.pages.sensitivity import sides
 from inshrink_app.pages.sensitivity.heatmap import bucket_steps, cells, row_labels
 from inshrink_app.theme import CATEGORICAL, DIVERGING
 from inshrink_app.widgets import listing, snippets
@@ -40,6 +41,7 @@ __all__ = [
     "changes_figure",
     "octaves",
     "overlay_figure",
+    "runs_snippet",
     "two_runs",
     "two_steps",
 ]
@@ -193,7 +195,8 @@ def changes_figure(
     columns = bucket_steps(changes.astype(np.float32), steps)
     finite = np.abs(columns.values[np.isfinite(columns.values)])
     end = max(_SMALLEST_END, float(np.percentile(finite, 99)) if finite.size else 1.0)
-    ticks = [-end, -end / 2, 0.0, end / 2, end]
+    # The outermost stand a little inside: at the very end they would touch the title.
+    ticks = [part * end for part in (-0.94, -0.5, 0.0, 0.5, 0.94)]
     texts = [f"× {value_text(2.0**tick)}" for tick in ticks]
     rows = [f"<b>{html_text(name)}</b>" for name in names]
     missing = "%{y}<br>step %{x}<br>no value in one of the two<extra></extra>"
@@ -398,8 +401,10 @@ Measured = Callable[[Subject], Mapping[str, Sensitivity] | None]
 """Returns a metric of a run by grouping, or draws how to come to it."""
 
 
-def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, measured: Measured) -> None:
-    """Lay a second run over this one: the same metric, tensors matched by name.
+def two_runs(
+    shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, level: str, measured: Measured
+) -> None:
+    """Put a second run beside this one, and over it: the same metric, tensors matched by name.
 
     Parameters
     ----------
@@ -409,18 +414,27 @@ def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, 
         A metric of it by grouping.
     statistic
         What of its values is compared.
+    level
+        What a row is, where both stand side by side.
     measured
         Measures the same metric of the second run.
     """
     other = _other(shown)
-    second = None if other is None else measured(other)
-    if other is None or second is None:
+    if other is None:
         return
-    mine, theirs = tables["tensor"], second["tensor"]
+    mine = tables["tensor"]
     metric = METRICS[mine.metric]
+    is_untold = mine.metric in services.untold_metrics(other)
+    if is_untold and services.sensitivity_job(str(other.path), mine.metric) is None:
+        st.info(f"{metric.label} is not known of the second run. {metric.needs}", icon=":material/info:")
+        return
+    second = measured(other)
+    if second is None:
+        return
+    theirs = second["tensor"]
     found = between_runs(mine, theirs, statistic)
-    if not found.names:
-        st.info("The two runs have no tensor of the same name.", icon=":material/info:")
+    with st.container(border=True):
+        sides.show(mine, theirs, (shown.name, other.name), statistic, level)
     names = (elide(shown.name, _NAME_WIDTH), elide(other.name, _NAME_WIDTH))
     with st.container(border=True):
         if found.steps:
@@ -431,8 +445,13 @@ def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, 
         _list_names(found.only_second, f"Only in {markdown_text(names[1])}")
     if found.names:
         _overlaid(found, (mine, theirs), names, statistic)
+    runs_snippet(shown, other, mine.metric, statistic)
+
+
+def runs_snippet(shown: Subject, other: Subject, metric: str, statistic: str, key: str = "snippets") -> None:
+    """Show the command and the lines that tell the values of two runs."""
     path = str(other.path)
-    told = "update" if metric.pooled else mine.metric
+    told = "update" if METRICS[metric].pooled else metric
     snippets.show(
         f"inshrink sensitivity {shlex.quote(path)} --metric {told} --by tensor --statistic {statistic}",
         "import inshrink_core\n\n"
@@ -442,6 +461,7 @@ def two_runs(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str, 
         "for name in set(mine.rows) & set(other.rows):\n"
         f"    print(name, mine.{statistic}[mine.rows.index(name), -1], "
         f"other.{statistic}[other.rows.index(name), -1])",
+        key,
     )
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "MAX_ANCHORS",
     "MAX_COLUMNS",
     "Columns",
+    "Drawn",
     "bucket_steps",
     "cells",
     "colorbar",
@@ -58,7 +59,7 @@ _LONGEST_COLORBAR = 420
 _MAX_STRIDE = 5
 """Columns from one that can be clicked to the next, at most: further apart, a click misses its step."""
 
-_ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (10**9, 3))
+_ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (700, 3), (10**9, 1))
 """Pixels of a row by how many there are: (at most so many rows, pixels)."""
 
 _LETTER_PIXELS = 6.5
@@ -179,7 +180,7 @@ def heatmap_figure(
     scale: str = "log",
     relative: str = "plain",
     loss: tuple[str, Sequence[tuple[int, float]]] | None = None,
-    pinned: tuple[int, int] | None = None,
+    pinned: tuple[Sequence[int], int] | None = None,
 ) -> go.Figure:
     """Draw rows by steps, colour by the value or its logarithm.
 
@@ -199,51 +200,93 @@ def heatmap_figure(
     loss
         The name of a training metric and its values by step, drawn above on the same axis.
     pinned
-        Row and column of a cell that is marked to begin with. A click marks another one in the browser,
-        without a new figure: a figure that changed would lose its zoom and its selection.
+        Rows and the column of the cells that are marked to begin with. A click marks another one in the
+        browser, without a new figure: a figure that changed would lose its zoom and its selection.
     """
     columns = bucket_steps(table.values[statistic], table.steps)
-    colours, low, high = (log_scale if scale == "log" else linear_scale)(columns.values, clip)
-    both_ways = relative == "first" or table.metric == "gain"
-    if both_ways:
-        low, high = _around(0.0 if scale == "log" else 1.0, low, high)
-    names = [_row_category(row) for row in table.rows]
-    row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(names) <= most)
-    height = TOOLBAR + max(220, len(names) * row_pixels + 62)
-    symbol = METRICS[table.metric].symbol + _RELATIVE[relative]
-    word = "" if METRICS[table.metric].pooled or relative == "share" else f"{statistic} "
-    hover = f"%{{y}}<br>step %{{x}}<br>{word}{html_text(symbol)} = "
-    told = "%{customdata:.3~%}" if relative == "share" else "%{customdata:.3~g}"
-    bar = colorbar(symbol, low, high, height - TOOLBAR - 82, scale)
+    drawn = Drawn.of(table, columns.values, statistic, clip=clip, scale=scale, relative=relative)
     figure = cells(
-        columns._replace(values=colours),
-        names,
+        columns._replace(values=drawn.colours),
+        drawn.rows,
         columns.values,
-        f"{hover}{told}<extra></extra>",
+        f"{drawn.hover}{drawn.told}<extra></extra>",
         missing=_NO_VALUE,
-        zmin=low,
-        zmax=high,
-        colorscale=DIVERGING if both_ways else SEQUENTIAL,
-        colorbar=bar,
+        **drawn.look,
     )
-    at_anchor = hover + told.replace("customdata", "customdata[2]")
-    figure.add_trace(_anchors(names, columns, row_pixels, pinned, at_anchor))
-    ticks = thinned(names, row_labels([row.name for row in table.rows]), _MAX_ROW_LABELS)
-    figure.update_layout(
-        height=height,
-        margin=_margin(ticks["ticktext"], [symbol, *bar["ticktext"]]),
-        dragmode="zoom",
-        hovermode="closest",
-        # A click in the corner of a large cell is far from its middle, where the anchor is.
-        hoverdistance=200,
-        showlegend=False,
-    )
+    at_anchor = drawn.hover + drawn.told.replace("customdata", "customdata[2]")
+    figure.add_trace(_anchors(drawn.rows, columns, drawn.row_pixels, pinned, at_anchor))
+    ticks = thinned(drawn.rows, row_labels([row.name for row in table.rows]), _MAX_ROW_LABELS)
+    drawn.lay_out(figure, ticks["ticktext"])
+    # A click in the corner of a large cell is far from its middle, where the anchor is.
+    figure.update_layout(hoverdistance=200)
     shown = thinned(columns.labels, columns.labels, _MAX_STEP_LABELS)
     figure.update_xaxes(range=[-0.5, len(columns.labels) - 0.5], **shown)
-    figure.update_yaxes(autorange=None, range=[len(names) - 0.5, -0.5], **ticks)
+    figure.update_yaxes(autorange=None, range=[len(drawn.rows) - 0.5, -0.5], **ticks)
     if loss is not None:
         _add_loss(figure, loss, table.steps, columns.labels)
     return figure
+
+
+class Drawn(NamedTuple):
+    """How values of a metric are drawn: their colours, the rows' identities, and what is told of a cell."""
+
+    colours: NDArray[np.float32]
+    rows: list[str]
+    row_pixels: float
+    height: float
+    hover: str
+    told: str
+    symbol: str
+    look: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        table: Sensitivity,
+        values: NDArray[np.float32],
+        statistic: str,
+        *,
+        clip: bool = True,
+        scale: str | None = None,
+        relative: str = "plain",
+    ) -> Drawn:
+        """Choose colours for values ``[rows, columns]`` of a table; by default on the metric's own scale."""
+        metric = METRICS[table.metric]
+        scale = scale or metric.scale
+        colours, low, high = (log_scale if scale == "log" else linear_scale)(values, clip)
+        both_ways = relative == "first" or table.metric == "gain"
+        if both_ways:
+            low, high = _around(0.0 if scale == "log" else 1.0, low, high)
+        row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(table.rows) <= most)
+        height = TOOLBAR + max(220, len(table.rows) * row_pixels + 62)
+        symbol = metric.symbol + _RELATIVE[relative]
+        word = "" if metric.pooled or relative == "share" else f"{statistic} "
+        look = {
+            "zmin": low,
+            "zmax": high,
+            "colorscale": DIVERGING if both_ways else SEQUENTIAL,
+            "colorbar": colorbar(symbol, low, high, height - TOOLBAR - 82, scale),
+        }
+        return cls(
+            colours=colours,
+            rows=[_row_category(row) for row in table.rows],
+            row_pixels=row_pixels,
+            height=height,
+            hover=f"%{{y}}<br>step %{{x}}<br>{word}{html_text(symbol)} = ",
+            told="%{customdata:.3~%}" if relative == "share" else "%{customdata:.3~g}",
+            symbol=symbol,
+            look=look,
+        )
+
+    def lay_out(self, figure: go.Figure, labels: Sequence[str]) -> None:
+        """Give a figure its height, and margins that hold the labels of its rows."""
+        figure.update_layout(
+            height=self.height,
+            margin=_margin(labels, [self.symbol, *self.look["colorbar"]["ticktext"]]),
+            dragmode="zoom",
+            hovermode="closest",
+            showlegend=False,
+        )
 
 
 def _around(middle: float, low: float, high: float) -> tuple[float, float]:
@@ -387,7 +430,11 @@ def _margin(rows: Sequence[str], bar: Sequence[str]) -> dict[str, float]:
 
 
 def _anchors(
-    names: Sequence[str], cells: Columns, row_pixels: float, pinned: tuple[int, int] | None, hover: str
+    names: Sequence[str],
+    cells: Columns,
+    row_pixels: float,
+    pinned: tuple[Sequence[int], int] | None,
+    hover: str,
 ) -> go.Scattergl:
     """Return an unseen square over every cell that can be clicked, because heatmaps report no clicks.
 
@@ -398,11 +445,11 @@ def _anchors(
     row_stride = max(1, math.ceil(len(names) * len(columns) / MAX_ANCHORS))
     rows = _every(len(names), row_stride)
     if pinned is not None:
-        rows, columns = np.union1d(rows, [pinned[0]]), np.union1d(columns, [pinned[1]])
+        rows, columns = np.union1d(rows, pinned[0]), np.union1d(columns, [pinned[1]])
     y, x = np.repeat(rows, len(columns)), np.tile(columns, len(rows))
     chosen = None
     if pinned is not None:
-        chosen = np.flatnonzero((y == pinned[0]) & (x == pinned[1])).tolist()
+        chosen = np.flatnonzero(np.isin(y, pinned[0]) & (x == pinned[1])).tolist()
     return go.Scattergl(
         # By name: an axis of names takes numbers for new names. As arrays: of a list, Plotly looks at every
         # entry each time it copies it.

@@ -14,7 +14,7 @@ from inshrink_app.pages.sensitivity import arranging, grouping
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.heatmap import bucket_steps
 from inshrink_app.pages.sensitivity.selection import Event, Selection
-from inshrink_app.widgets import download, listing
+from inshrink_app.widgets import download, listing, modules
 from inshrink_app.widgets.formatting import (
     count_text,
     counted,
@@ -25,10 +25,21 @@ from inshrink_app.widgets.formatting import (
     shape_text,
     value_text,
 )
+from inshrink_app.widgets.modules import Node
 from inshrink_app.widgets.tables import METRICS, HeatRow, Sensitivity, ServiceError, Subject
 from numpy.typing import NDArray
 
-__all__ = ["View", "long_table", "narrowed", "show_group", "show_table", "summary", "tensors_of"]
+__all__ = [
+    "View",
+    "at_level",
+    "lines",
+    "long_table",
+    "narrowed",
+    "show_group",
+    "show_table",
+    "summary",
+    "tensors_of",
+]
 
 _FIND, _TABLE = "find", "sensitivity.table"
 _SCALES = {"log": "Log", "linear": "Linear"}
@@ -48,7 +59,6 @@ _MOST_FOUND = 5000
 _MOST_ROWS = 5000
 """More rows than this make the browser slow, and nobody reads them."""
 
-_ROWS_WITHOUT_SCROLLING = 20
 _TREND_POINTS = 40
 _NAME_WIDTH = 60
 _MOST_LISTED = 200
@@ -56,15 +66,38 @@ _LISTED_WITHOUT_SCROLLING = 6
 
 
 class View(NamedTuple):
-    """What of a measurement is on screen."""
+    """What of a measurement is on screen.
+
+    Parameters
+    ----------
+    shown, tensors, level, statistic
+        What was measured, and what of it is wanted.
+    table, nodes
+        The rows, as they are drawn, and what they are.
+    kept
+        The tensors that the filters leave; members of nodes are places in it.
+    whole
+        Rows that were measured as a whole.
+    within
+        The module that is opened; empty for all.
+    is_tree
+        Whether the rows stand as the model has them.
+    clip, scale, relative
+        How colours are chosen, and what values are relative to.
+    """
 
     shown: Subject
     tensors: Sensitivity
-    table: Sensitivity
-    groups: tuple[grouping.Group, ...]
+    level: str
     statistic: str
-    clip: bool
-    scale: str
+    table: Sensitivity
+    nodes: tuple[Node, ...]
+    kept: Sensitivity
+    whole: Sensitivity | None
+    within: str = ""
+    is_tree: bool = True
+    clip: bool = True
+    scale: str = "log"
     relative: str = "plain"
 
 
@@ -73,29 +106,43 @@ def tensors_of(tensors: Sensitivity, layer: str) -> tuple[int, ...]:
     for exact in ([row.name for row in tensors.rows], [row.layer for row in tensors.rows]):
         if layer in exact:
             return tuple(i for i, name in enumerate(exact) if name == layer)
-    return grouping.members_of([row.name for row in tensors.rows], layer) if layer else ()
+    return modules.members_of([row.name for row in tensors.rows], layer) if layer else ()
 
 
-def narrowed(shown: Subject, tables: Mapping[str, Sensitivity], by: str, statistic: str) -> View:
+def at_level(tables: Mapping[str, Sensitivity], level: str) -> Sensitivity:
+    """Return a measurement with all rows of a level."""
+    if level in tables:
+        return tables[level]
+    tensors = tables[modules.TENSOR]
+    nodes = modules.rows_at([row.name for row in tensors.rows], (), level)
+    return grouping.aggregate(tensors, nodes, tables[modules.BLOCK])
+
+
+def narrowed(shown: Subject, tables: Mapping[str, Sensitivity], level: str, statistic: str) -> View:
     """Draw search, filters, order and breadcrumb, and return what is left to be shown."""
     tensors = tables["tensor"]
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         _find_box([row.name for row in tensors.rows])
-        pattern, layers, clip, scale = _filters(tensors, by)
+        pattern, layers, clip, scale = _filters(tensors, level)
         relative = "plain"
         if not METRICS[tensors.metric].pooled:
             relative = _choice("Normalise", _RELATIVE, arranging.NORMALISED, _RELATIVE_HELP)
         order = _choice("Sort rows by", _ORDER, arranging.ORDERS, _ORDER_HELP)
-    view = _matching(shown, tables, by, statistic, (pattern, layers))
+    view = _matching(shown, tables, level, statistic, (pattern, layers))
     bits = _bits_of(view) if order == "bits" else {}
     if order == "bits" and not bits:
         st.caption("Bits per weight need an archive of this run beside it; the rows are in forward order.")
         order = "forward"
     table = arranging.normalised(view.table, relative, tensors)
     places = arranging.ordered(table, order, statistic, bits)
-    groups = tuple(view.groups[place] for place in places) if view.groups else ()
-    table = grouping.take(table, places)
-    return view._replace(table=table, groups=groups, clip=clip, scale=scale, relative=relative)
+    return view._replace(
+        table=grouping.take(table, places),
+        nodes=tuple(view.nodes[place] for place in places),
+        is_tree=view.is_tree and order == "forward",
+        clip=clip,
+        scale=scale,
+        relative=relative,
+    )
 
 
 def _choice(label: str, key: str, options: Mapping[str, str], tip: str) -> str:
@@ -132,33 +179,33 @@ def _bits_of(view: View) -> dict[str, float]:
 def _matching(
     shown: Subject,
     tables: Mapping[str, Sensitivity],
-    by: str,
+    level: str,
     statistic: str,
     wanted: tuple[str, Sequence[str]],
 ) -> View:
     """Return the rows that the filters leave, in the model's order."""
-    (pattern, layers), tensors = wanted, tables["tensor"]
+    (pattern, layers), tensors = wanted, tables[modules.TENSOR]
     names = [row.name for row in tensors.rows]
-    view = functools.partial(View, shown, tensors, statistic=statistic, clip=True, scale="log")
-    if by == "layer_type":
-        places = [i for i, row in enumerate(tables[by].rows) if pattern in row.name.casefold()]
-        return view(grouping.take(tables[by], places), ())
-    within = chosen.within() if by == "block" else ""
-    if not grouping.members_of(names, within):
-        within = ""
+    view = functools.partial(View, shown, tensors, level, statistic)
+    if level == modules.LAYER_TYPE:
+        kinds = modules.rows_at(names, [row.layer for row in tensors.rows], level)
+        nodes = tuple(node for node in kinds if pattern in node.name.casefold())
+        table = grouping.aggregate(tensors, nodes, tables[level])
+        return view(table, nodes, tensors, tables[level], is_tree=False)
+    within = chosen.within()
+    inside = modules.members_of(names, within)
+    if not inside:
+        within, inside = "", tuple(range(len(names)))
     _breadcrumb(within)
-    inside = grouping.members_of(names, within)
     matching = [
         i
         for i in inside
         if pattern in names[i].casefold() and (not layers or tensors.rows[i].layer in layers)
     ]
-    table = grouping.take(tensors, matching)
-    if by == "tensor":
-        return view(table, ())
-    groups = grouping.groups_within([names[i] for i in matching], within, modules=not within)
-    whole = tables["block"] if len(matching) == len(inside) else None
-    return view(grouping.aggregate(table, groups, whole), groups)
+    kept = grouping.take(tensors, matching)
+    nodes = modules.rows_at([names[i] for i in matching], (), level, within)
+    whole = tables[modules.BLOCK] if len(matching) == len(inside) else None
+    return view(grouping.aggregate(kept, nodes, whole), nodes, kept, whole, within)
 
 
 def _find_box(names: Sequence[str]) -> None:
@@ -182,7 +229,7 @@ def _found() -> None:
     chosen.apply(Event("search", name) if name else Event("close"))
 
 
-def _filters(tensors: Sensitivity, by: str) -> tuple[str, list[str], bool, str]:
+def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str], bool, str]:
     """Draw the filters; return the text, the layer types, whether to clip, and the scale."""
     layers = sorted({row.layer for row in tensors.rows if row.layer})
     metric = METRICS[tensors.metric]
@@ -195,7 +242,7 @@ def _filters(tensors: Sensitivity, by: str) -> tuple[str, list[str], bool, str]:
         width=190,
     )
     picked: list[str] = []
-    if len(layers) > 1 and by != "layer_type":
+    if len(layers) > 1 and level != modules.LAYER_TYPE:
         picked = st.pills(
             "Layer types",
             layers,
@@ -230,7 +277,7 @@ def _breadcrumb(within: str) -> None:
         return
     with st.container(horizontal=True, vertical_alignment="center", gap="xxsmall"):
         st.button("All", key="crumb.", type="tertiary", on_click=chosen.go_within, args=("",))
-        for module in grouping.trail(within):
+        for module in modules.trail(within):
             st.markdown("›", width="content")
             last = module.rpartition(".")[2]
             st.button(
@@ -243,62 +290,90 @@ def _breadcrumb(within: str) -> None:
             )
 
 
-def summary(table: Sensitivity, statistic: str) -> pd.DataFrame:
-    """Return a line a row: its first, last, smallest and largest value, and its course."""
-    values = table.values[statistic]
+def lines(view: View, found: Selection | None) -> tuple[Node, ...]:
+    """Return what the table lists: the tree down to the level and to what is selected, or the rows alone.
+
+    The rows alone where the tree says nothing: sorted otherwise than by the model, or by layer type.
+    """
+    if not view.is_tree:
+        return view.nodes
+    names = [row.name for row in view.kept.rows]
+    opened = () if found is None else (found.layer,)
+    return modules.outline(names, view.level, within=view.within, opened=opened)
+
+
+def summary(view: View, nodes: Sequence[Node]) -> pd.DataFrame:
+    """Return a line a node: its share of the sensitivity and of the size, its values, and their course."""
+    tensors, measured = view.tensors, grouping.aggregate(view.kept, nodes, view.whole)
+    shares = arranging.normalised(measured, "share", tensors).values["mean"][:, -1]
+    table = arranging.normalised(measured, view.relative, tensors)
+    values = table.values[view.statistic]
     trend = bucket_steps(values, table.steps, _TREND_POINTS).values
     is_log = METRICS[table.metric].scale == "log"
-    lines = [_line(row, values[i], trend[i], is_log) for i, row in enumerate(table.rows[:_MOST_ROWS])]
-    columns = [grouping.LABELS[table.by], "layer", "Shape", "First", "Last", "Smallest", "Largest", "Course"]
-    frame = pd.DataFrame(lines, columns=columns)
-    if table.by == "tensor":
-        return frame.rename(columns={"layer": "Layer type"})
-    return frame.drop(columns="layer")
+    n_values = max(1, sum(row.numel for row in tensors.rows))
+    told = [
+        (label, share, row.numel / n_values, *_line(row, values[i], trend[i], is_log))
+        for i, (label, row, share) in enumerate(
+            zip(modules.labels(nodes), table.rows, map(float, shares), strict=True)
+        )
+    ]
+    columns = [
+        "Layer",
+        "Sensitivity",
+        "Size",
+        "Type",
+        "Shape",
+        "First",
+        "Last",
+        "Smallest",
+        "Largest",
+        "Course",
+    ]
+    frame = pd.DataFrame(told[:_MOST_ROWS], columns=columns)
+    return frame.drop(columns="Sensitivity") if METRICS[table.metric].pooled else frame
 
 
 def _line(row: HeatRow, values: NDArray[Any], trend: NDArray[Any], is_log: bool) -> tuple[object, ...]:
-    """Summarize one row of the heatmap."""
+    """Summarize one row."""
     finite = values[np.isfinite(values)]
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = np.log10(trend.astype(np.float64)) if is_log else trend.astype(np.float64)
     shape = shape_text(row.shape) if row.shape is not None else counted(row.n_tensors, "tensor")
     ends = (finite[0], finite[-1], finite.min(), finite.max()) if finite.size else (np.nan,) * 4
-    return (row.name, row.layer, shape, *map(float, ends), [float(v) for v in drawn if np.isfinite(v)])
+    return (row.layer, shape, *map(float, ends), [float(v) for v in drawn if np.isfinite(v)])
 
 
-def show_table(table: Sensitivity, frame: pd.DataFrame, selected: int | None) -> None:
-    """Draw the table, with the row of what is selected marked, and offer every value as files.
+def show_table(view: View, nodes: Sequence[Node], frame: pd.DataFrame, found: Selection | None) -> None:
+    """Draw the table, with the line of what is selected marked, and offer every value as files.
 
     Parameters
     ----------
-    table
+    view
         What the heatmap shows.
-    frame
-        Its `summary`.
-    selected
-        Place of the selected row, if it is among them.
+    nodes, frame
+        The `lines` below it, and their `summary`.
+    found
+        What is selected.
     """
-    metric = METRICS[table.metric]
+    table, metric = view.table, METRICS[view.table.metric]
     number = st.column_config.NumberColumn(format=listing.SMALL if metric.scale == "log" else "%.3f")
-    wanted = [] if selected is None or selected >= len(frame) else [selected]
-    before = st.session_state.get(_TABLE)
-    if before is None or list(before["selection"]["rows"]) != wanted:
-        st.session_state[_TABLE] = {"selection": {"rows": wanted, "columns": [], "cells": []}}
     course = "log₁₀ of the value over the steps" if metric.scale == "log" else "Over the steps"
-    st.dataframe(
+    modules.table(
         frame,
-        hide_index=True,
-        height="content" if len(frame) <= _ROWS_WITHOUT_SCROLLING else listing.HEIGHT,
-        placeholder="–",
-        alt=f"{metric.label} per row: first, last, smallest and largest value",
-        key=_TABLE,
-        on_select=functools.partial(_picked, [row.name for row in table.rows]),
-        selection_mode="single-row",
-        column_config=dict.fromkeys(("First", "Last", "Smallest", "Largest"), number)
-        | {"Course": st.column_config.LineChartColumn(width="medium", help=course)},
+        [node.name for node in nodes[:_MOST_ROWS]],
+        _TABLE,
+        () if found is None else (found.layer,),
+        lambda names: chosen.apply(Event("table", names[0] if names else None)),
+        alt=f"{metric.label} per layer: share, size, first, last, smallest and largest value",
+        columns=dict.fromkeys(("First", "Last", "Smallest", "Largest"), number)
+        | {
+            "Sensitivity": modules.share_column("What its values carry together at the last step, of all"),
+            "Size": modules.share_column("Of the parameters of the model"),
+            "Course": st.column_config.LineChartColumn(width="medium", help=course),
+        },
     )
-    if len(table.rows) > _MOST_ROWS:
-        st.caption(f"The first {count_text(_MOST_ROWS)} of {count_text(len(table.rows))} rows.")
+    if len(nodes) > _MOST_ROWS:
+        st.caption(f"The first {count_text(_MOST_ROWS)} of {count_text(len(nodes))} lines.")
     stem = f"sensitivity-{table.metric}"
     download.buttons(
         ("Download all values as CSV", f"{stem}.csv", lambda: long_table(table).to_csv(index=False).encode()),
@@ -306,18 +381,11 @@ def show_table(table: Sensitivity, frame: pd.DataFrame, selected: int | None) ->
     )
 
 
-def _picked(names: Sequence[str]) -> None:
-    """Take in a click on a row."""
-    picked = st.session_state[_TABLE]["selection"]["rows"]
-    name = names[picked[0]] if picked and 0 <= picked[0] < len(names) else None
-    chosen.apply(Event("table", name))
-
-
 def long_table(table: Sensitivity) -> pd.DataFrame:
     """Return every value with its row and step, all statistics side by side."""
     n_rows, n_steps = len(table.rows), len(table.steps)
     columns = {
-        table.by: np.repeat([row.name for row in table.rows], n_steps),
+        "layer": np.repeat([row.name for row in table.rows], n_steps),
         "step": np.tile(table.steps, n_rows),
     }
     return pd.DataFrame(columns | {name: values.ravel() for name, values in table.values.items()})
@@ -331,13 +399,13 @@ def show_group(view: View, found: Selection) -> None:
     order = sorted(places, key=lambda i: -values[i] if np.isfinite(values[i]) else np.inf)[:_MOST_LISTED]
     said = f"{counted(len(places), 'tensor')}, by {METRICS[tensors.metric].symbol} at step "
     st.caption(markdown_text(f"{said}{count_text(found.step)}, the largest first."))
-    if len(places) > 1 and view.table.by == "block":
+    if len(places) > 1 and view.level != modules.LAYER_TYPE:
         st.button(
             "Show its rows",
             icon=":material/zoom_in:",
             on_click=chosen.go_within,
             args=(found.layer,),
-            help="The heatmap of this block alone.",
+            help="The heatmap of this module alone.",
         )
     names = [tensors.rows[i].name for i in order]
     scrolls = len(order) > _LISTED_WITHOUT_SCROLLING

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.registry import Job
-from inshrink_app.pages.sensitivity import cells, changes, grouping
-from inshrink_app.widgets import job_card, next_step, problem, snippets, subject
+from inshrink_app.pages.sensitivity import cells, changes
+from inshrink_app.widgets import job_card, modules, next_step, problem, snippets, subject
 from inshrink_app.widgets.choices import one_of_few
 from inshrink_app.widgets.formatting import bytes_text, counted, remaining_text
 from inshrink_app.widgets.layout import section
@@ -33,23 +33,23 @@ def render() -> None:
     shown = subject.require("Sensitivity", watched=True)
     if shown is None:
         return
-    view, metric, by, statistic = _choices(shown)
-    state.publish(metric=metric, by=by, stat=statistic)
+    view, metric, level, statistic = _choices(shown)
+    state.publish(metric=metric, stat=statistic)
     if view == "steps":
         state.retract(_VIEW)
     st.caption(f"{METRICS[metric].symbol} — {METRICS[metric].meaning}")
     _untold(shown)
     tables = _measured(shown, metric)
-    told = functools.partial(_snippets, shown, metric, by, statistic)
+    told = functools.partial(_snippets, shown, metric, level, statistic)
     if tables is not None and view == "steps":
-        cells.show(shown, tables, by, statistic, told)
+        cells.show(shown, tables, level, statistic, told)
         return
     if tables is None:
         told()
     elif view == "diff":
         changes.two_steps(shown, tables, statistic)
     else:
-        changes.two_runs(shown, tables, statistic, lambda other: _measured(other, metric, ".other"))
+        changes.two_runs(shown, tables, statistic, level, lambda other: _measured(other, metric, ".other"))
     next_step.offer(
         next_step.Next(
             "Give layers their bits: Allocate", "allocate", "More bits or fewer, and what that costs."
@@ -59,19 +59,18 @@ def render() -> None:
 
 
 def _choices(shown: Subject) -> tuple[str, str, str, str]:
-    """Draw the controls, and return view, metric, grouping and statistic."""
-    n_weights = len({row.name for row in shown.tensors if row.role == "weight"})
-    default_by = "tensor" if n_weights <= grouping.MOST_ROWS else "block"
+    """Draw the controls, and return view, metric, level of the rows and statistic."""
     view = _control("View", _VIEW, _VIEWS, "steps", label_visibility="collapsed")
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         metric = _metric(shown)
-        by = state.choice(state.BY, list(grouping.LABELS), default_by)
-        if view == "steps":
-            by = _control("Rows", state.BY, grouping.LABELS, default_by)
         statistic = state.choice(state.STATISTIC, list(_STATISTICS), "mean")
         if not METRICS[metric].pooled:
             statistic = _control("Statistic", state.STATISTIC, _STATISTICS, "mean")
-    return view, metric, by, statistic
+        level = modules.TENSOR
+        if view != "diff":
+            names = dict.fromkeys(row.name for row in shown.tensors if row.role == "weight")
+            level = modules.level_slider("control", tuple(names))
+    return view, metric, level, statistic
 
 
 def _metric(shown: Subject) -> str:
@@ -226,9 +225,10 @@ def _stopped(path: str, metric: str, job: Job, key: str) -> None:
         st.rerun()
 
 
-def _snippets(shown: Subject, metric: str, by: str, statistic: str) -> None:
-    """Show the command and the lines that give the same figures."""
+def _snippets(shown: Subject, metric: str, level: str, statistic: str) -> None:
+    """Show the command and the lines that give the same figures; those of modules are means of tensors."""
     path = str(shown.path)
+    by = modules.TENSOR if level.isdigit() else level
     if METRICS[metric].pooled:
         _gain_snippets(shown, metric)
         return

@@ -1,0 +1,101 @@
+"""The layers of an export of weights as a tree: which of them are written, and buttons to choose them."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+from inshrink_app import services, state
+from inshrink_app.services import ExportRequest
+from inshrink_app.widgets import download, modules
+from inshrink_app.widgets.formatting import bytes_text, count_text, counted, shape_text
+from inshrink_app.widgets.modules import Node
+from inshrink_app.widgets.tables import Subject
+
+__all__ = ["KEEP", "LEAVE_OUT", "show"]
+
+KEEP, LEAVE_OUT = "export.tensors", "export.without"
+"""Keys of the names and patterns that the form holds."""
+
+_PICK = "export.picked"
+
+
+def show(shown: Subject, request: ExportRequest) -> None:
+    """Draw the tree, with what would be written of each module.
+
+    Parameters
+    ----------
+    shown
+        The run.
+    request
+        Which of its layers are kept.
+    """
+    model = shown.model_tensors
+    names = [row.name for row in model]
+    kept = set(request.keeps(names))
+    with st.expander(
+        f"Layers that are kept ({count_text(len(kept))} of {count_text(len(model))})",
+        icon=":material/account_tree:",
+        expanded=len(kept) < len(model),
+    ):
+        level = modules.level_slider("export", names, types=False)
+        picked = st.session_state.get(_PICK, [])
+        nodes = modules.outline(names, level, opened=picked)
+        chosen = [node.name for node in nodes if node.name in picked]
+        with st.container(horizontal=True, vertical_alignment="center"):
+            for label, key, icon in (
+                ("Keep these", KEEP, ":material/check:"),
+                ("Leave these out", LEAVE_OUT, ":material/block:"),
+            ):
+                st.button(label, icon=icon, on_click=_add, args=(key, chosen), disabled=not chosen)
+            said = (
+                f"{counted(len(chosen), 'row')} picked." if chosen else f"Pick layers: {modules.HOW_TO_PICK}"
+            )
+            st.caption(said, width="content")
+        modules.table(
+            _frame(shown, nodes, kept),
+            [node.name for node in nodes],
+            "export.tree",
+            picked,
+            lambda found: st.session_state.update({_PICK: found}),
+            several=True,
+            alt="Layers with what is exported of them, their share of sensitivity and size, shape and bytes",
+            columns={
+                "Sensitivity": modules.share_column("Of all, as the page Sensitivity has measured it"),
+                "Size": modules.share_column("Of the bytes of all weights"),
+            },
+        )
+        files = pd.DataFrame(
+            [(row.name, shape_text(row.shape), row.dtype, row.nbytes) for row in model if row.name in kept],
+            columns=["tensor", "shape", "dtype", "raw bytes"],
+        )
+        download.table_buttons(files, "layers")
+
+
+def _add(key: str, names: list[str]) -> None:
+    """Put layers among those that are kept, or left out; a callback."""
+    state.clicked()
+    st.session_state[key] = list(dict.fromkeys([*st.session_state.get(key, []), *names]))
+    st.session_state[_PICK] = []
+
+
+def _frame(shown: Subject, nodes: tuple[Node, ...], kept: set[str]) -> pd.DataFrame:
+    """Return a line a node."""
+    model, carried = shown.model_tensors, services.known_shares(shown)
+    total = max(1, sum(row.nbytes for row in model))
+    told = []
+    for label, node in zip(modules.labels(nodes), nodes, strict=True):
+        rows = [model[place] for place in node.members]
+        states = {row.name in kept for row in rows}
+        nbytes = sum(row.nbytes for row in rows)
+        told.append(
+            (
+                label,
+                "in part" if len(states) > 1 else "yes" if True in states else "no",
+                sum(carried.get(row.name, 0.0) for row in rows),
+                nbytes / total,
+                shape_text(rows[0].shape) if node.is_open is None else counted(len(rows), "tensor"),
+                bytes_text(nbytes),
+            )
+        )
+    frame = pd.DataFrame(told, columns=["Layer", "Exported", "Sensitivity", "Size", "Shape", "Raw bytes"])
+    return frame if carried else frame.drop(columns="Sensitivity")

@@ -1,0 +1,308 @@
+"""The modules of a model as a tree: one notion of a row for every page that shows or chooses layers."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+import streamlit as st
+from inshrink_app import state
+from inshrink_app.widgets import listing
+
+__all__ = [
+    "BLOCK",
+    "HOW_TO_PICK",
+    "LAYER_TYPE",
+    "TENSOR",
+    "Node",
+    "default_level",
+    "is_within",
+    "labels",
+    "level_slider",
+    "levels",
+    "members_of",
+    "outline",
+    "rows_at",
+    "share_column",
+    "table",
+    "trail",
+]
+
+LAYER_TYPE, BLOCK, TENSOR = "layer_type", "block", "tensor"
+"""Levels beside those that are numbers: by kind, the modules that hold tensors, and tensors."""
+
+HOW_TO_PICK = "the box before a line, or the arrow keys and Shift+Space."
+
+_LEVELS = {LAYER_TYPE: "Layer types", BLOCK: "Blocks", TENSOR: "Tensors"}
+_LEVELS_HELP = (
+    "How deep the model is opened: all of a kind together, modules from the outermost inwards, blocks "
+    "(the modules that hold tensors), or tensors."
+)
+_MOST_LEVELS = 12
+"""Deeper modules are opened all at once: nobody counts so far."""
+
+_MOST_PARTS = 64
+"""What follows so many dots of a name is one part: a name may be anything."""
+
+_MOST_ROWS, _FEW_ROWS = 60, 12
+"""More rows are lower than a reader can point at on a laptop's screen; fewer say too little."""
+
+_INDENT, _OPEN, _CLOSED = "\N{EM SPACE}", "▼ ", "► "
+_ROWS_WITHOUT_SCROLLING = 15
+
+
+class Node(NamedTuple):
+    """A module or a tensor: its path, the places of its tensors, and how it stands in the tree.
+
+    Parameters
+    ----------
+    name
+        Dotted path; untrusted text.
+    members
+        Places of its tensors.
+    depth
+        Modules above it.
+    is_open
+        Whether what it holds is listed below it. None of a tensor, which holds nothing.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    depth: int = 0
+    is_open: bool | None = False
+
+
+def is_within(name: str, module: str) -> bool:
+    """Whether a tensor or a module is another one, or lies in it; everything lies in the empty one."""
+    return not module or name == module or name.startswith(module + ".")
+
+
+def members_of(names: Sequence[str], within: str) -> tuple[int, ...]:
+    """Return the places of the tensors that lie in a module, or are it.
+
+    Examples
+    --------
+    >>> members_of(["h.1.w", "h.10.w", "h.1"], "h.1")
+    (0, 2)
+    """
+    return tuple(i for i, name in enumerate(names) if is_within(name, within))
+
+
+def trail(within: str) -> tuple[str, ...]:
+    """Return the modules above and including one, the outermost first.
+
+    Examples
+    --------
+    >>> trail("h.2.attn")
+    ('h', 'h.2', 'h.2.attn')
+    """
+    dots = [i for i, sign in enumerate(within) if sign == "."]
+    return tuple(within[:end] for end in (*dots[:_MOST_PARTS], len(within))) if within else ()
+
+
+def levels(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the levels at which a model has rows, the coarsest first.
+
+    Examples
+    --------
+    >>> levels(["h.0.attn.w"]), levels(["w"])
+    (('layer_type', '1', '2', 'block', 'tensor'), ('layer_type', 'tensor'))
+    """
+    deepest = max((name.count(".") for name in names), default=0)
+    modules = [str(level) for level in range(1, min(deepest, _MOST_LEVELS))]
+    return (LAYER_TYPE, *modules, *([BLOCK] if deepest else []), TENSOR)
+
+
+def outline(
+    names: Sequence[str], level: str, *, within: str = "", opened: Collection[str] = ()
+) -> tuple[Node, ...]:
+    """Return the tree down to a level, each module before what it holds.
+
+    Parameters
+    ----------
+    names
+        Dotted names of tensors, in model order.
+    level
+        One of `levels`, but for layer types. A number: so many modules deep.
+    within
+        Only what lies in this module, which is opened whatever the level.
+    opened
+        Modules or tensors that can be seen, with what they hold, whatever the level.
+
+    Notes
+    -----
+    A module of one tensor is that tensor. A block that holds further modules is open at the level of blocks,
+    so that no two rows share a tensor.
+    O(names x depth); only open modules are gone through.
+
+    Examples
+    --------
+    >>> [node.name for node in outline(["h.0.w", "h.0.b", "h.1.w", "head"], "1", opened=["h.0"])]
+    ['h', 'h.0', 'h.0.w', 'h.0.b', 'h.1.w', 'head']
+    """
+    top = len(trail(within))
+    cut = max(int(level), top + 1) if level.isdigit() else math.inf
+    seen = {above for name in opened for above in trail(name)}
+    parts = [name.split(".", _MOST_PARTS) for name in names]
+    found: list[Node] = []
+    waiting = [Node("", members_of(names, within), top - 1, True)]
+    while waiting:
+        node = waiting.pop()
+        if node.depth >= top:
+            found.append(node._replace(depth=node.depth - top))
+        if not node.is_open:
+            continue
+        depth = node.depth + 1
+        children: dict[tuple[str, bool], list[int]] = {}
+        for i in node.members:
+            children.setdefault((".".join(parts[i][: depth + 1]), len(parts[i]) <= depth + 1), []).append(i)
+        below = []
+        for (name, is_tensor), members in children.items():
+            if is_tensor or len(members) == 1:
+                below.append(Node(names[members[0]], tuple(members), depth, None))
+                continue
+            holds_modules = any(len(parts[i]) > depth + 2 for i in members)
+            is_open = level == TENSOR or name in seen or (depth + 1 < cut and holds_modules)
+            below.append(Node(name, tuple(members), depth, is_open))
+        waiting += reversed(below)
+    return tuple(found)
+
+
+def rows_at(names: Sequence[str], layers: Sequence[str], level: str, within: str = "") -> tuple[Node, ...]:
+    """Return the rows at a level, side by side: every tensor is in one of them.
+
+    Parameters
+    ----------
+    names, layers
+        Of each tensor its dotted name and its layer type.
+    level
+        One of `levels`.
+    within
+        As for `outline`; of no meaning for layer types.
+    """
+    if level == LAYER_TYPE:
+        kinds: dict[str, list[int]] = {}
+        for i, layer in enumerate(layers):
+            kinds.setdefault(layer or "other", []).append(i)
+        return tuple(Node(name, tuple(members)) for name, members in kinds.items())
+    return tuple(node._replace(depth=0) for node in outline(names, level, within=within) if not node.is_open)
+
+
+@functools.lru_cache(maxsize=8)
+def default_level(names: tuple[str, ...]) -> str:
+    """Return the level to begin with: the deepest of at most 60 rows, or the next after a handful."""
+    depths = levels(names)[1:]
+    sizes = [len(rows_at(names, (), level)) for level in depths]
+    best = max((i for i, size in enumerate(sizes) if size <= _MOST_ROWS), default=0)
+    return depths[min(best + (sizes[best] < _FEW_ROWS), len(depths) - 1)]
+
+
+def level_slider(page: str, names: Sequence[str], *, types: bool = True) -> str:
+    """Draw how deep the model is opened, which the link carries from page to page.
+
+    Parameters
+    ----------
+    page
+        Names the widget.
+    names
+        Of all tensors.
+    types
+        Offer layer types too.
+    """
+    options = levels(names) if types else levels(names)[1:]
+    if len(options) == 1:
+        return options[0]
+    widget = f"{page}.level"
+    if st.session_state.get(widget) not in options:
+        st.session_state[widget] = state.choice(state.BY, options, default_level(tuple(names)))
+    chosen = str(
+        st.select_slider(
+            "Rows",
+            options,
+            key=widget,
+            format_func=lambda level: _LEVELS.get(level, f"Modules {level}"),
+            help=_LEVELS_HELP,
+            width=240,
+        )
+    )
+    state.publish(**{state.BY: chosen})
+    return chosen
+
+
+def labels(nodes: Sequence[Node]) -> list[str]:
+    r"""Return what each line of a tree says: indented, with a sign before modules, without the path above.
+
+    Examples
+    --------
+    >>> labels(outline(["h.0.w", "h.0.b", "h.1.w"], "1", opened=["h"]))
+    ['▼ h', '\u2003► 0', '\u20031.w']
+    """
+    signs = {None: "", True: _OPEN, False: _CLOSED}
+    above: list[str] = []
+    said = []
+    for node in nodes:
+        del above[node.depth :]
+        own = node.name.removeprefix(above[-1] + ".") if above else node.name
+        said.append(_INDENT * node.depth + signs[node.is_open] + own)
+        above.append(node.name)
+    return said
+
+
+def table(
+    frame: pd.DataFrame,
+    names: Sequence[str],
+    key: str,
+    picked: Collection[str],
+    on_pick: Callable[[list[str]], None],
+    *,
+    alt: str,
+    columns: Mapping[str, Any],
+    several: bool = False,
+) -> None:
+    """Draw rows that can be picked: by a click before them, or with the arrow keys and Shift+Space.
+
+    Parameters
+    ----------
+    frame
+        A line a row.
+    names
+        What each row is.
+    key
+        Of the widget.
+    picked
+        Names that are picked.
+    on_pick
+        Takes the names that are picked now.
+    alt, columns
+        What the table is, and how its columns look.
+    several
+        More than one row can be picked.
+    """
+    wanted = [i for i, name in enumerate(names) if name in picked]
+    before = st.session_state.get(key)
+    if before is None or list(before["selection"]["rows"]) != wanted:
+        st.session_state[key] = {"selection": {"rows": wanted, "columns": [], "cells": []}}
+
+    def told() -> None:
+        rows = st.session_state[key]["selection"]["rows"]
+        on_pick([names[row] for row in rows if 0 <= row < len(names)])
+
+    st.dataframe(
+        frame,
+        hide_index=True,
+        height="content" if len(frame) <= _ROWS_WITHOUT_SCROLLING else listing.HEIGHT,
+        placeholder="–",
+        alt=alt,
+        key=key,
+        on_select=told,
+        selection_mode="multi-row" if several else "single-row",
+        column_config=dict(columns),
+    )
+
+
+def share_column(tip: str) -> Any:
+    """Return the look of a column of shares: a bar, and percent."""
+    return st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=1.0, help=tip)
