@@ -49,7 +49,7 @@ __all__ = [
     "estimates",
     "estimates_job",
     "front",
-    "measured",
+    "measured_configs",
     "measured_job",
     "newest_search",
     "search_words",
@@ -484,7 +484,7 @@ def start_measuring(
     return start_job(key, commands, shown.path, trusted=judge.trusted, scratch=[Path(target)], again=False)
 
 
-def measured(
+def measured_configs(
     shown: Subject, steps: Sequence[int], judge: EvaluatorCode, found: Searched | None
 ) -> tuple[SearchPoint, ...]:
     """Return the configurations that were measured one by one on these steps.

@@ -264,10 +264,10 @@ def test_a_configuration_that_was_measured_is_a_point_beside_those_of_the_search
     job = wait(services.start_measuring(shown, (10, 20), judge, config))
     assert job.state == "finished", job.problem
     assert not Path(str(option(job.commands[0], "-o"))).exists()
-    (point,) = services.measured(shown, (10, 20), judge, Searched(points=(), max_drop=0.01))
+    (point,) = services.measured_configs(shown, (10, 20), judge, Searched(points=(), max_drop=0.01))
     assert (point.config, point.n_steps, point.drop, point.keeps) == (config, 2, 0.0, True)
     assert point.ratio > 4
-    assert not services.measured(shown, (10, 20, 30), judge, None)
+    assert not services.measured_configs(shown, (10, 20, 30), judge, None)
 
 
 def test_every_codec_and_strategy_that_is_offered_is_one_that_searches() -> None:

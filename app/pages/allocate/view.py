@@ -78,7 +78,7 @@ def render() -> None:
         known = None if job is None else before or services.searched(job)
         is_calibrated = bool(compared or (known is not None and known.points))
         guessing = services.estimates_job(shown, request.steps, request.codec, is_calibrated=is_calibrated)
-        own = () if judge is None else services.measured(shown, steps, judge, known)
+        own = () if judge is None else services.measured_configs(shown, steps, judge, known)
         compared = (*compared, *services.estimates(guessing), *own)
         found = _found(request, job, known, compared, is_earlier=before is not None)
     if found is not None:

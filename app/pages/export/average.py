@@ -58,7 +58,7 @@ def show(shown: Subject) -> None:
                 services.start_job(key, [words], shown.path, trusted=None if judge is None else judge.trusted)
                 st.rerun()
         st.code(shell_text([words]), language=None, wrap_lines=True)
-        st.code(python_text([words]), language="python", wrap_lines=True)
+        st.code(python_text([words]), language=None, wrap_lines=True)
 
 
 def _words(shown: Subject) -> tuple[list[str], EvaluatorCode | None, bool]:

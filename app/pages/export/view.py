@@ -11,10 +11,9 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.commands import is_watching, shell_text
 from inshrink_app.jobs.job import Job
-from inshrink_app.pages.export import average
+from inshrink_app.pages.export import average, layers
 from inshrink_app.pages.export import figure as export_figure
 from inshrink_app.pages.export import form as export_form
-from inshrink_app.pages.export import layers
 from inshrink_app.services import ExportRequest, Made, Plan
 from inshrink_app.widgets import (
     download,

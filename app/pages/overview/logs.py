@@ -11,7 +11,7 @@ from inshrink_app import services, state
 from inshrink_app.services import LogChoice
 from inshrink_app.widgets import curves, snippets
 from inshrink_app.widgets.formatting import counted, elide_all, markdown_text, steps_text
-from inshrink_app.widgets.layout import answer, chart
+from inshrink_app.widgets.layout import answer, panels
 from inshrink_app.widgets.tables import ServiceError, Subject
 
 __all__ = ["show"]
@@ -134,7 +134,7 @@ def _columns(
 def _preview(log: dict[str, tuple[tuple[int, float], ...]]) -> None:
     """Draw the curves as they would be."""
     groups = dict(list(curves.log_groups(list(log)).items())[:_PANELS])
-    chart(curves.log_figure(log, groups), "log.preview", "Preview of metrics by step: " + ", ".join(groups))
+    panels(log, groups, "log.preview")
     steps = sorted({step for series in log.values() for step, _ in series})
     n_values = sum(len(series) for series in log.values())
     st.caption(f"{counted(n_values, 'value')} at {steps_text(steps)}.")
