@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.analysis.gain import RestoreGain, restore_gain, restore_gain_of_run
-from inshrink_core.chain import QUALITY, Archive, archive_size, optimizer_of, original_checks, step_needs
+from inshrink_core.chain import (
+    QUALITY,
+    TAKEN,
+    Archive,
+    archive_size,
+    optimizer_of,
+    original_checks,
+    step_needs,
+)
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, MissingFrameError
 from inshrink_core.execution import resolve_device
@@ -270,7 +278,8 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "needs": _needs(archive, whole, notes),
         "n_branches": len({frame.branch for frame in reader.frames}),
         "frames": [
-            frame.to_json() | {"quality": archive.frame(frame.info).meta.get(QUALITY)}
+            frame.to_json()
+            | {"quality": (said := archive.frame(frame.info).meta).get(QUALITY), "older": said.get(TAKEN, {})}
             for frame in sizes.frames
         ],
         "missing_frames": [{**lost.place, "last": lost == head} for lost in reader.missing],
