@@ -405,9 +405,9 @@ class Saver:
             The step; by default the last one.
         partial
             Names of the model's tensors that were lost, where the others are still in memory: these alone are
-            loaded, and what the optimizer has gathered of them, but no momentum. All else stays as it is, the
-            training's step too, so that training goes on where it is instead of where it was (SCAR: Qiao et
-            al., ICML 2019, section 4).
+            loaded, and what the optimizer has gathered of them. All else stays as it is, the training's step
+            too, so that training goes on where it is instead of where it was (SCAR: Qiao et al., ICML 2019,
+            section 4).
 
         Returns
         -------
