@@ -160,17 +160,9 @@ class Spool:
         StorageError
             The disk is full, or refuses.
         """
-        import torch
-
         name = f"step_{step:06}.pt"
-
-        def write(folder: Path) -> None:
-            with _checksums():
-                for key, content in files.items():
-                    torch.save(content, folder / (name if key == "checkpoint" else key))
-
-        save = SpooledSave(self._new_folder(), step, name, restored, parent, budget)
-        return self._add(save, write, sync=True)
+        placed = {name if key == "checkpoint" else key: content for key, content in files.items()}
+        return self._put(SpooledSave(self._new_folder(), step, name, restored, parent, budget), placed)
 
     def put_folder(
         self,
@@ -194,20 +186,26 @@ class Spool:
         StorageError
             The disk is full, or refuses.
         """
+        name = f"step_{step:06}"
+        placed = {f"{name}/{key}": content for key, content in files.items()}
+        return self._put(SpooledSave(self._new_folder(), step, name, restored, parent), placed)
+
+    def _put(self, save: SpooledSave, files: Mapping[str, Any]) -> SpooledSave:
+        """Write what stands under each path as a torch file, and bytes as they are."""
         import torch
 
-        name = f"step_{step:06}"
-
         def write(folder: Path) -> None:
-            (folder / name).mkdir()
             with _checksums():
-                for key, content in files.items():
+                for path, content in files.items():
+                    target = folder / path
+                    if target.parent != folder:
+                        target.parent.mkdir(exist_ok=True)
                     if isinstance(content, bytes):
-                        (folder / name / key).write_bytes(content)
+                        target.write_bytes(content)
                     else:
-                        torch.save(content, folder / name / key)
+                        torch.save(content, target)
 
-        return self._add(SpooledSave(self._new_folder(), step, name, restored, parent), write, sync=True)
+        return self._add(save, write, sync=True)
 
     def link(
         self, step: int, path: Path, *, restored: bytes | None = None, parent: bytes | None = None
