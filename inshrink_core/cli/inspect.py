@@ -181,7 +181,7 @@ def _frame_table(frames: list[Mapping[str, Any]]) -> tuple[list[str], list[Seque
         "bytes": [size(frame["bytes"]) for frame in frames],
         "ratio of all": [ratio(frame["ratio_total"]) for frame in frames],
         "ratio of weights": [ratio(frame["ratio_weights"]) for frame in frames],
-        "older tensors": [_older(frame["older"]) for frame in frames],
+        "older tensors": [_older(frame.get("older", {})) for frame in frames],
         "restore cost": [_cost(frame["quality"]) for frame in frames],
     }
     shown = {heading: cells for heading, cells in columns.items() if any(cells)}

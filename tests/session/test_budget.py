@@ -209,7 +209,11 @@ def test_a_partial_restore_and_inspect_tell_what_is_older(path, capsys):
         assert saver.older == {"0.weight": 2, "1.weight": 2, "2.weight": 2}
     main(["inspect", str(path), "--json"])
     frames = json.loads(capsys.readouterr().out)["frames"]
-    assert [frame["older"] for frame in frames] == [{}, {}, {"0.weight": 2, "1.weight": 2, "2.weight": 2}]
+    assert [frame.get("older") for frame in frames] == [
+        None,
+        None,
+        {"0.weight": 2, "1.weight": 2, "2.weight": 2},
+    ]
     main(["inspect", str(path)])
     assert "3 since step 2" in capsys.readouterr().out
     # What is left of an archive says it, too, and restores the same.
