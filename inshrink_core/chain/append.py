@@ -84,8 +84,8 @@ class ChainWriter:
     -----
     Holds one state per tensor between frames, a byte a weight for codebook codecs. The state of a
     tensor stored losslessly is the tensor itself: it is read again when the next frame needs it, and
-    held only where it is small or did not come from a file. While encoding, holds two tensors per
-    thread and their temporary copies.
+    held only where it is small, did not come from a file, or was left unchanged since. While encoding,
+    holds two tensors per thread and their temporary copies.
     """
 
     def __init__(

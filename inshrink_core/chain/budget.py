@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -78,12 +79,12 @@ def unchanged_keys(
     Qiao et al., "Fault Tolerance in Iterative-Convergent Machine Learning" (SCAR), ICML 2019, section 4.
     """
     before, taken = archive.checkpoint(parent), archive.frame(parent).meta.get(TAKEN, {})
-    steps = [info.step for info in archive.reader.history(parent.frame_id)]
+    steps = sorted(info.step for info in archive.reader.history(parent.frame_id))
     nbytes = changed_nbytes(archive, parent)
     groups = _named(checkpoint.specs)
     left, waiting = budget.nbytes, {}
     for name, specs in groups.items():
-        age = 1 + sum(step > taken.get(name, parent.step) for step in steps)
+        age = 1 + len(steps) - bisect_right(steps, taken.get(name, parent.step))
         known = name in nbytes and all(spec.key in references and _is_same(spec, before) for spec in specs)
         if known and age < budget.max_age:
             moved = sum(_squared_distance(checkpoint, spec, references[spec.key]) for spec in specs)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from inshrink_core.chain import TAKEN, Archive, Budget, changed_nbytes, verify_archive
+from inshrink_core.chain.meta import check_meta
 from inshrink_core.cli import main
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.training.saver import Saver
@@ -222,3 +223,9 @@ def test_a_partial_restore_and_inspect_tell_what_is_older(path, capsys):
     archive = Archive.open(path)
     assert archive.frame(archive.last).meta[TAKEN]["0.weight"] == 2
     assert all(torch.equal(value, before[name]) for name, value in archive[3].state_dict().items())
+
+
+@pytest.mark.parametrize("taken", [7, ["0.weight"], {"0.weight": "2"}, {"0.weight": True}])
+def test_a_frame_that_says_no_steps_of_its_older_tensors_is_damaged(taken):
+    with pytest.raises(DamagedError, match="'taken' is malformed"):
+        check_meta({TAKEN: taken}, "here")
