@@ -1,10 +1,10 @@
 """What losing a quarter of a model's tensors costs, in steps: all restored, or the lost ones alone.
 
-`inshrink rehearse --lose 0.25` on three tasks with five seeds. ``results/partial.csv`` has a
-row a task, codec and budget: mean steps lost each way, those counted where nothing was lost, and the share
-that a partial restore saves, over all failures and seed by seed. A lossless chain tells what the method
-costs, the default's what its precision adds. Trainings are short, as SCAR's are: in the long ones of the
-tasks most of what is counted is chance, as the first row shows.
+`inshrink rehearse --lose 0.25` on three tasks with five seeds. ``results/partial.csv`` has a row a task,
+codec and budget: mean steps lost each way, those counted where nothing was lost, and the share that a partial
+restore saves, over all failures and seed by seed. A lossless chain tells what the method costs, the default's
+what its precision adds. Trainings are short: in the long ones of the tasks much of what is counted is chance,
+as the first row shows.
 """
 
 from __future__ import annotations
