@@ -635,6 +635,15 @@ class Codec(ABC, Generic[_Plan, _State]):
         """Return the state after a block: what `decode` does, where nobody asks for the values."""
         return self.decode(spec, block, reference, device).reference
 
+    def unchanged(self, spec: TensorSpec, reference: TensorReference) -> Encoded:
+        """Return a block of a few bytes that decodes to the same bits as `reference`, and the state after it.
+
+        By default an exact block. A codec that can say it in its own bitstream keeps its own state so, and
+        what the next block is coded against.
+        """
+        same = TensorInput(spec=spec, tensor=reference.decoded())
+        return get_codec(FALLBACK_CODEC)().encode(same, None, reference)
+
     @abstractmethod
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone and decodes to the same bits as `reference`."""

@@ -3,6 +3,7 @@
 from inshrink_core.chain.append import Appended, ChainWriter
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.base import BaseFinder, BaseLike, BaseModel, BaseRecord, open_base
+from inshrink_core.chain.budget import Budget, changed_nbytes
 from inshrink_core.chain.config import (
     OPTIMIZER_CHOICES,
     ChainConfig,
@@ -14,7 +15,7 @@ from inshrink_core.chain.config import (
 )
 from inshrink_core.chain.encoder import FrameEncoder, Standing
 from inshrink_core.chain.gain import StepGain, TensorGain, pool, step_gain
-from inshrink_core.chain.meta import QUALITY, DamagedOriginal, OriginalChecks, original_checks
+from inshrink_core.chain.meta import QUALITY, TAKEN, DamagedOriginal, OriginalChecks, original_checks
 from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
 from inshrink_core.chain.parts import content_digest, stored_view, tensor_digest, view_of
 from inshrink_core.chain.report import ChainFrame, ChainReport, chain_report
@@ -32,6 +33,7 @@ from inshrink_core.chain.verify import StepError, Verification, verify_archive
 __all__ = [
     "OPTIMIZER_CHOICES",
     "QUALITY",
+    "TAKEN",
     "Appended",
     "Archive",
     "ArchiveSize",
@@ -39,6 +41,7 @@ __all__ = [
     "BaseLike",
     "BaseModel",
     "BaseRecord",
+    "Budget",
     "ChainConfig",
     "ChainFrame",
     "ChainReport",
@@ -58,6 +61,7 @@ __all__ = [
     "Verification",
     "archive_size",
     "chain_report",
+    "changed_nbytes",
     "content_digest",
     "default_optimizer",
     "exactness_of",

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_codec
+from inshrink_core.chain.budget import Budget, unchanged_keys
 from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.encoder import FrameEncoder, Standing
-from inshrink_core.chain.meta import ORIGINALS, QUALITY
+from inshrink_core.chain.meta import ORIGINALS, QUALITY, TAKEN
 from inshrink_core.chain.needs import pack_attributes
 from inshrink_core.chain.parts import (
     LAYOUT_KEY,
@@ -76,13 +77,15 @@ class ChainWriter:
     ----------
     foreseen
         What an archive's first frame is planned with (`FrameEncoder.look_ahead`); None for nothing.
+    unchanged
+        Tensors that the next frame leaves as they are, by key, if it is a delta frame; a keyframe holds all.
 
     Notes
     -----
     Holds one state per tensor between frames, a byte a weight for codebook codecs. The state of a
     tensor stored losslessly is the tensor itself: it is read again when the next frame needs it, and
-    held only where it is small or did not come from a file. While encoding, holds two tensors per
-    thread and their temporary copies.
+    held only where it is small, did not come from a file, or was left unchanged since. While encoding,
+    holds two tensors per thread and their temporary copies.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class ChainWriter:
         self.writer, self.base = writer, base
         self.config = config
         self.foreseen: Any = None
+        self.unchanged: frozenset[str] = frozenset()
         self.parent = parent if parent is not None else writer.reader.head
         if branch is None:
             continues = self.parent is None or self.parent == writer.reader.listed_head
@@ -133,13 +137,17 @@ class ChainWriter:
         some tensors.
         """
         self._load_parent()
-        return self._standing(self._based(specs) if keyframe else dict(self._references or {}))
+        if keyframe:
+            return self._standing(self._based(specs))
+        return self._standing(dict(self._references or {}), self.unchanged)
 
     def _based(self, specs: Iterable[TensorSpec]) -> dict[str, BaseReference]:
         """Return the base model's values for a keyframe: the archive's first is told against them."""
         return {} if self.base is None or self.parent is not None else self.base.references(specs)
 
-    def _standing(self, references: Mapping[str, TensorReference]) -> Standing:
+    def _standing(
+        self, references: Mapping[str, TensorReference], unchanged: frozenset[str] = frozenset()
+    ) -> Standing:
         start = self._start.frame
         memory = self.foreseen
         if self.parent is not None:
@@ -151,7 +159,16 @@ class ChainWriter:
             after_restore=start is not None
             and self.parent is not None
             and start.frame_id == self.parent.frame_id,
+            unchanged=unchanged,
         )
+
+    def keep_within(self, checkpoint: Checkpoint, budget: Budget) -> None:
+        """Choose what the next frame leaves unchanged, so that it keeps a budget if it is a delta frame."""
+        self._load_parent()
+        if self.parent is not None:
+            stored = stored_view(checkpoint, self.config.optimizer)
+            states = self._references or {}
+            self.unchanged = unchanged_keys(self.archive, self.parent, stored, states, budget)
 
     def append(
         self,
@@ -253,7 +270,8 @@ class ChainWriter:
             step=stored.step, kind=kind, parent_id=parent_id, branch=self.branch, external=bool(based)
         ) as frame:
             states = self._handed_over()
-            standing = self._standing(states if delta else based)
+            unchanged = self.unchanged if delta else frozenset()
+            standing = self._standing(states if delta else based, unchanged)
             memory, results = FrameEncoder(self.config).encode(whole, standing, stored.specs)
             for result in results:
                 block = result.block
@@ -276,6 +294,10 @@ class ChainWriter:
                 meta[ORIGINALS] = whole.source.vouched(whole.files)
             if memory is not None:
                 meta["memory"] = memory
+            if self.parent is not None and unchanged:
+                before, at = self._meta.get(TAKEN, {}), self.parent.step
+                names = dict.fromkeys(spec.name for spec in stored.specs if spec.key in unchanged)
+                meta[TAKEN] = {name: before.get(name, at) for name in names}
             if self._start.frame is not None:
                 meta["restored"] = self._start.frame.frame_id
             if self.base is not None and based:
@@ -287,6 +309,7 @@ class ChainWriter:
             self._since_keyframe = 0
             self._keyframe_rate = _rate_of(nbytes, stored.raw_bytes(), based=bool(based))
         self.parent, self._meta, self._references, self._parts = info, meta, references, parts
+        self.unchanged = frozenset()
         return Appended(info, squared_error, squared_norm)
 
     def _handed_over(self) -> dict[str, TensorReference]:

@@ -11,7 +11,7 @@ from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.parts import tensor_digest
 from inshrink_core.chain.recall import HELD_NBYTES, Origin
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSource, TensorSpec
-from inshrink_core.codec import AnyCodec, FrameContext, Seen, Sight, TensorInput, TensorReference
+from inshrink_core.codec import AnyCodec, Encoded, FrameContext, Seen, Sight, TensorInput, TensorReference
 from inshrink_core.errors import ConfigError, InshrinkError
 from inshrink_core.execution import ordered_map, recycling
 from inshrink_core.formats.source import FileSource, peek, peek_sample
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.frame import Block
 
-__all__ = ["FrameEncoder", "Standing", "TensorResult"]
+__all__ = ["FrameEncoder", "Standing", "TensorResult", "squared_error"]
 
 _OF_MODEL = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
 _WITH_COMPANIONS = _OF_MODEL | {TensorRole.EXP_AVG}
@@ -48,12 +48,15 @@ class Standing:
         Values that training last continued from after a restore, None where it did not.
     after_restore
         Whether training was restored from the frame before.
+    unchanged
+        Tensors of `references` that the frame leaves as they are, by key.
     """
 
     references: Mapping[str, TensorReference] = field(default_factory=dict)
     memory: Any = None
     restored: Callable[[TensorSpec], Tensor | None] = _never_restored
     after_restore: bool = False
+    unchanged: frozenset[str] = frozenset()
 
 
 class TensorResult(NamedTuple):
@@ -123,7 +126,7 @@ class FrameEncoder:
         looked_at[0] = looked_at[0].union(*(codec.encoding_companions() for codec in config_of.values()))
         # Optimizer state is coded in host memory, whatever the device of the chain's own codec.
         devices = [chain.device, *("cpu" for _ in parties[1:])]
-        restored = standing.restored
+        restored, unchanged = standing.restored, standing.unchanged
         context = FrameContext(
             learning_rates=_rates(checkpoint),
             memory=standing.memory,
@@ -157,13 +160,15 @@ class FrameEncoder:
         def encode(spec: TensorSpec) -> TensorResult:
             place = place_of[spec.key]
             codec = parties[place].codec if place else config_of[spec.key]
+            if spec.key in unchanged:
+                return _left(checkpoint, spec, codec.unchanged(spec, old.pop(spec.key)))
             item = _item(checkpoint, looked_at[place], devices[place], spec)
             if codec.uses_restored and (start := restored(spec)) is not None:
                 item = replace(item, restored=start.to(devices[place]))
             plan = plans[place] if place else plan_of[id(codec)]
             encoded = codec.encode(item, plan, old.pop(spec.key, None))
             counts = codec.lossy and spec.role in MODEL_ROLES
-            error, norm = _squared_error(item.tensor, encoded.reference) if counts else (0.0, 0.0)
+            error, norm = squared_error(item.tensor, encoded.reference) if counts else (0.0, 0.0)
             digest = tensor_digest(item.tensor)
             exact = encoded.block.codec in lossless.codec.reads
             lasting = exact and _is_lasting(checkpoint, spec)
@@ -242,6 +247,13 @@ class FrameEncoder:
                 made[which] = next((one for one in made.values() if one == config), config)
             configs[spec.key] = made[which]
         return configs
+
+
+def _left(checkpoint: Checkpoint, spec: TensorSpec, encoded: Encoded) -> TensorResult:
+    """Return a tensor that was left as it was; digest and error are of what it was not replaced by."""
+    tensor = _read(checkpoint.source, spec)
+    error, norm = squared_error(tensor, encoded.reference) if spec.role in MODEL_ROLES else (0.0, 0.0)
+    return TensorResult(spec, encoded.block, encoded.reference, None, tensor_digest(tensor), error, norm)
 
 
 def _rates(checkpoint: Checkpoint) -> dict[str, float]:
@@ -338,7 +350,7 @@ def _item(
     )
 
 
-def _squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, float]:
+def squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, float]:
     """Return (squared error, squared norm) of a floating tensor; non-finite values count for nothing."""
     import torch
 

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from inshrink_core.chain.archive import Archive
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["ORIGINALS", "QUALITY", "DamagedOriginal", "OriginalChecks", "check_meta", "original_checks"]
+__all__ = [
+    "ORIGINALS",
+    "QUALITY",
+    "TAKEN",
+    "DamagedOriginal",
+    "OriginalChecks",
+    "check_meta",
+    "original_checks",
+]
 
 
 ORIGINALS: Final = "originals"
@@ -24,6 +32,9 @@ ORIGINALS: Final = "originals"
 QUALITY: Final = "quality"
 """Key of meta: what a restore of the frame costs by some figures, how that is known (``measured``,
 ``predicted`` or ``exact``), and what was promised."""
+
+TAKEN: Final = "taken"
+"""Key of meta: the step that a tensor is of, by its name, where that is before the frame's own."""
 
 _MOST_SHOWN: Final = 3
 
@@ -52,6 +63,7 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "optimizer": lambda value: isinstance(value, str),
     "content": _is_id,
     QUALITY: lambda value: _is_quality(value),
+    TAKEN: lambda value: isinstance(value, dict) and all(type(step) is int for step in value.values()),
     "restored": _is_id,
     "rekeyed": _is_id,
     BASE: is_base_record,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.base import BaseRecord
 from inshrink_core.chain.config import is_exact
+from inshrink_core.chain.meta import TAKEN
 from inshrink_core.chain.needs import spec_of
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
 from inshrink_core.codec import FALLBACK_CODEC, get_codec
@@ -239,9 +240,11 @@ def _rule_of(meta: Mapping[str, Any], info: FrameInfo) -> Callable[[TensorSpec, 
         # A codec or a setting that is not known here: then nothing tells which bits are the original's.
         return lambda spec, bitstream: False
     whole, rekeyed = is_exact(codec, settings), is_rekeyed(meta, info)
-    lossless = get_codec(FALLBACK_CODEC).reads
+    lossless, taken = get_codec(FALLBACK_CODEC).reads, meta.get(TAKEN, {})
 
     def is_kept(spec: TensorSpec, bitstream: str) -> bool:
+        if spec.name in taken:
+            return False
         if bitstream not in lossless:
             return spec.role in MODEL_ROLES and whole
         if spec.exact or whole or not rekeyed:

@@ -12,7 +12,7 @@ from inshrink_core.archive import Problem, check_archive
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.base import open_base
 from inshrink_core.chain.config import optimizer_of
-from inshrink_core.chain.meta import OriginalChecks, original_checks
+from inshrink_core.chain.meta import TAKEN, OriginalChecks, original_checks
 from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
 from inshrink_core.chain.parts import content_digest, stored_view
 from inshrink_core.chain.sizes import Exactness, exactness_of, is_rekeyed
@@ -289,6 +289,7 @@ def _compare(
         codec = frame.entry(spec.key).codec
         faithful = spec.exact or meta.get("codec") == FALLBACK_CODEC or not is_rekeyed(meta, info)
         rows.append(StepError(info.step, spec.key, codec, measured))
+        faithful = faithful and spec.name not in meta.get(TAKEN, {})
         exact = faithful and codec in get_codec(FALLBACK_CODEC).reads
         if exact and not measured.bit_exact and not problems:
             problems.append(

@@ -119,11 +119,7 @@ def _show(console: Console, path: str, inventory: Inventory, with_tensors: bool)
         show_table(console, headings, (_role_cells(role, row, archived) for role, row in rows))
     if archived and facts["frames"]:
         console.print()
-        headings = ("step", "kind", "bytes", "ratio of all", "ratio of weights", "restore cost")
-        judged = any(frame["quality"] for frame in facts["frames"])
-        n_columns = len(headings) if judged else len(headings) - 1
-        rows = (row[:n_columns] for row in _frame_rows(facts["frames"]))
-        show_table(console, headings[:n_columns], rows, left=(1,))
+        show_table(console, *_frame_table(facts["frames"]), left=(1,))
     if with_tensors:
         console.print()
         headings = ("tensor", "dtype", "shape", "layer", "steps", "raw", *(("ratio",) if archived else ()))
@@ -177,23 +173,28 @@ def _role_cells(role: str, row: Mapping[str, Any], archived: bool) -> list[str]:
     return [role, count(row["tensors"]), size(row["raw_bytes"]), *extra]
 
 
-def _frame_rows(frames: list[Mapping[str, Any]]) -> list[Sequence[str]]:
-    """Return a row a frame; of a long history its two ends."""
-    rows: list[Sequence[str]] = [
-        (
-            str(frame["step"]),
-            frame["kind"],
-            size(frame["bytes"]),
-            ratio(frame["ratio_total"]),
-            ratio(frame["ratio_weights"]),
-            _cost(frame["quality"]),
-        )
-        for frame in frames
-    ]
-    if len(rows) <= _MOST_FRAMES:
-        return rows
-    half = _MOST_FRAMES // 2
-    return [*rows[:half], ("…", f"{count(len(rows) - _MOST_FRAMES)} more", "", "", "", ""), *rows[-half:]]
+def _frame_table(frames: list[Mapping[str, Any]]) -> tuple[list[str], list[Sequence[str]]]:
+    """Return headings, and a row a frame; of a long history its two ends, and no column of blanks."""
+    columns = {
+        "step": [str(frame["step"]) for frame in frames],
+        "kind": [frame["kind"] for frame in frames],
+        "bytes": [size(frame["bytes"]) for frame in frames],
+        "ratio of all": [ratio(frame["ratio_total"]) for frame in frames],
+        "ratio of weights": [ratio(frame["ratio_weights"]) for frame in frames],
+        "older tensors": [_older(frame.get("older", {})) for frame in frames],
+        "restore cost": [_cost(frame["quality"]) for frame in frames],
+    }
+    shown = {heading: cells for heading, cells in columns.items() if any(cells)}
+    rows: list[Sequence[str]] = list(zip(*shown.values(), strict=True))
+    if len(rows) > _MOST_FRAMES:
+        half, blanks = _MOST_FRAMES // 2, [""] * (len(shown) - 2)
+        rows[half:-half] = [("…", f"{count(len(rows) - _MOST_FRAMES)} more", *blanks)]
+    return list(shown), rows
+
+
+def _older(older: Mapping[str, int]) -> str:
+    """Return how many tensors a save under a budget left as they were, and how old the oldest is."""
+    return f"{count(len(older))} since step {min(older.values())}" if older else ""
 
 
 def _cost(quality: Mapping[str, Any] | None) -> str:

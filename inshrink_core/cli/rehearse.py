@@ -27,7 +27,7 @@ EXAMPLE = (
     "$ inshrink rehearse char-gpt --max-drop 0.01 -o rehearsal\n"
     "$ inshrink rehearse char-gpt --scale large --device cuda -o rehearsal\n"
     "$ inshrink rehearse my_task.py:MyTask --codec lossless --restores 4 --seeds 5\n"
-    "$ inshrink rehearse char-gpt --lose 0.25"
+    "$ inshrink rehearse char-gpt --lose 0.25 --budget 0.125"
 )
 
 
@@ -80,6 +80,14 @@ def rehearse(
             "the steps that it costs; nothing is kept of such trainings.",
         ),
     ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="With --lose, let a save take this share of a whole one's bytes, and save as many times as "
+            "often.",
+        ),
+    ] = None,
     device: Annotated[
         str,
         typer.Option(metavar="auto|cpu|cuda", help="Where training happens; another one is another result."),
@@ -103,11 +111,13 @@ def rehearse(
         "device": device,
         "threads": threads,
     }
+    if budget is not None and lose is None:
+        raise InputError("--budget goes with --lose", remedy="add --lose SHARE, or leave it out")
     with out.progress("rehearse", in_bytes=False) as progress:
         if lose is not None:
             _refuse_with_lose(bounds, control, keep_archives)
             report: Report = inshrink_core.training.rehearse_partial(
-                task, output, lose=lose, **shared, progress=progress
+                task, output, lose=lose, budget=budget, **shared, progress=progress
             )
         else:
             report = inshrink_core.rehearse(
@@ -146,12 +156,16 @@ def _show_partial(console: Console, report: PartialRehearsal) -> None:
     columns = ("seed", "saved at", "failed at", "lost", "steps, all restored", "steps, lost ones restored")
     show_table(console, columns, rows, left=())
     console.print()
+    saves = "whole" if report.budget is None else f"{report.budget:.3g} of the bytes, as many times as often"
     by_seed = ", ".join(f"{share:.0%}" for share in report.fewer_by_seed)
     facts = [
         ("task", f"{printable(report.task)}, on {report.device}"),
         ("codec", f"{report.codec}, optimizer {report.optimizer}"),
+        ("saves", f"{saves}; {size(report.archive_bytes)} in all"),
         ("steps lost, mean", f"{report.whole:.1f} all restored, {report.partial:.1f} the lost ones alone"),
+        ("counted by chance", f"{report.chance:.1f}, where nothing was lost"),
         ("fewer", f"{report.fewer:.0%}  (by seed: {by_seed})"),
+        ("fewer, beyond chance", f"{report.fewer_beyond_chance:.0%}"),
     ]
     show_facts(console, facts)
 

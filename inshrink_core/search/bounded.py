@@ -314,6 +314,11 @@ class BoundedWriter:
         informative = self._is_informative(checkpoint.step, neighbour)
         unsure = chain.parent is None and neighbour is None
         decision = self._decide(chain, step, informative=informative, unsure=unsure)
+        if decision.candidate is None and chain.unchanged:
+            # What is older breaks the bounds, however fine the rest is.
+            chain.unchanged = frozenset()
+            step = self._step(chain, checkpoint, keyframe=keyframe)
+            decision = self._decide(chain, step, informative=informative, unsure=unsure)
         if not keyframe and not self._follows:
             alone = self._alone(decision, checkpoint, chain)
             keyframe, decision = (False, decision) if alone is None else (True, alone)
@@ -344,7 +349,7 @@ class BoundedWriter:
         """Write a step bit for bit, since nothing tells whether a smaller frame keeps the bounds."""
         self.begin(checkpoint)
         self._usage = None  # nothing was measured that the next step could be written alike
-        chain.config = self._exact()
+        chain.config, chain.unchanged = self._exact(), frozenset()
         return chain.append(checkpoint, done=done, quality={"how": "exact", "why": why})
 
     def _why_not_judged(self, step: int) -> str:

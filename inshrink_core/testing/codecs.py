@@ -290,6 +290,21 @@ class CodecSuite:
         """Return the bound on the payload of a tensor that equals its reference; override with a reason."""
         return 32 + tensor.numel() // 800
 
+    def test_what_is_said_to_be_unchanged_decodes_to_the_same_bits_and_the_chain_goes_on(self) -> None:
+        edges = ("special_floats", "bfloat16", "vector", "int64", "empty", "scalar", "constant", "two_levels")
+        for tensor in [normal((300, 300), 1), *(EDGE_TENSORS[name]() for name in edges)]:
+            spec = spec_of(tensor, "layer0.weight")
+            state = self.encode_one(tensor).reference
+            block, after = self.codec.unchanged(spec, state)
+            assert len(block.payload) <= self.unchanged_bytes(tensor)
+            decoded = self.decoder(block).decode(spec, block, state)
+            assert bits(decoded.tensor) == bits(state.decoded())
+            assert state_bits(decoded.reference) == state_bits(after)
+            moved = tensor.flip(0) if tensor.dim() else tensor + 1
+            following = self.encode_one(moved, after)
+            again = self.decode_one(moved, following.block, decoded.reference)
+            assert state_bits(again.reference) == state_bits(following.reference)
+
     # 6 re-key
 
     def test_a_rekeyed_block_stands_alone_and_decodes_to_the_same_bits(self) -> None:

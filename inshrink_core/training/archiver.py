@@ -188,6 +188,8 @@ class Archiver:
         else:
             if self._chain is None or save.parent is not None:
                 self._chain = self._chain_from(self._parent_of(save), save)
+            if save.budget is not None:
+                self._chain.keep_within(checkpoint, save.budget)
             self._step_writer.append(self._chain, checkpoint)
         self._spool.mark(save)
         # Its files are read again for the next delta: what is stored exactly is not held in memory.

@@ -34,6 +34,7 @@ __all__ = [
     "Training",
     "isolated",
     "open_saver",
+    "perturb",
     "require_judgeable",
     "task_evaluator",
     "train_perturbed",
@@ -317,13 +318,17 @@ class _Perturbed:
 
     def save(self, training: Training, step: int) -> Training:
         if step in self._at:
-            generator = torch.Generator().manual_seed(training.seed * _SEED_STRIDE + step)
-            with torch.no_grad():
-                for weight in training.model.parameters():
-                    upwards = torch.rand(weight.shape, generator=generator).to(weight.device) < 0.5
-                    limit = torch.where(upwards, torch.inf, -torch.inf).to(weight.dtype)
-                    weight.copy_(torch.nextafter(weight, limit))
+            perturb(training.model, torch.Generator().manual_seed(training.seed * _SEED_STRIDE + step))
         return training
+
+
+@torch.no_grad()
+def perturb(model: nn.Module, generator: torch.Generator) -> None:
+    """Move every weight of a model to one of its two neighbours in its own format."""
+    for weight in model.parameters():
+        upwards = torch.rand(weight.shape, generator=generator).to(weight.device) < 0.5
+        limit = torch.where(upwards, torch.inf, -torch.inf).to(weight.dtype)
+        weight.copy_(torch.nextafter(weight, limit))
 
 
 class _Failing:

@@ -3,7 +3,8 @@
 A training is saved, goes on, and loses some of its tensors. One way back is to restore the save whole: all
 steps since are lost. The other restores what was lost alone, beside tensors that are some steps ahead of it
 (SCAR). What that costs is counted in steps too: how many more it takes until the model is as good as without
-the failure.
+the failure. A training that lost nothing takes more, too, for it has to be as good as the best of another
+one: what chance has of the count is told by a copy whose weights are moved by their last bits.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ import copy
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
+from inshrink_core.chain import Archive, changed_nbytes
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.errors import InputError
 from inshrink_core.execution import resolve_device, working_folder
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.metrics import Direction
 from inshrink_core.report import Report
-from inshrink_core.training.failing import OnStep, Schedule, Setup, Training, isolated, open_saver
+from inshrink_core.training.failing import OnStep, Schedule, Setup, Training, isolated, open_saver, perturb
 from inshrink_core.training.partial import load_lost
 from inshrink_core.training.rehearsal import checked_schedule
 from inshrink_core.training.tasks import find_task
@@ -32,6 +35,7 @@ from inshrink_core.training.tasks import find_task
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
     from inshrink_core.codec import AnyCodec
+    from inshrink_core.training.saver import Saver
 
 __all__ = ["PartialFailure", "PartialRehearsal", "rehearse_partial"]
 
@@ -48,7 +52,8 @@ class PartialFailure:
     seed
         Of the training.
     saved_at, failed_at
-        The step of the save, and the step after which tensors were lost.
+        The step of the last whole save, or of one that stands for it where saves are under a budget; and the
+        step after which tensors were lost.
     lost
         Their names.
     share
@@ -57,8 +62,11 @@ class PartialFailure:
         Steps lost where everything is restored: those since the save.
     partial
         Steps lost where the lost tensors alone are: below zero where the training was faster by chance.
+    chance
+        Steps that are counted where nothing was lost, and every weight moved by its last bit.
     reached
-        Whether it became as good in the steps that were left; if not, `partial` is a lower bound.
+        Whether it became as good in the steps that were left; if not, `partial` is a lower bound. `chance` is
+        cut off in the same way.
     """
 
     seed: int
@@ -68,6 +76,7 @@ class PartialFailure:
     share: float
     whole: int
     partial: int
+    chance: int
     reached: bool
 
 
@@ -81,6 +90,10 @@ class PartialRehearsal(Report):
         As in a `Rehearsal`.
     lose
         Share of the tensors that a failure takes.
+    budget
+        Share of a whole save's bytes that each save had, one over it as often; None for whole saves.
+    archive_bytes
+        Of all saves, keyframes included.
     failures
         By seed and step.
     """
@@ -92,11 +105,14 @@ class PartialRehearsal(Report):
     config: Mapping[str, Any]
     optimizer: str
     lose: float
+    budget: float | None
     device: str
+    archive_bytes: int
     failures: tuple[PartialFailure, ...]
 
     DOCUMENT: ClassVar = (
-        "task metric direction codec config optimizer lose device failures whole partial fewer fewer_by_seed"
+        "task metric direction codec config optimizer lose budget device archive_bytes failures "
+        "whole partial chance fewer fewer_beyond_chance fewer_by_seed"
     )
 
     @property
@@ -110,13 +126,23 @@ class PartialRehearsal(Report):
         return statistics.fmean(failure.partial for failure in self.failures)
 
     @property
+    def chance(self) -> float:
+        """Mean steps that are counted where nothing was lost."""
+        return statistics.fmean(failure.chance for failure in self.failures)
+
+    @property
     def fewer(self) -> float:
-        """Share of the steps that a partial restore saves."""
+        """Share of the steps that a partial restore saves, as they are counted."""
         return 1 - self.partial / self.whole
 
     @property
+    def fewer_beyond_chance(self) -> float:
+        """The same without those that are counted where nothing was lost."""
+        return 1 - (self.partial - self.chance) / self.whole
+
+    @property
     def fewer_by_seed(self) -> tuple[float, ...]:
-        """The same of each training alone."""
+        """`fewer` of each training alone."""
         seeds = dict.fromkeys(failure.seed for failure in self.failures)
         own = ([one for one in self.failures if one.seed == seed] for seed in seeds)
         return tuple(1 - sum(one.partial for one in some) / sum(one.whole for one in some) for some in own)
@@ -127,6 +153,7 @@ def rehearse_partial(
     directory: str | os.PathLike[str],
     *,
     lose: float = 0.25,
+    budget: float | None = None,
     scale: str | None = None,
     codec: str | None = None,
     config: Mapping[str, Any] | AnyCodec | None = None,
@@ -150,6 +177,9 @@ def rehearse_partial(
         Where archives lie meanwhile.
     lose
         Share of the model's parameter tensors that a failure takes, above 0 and below 1; at least one.
+    budget
+        Share of a whole save's bytes that a save may take, above 0 and below 1. Saves then are as many times
+        as frequent, rounded, so that they take the same bytes together; the first two are whole.
     scale
         ``large``: the task's model for a GPU.
     codec, config, optimizer, keyframe_every
@@ -176,7 +206,8 @@ def rehearse_partial(
     After a failure the task is evaluated at every step of both trainings: of the one that did not fail over
     as many steps as lie between two saves, the best of which is the target (SCAR, section 3, iteration cost),
     and of the one that did until it is as good, or has lost twice the steps of a full restore. Both see the
-    same batches.
+    same batches. The best of many noisy values is hard to reach again, also for a training that lost nothing:
+    `PartialRehearsal.chance` says how hard.
 
     Examples
     --------
@@ -189,15 +220,27 @@ def rehearse_partial(
     """
     if not 0 < lose < 1:
         raise InputError("--lose is a share of the tensors", expected="above 0, below 1", found=f"{lose:g}")
+    if budget is not None and not 0 < budget < 1:
+        raise InputError(
+            "--budget is a share of a whole save", expected="above 0, below 1", found=f"{budget:g}"
+        )
     found, _ = find_task(task, scale)
     schedule = checked_schedule(Schedule.of(found, steps, saves, restores), seeds, threads)
     if not schedule.n_restores:
         raise InputError("a training without a failure loses nothing", expected="--restores 1 or more")
+    often = schedule if budget is None else replace(schedule, n_saves=schedule.n_saves * round(1 / budget))
+    if often.n_saves > often.n_steps:
+        raise InputError(
+            "--budget asks for more saves than there are steps",
+            expected=f"at most {often.n_steps} saves",
+            found=str(often.n_saves),
+        )
     chain = make_chain_config("", codec, config, optimizer, keyframe_every, "cpu", threads)
     setup = Setup(task=found, schedule=schedule, device=resolve_device(device))
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     failures: list[PartialFailure] = []
+    archive_bytes = 0
     with isolated(threads), working_folder(folder) as scratch:
         for seed in range(seeds):
 
@@ -206,7 +249,11 @@ def rehearse_partial(
                     done = seed * schedule.n_steps + step
                     progress(Progress("rehearse", done, seeds * schedule.n_steps, step, f"seed {seed}"))
 
-            failures += _failures(setup, seed, lose, chain, scratch / f"{seed}.inshrink", on_step)
+            archive = scratch / f"{seed}.inshrink"
+            failures += _failures(setup, seed, lose, often.saved_at, budget, chain, archive, on_step)
+            archive_bytes += Archive.open(archive).reader.nbytes
+    if not failures:
+        raise InputError("no step is left between saves, or after a failure", remedy="train more steps")
     return PartialRehearsal(
         task=found.name,
         metric=found.metric,
@@ -215,31 +262,66 @@ def rehearse_partial(
         config=chain.settings(),
         optimizer=chain.optimizer,
         lose=lose,
+        budget=budget,
         device=setup.device,
+        archive_bytes=archive_bytes,
         failures=tuple(failures),
     )
 
 
 def _failures(
-    setup: Setup, seed: int, lose: float, chain: ChainConfig, archive: Path, on_step: OnStep
+    setup: Setup,
+    seed: int,
+    lose: float,
+    saves: Sequence[int],
+    budget: float | None,
+    chain: ChainConfig,
+    archive: Path,
+    on_step: OnStep,
 ) -> list[PartialFailure]:
-    """Train once, and try a failure after some of the saves, on copies."""
-    saved_at, found = setup.schedule.saved_at, []
-    chance = torch.Generator().manual_seed(seed * _CHOICE_STRIDE + 1)
-    training, at = Training(setup, seed, seed), 0
+    """Train once, and try a failure after some of the schedule's saves, on copies."""
+    chance, found = torch.Generator().manual_seed(seed * _CHOICE_STRIDE + 1), []
+    failing = _failing_at(setup.schedule, chance)
+    training, at, saved = Training(setup, seed, seed), 0, 0
     with open_saver(archive, training, chain) as saver:
-        for number, step in enumerate(saved_at):
+        for step in sorted({*saves, *failing}):
             training.advance(range(at + 1, step + 1), saver.record, on_step)
-            saver.save(step)
             at = step
-            if step in setup.schedule.restored_at:
-                between = saved_at[number + 1] - step
-                after = int(torch.randint(1, between + 1, (), generator=chance))
+            if step in failing:
                 names = _chosen([name for name, _ in training.model.named_parameters()], lose, chance)
-                content = saver.read(step)
+                content = saver.read(saved)
                 with torch.random.fork_rng():
-                    found.append(_failure(training, step, step + after, between, names, content))
+                    found.append(_failure(training, *failing[step], step, names, content))
+            if step in saves:
+                saver.save(step, **_within(saver, budget))
+                saved = step
     return found
+
+
+def _failing_at(schedule: Schedule, chance: torch.Generator) -> dict[int, tuple[int, int]]:
+    """Return after which steps tensors are lost, each with the save before and the steps to the next one.
+
+    A failure at the step of a save comes before it.
+    """
+    failing = {}
+    for step, following in pairwise(schedule.saved_at):
+        if step in schedule.restored_at:
+            between = following - step
+            failed_at = step + int(torch.randint(1, between + 1, (), generator=chance))
+            failing[min(failed_at, schedule.n_steps - 1)] = (step, between)
+    return {failed_at: place for failed_at, place in failing.items() if failed_at > place[0]}
+
+
+def _within(saver: Saver, share: float | None) -> dict[str, Any]:
+    """Return the budget of a save: a share of what all tensors took when they last changed."""
+    if share is None or saver.last_step is None:
+        return {}
+    saver.flush()
+    archive = Archive.open(saver.path)
+    nbytes = changed_nbytes(archive, archive.last).values()
+    if not nbytes:
+        return {}
+    return {"budget": max(int(share * sum(nbytes)), *nbytes), "max_age": 2 * round(1 / share)}
 
 
 def _chosen(names: Sequence[str], lose: float, chance: torch.Generator) -> frozenset[str]:
@@ -251,39 +333,35 @@ def _chosen(names: Sequence[str], lose: float, chance: torch.Generator) -> froze
 def _failure(
     training: Training,
     saved_at: int,
-    failed_at: int,
     horizon: int,
+    failed_at: int,
     names: frozenset[str],
     content: Mapping[str, Any],
 ) -> PartialFailure:
-    """Let a copy of a training go on, lose tensors, and see when it is as good as if it had not."""
-    live = copy.deepcopy(training)
-    live.advance(range(saved_at + 1, failed_at + 1), None, None)
-    hurt, random = copy.deepcopy(live), torch.random.get_rng_state()
-    task, n_steps = training.task, training.n_steps
-    direction, values = Direction(task.direction), []
-
-    def cost(of: Training) -> float:
-        return direction.cost(float(task.evaluate(of.model)))
-
-    for step in range(failed_at + 1, min(failed_at + horizon, n_steps) + 1):
-        live.advance(range(step, step + 1), None, None)
-        values.append(cost(live))
+    """Let a copy of a training lose tensors, and see when it is as good as one that did not."""
+    live, hurt, moved = (copy.deepcopy(training) for _ in range(3))
+    random = torch.random.get_rng_state()
+    end = min(failed_at + horizon, training.n_steps)
+    values = [_cost_after(live, step) for step in range(failed_at + 1, end + 1)]
     best = min(values)
-    needed = values.index(best) + 1
+    needed, whole = values.index(best) + 1, failed_at - saved_at
+
+    def lost_by(other: Training) -> tuple[int, bool]:
+        """Return how many more steps a training takes, and whether it became as good."""
+        torch.random.set_rng_state(random)
+        last = min(failed_at + needed + 2 * whole, training.n_steps)
+        for step in range(failed_at + 1, last + 1):
+            if _cost_after(other, step) <= best:
+                return step - failed_at - needed, True
+        return last - failed_at - needed + 1, False
+
     with torch.no_grad():
         for name, parameter in hurt.model.named_parameters():
             if name in names:
                 parameter.fill_(torch.nan)
     load_lost(hurt.model, hurt.optimizer, content, names)
-    torch.random.set_rng_state(random)
-    whole = failed_at - saved_at
-    last = min(failed_at + needed + 2 * whole, n_steps)
-    step, reached = failed_at, False
-    while step < last and not reached:
-        step += 1
-        hurt.advance(range(step, step + 1), None, None)
-        reached = cost(hurt) <= best
+    perturb(moved.model, torch.Generator().manual_seed(training.seed * _CHOICE_STRIDE + failed_at))
+    partial, reached = lost_by(hurt)
     sizes = {name: parameter.numel() for name, parameter in training.model.named_parameters()}
     return PartialFailure(
         seed=training.seed,
@@ -292,6 +370,13 @@ def _failure(
         lost=tuple(sorted(names)),
         share=sum(sizes[name] for name in names) / sum(sizes.values()),
         whole=whole,
-        partial=step - failed_at - needed + (not reached),
+        partial=partial,
+        chance=lost_by(moved)[0],
         reached=reached,
     )
+
+
+def _cost_after(training: Training, step: int) -> float:
+    """Train a step, and return the metric: less is better."""
+    training.advance(range(step, step + 1), None, None)
+    return Direction(training.task.direction).cost(float(training.task.evaluate(training.model)))

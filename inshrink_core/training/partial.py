@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["known_names", "load_lost"]
-
-_MOMENTUM: Final = frozenset({"exp_avg", "momentum_buffer"})
-"""Of Adam and its kin, Lion, Adafactor; of SGD, RMSprop, Muon."""
 
 
 def known_names(model: nn.Module, names: Iterable[str]) -> frozenset[str]:
@@ -44,9 +41,7 @@ def load_lost(
     content: Mapping[str, Any],
     names: frozenset[str],
 ) -> None:
-    """Load some tensors of a model in place, and the optimizer's state of them, their momentum set to zero.
-
-    Momentum is a sum of gradients of a model that is no more; second moments and counters stay true longer.
+    """Load some tensors of a model in place, and the optimizer's state of them.
 
     Parameters
     ----------
@@ -75,14 +70,11 @@ def load_lost(
     for number, parameter in enumerate(trained):
         if id(parameter) in lost:
             state = saved.get(number, {})
-            optimizer.state[parameter] = {key: _loaded(key, state[key], parameter) for key in state}
+            optimizer.state[parameter] = {key: _loaded(value, parameter) for key, value in state.items()}
 
 
-def _loaded(key: str, value: Any, parameter: Tensor) -> Any:
-    """Return a value of an optimizer's state where the parameter is; of momentum zeros."""
+def _loaded(value: Any, parameter: Tensor) -> Any:
+    """Return a value of an optimizer's state where the parameter is; a step counter stays in host memory."""
     if not isinstance(value, Tensor):
         return value
-    if not value.dim():
-        return value.clone()  # a step counter, which stays in host memory
-    moved = value.to(parameter.device, copy=True)
-    return torch.zeros_like(moved) if key in _MOMENTUM else moved
+    return value.to(parameter.device, copy=True) if value.dim() else value.clone()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.archive.storage import storage_error
-from inshrink_core.chain import Archive, BaseFinder, open_base
+from inshrink_core.chain import TAKEN, Archive, BaseFinder, Budget, changed_nbytes, open_base
 from inshrink_core.chain.base import require_base_codec
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.errors import InputError, StepConflictError
@@ -102,6 +102,9 @@ class Saver:
         The step of the last save or restore, or the archive's last; None where there is none.
     extra
         What was saved beside model and optimizer in the step restored last.
+    older
+        The step that a tensor is of, by its name in the archive, where that is before the step restored last:
+        what saves under a budget left as it was. The optimizer's state of it is of the same step.
 
     Raises
     ------
@@ -166,6 +169,7 @@ class Saver:
     ) -> None:
         self.path = Path(archive)
         self.extra: dict[str, Any] = {}
+        self.older: dict[str, int] = {}
         self._model, self._optimizer = model, optimizer
         self._gradients = GradientAverage(model, n_recorded)
         self._config = make_chain_config(
@@ -191,6 +195,7 @@ class Saver:
         self._parent: bytes | None = None
         self._staging = Staging()
         self._hook: RemovableHandle | None = None
+        self._possible_budget: int | None = None
         # At the end of the interpreter what is pending is archived, not abandoned.
         self._finalizer = weakref.finalize(self, self._archiver.close_quietly)
 
@@ -247,7 +252,15 @@ class Saver:
         """
         self._gradients.record()
 
-    def save(self, step: int, extra: Mapping[str, Any] | None = None, *, wait: bool = True) -> None:
+    def save(
+        self,
+        step: int,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        wait: bool = True,
+        budget: int | None = None,
+        max_age: int = 16,
+    ) -> None:
         """Save model and optimizer as they are now.
 
         Parameters
@@ -261,6 +274,15 @@ class Saver:
             Whether the save is on the disk when this returns. If not, it is copied while the training
             goes on, and the optimizer's next step waits for the copy: until then nothing but the optimizer
             may change what it trains. An error is raised by the next `save`, `flush`, `restore` or `close`.
+        budget
+            Bytes that the save may add to the archive, about: it holds the tensors that changed most since
+            they were last saved, with the optimizer's state of them, and leaves the others at what they were
+            (SCAR: Qiao et al., ICML 2019, section 4); `older` says which, after a restore. What a tensor
+            takes is told from its last change: the first two saves of an archive are whole, and so is every
+            keyframe, and under a check a save whose older tensors would cost more than `max_restore_cost`.
+        max_age
+            Under a budget, every tensor is in one of so many saves in a row; those due come first, and may
+            exceed the budget.
 
         Raises
         ------
@@ -269,7 +291,8 @@ class Saver:
         MissingFrameError
             The file of the archive's last frame is missing, and no other step was restored.
         InputError
-            `extra` holds what is no plain value, or a key that has a meaning of its own.
+            `extra` holds what is no plain value, or a key that has a meaning of its own. The budget is below
+            what the last change of a tensor took; told by the first saves with a budget, not later.
         StorageError
             The disk is full. Training can go on, without this save.
         InshrinkError
@@ -280,7 +303,21 @@ class Saver:
         Blocks for as long as writing the checkpoint's bytes to the disk takes, and for as long as two
         saves are pending. Without `wait`, buffers are copied at once, and a thread copies the parameters and
         the optimizer's state and writes them; one copy of all that is held in host memory. The save survives
-        the process only when that is done.
+        the process only when that is done. A budget is one of the archive: the file in the spool is whole.
+
+        Examples
+        --------
+        >>> import pathlib, tempfile, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.inshrink"
+        >>> with Saver(path, model, codec="lossless") as saver:
+        ...     for step in (1, 2, 3):
+        ...         for layer, distance in zip(model, (1.0, 0.01)):
+        ...             _ = layer.weight.data.add_(torch.randn(64, 64), alpha=distance)
+        ...         saver.save(step, budget=20_000)
+        ...     restored = saver.restore()
+        >>> restored, saver.older["1.weight"]
+        (3, 2)
         """
         self._require_open()
         self._staging.finish()
@@ -294,7 +331,10 @@ class Saver:
                 where=str(self.path),
                 remedy="where training goes on from an earlier step, restore that step first",
             )
+        within = None if budget is None else Budget(budget, max_age)
         content: dict[str, Any] = {"model": self._model.state_dict(), "step": step, **_checked(extra)}
+        if within is not None:
+            self._require_possible(within)
         files: dict[str, Any] = {"checkpoint": content}
         if self._optimizer is not None:
             # Left out of the file and not of the archive alone: a file with holes cannot be restored.
@@ -306,10 +346,11 @@ class Saver:
         gradients = self._gradients.take()
         if gradients:
             files[GRADIENTS_NAME] = gradients
-        lineage = {"restored": self._restored, "parent": self._parent}
+        restored, parent = self._restored, self._parent
 
         def spool(files: Mapping[str, Any]) -> None:
-            self._archiver.submit(self._spool.put(step, files, **lineage))
+            save = self._spool.put(step, files, restored=restored, parent=parent, budget=within)
+            self._archiver.submit(save)
             self._parent = None
 
         if wait:
@@ -317,6 +358,26 @@ class Saver:
         else:
             self._staging.start(files, self._guarded(), spool)
         self.last_step = step
+
+    def _require_possible(self, budget: Budget) -> None:
+        """Refuse a budget that no frame could keep, once the archive tells what its tensors take."""
+        if budget.nbytes == self._possible_budget:
+            return
+        self.flush()
+        head = self._archiver.reader.head
+        nbytes = {} if head is None else changed_nbytes(Archive(self._archiver.reader), head)
+        if not nbytes:
+            return
+        name = max(nbytes, key=nbytes.__getitem__)
+        if nbytes[name] > budget.nbytes:
+            raise InputError(
+                f"the budget is below what the last change of '{name}' took",
+                where=str(self.path),
+                expected=f"at least {nbytes[name]} bytes",
+                found=f"{budget.nbytes}",
+                remedy="give more bytes, and save less often",
+            )
+        self._possible_budget = budget.nbytes
 
     def _guarded(self) -> frozenset[tuple[torch.device, int]]:
         """Return the storages that the optimizer alone changes, and have its next step wait for a copy."""
@@ -344,9 +405,9 @@ class Saver:
             The step; by default the last one.
         partial
             Names of the model's tensors that were lost, where the others are still in memory: these alone are
-            loaded, and what the optimizer has gathered of them, but no momentum. All else stays as it is, the
-            training's step too, so that training goes on where it is instead of where it was (SCAR: Qiao et
-            al., ICML 2019, section 4).
+            loaded, and what the optimizer has gathered of them. All else stays as it is, the training's step
+            too, so that training goes on where it is instead of where it was (SCAR: Qiao et al., ICML 2019,
+            section 4).
 
         Returns
         -------
@@ -377,6 +438,7 @@ class Saver:
             _require_same_optimizer(self._optimizer, content["optimizer"], where)
         if names is not None:
             load_lost(self._model, self._optimizer, content, names)
+            self.older = self._older(info)
             self._gradients.forget()
             return info.step
         self._load_optimizer(content.get("optimizer"))
@@ -384,10 +446,15 @@ class Saver:
         self.extra = {
             key: value for key, value in content.items() if key not in ("model", "optimizer", "step")
         }
+        self.older = self._older(info)
         self._gradients.forget()
         self._restored, self._parent, self.last_step = info.frame_id, info.frame_id, info.step
         self._lost = None
         return info.step
+
+    def _older(self, info: FrameInfo) -> dict[str, int]:
+        """Return of which step tensors are that a frame left unchanged."""
+        return dict(Archive(self._archiver.reader).frame(info).meta.get(TAKEN, {}))
 
     def _require_head(self) -> None:
         """Refuse to go on from the last frame where that is missing."""

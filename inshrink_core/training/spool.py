@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from inshrink_core.chain import Budget
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, StorageError
 from inshrink_core.execution import make_folders, sync_path
@@ -83,6 +84,8 @@ class SpooledSave(NamedTuple):
         Id of the frame whose values training continued from; None where there was no restore.
     parent
         Id of the frame that this save continues from; None for the archive's last.
+    budget
+        What its frame may take; None to hold everything anew.
     """
 
     folder: Path
@@ -90,6 +93,7 @@ class SpooledSave(NamedTuple):
     name: str
     restored: bytes | None
     parent: bytes | None
+    budget: Budget | None = None
 
     @property
     def path(self) -> Path:
@@ -138,6 +142,7 @@ class Spool:
         *,
         restored: bytes | None = None,
         parent: bytes | None = None,
+        budget: Budget | None = None,
     ) -> SpooledSave:
         """Write a save: when this returns, it survives the end of the process and of the machine.
 
@@ -147,7 +152,7 @@ class Spool:
             The training step.
         files
             Content by file name; the key ``checkpoint`` stands for the file the archive will hold.
-        restored, parent
+        restored, parent, budget
             As in `SpooledSave`.
 
         Raises
@@ -155,16 +160,9 @@ class Spool:
         StorageError
             The disk is full, or refuses.
         """
-        import torch
-
         name = f"step_{step:06}.pt"
-
-        def write(folder: Path) -> None:
-            with _checksums():
-                for key, content in files.items():
-                    torch.save(content, folder / (name if key == "checkpoint" else key))
-
-        return self._add(SpooledSave(self._new_folder(), step, name, restored, parent), write, sync=True)
+        placed = {name if key == "checkpoint" else key: content for key, content in files.items()}
+        return self._put(SpooledSave(self._new_folder(), step, name, restored, parent, budget), placed)
 
     def put_folder(
         self,
@@ -188,20 +186,26 @@ class Spool:
         StorageError
             The disk is full, or refuses.
         """
+        name = f"step_{step:06}"
+        placed = {f"{name}/{key}": content for key, content in files.items()}
+        return self._put(SpooledSave(self._new_folder(), step, name, restored, parent), placed)
+
+    def _put(self, save: SpooledSave, files: Mapping[str, Any]) -> SpooledSave:
+        """Write what stands under each path as a torch file, and bytes as they are."""
         import torch
 
-        name = f"step_{step:06}"
-
         def write(folder: Path) -> None:
-            (folder / name).mkdir()
             with _checksums():
-                for key, content in files.items():
+                for path, content in files.items():
+                    target = folder / path
+                    if target.parent != folder:
+                        target.parent.mkdir(exist_ok=True)
                     if isinstance(content, bytes):
-                        (folder / name / key).write_bytes(content)
+                        target.write_bytes(content)
                     else:
-                        torch.save(content, folder / name / key)
+                        torch.save(content, target)
 
-        return self._add(SpooledSave(self._new_folder(), step, name, restored, parent), write, sync=True)
+        return self._add(save, write, sync=True)
 
     def link(
         self, step: int, path: Path, *, restored: bytes | None = None, parent: bytes | None = None
@@ -237,6 +241,8 @@ class Spool:
         record: dict[str, Any] = {"step": save.step, "name": save.name}
         record["restored"] = save.restored.hex() if save.restored else None
         record["parent"] = save.parent.hex() if save.parent else None
+        if save.budget is not None:
+            record["budget"] = [save.budget.nbytes, save.budget.max_age]
         if not sync:
             record["boot"] = _boot()
         try:
@@ -465,13 +471,14 @@ def _read_record(folder: Path) -> SpooledSave:
     try:
         ids = [None if record[key] is None else bytes.fromhex(record[key]) for key in ("restored", "parent")]
         step, name = record["step"], record["name"]
-    except (ValueError, TypeError, KeyError) as error:
+        budget = None if record.get("budget") is None else Budget(*record["budget"])
+    except (ValueError, TypeError, KeyError, InputError) as error:
         raise _damaged(folder, "the record of a spooled save cannot be read") from error
     valid = type(step) is int and 0 <= step < 1 << 62 and type(name) is str
     valid = valid and name not in ("", ".", "..") and not set("/\\\0") & set(name)
     if not valid or any(one is not None and len(one) != _ID_NBYTES for one in ids):
         raise _damaged(folder, "the record of a spooled save contradicts itself")
-    return SpooledSave(folder, step, name, ids[0], ids[1])
+    return SpooledSave(folder, step, name, ids[0], ids[1], budget)
 
 
 def _require_whole(save: SpooledSave) -> None:

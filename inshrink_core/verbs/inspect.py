@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.analysis.gain import RestoreGain, restore_gain, restore_gain_of_run
-from inshrink_core.chain import QUALITY, Archive, archive_size, optimizer_of, original_checks, step_needs
+from inshrink_core.chain import (
+    QUALITY,
+    TAKEN,
+    Archive,
+    archive_size,
+    optimizer_of,
+    original_checks,
+    step_needs,
+)
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, MissingFrameError
 from inshrink_core.execution import resolve_device
@@ -269,10 +277,7 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "archive_bytes": sizes.nbytes,
         "needs": _needs(archive, whole, notes),
         "n_branches": len({frame.branch for frame in reader.frames}),
-        "frames": [
-            frame.to_json() | {"quality": archive.frame(frame.info).meta.get(QUALITY)}
-            for frame in sizes.frames
-        ],
+        "frames": [frame.to_json() | _said(archive.frame(frame.info).meta) for frame in sizes.frames],
         "missing_frames": [{**lost.place, "last": lost == head} for lost in reader.missing],
         "manifest_problem": problem.what if problem else None,
         "unreadable_frames": list(catalog.unknown),
@@ -285,6 +290,11 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "notes": notes,
     }
     return Inventory(path=reader.path, facts=facts, failure=_failure(reader.path, facts))
+
+
+def _said(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a frame says of what a restore of it costs, and of tensors that it left as they were."""
+    return {"quality": meta.get(QUALITY)} | ({"older": meta[TAKEN]} if TAKEN in meta else {})
 
 
 def _failure(path: str, facts: Mapping[str, Any]) -> CheckFailedError | None:

@@ -42,22 +42,47 @@ def test_nothing_is_lost_where_the_save_holds_what_the_training_has(task, tmp_pa
     """Were a tensor restored as it was when it was lost, momentum and all, the training would not notice."""
 
     def load_nothing_older(model, optimizer, content, names):
-        model.load_state_dict(live.pop())
+        model.load_state_dict(live[-1])
 
     live = []
 
     def remembering(training):
-        copied = copy.deepcopy(training)
-        live.append({name: value.clone() for name, value in copied.model.state_dict().items()})
-        return copied
+        live.append({name: value.clone() for name, value in training.model.state_dict().items()})
+        return copy.deepcopy(training)
 
     monkeypatch.setattr(losing, "copy", SimpleNamespace(deepcopy=remembering))
-    monkeypatch.setattr("inshrink_core.training.partial.load_lost", load_nothing_older)
+    monkeypatch.setattr(losing, "load_lost", load_nothing_older)
+    monkeypatch.setattr(losing, "perturb", lambda model, generator: None)
     found = rehearse_partial(task, tmp_path, codec="lossless", restores=2, seeds=1)
-    assert [failure.partial for failure in found.failures] == [0, 0]
+    assert [(failure.partial, failure.chance) for failure in found.failures] == [(0, 0), (0, 0)]
+    assert found.fewer_beyond_chance == found.fewer == 1
 
 
-@pytest.mark.parametrize("given", [{"lose": 0.0}, {"lose": 1.0}, {"restores": 0}])
+def test_under_a_budget_saves_are_smaller_and_as_many_times_as_often(task, tmp_path, monkeypatch):
+    saves = []
+
+    class Counting(losing.Archive):
+        @classmethod
+        def open(cls, path):
+            archive = super().open(path)
+            saves.append([(frame.step, frame.nbytes) for frame in archive.frames])
+            return archive
+
+    monkeypatch.setattr(losing, "Archive", Counting)
+    settings = {"codec": "lossless", "optimizer": "drop", "restores": 2, "seeds": 1, "steps": 24}
+    whole = rehearse_partial(task, tmp_path, **settings)
+    every = saves[-1]
+    found = rehearse_partial(task, tmp_path, **settings, budget=0.5)
+    assert len(saves[-1]) == 2 * len(every)
+    assert min(nbytes for _, nbytes in saves[-1]) < 0.8 * min(nbytes for _, nbytes in every)
+    assert found.budget == 0.5
+    assert [one.failed_at for one in found.failures] == [one.failed_at for one in whole.failures]
+    assert found.whole == whole.whole
+
+
+@pytest.mark.parametrize(
+    "given", [{"lose": 0.0}, {"lose": 1.0}, {"restores": 0}, {"budget": 1.0}, {"budget": 0.01}]
+)
 def test_what_loses_nothing_or_all_is_refused(task, tmp_path, given):
     with pytest.raises(InputError):
         rehearse_partial(task, tmp_path, **given)

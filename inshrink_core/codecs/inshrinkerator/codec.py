@@ -308,6 +308,16 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
             raise DamagedError("a tensor of this kind has no symbols")
         return parse_quantized(spec, payload, self.own(reference, spec), device)
 
+    def unchanged(self, spec: TensorSpec, reference: TensorReference) -> Encoded:
+        """Return a delta of zeros, with the codebook held."""
+        state = self.own(reference, spec)
+        if state is not None:
+            return Encoded(Block(self.bitstream, pack_quantized(spec, state, state)), state)
+        if isinstance(reference, RoundedReference):
+            payload, rounded = pack_rounded(spec, reference.decoded(), reference)
+            return Encoded(Block(self.bitstream, payload), rounded)
+        return FallbackCodec.unchanged(self, spec, reference)
+
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone; references of other codecs become exact blocks."""
         state = self.own(reference, spec)

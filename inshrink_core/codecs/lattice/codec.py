@@ -284,6 +284,13 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         base = _base_of(reference) if block.codec == _BASED_BITSTREAM else None
         return parse(spec, memoryview(block.payload), self.own(reference, spec), base, device)
 
+    def unchanged(self, spec: TensorSpec, reference: TensorReference) -> Encoded:
+        """Return that no point moved; a state with a residual is said exactly."""
+        state = self.own(reference, spec)
+        if state is None or state.exact is not None:
+            return Codec.unchanged(self, spec, reference)
+        return Encoded(Block(self.bitstream, UNCHANGED), state)
+
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone; references of other codecs become exact blocks."""
         state = self.own(reference, spec)

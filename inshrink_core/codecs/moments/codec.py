@@ -120,6 +120,13 @@ class MomentsCodec(FallbackCodec[Mapping[str, float] | None, MomentsReference]):
         """Return the state a payload decodes to."""
         return parse(payload, spec, _fitting(reference, spec), device)
 
+    def unchanged(self, spec: TensorSpec, reference: TensorReference) -> Encoded:
+        """Return that a state is what it was."""
+        state = _fitting(reference, spec)
+        if state is None:
+            return FallbackCodec.unchanged(self, spec, reference)
+        return Encoded(Block(self.bitstream, pack(state, state)), state)
+
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block that stands alone, of the same integers where there are any."""
         if isinstance(reference, MomentsReference):
