@@ -51,11 +51,11 @@ def test_files_of_the_run_and_beside_it_are_offered(run: Path) -> None:
 
 def test_columns_are_guessed_previewed_and_used(run: Path) -> None:
     app = panel(run)
-    n_charts = charts(app)
     assert app.selectbox(key=f"log.step.{run}/tb/tune.csv").value == "epoch"
     columns = app.multiselect(key=f"log.columns.{run}/tb/tune.csv")
     assert columns.value == ["val/loss", "acc"]
     columns.set_value(["acc"]).run()
+    n_charts = charts(app)
     button(app, "Use these metrics").click().run()
     assert not app.exception
     assert json.loads(app.query_params["log"]) == [str(run / "tb" / "tune.csv"), "epoch", "acc"]
