@@ -37,9 +37,9 @@ types: $(STAMP)  ## Check types
 kernels: $(STAMP)  ## Compile the kernels, so that not every test worker does
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/codecs -k test_encoder_and_decoder_reach_the_same_state
 
-test: $(STAMP)  ## Run lint, types and the test suite, but for the two parts below
+test: $(STAMP)  ## Run lint, types and the test suite, but for the parts below
 	$(MAKE) --jobs 2 lint types kernels
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not browser and not integration"
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not browser and not documentation and not integration"
 
 test-browser: $(STAMP)  ## Drive the explorer in headless Chromium
 	$(BIN)/python -m pytest -m browser tests/app
@@ -73,8 +73,9 @@ sample: $(STAMP)  ## Train the bundled sample run anew (changes its files)
 screenshots: $(STAMP)  ## Take the screenshots of README and docs from the running explorer
 	$(BIN)/python -m benchmarks.screenshots
 
-docs: $(STAMP)  ## Build the documentation site into build/site; every warning is an error
+docs: $(STAMP)  ## Build the documentation site into build/site, every warning an error; run the tutorial
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m pytest --quiet -m documentation tests/docs
 
 house: $(STAMP)  ## Count lines by package, and the functions a tensor passes
 	$(BIN)/python -m benchmarks.house

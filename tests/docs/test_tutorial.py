@@ -15,6 +15,7 @@ PROGRAMS = dict(re.findall(r'```python title="([a-z.]+)"\n(.*?)```', TUTORIAL, r
 COMMANDS = re.findall(r"^    ((?:inshrink|python) .*)$", TUTORIAL, re.MULTILINE)
 
 
+@pytest.mark.documentation
 @pytest.mark.timeout(600)
 def test_every_command_of_the_tutorial_runs_in_order(tmp_path: Path):
     assert {"train.py", "evaluator.py", "script.py"} == set(PROGRAMS)
