@@ -35,14 +35,14 @@ def one_of_few(
         For `st.segmented_control`.
     """
     widget = f"{page}.{key}"
-    if widget not in st.session_state:
+    # None where a click takes back the answer, or comes before the first drawing has ended.
+    if st.session_state.get(widget) not in options:
         st.session_state[widget] = state.choice(key, list(options), default)
     chosen = st.segmented_control(
         label, list(options), format_func=lambda name: inked(options[name]), key=widget, help=tip, **look
     )
-    value = str(chosen) if chosen in options else default
-    state.publish(**{key: value})
-    return value
+    state.publish(**{key: str(chosen)})
+    return str(chosen)
 
 
 def one_of_many(

@@ -87,6 +87,14 @@ def trust(app: Any) -> Any:
     return next(box for box in app.checkbox if box.label.startswith("Trust"))
 
 
+def test_an_answer_that_a_click_takes_back_is_the_one_before(archived: Path, jobs: StubJobs) -> None:
+    app = explorer("compare", run=str(archived))
+    app.session_state["compare.which"] = None
+    app.run()
+    assert not app.exception
+    assert app.session_state["compare.which"] == "all"
+
+
 def test_a_run_without_an_archive_is_led_to_the_export(root: Path, jobs: StubJobs) -> None:
     app = explorer("compare", run=str(write_run(root / "run", (1,))))
     assert not app.exception

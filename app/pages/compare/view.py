@@ -26,12 +26,12 @@ from inshrink_app.widgets import (
     snippets,
     subject,
 )
+from inshrink_app.widgets.choices import one_of_few
 from inshrink_app.widgets.formatting import (
     count_text,
     elide,
     fixed_format,
     html_text,
-    inked,
     markdown_text,
     percent_text,
     value_text,
@@ -165,16 +165,9 @@ def _choices(
         )
         archives = tuple(names[path] for path in picked)
         common = [step for step in original.steps if any(step in one.steps for one in (archives or choices))]
-        st.session_state.setdefault(
-            "compare.which", "some" if len(services.spread_of(common)) < len(common) else "all"
-        )
+        first = "some" if len(services.spread_of(common)) < len(common) else "all"
         with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
-            which = st.segmented_control(
-                "Steps",
-                list(_WHICH),
-                format_func=lambda name: inked(_WHICH[name]),
-                key="compare.which",
-            )
+            which = one_of_few("compare", "Steps", "which", _WHICH, first)
             text = state.choice_text(_BOUND) or _DEFAULT_BOUND
             bound = st.number_input(
                 "Drop allowed, %",
