@@ -23,6 +23,7 @@ BENCHMARKS = (
     "footprint",
     "small_frames",
     "explorer",
+    "explorer_tasks",
     "speed",
     "verbs",
     "codebook",
