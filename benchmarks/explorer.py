@@ -14,7 +14,6 @@ import os
 import random
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ import torch
 
 from benchmarks.footprint import N_SMALL_STEPS, write_small_run
 from benchmarks.results import write
-from benchmarks.screenshots import CHROMIUM_ARGUMENTS, served
+from benchmarks.screenshots import CHROMIUM_ARGUMENTS, chromium, served
 from benchmarks.tab import HEIGHT, Browser, Tab, launched
 
 N_BLOCKS, PARTS, N_STEPS = 100, ("attn.qkv", "attn.proj", "mlp.up", "mlp.down"), 200
@@ -256,14 +255,11 @@ def measured(browser: Browser, scratch: Path, quick: bool) -> Found:
 
 def main(quick: bool = False) -> Path:
     """Write ``results/explorer.csv``."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        sys.exit("no Chromium here; install it, for example with: apt-get install chromium")
     # An installed package is compiled once; without this, every start would compile the explorer again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with (
         tempfile.TemporaryDirectory(prefix="explorer-", ignore_cleanup_errors=True) as scratch,
-        launched(chromium, CHROMIUM_ARGUMENTS) as browser,
+        launched(chromium(), CHROMIUM_ARGUMENTS) as browser,
     ):
         found = measured(browser, Path(scratch), quick)
     return write("explorer_quick" if quick else "explorer", found.rows())

@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 import inshrink_core
 from benchmarks.explorer import ANY_PAGE, PLAIN
 from benchmarks.results import write
-from benchmarks.screenshots import CHROMIUM_ARGUMENTS, served
+from benchmarks.screenshots import CHROMIUM_ARGUMENTS, chromium, served
 
 REPETITIONS = 3
 _LONGEST_MS = 180_000
@@ -155,9 +155,6 @@ def any_page(browser: Any) -> float:
 
 def main(quick: bool = False) -> Path:
     """Write ``results/explorer_tasks.csv``; quick: each task once."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        sys.exit("no Chromium here; install it, for example with: apt-get install chromium")
     from playwright.sync_api import sync_playwright
 
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -165,7 +162,7 @@ def main(quick: bool = False) -> Path:
     seconds: dict[str, list[float]] = {name: [] for name in TASKS}
     plain: list[float] = []
     with sync_playwright() as engine:
-        browser = engine.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+        browser = engine.chromium.launch(executable_path=chromium(), args=CHROMIUM_ARGUMENTS)
         for _ in range(1 if quick else REPETITIONS):
             plain.append(any_page(browser))
             for name, task in TASKS.items():

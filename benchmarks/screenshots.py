@@ -108,6 +108,12 @@ def served(folder: Path, program: str = EXPLORER) -> Iterator[tuple[str, int]]:
         server.wait(30)
 
 
+def chromium() -> str:
+    """Return Chromium's path; where there is none, say so and end."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    return found or sys.exit("no Chromium here; install it, for example with: apt-get install chromium")
+
+
 def take(browser: Any, address: str, run: Path, shot: Shot, target: Path) -> None:
     """Open a page by its link, wait until its charts are drawn, and save what a reader sees."""
     context = browser.new_context(
@@ -137,9 +143,6 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="files to take; default all")
     parser.add_argument("--out", type=Path, default=IMAGES)
     arguments = parser.parse_args()
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        sys.exit("no Chromium here; install it, for example with: apt-get install chromium")
     from playwright.sync_api import sync_playwright
 
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -151,7 +154,7 @@ def main() -> None:
         )
         inshrink_core.compress(run, folder / "digits-cnn.inshrink")
         with served(folder) as (address, _), sync_playwright() as engine:
-            browser = engine.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+            browser = engine.chromium.launch(executable_path=chromium(), args=CHROMIUM_ARGUMENTS)
             for shot in SHOTS:
                 if arguments.names and shot.name not in arguments.names:
                     continue
