@@ -70,7 +70,9 @@ def test_a_page_that_rebinds_its_name_to_this_computer_gets_no_session(address: 
 def click(page: Any, place: tuple[float, float]) -> tuple[str, int]:
     """Click into the heatmap; return layer and step once the address names them."""
     before = page.url
-    box = page.locator(f"{HEATMAP} .nsewdrag").first.bounding_box()
+    panel = page.locator(f"{HEATMAP} .nsewdrag").first
+    panel.evaluate("one => one.scrollIntoView({block: 'center'})")
+    box = panel.bounding_box()
     page.mouse.click(box["x"] + box["width"] * place[0], box["y"] + box["height"] * place[1])
     # Layer and step are told one after the other.
     told = "location.href !== before && /layer=.*step=/.test(location.search)"
