@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
 from inshrink_core.execution.process import empty_directory, start_python, user_environment
-from inshrink_core.formats import split_step_pattern
 
 if TYPE_CHECKING:
     from streamlit import App
@@ -273,7 +272,7 @@ def _checked_roots(path: str | None, host: str, roots: Sequence[str] | None) -> 
                 f"'{host}' is open to others, so the folders they may see must be named",
                 remedy="add --root FOLDER, or leave --host out to serve this computer alone",
             )
-        place = None if path is None else split_step_pattern(path)[0]
+        place = None if path is None else _place_of(path)
         given = Path(os.path.realpath(place)).parent if place is not None and place.exists() else None
         return [str(Path.cwd()), *([str(given)] if given is not None else [])]
     for root in roots:
@@ -282,11 +281,18 @@ def _checked_roots(path: str | None, host: str, roots: Sequence[str] | None) -> 
     return list(roots)
 
 
+def _place_of(path: str) -> Path:
+    """Return the folder or file of what is to be opened: its path without a step pattern at the end."""
+    from inshrink_core.formats import split_step_pattern
+
+    return split_step_pattern(path)[0]
+
+
 def _require_inside(current: Any, path: str | None) -> None:
     """Refuse a path that the page would refuse, while there is a terminal to say so."""
     if path is None:
         return
-    if not split_step_pattern(path)[0].exists():
+    if not _place_of(path).exists():
         raise NotFoundError("there is nothing to open", where=path, remedy="give a run or an archive")
     if not current.allows(Path(os.path.realpath(path))):
         raise InputError(

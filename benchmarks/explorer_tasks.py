@@ -22,9 +22,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 import inshrink_core
-from benchmarks.explorer import ANY_PAGE, PLAIN
+from benchmarks.explorer import ANY_PAGE, any_page
 from benchmarks.results import write
 from benchmarks.screenshots import CHROMIUM_ARGUMENTS, chromium, served
+from benchmarks.tab import launched
 
 REPETITIONS = 3
 _LONGEST_MS = 180_000
@@ -45,9 +46,9 @@ class Hand:
         self.page = page
         self.clicks = 0
 
-    def press(self, name: str, role: str = "button", *, exact: bool = True) -> None:
+    def press(self, name: str, role: str = "button") -> None:
         """Click on what has a name."""
-        self.page.get_by_role(role, name=name, exact=exact).filter(visible=True).first.click()
+        self.page.get_by_role(role, name=name, exact=True).filter(visible=True).first.click()
         self.clicks += 1
 
     def pick(self, label: str, option: str) -> None:
@@ -139,20 +140,6 @@ def done(browser: Any, task: Callable[[Hand], None]) -> tuple[int, float]:
     return hand.clicks, seconds
 
 
-def any_page(browser: Any) -> float:
-    """Open a page that is not ours; return the seconds."""
-    _, script, ready = ANY_PAGE[1]
-    with tempfile.TemporaryDirectory(prefix="page-") as temporary:
-        (Path(temporary) / "page.py").write_text(script)
-        with served(Path(temporary), PLAIN) as (address, _):
-            page, begun = browser.new_page(), time.perf_counter()
-            page.goto(address)
-            page.wait_for_function(ready)
-            seconds = time.perf_counter() - begun
-            page.close()
-    return seconds
-
-
 def main(quick: bool = False) -> Path:
     """Write ``results/explorer_tasks.csv``; quick: each task once."""
     from playwright.sync_api import sync_playwright
@@ -161,10 +148,15 @@ def main(quick: bool = False) -> Path:
     clicks: dict[str, int] = {}
     seconds: dict[str, list[float]] = {name: [] for name in TASKS}
     plain: list[float] = []
-    with sync_playwright() as engine:
+    _, script, ready = ANY_PAGE[1]
+    with (
+        tempfile.TemporaryDirectory(prefix="page-", ignore_cleanup_errors=True) as folder,
+        launched(chromium(), CHROMIUM_ARGUMENTS) as other,
+        sync_playwright() as engine,
+    ):
         browser = engine.chromium.launch(executable_path=chromium(), args=CHROMIUM_ARGUMENTS)
         for _ in range(1 if quick else REPETITIONS):
-            plain.append(any_page(browser))
+            plain.append(any_page(other, Path(folder), script, ready).seconds)
             for name, task in TASKS.items():
                 clicks[name], took = done(browser, task)
                 seconds[name].append(took)

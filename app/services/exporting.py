@@ -429,9 +429,9 @@ def errors_key(chain: ChainReport, original: Subject) -> tuple[str, ...]:
     return ("verify", *chain.state, f"against {opened(str(original.path)).token}")
 
 
-def suggested_folder(shown: Subject, stem: str) -> str:
+def suggested_folder(shown: Subject, name: str, what: str) -> str:
     """Return a folder that does not exist yet: beside the run, or in the first root for a sample."""
-    base = default_folder(shown)
+    base, stem = default_folder(shown), f"{name.removesuffix(_SUFFIX)}-{what}"
     names = [stem, *(f"{stem}-{i}" for i in range(2, 100))]
     return str(next((base / name for name in names if not os.path.lexists(base / name)), base / stem))
 

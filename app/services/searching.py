@@ -498,7 +498,7 @@ def measured_configs(
     """
     begin = json.dumps(_measured_key(shown, steps, judge))[:-1]
     jobs = (job for job in all_jobs() if job.key.startswith(begin) and job.state == "finished")
-    points = [point for job in jobs if (point := _measured(job, len(steps))) is not None]
+    points = [point for job in jobs if (point := _measured(job.job_id, len(steps), job)) is not None]
     if found is None:
         return tuple(points)
     least = found.target_ratio or 0.0
@@ -508,22 +508,19 @@ def measured_configs(
     )
 
 
-def _measured(job: Job, n_steps: int) -> SearchPoint | None:
+@st.cache_resource(show_spinner=False, max_entries=64)
+def _measured(job_id: str, n_steps: int, _job: Job) -> SearchPoint | None:
     """Return what a finished job measured; None where its documents are gone."""
-    documents = documents_of(job)
+    documents = documents_of(_job)
     if len(documents) < 2:
         return None
-    (found,), config = compared(job), json.loads(json.loads(job.key)[-1])
-    drops, divergences = (
-        [value for step in found.steps if (value := getattr(step, name)) is not None]
-        for name in ("drop", "divergence")
-    )
+    (found,), config = compared(_job), json.loads(json.loads(_job.key)[-1])
     return SearchPoint(
         label=config_words(config),
         config=config,
         ratio=float(documents[0]["ratio_weights"]),
-        drop=max(drops, default=None),
-        divergence=max(divergences, default=None),
+        drop=None if found.worst is None else found.worst.drop,
+        divergence=found.max_divergence,
         n_steps=len(found.steps),
         whole=len(found.steps) >= n_steps,
         keeps=False,

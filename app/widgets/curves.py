@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.theme import CATEGORICAL
-from inshrink_app.widgets.figures import lay_out, steps_axis
+from inshrink_app.widgets.figures import add_heading, lay_out, steps_axis
 from inshrink_app.widgets.formatting import elide, html_text
 
 __all__ = ["log_figure", "log_groups"]
@@ -59,16 +59,7 @@ def log_figure(log: Mapping[str, Sequence[tuple[int, float]]], heading: str = ""
                 hovertemplate=f"{html_text(name)} = %{{y:.4~g}}<br>step %{{x:,}}<extra></extra>",
             )
         )
-    figure.add_annotation(
-        text=html_text(elide(heading, _NAME_WIDTH)) or _legend([*log]),
-        x=0,
-        xref="paper",
-        xanchor="left",
-        y=1,
-        yref="paper",
-        yanchor="bottom",
-        showarrow=False,
-    )
+    add_heading(figure, html_text(elide(heading, _NAME_WIDTH)) or _legend([*log]))
     lay_out(figure, 216, titles=True)
     figure.update_xaxes(rangemode="tozero", **steps_axis(5))
     figure.update_yaxes(automargin=True, nticks=6)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 __all__ = [
     "CONFIG",
     "TOOLBAR",
+    "add_heading",
     "byte_ticks",
     "colour_bar",
     "columns_axis",
@@ -82,6 +83,20 @@ def lay_out(figure: go.Figure, height: float, *, legend: bool = False, titles: b
 def title(text: str) -> dict[str, Any]:
     """Return the title of an axis, clear of its labels."""
     return {"text": text, "standoff": _STANDOFF}
+
+
+def add_heading(figure: go.Figure, text: str, x: float = 0) -> None:
+    """Write above a figure, from a share of its width on."""
+    figure.add_annotation(
+        text=text,
+        x=x,
+        xref="paper",
+        xanchor="left",
+        y=1,
+        yref="paper",
+        yanchor="bottom",
+        showarrow=False,
+    )
 
 
 def thinned(values: Sequence[str], texts: Sequence[str], limit: int) -> dict[str, list[str]]:

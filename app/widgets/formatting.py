@@ -30,6 +30,7 @@ __all__ = [
     "power_text",
     "ratio_text",
     "remaining_text",
+    "sentence",
     "shape_text",
     "share_text",
     "steps_text",
@@ -121,6 +122,11 @@ def fixed_format(values: Sequence[float]) -> str:
     """
     largest = max((abs(value) for value in values if math.isfinite(value) and value), default=0.5)
     return f"%.{min(9, max(0, 3 - math.floor(math.log10(largest))))}f"
+
+
+def sentence(clause: str) -> str:
+    """Make a sentence of a clause, as the engine words them."""
+    return clause[:1].upper() + clause[1:].rstrip(".") + "."
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -11,10 +11,10 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import state
 from inshrink_app.widgets import listing
+from inshrink_app.widgets.formatting import counted
 
 __all__ = [
     "BLOCK",
-    "HOW_TO_PICK",
     "LAYER_TYPE",
     "TENSOR",
     "Node",
@@ -26,6 +26,7 @@ __all__ = [
     "members_of",
     "outline",
     "rows_at",
+    "say_picked",
     "share_column",
     "table",
     "trail",
@@ -33,8 +34,6 @@ __all__ = [
 
 LAYER_TYPE, BLOCK, TENSOR = "layer_type", "block", "tensor"
 """Levels beside those that are numbers: by kind, the modules that hold tensors, and tensors."""
-
-HOW_TO_PICK = "the box before a line, or the arrow keys and Shift+Space."
 
 _LEVELS = {LAYER_TYPE: "Layer types", BLOCK: "Blocks", TENSOR: "Tensors"}
 _LEVELS_HELP = (
@@ -301,6 +300,12 @@ def table(
         selection_mode="multi-row" if several else "single-row",
         column_config=dict(columns),
     )
+
+
+def say_picked(n: int, what: str) -> None:
+    """Say how many are picked, or how to pick some."""
+    how = "Pick layers: the box before a line, or the arrow keys and Shift+Space."
+    st.caption(f"{counted(n, what)} picked." if n else how, width="content")
 
 
 def share_column(tip: str) -> Any:

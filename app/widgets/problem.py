@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import streamlit as st
-from inshrink_app.widgets.formatting import markdown_text
+from inshrink_app.widgets.formatting import markdown_text, sentence
 from inshrink_app.widgets.tables import Problem
 
 __all__ = ["of_os_error", "show", "show_unexpected"]
@@ -16,19 +16,14 @@ _log = logging.getLogger(__name__)
 def show(problem: Problem) -> None:
     """Draw a problem. Every part is untrusted: paths and names from files stand in it."""
     with st.container(border=True):
-        st.error(f"**{markdown_text(_sentence(problem.what))}**", icon=":material/error:")
+        st.error(f"**{markdown_text(sentence(problem.what))}**", icon=":material/error:")
         if problem.where:
             st.code(problem.where, language=None, wrap_lines=True)
         if problem.remedy:
-            st.markdown(f"**What to do:** {markdown_text(_sentence(problem.remedy))}")
+            st.markdown(f"**What to do:** {markdown_text(sentence(problem.remedy))}")
         if problem.detail:
             with st.expander("Details"):
                 st.code(problem.detail, language=None, wrap_lines=True)
-
-
-def _sentence(clause: str) -> str:
-    """Make a sentence of a clause, as the engine words them."""
-    return clause[:1].upper() + clause[1:].rstrip(".") + "."
 
 
 def of_os_error(error: OSError) -> Problem:

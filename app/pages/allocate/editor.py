@@ -19,6 +19,7 @@ from inshrink_app.widgets.formatting import (
     markdown_text,
     percent_text,
     ratio_text,
+    sentence,
     share_text,
     value_text,
 )
@@ -235,7 +236,7 @@ def _figures(shown: Subject, edit: Edit, steps: Sequence[int], known: int, found
             words += f"; rank correlation with what was measured {guess.rank_correlation:.2f}"
         words += "."
     else:
-        words += " ".join(note[:1].upper() + note[1:].rstrip(".") + "." for note in guess.notes)
+        words += " ".join(map(sentence, guess.notes))
     st.caption(markdown_text(words))
     is_new = origin is None or edit.is_changed
     return found.beyond(guess.drop, guess.divergence) if is_new else beyond

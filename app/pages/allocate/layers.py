@@ -383,12 +383,7 @@ def _change_picked(
     with st.container(horizontal=True, vertical_alignment="center"):
         for label, (icon, do) in act.items():
             st.button(label, icon=icon, on_click=do, disabled=not members)
-        st.caption(
-            f"{counted(len(members), 'tensor')} picked."
-            if members
-            else f"Pick layers: {modules.HOW_TO_PICK}",
-            width="content",
-        )
+        modules.say_picked(len(members), "tensor")
 
 
 def _linked(rates: Rates, level: str) -> list[str] | None:

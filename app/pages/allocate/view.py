@@ -28,6 +28,7 @@ from inshrink_app.widgets.formatting import (
     markdown_text,
     percent_text,
     ratio_text,
+    sentence,
     value_text,
 )
 from inshrink_app.widgets.layout import chart, section
@@ -418,7 +419,7 @@ def _facts(found: Searched) -> None:
             f"at {few} of {all_steps} the previous checkpoint keeps the bounds too: they say nothing there"
         )
     for note in notes:
-        st.caption(markdown_text(f"{note[:1].upper()}{note[1:]}."))
+        st.caption(markdown_text(sentence(note)))
 
 
 def _figure(found: Searched, compared: Sequence[SearchPoint], key: str, *, selectable: bool) -> None:

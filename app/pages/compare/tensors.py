@@ -186,7 +186,7 @@ def _choices(archives: tuple[ChainReport, ...]) -> tuple[ChainReport, int, str]:
 
 def _form(shown: Subject, archive: ChainReport, step: int, layout: str, *, is_running: bool) -> None:
     """Ask for the folder, and begin."""
-    suggested = services.suggested_folder(shown, f"{archive.path.stem}-step-{step}")
+    suggested = services.suggested_folder(shown, archive.path.name, f"step-{step}")
     if st.session_state.get("restore.suggested") != suggested and not is_running:
         st.session_state["restore.suggested"] = suggested
         st.session_state["restore.target"] = suggested

@@ -19,7 +19,7 @@ from inshrink_app.widgets.tables import Subject
 __all__ = ["show"]
 
 _WEIGHTS = {"uniform": "All alike", "ema": "More for later ones", "search": "Searched"}
-_NAMES = {"last": "Last step", "uniform": "All alike", "ema": "More for later ones", "search": "Searched"}
+_NAMES = {"last": "Last step", **_WEIGHTS}
 _BUDGET = 200
 
 
@@ -43,13 +43,10 @@ def show(shown: Subject) -> None:
             "Late checkpoints lie around a point that is often better than any of them. The average of "
             "their weights is written as a step that loads like the run's own; all else is the last step's."
         )
-        if job is not None and job.is_running:
-            job_card.running(job, "Averaging")
-            return
-        if job is not None and job.state == "finished":
+        if job_card.settled(job, "Averaging") and job is not None:
             _result(services.read_result(job))
-        elif job is not None:
-            job_card.stopped(job, primary=False)
+        if job is not None and job.is_running:
+            return
         words, judge, ready = _words(shown)
         if st.button("Average", icon=":material/merge:", disabled=not ready):
             target = answer(lambda: services.restore_target(words[3]))
@@ -77,7 +74,7 @@ def _words(shown: Subject) -> tuple[list[str], EvaluatorCode | None, bool]:
         ready = ready and judge is not None and trusted
     elif kind == "ema":
         options = ["--weights", "ema"]
-    free = services.suggested_folder(shown, f"{shown.place.stem}-average")
+    free = services.suggested_folder(shown, shown.place.name, "average")
     typed = st.text_input("Write into the folder", free, key=f"average.{free}")
     words = ["average", str(shown.path), "-o", typed, *steps_words(steps, shown.steps), *options]
     return words, judge, ready
@@ -92,14 +89,9 @@ def _result(document: Mapping[str, Any] | None) -> None:
     st.caption("Written, to be loaded like any step of the run")
     for path in document["files"]:
         st.code(str(path), language=None, wrap_lines=True)
-    by_name = {row["name"]: row for row in document["judged"]}
     metric = markdown_text(str(document["metric"] or ""))
     facts.row(
-        [
-            (_NAMES[name], value_text(row["value"]), f"{metric}, measured")
-            for name, row in by_name.items()
-            if name in _NAMES
-        ]
+        [(_NAMES[row["name"]], value_text(row["value"]), f"{metric}, measured") for row in document["judged"]]
         or [("Averaged", count_text(document["n_averaged"]), f"values of {counted(len(steps), 'step')}")]
     )
     listing.show(

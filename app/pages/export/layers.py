@@ -47,10 +47,7 @@ def show(shown: Subject, request: ExportRequest) -> None:
                 ("Leave these out", LEAVE_OUT, ":material/block:"),
             ):
                 st.button(label, icon=icon, on_click=_add, args=(key, chosen), disabled=not chosen)
-            said = (
-                f"{counted(len(chosen), 'row')} picked." if chosen else f"Pick layers: {modules.HOW_TO_PICK}"
-            )
-            st.caption(said, width="content")
+            modules.say_picked(len(chosen), "row")
         modules.table(
             _frame(shown, nodes, kept),
             [node.name for node in nodes],

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services, state
+from inshrink_app.jobs.commands import shell_text
 from inshrink_app.services import LogChoice
 from inshrink_app.widgets import curves, snippets
-from inshrink_app.widgets.formatting import counted, elide_all, markdown_text, steps_text
+from inshrink_app.widgets.formatting import counted, elide_all, markdown_text, sentence, steps_text
 from inshrink_app.widgets.layout import answer, panels
 from inshrink_app.widgets.tables import ServiceError, Subject
 
@@ -38,7 +38,7 @@ def show(shown: Subject) -> None:
         if found is None:
             return
         if found.note:
-            st.caption(markdown_text(f"{found.note[:1].upper()}{found.note[1:]}."))
+            st.caption(markdown_text(sentence(found.note)))
         before = used if used is not None and used.file == file else None
         step, columns = _columns(file, found.columns, found.step_column, found.metrics, before)
         if step is None or not columns:
@@ -146,7 +146,7 @@ def _snippets(shown: Subject, choice: LogChoice) -> None:
     for name in choice.columns:
         words += ["--column", name]
     snippets.show(
-        shlex.join(["inshrink", *words, "--out", "report.html"]),
+        shell_text([[*words, "--out", "report.html"]]),
         "from inshrink_core.formats import read_metrics\n\n"
         f"log = read_metrics({choice.file!r}).log({choice.step_column!r}, {list(choice.columns)!r})\n"
         "print({name: series[-1] for name, series in log.items()})",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.widgets import listing, problem, snippets
-from inshrink_app.widgets.formatting import counted, markdown_text
+from inshrink_app.jobs.commands import shell_text
+from inshrink_app.widgets import listing, snippets
+from inshrink_app.widgets.formatting import counted, markdown_text, sentence
 from inshrink_app.widgets.layout import answer
-from inshrink_app.widgets.tables import ServiceError, Subject
+from inshrink_app.widgets.tables import Subject
 
 __all__ = ["show"]
 
@@ -25,7 +24,7 @@ def show(shown: Subject) -> None:
         return
     with panel:
         for note in shown.notes[:1]:
-            st.caption(markdown_text(f"{note[:1].upper()}{note[1:]}."))
+            st.caption(markdown_text(sentence(note)))
         pattern: str = st.text_input(
             "Step pattern",
             answer(lambda: services.step_pattern_of(shown)) or "",
@@ -60,7 +59,7 @@ def show(shown: Subject) -> None:
             ):
                 _open(str(shown.place))
         snippets.show(
-            f"inshrink inspect {shlex.quote(path)}",
+            shell_text([["inspect", path]]),
             f"import inshrink_core\n\nrun = inshrink_core.open({path!r})\nprint(run.steps, run.skipped)",
             "names.snippets",
         )
@@ -68,11 +67,8 @@ def show(shown: Subject) -> None:
 
 def _open(path: str) -> None:
     """Show the run with other steps, where they can be read."""
-    try:
-        subject = services.load_subject(path)
-    except ServiceError as error:
-        problem.show(error.problem)
-        return
-    services.remember(subject)
-    state.set_run(path)
-    st.rerun()
+    subject = answer(lambda: services.load_subject(path))
+    if subject is not None:
+        services.remember(subject)
+        state.set_run(path)
+        st.rerun()

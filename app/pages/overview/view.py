@@ -21,6 +21,7 @@ from inshrink_app.widgets.formatting import (
     markdown_text,
     percent_text,
     ratio_text,
+    sentence,
     shape_text,
     share_text,
     steps_text,
@@ -54,7 +55,7 @@ def render() -> None:
     if services.is_dropped(shown.path):
         st.caption("A copy of what was dropped; the page Open lists such copies and removes them.")
     for note in shown.notes[1:]:
-        st.caption(markdown_text(note[:1].upper() + note[1:] + "."))
+        st.caption(markdown_text(sentence(note)))
     if len(shown.steps) == 1 and shown.kind == "run":
         st.info(
             "This run has one checkpoint. Curves over time and movement between checkpoints need two.",
@@ -138,7 +139,7 @@ def _of_any(shown: Subject) -> list[_Fact]:
             count_text(len(shown.steps)),
             steps_text(shown.steps),
             # The engine's first note says where the steps come from.
-            next((note[:1].upper() + note[1:] + "." for note in shown.notes), None),
+            next(map(sentence, shown.notes), None),
         ),
         _Fact(
             "Parameters",

@@ -12,7 +12,7 @@ import streamlit as st
 from inshrink_app.pages.sensitivity import grouping
 from inshrink_app.pages.sensitivity.heatmap import MAX_COLUMNS, Drawn, bucket_steps, cells, row_labels
 from inshrink_app.widgets import modules
-from inshrink_app.widgets.figures import columns_axis, thinned
+from inshrink_app.widgets.figures import add_heading, columns_axis, thinned
 from inshrink_app.widgets.formatting import count_text, counted, elide, html_text, markdown_text
 from inshrink_app.widgets.layout import chart
 from inshrink_app.widgets.tables import METRICS, Sensitivity
@@ -101,16 +101,7 @@ def sides_figure(sides: Sides, names: tuple[str, str], statistic: str) -> go.Fig
         shift = {"ticklabelshift": _TICK_SHIFT if place else -_TICK_SHIFT}
         axis = columns_axis(one.labels) | thinned(one.labels, one.labels, _MOST_STEP_LABELS)
         figure.update_layout({f"xaxis{2 if place else ''}": {**axis, "domain": half, "anchor": "y", **shift}})
-        figure.add_annotation(
-            text=html_text(elide(name, _TITLE_WIDTH)),
-            x=half[0],
-            xref="paper",
-            xanchor="left",
-            y=1,
-            yref="paper",
-            yanchor="bottom",
-            showarrow=False,
-        )
+        add_heading(figure, html_text(elide(name, _TITLE_WIDTH)), half[0])
     tables = sides.tables
     labels = row_labels([row.name for row in tables[0].rows])
     marked = [_MARKS[who] + label for who, label in zip(sides.present, labels, strict=True)]
