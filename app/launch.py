@@ -181,6 +181,10 @@ def _load_ahead() -> None:
     """
     if not _server_is_up():
         return
+    import streamlit as st
+
+    # Streamlit's first element looks at the source of every module there is: here there are few yet.
+    st.empty()
     # First, and whole: Plotly looks at the half of it that a page's own import has loaded by then.
     import pandas as _pandas  # noqa: F401
     import plotly.graph_objects as graph_objects

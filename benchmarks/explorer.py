@@ -51,8 +51,7 @@ IDLE = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState =
 HEATMAP = "document.querySelector('.st-key-heatmap .js-plotly-plot')"
 HEATMAP_PANEL = "document.querySelector('.st-key-heatmap .js-plotly-plot .nsewdrag')"
 DRAWN = (
-    f"{HEATMAP}?._fullData?.length === 3 && {HEATMAP_PANEL}"
-    f" && {HEATMAP}.querySelector('.heatmaplayer image') && {IDLE}"
+    f"{HEATMAP}?.dataset.cells && {HEATMAP_PANEL} && {HEATMAP}.querySelector('.heatmaplayer image') && {IDLE}"
 )
 FACTS = "document.querySelectorAll('[data-testid=stMetricValue]').length >= 4"
 INSIDE = (

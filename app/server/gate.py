@@ -23,8 +23,9 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _POLICY = {
     "default-src": "'none'",
-    # Plotly compiles its WebGL drawing; without that the heatmap stays grey. Nothing else needs it.
-    "script-src": "'self' 'unsafe-eval'",
+    # Streamlit loads a component's script as a blob, which none but its page can make, and looks for
+    # WebAssembly.
+    "script-src": "'self' blob: 'wasm-unsafe-eval'",
     # Streamlit's components write their styles into the page.
     "style-src": "'self' 'unsafe-inline'",
     "img-src": "'self' data: blob:",
@@ -55,12 +56,22 @@ _HAS_PAGE_PATH = re.compile(r"/[a-z]*\Z")
 _BACKEND = "<script>window.__streamlit = {BACKEND_BASE_URL: location.origin + '/'}</script>"
 """Tells Streamlit's page where its server is. Unasked it looks below its own address first: two 404s."""
 
+_AHEAD = (
+    '<link rel="modulepreload" crossorigin href="{charts}">\n    '
+    "<script>/sensitivity|allocate/.test(location.pathname) && "
+    "addEventListener('load', () => import('{charts}'))</script>\n  "
+)
+"""Loads what draws charts while the server still thinks: half a second of the browser's time."""
+
 _REFUSED = b"This server is not called so, or is not spoken to from there.\n"
 
 
 def shell(index: Path) -> str:
     """Return the page that a browser gets under every address: Streamlit's, told where its server is."""
-    return index.read_text(encoding="utf-8").replace("<script>", f"{_BACKEND}\n    <script>", 1)
+    page = index.read_text(encoding="utf-8").replace("<script>", f"{_BACKEND}\n    <script>", 1)
+    for charts in (index.parent / "static" / "js").glob("PlotlyChart.*.js"):
+        page = page.replace("</head>", f"{_AHEAD.format(charts=f'./static/js/{charts.name}')}</head>", 1)
+    return page
 
 
 def headers(page: str) -> dict[str, str]:

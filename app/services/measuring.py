@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 from inshrink_app.jobs.files import JobFolder
@@ -34,6 +36,8 @@ __all__ = [
     "told_metrics",
     "untold_metrics",
 ]
+
+_KEPT_TABLES = "tables.npz"
 
 
 def told_metrics(subject: Subject) -> tuple[str, ...]:
@@ -140,8 +144,49 @@ def forget_sensitivity(text: str, metric: str) -> None:
 
 def sensitivity_loader(path: Path) -> dict[str, dict[str, Sensitivity]]:
     """Read the document of a measurement: by metric, one table a grouping."""
-    document = json.loads(path.read_bytes())[-1]
-    return _gains(path, document) if "restore_gain" in document else _tables(document)
+    kept = path.with_name(_KEPT_TABLES)
+    found = _kept_tables(kept)
+    if found is None:
+        document = json.loads(path.read_bytes())[-1]
+        found = _gains(path, document) if "restore_gain" in document else _tables(document)
+        _keep_tables(kept, found)
+    return found
+
+
+def _keep_tables(path: Path, found: Mapping[str, Mapping[str, Sensitivity]]) -> None:
+    """Keep what a document told in a form that is read a hundred times as fast."""
+    tables = [table for grouped in found.values() for table in grouped.values()]
+    about = [(table.metric, table.by, table.rows, table.steps, table.note) for table in tables]
+    arrays: dict[str, Any] = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+    for i, table in enumerate(tables):
+        arrays |= {f"{i}.{name}": values for name, values in table.values.items()}
+    written = path.with_suffix(".new")
+    with contextlib.suppress(OSError):
+        with written.open("wb") as file:
+            np.savez(file, **arrays)
+        written.replace(path)
+
+
+def _kept_tables(path: Path) -> dict[str, dict[str, Sensitivity]] | None:
+    """Return what `_keep_tables` kept; None where there is nothing, or nothing sound."""
+    found: dict[str, dict[str, Sensitivity]] = {}
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
+            for i, (metric, by, rows, steps, note) in enumerate(json.loads(held["about"].tobytes())):
+                found.setdefault(metric, {})[by] = Sensitivity(
+                    metric=metric,
+                    by=by,
+                    rows=tuple(
+                        HeatRow(*row)._replace(shape=None if row[-1] is None else tuple(row[-1]))
+                        for row in rows
+                    ),
+                    steps=tuple(steps),
+                    values={name: held[f"{i}.{name}"] for name in STATISTICS},
+                    note=note,
+                )
+    except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile):
+        return None
+    return found
 
 
 def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Sensitivity]]:

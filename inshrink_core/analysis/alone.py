@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from inshrink_core.chain import ChainConfig, FrameEncoder, Standing
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.codec import TensorReference
+from inshrink_core.formats.source import peek
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from inshrink_core.chain import Archive
     from inshrink_core.formats import Run
 
-__all__ = ["Coded", "encode_alone", "read_if_there", "step_before"]
+__all__ = ["Coded", "encode_alone", "peek_if_there", "step_before"]
 
 
 class Coded(NamedTuple):
@@ -54,8 +55,6 @@ def encode_alone(
     return Coded(after.reference, first.reference, after.block.codec, len(after.block.payload), size)
 
 
-def read_if_there(checkpoint: Checkpoint, key: str) -> Tensor | None:
-    """Read a tensor; None where the checkpoint does not have it."""
-    if key not in checkpoint:
-        return None
-    return checkpoint[key]
+def peek_if_there(checkpoint: Checkpoint, key: str) -> Tensor | None:
+    """Return a tensor for a look at it (`formats.source.peek`); None where the checkpoint has none."""
+    return peek(checkpoint.source, checkpoint.spec(key)) if key in checkpoint else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inshrink_core.analysis.alone import Coded, encode_alone, read_if_there, step_before
+from inshrink_core.analysis.alone import Coded, encode_alone, peek_if_there, step_before
 from inshrink_core.chain import Archive, ChainConfig
 from inshrink_core.chain.config import overridden
 from inshrink_core.chain.defaults import make_configs
@@ -467,7 +467,7 @@ def _scores(
 
 def _updates_of(checkpoint: Checkpoint, spec: TensorSpec) -> float:
     """Return how often the optimizer has moved a tensor: its own count, else the checkpoint's step."""
-    count = read_if_there(checkpoint, f"{spec.name}@{TensorRole.STEP.value}")
+    count = peek_if_there(checkpoint, f"{spec.name}@{TensorRole.STEP.value}")
     return float(count.item()) if count is not None and count.numel() == 1 else checkpoint.step
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from inshrink_core.analysis.alone import read_if_there
+from inshrink_core.analysis.alone import peek_if_there
 from inshrink_core.chain import Archive
 from inshrink_core.errors import NotFoundError
 from inshrink_core.execution.progress import OnProgress, Progress
@@ -106,7 +106,7 @@ def trajectory(
     found = False
     for place, step in enumerate(chosen):
         checkpoint = series[step]
-        values = read_if_there(checkpoint, tensor)
+        values = peek_if_there(checkpoint, tensor)
         if values is not None:
             found = True
             columns[:3, place] = _measure(values, previous)

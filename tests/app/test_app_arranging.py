@@ -107,7 +107,7 @@ def test_the_training_loss_stands_above_the_cells_on_their_axis() -> None:
 def test_a_loss_that_says_nothing_takes_no_room() -> None:
     table = sensitivity_table(3, 3)
     for series in ([], [(10, math.nan)], [(999, 1.0)]):
-        assert len(heatmap.heatmap_figure(table, "mean", clip=True, loss=("loss", series)).data) == 3
+        assert len(heatmap.heatmap_figure(table, "mean", clip=True, loss=("loss", series)).data) == 2
 
 
 def test_a_loss_that_falls_by_decades_is_drawn_by_its_logarithm() -> None:

@@ -12,10 +12,11 @@ from tests.app.builders import SAMPLE
 pytestmark = browser_marks
 
 HEATMAP = ".st-key-heatmap .js-plotly-plot"
-DRAWN = f"() => document.querySelector('{HEATMAP}')?._fullData?.some(t => t.type === 'heatmap') && {IDLE}"
-MARKED = f"() => document.querySelector('{HEATMAP}')._fullData[2].selectedpoints"
+DRAWN = f"() => document.querySelector('{HEATMAP}')?.dataset.cells && {IDLE}"
+MARKED = f"() => [...document.querySelectorAll('{HEATMAP} .cell-marks > *')].map(one => one.dataset.cell)"
 MARKED_ROW = (
-    f"() => {{const t = document.querySelector('{HEATMAP}')._fullData[2]; return t.y[t.selectedpoints[0]]}}"
+    f"() => document.querySelector('{HEATMAP}')._fullData[1].y[document.querySelector("
+    f"'{HEATMAP} .cell-marks > *').dataset.cell.split(',')[0]]"
 )
 RANGE = f"() => document.querySelector('{HEATMAP}')._fullLayout.xaxis.range.map(x => Math.round(10 * x))"
 PLACES = ((0.3, 0.3), (0.52, 0.62), (0.71, 0.2))

@@ -68,7 +68,7 @@ def test_row_labels_leave_out_what_all_names_share(names: list[str], labels: lis
 
 
 def test_a_gap_is_drawn_grey_and_not_as_a_value() -> None:
-    gaps, heat, _ = heatmap.heatmap_figure(sensitivity_table(), "mean", clip=True).data
+    gaps, heat = heatmap.heatmap_figure(sensitivity_table(), "mean", clip=True).data
     assert np.isnan(heat.z[-1, 0])
     assert gaps.z[-1, 0] == 0
     assert np.isfinite(gaps.z).sum() == 1

@@ -25,6 +25,7 @@ from inshrink_app.widgets.formatting import (
     value_text,
 )
 from inshrink_app.widgets.layout import chart
+from inshrink_app.widgets.picking import picked_cells
 from inshrink_app.widgets.tables import METRICS, Sensitivity, Subject
 
 __all__ = ["show"]
@@ -34,7 +35,6 @@ _NAME_WIDTH = 60
 _MOST_LISTED = 8
 _MOST_CARRIED = 100
 _LISTED_WIDTH = 40
-_PINNED = "heatmap.pinned"
 
 Made = TypeVar("Made")
 
@@ -146,11 +146,10 @@ def _valid(found: Selection | None, tensors: Sensitivity) -> Selection | None:
 def _chart(view: View, found: Selection | None) -> None:
     """Draw the heatmap; its figure stays the same while clicks select in it."""
     table = view.table
-    pinned = _pinned(view, found)
     figure = _kept(
         "heatmap.figure",
         view.tensors,
-        (*_base(view), pinned),
+        _base(view),
         lambda: heatmap.heatmap_figure(
             table,
             view.statistic,
@@ -158,16 +157,13 @@ def _chart(view: View, found: Selection | None) -> None:
             scale=view.scale,
             relative=view.relative,
             loss=_loss(view),
-            pinned=pinned,
         ),
     )
-    chart(
-        figure,
-        _CHART,
-        on_select=functools.partial(_clicked, [row.name for row in table.rows], table.steps),
-        selection_mode=("points",),
-        alt=f"{METRICS[table.metric].label} of {len(table.rows)} rows over {len(table.steps)} steps",
-    )
+    with st.container(gap=None):
+        alt = f"{METRICS[table.metric].label} of {len(table.rows)} rows over {len(table.steps)} steps"
+        chart(figure, _CHART, alt)
+        told = functools.partial(_clicked, [row.name for row in table.rows], table.steps)
+        picked_cells(_CHART, told, marked=_marked(view, found))
     st.caption(_caption(view))
 
 
@@ -189,40 +185,25 @@ def _loss(view: View) -> tuple[str, Sequence[tuple[int, float]]] | None:
     return None if name is None else (name, view.shown.log[name])
 
 
-def _clicked(names: Sequence[str], steps: Sequence[int]) -> None:
+def _clicked(names: Sequence[str], steps: Sequence[int], said: object) -> None:
     """Take in a click on the heatmap."""
-    points = st.session_state[_CHART]["selection"]["points"]
     edges = heatmap.column_edges(len(steps))
-    cell = chosen.chosen_cell(points, len(names), len(edges) - 1)
-    if cell is None:
-        if not points:  # A point of the loss above is no cell, and clears nothing.
-            chosen.apply(Event("chart"))
-    else:
+    cell = chosen.chosen_cell(said, len(names), len(edges) - 1)
+    if cell is not None:
         chosen.apply(Event("chart", names[cell[0]], steps[int(edges[cell[1] + 1]) - 1]))
 
 
-def _pinned(view: View, found: Selection | None) -> tuple[tuple[int, ...], int] | None:
-    """Return the rows and the column that the figure itself marks: what was selected when it was drawn.
-
-    A click marks its cell in the browser. Drawing it into the figure as well would make it another figure,
-    which loses its zoom and the next click.
-    """
-    base = _base(view)
-    known = st.session_state.get(_PINNED)
-    if known is not None and known[0] == base and chosen.from_chart():
-        cells: tuple[tuple[int, ...], int] | None = known[1]
-        return cells
+def _marked(view: View, found: Selection | None) -> tuple[tuple[int, ...], int] | None:
+    """Return the rows and the column of what is selected."""
     marked = _rows_of(view, found)
-    pinned = None
-    if found is not None and marked:
-        steps = view.table.steps
-        pinned = (marked, heatmap.column_of(steps.index(found.step), len(steps)))
-    st.session_state[_PINNED] = (base, pinned)
-    return pinned
+    if found is None or not marked:
+        return None
+    steps = view.table.steps
+    return marked, heatmap.column_of(steps.index(found.step), len(steps))
 
 
 def _base(view: View) -> tuple[object, ...]:
-    """Return what the figure shows, but for the cell that it marks."""
+    """Return what the figure shows."""
     table = view.table
     names = tuple(row.name for row in table.rows)
     path = str(view.shown.path)
@@ -309,8 +290,6 @@ def _caption(view: View) -> str:
             f"Each column is the mean of up to {-(-len(table.steps) // n_columns)} neighbouring steps; "
             "a click selects the last of them."
         )
-    if len(table.rows) * n_columns > heatmap.MAX_ANCHORS:
-        parts.append("A click selects the nearest cell that can be clicked.")
     if any(len(node.members) > 1 for node in view.nodes) and view.statistic != "mean":
         parts.append("A row of several modules shows the mean over their tensors.")
     if any(np.isnan(values).any() for values in table.values.values()):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.theme import CATEGORICAL, DIVERGING, MARK, SEQUENTIAL
+from inshrink_app.theme import CATEGORICAL, DIVERGING, SEQUENTIAL
 from inshrink_app.widgets.figures import (
     TOOLBAR,
     colour_bar,
@@ -27,7 +27,6 @@ from inshrink_app.widgets.tables import METRICS, HeatRow, Sensitivity
 from numpy.typing import NDArray
 
 __all__ = [
-    "MAX_ANCHORS",
     "MAX_COLUMNS",
     "Columns",
     "Drawn",
@@ -47,17 +46,10 @@ __all__ = [
 MAX_COLUMNS = 100
 """More columns are thinner than a reader can tell apart on a laptop's screen."""
 
-MAX_ANCHORS = 6000
-"""Cells that can be clicked: with more, the browser takes more than a fifth of a second to find which one
-it was."""
-
 _CLIPPED = (1.0, 99.0)
 """Percentiles between which colours spread when outliers are clipped."""
 
 _LONGEST_COLORBAR = 420
-
-_MAX_STRIDE = 5
-"""Columns from one that can be clicked to the next, at most: further apart, a click misses its step."""
 
 _ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (700, 3), (10**9, 1))
 """Pixels of a row by how many there are: (at most so many rows, pixels)."""
@@ -180,7 +172,6 @@ def heatmap_figure(
     scale: str = "log",
     relative: str = "plain",
     loss: tuple[str, Sequence[tuple[int, float]]] | None = None,
-    pinned: tuple[Sequence[int], int] | None = None,
 ) -> go.Figure:
     """Draw rows by steps, colour by the value or its logarithm.
 
@@ -199,9 +190,6 @@ def heatmap_figure(
         restore gain, colours go both ways from 1.
     loss
         The name of a training metric and its values by step, drawn above on the same axis.
-    pinned
-        Rows and the column of the cells that are marked to begin with. A click marks another one in the
-        browser, without a new figure: a figure that changed would lose its zoom and its selection.
     """
     columns = bucket_steps(table.values[statistic], table.steps)
     drawn = Drawn.of(table, columns.values, statistic, clip=clip, scale=scale, relative=relative)
@@ -213,12 +201,8 @@ def heatmap_figure(
         missing=_NO_VALUE,
         **drawn.look,
     )
-    at_anchor = drawn.hover + drawn.told.replace("customdata", "customdata[2]")
-    figure.add_trace(_anchors(drawn.rows, columns, drawn.row_pixels, pinned, at_anchor))
     ticks = thinned(drawn.rows, row_labels([row.name for row in table.rows]), _MAX_ROW_LABELS)
     drawn.lay_out(figure, ticks["ticktext"])
-    # A click in the corner of a large cell is far from its middle, where the anchor is.
-    figure.update_layout(hoverdistance=200)
     shown = thinned(columns.labels, columns.labels, _MAX_STEP_LABELS)
     figure.update_xaxes(range=[-0.5, len(columns.labels) - 0.5], **shown)
     figure.update_yaxes(autorange=None, range=[len(drawn.rows) - 0.5, -0.5], **ticks)
@@ -427,61 +411,6 @@ def _margin(rows: Sequence[str], bar: Sequence[str]) -> dict[str, float]:
         "t": TOOLBAR,
         "b": _ROOM_OF_STEPS,
     }
-
-
-def _anchors(
-    names: Sequence[str],
-    cells: Columns,
-    row_pixels: float,
-    pinned: tuple[Sequence[int], int] | None,
-    hover: str,
-) -> go.Scattergl:
-    """Return an unseen square over every cell that can be clicked, because heatmaps report no clicks.
-
-    Beyond `MAX_ANCHORS` cells some columns have none, then some rows; a click takes the nearest.
-    """
-    column_stride = min(_MAX_STRIDE, max(1, math.ceil(len(names) * len(cells.labels) / MAX_ANCHORS)))
-    columns = _every(len(cells.labels), column_stride)
-    row_stride = max(1, math.ceil(len(names) * len(columns) / MAX_ANCHORS))
-    rows = _every(len(names), row_stride)
-    if pinned is not None:
-        rows, columns = np.union1d(rows, pinned[0]), np.union1d(columns, [pinned[1]])
-    y, x = np.repeat(rows, len(columns)), np.tile(columns, len(rows))
-    chosen = None
-    if pinned is not None:
-        chosen = np.flatnonzero(np.isin(y, pinned[0]) & (x == pinned[1])).tolist()
-    return go.Scattergl(
-        # By name: an axis of names takes numbers for new names. As arrays: of a list, Plotly looks at every
-        # entry each time it copies it.
-        x=np.asarray(cells.labels)[x],
-        y=np.asarray(names)[y],
-        customdata=np.stack([y, x, cells.values[y, x]], axis=1).astype(np.float32),
-        mode="markers",
-        marker={
-            "symbol": "square-open",
-            "size": max(7, min(row_pixels - 2, 16)),
-            "color": MARK,
-            "opacity": 0,
-        },
-        selected={"marker": {"opacity": 1, "color": MARK}},
-        unselected={"marker": {"opacity": 0}},
-        selectedpoints=chosen,
-        hovertemplate=_hovers(cells.values[y, x], f"{hover}<extra></extra>"),
-        showlegend=False,
-    )
-
-
-def _hovers(values: NDArray[np.float32], template: str) -> str | list[str]:
-    """Return what a cell says under the pointer: one for all, or for each where some have no value."""
-    finite = np.isfinite(values)
-    if finite.all():
-        return template
-    return [template if known else _NO_VALUE for known in finite]
-
-
-def _every(n: int, stride: int) -> NDArray[np.int64]:
-    """Return every k-th place, in the middle of those it stands for."""
-    return np.minimum(np.arange(0, n, stride) + stride // 2, n - 1)
 
 
 def _row_category(row: HeatRow) -> str:

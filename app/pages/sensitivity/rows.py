@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -309,12 +309,14 @@ def summary(view: View, nodes: Sequence[Node]) -> pd.DataFrame:
     table = arranging.normalised(measured, view.relative, tensors)
     values = table.values[view.statistic]
     trend = bucket_steps(values, table.steps, _TREND_POINTS).values
-    is_log = METRICS[table.metric].scale == "log"
+    if METRICS[table.metric].scale == "log":
+        with np.errstate(divide="ignore", invalid="ignore"):
+            trend = np.log10(trend, dtype=np.float64)
     n_values = max(1, sum(row.numel for row in tensors.rows))
     told = [
-        (label, share, row.numel / n_values, *_line(row, values[i], trend[i], is_log))
-        for i, (label, row, share) in enumerate(
-            zip(modules.labels(nodes), table.rows, map(float, shares), strict=True)
+        (label, share, row.numel / n_values, row.layer, _extent(row), *ends, course[np.isfinite(course)])
+        for label, row, share, ends, course in zip(
+            modules.labels(nodes), table.rows, map(float, shares), _ends(values).tolist(), trend, strict=True
         )
     ]
     columns = [
@@ -333,14 +335,26 @@ def summary(view: View, nodes: Sequence[Node]) -> pd.DataFrame:
     return frame.drop(columns="Sensitivity") if METRICS[table.metric].pooled else frame
 
 
-def _line(row: HeatRow, values: NDArray[Any], trend: NDArray[Any], is_log: bool) -> tuple[object, ...]:
-    """Summarize one row."""
-    finite = values[np.isfinite(values)]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = np.log10(trend.astype(np.float64)) if is_log else trend.astype(np.float64)
-    shape = shape_text(row.shape) if row.shape is not None else counted(row.n_tensors, "tensor")
-    ends = (finite[0], finite[-1], finite.min(), finite.max()) if finite.size else (np.nan,) * 4
-    return (row.layer, shape, *map(float, ends), [float(v) for v in drawn if np.isfinite(v)])
+def _extent(row: HeatRow) -> str:
+    """Return the shape of a tensor, or how many tensors a row has."""
+    return shape_text(row.shape) if row.shape is not None else counted(row.n_tensors, "tensor")
+
+
+def _ends(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the first, last, smallest and largest finite value of each row ``[rows, 4]``; NaN for none."""
+    known = np.isfinite(values)
+    rows = np.arange(len(values))
+    ends = np.stack(
+        [
+            values[rows, known.argmax(axis=1)],
+            values[rows, values.shape[1] - 1 - known[:, ::-1].argmax(axis=1)],
+            np.where(known, values, np.inf).min(axis=1),
+            np.where(known, values, -np.inf).max(axis=1),
+        ],
+        axis=1,
+    )
+    ends[~known.any(axis=1)] = np.nan
+    return ends
 
 
 def show_table(view: View, nodes: Sequence[Node], frame: pd.DataFrame, found: Selection | None) -> None:

@@ -5,8 +5,7 @@ Heatmap, table, search box and link all speak through `apply_selection`, so that
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import streamlit as st
@@ -22,7 +21,6 @@ __all__ = [
     "apply_selection",
     "chosen_cell",
     "current",
-    "from_chart",
     "go_within",
     "link_event",
     "nearest_step",
@@ -116,33 +114,20 @@ def link_event(layer: str | None, step: str | None) -> Event:
     return Event("link", layer or None, number)
 
 
-def chosen_cell(points: Sequence[object], n_rows: int, n_columns: int) -> tuple[int, int] | None:
+def chosen_cell(said: object, n_rows: int, n_columns: int) -> tuple[int, int] | None:
     """Return row and column of what was clicked in a heatmap; None for nothing, or for nonsense.
 
     Parameters
     ----------
-    points
-        What the chart reports: mappings with ``customdata`` of (row, column).
+    said
+        What the browser reports: ``[row, column]``.
     n_rows, n_columns
         Cells there are; the browser's word is not taken for it.
     """
-    for point in points:
-        place = _place(point.get("customdata") if isinstance(point, Mapping) else None)
-        if place is not None and 0 <= place[0] < n_rows and 0 <= place[1] < n_columns:
-            return place
-    return None
-
-
-def _place(said: object) -> tuple[int, int] | None:
-    """Read (row, column): a list, or, as browsers write typed arrays, a mapping from places to numbers."""
-    if isinstance(said, Mapping):
-        said = [said.get("0"), said.get("1")]
-    if not isinstance(said, list | tuple) or len(said) < 2:
+    if not isinstance(said, list) or len(said) != 2 or not all(type(place) is int for place in said):
         return None
-    row, column = said[0], said[1]
-    if not isinstance(row, int | float) or not isinstance(column, int | float):
-        return None
-    return (int(row), int(column)) if math.isfinite(row) and math.isfinite(column) else None
+    row, column = said
+    return (row, column) if 0 <= row < n_rows and 0 <= column < n_columns else None
 
 
 LAYER = "layer"
@@ -151,7 +136,6 @@ WITHIN = "in"
 
 _SELECTION = "sensitivity.selection"
 _PUBLISHED = "sensitivity.published"
-_SOURCE = "sensitivity.source"
 _STEPS = "sensitivity.steps"
 
 
@@ -178,12 +162,6 @@ def apply(event: Event) -> None:
         state.clicked()
     steps = st.session_state.get(_STEPS, ())
     st.session_state[_SELECTION] = apply_selection(st.session_state.get(_SELECTION), event, steps)
-    st.session_state[_SOURCE] = event.source
-
-
-def from_chart() -> bool:
-    """Whether the last event was a click on the heatmap, which marks its cell itself."""
-    return st.session_state.get(_SOURCE) == "chart"
 
 
 def publish(selection: Selection | None) -> None:
