@@ -1,4 +1,5 @@
-"""How long the explorer takes: a run of 50 checkpoints on screen, and 400 layers by 200 steps to look into.
+"""How long the explorer takes: a run of 50 checkpoints on screen, 400 layers by 200 steps to look into, and
+the heatmaps of 3,000 tensors and of 1,000 checkpoints.
 
 A browser opens pages of a server that has just been started, as a reader does after a restart: headers and
 measurements are on disk from before where a row says so. Interactive: every chart is drawn, and the server
@@ -29,17 +30,20 @@ from benchmarks.results import write
 from benchmarks.screenshots import CHROMIUM_ARGUMENTS, chromium, served
 from benchmarks.tab import HEIGHT, Browser, Tab, launched
 
-N_BLOCKS, PARTS, N_STEPS = 100, ("attn.qkv", "attn.proj", "mlp.up", "mlp.down"), 200
-"""400 tensors; they are small, because what is measured is the page and not the disk."""
-
+PARTS = ("attn.qkv", "attn.proj", "mlp.up", "mlp.down")
 SIDE = 16
+"""Tensors are small, because what is measured is the page and not the disk."""
+
+RUNS = {"huge": (100, 200), "wide": (750, 20), "long": (10, 1000)}
+"""Blocks and steps of each run."""
+
 N_CLICKS = 9
 N_STARTS = 3
 METRIC = "magnitude"
 LEVELS = {"2": "block", "tensor": "tensor"}
 """What a row is, by its word in a link."""
 
-SIZE = f"{N_BLOCKS * len(PARTS)} layers, {N_STEPS} steps"
+SIZE = "400 layers, 200 steps"
 
 PLAIN = (
     "import streamlit as st; from inshrink_app.launch import server_config; "
@@ -95,31 +99,32 @@ def started(folder: Path) -> Iterator[Server]:
         yield Server(address, pid)
 
 
-def write_run(directory: Path) -> None:
-    """Write a run of 400 tensors and 200 steps."""
+def write_run(directory: Path, n_blocks: int, n_steps: int) -> None:
+    """Write a run of so many blocks and steps."""
     generator = torch.Generator().manual_seed(0)
-    names = [f"blocks.{i}.{part}.weight" for i in range(N_BLOCKS) for part in PARTS]
+    names = [f"blocks.{i}.{part}.weight" for i in range(n_blocks) for part in PARTS]
     state = {name: 0.05 * torch.randn(SIDE, SIDE, generator=generator) for name in names}
     directory.mkdir()
-    for step in range(1, N_STEPS + 1):
+    for step in range(1, n_steps + 1):
         for name, weight in state.items():
             state[name] = weight + 1e-3 * torch.randn(SIDE, SIDE, generator=generator)
         torch.save({"model": state, "step": 100 * step}, directory / f"step_{100 * step}.pt")
 
 
-def keep_measurement(run: Path, state: Path) -> None:
-    """Leave what an earlier explorer leaves on disk: the headers, and a finished measurement."""
-    os.environ["XDG_STATE_HOME"] = str(state)
+def keep_measurements(folder: Path) -> None:
+    """Leave what an earlier explorer leaves on disk: the headers of each run, and a finished measurement."""
+    os.environ["XDG_STATE_HOME"] = str(folder / ".state")
     from inshrink_app.server import roots
     from inshrink_app.services.measuring import start_sensitivity
 
-    roots.configure([run.parent])
-    job = start_sensitivity(str(run), METRIC)
-    while job.is_running:
-        time.sleep(0.2)
-        job = start_sensitivity(str(run), METRIC)
-    if job.state != "finished":
-        raise RuntimeError(f"the measurement ended as {job.state}")
+    roots.configure([folder])
+    for name in RUNS:
+        job = start_sensitivity(str(folder / name), METRIC)
+        while job.is_running:
+            time.sleep(0.2)
+            job = start_sensitivity(str(folder / name), METRIC)
+        if job.state != "finished":
+            raise RuntimeError(f"the measurement ended as {job.state}")
 
 
 class Times(NamedTuple):
@@ -173,7 +178,7 @@ def first_paint(browser: Browser, folder: Path, *, kept: bool) -> Times:
 def heatmap(browser: Browser, folder: Path, by: str, found: Found, places: random.Random) -> None:
     """Open the heatmap of 400 layers or their 100 blocks; look inside again and again; open it once more."""
     with started(folder) as server, browser.tab() as tab:
-        link = urlencode({"run": str(folder / "run"), "metric": METRIC, "by": by})
+        link = urlencode({"run": str(folder / "huge"), "metric": METRIC, "by": by})
         url = f"{server.address}/sensitivity?{link}"
         found.add(f"page interactive, {SIZE}, by {LEVELS[by]}", opened(tab, server, url, DRAWN))
         if by != "tensor":
@@ -190,6 +195,20 @@ def heatmap(browser: Browser, folder: Path, by: str, found: Found, places: rando
         )
 
 
+def large(browser: Browser, folder: Path, name: str, found: Found) -> None:
+    """Open the Overview of a larger run, and its heatmap."""
+    n_blocks, n_steps = RUNS[name]
+    size = f"{n_blocks * len(PARTS):,} tensors, {n_steps:,} steps"
+    with started(folder) as server, browser.tab() as tab:
+        overview = urlencode({"run": str(folder / name)})
+        found.add(f"first paint, {size}", opened(tab, server, f"{server.address}/overview?{overview}", FACTS))
+        tab.goto("about:blank")
+        heat = urlencode({"run": str(folder / name), "metric": METRIC, "by": "tensor"})
+        times = opened(tab, server, f"{server.address}/sensitivity?{heat}", DRAWN)
+        found.add(f"page interactive, {size}, by tensor", times)
+        found.resident.setdefault(size, []).append(server.resident_nbytes())
+
+
 class Found:
     """What was measured, by what it is; how busy the machine was is noted with every time."""
 
@@ -197,6 +216,7 @@ class Found:
         self.times: dict[str, list[Times]] = {}
         self.load: dict[str, list[float]] = {}
         self.memory: list[tuple[int, int]] = []
+        self.resident: dict[str, list[int]] = {}
 
     def add(self, label: str, times: Times) -> None:
         """Note one time."""
@@ -205,7 +225,16 @@ class Found:
 
     def rows(self) -> list[dict[str, object]]:
         """Return a row for each thing measured: the whole time, with nothing taken off."""
-        rows: list[dict[str, object]] = [self._row(label) for label in self.times]
+        plain = statistics.median(one.seconds for one in self.times[f"any Streamlit page, {ANY_PAGE[-1][0]}"])
+        rows: list[dict[str, object]] = [self._row(label, plain) for label in self.times]
+        rows += [
+            {
+                "measurement": f"memory of the server, {size}",
+                "value": statistics.median(nbytes) / 1e6,
+                "unit": "MB",
+            }
+            for size, nbytes in self.resident.items()
+        ]
         if self.memory:
             rows.append(
                 {
@@ -217,7 +246,7 @@ class Found:
             )
         return rows
 
-    def _row(self, label: str) -> dict[str, object]:
+    def _row(self, label: str, plain: float) -> dict[str, object]:
         times = self.times[label]
         seconds = [one.seconds for one in times]
         detail = f"{len(times)} times, {min(seconds):.2f} to {max(seconds):.2f} s"
@@ -226,19 +255,22 @@ class Found:
             browser = statistics.median(one.browser for one in times)
             detail += f"; processor time {server:.2f} s in the server, {browser:.2f} s in the browser"
         detail += f"; load {statistics.median(self.load[label]):.1f} a core"
-        return {"measurement": label, "value": statistics.median(seconds), "unit": "s", "detail": detail}
+        value = statistics.median(seconds)
+        ratio = value / plain
+        return {"measurement": label, "value": value, "unit": "s", "to_one_chart": ratio, "detail": detail}
 
 
 def measured(browser: Browser, scratch: Path, quick: bool) -> Found:
     """Take every time, in turns, so that what else the machine does falls on all of them."""
-    small, huge, plain = (scratch / name for name in ("small", "huge", "plain"))
-    for folder in (small, huge, plain):
+    small, runs, plain = (scratch / name for name in ("small", "runs", "plain"))
+    for folder in (small, runs, plain):
         folder.mkdir()
     (small / "run").mkdir()
     write_small_run(small / "run")
     if not quick:
-        write_run(huge / "run")
-        keep_measurement(huge / "run", huge / ".state")
+        for name, (n_blocks, n_steps) in RUNS.items():
+            write_run(runs / name, n_blocks, n_steps)
+        keep_measurements(runs)
     first_paint(browser, small, kept=True)  # Not counted: the interpreter compiles what it never saw.
     found, places = Found(), random.Random(0)
     for _ in range(1 if quick else N_STARTS):
@@ -248,7 +280,9 @@ def measured(browser: Browser, scratch: Path, quick: bool) -> Found:
             times = first_paint(browser, small, kept=kept)
             found.add(f"first paint, {N_SMALL_STEPS} checkpoints, {label}", times)
         for by in () if quick else LEVELS:
-            heatmap(browser, huge, by, found, places)
+            heatmap(browser, runs, by, found, places)
+        for name in () if quick else ("wide", "long"):
+            large(browser, runs, name, found)
     return found
 
 

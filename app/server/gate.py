@@ -56,13 +56,6 @@ _HAS_PAGE_PATH = re.compile(r"/[a-z]*\Z")
 _BACKEND = "<script>window.__streamlit = {BACKEND_BASE_URL: location.origin + '/'}</script>"
 """Tells Streamlit's page where its server is. Unasked it looks below its own address first: two 404s."""
 
-_AHEAD = (
-    '<link rel="modulepreload" crossorigin href="{charts}">\n    '
-    "<script>/sensitivity|allocate/.test(location.pathname) && "
-    "addEventListener('load', () => import('{charts}'))</script>\n  "
-)
-"""Loads what draws charts while the server still thinks: half a second of the browser's time."""
-
 _REFUSED = b"This server is not called so, or is not spoken to from there.\n"
 
 
@@ -70,7 +63,10 @@ def shell(index: Path) -> str:
     """Return the page that a browser gets under every address: Streamlit's, told where its server is."""
     page = index.read_text(encoding="utf-8").replace("<script>", f"{_BACKEND}\n    <script>", 1)
     for charts in (index.parent / "static" / "js").glob("PlotlyChart.*.js"):
-        page = page.replace("</head>", f"{_AHEAD.format(charts=f'./static/js/{charts.name}')}</head>", 1)
+        link = (
+            f'<link rel="modulepreload" crossorigin href="./static/js/{charts.name}">'  # 5 MB, on most pages
+        )
+        page = page.replace("</head>", f"  {link}\n  </head>", 1)
     return page
 
 
