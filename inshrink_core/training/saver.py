@@ -8,8 +8,7 @@ import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.archive.storage import storage_error
@@ -24,6 +23,7 @@ from inshrink_core.search.bounded import StepWriter
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.space import space_of
 from inshrink_core.training.archiver import Archiver
+from inshrink_core.training.closing import Closing
 from inshrink_core.training.gradients import N_RECORDED, GradientAverage, finite
 from inshrink_core.training.partial import known_names, load_lost
 from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Spool, spool_folder
@@ -52,7 +52,7 @@ _MAX_DEPTH: Final = 32
 """Of containers in `extra`; deeper ones are a mistake, or refer to themselves."""
 
 
-class Saver:
+class Saver(Closing):
     """Saves a PyTorch training into an archive, and restores it from there.
 
     Parameters
@@ -554,14 +554,6 @@ class Saver:
     def _require_open(self) -> None:
         if not self._finalizer.alive:
             raise InputError("the saver is closed", where=str(self.path))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _checked(extra: Mapping[str, Any] | None) -> dict[str, Any]:
