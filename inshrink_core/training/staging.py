@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -146,17 +146,20 @@ class _SideStreams:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device in self._streams)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copy into host memory; where a device has a stream, the copy is made with `synchronize`."""
+        """Copy into host memory; where a device has a stream, the copy is made when `current` ends."""
+        target.copy_(source, non_blocking=source.device in self._streams)
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Have devices work by these streams; return when all is done."""
         import torch
 
-        stream = self._streams.get(source.device)
-        with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=stream is not None)
-
-    def synchronize(self) -> None:
-        """Return when everything is copied."""
-        for stream in self._streams.values():
-            stream.synchronize()
+        with contextlib.ExitStack() as stack:
+            for stream in self._streams.values():
+                stack.enter_context(torch.cuda.stream(stream))
+            yield
+            for stream in self._streams.values():
+                stream.synchronize()
 
 
 class _Copies:
@@ -206,7 +209,7 @@ class _Copies:
         """Return the copy of the storage that a tensor lies in, as bytes."""
         import torch
 
-        place = tensor.device, tensor.untyped_storage().data_ptr()
+        place = _place(tensor)
         if place in self._found:
             return self._found[place]
         storage = tensor.untyped_storage()
@@ -223,7 +226,7 @@ class _Copies:
     def settle(self, streams: _SideStreams) -> None:
         """Copy what was put off."""
         self._settled, self._streams = (), streams
-        for holder, key in self._later:
-            holder[key] = self.of(holder[key])
-        streams.synchronize()
+        with streams.current():
+            for holder, key in self._later:
+                holder[key] = self.of(holder[key])
         self._sources.clear()
