@@ -27,6 +27,9 @@ from inshrink_core.training import FolderSaver
 
 N_STEPS, SAVE_EVERY = 30, 10
 N_SAVES = 9
+N_UNDER_BUDGET, N_WHOLE = 32, 2
+BUDGET = 500_000
+"""Bytes a save; a delta of everything takes 2 MB."""
 
 
 class Spent(NamedTuple):
@@ -178,18 +181,27 @@ def lightning(work: Path) -> Iterator[dict[str, object]]:
     yield stall_row("lightning", "stall of a save", times["ours"], times["own"], None)
 
 
-def savers(work: Path) -> Iterator[dict[str, object]]:
-    """`Saver.save` with and without `wait`, against `torch.save` of the same state."""
+def training() -> tuple[Any, Any, Callable[[], None], Callable[[], None]]:
+    """A model, its optimizer, and functions for forward and backward of a step, and for the step."""
     model = language_model()
     optimizer = torch.optim.AdamW(model.parameters())
     data = torch.stack([one["input_ids"] for one in tokens()[:8]])
 
-    def step() -> None:
+    def differentiate() -> None:
         optimizer.zero_grad()
         model(input_ids=data, labels=data).loss.backward()
+
+    def step() -> None:
+        differentiate()
         optimizer.step()
 
     step()
+    return model, optimizer, differentiate, step
+
+
+def savers(work: Path) -> Iterator[dict[str, object]]:
+    """`Saver.save` with and without `wait`, against `torch.save` of the same state."""
+    model, optimizer, differentiate, step = training()
     plain, steps, stalls, waits = [], [], defaultdict(list), []
     with inshrink_core.Saver(work / "saver.inshrink", model, optimizer) as saver:
         for number in range(1, 2 * N_SAVES + 1):
@@ -203,8 +215,7 @@ def savers(work: Path) -> Iterator[dict[str, object]]:
             steps.append(spent(step))
             wait = number % 2 == 0
             stalls[wait].append(spent(lambda n=number, w=wait: saver.save(n, wait=w)))
-            optimizer.zero_grad()
-            model(input_ids=data, labels=data).loss.backward()
+            differentiate()
             if not wait:
                 waits.append(spent(saver.before_step))
             optimizer.step()
@@ -215,6 +226,25 @@ def savers(work: Path) -> Iterator[dict[str, object]]:
     yield stall_row("saver, wait=False", "wait of the next step", waits, None, None)
     share = 100 * lazy / statistics.median(one.wall for one in steps)
     yield row("saver, wait=False", "stall of a save over a step", "%", share, None, 1.0)
+
+
+def budgets(work: Path) -> Iterator[dict[str, object]]:
+    """A save under a budget after every step; the first ones, which are whole or measure, are left out."""
+    model, optimizer, _, step = training()
+    steps, stalls = [], []
+    with inshrink_core.Saver(work / "budget.inshrink", model, optimizer) as saver:
+        for number in range(1, N_UNDER_BUDGET + 1):
+            steps.append(spent(step))
+            budget = None if number <= N_WHOLE else BUDGET
+            stalls.append(spent(lambda n=number, b=budget: saver.save(n, wait=False, budget=b)))
+    held, trained = stalls[N_WHOLE + 1 :], steps[N_WHOLE + 1 :]
+    stalled = sum(one.wall for one in held)
+    share = 100 * stalled / (stalled + sum(one.wall for one in trained))
+    yield stall_row("saver, a budget every step", "stall of a save", held, None, None)
+    yield row("saver, a budget every step", "summed stalls over wall time", "%", share, None, 5.0)
+    frames = Archive.open(work / "budget.inshrink").reader.frames
+    taken = statistics.mean(frame.nbytes for frame in frames[N_WHOLE:])
+    yield row("saver, a budget every step", "bytes of a save", "bytes", taken, None, BUDGET)
 
 
 def row(
@@ -235,7 +265,13 @@ def stall_row(
     return found | {"least": min(own), "plain_least": min(other, default=None), "cpu": cpu}
 
 
-PARTS = {"folders": folders, "huggingface": hugging_face, "lightning": lightning, "saver": savers}
+PARTS = {
+    "folders": folders,
+    "huggingface": hugging_face,
+    "lightning": lightning,
+    "saver": savers,
+    "budget": budgets,
+}
 
 
 def main() -> None:
