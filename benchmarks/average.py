@@ -90,7 +90,7 @@ def rows(seed: int, schedule: str) -> Iterator[dict[str, object]]:
 
 def summarise(found: list[dict[str, object]]) -> None:
     """Print in how many seeds the search beats every baseline, and what the lattice costs."""
-    for schedule in SCHEDULES:
+    for schedule in dict.fromkeys(row["schedule"] for row in found):
         of = {(row["codec"], row["seed"]): row for row in found if row["schedule"] == schedule}
         for codec in CODECS:
             held = [row for (name, _), row in of.items() if name == codec]
@@ -115,12 +115,12 @@ def summarise(found: list[dict[str, object]]) -> None:
 def main() -> None:
     """Measure, write, and print a summary."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many seeds")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="these alone")
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=SCHEDULES[:1])
     options = parser.parse_args()
     found: list[dict[str, object]] = []
     for schedule in options.schedules:
-        for seed in range(options.seeds):
+        for seed in options.seeds:
             found += rows(seed, schedule)
             renew("average", found, ("task", "schedule", "seed", "codec"))
     summarise(found)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from inshrink_core.archive import is_archive
 from inshrink_core.chain import Archive
 from inshrink_core.errors import NotFoundError
+from inshrink_core.integrations.ranks import FirstRankSaver
 from inshrink_core.integrations.versions import require
-from inshrink_core.training.folder_saver import FolderSaver, restore_folder
+from inshrink_core.training.folder_saver import restore_folder
 
 if TYPE_CHECKING:
     import os
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["AcceleratorSaver"]
 
 
-class AcceleratorSaver:
+class AcceleratorSaver(FirstRankSaver):
     """Saves what an Accelerator has prepared into an archive, and loads it from there.
 
     Parameters
@@ -53,14 +53,8 @@ class AcceleratorSaver:
 
     def __init__(self, accelerator: Accelerator, archive: str | os.PathLike[str], **options: Any) -> None:
         require("accelerate", extra="hf", oldest="1.0", tested="1.15")
-        self.path = Path(archive)
         self._accelerator = accelerator
-        self._saver = FolderSaver(archive, **options) if accelerator.is_main_process else None
-
-    @property
-    def failures(self) -> Mapping[int, str]:
-        """Why saves are not in the archive, by step; empty on all ranks but the first."""
-        return {} if self._saver is None else self._saver.failures
+        self._archive_to(archive, options)
 
     def save_state(self, step: int, **options: Any) -> None:
         """Save the state of everything that was prepared.
@@ -147,27 +141,3 @@ class AcceleratorSaver:
 
     def _folder(self, suffix: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{suffix}.tmp")
-
-    def close(self, *, strict: bool = False) -> None:
-        """Archive what is pending and release the archive.
-
-        Parameters
-        ----------
-        strict
-            Whether to raise where a save is not in the archive.
-
-        Raises
-        ------
-        StorageError
-            Saves are not in the archive, with `strict`.
-        """
-        if self._saver is not None:
-            self._saver.close(strict=strict)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

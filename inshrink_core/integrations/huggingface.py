@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.archive import is_archive
 from inshrink_core.chain import Archive
-from inshrink_core.integrations.ranks import barrier, is_first_rank
+from inshrink_core.integrations.ranks import FirstRankSaver, barrier
 from inshrink_core.integrations.versions import require
-from inshrink_core.training.folder_saver import FolderSaver, restore_folder
+from inshrink_core.training.folder_saver import restore_folder
 
 require("transformers", extra="hf", oldest="4.50", tested="5.23")
 
@@ -32,7 +31,7 @@ _CLOCK_SECONDS: Final = 2.0
 """Coarsest times of files (FAT)."""
 
 
-class InshrinkCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
+class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,unused-ignore]
     """Archives every checkpoint that a Trainer saves.
 
     Parameters
@@ -60,24 +59,17 @@ class InshrinkCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """
 
     def __init__(self, archive: str | os.PathLike[str], **options: Any) -> None:
-        self._archive, self._options = Path(archive), options
         self._begun = time.time()
-        self._saver = FolderSaver(archive, **options) if is_first_rank() else None
-        self._failures: Mapping[int, str] = {}
-
-    @property
-    def failures(self) -> Mapping[int, str]:
-        """Why saves are not in the archive, by step; empty on all ranks but the first."""
-        return self._failures if self._saver is None else self._saver.failures
+        self._archive_to(archive, options)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Continue from the frame that the training was resumed from."""
         self._begun = time.time()
-        if is_first_rank():
-            self._saver = self._saver or FolderSaver(self._archive, **self._options)
-            self._saver.resume(state.global_step, _folder_of(args, state.global_step))
+        saver = self._reopen()
+        if saver is not None:
+            saver.resume(state.global_step, _folder_of(args, state.global_step))
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -97,26 +89,6 @@ class InshrinkCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
                 if step > (self._saver.last_step or -1):
                     self._saver.save(folder, step)
         self.close()
-
-    def close(self, *, strict: bool = False) -> None:
-        """Archive what is pending and release the archive; the end of a training does so.
-
-        Parameters
-        ----------
-        strict
-            Whether to raise where a save is not in the archive.
-
-        Raises
-        ------
-        StorageError
-            Saves are not in the archive, with `strict`.
-        """
-        saver, self._saver = self._saver, None
-        if saver is not None:
-            saver.close()
-            self._failures = saver.failures
-        if strict:
-            FolderSaver.require_none(self._failures, self._archive)
 
 
 def restore_checkpoint(

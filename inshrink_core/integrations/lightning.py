@@ -7,8 +7,9 @@ import hashlib
 import io
 import logging
 import os
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -18,10 +19,12 @@ from inshrink_core.chain import Archive
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFoundError, StorageError
 from inshrink_core.execution import working_folder
 from inshrink_core.formats import write_checkpoint
-from inshrink_core.integrations.ranks import is_first_rank
+from inshrink_core.formats.distributed import METADATA
+from inshrink_core.integrations.ranks import FirstRankSaver
 from inshrink_core.integrations.versions import require
-from inshrink_core.training.folder_saver import FolderSaver
+from inshrink_core.training.folder_saver import restore_folder
 from inshrink_core.training.saver import require_plain
+from inshrink_core.verbs import prune
 
 require("lightning", extra="lightning", oldest="2.5", tested="2.6")
 
@@ -43,6 +46,7 @@ _STATE: Final = ("state_dict", "optimizer_states")
 """What a pointer leaves out."""
 
 _SIGN: Final = b"Inshrink: "
+_FIRST_LINE: Final = re.compile(rb"Inshrink: step (\d{1,18}), save ([0-9a-f]{32}) of ")
 _MAX_FIRST_LINE: Final = 1 << 14
 
 _logger = logging.getLogger(__name__)
@@ -56,13 +60,24 @@ class _Saved(NamedTuple):
     digest: bytes
 
 
-class InshrinkCheckpointIO(TorchCheckpointIO):  # type: ignore[misc,unused-ignore]
+class _Pointed(NamedTuple):
+    """What a pointer says of itself in its first line."""
+
+    step: int
+    save_id: str
+
+
+class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[misc,unused-ignore]
     """Archives every checkpoint that a Lightning Trainer saves, and loads them from the archive.
 
     Parameters
     ----------
     archive
         The archive to make or to go on with; locked until the training ends.
+    retain
+        ``all`` frames, or ``pointers``: when a training ends, frames are pruned whose pointers Lightning has
+        removed or replaced since the plug-in was made, and that no pointer in the same folders points to
+        (but for the last of a branch, and the one that training was last restored from).
     **options
         As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
         `device`, `threads`, `base`.
@@ -81,17 +96,15 @@ class InshrinkCheckpointIO(TorchCheckpointIO):  # type: ignore[misc,unused-ignor
     Lightning would write it, and counted in `failures`.
     """
 
-    def __init__(self, archive: str | os.PathLike[str], **options: Any) -> None:
-        self._archive, self._options = Path(archive), options
-        self._saver = FolderSaver(archive, **options) if is_first_rank() else None
-        self._failures: Mapping[int, str] = {}
+    def __init__(self, archive: str | os.PathLike[str], *, retain: str = "all", **options: Any) -> None:
+        if retain not in ("all", "pointers"):
+            raise InputError("which frames stay is not known", expected="all or pointers", found=repr(retain))
+        self._retain = retain
+        self._dropped: set[_Pointed] = set()
+        self._folders: set[Path] = set()
         self._last: _Saved | None = None
         self._loaded: FrameInfo | None = None
-
-    @property
-    def failures(self) -> Mapping[int, str]:
-        """Why saves are not in the archive, by step; empty on all ranks but the first."""
-        return self._failures if self._saver is None else self._saver.failures
+        self._archive_to(archive, options)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
@@ -118,27 +131,30 @@ class InshrinkCheckpointIO(TorchCheckpointIO):  # type: ignore[misc,unused-ignor
         if saved is None:
             super().save_checkpoint(checkpoint, path)
             return
+        self._drop(Path(path))
         rest = {key: value for key, value in checkpoint.items() if key not in _STATE}
         record = {"step": saved.step, "save": saved.save_id, "rest": rest}
-        _write_pointer(Path(path), self._archive, record)
+        _write_pointer(Path(path), self.path, record)
 
     def _save(self, checkpoint: Mapping[str, Any]) -> _Saved | None:
         """Have a checkpoint archived; None where it cannot be."""
-        self._saver = self._saver or FolderSaver(self._archive, **self._options)
+        saver = self._reopen()
+        if saver is None:
+            return None
         step = checkpoint.get("global_step")
         digest = _digest({key: checkpoint.get(key) for key in _STATE})
         if self._last is not None and self._last.step == step and self._last.digest == digest:
             return self._last
         if type(step) is not int:
-            self._saver.note(0, InputError("the checkpoint has no global_step", found=repr(step)))
+            saver.note(0, InputError("the checkpoint has no global_step", found=repr(step)))
             return None
         if self._loaded is not None:
-            self._saver.resume_from(self._loaded)
+            saver.resume_from(self._loaded)
             self._loaded = None
         saved = _Saved(step, secrets.token_hex(16), digest)
         plain, objects = _split(checkpoint)
         files = {_CHECKPOINT: plain, _OBJECTS: objects, _ID: saved.save_id.encode()}
-        if not self._saver.save_files(files, step):
+        if not saver.save_files(files, step):
             return None
         self._last = saved
         return saved
@@ -171,35 +187,41 @@ class InshrinkCheckpointIO(TorchCheckpointIO):  # type: ignore[misc,unused-ignor
         record = torch.load(io.BytesIO(body), map_location=map_location, weights_only=weights_only)
         if self._saver is not None:
             self._saver.flush()
-        archive = Archive.open(self._archive)
+        archive = Archive.open(self.path)
         info = _find(archive, record["step"], record["save"])
         content = _content(archive, info, map_location, weights_only)
         self._loaded = info
         return {**content, **record["rest"]}
 
-    def teardown(self) -> None:
-        """Archive what is pending and release the archive."""
-        self.close()
-
-    def close(self, *, strict: bool = False) -> None:
-        """Archive what is pending and release the archive; the end of a training does so.
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a pointer, or a checkpoint of Lightning's own; of its frame see `retain`.
 
         Parameters
         ----------
-        strict
-            Whether to raise where a save is not in the archive.
-
-        Raises
-        ------
-        StorageError
-            Saves are not in the archive, with `strict`.
+        path
+            The pointer.
         """
-        saver, self._saver = self._saver, None
-        if saver is not None:
-            saver.close()
-            self._failures = saver.failures
-        if strict:
-            FolderSaver.require_none(self._failures, self._archive)
+        self._drop(Path(path))
+        super().remove_checkpoint(path)
+
+    def _drop(self, path: Path) -> None:
+        """Note that a pointer goes."""
+        if self._retain == "pointers":
+            self._folders.add(path.parent)
+            self._dropped |= _pointed_from([path])
+
+    def teardown(self) -> None:
+        """Archive what is pending, release the archive, and prune it as `retain` says."""
+        self.close()
+        dropped, self._dropped = self._dropped, set()
+        for folder in self._folders:
+            if folder.is_dir():
+                dropped -= _pointed_from(folder.iterdir())
+        if dropped:
+            try:
+                _prune(self.path, dropped)
+            except InshrinkError as error:  # the training is over and well
+                _logger.warning("frames without a pointer are not pruned: %s", error)
 
 
 def restore_checkpoint(
@@ -209,7 +231,7 @@ def restore_checkpoint(
     *,
     weights_only: bool = True,
 ) -> str:
-    """Write an archived step as a checkpoint of Lightning's own, which needs no plug-in.
+    """Write an archived step as a checkpoint of Lightning's own, which needs no plug-in: a file or a folder.
 
     Parameters
     ----------
@@ -233,6 +255,8 @@ def restore_checkpoint(
         The archive has no such step, or its file is missing.
     InputError
         The step was not saved by Lightning, or holds objects and `weights_only` is set.
+    ExistsError
+        The step is a folder, of a sharded training, and something else lies at `path`.
     StorageError
         It cannot be written.
     """
@@ -240,6 +264,9 @@ def restore_checkpoint(
 
     opened = Archive.open(archive)
     info = opened.last if step is None else opened.reader.find(step)
+    if METADATA in {layout.path for layout in opened.checkpoint(info).files}:
+        restore_folder(opened, path, info.step)
+        return str(path)
     content = _content(opened, info, "cpu", weights_only)
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -301,7 +328,8 @@ def _is_plain(value: Any) -> bool:
 def _write_pointer(path: Path, archive: Path, record: Mapping[str, Any]) -> None:
     import torch
 
-    first = f"step {record['step']} of {archive}; `restore_checkpoint` writes it: docs/integrations/lightning"
+    first = f"step {record['step']}, save {record['save']} of {archive}"
+    first += "; `restore_checkpoint` writes it: docs/integrations/lightning"
     buffer = io.BytesIO()
     torch.save(record, buffer)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -320,6 +348,30 @@ def _read_pointer(path: Path) -> bytes | None:
         if not file.readline(_MAX_FIRST_LINE).endswith(b"\n"):
             raise DamagedError("the pointer to a checkpoint is damaged", where=str(path))
         return file.read()
+
+
+def _pointed_from(paths: Iterable[Path]) -> set[_Pointed]:
+    """Return the saves that files point to; what is no pointer points to none."""
+    found = set()
+    for path in paths:
+        if path.is_file():
+            with path.open("rb") as file:
+                said = _FIRST_LINE.match(file.readline(_MAX_FIRST_LINE))
+            if said is not None:
+                found.add(_Pointed(int(said[1]), said[2].decode()))
+    return found
+
+
+def _prune(path: Path, dropped: Iterable[_Pointed]) -> None:
+    """Remove the frames of saves from an archive."""
+    archive = Archive.open(path)
+    gone = set()
+    for pointed in dropped:
+        with contextlib.suppress(NotFoundError):
+            gone.add(_find(archive, *pointed).frame_id)
+    kept = {frame.step for frame in archive.reader.frames if frame.frame_id not in gone}
+    if gone:
+        prune(path, keep=sorted(kept), keep_last=None if kept else 1, apply=True)
 
 
 def _find(archive: Archive, step: int, save_id: str) -> FrameInfo:

@@ -3,8 +3,42 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-__all__ = ["barrier", "is_first_rank"]
+from inshrink_core.training.closing import Forgiving
+from inshrink_core.training.folder_saver import FolderSaver
+
+__all__ = ["FirstRankSaver", "barrier", "is_first_rank"]
+
+
+class FirstRankSaver(Forgiving):
+    """Archives on the first rank, and holds nothing on the others; the base of the adapters."""
+
+    def _archive_to(self, archive: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
+        """Open an archive, with options of `FolderSaver`; misuse is refused now."""
+        self.path, self._options = Path(archive), options
+        self._failures: Mapping[int, str] = {}
+        self._saver: FolderSaver | None = None
+        self._reopen()
+
+    def _reopen(self) -> FolderSaver | None:
+        """Return the saver, opened again after `close`; None on all ranks but the first."""
+        if self._saver is None and is_first_rank():
+            self._saver = FolderSaver(self.path, **self._options)
+        return self._saver
+
+    @property
+    def failures(self) -> Mapping[int, str]:
+        """Why saves are not in the archive, by step; empty on all ranks but the first."""
+        return self._failures if self._saver is None else self._saver.failures
+
+    def _release(self) -> None:
+        saver, self._saver = self._saver, None
+        if saver is not None:
+            saver.close()
+            self._failures = saver.failures
 
 
 def is_first_rank() -> bool:

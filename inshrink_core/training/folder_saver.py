@@ -8,8 +8,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain import Archive, open_base
@@ -20,6 +19,7 @@ from inshrink_core.execution import make_folders, sync_path, working_folder
 from inshrink_core.formats.disk import MAX_JSON_BYTES
 from inshrink_core.frame import FrameInfo
 from inshrink_core.training.archiver import MAX_PENDING, Archiver
+from inshrink_core.training.closing import Forgiving
 from inshrink_core.training.spool import Spool, SpooledSave, spool_folder
 from inshrink_core.verbs.restore import restore
 
@@ -46,7 +46,7 @@ class Lineage(NamedTuple):
     step: int
 
 
-class FolderSaver:
+class FolderSaver(Forgiving):
     """Archives checkpoints that a trainer has written, and never stops its training.
 
     Parameters
@@ -60,8 +60,6 @@ class FolderSaver:
     ----------
     path
         The archive.
-    failures
-        Why saves are not in the archive, by step.
 
     Raises
     ------
@@ -107,7 +105,7 @@ class FolderSaver:
         base: BaseLike | None = None,
     ) -> None:
         self.path = Path(archive)
-        self.failures: dict[int, str] = {}
+        self._failures: dict[int, str] = {}
         self._warned = False
         made = make_chain_config(
             self.path, codec, config, optimizer_state, keyframe_every, device, threads or 1
@@ -131,6 +129,11 @@ class FolderSaver:
         self._restored = recovered[-1].restored if recovered else None
         self._parent: bytes | None = None
         self._finalizer = weakref.finalize(self, self._archiver.close_quietly)
+
+    @property
+    def failures(self) -> Mapping[int, str]:
+        """Why saves are not in the archive, by step."""
+        return self._failures
 
     @property
     def n_pending(self) -> int:
@@ -262,7 +265,7 @@ class FolderSaver:
 
     def note(self, step: int, error: Exception) -> None:
         """Count a save as failed; the first one is logged."""
-        self.failures[step] = str(error)
+        self._failures[step] = str(error)
         if not self._warned:
             _logger.warning("step %s is not archived, and training goes on: %s", step, error)
             self._warned = True
@@ -288,53 +291,19 @@ class FolderSaver:
         self._drain()
         self._forgive()
         if strict:
-            self.require_none(self.failures, self.path)
+            self._require_none()
 
     def _forgive(self) -> None:
         """Forget failures of steps that came to be archived after all."""
         archived = {frame.step for frame in self._archiver.reader.frames}
-        for step in archived & self.failures.keys():
-            del self.failures[step]
+        for step in archived & self._failures.keys():
+            del self._failures[step]
 
-    @staticmethod
-    def require_none(failures: Mapping[int, str], path: Path) -> None:
-        """Raise a StorageError where there are failures."""
-        if failures:
-            step, why = next(iter(failures.items()))
-            raise StorageError(
-                f"{len(failures)} saves are not in the archive; step {step}: {why}",
-                where=str(path),
-                remedy="see `failures` for each",
-            )
-
-    def close(self, *, strict: bool = False) -> None:
-        """Archive what is pending and release the archive; harmless when repeated.
-
-        Parameters
-        ----------
-        strict
-            Whether to raise where a save is not in the archive.
-
-        Raises
-        ------
-        StorageError
-            Saves are not in the archive, with `strict`. Those that the disk refused are archived by the
-            next process that opens the archive for saving.
-        """
+    def _release(self) -> None:
         if self._finalizer.detach() is not None:
             self._drain()
             self._forgive()
             self._archiver.close_quietly()
-        if strict:
-            self.require_none(self.failures, self.path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def read_lineage(folder: Path) -> Lineage | None:

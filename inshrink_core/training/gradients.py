@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["GradientAverage"]
+__all__ = ["GradientAverage", "finite"]
 
 NEW_SHARE: Final = 0.9
 """Weight of the newest gradient (Inshrinkerator, SoCC 2024, section "Quantization": β = 0.9)."""
@@ -64,17 +65,19 @@ class GradientAverage:
             torch._foreach_lerp_(old, new, NEW_SHARE)
 
     def take(self) -> dict[str, Tensor]:
-        """Return the average by parameter name, and begin anew; empty where nothing was recorded.
-
-        A tensor that a batch made NaN or infinite is left out: it would tell nothing.
-        """
-        import torch
-
+        """Return the average by parameter name, and begin anew; empty where nothing was recorded."""
         taken, self._average = self._average, {}
         self._interval, self._n_since_save = self._n_since_save or None, 0
-        return {name: tensor for name, tensor in taken.items() if torch.isfinite(tensor).all()}
+        return taken
 
     def forget(self) -> None:
         """Begin anew without a save, as after a restore."""
         self._average = {}
         self._n_since_save = 0
+
+
+def finite(averages: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Leave out the tensors that a batch made NaN or infinite: they would tell nothing."""
+    import torch
+
+    return {name: tensor for name, tensor in averages.items() if torch.isfinite(tensor).all()}

@@ -8,8 +8,7 @@ import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.archive.storage import storage_error
@@ -24,10 +23,11 @@ from inshrink_core.search.bounded import StepWriter
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.space import space_of
 from inshrink_core.training.archiver import Archiver
-from inshrink_core.training.gradients import N_RECORDED, GradientAverage
+from inshrink_core.training.closing import Closing
+from inshrink_core.training.gradients import N_RECORDED, GradientAverage, finite
 from inshrink_core.training.partial import known_names, load_lost
 from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Spool, spool_folder
-from inshrink_core.training.staging import Staging, storages_of
+from inshrink_core.training.staging import Staging, address
 
 if TYPE_CHECKING:
     import os
@@ -52,7 +52,7 @@ _MAX_DEPTH: Final = 32
 """Of containers in `extra`; deeper ones are a mistake, or refer to themselves."""
 
 
-class Saver:
+class Saver(Closing):
     """Saves a PyTorch training into an archive, and restores it from there.
 
     Parameters
@@ -273,7 +273,8 @@ class Saver:
         wait
             Whether the save is on the disk when this returns. If not, it is copied while the training
             goes on, and the optimizer's next step waits for the copy: until then nothing but the optimizer
-            may change what it trains. An error is raised by the next `save`, `flush`, `restore` or `close`.
+            may change what it trains, or its state. An error is raised by the next `save`, `flush`, `restore`
+            or `close`.
         budget
             Bytes that the save may add to the archive, about: it holds the tensors that changed most since
             they were last saved, with the optimizer's state of them, and leaves the others at what they were
@@ -336,19 +337,19 @@ class Saver:
         if within is not None:
             self._require_possible(within)
         files: dict[str, Any] = {"checkpoint": content}
-        if self._optimizer is not None:
+        state = None if self._optimizer is None else self._optimizer.state_dict()
+        if state is not None:
             # Left out of the file and not of the archive alone: a file with holes cannot be restored.
             dropped = self._config.optimizer == "drop"
-            (files if dropped else content)[OPTIMIZER_NAME if dropped else "optimizer"] = (
-                self._optimizer.state_dict()
-            )
+            (files if dropped else content)[OPTIMIZER_NAME if dropped else "optimizer"] = state
         self._archiver.wait_for_room()
         gradients = self._gradients.take()
-        if gradients:
-            files[GRADIENTS_NAME] = gradients
         restored, parent = self._restored, self._parent
 
         def spool(files: Mapping[str, Any]) -> None:
+            recorded = finite(gradients)
+            if recorded:
+                files = {**files, GRADIENTS_NAME: recorded}
             save = self._spool.put(step, files, restored=restored, parent=parent, budget=within)
             self._archiver.submit(save)
             self._parent = None
@@ -356,7 +357,7 @@ class Saver:
         if wait:
             spool(files)
         else:
-            self._staging.start(files, self._guarded(), spool)
+            self._staging.start(files, self._settled(content["model"], state), spool)
         self.last_step = step
 
     def _require_possible(self, budget: Budget) -> None:
@@ -379,14 +380,15 @@ class Saver:
             )
         self._possible_budget = budget.nbytes
 
-    def _guarded(self) -> frozenset[tuple[torch.device, int]]:
-        """Return the storages that the optimizer alone changes, and have its next step wait for a copy."""
-        if self._optimizer is None:
+    def _settled(self, model: Mapping[str, Any], state: Mapping[str, Any] | None) -> frozenset[int]:
+        """Return what the optimizer alone changes, by `id`, and have its next step wait for a copy."""
+        if self._optimizer is None or state is None:
             return frozenset()
         if self._hook is None:
             self._hook = self._optimizer.register_step_pre_hook(self._staging.wait_for_copy)
-        trained = [group["params"] for group in self._optimizer.param_groups]
-        return storages_of([trained, dict(self._optimizer.state)])
+        trained = {address(one) for group in self._optimizer.param_groups for one in group["params"]} - {0}
+        settled = [tensor for tensor in model.values() if address(tensor) in trained]
+        return frozenset(id(one) for one in [*settled, state["state"]])
 
     def before_step(self) -> None:
         """Wait for the copy of a save without `wait`, where no optimizer's hook does so.
@@ -543,6 +545,7 @@ class Saver:
             try:
                 self._staging.finish()
             finally:
+                self._staging.close()
                 self._archiver.close()
         finally:
             if self._checked is not None:
@@ -551,14 +554,6 @@ class Saver:
     def _require_open(self) -> None:
         if not self._finalizer.alive:
             raise InputError("the saver is closed", where=str(self.path))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _checked(extra: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import torch
@@ -13,7 +15,10 @@ if TYPE_CHECKING:
 
     Place = tuple[torch.device, int]
 
-__all__ = ["Staging", "storages_of"]
+__all__ = ["Staging", "address"]
+
+_ASYNCHRONOUS: Final = "cuda"
+"""Sort of device that copies beside what it computes."""
 
 
 class Staging:
@@ -22,50 +27,43 @@ class Staging:
     Notes
     -----
     Storages are copied, not tensors, so that views and tied weights are written as they would be without a
-    copy. Host memory for one copy is kept from save to save: fresh pages take longer than the copy.
+    copy. Host memory for one copy is kept from save to save: fresh pages take longer than the copy. What lies
+    on a CUDA device is copied into pinned memory by a stream beside the training's.
     """
 
     def __init__(self) -> None:
+        # One thread that stays: whoever starts a thread waits until that has had the interpreter's lock.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="inshrink-staging")
+        self._thread.submit(lambda: None)
+        self._job: Future[None] | None = None
         self._copied = threading.Event()
         self._copied.set()
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self._kept: dict[int, Tensor] = {}
+        self._kept: dict[tuple[int, str], Tensor] = {}
 
     @property
     def is_busy(self) -> bool:
         """Whether a copy is being made or used."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._job is not None and not self._job.done()
 
-    def start(self, content: Any, guarded: frozenset[Place], use: Callable[[Any], None]) -> None:
+    def start(self, content: Any, settled: Container[int], use: Callable[[Any], None]) -> None:
         """Begin to copy; what was begun before must be finished.
 
         Parameters
         ----------
         content
-            Containers with tensors. The containers, and tensors that are not guarded, are copied at once.
-        guarded
-            Storages that nothing changes before `wait_for_copy` has returned (`storages_of`).
+            Containers with tensors.
+        settled
+            The `id` of values in its dicts that nothing changes, nor anything in them, before
+            `wait_for_copy` has returned. All else is copied at once.
         use
             Called with the copy, on the thread.
         """
-        copies = _Copies(guarded, self._kept)
-        copied = copies.of(content)
-        self._copied.clear()
-        self._thread = threading.Thread(
-            target=self._work, args=(copied, copies, use), name="inshrink-staging"
-        )
-        self._thread.start()
-
-    def _work(self, copied: Any, copies: _Copies, use: Callable[[Any], None]) -> None:
-        try:
-            try:
-                copies.fill()
-            finally:
-                self._copied.set()
-            use(copied)
-        except BaseException as error:  # raised again in the caller's thread
-            self._error = error
+        copies = _Copies(settled, self._kept)
+        made = copies.of(content)
+        streams = _SideStreams(copies.devices)
+        copied = threading.Event()
+        self._job = self._thread.submit(_work, made, copies, streams, copied, use)
+        self._copied = copied
 
     def wait_for_copy(self, *_: object) -> None:
         """Return when the copy is made: what it was made of may change now."""
@@ -79,27 +77,35 @@ class Staging:
         Exception
             What `use` raised.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
+
+    def close(self) -> None:
+        """End the thread, when the copy was used."""
+        self._thread.shutdown()
 
 
-def storages_of(value: Any) -> frozenset[Place]:
-    """Return the storages of the plain tensors in containers."""
-    found: set[Place] = set()
-    pending = [value]
-    while pending:
-        one = pending.pop()
-        if _is_plain(one):
-            found.add(_place(one))
-        elif isinstance(one, dict):
-            pending += one.values()
-        elif isinstance(one, (list, tuple, set)):
-            pending += one
-    return frozenset(found)
+def _work(
+    made: Any,
+    copies: _Copies,
+    streams: _SideStreams,
+    copied: threading.Event,
+    use: Callable[[Any], None],
+) -> None:
+    try:
+        copies.settle(streams)
+    finally:
+        copied.set()
+    use(made)
+
+
+def address(value: Any) -> int:
+    """Return where the values of a tensor lie; 0 where that cannot be told, or it has none."""
+    import torch
+
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
+    return int(value.data_ptr()) if plain else 0
 
 
 def _is_plain(value: Any) -> bool:
@@ -120,13 +126,54 @@ def _place(tensor: Tensor) -> Place:
     return tensor.device, tensor.untyped_storage().data_ptr()
 
 
-class _Copies:
-    """Storages that are copied into host memory, each once: guarded ones by `fill`, others at once."""
+class _SideStreams:
+    """CUDA streams, one a device, that begin where the training's own stand now."""
 
-    def __init__(self, guarded: frozenset[Place], kept: dict[int, Tensor]) -> None:
-        self._guarded, self._kept = guarded, kept
+    def __init__(self, devices: Iterable[torch.device] = ()) -> None:
+        import torch
+
+        self._streams = {
+            device: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            for device in devices
+        }
+        for device, stream in self._streams.items():
+            stream.wait_stream(torch.cuda.current_stream(device))
+
+    def memory_for(self, nbytes: int, device: torch.device) -> Tensor:
+        """Return host memory that values on a device are copied into."""
+        import torch
+
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device in self._streams)
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Copy into host memory; where a device has a stream, the copy is made when `current` ends."""
+        target.copy_(source, non_blocking=source.device in self._streams)
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Have devices work by these streams; return when all is done."""
+        import torch
+
+        with contextlib.ExitStack() as stack:
+            for stream in self._streams.values():
+                stack.enter_context(torch.cuda.stream(stream))
+            yield
+            for stream in self._streams.values():
+                stream.synchronize()
+
+
+class _Copies:
+    """Storages that are copied into host memory, each once: settled ones by `settle`, others at once."""
+
+    def __init__(self, settled: Container[int], kept: dict[tuple[int, str], Tensor]) -> None:
+        self._settled, self._kept = settled, kept
         self._found: dict[Place, Tensor] = {}
-        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._later: list[tuple[dict[Any, Any], Any]] = []
+        self._sources: list[Tensor] = []
+        """Held while a device reads them."""
+        self._streams = _SideStreams()
+        self.devices: set[torch.device] = set()
+        """Where settled tensors lie that a device copies by itself."""
 
     def of(self, value: Any) -> Any:
         """Return containers like those given, with copies of the tensors in them."""
@@ -141,11 +188,22 @@ class _Copies:
         if isinstance(value, dict):
             like = copy.copy(value)  # with its attributes: a state dict has `_metadata`
             for key, item in value.items():
-                like[key] = self.of(item)
+                if id(item) in self._settled:
+                    self._put_off(like, key)
+                else:
+                    like[key] = self.of(item)
             return like
         if type(value) in (list, tuple, set):
             return type(value)(self.of(item) for item in value)
         return value
+
+    def _put_off(self, holder: dict[Any, Any], key: Any) -> None:
+        import torch
+
+        self._later.append((holder, key))
+        value = holder[key]
+        if isinstance(value, torch.Tensor) and value.device.type == _ASYNCHRONOUS:
+            self.devices.add(value.device)
 
     def _storage_of(self, tensor: Tensor) -> Tensor:
         """Return the copy of the storage that a tensor lies in, as bytes."""
@@ -156,18 +214,19 @@ class _Copies:
             return self._found[place]
         storage = tensor.untyped_storage()
         whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-        number = len(self._found)
+        number = len(self._found), tensor.device.type
         held = self._kept.get(number)
         if held is None or held.numel() != whole.numel():
-            held = self._kept[number] = torch.empty(whole.numel(), dtype=torch.uint8)
+            held = self._kept[number] = self._streams.memory_for(whole.numel(), tensor.device)
         self._found[place] = held
-        if place in self._guarded:
-            self._waiting.append((held, whole))
-        else:
-            held.copy_(whole)
+        self._streams.copy(whole, held)
+        self._sources.append(whole)
         return held
 
-    def fill(self) -> None:
-        """Copy the guarded storages."""
-        for held, whole in self._waiting:
-            held.copy_(whole)
+    def settle(self, streams: _SideStreams) -> None:
+        """Copy what was put off."""
+        self._settled, self._streams = (), streams
+        with streams.current():
+            for holder, key in self._later:
+                holder[key] = self.of(holder[key])
+        self._sources.clear()

@@ -102,6 +102,38 @@ def test_a_last_checkpoint_of_the_same_step_points_to_the_same_frame(tmp_path: P
     assert same(last["state_dict"], step["state_dict"])
 
 
+def test_frames_without_a_pointer_are_pruned_when_the_training_ends(tmp_path: Path):
+    archive = tmp_path / "run.inshrink"
+    first = InshrinkCheckpointIO(archive, retain="pointers", **EXACT)
+    options = {"save_top_k": 2, "monitor": "step", "mode": "max"}
+    fit(tmp_path / "ours", [first], 3, save_last=True, **options)
+    first.close(strict=True)
+    assert inshrink_core.open(archive).steps == (8, 12)
+    second = InshrinkCheckpointIO(archive, retain="pointers")
+    resumed = fit(tmp_path / "ours", [second], 5, resume=str(tmp_path / "ours" / "last.ckpt"), **options)
+    second.close(strict=True)
+    assert inshrink_core.open(archive).steps == (12, 16, 20)  # that which was restored stays
+    assert same(fit(tmp_path / "plain", [], 5), resumed)
+    last = second.load_checkpoint(tmp_path / "ours" / "last.ckpt", weights_only=False)
+    assert same(last["state_dict"], resumed)
+
+
+def test_frames_of_other_pointers_stay(tmp_path: Path):
+    plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", retain="pointers", **EXACT)
+    state = {"state_dict": {"w": torch.ones(4)}, "optimizer_states": []}
+    for step in (1, 2, 3):
+        state["state_dict"]["w"] += 1
+        plugin.save_checkpoint({**state, "global_step": step}, tmp_path / f"{step}.ckpt")
+    shutil.copy(tmp_path / "2.ckpt", tmp_path / "copy.ckpt")
+    (tmp_path / "3.ckpt").unlink()
+    for step in (1, 2):
+        plugin.remove_checkpoint(tmp_path / f"{step}.ckpt")
+    plugin.teardown()
+    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (2, 3)
+    with pytest.raises(InputError, match="which frames stay"):
+        InshrinkCheckpointIO(tmp_path / "other.inshrink", retain="some")
+
+
 def test_hyperparameters_that_are_objects_come_back_and_only_when_trusted(tmp_path: Path):
     plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
     net = Net(Sizes(3), tmp_path)
@@ -168,7 +200,7 @@ def test_a_pointer_to_what_is_gone_is_an_error_and_so_is_a_locked_archive(tmp_pa
 
 def test_the_program_of_the_page_runs_and_goes_on(tmp_path: Path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "integrations" / "lightning.md").read_text()
-    program, loading = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    program, loading, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names = {
         "Net": Net,

@@ -3,6 +3,7 @@
 import threading
 import zipfile
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import inshrink_core
 from inshrink_core.errors import StorageError
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import Spool
-from inshrink_core.training.staging import Staging, storages_of
+from inshrink_core.training.staging import Staging, _Copies
 
 OPTIMIZERS = {
     name: kind
@@ -70,6 +71,11 @@ def step(model, optimizer, seed: int) -> None:
     optimizer.step(loss) if isinstance(optimizer, torch.optim.LBFGS) else (loss(), optimizer.step())
 
 
+def delay_copies(monkeypatch, wait) -> None:
+    settle = _Copies.settle
+    monkeypatch.setattr(_Copies, "settle", lambda *arguments: (wait(), settle(*arguments)))
+
+
 def entries(path: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(path) as archive:
         return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
@@ -87,8 +93,7 @@ def test_a_lazy_save_is_byte_for_byte_the_eager_one(tmp_path: Path, monkeypatch,
         return save
 
     monkeypatch.setattr(Spool, "put", keep)
-    fill = inshrink_core.training.staging._Copies.fill
-    monkeypatch.setattr("inshrink_core.training.staging._Copies.fill", lambda s: (slow.wait(0.05), fill(s)))
+    delay_copies(monkeypatch, lambda: slow.wait(0.05))
     for how in kept:
         model, optimizer = build(name)
         with Saver(tmp_path / f"{how}.inshrink", model, optimizer, **EXACT) as saver:
@@ -100,10 +105,9 @@ def test_a_lazy_save_is_byte_for_byte_the_eager_one(tmp_path: Path, monkeypatch,
     assert kept["eager"] == kept["lazy"]
 
 
-def test_buffers_and_foreign_tensors_are_copied_before_save_returns(tmp_path: Path, monkeypatch):
+def test_buffers_settings_and_foreign_tensors_are_copied_before_save_returns(tmp_path: Path, monkeypatch):
     go = threading.Event()
-    fill = inshrink_core.training.staging._Copies.fill
-    monkeypatch.setattr("inshrink_core.training.staging._Copies.fill", lambda s: (go.wait(30), fill(s)))
+    delay_copies(monkeypatch, lambda: go.wait(30))
     model, optimizer = build("AdamW")
     step(model, optimizer, 1)
     extra = torch.zeros(4)
@@ -112,11 +116,13 @@ def test_buffers_and_foreign_tensors_are_copied_before_save_returns(tmp_path: Pa
         saver.save(1, {"extra": extra}, wait=False)
         assert saver.n_pending == 1
         extra += 1
+        optimizer.param_groups[0]["lr"] = 7.0
         model(torch.randn(8, 6))  # moves the running mean
         go.set()
         assert saver.restore() == 1
         assert torch.equal(saver.extra["extra"], torch.zeros(4))
         assert torch.equal(model.norm.running_mean, mean)
+        assert optimizer.param_groups[0]["lr"] == 1e-3
 
 
 def test_the_optimizer_waits_for_the_copy_and_not_for_the_disk(tmp_path: Path, monkeypatch):
@@ -168,9 +174,64 @@ def test_tensors_that_are_no_plain_views_are_copied_too():
     }
     found = []
     staging = Staging()
-    staging.start(odd, storages_of(odd), found.append)
+    staging.start(odd, {id(value) for value in odd.values()}, found.append)
     staging.finish()
+    staging.close()
     (made,) = found
     for name, value in odd.items():
         assert torch.equal(made[name].to_dense(), value.to_dense()), name
         assert made[name] is not value
+
+
+class FakeStream:
+    """Notes what a CUDA stream is told, by the thread that tells it."""
+
+    told: ClassVar[list[tuple[str, str]]] = []
+
+    def __init__(self, device):
+        self._note(f"made for {device}")
+
+    def _note(self, what: str) -> None:
+        self.told.append((threading.current_thread().name.partition("_")[0], what))
+
+    def wait_stream(self, other: str) -> None:
+        self._note(f"waits for {other}")
+
+    def synchronize(self) -> None:
+        self._note("synchronized")
+
+    def __enter__(self):
+        self._note("copies")
+
+    def __exit__(self, *_):
+        return None
+
+
+def test_a_device_copies_by_a_stream_that_begins_where_the_training_stands(monkeypatch):
+    monkeypatch.setattr("inshrink_core.training.staging._ASYNCHRONOUS", "cpu")
+    monkeypatch.setattr(FakeStream, "told", [])
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the training's")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    empty, pinned = torch.empty, []
+
+    def allocate(*shape, pin_memory=False, **options):
+        pinned.extend(shape if pin_memory else ())
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", allocate)
+    state = {"weight": torch.arange(6.0), "buffer": torch.ones(2)}
+    staging, found = Staging(), []
+    for _ in range(2):
+        staging.start(state, {id(state["weight"])}, found.append)
+        staging.finish()
+    staging.close()
+    assert pinned == [24]
+    assert all(torch.equal(made["weight"], torch.arange(6.0)) for made in found)
+    one_save = [
+        ("MainThread", "made for cpu"),
+        ("MainThread", "waits for the training's"),
+        ("inshrink-staging", "copies"),
+        ("inshrink-staging", "synchronized"),
+    ]
+    assert FakeStream.told == 2 * one_save

@@ -1,0 +1,162 @@
+"""Lightning's sharded strategies: the folders that they save are archived, and training resumes from one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from inshrink_core.errors import InputError
+from inshrink_core.formats.distributed import METADATA
+from inshrink_core.integrations.ranks import FirstRankSaver
+from inshrink_core.integrations.versions import require
+
+require("lightning", extra="lightning", oldest="2.5", tested="2.6")
+
+from lightning.pytorch.strategies import (  # noqa: E402 - what is missing is said first
+    FSDPStrategy,
+    ModelParallelStrategy,
+    ParallelStrategy,
+)
+from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
+
+__all__ = ["InshrinkFSDPStrategy", "InshrinkModelParallelStrategy"]
+
+
+class _ShardsArchived(FirstRankSaver, ParallelStrategy):  # type: ignore[misc,unused-ignore]
+    """Archives the folders that a strategy saves its shards in."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | os.PathLike[str], storage_options: Any | None = None
+    ) -> None:
+        """Save a checkpoint as the strategy does, and archive it.
+
+        Parameters
+        ----------
+        checkpoint
+            What Lightning saves.
+        filepath
+            The folder.
+        storage_options
+            Refused, as by the strategy.
+        """
+        step = checkpoint.get("global_step", -1)
+        path = Path(self.broadcast(filepath))
+        if self.is_global_zero and (path / METADATA).is_file():
+            # Files that may be linked into the spool: they are not written again in place.
+            shutil.rmtree(path)
+        self.barrier()
+        super().save_checkpoint(checkpoint, path, storage_options)
+        self.barrier()
+        if self._saver is not None and step != self._saver.last_step:
+            self._saver.save(path, step)
+
+    def load_checkpoint(self, checkpoint_path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
+        """Load a checkpoint as the strategy does; a training continues from its frame.
+
+        Parameters
+        ----------
+        checkpoint_path
+            The folder, one that Lightning has saved or that `restore_checkpoint` has written.
+        **options
+            As for the strategy.
+
+        Raises
+        ------
+        StepConflictError
+            A training is to go on from a step that the archive does not hold, and it holds later ones.
+        """
+        path = Path(self.broadcast(checkpoint_path))
+        loaded: dict[str, Any] = super().load_checkpoint(path, **options)
+        if self.lightning_module.trainer.state.fn == TrainerFn.FITTING:
+            saver = self._reopen()
+            if saver is not None:
+                saver.resume(loaded["global_step"], path)
+        return loaded
+
+    def teardown(self) -> None:
+        """End the strategy; archive what is pending and release the archive."""
+        super().teardown()
+        self.close()
+
+
+class InshrinkModelParallelStrategy(_ShardsArchived, ModelParallelStrategy):  # type: ignore[misc,unused-ignore]
+    """Archives every checkpoint of a training with FSDP2 or tensor parallelism.
+
+    Parameters
+    ----------
+    archive
+        The archive to make or to go on with; locked until the training ends.
+    archive_options
+        As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
+        `device`, `threads`, `base`.
+    **options
+        As for Lightning's ``ModelParallelStrategy``.
+
+    Raises
+    ------
+    LockedError
+        Another process is writing the archive.
+    InputError
+        An option is wrong, or lightning is too old.
+
+    Notes
+    -----
+    Each rank writes its shards, as ever; the first one links the finished folder into the archive's spool,
+    so all ranks must see one file system. Lightning may remove the folder, the frame stays. What cannot be
+    archived never stops the training (`failures`).
+    """
+
+    def __init__(
+        self,
+        archive: str | os.PathLike[str],
+        *,
+        archive_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        _require(options, "save_distributed_checkpoint", True)
+        super().__init__(**options)
+        self._archive_to(archive, archive_options or {})
+
+
+class InshrinkFSDPStrategy(_ShardsArchived, FSDPStrategy):  # type: ignore[misc,unused-ignore]
+    """Archives every checkpoint of a training with FSDP, whose state is saved sharded.
+
+    Parameters
+    ----------
+    archive, archive_options
+        As for `InshrinkModelParallelStrategy`.
+    **options
+        As for Lightning's ``FSDPStrategy``.
+
+    Raises
+    ------
+    LockedError
+        Another process is writing the archive.
+    InputError
+        An option is wrong, or lightning is too old.
+    """
+
+    def __init__(
+        self,
+        archive: str | os.PathLike[str],
+        *,
+        archive_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        _require(options, "state_dict_type", "sharded")
+        super().__init__(**{"state_dict_type": "sharded"} | options)
+        self._archive_to(archive, archive_options or {})
+
+
+def _require(options: Mapping[str, Any], name: str, sharded: Any) -> None:
+    """Refuse a checkpoint in one file, which does not pass here."""
+    if options.get(name, sharded) != sharded:
+        raise InputError(
+            f"{name} says that a checkpoint is one file",
+            expected=repr(sharded),
+            found=repr(options[name]),
+            remedy="give Lightning's own strategy, and the plug-in InshrinkCheckpointIO",
+        )
