@@ -55,18 +55,14 @@ _GRANT_NBYTES = 32 << 20
 """Memory that may be taken before it is looked again how much there is."""
 
 
-def _state_nbytes(tensor: Tensor) -> int:
-    """Return about what is kept of a tensor: its values, and a state that is no larger."""
-    return 2 * tensor.numel() * tensor.element_size()
-
-
 @dataclass(frozen=True)
 class _State:
     """A tensor's state after a frame; kept so that the next step need not start at the keyframe."""
 
     frame_id: bytes
-    tensor: Tensor
+    tensor: Tensor | None
     reference: TensorReference
+    nbytes: int
 
 
 class Archive(Mapping[int, Checkpoint]):
@@ -114,6 +110,7 @@ class Archive(Mapping[int, Checkpoint]):
         self.limits = Limits() if limits is None else limits
         self.path = Path(reader.path)
         self._states: dict[str, _State] | None = {} if keep_state else None
+        self._keeps_values = keep_state
         self._parts: dict[tuple[bytes, str], bytes] = {}
         self._frames: OrderedDict[tuple[bytes, int, str], FrameReader] = OrderedDict()
         self._records: dict[tuple[bytes, int], BaseRecord] = {}
@@ -141,9 +138,14 @@ class Archive(Mapping[int, Checkpoint]):
         reader = ArchiveReader.open(path)
         return cls(reader, bases=BaseFinder(reader.path, None if base is None else open_base(base)))
 
-    def sequential(self) -> Archive:
-        """Return a view for reading the steps in order: each frame is decoded once."""
-        return self._view(keep_state=True, limits=self.limits, device=self.device)
+    def sequential(self, *, values: bool = True) -> Archive:
+        """Return a view for reading the steps in order: each frame is decoded once.
+
+        Without `values` half as much memory is held, and a step that is read a second time is decoded anew.
+        """
+        view = self._view(keep_state=True, limits=self.limits, device=self.device)
+        view._keeps_values = values
+        return view
 
     def limited(self, limits: Limits) -> Archive:
         """Return a view with other limits."""
@@ -326,7 +328,8 @@ class Archive(Mapping[int, Checkpoint]):
         state = self._states.get(key) if self._states is not None else None
         start, tensor, reference = 0, None, None
         if state is not None:
-            start = next((i for i in range(len(chain), 0, -1) if chain[i - 1].frame_id == state.frame_id), 0)
+            last = len(chain) - (state.tensor is None)
+            start = next((i for i in range(last, 0, -1) if chain[i - 1].frame_id == state.frame_id), 0)
             if start:
                 tensor, reference = state.tensor, state.reference
         for link in chain[start:]:
@@ -347,8 +350,11 @@ class Archive(Mapping[int, Checkpoint]):
         if self._states is not None:
             with self._lock:
                 before = self._states.get(key)
-                self._states[key] = _State(info.frame_id, tensor, reference)
-                self._held += _state_nbytes(tensor) - (0 if before is None else _state_nbytes(before.tensor))
+                kept = tensor if self._keeps_values else None
+                # Its values, and a state that is no larger.
+                nbytes = tensor.numel() * tensor.element_size() * (1 if kept is None else 2)
+                self._states[key] = _State(info.frame_id, kept, reference, nbytes)
+                self._held += nbytes - (0 if before is None else before.nbytes)
         return tensor, reference
 
     def _base_reference(self, info: FrameInfo, entry: BlockEntry) -> TensorReference | None:

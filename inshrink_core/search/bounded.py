@@ -239,6 +239,8 @@ class BoundedWriter:
         self._start = three_digits(base.config.knob_value() or math.nan)
         self._last: Any = None
         self._last_index: tuple[bytes, FrameIndex] | None = None
+        # Holds the state after the last frame, so that a frame is decoded without those before it.
+        self._written: Archive | None = None
         self._keyframe_nbytes: int | None = None
         self.evaluations = 0
         self.appended: Appended | None = None
@@ -588,7 +590,9 @@ class BoundedWriter:
         archive, info = chain.archive, chain.parent
         if info is None:
             raise RuntimeError("a frame was appended, and there is none")
-        written = archive.checkpoint(info)
+        if self._written is None or self._written.reader is not archive.reader:
+            self._written = archive.sequential(values=False)
+        written = self._written.checkpoint(info)
         made, trial, verdict = decision.made, decision.trial, decision.verdict
         same = model_digests(written) == (model_digests(checkpoint) if made is None else made.digests)
         figures = Figures(drop=0.0) if trial is None else trial.figures

@@ -65,6 +65,29 @@ def test_a_chain_in_memory_is_bit_for_bit_what_an_archive_decodes_to(run, tmp_pa
                 assert torch.equal(bits(restored[spec.key]), bits(written[spec.key])), (step, spec.key)
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_steps_in_order_are_decoded_once_also_where_values_are_not_kept(run, tmp_path, codec, monkeypatch):
+    compress(run, tmp_path / "a.inshrink", codec=codec)
+    plain = Archive.open(tmp_path / "a.inshrink")
+    key = next(spec.key for spec in run[run.steps[0]].specs if spec.role in MODEL_ROLES)
+    decoded = []
+    decode_entry = Archive._decode_entry
+
+    def counted(self, info, *rest, **options):
+        decoded.append(info.step)
+        return decode_entry(self, info, *rest, **options)
+
+    monkeypatch.setattr(Archive, "_decode_entry", counted)
+    for values in (True, False):
+        view = plain.sequential(values=values)
+        for step in run.steps:
+            decoded.clear()
+            first = view[step][key]
+            assert decoded == [step]
+            assert torch.equal(bits(view[step][key]), bits(first))
+            assert torch.equal(bits(first), bits(plain[step][key]))
+
+
 @pytest.mark.parametrize("codec", CODECS[:3])
 def test_sizes_in_memory_are_those_of_frames_to_a_few_bytes(run, tmp_path, codec):
     target = tmp_path / "a.inshrink"
