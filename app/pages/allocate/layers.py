@@ -116,11 +116,12 @@ def show(
 
 def _basis(rates: Rates) -> str:
     """Say what the quality stands on."""
-    how = (
-        "calibrated by what was measured of this run"
-        if rates.is_calibrated
-        else "not calibrated: nothing was measured of this run, so right to an order of magnitude at best"
-    )
+    if rates.n_measured:
+        how = f"calibrated by {counted(rates.n_measured, 'measurement')} of this run"
+    elif rates.is_calibrated:
+        how = "calibrated by trials of this run"
+    else:
+        how = "not calibrated: nothing was measured of this run, so right to an order of magnitude at best"
     return (
         "Estimated by a proxy: the rounding error of each layer, weighted with Fisher (Adam's second moment) "
         f"or, without, with movement; {how}. Sizes are sums of what each layer was seen to take."
