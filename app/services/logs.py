@@ -113,10 +113,15 @@ def metrics_of(text: str) -> MetricsFile:
     ServiceError
         It lies outside of the roots, cannot be read, or holds none.
     """
+    return _metrics_at(*_state(text))
+
+
+def _state(text: str) -> tuple[str, int, int]:
+    """Return a file's real path, and its time and size: what was read of it holds as long as these do."""
     path = resolve(text)
     with reported():
         status = path.stat()
-    return _metrics_at(str(path), status.st_mtime_ns, status.st_size)
+    return str(path), status.st_mtime_ns, status.st_size
 
 
 @st.cache_resource(show_spinner=False, max_entries=2)
@@ -152,9 +157,17 @@ def log_of(choice: LogChoice) -> dict[str, tuple[tuple[int, float], ...]]:
     ServiceError
         The file cannot be read, or has no such columns.
     """
-    found = metrics_of(choice.file)
+    return _log_at(*_state(choice.file), choice.step_column, choice.columns)
+
+
+@st.cache_resource(show_spinner=False, max_entries=2)
+def _log_at(
+    path: str, mtime_ns: int, size: int, step_column: str, columns: tuple[str, ...]
+) -> dict[str, tuple[tuple[int, float], ...]]:
+    """Choose columns of a file; a million rows take seconds."""
+    found = _metrics_at(path, mtime_ns, size)
     with reported():
-        log = found.log(choice.step_column, choice.columns)
+        log = found.log(step_column, columns)
     return {name: tuple(series) for name, series in log.items()}
 
 
