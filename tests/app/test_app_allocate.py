@@ -100,6 +100,11 @@ def test_every_layer_has_its_bits_and_what_it_carries(app: AppTest) -> None:
     assert charts(app) >= 1
 
 
+def test_there_is_one_way_back_and_the_keyboard_is_told_its_own(app: AppTest) -> None:
+    assert [found.label for found in app.button].count("Undo") == 1
+    assert "Shift+Space" in texts(app)
+
+
 def test_more_bits_for_one_layer_is_an_override_of_it_and_can_be_undone(app: AppTest) -> None:
     before = table(app)["Bits per weight"].tolist()
     app.session_state["allocate.picked"] = ["fc1.weight"]
