@@ -97,7 +97,7 @@ def curve_figure(
     values = [one for trace in drawn.data for one in np.asarray(trace.y, float) if math.isfinite(one)]
     if limit is not None:
         values.append(limit * scale)
-        draw_bound(drawn, limit * scale, figure, beyond_to=3 * max(values))
+        draw_bound(drawn, limit * scale, figure, "right", beyond_to=3 * max(values))
     if values:
         drawn.update_yaxes(range=[math.log10(min(values)) - 0.15, math.log10(3 * max(values))])
     lay_out(drawn, _HEIGHT, legend=True)

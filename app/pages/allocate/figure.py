@@ -152,13 +152,20 @@ def _limits(drawn: go.Figure, found: Searched, figure: str) -> None:
     """Draw what was asked for."""
     bound = found.bound(figure)
     if bound:
-        draw_bound(drawn, 100 * bound if figure == "drop" else bound, figure, is_log=figure != "drop")
+        limit = 100 * bound if figure == "drop" else bound
+        draw_bound(drawn, limit, figure, "left", is_log=figure != "drop")
     if found.target_ratio is not None:
-        _line_at(drawn, "x", found.target_ratio, f"Target {found.target_ratio:g}× ", is_log=True)
+        _line_at(drawn, "x", found.target_ratio, f"Target {found.target_ratio:g}× ", "right", is_log=True)
 
 
 def draw_bound(
-    drawn: go.Figure, limit: float, figure: str, *, is_log: bool = True, beyond_to: float | None = None
+    drawn: go.Figure,
+    limit: float,
+    figure: str,
+    side: str,
+    *,
+    is_log: bool = True,
+    beyond_to: float | None = None,
 ) -> None:
     """Draw a bound as a line, and red what lies beyond it.
 
@@ -168,6 +175,8 @@ def draw_bound(
         The figure, and the bound in the units of its axis.
     figure
         ``drop``, in percent, or ``divergence``, in nats.
+    side
+        Where its name stands, ``left`` or ``right``: where the points are far from it.
     is_log
         Whether that axis is logarithmic.
     beyond_to
@@ -175,11 +184,12 @@ def draw_bound(
     """
     if beyond_to is not None:
         drawn.add_hrect(limit, beyond_to, fillcolor=BEYOND, opacity=0.1, line_width=0)
-    _line_at(drawn, "y", limit, f"Bound {limit:g} {'%' if figure == 'drop' else 'nats'}", is_log=is_log)
+    text = f"Bound {limit:g} {'%' if figure == 'drop' else 'nats'}"
+    _line_at(drawn, "y", limit, text, side, is_log=is_log)
 
 
-def _line_at(drawn: go.Figure, axis: str, value: float, text: str, *, is_log: bool) -> None:
-    """Draw a line through the whole figure, with its name at the end.
+def _line_at(drawn: go.Figure, axis: str, value: float, text: str, side: str, *, is_log: bool) -> None:
+    """Draw a line through the whole figure, with its name at the end of it, or on that side of it.
 
     Plotly places lines by value, but texts on a logarithmic axis by exponent.
     """
@@ -193,8 +203,12 @@ def _line_at(drawn: go.Figure, axis: str, value: float, text: str, *, is_log: bo
         text=text,
         font={"size": 12, "color": BEYOND},
         showarrow=False,
-        **{f"{other}ref": "paper", other: 1, axis: math.log10(value) if is_log else value},
-        xanchor="right",
+        **{
+            f"{other}ref": "paper",
+            other: 0 if axis == "y" and side == "left" else 1,
+            axis: math.log10(value) if is_log else value,
+        },
+        xanchor=side,
         yanchor="top" if axis == "x" else "bottom",
     )
 

@@ -401,8 +401,8 @@ def _change_picked(
             st.button(label, icon=icon, on_click=do, disabled=not members)
         modules.say_picked(len(members), "tensor")
     st.caption(
-        "Buttons in a line hear the mouse alone. With the keyboard: Tab into the table, pick lines with the arrow "
-        "keys and Shift+Space, and go back with Shift+Tab to the buttons above, which do the same."
+        "Buttons in a line hear the mouse alone. With the keyboard: Tab into the table, pick lines with "
+        "the arrow keys and Shift+Space, and go back with Shift+Tab to the buttons above, which do the same."
     )
 
 
