@@ -84,7 +84,7 @@ def follow(job: Job, start: StartCommand, load: Load) -> None:
         problem = error.problem
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         _log.warning("a job failed: %s", error)
-        problem = _DIED
+        problem = _DIED._replace(detail=str(error))
     if job.attempt != attempt:  # It was cancelled and begun again meanwhile.
         return
     if job.state == "running":
