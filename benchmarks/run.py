@@ -43,6 +43,7 @@ BENCHMARKS = (
     "check",
     "partial",
     "search",
+    "remaining",
     "transfer",
     "gpu",
 )

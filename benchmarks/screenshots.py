@@ -15,9 +15,10 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -33,7 +34,7 @@ CHROMIUM_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--hide
 class Shot(NamedTuple):
     """One picture: its file, page, what the link says beside the run, colour scheme and size in pixels.
 
-    `clicks` are buttons to press first, and `wait_for` is a text that says that what they began is done.
+    `clicks` are buttons to press first, each with a text that says that what it began is done, if one does.
     """
 
     name: str
@@ -42,31 +43,29 @@ class Shot(NamedTuple):
     scheme: str = "light"
     width: int = 1440
     height: int = 900
-    clicks: tuple[str, ...] = ()
-    wait_for: str = ""
+    clicks: Mapping[str, str] = MappingProxyType({})
 
 
 SHOTS = (
-    Shot("overview.png", "overview", {}, height=1180, clicks=("Try two steps",), wait_for="Estimated from"),
-    Shot("sensitivity.png", "sensitivity", {"metric": "fisher"}, height=1400, clicks=("Measure fisher",)),
+    Shot("overview.png", "overview", {}, height=1180, clicks={"Try two steps": "Estimated from"}),
+    Shot("sensitivity.png", "sensitivity", {"metric": "fisher"}, height=1400, clicks={"Measure fisher": ""}),
     Shot(
         "sensitivity-dark.png",
         "sensitivity",
         {"metric": "update"},
         scheme="dark",
         height=1180,
-        clicks=("Measure update",),
+        clicks={"Measure update": ""},
     ),
     Shot(
         "allocate.png",
         "allocate",
         {"chain": "recent"},
         height=1500,
-        clicks=("Estimate without measuring", "Search"),
-        wait_for="What was found",
+        clicks={"Search": "What was found", "Estimate without measuring": "Estimated by a proxy"},
     ),
-    Shot("compare.png", "compare", {}, height=1340, clicks=("Compare",), wait_for="Worst drop"),
-    Shot("archive.png", "archive", {}, height=1000, clicks=("Verify deeply",), wait_for="Sound:"),
+    Shot("compare.png", "compare", {}, height=1340, clicks={"Compare": "Worst drop"}),
+    Shot("archive.png", "archive", {}, height=1000, clicks={"Verify deeply": "Sound:"}),
     Shot("export.png", "export", {}, height=960),
     Shot("jobs.png", "jobs", {}, scheme="dark", height=760),
 )
@@ -123,14 +122,16 @@ def take(browser: Any, address: str, run: Path, shot: Shot, target: Path) -> Non
     page.set_default_timeout(120_000)
     page.goto(f"{address}/{shot.page}?{urlencode({'run': str(run), **shot.query})}")
     layer = _CHARTS.get(shot.page)
-    for label in shot.clicks:
+    for label, told in shot.clicks.items():
         page.get_by_role("button", name=label, exact=True).click()
-    if shot.wait_for:
-        page.get_by_text(shot.wait_for).filter(visible=True).first.wait_for()
+        if told:
+            page.get_by_text(told).filter(visible=True).first.wait_for()
     page.mouse.move(0, 0)  # A button that was pressed shows its tip as long as the pointer is on it.
     if layer is not None:
         page.locator(f".js-plotly-plot {layer}").first.wait_for(state="attached")
     page.locator("[data-testid=stExpander]").last.wait_for(state="attached")
+    # A click scrolls to its button, which may lie below.
+    page.evaluate("document.querySelector('[data-testid=stMain]').scrollTo(0, 0)")
     # Charts fade in; nothing in the page tells when that is over.
     page.wait_for_timeout(2500)
     page.screenshot(path=target)

@@ -169,6 +169,28 @@ def test_prints_never_reach_our_output_and_are_shown_with_an_error(evaluator, ca
     assert capfd.readouterr() == ("", "")
 
 
+def test_what_is_printed_without_end_takes_little_of_the_disk_and_its_end_is_told(evaluator, monkeypatch):
+    from inshrink_core.evaluate import evaluator as module
+
+    monkeypatch.setattr(module, "_MOST_OUTPUT_BYTES", 100_000)
+    judge = evaluator(
+        """
+        import time
+        for turn in range(20):
+            print("x" * 50_000 * int(state["w"].sum() == 0), "turn", turn, flush=True)
+            time.sleep(0.02)
+        if state["w"].sum() == 0:
+            raise RuntimeError("broken")
+        return {"loss": 1.0}
+        """
+    )
+    judge.evaluate(STATE)
+    with pytest.raises(EvaluatorError, match=r"RuntimeError: broken.*turn 19"):
+        judge.evaluate({"w": torch.zeros(1)})
+    assert judge._child._output_path.stat().st_size < 20 * 50_000
+    assert judge.evaluate(STATE).value == 1.0
+
+
 def test_an_exception_is_told_with_its_last_line_and_place_and_the_child_lives_on(evaluator):
     judge = evaluator("if state['w'].sum() == 0:\n    raise ValueError('no\\nluck')\nreturn {'loss': 1}")
     assert judge.evaluate(STATE).value == 1.0

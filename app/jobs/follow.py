@@ -84,7 +84,7 @@ def follow(job: Job, start: StartCommand, load: Load) -> None:
         problem = error.problem
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         _log.warning("a job failed: %s", error)
-        problem = _DIED
+        problem = _DIED._replace(detail=str(error))
     if job.attempt != attempt:  # It was cancelled and begun again meanwhile.
         return
     if job.state == "running":
@@ -203,7 +203,7 @@ def _take_in(job: Job, line: str, place: int) -> bool:
     if n > 1:
         item = f"{_PARTS[verb]}, {item}" if verb in _PARTS and is_shrinking(job.commands) else item
         done, total = place * _SHARE + int(_SHARE * done / max(1, total)), n * _SHARE
-    job.advance(int(done), int(total), item)
+    job.advance(int(done), int(total), item, None if n > 1 else message.get("seconds_left"))
     if isinstance(message.get("found"), dict):
         words = job.commands[place]
         job.tell({**message["found"], "of": message["found"].get("archive", words[1])})

@@ -79,6 +79,7 @@ class Job:
     folder: JobFolder | None = None
     attempt: int = 0
     _pace_from: tuple[float, int] | None = None
+    _told_left: tuple[float, float] | None = None
 
     @property
     def commands(self) -> list[list[str]]:
@@ -119,8 +120,12 @@ class Job:
     def seconds_left(self) -> float | None:
         """How long it may still take; None while that is anyone's guess.
 
-        What it took to begin does not count: a search starts an evaluator before its first trial.
+        What it took to begin does not count: a search starts an evaluator before its first trial. A command
+        that says so itself is believed.
         """
+        if self._told_left is not None:
+            at, left = self._told_left
+            return max(0.0, at + left - time.time())
         if self._pace_from is None:
             return None if self.fraction < _SURE else self.seconds * (1 - self.fraction) / self.fraction
         begun, before = self._pace_from
@@ -128,15 +133,17 @@ class Job:
             return None
         return (time.time() - begun) * max(0, self.total - self.done) / (self.done - before)
 
-    def advance(self, done: int, total: int, item: str) -> None:
-        """Take note of how far it is."""
+    def advance(self, done: int, total: int, item: str, seconds_left: float | None = None) -> None:
+        """Take note of how far it is, and of how long the command says that it still takes."""
         self.done, self.total, self.item = done, total, item
+        self._told_left = None if seconds_left is None else (time.time(), float(seconds_left))
         if self._pace_from is None and done:
             self._pace_from = (time.time(), done)
 
     def begin(self) -> None:
         """Forget the progress of an earlier attempt; what it told stays."""
         self.process, self.done, self.total, self.item, self._pace_from = None, 0, 0, "", None
+        self._told_left = None
         self.started_at, self.ended_at, self.result, self.problem = time.time(), None, None, None
         self.attempt += 1
         self.rows, self.documents = self.told(), []

@@ -206,7 +206,13 @@ class JobRegistry:
         with self._lock:
             if job.is_running or job.folder is None:
                 return
-            job.folder.make()
+            try:
+                job.folder.make()
+            except OSError as error:
+                job.begin()
+                job.ended_at, job.state, job.problem = time.time(), "failed", _not_kept(job.folder, error)
+                self._jobs[job.job_id] = job
+                return
             if not job.folder.take_lock():
                 return
             job.begin()
@@ -272,6 +278,11 @@ class JobRegistry:
                     [],
                     [],
                 )  # Read from disk again when it is asked for.
+
+
+def _not_kept(folder: JobFolder, error: OSError) -> Problem:
+    remedy = "free some space, or say with XDG_STATE_HOME where the explorer keeps its jobs, and try again"
+    return Problem(f"no folder can be made for this job: {error.strerror or error}", str(folder.path), remedy)
 
 
 def _text(key: Hashable) -> str:

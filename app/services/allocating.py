@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,15 @@ import streamlit as st
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.allocate.config import engine_settings
 from inshrink_app.services.failures import reported
-from inshrink_app.widgets.tables import Subject
+from inshrink_app.services.searching import SearchPoint
+from inshrink_app.widgets.tables import ServiceError, Subject
 
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.codec import Knob
     from inshrink_core.search.rates import Rates
 
-__all__ = ["allocation_of", "number_of", "rates", "raw_bytes", "with_allocation"]
+__all__ = ["allocation_of", "calibrated", "number_of", "rates", "raw_bytes", "with_allocation"]
 
 
 def number_of(codec: str) -> Knob | None:
@@ -50,6 +52,34 @@ def _rates(job_id: str, path: str, setting: str, _job: Job, _specs: Sequence[Ten
         return rates_of(list(_job.told()), setting, _specs)
     except InputError:  # Estimates of another version, that tell of no tensors.
         return None
+
+
+def calibrated(shown: Subject, found: Rates, points: Sequence[SearchPoint]) -> Rates:
+    """Return rates whose quality passes through what was measured with their codec.
+
+    Parameters
+    ----------
+    shown, found
+        The run, and what its tensors cost.
+    points
+        Measured and estimated ones; of a chain that was given up, the worst step is not known.
+    """
+    from inshrink_core.search.rates import Measured
+
+    measured = []
+    for one in points:
+        if one.whole and not one.is_estimated and one.config.get("codec") == found.codec:
+            try:
+                values = _allocation(shown, json.dumps(one.config, sort_keys=True), found.keys)
+            except ServiceError:  # An archive may be of another codec version, or of other tensors.
+                continue
+            measured.append(Measured(values, one.drop, one.divergence))
+    return found.calibrated(measured)
+
+
+@st.cache_data(show_spinner=False, max_entries=64, hash_funcs={Subject: lambda shown: str(shown.path)})
+def _allocation(shown: Subject, config: str, keys: tuple[str, ...]) -> list[float]:
+    return allocation_of(shown, json.loads(config), keys)
 
 
 def allocation_of(shown: Subject, config: Mapping[str, Any], keys: Sequence[str]) -> list[float]:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import BinaryIO, NamedTuple, TypeVar
@@ -28,6 +29,9 @@ _CHUNK_BYTES = 1 << 20
 _LONGEST_NAME_BYTES = 200
 _ARCHIVE_SUFFIX = ".inshrink"
 _Read = TypeVar("_Read")
+
+_SETTLED_NS = 2_000_000_000
+"""Two changes within a tick of the file system's clock have the same time; older ones are told by it."""
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _NOT_IN_NAMES = re.compile(r"[^\w .,=+@()\[\]{}~-]")
@@ -49,9 +53,26 @@ class Dropped(NamedTuple):
 
 def dropped() -> tuple[Dropped, ...]:
     """Return all that was dropped and not removed, newest first."""
+    folder = dropped_folder()
+    try:
+        changed_ns = folder.stat().st_mtime_ns
+    except OSError:
+        return ()
+    if time.time_ns() - changed_ns < _SETTLED_NS:
+        return _listed(folder)
+    return _listed_at(str(folder), changed_ns)
+
+
+@st.cache_data(show_spinner=False, max_entries=4)
+def _listed_at(folder: str, changed_ns: int) -> tuple[Dropped, ...]:
+    """List the folder as it was when it had this time: what is in it comes and goes as a whole."""
+    return _listed(Path(folder))
+
+
+def _listed(kept_in: Path) -> tuple[Dropped, ...]:
     found = []
     with contextlib.suppress(OSError):
-        folders = [path for path in dropped_folder().iterdir() if _DIGEST.fullmatch(path.name)]
+        folders = [path for path in kept_in.iterdir() if _DIGEST.fullmatch(path.name)]
         for folder in sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True):
             inner = next((path for path in folder.iterdir() if not path.name.startswith(".")), None)
             if inner is not None:

@@ -21,7 +21,7 @@ from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 if TYPE_CHECKING:
     from inshrink_core.formats import MetricsFile
 
-__all__ = ["LogChoice", "keep_log", "log_files", "log_of", "metrics_of", "with_log"]
+__all__ = ["LogChoice", "chosen_log", "keep_log", "log_files", "log_of", "metrics_of", "with_log"]
 
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 _NAMES = ("trainer_state.json",)
@@ -42,6 +42,12 @@ class LogChoice(NamedTuple):
         """What a link says of it."""
         return json.dumps([self.file, self.step_column, *self.columns], ensure_ascii=False)
 
+    @property
+    def words(self) -> list[str]:
+        """The options that have a report use it."""
+        named = [word for name in self.columns for word in ("--column", name)]
+        return ["--log", self.file, "--step-column", self.step_column, *named]
+
     @classmethod
     def parse(cls, text: str) -> LogChoice:
         """Return what a link says.
@@ -58,6 +64,14 @@ class LogChoice(NamedTuple):
         if not all(isinstance(word, str) for word in (file, step_column, *columns)) or not columns:
             raise ServiceError(Problem("the link names no metrics", remedy="choose them on the Overview"))
         return cls(file, step_column, tuple(columns))
+
+
+def chosen_log(said: str) -> LogChoice | None:
+    """Return what a link says, its file as a real path; None where that is nothing that may be seen."""
+    with contextlib.suppress(ServiceError):
+        choice = LogChoice.parse(said)
+        return choice._replace(file=str(resolve(choice.file)))
+    return None
 
 
 def log_files(shown: Subject) -> tuple[Path, ...]:
@@ -99,10 +113,15 @@ def metrics_of(text: str) -> MetricsFile:
     ServiceError
         It lies outside of the roots, cannot be read, or holds none.
     """
+    return _metrics_at(*_state(text))
+
+
+def _state(text: str) -> tuple[str, int, int]:
+    """Return a file's real path, and its time and size: what was read of it holds as long as these do."""
     path = resolve(text)
     with reported():
         status = path.stat()
-    return _metrics_at(str(path), status.st_mtime_ns, status.st_size)
+    return str(path), status.st_mtime_ns, status.st_size
 
 
 @st.cache_resource(show_spinner=False, max_entries=2)
@@ -138,9 +157,17 @@ def log_of(choice: LogChoice) -> dict[str, tuple[tuple[int, float], ...]]:
     ServiceError
         The file cannot be read, or has no such columns.
     """
-    found = metrics_of(choice.file)
+    return _log_at(*_state(choice.file), choice.step_column, choice.columns)
+
+
+@st.cache_resource(show_spinner=False, max_entries=2)
+def _log_at(
+    path: str, mtime_ns: int, size: int, step_column: str, columns: tuple[str, ...]
+) -> dict[str, tuple[tuple[int, float], ...]]:
+    """Choose columns of a file; a million rows take seconds."""
+    found = _metrics_at(path, mtime_ns, size)
     with reported():
-        log = found.log(choice.step_column, choice.columns)
+        log = found.log(step_column, columns)
     return {name: tuple(series) for name, series in log.items()}
 
 

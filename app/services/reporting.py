@@ -10,6 +10,7 @@ from inshrink_app.jobs.job import Job
 from inshrink_app.services.comparing import newest_comparing
 from inshrink_app.services.exporting import default_folder, own_path
 from inshrink_app.services.jobs import all_jobs, job_of, start_job
+from inshrink_app.services.logs import LogChoice
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 if TYPE_CHECKING:
@@ -20,10 +21,21 @@ __all__ = ["report_job", "report_target", "report_words", "start_report", "sugge
 _SUFFIX = ".html"
 
 
-def report_words(chain: ChainReport, original: Subject | None, target: str) -> list[str]:
-    """Return the command that tells of an archive, with what is known of it: comparison and rehearsal."""
+def report_words(
+    chain: ChainReport, original: Subject | None, target: str, log: LogChoice | None = None
+) -> list[str]:
+    """Return the command that tells of an archive, with what is known of it: comparison and rehearsal.
+
+    Parameters
+    ----------
+    chain, original, target
+        The archive, the run it is of where that is known, and where the report goes.
+    log
+        The metrics that the reader chose; None for what the run has logged itself.
+    """
     words = ["report", str(chain.path), "--out", target]
     words += ["--against", str(original.path)] if original is not None else []
+    words += [] if log is None else log.words
     compared = newest_comparing(chain.path, chain.nbytes)
     rehearsed = None if original is None else _rehearsal(original)
     for option, job in (("--compared", compared), ("--rehearsed", rehearsed)):
@@ -76,6 +88,8 @@ def report_job(chain: ChainReport) -> Job | None:
     return job_of(_key(chain))
 
 
-def start_report(chain: ChainReport, original: Subject | None, target: Path) -> Job:
+def start_report(
+    chain: ChainReport, original: Subject | None, target: Path, log: LogChoice | None = None
+) -> Job:
     """Write a report."""
-    return start_job(_key(chain), [report_words(chain, original, str(target))], chain.path)
+    return start_job(_key(chain), [report_words(chain, original, str(target), log)], chain.path)

@@ -17,7 +17,8 @@ from inshrink_app.jobs.commands import MEASURED, is_measuring, option, settings_
 from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.allocate.config import config_words, engine_settings
-from inshrink_app.services.comparing import compared
+from inshrink_app.services.archives import archives_of
+from inshrink_app.services.comparing import Compared, compared, newest_comparing
 from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.failures import reported
 from inshrink_app.services.jobs import (
@@ -49,6 +50,7 @@ __all__ = [
     "estimates",
     "estimates_job",
     "front",
+    "measured_archives",
     "measured_configs",
     "measured_job",
     "newest_search",
@@ -515,16 +517,43 @@ def _measured(job_id: str, n_steps: int, _job: Job) -> SearchPoint | None:
     if len(documents) < 2:
         return None
     (found,), config = compared(_job), json.loads(json.loads(_job.key)[-1])
+    return _compared_point(found, config, float(documents[0]["ratio_weights"]), n_steps)
+
+
+def _compared_point(found: Compared, config: Mapping[str, Any], ratio: float, n_steps: int) -> SearchPoint:
     return SearchPoint(
         label=config_words(config),
         config=config,
-        ratio=float(documents[0]["ratio_weights"]),
+        ratio=ratio,
         drop=None if found.worst is None else found.worst.drop,
         divergence=found.max_divergence,
         n_steps=len(found.steps),
         whole=len(found.steps) >= n_steps,
         keeps=False,
     )
+
+
+def measured_archives(shown: Subject, judge: EvaluatorCode | None) -> tuple[SearchPoint, ...]:
+    """Return the archives of a run that were written with one configuration, and compared with it.
+
+    Parameters
+    ----------
+    shown, judge
+        The run, and who is to have judged; None for whoever did.
+    """
+    points: list[SearchPoint] = []
+    for chain in archives_of(shown) if shown.kind == "run" else ():
+        job = newest_comparing(chain.path, chain.nbytes)
+        if job is None or not chain.is_uniform or (judge and not set(judge.words) <= set(job.commands[-1])):
+            continue
+        config: dict[str, Any] = {"codec": chain.codec, "settings": dict(chain.config)}
+        config |= {"override": [dict(one) for one in chain.overrides]} if chain.overrides else {}
+        points += [
+            _compared_point(found, config, chain.ratio_weights or 0.0, len(found.steps))
+            for found in compared(job)
+            if found.path == chain.path and found.steps
+        ]
+    return tuple(points)
 
 
 def _estimates_key(shown: Subject, steps: Sequence[int], codec: str, is_calibrated: bool) -> tuple[str, ...]:

@@ -10,7 +10,10 @@ from inshrink_app.theme import CATEGORICAL
 from inshrink_app.widgets.figures import add_heading, lay_out, steps_axis
 from inshrink_app.widgets.formatting import elide, html_text
 
-__all__ = ["log_figure", "log_groups"]
+__all__ = ["WIDTH", "log_figure", "log_groups"]
+
+WIDTH = 1_000
+"""Parts of a curve with more values than two in each: the smallest and the largest of each are drawn."""
 
 _DASHES = ("solid", "dash", "dot")
 _DASH_SIGNS = ("\u2501", "\u2505", "\u2509")
@@ -39,12 +42,15 @@ def log_figure(log: Mapping[str, Sequence[tuple[int, float]]], heading: str = ""
     Parameters
     ----------
     log
-        Of each metric its values by step.
+        Of each metric its values by step; of very many, those that show at this width.
     heading
         Stands in the place of the legend.
     """
+    from inshrink_core.analysis.thinning import thinned
+
     figure = go.Figure()
-    for position, (name, series) in enumerate(log.items()):
+    for position, (name, logged) in enumerate(log.items()):
+        series = thinned(logged, WIDTH)
         figure.add_trace(
             go.Scatter(
                 x=np.asarray([step for step, _ in series], dtype=np.int64),

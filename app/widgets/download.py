@@ -38,11 +38,15 @@ def buttons(*files: tuple[str, str, Callable[[], bytes] | bytes]) -> None:
             )
 
 
-def table_buttons(table: pd.DataFrame, stem: str) -> None:
-    """Offer a table as CSV and as JSON under a name without suffix."""
+def table_buttons(table: pd.DataFrame | Callable[[], pd.DataFrame], stem: str) -> None:
+    """Offer a table, or what makes it, as CSV and as JSON under a name without suffix."""
+
+    def made() -> pd.DataFrame:
+        return table() if callable(table) else table
+
     buttons(
-        ("CSV", f"{stem}.csv", table.to_csv(index=False).encode()),
-        ("JSON", f"{stem}.json", table.to_json(orient="records", indent=1).encode()),
+        ("CSV", f"{stem}.csv", lambda: made().to_csv(index=False).encode()),
+        ("JSON", f"{stem}.json", lambda: made().to_json(orient="records", indent=1).encode()),
     )
 
 

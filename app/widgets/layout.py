@@ -11,6 +11,7 @@ import streamlit as st
 from inshrink_app import state
 from inshrink_app.widgets import curves, problem
 from inshrink_app.widgets.figures import CONFIG
+from inshrink_app.widgets.formatting import count_text
 from inshrink_app.widgets.tables import ASK_ABOVE_BYTES, ServiceError
 
 __all__ = ["allow", "answer", "chart", "is_allowed", "panels", "section"]
@@ -55,6 +56,12 @@ def panels(
         figure = curves.log_figure({one: log[one] for one in members}, "" if legends else name)
         with column:
             chart(figure, f"{key}.{name}", "By step: " + ", ".join(members))
+    most = max((len(log[one]) for members in groups.values() for one in members), default=0)
+    if most > 2 * curves.WIDTH:
+        st.caption(
+            f"Up to {count_text(most)} values a curve: drawn are the smallest and the largest in each of "
+            f"{count_text(curves.WIDTH)} parts of its width, and gaps where there is no number."
+        )
 
 
 def answer(ask: Callable[[], Answer], doing: str = "") -> Answer | None:

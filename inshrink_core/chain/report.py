@@ -64,6 +64,8 @@ class ChainReport:
         Bits of the archive that hold one weight of one step, over the head's line.
     config, overrides
         What the newest frame was written with: settings, and those of some tensors instead.
+    is_uniform
+        Whether all frames of the head's line were written with these.
     originals
         What vouched for the original files, in one line; empty where a frame cannot be read.
     base
@@ -83,6 +85,7 @@ class ChainReport:
     bits_per_weight: float | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     overrides: tuple[Mapping[str, Any], ...] = ()
+    is_uniform: bool = False
     originals: str = ""
     base: str = ""
 
@@ -128,6 +131,7 @@ def chain_report(archive: Archive) -> ChainReport:
     frames: list[ChainFrame] = []
     sizes: list[FrameSize] = []
     newest: Mapping[str, Any] = {}
+    used: list[list[Any]] = []
     for info in infos:
         size: FrameSize | None = None
         meta: Mapping[str, Any] = {}
@@ -138,6 +142,7 @@ def chain_report(archive: Archive) -> ChainReport:
             damage = error.what
         if size is not None and info.frame_id in line:
             sizes.append(size)
+            used.append([meta.get(name) for name in ("codec", "config", "overrides")])
         newest = meta or newest
         frames.append(
             ChainFrame(
@@ -172,6 +177,7 @@ def chain_report(archive: Archive) -> ChainReport:
         bits_per_weight=total.bits_per_weight,
         config=newest.get("config", {}),
         overrides=tuple(newest.get("overrides", ())),
+        is_uniform=len(sizes) == len(line) and all(one == used[0] for one in used),
         originals="" if any(frame.damage for frame in frames) else original_checks(archive).text,
         base="" if total.base is None else total.base.name,
     )

@@ -188,8 +188,16 @@ def show_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
 class Advance(Protocol):
     """Takes note of how far a verb has come."""
 
-    def __call__(self, done: int, total: int, step: int, found: Mapping[str, Any] | None = None, /) -> None:
-        """Say what is done of all, at which step, and what part of the result is known already."""
+    def __call__(
+        self,
+        done: int,
+        total: int,
+        step: int,
+        found: Mapping[str, Any] | None = None,
+        seconds_left: float | None = None,
+        /,
+    ) -> None:
+        """Say what is done of all, at which step, what is known of the result, and what the rest takes."""
 
 
 @contextmanager
@@ -249,7 +257,14 @@ def as_lines(verb: str, unit: str) -> Advance | None:
         return None
     written_at = 0.0
 
-    def advance(done: int, total: int, step: int, found: Mapping[str, Any] | None = None, /) -> None:
+    def advance(
+        done: int,
+        total: int,
+        step: int,
+        found: Mapping[str, Any] | None = None,
+        seconds_left: float | None = None,
+        /,
+    ) -> None:
         nonlocal written_at
         now = time.monotonic()
         if found is None and done < total and now - written_at < _SECONDS_BETWEEN_LINES:
@@ -258,6 +273,8 @@ def as_lines(verb: str, unit: str) -> Advance | None:
         message: dict[str, Any] = {"verb": verb, "done": done, "total": total, "unit": unit, "step": step}
         if found is not None:
             message["found"] = _json_value(found)
+        if seconds_left is not None:
+            message["seconds_left"] = seconds_left
         sys.stderr.write(json.dumps(message, allow_nan=False) + "\n")
         sys.stderr.flush()
 
@@ -305,7 +322,14 @@ def progress_bar(verb: str, *, hidden: bool, in_bytes: bool = True) -> Iterator[
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
         shown = bar.add_task(verb, total=None)
 
-        def advance(done: int, total: int, step: int, found: Mapping[str, Any] | None = None, /) -> None:
+        def advance(
+            done: int,
+            total: int,
+            step: int,
+            found: Mapping[str, Any] | None = None,
+            seconds_left: float | None = None,
+            /,
+        ) -> None:
             bar.update(shown, completed=done, total=total, description=f"{verb} step {step}")
 
         yield advance

@@ -119,7 +119,7 @@ def _live_table(*, hidden: bool) -> Iterator[OnSearch | None]:
     lines = as_lines("search", "trials")
     if lines is not None:
         yield lambda now: lines(
-            now.evaluations, now.evaluations + now.left, now.trial.step, now.trial.to_json()
+            now.evaluations, now.evaluations + now.left, now.trial.step, now.trial.to_json(), now.seconds_left
         )
         return
     if hidden or not sys.stderr.isatty():

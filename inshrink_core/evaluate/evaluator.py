@@ -72,6 +72,9 @@ _CLOSE_S = 2.0
 _OUTPUT_TAIL_BYTES = 2000
 """What of the evaluator's prints an error shows: the end, where the cause usually stands."""
 
+_MOST_OUTPUT_BYTES: Final = 16 << 20
+"""Prints beyond this are dropped but for their end; looked at as often as whether the child is dead."""
+
 _GROUP: Final = "inshrink.evaluators"
 
 _CHILD = Path(__file__).with_name("child.py")
@@ -566,7 +569,7 @@ class _ChildProcess:
     def __init__(self, code: _Code, *, isolated: bool) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="inshrink-evaluate-"))
         self._output_path = self.directory / "output.txt"
-        self._log: IO[bytes] = self._output_path.open("wb")
+        self._log: IO[bytes] = self._output_path.open("ab")
         self._printed_before = 0
         # An evaluator of ours needs nothing of the user's. Any other has the user's word, and works where its
         # file lies: what else lies there is what the word was given for, the working directory is not.
@@ -592,6 +595,7 @@ class _ChildProcess:
     def send(self, message: Mapping[str, Any]) -> None:
         """Write one command; a child that has died is noticed by `receive`."""
         if "state" in message:  # a word within an evaluation is no new one
+            self._limit_output()
             self._printed_before = self._output_path.stat().st_size
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -611,6 +615,7 @@ class _ChildProcess:
             try:
                 reply: dict[str, Any] = json.loads(self._lines.get(timeout=_POLL_S))
             except Empty:
+                self._limit_output()
                 if self._process.poll() is not None and not self._reader.is_alive() and self._lines.empty():
                     return None
                 if time.monotonic() > deadline:
@@ -623,13 +628,25 @@ class _ChildProcess:
         code = self._process.wait()
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
+    def _limit_output(self) -> None:
+        """Keep only the end of what was printed once that is much: it must not fill the disk."""
+        if self._output_path.stat().st_size > _MOST_OUTPUT_BYTES:
+            end = self._end_of_output(0)
+            os.truncate(self._output_path, 0)  # Whoever appends goes on behind what is left.
+            self._log.write(end)
+            self._log.flush()
+            self._printed_before = 0
+
     def output(self) -> str:
         """Return the end of what the evaluator printed since the last command, in one line."""
+        lines = self._end_of_output(self._printed_before).decode("utf-8", "replace").splitlines()
+        return " | ".join(line.strip() for line in lines if line.strip())
+
+    def _end_of_output(self, after: int) -> bytes:
         with self._output_path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._printed_before, size - _OUTPUT_TAIL_BYTES))
-            lines = log.read().decode("utf-8", "replace").splitlines()
-        return " | ".join(line.strip() for line in lines if line.strip())
+            log.seek(max(after, size - _OUTPUT_TAIL_BYTES))
+            return log.read(_OUTPUT_TAIL_BYTES)
 
     def close(self, *, kill: bool) -> None:
         """End the process, let it finish by itself unless killed, and remove the directory."""

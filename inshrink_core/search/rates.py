@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
 
     from inshrink_core.checkpoint import TensorSpec
 
-__all__ = ["Predicted", "Rates", "rates_of"]
+__all__ = ["Measured", "Predicted", "Rates", "rates_of"]
 
 _LEAST: Final = 1e-300
 """Stands for a damage of zero, which has no logarithm."""
+
+_MOST_LOG: Final = 700.0
+"""Beyond it, an exponential is infinite."""
 
 _PARTS_OF_LEVEL: Final = 2
 """Values tried between two levels when bits are distributed: half octaves, where levels are octaves."""
@@ -56,6 +60,22 @@ class Predicted(NamedTuple):
     divergence: float | None
 
 
+class Measured(NamedTuple):
+    """What an evaluator said of an allocation.
+
+    Parameters
+    ----------
+    values
+        The number for each tensor, positive.
+    drop, divergence
+        Of the worst step; None where nothing tells it.
+    """
+
+    values: Sequence[float]
+    drop: float | None
+    divergence: float | None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rates:
     """What a codec of one number does to each tensor, from fine to coarse.
@@ -82,6 +102,11 @@ class Rates:
         Raw bytes of the weights of a step.
     is_calibrated
         Whether trials of this run tell what damage does; else rules of thumb.
+    corrections
+        By ``drop`` and ``divergence``: logarithms of damage, ascending, and of what was measured there over
+        what the levels tell.
+    n_measured
+        Measurements that these come from.
     """
 
     codec: str
@@ -100,6 +125,56 @@ class Rates:
     divergences: NDArray[np.float64]
     raw_nbytes: float
     is_calibrated: bool
+    corrections: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(default_factory=dict)
+    n_measured: int = 0
+
+    def calibrated(self, measured: Sequence[Measured]) -> Rates:
+        """Return the same with drops and divergences that pass through what was measured.
+
+        Parameters
+        ----------
+        measured
+            Allocations with this codec; those of which the levels tell no positive figure, or of which none
+            was measured, are passed over.
+
+        Notes
+        -----
+        At a damage that was measured, the figure is the one that was measured, the geometric mean of several.
+        Between two, what it is multiplied by goes from one to the other with the damage's logarithm; beyond
+        the last it stays. One measurement is so one factor for all.
+        """
+        plain = replace(self, corrections={}, n_measured=0)
+        quotients: dict[str, dict[float, list[float]]] = {"drop": {}, "divergence": {}}
+        used = 0
+        for one in measured:
+            told = plain.predict(one.values)
+            at = math.fsum(told.damage[np.isfinite(told.damage)])
+            pairs = {name: (getattr(one, name), getattr(told, name)) for name in quotients}
+            known = {name: seen / guess for name, (seen, guess) in pairs.items() if _positive(seen, guess)}
+            if at > 0 and known:
+                used += 1
+                for name, quotient in known.items():
+                    quotients[name].setdefault(math.log(at), []).append(math.log(quotient))
+        return replace(
+            plain,
+            corrections={
+                name: (
+                    np.array(sorted(by_damage)),
+                    np.array([fmean(by_damage[at]) for at in sorted(by_damage)]),
+                )
+                for name, by_damage in quotients.items()
+                if by_damage
+            },
+            n_measured=used,
+        )
+
+    def course(self, figure: str) -> NDArray[np.float64]:
+        """Return the ``drop`` or ``divergence`` of the uniform settings, calibrated; NaN where not known."""
+        line = self.drops if figure == "drop" else self.divergences
+        totals = np.nansum(self.damages, axis=0)
+        return np.array(
+            [value * self._correction(figure, at) for value, at in zip(line, totals, strict=True)]
+        )
 
     def predict(self, values: Sequence[float]) -> Predicted:
         """Return what an allocation does.
@@ -139,8 +214,8 @@ class Rates:
             nbytes=held,
             ratio_weights=self.raw_nbytes / held if held > 0 else math.nan,
             ratio_total=_known(self._ratio_total(held)),
-            drop=_known(self._at(self.drops, total)),
-            divergence=_known(self._at(self.divergences, total)),
+            drop=_known(self._at(self.drops, total) * self._correction("drop", total)),
+            divergence=_known(self._at(self.divergences, total) * self._correction("divergence", total)),
         )
 
     def distribute(self, nbytes: float, values: Sequence[float], locked: Sequence[bool]) -> list[float]:
@@ -198,6 +273,14 @@ class Rates:
         logs: NDArray[np.float64] = np.log(self.levels)
         return logs
 
+    def _correction(self, figure: str, damage: float) -> float:
+        """Return what a figure of the levels is to be multiplied by at a damage."""
+        if figure not in self.corrections:
+            return 1.0
+        places, quotients = self.corrections[figure]
+        quotient = float(np.interp(math.log(max(damage, _LEAST)), places, quotients))
+        return math.exp(min(max(quotient, -_MOST_LOG), _MOST_LOG))
+
     def _at(self, figures: NDArray[np.float64], damage: float) -> float:
         """Return a figure of the uniform settings where all tensors together have some damage."""
         totals = np.nansum(self.damages, axis=0)
@@ -210,7 +293,7 @@ class Rates:
         drawn = np.log(figures[known]) if positive else figures[known]
         order = np.argsort(totals[known], kind="stable")
         found = _along(np.log(totals[known][order]), drawn[order][None, :], np.array([math.log(damage)]))[0]
-        return math.exp(min(float(found), 700.0)) if positive else float(found)
+        return math.exp(min(float(found), _MOST_LOG)) if positive else float(found)
 
     def _ratio_total(self, nbytes: float) -> float:
         """Return the ratio of everything: what is not weights is as with the uniform settings."""
@@ -304,6 +387,10 @@ def _mean(table: Mapping[str, Mapping[str, Any]], keys: Sequence[str], name: str
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
+
+
+def _positive(*values: float | None) -> bool:
+    return all(value is not None and 0 < value < math.inf for value in values)
 
 
 def _known(value: float) -> float | None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,7 @@ from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import encode_chain, following
 from inshrink_core.search.quadratic import allocate, calibrate
+from inshrink_core.search.remaining import Measure, Remaining
 from inshrink_core.search.sampling import estimate_rest, in_proportion, middle_of, sample_keys, scaled_nbytes
 from inshrink_core.search.space import Candidate, Cube, CubePoint, LatticeLine, space_of, three_digits
 from inshrink_core.search.strategies import (
@@ -36,6 +38,7 @@ from inshrink_core.search.strategies import (
     Explored,
     GuidedExhaustive,
     Outcome,
+    Strategy,
     explore,
 )
 from inshrink_core.search.trials import Trial, TrialLog, TrialRunner, checkpoint_digest
@@ -50,7 +53,6 @@ __all__ = [
     "Chain",
     "ChainTrials",
     "OnSearch",
-    "Remaining",
     "SearchProgress",
     "SearchReport",
     "check_request",
@@ -71,13 +73,8 @@ _NO_ARCHIVE: Final = ""
 _LOG_NAME: Final = "search.jsonl"
 _REPORT_NAME: Final = "search.json"
 
-# Most spacings of the lattice that one bracketed search tries, and how many it usually takes
-# (``evaluations_a_step`` in ``benchmarks/results/search.csv``).
+# Most spacings of the lattice that one bracketed search tries.
 _BRACKET_CHAINS: Final = 8
-_USUAL_CHAINS: Final = 3
-
-# Share of a cube that the guided search is expected to measure.
-_GUIDED_SHARE: Final = 0.15
 
 # Most points of a cube that are measured for a target ratio: what estimates, which are within five percent of
 # the real ratios, call equally small.
@@ -550,56 +547,6 @@ OnSearch = Callable[[SearchProgress], None]
 """Called after each trial; raising from it cancels the search, and the log keeps what was measured."""
 
 
-@dataclass
-class Remaining:
-    """How many trials may follow, and how long they take.
-
-    Parameters
-    ----------
-    n_steps
-        Trials of a chain that is not given up.
-    side_by_side
-        Trials measured at a time.
-
-    Notes
-    -----
-    Chains are planned by how many a search usually takes, not by how many it may take, and count as many
-    trials as those that ended so far. A trial takes the median of those measured, whatever went before the
-    first of them: originals that were judged, kernels that were compiled.
-    """
-
-    n_steps: int
-    side_by_side: int = 1
-    evaluations: int = 0
-    _chains_left: int = 1
-    _n_ended: int = 0
-    _n_trials: int = 0
-    _in_chain: int = 0
-    _seconds: list[float] = field(default_factory=list)
-
-    def plan(self, n_chains: int) -> None:
-        """Expect so many more chains."""
-        self._chains_left = n_chains
-
-    def measured(self, trial: Trial) -> tuple[int, float]:
-        """Count a trial; return about how many may follow, and about how many seconds they take."""
-        self.evaluations += 1
-        self._in_chain += 1
-        self._seconds.append(trial.seconds)
-        usual = self._n_trials / self._n_ended if self._n_ended else self.n_steps
-        left = max(0, round(self._chains_left * usual) - self._in_chain)
-        # What is compiled at first use is in the first one's time.
-        each = statistics.median(self._seconds[1:] or self._seconds)
-        return left, left * each / self.side_by_side
-
-    def ended(self, n_trials: int) -> None:
-        """Count a chain that is written to its end, or given up."""
-        self._chains_left = max(0, self._chains_left - 1)
-        self._n_ended += 1
-        self._n_trials += n_trials
-        self._in_chain = 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Chain:
     """A run written with one configuration.
@@ -682,15 +629,18 @@ class ChainTrials:
     known: dict[str, Chain] = field(default_factory=dict)
     remaining: Remaining = field(init=False)
     _ratios: dict[str, float] = field(default_factory=dict)
+    _telling: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.remaining = Remaining(len(self.runner.steps), self.runner.judge.replicas)
-        self.runner.told = self._told
 
-    def _told(self, trial: Trial) -> None:
-        left, seconds_left = self.remaining.measured(trial)
-        if self.progress is None:
+    def _told(self, candidate: Candidate, trial: Trial) -> None:
+        """Tell of a trial, and of what it foretells."""
+        place, usage = self.runner.steps.index(trial.step), self.bounds.judge(trial.figures).usage
+        self.remaining.add(candidate, place, usage, None if trial.cached else trial.seconds)
+        if self.progress is None or trial.cached:
             return
+        left, seconds_left = self.remaining.left()
         kept = [chain.ratio_weights for chain in self.known.values() if self.keeps(chain)]
         self.progress(
             SearchProgress(
@@ -728,12 +678,15 @@ class ChainTrials:
         known = self.known.get(candidate.digest)
         if known is not None and (known.whole or not to_the_end):
             return known
-        trials = self.runner.walk(
-            candidate, lambda trial: to_the_end or self.bounds.judge(trial.figures).kept
-        )
+
+        def goes_on(trial: Trial) -> bool:
+            with self._telling:
+                self._told(candidate, trial)
+            return to_the_end or self.bounds.judge(trial.figures).kept
+
+        trials = self.runner.walk(candidate, goes_on)
         chain = Chain(candidate=candidate, trials=tuple(trials), whole=len(trials) == len(self.runner.steps))
         self.known[candidate.digest] = chain
-        self.remaining.ended(len(trials))
         return chain
 
     def keeps(self, chain: Chain) -> bool:
@@ -806,23 +759,32 @@ class _Search:
 
         Where they say nothing at any step, nothing coarser than the start is tried.
         """
-        space, plan = self.space, self.chains.remaining.plan
+        space = self.space
         if isinstance(space, LatticeLine) and name in ("allocation", "bracket"):
             return self._on_line(space, name, budget, informative=informative)
         replicas = self.chains.runner.judge.replicas
-        n_points = len(space.points())
         if name == "guided" and isinstance(space, Cube):
-            plan(min(budget or n_points, max(1, round(n_points * _GUIDED_SHARE))))
-            return self._best(
-                GuidedExhaustive(cube=space, ratio_of=self._ratio_of, replicas=replicas), space, budget
-            )
-        plan(min(budget or n_points, n_points))
+            ratio_of = cache(self._ratio_of)  # A remaining time asks for them again and again.
+            guided = GuidedExhaustive(cube=space, ratio_of=ratio_of, replicas=replicas)
+            return _chain_of(self._best(guided, space, budget, ratio_of).best)
         chosen = seed if name == "random" else None
-        return self._best(Everything(space=space, seed=chosen, replicas=replicas), space, budget)
+        everything = Everything(space=space, seed=chosen, replicas=replicas)
+        return _chain_of(self._best(everything, space, budget).best)
 
-    def _best(self, strategy: Any, space: Cube | LatticeLine, budget: int | None) -> Chain | None:
-        explored: Explored[Any] = explore(strategy, self.chains.outcomes(space), budget=budget)
-        return None if explored.best is None else explored.best.result
+    def _best(
+        self,
+        strategy: Strategy[Any],
+        space: Cube | LatticeLine,
+        budget: int | None,
+        ratio_of: Callable[[Any], float] | None = None,
+    ) -> Explored[Any]:
+        """Measure what a strategy asks for, with the plan of it told before."""
+
+        def walk(measure: Measure) -> Explored[Any]:
+            return explore(strategy, measure, budget=budget)
+
+        self.chains.remaining.plan(walk, space, ratio_of)
+        return walk(self.chains.outcomes(space))
 
     def _ratio_of(self, point: CubePoint) -> float:
         return self.chains.ratio(self.space.candidate(point))  # type: ignore[arg-type]
@@ -831,39 +793,36 @@ class _Search:
         self, line: LatticeLine, name: str, budget: int | None, *, informative: bool
     ) -> Chain | None:
         """Search the global spacing; then, for an allocation, once more with factors of the layer types."""
-        limit, plan = budget or _BRACKET_CHAINS, self.chains.remaining.plan
+        limit = budget or _BRACKET_CHAINS
         bracket = Bracket(start=self.start) if informative else Bracket(start=self.start, most=self.start)
         twice = name == "allocation" and informative and not line.factors
-        plan(min(limit, _USUAL_CHAINS) * (2 if twice else 1) if informative else 1)
-        explored = explore(bracket, self.chains.outcomes(line), budget=limit)
+        explored = self._best(bracket, line, limit)
         best = explored.best
-        chain: Chain | None = None if best is None else best.result
         left = limit if budget is None else budget - len(explored.outcomes)
         if best is None or not twice or left < 1:
-            return chain
+            return _chain_of(best)
         factors = self.chains.factors(line, best.point)
         if not factors:
-            return chain
-        plan(min(left, _USUAL_CHAINS))
-        other = self._best(Bracket(start=best.point), replace(line, factors=factors), left)
-        return max((one for one in (chain, other) if one is not None), key=lambda one: one.ratio_weights)
+            return _chain_of(best)
+        other = self._best(Bracket(start=best.point), replace(line, factors=factors), left).best
+        return _chain_of(max((one for one in (best, other) if one is not None), key=lambda one: one.ratio))
 
     def for_ratio(self, target: float) -> Chain | None:
         """Return the chain of the smallest divergence, else drop, whose ratio is at least the target's."""
-        space, plan = self.space, self.chains.remaining.plan
+        space = self.space
         if isinstance(space, LatticeLine):
-            plan(1)
             finest = self._finest_on_line(space, target)
-            return None if finest is None else self.chains.chain(finest, to_the_end=True)
-        ratios = {point: self._ratio_of(point) for point in space.points()}
-        reaching = [point for point, ratio in ratios.items() if ratio * _SLACK >= target]
-        frontier = [p for p in reaching if not any(_is_finer(other, p) for other in reaching)]
-        chosen = sorted(frontier, key=ratios.__getitem__)[:_FRONTIER]
-        plan(len(chosen))
+            chosen: list[Any] = [] if finest is None else [finest]
+        else:
+            ratios = {point: self._ratio_of(point) for point in space.points()}
+            reaching = [point for point, ratio in ratios.items() if ratio * _SLACK >= target]
+            frontier = [p for p in reaching if not any(_is_finer(other, p) for other in reaching)]
+            chosen = sorted(frontier, key=ratios.__getitem__)[:_FRONTIER]
+        self.chains.remaining.plan(lambda measure: measure(chosen), space)
         chains = [self.chains.chain(space.candidate(point), to_the_end=True) for point in chosen]
         return min((one for one in chains if one.ratio_weights >= target), key=_faithfulness, default=None)
 
-    def _finest_on_line(self, line: LatticeLine, target: float) -> Candidate | None:
+    def _finest_on_line(self, line: LatticeLine, target: float) -> float | None:
         """Close in on the finest spacing that reaches the ratio, without the evaluator."""
 
         def outcomes(points: Sequence[float]) -> list[Outcome[float]]:
@@ -874,7 +833,11 @@ class _Search:
         closing = Bracket(start=self.start, enough=1.0, power=1.0, tolerance=1.02, aim=1.005)
         explored = explore(closing, outcomes, budget=2 * _BRACKET_CHAINS)
         reaching = [one.point for one in explored.outcomes if not one.kept]
-        return line.candidate(min(reaching)) if reaching else None
+        return min(reaching, default=None)
+
+
+def _chain_of(outcome: Outcome[Any] | None) -> Chain | None:
+    return None if outcome is None else outcome.result
 
 
 def _is_finer(point: CubePoint, than: CubePoint) -> bool:

@@ -6,9 +6,10 @@ import hashlib
 import itertools
 import json
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from inshrink_core.chain import ChainConfig, parse_overrides
 from inshrink_core.chain.config import apply_settings
@@ -17,6 +18,10 @@ from inshrink_core.codec import DEFAULT_CODEC, Knob, Switch, Tuning, codec_names
 from inshrink_core.errors import ConfigError
 
 __all__ = ["Candidate", "Cube", "CubePoint", "LatticeLine", "space_of"]
+
+# Of the error, between the finest and the coarsest point of a cube: seven bits, as the bits of codecs have
+# them.
+_LOG_SPAN: Final = 7 * math.log(2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +128,11 @@ class Cube:
             settings[self.switch.setting] = point.word or self.words[0]
         return Candidate(codec=self.codec, settings=settings)
 
+    def log_coarseness(self, point: CubePoint) -> float:
+        """Return about the logarithm of the error of a place, but for a constant."""
+        ends = [max(1, size - 1) for size in self.shape]
+        return _LOG_SPAN * math.fsum(map(operator.truediv, point.place, ends)) / len(ends)
+
     def levels(self, most: int) -> list[Candidate]:
         """Return at most so many configurations, from fine to coarse: all axes are turned at once."""
         n = min(most, max(self.shape))
@@ -165,6 +175,10 @@ class LatticeLine:
         return Candidate(
             codec=self.codec, settings={**self.held, **self._at(coarseness)}, overrides=overrides
         )
+
+    def log_coarseness(self, point: float) -> float:
+        """Return about the logarithm of the error at a value of the number, but for a constant."""
+        return math.log(point)
 
     def levels(self, most: int) -> list[Candidate]:
         """Return at most so many configurations, from fine to coarse.

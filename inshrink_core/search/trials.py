@@ -264,7 +264,7 @@ class TrialRunner:
             key = trial_key(self.digest(step), position.history, made, self.judge.digest)
             known = self.log.get(key)
             if known is not None and self._still_holds(known):
-                return replace(known, config=self.document(candidate))
+                return replace(known, config=self.document(candidate), cached=True)
         trial = self._measure(step, candidate, position)
         if self.log is not None:
             self.log.add(key, trial)

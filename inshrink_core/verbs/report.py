@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inshrink_core.analysis.profile import sensitivity
+from inshrink_core.analysis.thinning import thinned
 from inshrink_core.archive.durable import require_free
 from inshrink_core.archive.storage import storage_error
 from inshrink_core.chain import Archive, ChainReport, chain_report
@@ -394,7 +395,7 @@ def _curves(series: Mapping[str, Sequence[tuple[float, float]]], said: str) -> s
     drawn = {
         name: [(float(x), float(y)) for x, y in points if math.isfinite(y)] for name, points in series.items()
     }
-    drawn = {name: _spread(points, _MOST_POINTS) for name, points in drawn.items() if points}
+    drawn = {name: thinned(points, _MOST_POINTS // 2) for name, points in drawn.items() if points}
     if not drawn:
         return ""
     xs = [x for points in drawn.values() for x, _ in points]

@@ -100,6 +100,11 @@ def test_every_layer_has_its_bits_and_what_it_carries(app: AppTest) -> None:
     assert charts(app) >= 1
 
 
+def test_there_is_one_way_back_and_the_keyboard_is_told_its_own(app: AppTest) -> None:
+    assert [found.label for found in app.button].count("Undo") == 1
+    assert "Shift+Space" in texts(app)
+
+
 def test_more_bits_for_one_layer_is_an_override_of_it_and_can_be_undone(app: AppTest) -> None:
     before = table(app)["Bits per weight"].tolist()
     app.session_state["allocate.picked"] = ["fc1.weight"]
@@ -282,3 +287,46 @@ def test_any_quality_can_be_drawn(wild: float | None) -> None:
     drawn = curve_figure(rates, rates.predict([1.0, 1e-3]), points, "divergence", 0.003, 1e9)
     assert all(math.isfinite(end) for end in drawn.layout.yaxis.range)
     drawn.to_json()
+
+
+def test_what_was_measured_calibrates_what_is_edited_next(archived: Path, jobs: StubJobs) -> None:
+    shown = services.load_subject(str(archived))
+    specs = shown.model_tensors
+    sizes = {spec.key: spec.numel for spec in specs}
+    rates = rates_of([level(2.0**i, sizes) for i in range(-1, 4)], "coarseness", specs)
+    told = rates.predict([2.0] * len(rates.keys))
+    seen = point(9.0, None, config=config(2.0), divergence=3 * (told.divergence or 0))
+    passed_over = [seen._replace(whole=False), seen._replace(is_estimated=True)]
+    passed_over += [seen._replace(config={"codec": "qd", "settings": {}})]
+    passed_over += [seen._replace(config={"codec": "lattice", "settings": {"bogus": 1}})]
+    found = services.calibrated(shown, rates, [seen, *passed_over])
+    assert found.n_measured == 1
+    assert found.predict([4.0] * len(rates.keys)).divergence == pytest.approx(3 * 4e-4 * 16)
+    drawn = curve_figure(found, found.predict([2.0] * len(rates.keys)), [seen], "divergence", None, 1e9)
+    assert drawn.data[-1].y[0] == pytest.approx(seen.divergence)
+
+
+def test_the_page_says_how_many_measurements_calibrate_it(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.rows["estimate"] = [level(2.0**i, SIZES) for i in range(-1, 4)]
+    seen = [point(9.0, 0.01, config=config(2.0)), point(12.0, 0.03, config=config(4.0))]
+    monkeypatch.setattr(services, "measured_archives", lambda *_: tuple(seen))
+    app = explorer("allocate", run=str(archived))
+    button(app, "Estimate without measuring").click().run()
+    assert not app.exception
+    assert "calibrated by 2 measurements" in texts(app)
+
+
+def test_an_archive_that_was_compared_is_a_measurement(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = services.load_subject(str(archived))
+    (chain, *_) = services.archives_of(shown)
+    assert not services.measured_archives(shown, None), "nobody has compared it"
+    words = ["compare", str(chain.path), "--against", str(archived), "--trust-run"]
+    job = jobs.put(words, shown=str(archived), key=("compare", f"{chain.path} {chain.nbytes} 40"))
+    rows = [{"step": 10, "of": str(chain.path), "drop": 0.02, "divergence": 0.001}]
+    monkeypatch.setattr(job, "told", lambda: rows)
+    (seen,) = services.measured_archives(shown, None)
+    assert (seen.config["codec"], seen.drop, seen.divergence) == (chain.codec, 0.02, 0.001)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 from inshrink_app.pages.compare import figures as comparison_figures
 from inshrink_app.services import Compared
 from inshrink_app.widgets.figures import TOOLBAR
@@ -49,3 +52,21 @@ def test_the_band_of_a_rehearsal_is_the_range_of_the_uninterrupted_seeds() -> No
     assert list(figure.data[0].y) == [3.0, 1.0]
     assert list(figure.data[1].y) == [2.0, 1.0]
     assert list(figure.data[2].y) == [2.5, 1.0]
+
+
+@pytest.mark.parametrize("wild", [math.nan, math.inf, -math.inf, 1e30, -1e30, 0.0])
+def test_any_figure_of_a_comparison_and_a_rehearsal_can_be_drawn(wild: float) -> None:
+    step = compared_step(10, wild, wild, wild, wild, wild, wild)
+    found = [comparison(steps=(step, compared_step(20, 1.0, 1.1, 0.1, 0.2, None, None)))]
+    document = rehearsed()
+    for curve in document["curves"]:
+        curve["restored"] = [wild, *curve["restored"][1:]]
+    for figure in (
+        comparison_figures.metric_figure(found),
+        comparison_figures.drop_figure(found, 0.01),
+        comparison_figures.divergence_figure(found),
+        comparison_figures.rehearsal_figure(document),
+    ):
+        figure.to_json()
+        ends = [end for axis in (figure.layout.yaxis, figure.layout.xaxis) for end in axis.range or ()]
+        assert np.isfinite(np.asarray(ends, np.float64)).all()

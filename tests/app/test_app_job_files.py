@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from inshrink_app.jobs.commands import PAGES
 from inshrink_app.jobs.files import JobFolder, JobRecord
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.registry import JobRegistry
@@ -70,6 +73,41 @@ def test_a_job_whose_explorer_was_killed_is_interrupted_and_goes_on_under_its_id
     assert (job.state, job.result, job.job_id) == ("finished", "hello", JOB_ID)
     assert job.rows == [{"step": 1, "of": json.dumps("hello")}]
     assert "at work" in job.log_text()
+
+
+def test_a_restart_under_every_kind_of_job_interrupts_each_and_loses_none(tmp_path: Path) -> None:
+    verbs = {**PAGES, "compress --watch": ""}
+    for number, words in enumerate(map(str.split, verbs)):
+        commands = [[words[0], json.dumps(words[0]), *words[1:]], ["verify", json.dumps("then")]]
+        folder = JobFolder(tmp_path / f"{number:016x}")
+        folder.make()
+        request = {"commands": commands[: 1 + number % 2], "shown": "/runs/a"}
+        record = JobRecord(folder.path.name, f'"{number}"', request, "running", 3, 9, "", 1e9, None, None)
+        folder.write(record)
+    jobs = registry(tmp_path)
+    assert [job.state for job in jobs.jobs()] == ["interrupted"] * len(verbs)
+    for job in jobs.jobs():
+        jobs.resume(job.job_id, load)
+    for job in jobs.jobs():
+        wait(job)
+        assert (job.state, job.result) == ("finished", "then" if len(job.commands) > 1 else job.verb)
+
+
+def test_a_job_that_no_folder_can_be_made_for_says_so_and_can_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, make = registry(tmp_path / "full"), JobFolder.make
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(JobFolder, "make", Mock(side_effect=full))
+    job = jobs.start("key", asked(), load)
+    assert job.state == "failed"
+    assert job.problem is not None
+    assert "No space left on device" in job.problem.what
+    assert "free some space" in job.problem.remedy
+    assert jobs.jobs() == (job,)
+    monkeypatch.setattr(JobFolder, "make", make)
+    jobs.resume(job.job_id, load)
+    assert (wait(job).state, job.result) == ("finished", "hello")
 
 
 def test_a_finished_job_is_there_after_a_restart_with_its_result(tmp_path: Path) -> None:

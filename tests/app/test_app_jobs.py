@@ -115,6 +115,8 @@ def test_the_remaining_time_leaves_out_what_it_took_to_begin() -> None:
     job._pace_from = (time.time() - 2, 1)
     job.advance(3, 11, "trial 3")
     assert job.seconds_left == pytest.approx(8, abs=1)
+    job.advance(4, 11, "trial 4", 60.0)
+    assert job.seconds_left == pytest.approx(60, abs=1)
 
 
 def test_a_problem_of_a_command_is_passed_on() -> None:

@@ -10,6 +10,7 @@ import pytest
 from inshrink_app import services
 from inshrink_app.services import LogChoice
 from inshrink_app.services.inside import dropped_folder
+from inshrink_app.widgets import curves
 from inshrink_app.widgets.tables import ServiceError
 from streamlit.testing.v1 import AppTest
 
@@ -114,3 +115,16 @@ def test_a_dropped_file_is_kept_where_it_holds_metrics(run: Path) -> None:
     assert not app.exception
     assert app.selectbox(key=f"log.file.{run}").value.endswith("z.csv")
     assert len(services.dropped()) == 2
+
+
+def test_of_very_many_values_those_that_show_are_drawn_and_the_page_says_so(run: Path) -> None:
+    lines = [f"{step},{'9' if step == 7_777 else step / 1e6}" for step in range(20_000)]
+    (run / "tb" / "long.csv").write_text("\n".join(["step,acc", *lines]))
+    said = LogChoice(str(run / "tb" / "long.csv"), "step", ("acc",)).text
+    shown = services.with_log(services.load_subject(str(run)), said)
+    (drawn,) = curves.log_figure(shown.log).data
+    assert len(drawn.x) < 3 * curves.WIDTH
+    assert max(drawn.y) == 9
+    app = explorer("overview", run=str(run), log=said)
+    assert not app.exception
+    assert "Up to 20,000 values a curve" in texts(app)

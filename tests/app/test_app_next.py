@@ -91,6 +91,18 @@ def test_a_report_is_written_by_a_job_with_what_is_known(archived: Path, jobs: S
     assert "inshrink_core.verbs.report(" in python_text([words])
 
 
+def test_a_report_has_the_metrics_that_were_chosen_for_the_run(archived: Path, jobs: StubJobs) -> None:
+    table = archived.with_name("x.csv")
+    table.write_text("epoch,acc\n10,0.5\n20,0.75\n")
+    app = explorer("archive", run=str(archived), log=services.LogChoice(str(table), "epoch", ("acc",)).text)
+    assert "1 metric of x" in texts(app)
+    button(app, "Write the report").click().run()
+    assert jobs.last[-6:] == ["--log", str(table), "--step-column", "epoch", "--column", "acc"]
+    other = services.LogChoice("/etc/passwd", "epoch", ("acc",)).text
+    button(explorer("archive", run=str(archived), log=other), "Write the report").click().run()
+    assert "--log" not in jobs.last
+
+
 def test_a_real_report_is_handed_over(archived: Path, jobs: StubJobs) -> None:
     chain = services.chain_of(str(archived.with_name("run.inshrink")))
     original, target = services.load_subject(str(archived)), archived.with_name("told.html")

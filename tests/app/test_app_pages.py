@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,34 @@ def test_an_empty_archive_says_how_to_fill_it(root: Path, monkeypatch: pytest.Mo
     app = explorer(page, run="/runs/huge.inshrink")
     assert not app.exception
     assert "This archive is empty" in texts(app)
+
+
+@pytest.mark.parametrize("how", ["gone", "one", "cut"])
+def test_a_run_whose_files_vanish_or_change_while_it_is_open_is_told_of(root: Path, how: str) -> None:
+    run = write_run(root / "run")
+    first, *_, last = sorted(run.iterdir())
+    apps = [explorer(page, run=str(run)) for page in ("overview", "allocate")]
+    if how == "gone":
+        shutil.rmtree(run)
+    elif how == "one":
+        first.unlink()
+    else:
+        last.write_bytes(last.read_bytes()[:100])
+    for app in apps:
+        app.run()
+        assert not app.exception
+    told = {"gone": "What to do", "one": "steps 20 to 30", "cut": "new files"}
+    assert told[how] in texts(apps[0]).replace("\u00a0", " ")
+
+
+def test_two_tabs_show_two_runs_and_neither_follows_the_other(root: Path) -> None:
+    tabs = [explorer("overview", run=str(write_run(root / name))) for name in ("one", "two")]
+    tabs[1].switch_page("pages/export/view.py").run()
+    for _ in range(2):
+        for tab, name in zip(tabs, ("one", "two"), strict=True):
+            tab.run()
+            assert not tab.exception
+            assert (tab.title[0].value, tab.query_params["run"]) == (name, str(root / name))
 
 
 def test_names_from_disk_are_shown_as_text(root: Path) -> None:

@@ -102,7 +102,7 @@ def test_trials_are_drawn_as_they_arrive_with_what_is_left_and_a_way_to_cancel(
     assert not app.exception
     assert charts(app) == 1
     assert "Best so far 10.0×" in texts(app)
-    assert "at most 7 evaluations left" in texts(app)
+    assert "about 7 evaluations left" in texts(app)
     button(app, "Cancel").click().run()
     assert not app.exception
     assert job.state == "cancelled"

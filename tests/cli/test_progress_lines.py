@@ -72,6 +72,7 @@ def test_a_search_tells_each_trial(run: Path, capsys: pytest.CaptureFixture[str]
     assert code in (0, 1)
     assert [one["found"]["step"] for one in messages] == [one["step"] for one in document["trials"]]
     assert messages[-1]["unit"] == "trials"
+    assert all(one["seconds_left"] >= 0 for one in messages)
 
 
 def test_an_error_is_the_document_of_always_and_a_form_that_is_none_is_refused(

@@ -12,7 +12,7 @@ from inshrink_core.chain.assign import assigned, assignments, literal_pattern
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import InputError
-from inshrink_core.search.rates import Rates, rates_of
+from inshrink_core.search.rates import Measured, Rates, rates_of
 
 LEVELS = (0.5, 1.0, 2.0, 4.0)
 
@@ -244,3 +244,41 @@ def test_tensors_are_told_of_only_where_they_were_asked_for(estimated: Any) -> N
     _, report = estimated[1].levels[0]
     assert "tensors" not in dataclasses.replace(report, tensors=()).to_json()
     assert "tensors" in report.to_json()
+
+
+def test_one_measurement_scales_all_that_is_predicted(rates: Rates) -> None:
+    at_two, at_four = ([value] * 3 for value in (2.0, 4.0))
+    told = rates.predict(at_two)
+    assert told.divergence is not None
+    found = rates.calibrated([Measured(at_two, None, 5 * told.divergence)])
+    assert found.n_measured == 1
+    for values in (at_two, at_four):
+        assert found.predict(values).divergence == pytest.approx(5 * (rates.predict(values).divergence or 0))
+        assert found.predict(values).drop == pytest.approx(rates.predict(values).drop)
+    np.testing.assert_allclose(found.course("divergence"), 5 * rates.divergences)
+    np.testing.assert_allclose(found.course("drop"), rates.drops)
+    assert not found.calibrated([]).corrections
+
+
+def test_a_prediction_passes_through_every_measurement_and_goes_from_one_to_the_next(rates: Rates) -> None:
+    measured = [Measured([at] * 3, 0.01 * at, None) for at in (1.0, 4.0)]
+    found = rates.calibrated(measured)
+    for one in measured:
+        assert found.predict(one.values).drop == pytest.approx(one.drop)
+    between = found.predict([2.0] * 3).drop
+    assert between is not None
+    assert 0.01 < between < 0.04
+    factors = [(found.predict([at] * 3).drop or 0) / (rates.predict([at] * 3).drop or 1) for at in (4.0, 8.0)]
+    assert factors[0] == pytest.approx(factors[1])
+
+
+@pytest.mark.parametrize("nothing", [None, 0.0, -0.1, math.nan, math.inf])
+def test_what_tells_no_positive_figure_calibrates_nothing(rates: Rates, nothing: float | None) -> None:
+    found = rates.calibrated([Measured([2.0] * 3, nothing, nothing)])
+    assert found.n_measured == 0
+    assert found.predict([2.0] * 3).drop == rates.predict([2.0] * 3).drop
+
+
+def test_a_wild_measurement_leaves_numbers(rates: Rates) -> None:
+    found = rates.calibrated([Measured([2.0] * 3, 1e300, 1e-300), Measured([2.0] * 3, 1e-300, 1e300)])
+    assert np.isfinite(found.course("drop")).all()

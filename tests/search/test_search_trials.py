@@ -5,7 +5,6 @@ import json
 import pytest
 
 from inshrink_core.errors import DamagedError, InputError
-from inshrink_core.search.search import Remaining
 from inshrink_core.search.trials import Trial, TrialLog, checkpoint_digest, trial_key
 from tests.builders import memory_checkpoint, seeded
 
@@ -101,16 +100,3 @@ def test_a_checkpoint_digest_tells_values_and_learning_rates():
     assert one != checkpoint_digest(memory_checkpoint(1, tensors, {"w": {"lr": 1e-4}}))
     changed = {**tensors, "w@exp_avg_sq": seeded((3, 4), 2)}
     assert one != checkpoint_digest(memory_checkpoint(1, changed, {"w": {"lr": 1e-3}}))
-
-
-def test_the_time_left_is_told_by_trials_and_not_by_what_went_before_the_first():
-    remaining = Remaining(n_steps=5)
-    remaining.plan(3)
-    seconds = [4.0, 0.1, 0.1, 0.3, 0.1]  # what is compiled at first use is in the first one's
-    told = [remaining.measured(trial(seconds=one)) for one in seconds]
-    assert [left for left, _ in told] == [14, 13, 12, 11, 10]
-    assert [time for _, time in told[1:]] == pytest.approx([1.3, 1.2, 1.1, 1.0])
-    remaining.ended(5)
-    assert remaining.measured(trial(seconds=0.1)) == (9, pytest.approx(0.9))
-    remaining.ended(1)  # given up at its first step, as others may be
-    assert remaining.measured(trial(seconds=0.1))[0] == 2

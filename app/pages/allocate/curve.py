@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
+from inshrink_app.pages.allocate.figure import BEYOND, draw_bound
 from inshrink_app.services import SearchPoint
 from inshrink_app.theme import CATEGORICAL, GAP, MARK
 from inshrink_app.widgets.figures import lay_out, log_ticks, title
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["curve_figure"]
 
 _HEIGHT = 340
-_BEYOND = CATEGORICAL[5]
 _LABEL_WIDTH = 50
 
 
@@ -51,8 +51,7 @@ def curve_figure(
     """
     drawn = go.Figure()
     scale = 100.0 if figure == "drop" else 1.0
-    line = rates.drops if figure == "drop" else rates.divergences
-    x, y = _sized(rates.ratios_total, raw_nbytes), _positive(line * scale)
+    x, y = _sized(rates.ratios_total, raw_nbytes), _positive(rates.course(figure) * scale)
     drawn.add_trace(
         go.Scatter(
             x=x,
@@ -89,7 +88,7 @@ def curve_figure(
             marker={
                 "symbol": "x" if is_beyond else "circle",
                 "size": 15,
-                "color": _BEYOND if is_beyond else MARK,
+                "color": BEYOND if is_beyond else MARK,
                 "line": {"width": 2, "color": "#FFFFFF"},
             },
             hovertemplate="this allocation, estimated %{y:.3~g}<extra></extra>",
@@ -98,7 +97,7 @@ def curve_figure(
     values = [one for trace in drawn.data for one in np.asarray(trace.y, float) if math.isfinite(one)]
     if limit is not None:
         values.append(limit * scale)
-        _limit(drawn, limit * scale, 3 * max(values), "%" if figure == "drop" else "nats")
+        draw_bound(drawn, limit * scale, figure, "right", beyond_to=3 * max(values))
     if values:
         drawn.update_yaxes(range=[math.log10(min(values)) - 0.15, math.log10(3 * max(values))])
     lay_out(drawn, _HEIGHT, legend=True)
@@ -166,37 +165,3 @@ def _measured(
 def _worst(point: SearchPoint, figure: str) -> str:
     value = point.figure(figure)
     return percent_text(value) if figure == "drop" else f"{'–' if value is None else value_text(value)} nats"
-
-
-def _limit(drawn: go.Figure, limit: float, top: float, unit: str) -> None:
-    """Draw the bound as a line, and red what lies beyond it."""
-    drawn.add_shape(
-        type="rect",
-        xref="paper",
-        x0=0,
-        x1=1,
-        y0=limit,
-        y1=top,
-        fillcolor=_BEYOND,
-        opacity=0.1,
-        line={"width": 0},
-    )
-    drawn.add_shape(
-        type="line",
-        xref="paper",
-        x0=0,
-        x1=1,
-        y0=limit,
-        y1=limit,
-        line={"color": _BEYOND, "width": 1.5, "dash": "dash"},
-    )
-    drawn.add_annotation(
-        xref="paper",
-        x=1,
-        xanchor="right",
-        y=math.log10(limit),
-        yanchor="bottom",
-        text=f"Bound {limit:g} {unit}",
-        font={"size": 12},
-        showarrow=False,
-    )

@@ -84,7 +84,6 @@ def show(
         left, right = st.columns([3, 2], gap="medium")
         with left:
             _tables(shown, edit)
-            _buttons(edit)
         with right:
             known = sum(one.n_steps for one in points if not one.is_estimated)
             beyond = _figures(shown, edit, used, known, found or Searched(points=()))
@@ -189,22 +188,6 @@ def _usable(
         problem.show(Problem(f"no tensor of this run is meant by {listed}", remedy=unmeant))
         return None
     return config
-
-
-def _buttons(edit: Edit) -> None:
-    """Offer to go back by one change, or to what was loaded."""
-    with st.container(horizontal=True):
-        if st.button("Undo", icon=":material/undo:", disabled=not edit.before):
-            edit.undo()
-            st.rerun()
-        if st.button(
-            "Reset",
-            icon=":material/restart_alt:",
-            disabled=not edit.is_changed,
-            help="Back to what was loaded.",
-        ):
-            edit.reset()
-            st.rerun()
 
 
 def _figures(shown: Subject, edit: Edit, steps: Sequence[int], known: int, found: Searched) -> str:

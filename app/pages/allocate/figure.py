@@ -15,11 +15,13 @@ from inshrink_app.theme import CATEGORICAL, GAP, MARK
 from inshrink_app.widgets.figures import lay_out, log_ticks, title
 from inshrink_app.widgets.formatting import elide, html_text, percent_text, ratio_text, value_text
 
-__all__ = ["clicked_point", "search_figure"]
+__all__ = ["BEYOND", "clicked_point", "draw_bound", "search_figure"]
 
 _LABEL_WIDTH = 60
 _HEIGHT = 380
-_BOUND = CATEGORICAL[5]
+BEYOND = CATEGORICAL[5]
+"""Of bounds, and of what breaks them."""
+
 _FRONT = CATEGORICAL[0]
 _OTHERS = CATEGORICAL[1:]
 _DIM = 0.5
@@ -140,44 +142,75 @@ def _best(drawn: go.Figure, found: Searched, figure: str) -> None:
             y=[_y(best, figure)],
             name="Best",
             mode="markers",
-            marker={"symbol": "star-open", "size": 22, "color": _BOUND, "line": {"width": 2}},
+            marker={"symbol": "star-open", "size": 22, "color": BEYOND, "line": {"width": 2}},
             hoverinfo="skip",
         )
     )
 
 
 def _limits(drawn: go.Figure, found: Searched, figure: str) -> None:
-    """Draw what was asked for. Plotly places lines by value, but texts on a logarithmic axis by exponent."""
-    line = {"color": _BOUND, "width": 1.5, "dash": "dash"}
-    font = {"size": 12, "color": _BOUND}
+    """Draw what was asked for."""
     bound = found.bound(figure)
     if bound:
-        y = 100 * bound if figure == "drop" else bound
-        text = f"Bound {y:g} %" if figure == "drop" else f"Bound {y:g} nats"
-        drawn.add_shape(type="line", xref="paper", x0=0, x1=1, y0=y, y1=y, line=line)
-        drawn.add_annotation(
-            xref="paper",
-            x=0,
-            xanchor="left",
-            y=y if figure == "drop" else math.log10(y),
-            yanchor="bottom",
-            text=text,
-            font=font,
-            showarrow=False,
-        )
-    target = found.target_ratio
-    if target is not None:
-        drawn.add_shape(type="line", yref="paper", y0=0, y1=1, x0=target, x1=target, line=line)
-        drawn.add_annotation(
-            yref="paper",
-            y=1,
-            yanchor="top",
-            x=math.log10(target),
-            xanchor="right",
-            text=f"Target {target:g}× ",
-            font=font,
-            showarrow=False,
-        )
+        limit = 100 * bound if figure == "drop" else bound
+        draw_bound(drawn, limit, figure, "left", is_log=figure != "drop")
+    if found.target_ratio is not None:
+        _line_at(drawn, "x", found.target_ratio, f"Target {found.target_ratio:g}× ", "right", is_log=True)
+
+
+def draw_bound(
+    drawn: go.Figure,
+    limit: float,
+    figure: str,
+    side: str,
+    *,
+    is_log: bool = True,
+    beyond_to: float | None = None,
+) -> None:
+    """Draw a bound as a line, and red what lies beyond it.
+
+    Parameters
+    ----------
+    drawn, limit
+        The figure, and the bound in the units of its axis.
+    figure
+        ``drop``, in percent, or ``divergence``, in nats.
+    side
+        Where its name stands, ``left`` or ``right``: where the points are far from it.
+    is_log
+        Whether that axis is logarithmic.
+    beyond_to
+        Where the red ends; None for none.
+    """
+    if beyond_to is not None:
+        drawn.add_hrect(limit, beyond_to, fillcolor=BEYOND, opacity=0.1, line_width=0)
+    text = f"Bound {limit:g} {'%' if figure == 'drop' else 'nats'}"
+    _line_at(drawn, "y", limit, text, side, is_log=is_log)
+
+
+def _line_at(drawn: go.Figure, axis: str, value: float, text: str, side: str, *, is_log: bool) -> None:
+    """Draw a line through the whole figure, with its name at the end of it, or on that side of it.
+
+    Plotly places lines by value, but texts on a logarithmic axis by exponent.
+    """
+    other = "y" if axis == "x" else "x"
+    drawn.add_shape(
+        type="line",
+        line={"color": BEYOND, "width": 1.5, "dash": "dash"},
+        **{f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1, f"{axis}0": value, f"{axis}1": value},
+    )
+    drawn.add_annotation(
+        text=text,
+        font={"size": 12, "color": BEYOND},
+        showarrow=False,
+        **{
+            f"{other}ref": "paper",
+            other: 0 if axis == "y" and side == "left" else 1,
+            axis: math.log10(value) if is_log else value,
+        },
+        xanchor=side,
+        yanchor="top" if axis == "x" else "bottom",
+    )
 
 
 def _lay_out(drawn: go.Figure, figure: str, points: Sequence[SearchPoint], found: Searched) -> None:

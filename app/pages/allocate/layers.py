@@ -92,15 +92,18 @@ def show(
             st.write(
                 "This codec has no single number that trades size for fidelity; edit its settings below."
             )
+            _way_back(edit)
             return
         if rates is None or rates.codec != edit.config["codec"]:
             st.write(
                 "How many bits each layer takes, and what one more or fewer costs, is estimated from a "
                 "sample of the weights. No evaluator is asked. Press *Estimate without measuring*."
             )
+            _way_back(edit)
             return
         values = answer(lambda: services.allocation_of(shown, edit.config, rates.keys))
         if values is None:
+            _way_back(edit)
             return
         predicted = rates.predict(values)
         st.caption(_basis(rates))
@@ -111,16 +114,18 @@ def show(
             _figures(shown, rates, predicted, limits)
             _handle(shown, edit, rates, values)
             _whole(shown, edit, rates, values, predicted)
+            _way_back(edit)
         _table(shown, edit, rates, values, predicted)
 
 
 def _basis(rates: Rates) -> str:
     """Say what the quality stands on."""
-    how = (
-        "calibrated by what was measured of this run"
-        if rates.is_calibrated
-        else "not calibrated: nothing was measured of this run, so right to an order of magnitude at best"
-    )
+    if rates.n_measured:
+        how = f"calibrated by {counted(rates.n_measured, 'measurement')} of this run"
+    elif rates.is_calibrated:
+        how = "calibrated by trials of this run"
+    else:
+        how = "not calibrated: nothing was measured of this run, so right to an order of magnitude at best"
     return (
         "Estimated by a proxy: the rounding error of each layer, weighted with Fisher (Adam's second moment) "
         f"or, without, with movement; {how}. Sizes are sums of what each layer was seen to take."
@@ -227,27 +232,38 @@ def _middle(values: Sequence[float], rates: Rates) -> float:
 
 
 def _whole(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], predicted: Predicted) -> None:
-    """Offer what concerns all layers: the best bits for this size, and the way back."""
+    """Offer the best bits of all layers for this size."""
 
     def best() -> None:
         locked = _locked(shown)
         is_locked = [key in locked for key in rates.keys]
         _take(shown, edit, rates, rates.distribute(predicted.nbytes, values, is_locked))
 
+    st.button(
+        "Best bits for this size",
+        icon=":material/balance:",
+        on_click=best,
+        help="Gives every layer that is not locked the same exchange rate of bytes for damage (the proxy "
+        "judges), at the size that stands here.",
+    )
+
+
+def _way_back(edit: Edit) -> None:
+    """Offer to go back by one change, of layers or of settings, or to what was loaded."""
     with st.container(horizontal=True):
-        st.button(
-            "Best bits for this size",
-            icon=":material/balance:",
-            on_click=best,
-            help="Gives every layer that is not locked the same exchange rate of bytes for damage (the proxy "
-            "judges), at the size that stands here.",
-        )
         st.button(
             "Undo",
             icon=":material/undo:",
             on_click=edit.undo,
             disabled=not edit.before,
             key="allocate.undo",
+        )
+        st.button(
+            "Reset",
+            icon=":material/restart_alt:",
+            on_click=edit.reset,
+            disabled=not edit.is_changed,
+            help="Back to what was loaded.",
         )
 
 
@@ -384,6 +400,10 @@ def _change_picked(
         for label, (icon, do) in act.items():
             st.button(label, icon=icon, on_click=do, disabled=not members)
         modules.say_picked(len(members), "tensor")
+    st.caption(
+        "Buttons in a line hear the mouse alone. With the keyboard: Tab into the table, pick lines with "
+        "the arrow keys and Shift+Space, and go back with Shift+Tab to the buttons above, which do the same."
+    )
 
 
 def _linked(rates: Rates, level: str) -> list[str] | None:

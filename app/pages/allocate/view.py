@@ -87,6 +87,10 @@ def render() -> None:
     with by_hand:
         _estimates(shown, request, guessing, is_calibrated=is_calibrated)
         rates = services.rates(shown, guessing, request.codec)
+        if rates is not None:
+            known_points = found.points if found is not None else ()
+            archives = services.measured_archives(shown, judge)
+            rates = services.calibrated(shown, rates, (*known_points, *compared, *archives))
         _edited(shown, found, compared, request, rates, judge if trusted else None)
     job_card.of_page("allocate", shown.path)
     _snippet(shown, request, judge)
@@ -381,7 +385,7 @@ def _live(job: Job, compared: Sequence[SearchPoint]) -> None:
         job_card.cancel_button(current)
         if current.total:
             best = "none yet" if found.best is None else ratio_text(found.best.ratio)
-            st.caption(f"Best so far {best} · at most {counted(left, 'evaluation')} left")
+            st.caption(f"Best so far {best} · about {counted(left, 'evaluation')} left")
     if found.points:
         _figure(found, compared, "live", selectable=False)
 

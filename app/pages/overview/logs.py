@@ -12,7 +12,7 @@ from inshrink_app.services import LogChoice
 from inshrink_app.widgets import curves, snippets
 from inshrink_app.widgets.formatting import counted, elide_all, markdown_text, sentence, steps_text
 from inshrink_app.widgets.layout import answer, panels
-from inshrink_app.widgets.tables import ServiceError, Subject
+from inshrink_app.widgets.tables import Subject
 
 __all__ = ["show"]
 
@@ -32,7 +32,7 @@ def show(shown: Subject) -> None:
     if not panel.open:
         return
     with panel:
-        used = _used()
+        used = services.chosen_log(state.log_choice(state.run_path() or ""))
         file = _file(shown, used) or ""
         found = answer(lambda: services.metrics_of(file), "Reading columns…") if file else None
         if found is None:
@@ -57,15 +57,6 @@ def show(shown: Subject) -> None:
             if used is not None and st.button("Use the run's own", icon=":material/undo:", key="log.own"):
                 _choose("")
         _snippets(shown, choice)
-
-
-def _used() -> LogChoice | None:
-    """Return what the page shows now, if that was chosen."""
-    said = state.log_choice(state.run_path() or "")
-    try:
-        return LogChoice.parse(said) if said else None
-    except ServiceError:
-        return None
 
 
 def _choose(said: str) -> None:
@@ -142,11 +133,8 @@ def _preview(log: dict[str, tuple[tuple[int, float], ...]]) -> None:
 
 def _snippets(shown: Subject, choice: LogChoice) -> None:
     """Show the same without the explorer."""
-    words = ["report", str(shown.path), "--log", choice.file, "--step-column", choice.step_column]
-    for name in choice.columns:
-        words += ["--column", name]
     snippets.show(
-        shell_text([[*words, "--out", "report.html"]]),
+        shell_text([["report", str(shown.path), *choice.words, "--out", "report.html"]]),
         "from inshrink_core.formats import read_metrics\n\n"
         f"log = read_metrics({choice.file!r}).log({choice.step_column!r}, {list(choice.columns)!r})\n"
         "print({name: series[-1] for name, series in log.items()})",

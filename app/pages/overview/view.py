@@ -243,10 +243,11 @@ def _training(shown: Subject) -> None:
             )
             chosen = picked or chosen
         panels(shown.log, {name: groups[name] for name in chosen}, "log")
-        table = pd.DataFrame(
-            [(name, step, value) for name, series in shown.log.items() for step, value in series],
-            columns=["metric", "step", "value"],
-        )
+
+        def table() -> pd.DataFrame:
+            rows = [(name, step, value) for name, series in shown.log.items() for step, value in series]
+            return pd.DataFrame(rows, columns=["metric", "step", "value"])
+
         download.table_buttons(table, "training")
 
 

@@ -1,0 +1,50 @@
+"""Curves of very many values as they look at some width."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+__all__ = ["thinned"]
+
+
+def thinned(series: Sequence[tuple[float, float]], n_parts: int) -> list[tuple[float, float]]:
+    """Return a curve as it looks at some width: in each part the smallest and the largest value.
+
+    Parameters
+    ----------
+    series
+        Pairs of a step and a value, by ascending step.
+    n_parts
+        In how many parts of equal width the steps are cut, at least 1.
+
+    Returns
+    -------
+    list
+        `series` itself where it has no more than two values a part; else of each part the extremes, and the
+        first that is not finite, so that a gap stays one; and what is first and last of all.
+
+    Notes
+    -----
+    O(n).
+
+    Examples
+    --------
+    >>> thinned([(0, 1.0), (1, 9.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.5)], 1)
+    [(0, 1.0), (1, 9.0), (5, 2.5)]
+    """
+    if len(series) <= 2 * n_parts:
+        return list(series)
+    steps, values = np.array(series, np.float64).T
+    edges = np.searchsorted(steps, np.linspace(steps[0], steps[-1], n_parts + 1)[1:-1])
+    kept = {0, len(series) - 1}
+    for begin, end in itertools.pairwise([0, *edges.tolist(), len(series)]):
+        part = values[begin:end]
+        finite = np.flatnonzero(np.isfinite(part))
+        if finite.size:
+            kept |= {begin + int(finite[pick(part[finite])]) for pick in (np.argmin, np.argmax)}
+        if finite.size < part.size:
+            kept.add(begin + int(np.argmin(np.isfinite(part))))
+    return [series[place] for place in sorted(kept)]
