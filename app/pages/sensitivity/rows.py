@@ -121,7 +121,7 @@ def at_level(tables: Mapping[str, Sensitivity], level: str) -> Sensitivity:
 def narrowed(shown: Subject, tables: Mapping[str, Sensitivity], level: str, statistic: str) -> View:
     """Draw search, filters, order and breadcrumb, and return what is left to be shown."""
     tensors = tables["tensor"]
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         _find_box([row.name for row in tensors.rows])
         pattern, layers, clip, scale = _filters(tensors, level)
         relative = "plain"
@@ -151,7 +151,7 @@ def _choice(label: str, key: str, options: Mapping[str, str], tip: str) -> str:
     if st.session_state.get(widget) not in options:
         st.session_state[widget] = state.choice(key, list(options), next(iter(options)))
     chosen = str(
-        st.selectbox(label, list(options), format_func=options.__getitem__, key=widget, help=tip, width=190)
+        st.selectbox(label, list(options), format_func=options.__getitem__, key=widget, help=tip, width=170)
     )
     if chosen == next(iter(options)):
         state.retract(key)
@@ -220,7 +220,7 @@ def _find_box(names: Sequence[str]) -> None:
         on_change=_found,
         placeholder="Find a tensor",
         label_visibility="collapsed",
-        width=300,
+        width=240,
     )
 
 
@@ -239,7 +239,7 @@ def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str], bool, st
         key="row_filter",
         icon=":material/search:",
         label_visibility="collapsed",
-        width=190,
+        width=160,
     )
     picked: list[str] = []
     if len(layers) > 1 and level != modules.LAYER_TYPE:
