@@ -17,12 +17,12 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from benchmarks.interpolation import ratio_at
-from benchmarks.results import DATA, kept, nothing_new, write
+from benchmarks.results import DATA, kept, nothing_new, renew
 from benchmarks.runs import evaluator_of, open_run
 from inshrink_core.bench import BenchReport, bench
 from inshrink_core.bench.report import REPEAT, Row
@@ -211,11 +211,25 @@ def leads(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     return out
 
 
-def main(quick: bool = False, names: list[str] | None = None, kept_only: bool = False) -> Path:
-    """Write ``results/matrix.csv`` and ``results/matrix_lead.csv``, after each codec what there is."""
+def main(
+    quick: bool = False,
+    names: list[str] | None = None,
+    kept_only: bool = False,
+    codecs: list[str] | None = None,
+) -> Path:
+    """Write ``results/matrix.csv`` and ``results/matrix_lead.csv``, after each codec what there is.
+
+    Rows of other runs and codecs stay as they were.
+    """
     suffix = "_quick" if quick else ""
-    plans = QUICK if quick else {name: PLANS[name] for name in names or PLANS}
+    plans = dict(QUICK) if quick else {name: PLANS[name] for name in names or PLANS}
+    if codecs:
+        plans = {
+            name: replace(plan, codecs=tuple(codec for codec in plan.codecs if codec in codecs))
+            for name, plan in plans.items()
+        }
     rows: list[dict[str, object]] = []
+    path = Path()
     for name, codec in in_order(plans):
         try:
             found = codec_rows(name, codec, plans[name], kept_only)
@@ -226,8 +240,9 @@ def main(quick: bool = False, names: list[str] | None = None, kept_only: bool = 
         rows += [row for row in found if not (known and row["codec"] == REPEAT)]
         # Stable: within a run, the order in which codecs were measured.
         rows.sort(key=lambda row: list(plans).index(str(row["run"])))
-        write(f"matrix_lead{suffix}", leads(rows))
-        path = write(f"matrix{suffix}", [{k: v for k, v in row.items() if k != "points"} for row in rows])
+        renew(f"matrix_lead{suffix}", leads(rows), ("run", "divergence", "codec"))
+        told = [{k: v for k, v in row.items() if k != "points"} for row in rows]
+        path = renew(f"matrix{suffix}", told, ("run", "codec", "bound_kind", "bound"))
     return path
 
 
@@ -236,5 +251,6 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*", choices=[[], *PLANS], help="runs; by default all")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--kept", action="store_true", help="rows of what was measured before, nothing new")
+    parser.add_argument("--codecs", nargs="+", help="these alone")
     arguments = parser.parse_args()
-    main(arguments.quick, arguments.names, arguments.kept)
+    main(arguments.quick, arguments.names, arguments.kept, arguments.codecs)
