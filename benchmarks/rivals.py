@@ -39,7 +39,7 @@ from torch import Tensor
 import inshrink_core
 from benchmarks import matrix, rival_lossless
 from benchmarks.interpolation import ratio_at
-from benchmarks.results import kept, write
+from benchmarks.results import kept, renew
 from benchmarks.rival_lossless import Bytes, Compressor
 from benchmarks.rival_nncodec import DEFAULT_VECTOR_QP, LATTICE_VECTOR_QP, MODES, Chain, load
 from benchmarks.runs import evaluator_of, open_run
@@ -69,6 +69,9 @@ LOSSLESS: dict[str, Callable[[], Compressor]] = {
     "pcodec -8, integers": partial(rival_lossless.pcodec_integers, 8),
     "zipnn": rival_lossless.zipnn,
 }
+ABOUT = ("run", "rival", "mode", "qp", "vector_qp")
+"""What a row is about."""
+
 TRANSFORMS = {"alone": None, "xor": rival_lossless.xor, "difference": rival_lossless.difference}
 
 
@@ -201,13 +204,19 @@ def nncodec_point(
     }
 
 
-def rows_of(name: str, quick: bool) -> list[dict[str, object]]:
-    """Return all rows of a run; each part is kept as soon as it is measured."""
+def all_lossless(name: str) -> list[dict[str, object]]:
+    """Return the rows of the lossless compressors, ours among them; each is kept once it is measured."""
     identity = {"run": [open_run(name).identity(step) for step in open_run(name).steps]}
     rows = kept("rivals", f"{name}-own", identity, partial(own_lossless, name))
     for rival, make in LOSSLESS.items():
         key = identity | {"rival": rival}
         rows += kept("rivals", f"{name}-{rival}", key, partial(lossless_rows, name, rival, make))
+    return rows
+
+
+def rows_of(name: str, quick: bool, lossless: bool) -> list[dict[str, object]]:
+    """Return all rows of a run."""
+    rows = all_lossless(name) if lossless else []
     try:
         load()
     except ImportError as error:
@@ -251,8 +260,11 @@ def leads(name: str, rows: list[dict[str, object]]) -> list[dict[str, object]]:
     return found
 
 
-def main(quick: bool = False, names: list[str] | None = None) -> Path:
-    """Write ``results/rivals.csv`` and ``results/rivals_lead.csv``, after each run what there is."""
+def main(quick: bool = False, names: list[str] | None = None, lossless: bool = True) -> Path:
+    """Write ``results/rivals.csv`` and ``results/rivals_lead.csv``, after each run what there is.
+
+    Rows of other runs and of what was not asked for stay as they were.
+    """
     folder = os.environ.get("INSHRINK_RIVALS")
     if folder and folder not in sys.path:
         sys.path.append(folder)
@@ -260,12 +272,12 @@ def main(quick: bool = False, names: list[str] | None = None) -> Path:
     rows: list[dict[str, object]] = []
     lead_rows: list[dict[str, object]] = []
     for name in ("digits-cnn",) if quick else names or RUNS:
-        found = rows_of(name, quick)
-        rows += found
-        path = write("rivals_quick" if quick else "rivals", rows)
+        found = rows_of(name, quick, lossless)
+        rows += [dict.fromkeys(ABOUT, "") | row for row in found if "skipped" not in row]
+        path = renew("rivals_quick" if quick else "rivals", rows, ABOUT)
         if not quick:
             lead_rows += leads(name, found)
-            write("rivals_lead", lead_rows)
+            renew("rivals_lead", lead_rows, ("run", "divergence", "rival"))
     return path
 
 
@@ -273,5 +285,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *RUNS], help="runs; by default all")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--nncodec", action="store_true", help="without the lossless compressors")
     arguments = parser.parse_args()
-    main(arguments.quick, arguments.names)
+    main(arguments.quick, arguments.names, not arguments.nncodec)

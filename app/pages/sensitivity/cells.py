@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 import streamlit as st
-from inshrink_app import services
+from inshrink_app import services, state
 from inshrink_app.pages.allocate.layers import PICKED
 from inshrink_app.pages.sensitivity import drilldown, heatmap, rows
 from inshrink_app.pages.sensitivity import selection as chosen
@@ -61,7 +61,8 @@ def show(
         Draws what stands between the table and the way on.
     """
     tensors = tables["tensor"]
-    services.warm_up(shown)
+    if state.was_clicked():
+        services.warm_up(shown)
     found = _valid(chosen.current(tensors.steps), tensors)
     _say(_kept("sensitivity.level", tensors, level, lambda: rows.at_level(tables, level)))
     with st.container(border=True):
