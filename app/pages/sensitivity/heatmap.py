@@ -216,7 +216,6 @@ class Drawn(NamedTuple):
 
     colours: NDArray[np.float32]
     rows: list[str]
-    row_pixels: float
     height: float
     hover: str
     told: str
@@ -254,7 +253,6 @@ class Drawn(NamedTuple):
         return cls(
             colours=colours,
             rows=[_row_category(row) for row in table.rows],
-            row_pixels=row_pixels,
             height=height,
             hover=f"%{{y}}<br>step %{{x}}<br>{word}{html_text(symbol)} = ",
             told="%{customdata:.3~%}" if relative == "share" else "%{customdata:.3~g}",
