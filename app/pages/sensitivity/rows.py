@@ -151,7 +151,7 @@ def _choice(label: str, key: str, options: Mapping[str, str], tip: str) -> str:
     if st.session_state.get(widget) not in options:
         st.session_state[widget] = state.choice(key, list(options), next(iter(options)))
     chosen = str(
-        st.selectbox(label, list(options), format_func=options.__getitem__, key=widget, help=tip, width=170)
+        st.selectbox(label, list(options), format_func=options.__getitem__, key=widget, help=tip, width=150)
     )
     if chosen == next(iter(options)):
         state.retract(key)
@@ -220,7 +220,7 @@ def _find_box(names: Sequence[str]) -> None:
         on_change=_found,
         placeholder="Find a tensor",
         label_visibility="collapsed",
-        width=240,
+        width=200,
     )
 
 
@@ -239,7 +239,7 @@ def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str], bool, st
         key="row_filter",
         icon=":material/search:",
         label_visibility="collapsed",
-        width=160,
+        width=140,
     )
     picked: list[str] = []
     if len(layers) > 1 and level != modules.LAYER_TYPE:
