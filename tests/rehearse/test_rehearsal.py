@@ -305,7 +305,8 @@ def test_scales_of_a_task_share_no_training_and_are_told_apart(tmp_path, monkeyp
     monkeypatch.setattr(regression, "_N_HELD_OUT", 50)
     options = {"steps": 2, "saves": 2, "restores": 1}
     for scale in (None, "large"):
-        controlled.rehearsed("regression", 1, controlled.DEFAULT_MAX_RESTORE_COST, scale=scale, **options)
+        bound = controlled.DEFAULT_MAX_RESTORE_COST
+        controlled.rehearsed("regression", 1, max_restore_cost=bound, scale=scale, **options)
     assert len(list((tmp_path / "results").iterdir())) == 4
     kept = {one.task: one for one in kept_rehearsals(tmp_path)}
     assert set(kept) == {"regression", "regression@large"}
