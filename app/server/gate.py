@@ -62,10 +62,8 @@ _REFUSED = b"This server is not called so, or is not spoken to from there.\n"
 def shell(index: Path) -> str:
     """Return the page that a browser gets under every address: Streamlit's, told where its server is."""
     page = index.read_text(encoding="utf-8").replace("<script>", f"{_BACKEND}\n    <script>", 1)
-    for charts in (index.parent / "static" / "js").glob("PlotlyChart.*.js"):
-        link = (
-            f'<link rel="modulepreload" crossorigin href="./static/js/{charts.name}">'  # 5 MB, on most pages
-        )
+    for charts in (index.parent / "static" / "js").glob("PlotlyChart.*.js"):  # 5 MB, on most pages
+        link = f'<link rel="modulepreload" crossorigin href="./static/js/{charts.name}">'
         page = page.replace("</head>", f"  {link}\n  </head>", 1)
     return page
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -155,16 +156,18 @@ def sensitivity_loader(path: Path) -> dict[str, dict[str, Sensitivity]]:
 
 def _keep_tables(path: Path, found: Mapping[str, Mapping[str, Sensitivity]]) -> None:
     """Keep what a document told in a form that is read a hundred times as fast."""
+    from inshrink_core.errors import StorageError
+    from inshrink_core.execution import write_whole
+
     tables = [table for grouped in found.values() for table in grouped.values()]
     about = [(table.metric, table.by, table.rows, table.steps, table.note) for table in tables]
     arrays: dict[str, Any] = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
     for i, table in enumerate(tables):
         arrays |= {f"{i}.{name}": values for name, values in table.values.items()}
-    written = path.with_suffix(".new")
-    with contextlib.suppress(OSError):
-        with written.open("wb") as file:
-            np.savez(file, **arrays)
-        written.replace(path)
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    with contextlib.suppress(StorageError):  # What is not kept is read from the document again.
+        write_whole(path, content.getvalue())
 
 
 def _kept_tables(path: Path) -> dict[str, dict[str, Sensitivity]] | None:

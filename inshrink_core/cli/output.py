@@ -322,14 +322,7 @@ def progress_bar(verb: str, *, hidden: bool, in_bytes: bool = True) -> Iterator[
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
         shown = bar.add_task(verb, total=None)
 
-        def advance(
-            done: int,
-            total: int,
-            step: int,
-            found: Mapping[str, Any] | None = None,
-            seconds_left: float | None = None,
-            /,
-        ) -> None:
+        def advance(done: int, total: int, step: int, /, *_: object) -> None:
             bar.update(shown, completed=done, total=total, description=f"{verb} step {step}")
 
         yield advance

@@ -112,7 +112,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Replace a file at once, so that none is ever half there.
 
     Raises
@@ -123,7 +123,7 @@ def write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
         temporary.replace(path)
     except OSError as error:
         raise StorageError(f"the results cannot be written: {error.strerror}", where=str(path)) from error

@@ -28,6 +28,27 @@ __all__ = ["InshrinkFSDPStrategy", "InshrinkModelParallelStrategy"]
 class _ShardsArchived(FirstRankSaver, ParallelStrategy):  # type: ignore[misc,unused-ignore]
     """Archives the folders that a strategy saves its shards in."""
 
+    _SHARDED: tuple[str, Any]
+    """The option that has the strategy save shards, and its value."""
+
+    def __init__(
+        self,
+        archive: str | os.PathLike[str],
+        *,
+        archive_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        name, sharded = self._SHARDED
+        if options.setdefault(name, sharded) != sharded:
+            raise InputError(
+                f"{name} says that a checkpoint is one file",
+                expected=repr(sharded),
+                found=repr(options[name]),
+                remedy="give Lightning's own strategy, and the plug-in InshrinkCheckpointIO",
+            )
+        super().__init__(**options)
+        self._archive_to(archive, archive_options or {})
+
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
@@ -109,16 +130,7 @@ class InshrinkModelParallelStrategy(_ShardsArchived, ModelParallelStrategy):  # 
     archived never stops the training (`failures`).
     """
 
-    def __init__(
-        self,
-        archive: str | os.PathLike[str],
-        *,
-        archive_options: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
-        _require(options, "save_distributed_checkpoint", True)
-        super().__init__(**options)
-        self._archive_to(archive, archive_options or {})
+    _SHARDED = ("save_distributed_checkpoint", True)
 
 
 class InshrinkFSDPStrategy(_ShardsArchived, FSDPStrategy):  # type: ignore[misc,unused-ignore]
@@ -139,24 +151,4 @@ class InshrinkFSDPStrategy(_ShardsArchived, FSDPStrategy):  # type: ignore[misc,
         An option is wrong, or lightning is too old.
     """
 
-    def __init__(
-        self,
-        archive: str | os.PathLike[str],
-        *,
-        archive_options: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
-        _require(options, "state_dict_type", "sharded")
-        super().__init__(**{"state_dict_type": "sharded"} | options)
-        self._archive_to(archive, archive_options or {})
-
-
-def _require(options: Mapping[str, Any], name: str, sharded: Any) -> None:
-    """Refuse a checkpoint in one file, which does not pass here."""
-    if options.get(name, sharded) != sharded:
-        raise InputError(
-            f"{name} says that a checkpoint is one file",
-            expected=repr(sharded),
-            found=repr(options[name]),
-            remedy="give Lightning's own strategy, and the plug-in InshrinkCheckpointIO",
-        )
+    _SHARDED = ("state_dict_type", "sharded")

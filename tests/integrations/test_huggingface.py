@@ -4,8 +4,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -182,18 +180,10 @@ assert same(weights(training), weights(resumed))
 
 
 @pytest.mark.timeout(600)
-def test_two_ranks_archive_the_files_of_both(tmp_path):
+def test_two_ranks_archive_the_files_of_both(tmp_path, on_two_ranks):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parent)))
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*command, "--nproc-per-node", "2", str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=550,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    on_two_ranks(script, tmp_path)
     archive = inshrink_core.open(tmp_path / "run.inshrink")
     assert archive.steps == (2, 4)
     held = {file.path for file in archive.checkpoint(archive.last).files}

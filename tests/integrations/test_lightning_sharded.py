@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -130,19 +128,11 @@ def follow_page(folder: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_two_ranks_resume_from_the_archive_as_if_never_interrupted(tmp_path: Path):
+def test_two_ranks_resume_from_the_archive_as_if_never_interrupted(tmp_path: Path, on_two_ranks):
     script = tmp_path / "train.py"
     body = "import sys, pathlib\nsys.path.insert(0, {!r})\nfrom test_lightning_sharded import *\n"
     script.write_text(body.format(str(Path(__file__).parent)) + "train(pathlib.Path(sys.argv[1]))\n")
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*command, "--nproc-per-node", "2", str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=550,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    on_two_ranks(script, tmp_path)
     archive = inshrink_core.open(tmp_path / "run.inshrink")
     frames = archive.reader.frames
     assert [(frame.step, frame.branch) for frame in frames] == [(2, 0), (4, 0), (6, 0), (6, 1), (8, 1)]
