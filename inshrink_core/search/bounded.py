@@ -53,6 +53,9 @@ _BETTER: Final = 1.01
 # strategy ends by itself.
 _BUDGET: Final = 8
 
+# Share of what a step may cost, that leaves room for a coarser spacing.
+_ROOM: Final = 1 / 2
+
 _LEAST_SHARE: Final = 1 / 8
 """Of a restore cost's bound, that a step may use however small the learning rate is."""
 
@@ -233,6 +236,8 @@ class BoundedWriter:
         self._factors_given, self._base = factors_of(base)
         self._following = following or (lambda step: None)
         self._resumed = resumed
+        # Whether the bounds have told of a step how coarse it may be; taken for granted of earlier sessions.
+        self._informed = resumed
         self._space: Cube | LatticeLine = LatticeLine()
         # Where the lattice's search begins, and where the last informative step ended: a spacing, or a point
         # of the cube.
@@ -313,21 +318,20 @@ class BoundedWriter:
         keyframe = chain.keyframe_is_due
         step = self._step(chain, checkpoint, keyframe=keyframe)
         neighbour = self._neighbour(chain.parent, checkpoint.step)
-        informative = self._is_informative(checkpoint.step, neighbour)
-        unsure = chain.parent is None and neighbour is None
-        decision = self._decide(chain, step, informative=informative, unsure=unsure)
+        stale = self._judge.stale(checkpoint.step, neighbour)
+        decision = self._decide(chain, step, stale)
         if decision.candidate is None and chain.unchanged:
             # What is older breaks the bounds, however fine the rest is.
             chain.unchanged = frozenset()
             step = self._step(chain, checkpoint, keyframe=keyframe)
-            decision = self._decide(chain, step, informative=informative, unsure=unsure)
+            decision = self._decide(chain, step, stale)
         if not keyframe and not self._follows:
             alone = self._alone(decision, checkpoint, chain)
             keyframe, decision = (False, decision) if alone is None else (True, alone)
         appended = self.appended = self._write(chain, checkpoint, decision, keyframe, done)
         made = decision.made
         self._last_index = None if made is None else (appended.info.frame_id, made.frame_index)
-        self._check_written(chain, checkpoint, decision, informative)
+        self._check_written(chain, checkpoint, decision, self._is_informative(stale))
         return appended
 
     def _aimed_at(self, chain: ChainWriter, checkpoint: Checkpoint) -> Bounds:
@@ -387,7 +391,7 @@ class BoundedWriter:
             drop=figures.drop,
             divergence=figures.divergence,
             restore_cost=figures.restore_cost,
-            informative=self._is_informative(info.step, neighbour),
+            informative=self._is_informative(self._judge.stale(info.step, neighbour)),
             exact=is_exact(str(meta["codec"]), meta["config"]),
             side=self.bounds.judge(figures).side,
         )
@@ -404,9 +408,8 @@ class BoundedWriter:
             return None
         return neighbour
 
-    def _is_informative(self, step: int, neighbour: int | None) -> bool:
-        """Whether the neighbour's original, in this one's place, breaks the bounds; true without one."""
-        stale = self._judge.stale(step, neighbour)
+    def _is_informative(self, stale: Figures | None) -> bool:
+        """Whether the neighbour's original, in a step's place, breaks the bounds; true without one."""
         return stale is None or not self.bounds.judge(stale).kept
 
     def _step(self, chain: ChainWriter, checkpoint: Checkpoint, *, keyframe: bool) -> _Step:
@@ -431,31 +434,38 @@ class BoundedWriter:
         stored = stored_view(checkpoint, chain.config.optimizer)
         return frame_overhead(stored, {}, chain.config, chain.config.record(), None)[1]
 
-    def _decide(self, chain: ChainWriter, step: _Step, *, informative: bool, unsure: bool) -> _Decision:
+    def _decide(self, chain: ChainWriter, step: _Step, stale: Figures | None) -> _Decision:
         """Return what a step is to be written with.
 
         Parameters
         ----------
         chain, step
             Where it will stand.
-        informative
-            False where the previous checkpoint keeps the bounds too: then the last configuration stays if it
-            keeps them, for the bounds say nothing about a coarser one.
-        unsure
-            Whether there is no previous checkpoint to tell if the bounds say anything: then nothing coarser
-            than the start is tried either.
+        stale
+            Figures of the previous checkpoint in this one's place; None where there is none, and then
+            nothing coarser than the start is tried. Where they keep the bounds, these say nothing, and the
+            last configuration stays if it keeps them. It is the start as long as the bounds have said
+            nothing of any step, and then gives way to a coarser one that comes nearer than the previous
+            checkpoint does.
         """
 
         def outcomes(points: Sequence[Any]) -> list[Outcome[Any]]:
             return [self._outcome(point, step) for point in points]
 
+        searched = self._is_informative(stale)
+        self._informed = self._informed or (searched and stale is not None)
+        coarser = searched and not (stale is None and chain.parent is None)
         explored: Explored[Any] = Explored(())
-        if informative and not self._follows and (factors := self._factors(chain, step)):
+        if searched and not self._follows and (factors := self._factors(chain, step)):
             explored = Explored((self._with_better_factors(factors, step),))
-        elif not informative and self._last is not None:
-            explored = Explored(tuple(outcomes([self._last])))
-        if explored.best is None or informative:
-            strategy = self._strategy(step, coarser=informative and not unsure)
+        elif stale is not None and not searched and self._last is not None:
+            held = self._outcome(self._last, step)
+            nearer = None if self._informed or not held.kept else self._with_room(held, stale)
+            if nearer is not None:
+                self._usage, searched, coarser, held = nearer.usage, True, True, nearer
+            explored = Explored((held,))
+        if explored.best is None or searched:
+            strategy = self._strategy(step, coarser=coarser)
             budget = _BUDGET if isinstance(self._space, LatticeLine) else None
             explored = explore(strategy, outcomes, budget=budget, known=explored.outcomes)
         self.evaluations += step.runner.evaluations
@@ -463,11 +473,28 @@ class BoundedWriter:
         self._usage = None if best is None else best.usage
         if best is None:
             return _Decision()
-        if informative or self._last is None:
+        if searched or self._last is None:
             self._last = best.point
         candidate, trial = best.result
         made = step.position.made[candidate.digest]
         return _Decision(candidate, trial, self._target.judge(trial.figures), made)
+
+    def _with_room(self, held: Outcome[Any], stale: Figures) -> Outcome[Any] | None:
+        """Aim at coming nearer than the previous checkpoint, where the last configuration leaves room there.
+
+        Returns
+        -------
+        Outcome or None
+            `held`, judged by what is aimed at now; None where the aim stays, and the configuration with it.
+        """
+        aim = self._target.nearer_than(stale)
+        if aim is None:
+            return None
+        verdict = aim.judge(held.result[1].figures)
+        if verdict.usage >= _ROOM:
+            return None
+        self._target = aim
+        return replace(held, kept=verdict.kept, usage=verdict.usage)
 
     def _outcome(self, point: Any, step: _Step) -> Outcome[Any]:
         """Measure a point of the space as it is now."""

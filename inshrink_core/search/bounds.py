@@ -193,6 +193,22 @@ class Bounds:
             return self
         return replace(self, max_restore_cost=self.max_restore_cost * share)
 
+    def nearer_than(self, stale: Figures) -> Bounds | None:
+        """Return the same bounds, with at most half of what the previous checkpoint costs in a step's place.
+
+        Figures of which it makes none, or none for the worse, keep their limits.
+
+        Returns
+        -------
+        Bounds or None
+            None where the previous checkpoint costs nothing that is bounded: it then tells nothing.
+        """
+        found = {name: getattr(stale, name) for name in self.limits}
+        costs = {name: value / 2 for name, value in found.items() if value is not None and value > 0}
+        if not costs:
+            return None
+        return replace(self, **{f"max_{name}": min(self.limits[name], cost) for name, cost in costs.items()})
+
     @property
     def limits(self) -> dict[str, float]:
         """What is bounded, by figure; what is left free or waived is not in it."""
