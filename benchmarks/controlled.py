@@ -95,22 +95,25 @@ def known_bad(task: str) -> dict[str, Any]:
     return {"codec": "lattice", "config": {"coarseness": spacing}}
 
 
-def kept_rows(scale: str | None = None) -> list[dict[str, object]]:
-    """Return the rows of the trainings that are there already."""
+def kept_pairs(scale: str | None = None) -> dict[str, tuple[Rehearsal, Rehearsal | None]]:
+    """Return what is kept of each task: under the bound, and written as is known to be bad."""
     found: dict[tuple[str, object], Rehearsal] = {}
     for one in kept_rehearsals(FOLDER):
-        promise = one.restored[0].promise
-        at = one.config.get("coarseness") if promise is None else promise["bounds"].get("restore_cost")
-        found[one.task, at] = one
-    names = [f"{task}@{scale}" if scale else task for task in TASKS]
-    tasks = [task for task in names if (task, DEFAULT_MAX_RESTORE_COST) in found]
-    return [
-        row_of(
-            found[task, DEFAULT_MAX_RESTORE_COST],
-            found.get((task, BAD_SPACING.get(task.partition("@")[0], KNOWN_BAD))),
-        )
-        for task in tasks
-    ]
+        if one.codec == "lattice":
+            promise = one.restored[0].promise
+            at = one.config.get("coarseness") if promise is None else promise["bounds"].get("restore_cost")
+            found[one.task, at] = one
+    names = {f"{task}@{scale}" if scale else task: BAD_SPACING.get(task, KNOWN_BAD) for task in TASKS}
+    return {
+        name: (found[name, DEFAULT_MAX_RESTORE_COST], found.get((name, bad)))
+        for name, bad in names.items()
+        if (name, DEFAULT_MAX_RESTORE_COST) in found
+    }
+
+
+def kept_rows(scale: str | None = None) -> list[dict[str, object]]:
+    """Return the rows of the trainings that are there already."""
+    return [row_of(*pair) for pair in kept_pairs(scale).values()]
 
 
 def main(

@@ -26,6 +26,8 @@ from benchmarks.results import DATA, RESULTS, write
 from benchmarks.resumed import FIRST, LATER, Experiment, Setting, measure, one_thread, train
 from inshrink_core.execution.kept import key_digest
 from inshrink_core.training.tasks.char_gpt import CharGPTTask
+from inshrink_core.training.tasks.char_rnn import CharRNNTask
+from inshrink_core.training.tasks.denoise import DenoiseTask
 from inshrink_core.training.tasks.digits_cnn import DigitsCNNTask, DigitsCNNWithSGDTask
 
 
@@ -42,16 +44,18 @@ class SmallCharGPTTask(CharGPTTask):
 _CAP = {"alpha": 1.0}
 """Every residual threshold at ExCP's cap of 2.5 medians: its highest ratio."""
 
-_LATTICE = ("lattice, coarseness 4", "lattice", {"coarseness": 4.0})
+_COARSE = ("lattice, coarseness 4", "lattice", {"coarseness": 4.0})
 
 _ADAM: tuple[Setting, ...] = (
     Setting("exact", "lossless", {}, "compressed", far=False),
     Setting("exact", "lossless", {}, "compact"),
     Setting("exact", "lossless", {}, "drop", far=False),
-    Setting(*_LATTICE, "exact", far=False),
-    Setting(*_LATTICE, "compressed"),
-    Setting(*_LATTICE, "compact"),
-    Setting(*_LATTICE, "drop", far=False),
+    Setting("lattice, default", "lattice", {}, "compressed"),
+    Setting("lattice, coarseness 2", "lattice", {"coarseness": 2.0}, "compressed"),
+    Setting(*_COARSE, "exact", far=False),
+    Setting(*_COARSE, "compressed"),
+    Setting(*_COARSE, "compact"),
+    Setting(*_COARSE, "drop", far=False),
     Setting("excp, published", "excp", {}, "exact"),
     Setting("excp, published, rANS", "excp", {"coder": "rans"}, "exact"),
     Setting("excp at its cap", "excp", _CAP, "exact"),
@@ -64,6 +68,8 @@ _SGD = tuple(setting for setting in _ADAM if setting.codec != "excp")
 
 FULL = (
     Experiment(task=SmallCharGPTTask(), n_steps=1000, save_every=50, restored_at=500, settings=_ADAM),
+    Experiment(task=CharRNNTask(), n_steps=600, save_every=30, restored_at=300, settings=_ADAM),
+    Experiment(task=DenoiseTask(), n_steps=600, save_every=30, restored_at=300, settings=_ADAM),
     Experiment(task=DigitsCNNWithSGDTask(), n_steps=1200, save_every=60, restored_at=600, settings=_SGD),
 )
 QUICK = (

@@ -25,8 +25,7 @@ from inshrink_core.checkpoint import OPTIMIZER_ROLES, TensorRole
 from inshrink_core.codec import get_codec
 from inshrink_core.execution.kept import keep_result, key_digest, load_result
 from inshrink_core.frame import FrameKind
-from inshrink_core.training.tasks.char_gpt import CharGPTTask
-from inshrink_core.training.tasks.digits_cnn import DigitsCNNTask
+from inshrink_core.training.tasks.task import Task
 
 FIRST, LATER = 25, 200
 """Steps after the restore at which losses are compared: only the first tell codecs apart."""
@@ -63,7 +62,7 @@ class Experiment:
         Steps trained on after it.
     """
 
-    task: CharGPTTask | DigitsCNNTask
+    task: Task
     n_steps: int
     save_every: int
     restored_at: int
@@ -81,7 +80,7 @@ class Experiment:
 class Training:
     """A model, its optimizer and the training losses so far."""
 
-    task: CharGPTTask | DigitsCNNTask
+    task: Task
     seed: int
     n_steps: int
     losses: list[float] = field(default_factory=list)

@@ -90,6 +90,8 @@ class TensorRole(StrEnum):
     MASTER = "master"
     GRADIENT = "gradient"
     STEP = "step"
+    STATE = "state"
+    """State of an optimizer that none of the other words is for; always exact."""
 
 
 MODEL_ROLES = frozenset({TensorRole.WEIGHT, TensorRole.BUFFER})

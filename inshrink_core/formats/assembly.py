@@ -120,7 +120,7 @@ def _sketch(content: FileContent) -> object:
     tree = content.tree
     optimizers = [
         (
-            [(param, list(tensors.items())) for param, tensors in optimizer.state.items()],
+            list(optimizer.state.items()),
             [(group.params, group.names, bool(group.numbers)) for group in optimizer.groups],
         )
         for optimizer in tree.optimizers

@@ -31,7 +31,6 @@ from inshrink_core.formats.pickles import (
 from inshrink_core.formats.state_tree import (
     MODEL_KEYS,
     OPTIMIZER_KEYS,
-    STATE_ROLES,
     STEP_KEYS,
     Piece,
     Placed,
@@ -303,14 +302,24 @@ def _optimizer_of(value: object) -> object:
     state: dict[Any, Any] = {}
     for key, item in value.items():
         name, _, role = key.removeprefix("state.").rpartition(".") if isinstance(key, str) else ("", "", "")
-        if isinstance(item, TensorRef) and role in STATE_ROLES and key.startswith("state."):
+        if isinstance(item, TensorRef) and name and key.startswith("state."):
             state.setdefault(name, {})[role] = item
     if state:
         return {"state": state, "param_groups": []}
-    groups = value.get("param_groups")
-    if isinstance(groups, dict):
-        return {**value, "param_groups": list(groups.values())}
-    return {**value, "param_groups": groups or []} if isinstance(value.get("state"), dict) else value
+    held, groups = value.get("state"), value.get("param_groups")
+    if not isinstance(held, dict):
+        return value
+    groups = list(groups.values()) if isinstance(groups, dict) else groups
+    groups = groups if isinstance(groups, list) else []
+    return {**value, "state": _by_number(held, groups), "param_groups": groups}
+
+
+def _by_number(state: dict[Any, Any], groups: list[Any]) -> dict[Any, Any]:
+    """Return state by the numbers that its groups speak of, which PyTorch stores as text."""
+    held = [group.get("params") for group in groups if isinstance(group, dict)]
+    known = (n for params in held if isinstance(params, list) for n in params if type(n) is int)
+    numbers = {str(n): n for n in known if 0 <= n < _MOST_ITEMS}
+    return {numbers.get(key, key): item for key, item in state.items()}
 
 
 def _tree_root(nested: dict[Any, Any]) -> dict[Any, Any]:

@@ -52,6 +52,8 @@ _OTHER_STATE: Final = frozenset(
 STATE_ROLES: Final = {
     **{role.value: role for role in TensorRole if role not in MODEL_ROLES | {TensorRole.GRADIENT}},
     "momentum_buffer": TensorRole.MOMENTUM,
+    # RMSprop and Adadelta; Adagrad. Squares of gradients, like Adam's: what counts is how they compare.
+    **dict.fromkeys(("square_avg", "sum"), TensorRole.EXP_AVG_SQ),
     **dict.fromkeys(
         ("master_param", "master_weight", "master_weights", "fp32_from_fp16", "fp32"), TensorRole.MASTER
     ),
@@ -122,10 +124,21 @@ class OptimizerGroup(NamedTuple):
     numbers: dict[str, float]
 
 
-class Optimizer(NamedTuple):
-    """State tensors by parameter, each with its place, and the groups."""
+class StateTensor(NamedTuple):
+    """A tensor that an optimizer keeps for a parameter: its role, its place, and what names it.
 
-    state: dict[int | str, dict[TensorRole, Placed]]
+    The suffix follows the parameter's name. It is empty where the role says what the tensor is.
+    """
+
+    role: TensorRole
+    suffix: str
+    placed: Placed
+
+
+class Optimizer(NamedTuple):
+    """State tensors by parameter, and the groups."""
+
+    state: dict[int | str, list[StateTensor]]
     groups: tuple[OptimizerGroup, ...]
 
 
@@ -318,17 +331,21 @@ def _identifiers(values: object, walker: _Walker) -> tuple[int | str, ...]:
     return tuple(v for v in values if isinstance(v, str) or (type(v) is int and 0 <= v < most))
 
 
-def _state_tensors(state: object, walker: _Walker) -> dict[TensorRole, Placed]:
-    found: dict[TensorRole, TensorRef] = {}
-    if isinstance(state, dict):
-        walker.spend(len(state))
-        for key, value in state.items():
-            role = STATE_ROLES.get(key) if isinstance(key, str) else None
-            if role is not None and isinstance(value, TensorRef):
-                found.setdefault(role, value)
-        walker.count(len(found))
-    places = ((role, walker.place(ref)) for role, ref in found.items())
-    return {role: placed for role, placed in places if placed is not None}
+def _state_tensors(state: object, walker: _Walker) -> list[StateTensor]:
+    """Return what an optimizer keeps for a parameter; numbers of unknown use stay where they are."""
+    found: dict[tuple[TensorRole, str], TensorRef] = {}
+    if not isinstance(state, dict):
+        return []
+    for key, ref in walker.tensors(state):
+        # Centred RMSprop takes the root of a difference: rounding could make it negative.
+        role = None if key == "square_avg" and "grad_avg" in state else STATE_ROLES.get(key)
+        found.setdefault((TensorRole.STATE, f".{key}") if role is None else (role, ""), ref)
+    placed = [
+        StateTensor(role, suffix, place)
+        for (role, suffix), ref in found.items()
+        if (place := walker.place(ref)) is not None
+    ]
+    return [one for one in placed if one.role is not TensorRole.STATE or one.placed.shape]
 
 
 def _read_optimizer(tree: dict[Any, Any], walker: _Walker) -> Optimizer:
@@ -356,13 +373,13 @@ def _optimizers(value: object, walker: _Walker, depth: int = 0) -> Iterator[Opti
         for item in value[:64]:
             yield from _optimizers(item, walker, depth + 1)
     elif isinstance(value, dict) and depth < 2:
-        by_name: dict[int | str, dict[TensorRole, Placed]] = {}
+        by_name: dict[int | str, list[StateTensor]] = {}
         walker.spend(len(value))
         for key, item in value.items():
             if _is_optimizer(item):
                 yield _read_optimizer(item, walker)
-            elif isinstance(key, str) and (state := _state_tensors(item, walker)):
-                by_name[key] = state
+            elif isinstance(key, str) and isinstance(item, dict) and not STATE_ROLES.keys().isdisjoint(item):
+                by_name[key] = _state_tensors(item, walker)
         if by_name:
             yield Optimizer(by_name, ())
 
@@ -449,12 +466,10 @@ def is_buffer(name: str, dtype: str) -> bool:
     return not dtype.startswith(_FLOATS) or _BUFFER_NAME.search(name) is not None
 
 
-def _shape_of(state: dict[TensorRole, Placed]) -> tuple[int, ...] | None:
+def _shape_of(state: Sequence[StateTensor]) -> tuple[int, ...] | None:
     """Return the shape of the parameter some state belongs to, or None where no tensor tells."""
-    for role, placed in state.items():
-        if role is not TensorRole.STEP:
-            return placed.shape
-    return None
+    untold = (TensorRole.STEP, TensorRole.STATE)
+    return next((one.placed.shape for one in state if one.role not in untold), None)
 
 
 class _Queue:
@@ -531,9 +546,13 @@ def _names_of(optimizer: Optimizer, matcher: _Matcher) -> dict[int | str, str]:
         matcher.free.pop(name, None)
     numbered = list(dict.fromkeys(p for p in [*params, *optimizer.state] if p not in names))
     if numbered:
-        found = matcher.match([_shape_of(optimizer.state.get(p, {})) for p in numbered])
+        found = matcher.match([_shape_of(optimizer.state.get(p, ())) for p in numbered])
         names |= {param: name for param, name in zip(numbered, found, strict=True) if name is not None}
     return names
+
+
+def _named(name: str, tensors: Sequence[StateTensor], file: int) -> list[Named]:
+    return [Named(name + one.suffix, one.role, one.placed, file) for one in tensors]
 
 
 def assign_roles(
@@ -572,12 +591,13 @@ def assign_roles(
             prefix = "optimizer" if file == number == 0 else f"optimizer.{file + number}"
             for param, tensors in optimizer.state.items():
                 name = names.get(param, "")
-                if not name or any(f"{name}@{role.value}" in taken for role in tensors):
+                held_as = _named(name, tensors, file)
+                if not name or any(tensor.key in taken for tensor in held_as):
                     unmatched = True
-                    name = f"{prefix}.state.{param}"
+                    held_as = _named(f"{prefix}.state.{param}", tensors, file)
                 any_state = True
-                taken.update(f"{name}@{role.value}" for role in tensors)
-                state += [Named(name, role, placed, file) for role, placed in tensors.items()]
+                taken.update(tensor.key for tensor in held_as)
+                state += held_as
             for i, group in enumerate(optimizer.groups):
                 if group.numbers:
                     groups |= {names[p]: (file, number, i) for p in group.params if p in names}

@@ -61,9 +61,15 @@ class TestDistributedReader(ReaderSuite):
         return save(folder / f"step-{step}", {"model": weights})
 
 
-def test_a_state_has_the_names_and_roles_that_it_has_in_a_torch_file(tmp_path):
-    model, optimizer = trained()
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adadelta, torch.optim.Adafactor])
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_state_has_the_names_and_roles_that_it_has_in_a_torch_file(tmp_path, make, numbered):
+    model = small_model()
+    optimizer = make(model.parameters(), lr=0.01)
+    train(model, optimizer)
     weights, moments = get_state_dict(model, optimizer)
+    if numbered:
+        moments = optimizer.state_dict()
     save(tmp_path / "a" / "step-7", {"model": weights, "optimizer": moments, "train_state": {"step": 70}})
     (tmp_path / "b").mkdir()
     torch.save(
@@ -152,9 +158,15 @@ def test_weights_alone_are_restored_without_the_description_of_the_shards(tmp_pa
     assert open_run(tmp_path / "out")[7].keys() == weights.keys()
 
 
-def test_torchtitans_folders_have_the_model_at_the_top_and_flat_optimizers(tmp_path):
+@pytest.mark.parametrize(
+    ("make", "word", "key"),
+    [(torch.optim.AdamW, "exp_avg", "@exp_avg"), (torch.optim.Adadelta, "acc_delta", ".acc_delta@state")],
+)
+def test_torchtitans_folders_have_the_model_at_the_top_and_flat_optimizers(tmp_path, make, word, key):
     for step in (5, 10):
-        model, optimizer = trained(step)
+        model = small_model(step)
+        optimizer = make(model.parameters(), lr=0.01)
+        train(model, optimizer)
         flat = get_optimizer_state_dict(
             model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True)
         )
@@ -163,7 +175,7 @@ def test_torchtitans_folders_have_the_model_at_the_top_and_flat_optimizers(tmp_p
     run = open_run(tmp_path)
     assert run.steps == (5, 10)
     assert set(run[10].state_dict()) == set(model.state_dict())
-    assert torch.equal(run[10]["1.weight@exp_avg"], optimizer.state[model[1].weight]["exp_avg"])
+    assert torch.equal(run[10][f"1.weight{key}"], optimizer.state[model[1].weight][word])
     assert not [key for key in run[10] if key.startswith(("train_state", "optimizer", "lr_scheduler"))]
 
 

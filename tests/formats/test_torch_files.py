@@ -174,6 +174,58 @@ def test_sgd_momentum_is_found(tmp_path):
     assert checkpoint.hyperparameters["1.weight"]["momentum"] == 0.9
 
 
+@pytest.mark.parametrize(
+    ("make", "known"),
+    [
+        (torch.optim.RMSprop, {"square_avg": "@exp_avg_sq"}),
+        (lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.9), {"momentum_buffer": "@momentum"}),
+        (torch.optim.Adagrad, {"sum": "@exp_avg_sq"}),
+        (torch.optim.Adadelta, {"square_avg": "@exp_avg_sq"}),
+        (torch.optim.Adamax, {"exp_avg": "@exp_avg"}),
+        (torch.optim.Adafactor, {}),
+    ],
+)
+def test_state_of_every_optimizer_is_tensors_of_the_checkpoint(make, known, tmp_path):
+    model = small_model()
+    optimizer = make(model.parameters())
+    train(model, optimizer)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "step_1.pt")
+    checkpoint = _only(tmp_path / "step_1.pt")
+    for name, parameter in model.named_parameters():
+        for word, value in optimizer.state[parameter].items():
+            key = "@step" if word == "step" else known.get(word, f".{word}@state")
+            assert same_bits(checkpoint[name + key], value), word
+    _round_trip(tmp_path / "step_1.pt", tmp_path)
+
+
+def test_state_in_eight_bits_is_read_and_a_table_that_all_share_once(tmp_path):
+    model, table = small_model(), torch.linspace(-1, 1, 256)
+    state = {
+        i: {
+            "state1": torch.full(p.shape, i, dtype=torch.uint8),
+            "absmax1": torch.rand(3),
+            "qmap1": table,
+            "step": 7,
+            "nested": {"factors": [torch.rand(2, 2)]},
+            "unused": torch.tensor(1.0),
+        }
+        for i, p in enumerate(model.parameters())
+    }
+    groups = [{"params": list(state), "lr": 0.1}]
+    content = {"model": model.state_dict(), "optimizer": {"state": state, "param_groups": groups}}
+    torch.save(content, tmp_path / "step_1.pt")
+    checkpoint = _only(tmp_path / "step_1.pt")
+    names = [name for name, _ in model.named_parameters()]
+    for i, name in enumerate(names):
+        assert same_bits(checkpoint[f"{name}.state1@state"], state[i]["state1"])
+        assert same_bits(checkpoint[f"{name}.nested.factors.0@state"], state[i]["nested"]["factors"][0])
+        assert f"{name}.unused@state" not in checkpoint
+    tables = [spec for spec in checkpoint.specs if spec.name.endswith("qmap1")]
+    assert [spec.key for spec in tables] == [f"{names[0]}.qmap1@state"]
+    assert len([alias for alias in checkpoint.aliases if alias.endswith("qmap1@state")]) == len(names) - 1
+    _round_trip(tmp_path / "step_1.pt", tmp_path)
+
+
 def test_two_groups_and_float_buffers_are_matched_by_shape(tmp_path):
     class Model(nn.Module):
         def __init__(self):

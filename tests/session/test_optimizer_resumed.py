@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from inshrink_core import Saver
+from inshrink_core.chain import Archive
+from inshrink_core.chain.sizes import archive_size
 from tests.training import train
 
 AT, LATER = 60, 25
@@ -106,3 +108,39 @@ def test_the_first_step_after_a_restore_is_at_most_four_times_the_longest_withou
 def longest(state: dict[str, torch.Tensor]) -> float:
     """Return the largest update of a parameter, in learning rates."""
     return float((state["exp_avg"] / state["exp_avg_sq"].sqrt().clamp_min(1e-12)).abs().max())
+
+
+def centred(parameters):
+    return torch.optim.RMSprop(parameters, lr=1e-3, centered=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "exact", "least"),
+    [
+        (torch.optim.RMSprop, (), 8.0),
+        (centred, ("square_avg", "grad_avg"), 1.5),
+        (torch.optim.Adagrad, (), 8.0),
+        (torch.optim.Adadelta, ("acc_delta",), 2.0),
+        (torch.optim.Adamax, ("exp_inf",), 1.5),
+        (torch.optim.Adafactor, ("row_var", "col_var", "variance"), 4.0),
+        (lambda parameters: torch.optim.Muon([p for p in parameters if p.ndim == 2]), (), 6.0),
+    ],
+)
+def test_any_optimizer_is_stored_smaller_and_trains_on(make, exact, least, tmp_path):
+    """State of no known kind is exact; none stays outside of what is compressed."""
+    model, other = network(), network()
+    optimizer, again = make(model.parameters()), make(other.parameters())
+    with Saver(tmp_path / "run.inshrink", model, optimizer) as saver:
+        for start in range(0, AT, 20):
+            train(model, optimizer, range(start, start + 20))
+            saver.save(start + 20)
+    size = archive_size(Archive.open(tmp_path / "run.inshrink"))
+    assert size.ratio_total is not None
+    assert size.ratio_total > least
+    with Saver(tmp_path / "run.inshrink", other, again) as saver:
+        saver.restore()
+    saved, restored = optimizer.state_dict()["state"], again.state_dict()["state"]
+    for number, state in saved.items():
+        assert state.keys() == restored[number].keys()
+        assert all(torch.equal(state[word], restored[number][word]) for word in exact if word in state)
+    assert all(torch.isfinite(torch.tensor(train(other, again, range(AT, AT + LATER)))))
