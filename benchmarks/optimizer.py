@@ -6,7 +6,7 @@ loss after the restore less that of the uninterrupted training with the same see
 of the first 25 steps, and on validation data after 25 and 200 steps. The uninterrupted losses stand beside,
 with their standard deviation over the seeds. ``strays_after_25`` is how far the weights are from the
 uninterrupted ones after 25 steps, in units of the way that these went; noise in them counts whatever it does
-to the loss.
+to the loss. Other optimizers than Adam and SGD train the recurrent network.
 
 Sizes are of the delta frames, every byte of a frame included, in bits a parameter of the model;
 ``ratio_chain`` has the keyframe too. What is finished is kept in ``data/optimizer`` and not run again.
@@ -18,9 +18,13 @@ from __future__ import annotations
 import csv
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from benchmarks.results import DATA, RESULTS, write
 from benchmarks.resumed import FIRST, LATER, Experiment, Setting, measure, one_thread, train
@@ -39,6 +43,57 @@ class SmallCharGPTTask(CharGPTTask):
     batch_size = 24
     peak_learning_rate = 1e-3
     n_validation_windows = 128
+
+
+class Lion(torch.optim.Optimizer):
+    """Lion (Chen et al., NeurIPS 2023, algorithm 2): a momentum, and the sign of what it is mixed with."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.99)})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move every parameter by the learning rate."""
+        for group in self.param_groups:
+            mixed, kept = group["betas"]
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                momentum = state.setdefault("exp_avg", torch.zeros_like(parameter))
+                parameter -= group["lr"] * torch.sign(torch.lerp(parameter.grad, momentum, mixed))
+                momentum.lerp_(parameter.grad, 1 - kept)
+
+
+@dataclass(frozen=True)
+class Other:
+    """An optimizer and its peak learning rate."""
+
+    make: Callable[..., torch.optim.Optimizer]
+    peak: float
+    matrices_alone: bool = False
+
+
+OTHERS = {
+    "Lion": Other(Lion, 4e-4),
+    "Muon": Other(torch.optim.Muon, 2e-2, matrices_alone=True),
+    "Adafactor": Other(torch.optim.Adafactor, 1e-2),
+    "RMSprop": Other(torch.optim.RMSprop, 1e-3),
+    "Adagrad": Other(torch.optim.Adagrad, 2e-2),
+}
+
+
+class OtherwiseTrained(CharRNNTask):
+    """The recurrent network under another optimizer; vectors rest where that is for matrices alone."""
+
+    def __init__(self, name: str) -> None:
+        self.name = f"char-rnn, {name}"  # type: ignore[misc]
+        self.trained_by = OTHERS[name]
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        other = self.trained_by
+        return other.make(
+            [p for p in model.parameters() if p.ndim == 2 or not other.matrices_alone], lr=other.peak
+        )
 
 
 _CAP = {"alpha": 1.0}
@@ -62,6 +117,13 @@ _ADAM: tuple[Setting, ...] = (
     Setting("excp at its cap, rANS", "excp", {**_CAP, "coder": "rans"}, "exact"),
 )
 
+_OTHER = tuple(
+    Setting(label, codec, config, optimizer, far=False)
+    for label, codec, config, optimizer, _ in _ADAM
+    if (label, optimizer)
+    in {("exact", "compressed"), ("exact", "compact"), ("lattice, default", "compressed")}
+)
+
 _SGD = tuple(setting for setting in _ADAM if setting.codec != "excp")
 """ExCP has no rule for a momentum buffer."""
 
@@ -71,6 +133,10 @@ FULL = (
     Experiment(task=CharRNNTask(), n_steps=600, save_every=30, restored_at=300, settings=_ADAM),
     Experiment(task=DenoiseTask(), n_steps=600, save_every=30, restored_at=300, settings=_ADAM),
     Experiment(task=DigitsCNNWithSGDTask(), n_steps=1200, save_every=60, restored_at=600, settings=_SGD),
+    *(
+        Experiment(task=OtherwiseTrained(name), n_steps=600, save_every=30, restored_at=300, settings=_OTHER)
+        for name in OTHERS
+    ),
 )
 QUICK = (
     Experiment(
