@@ -155,7 +155,7 @@ class TensorSpec:
     ----------
     name
         The parameter or buffer, as in the run with wrapper keys removed. A tensor of the optimizer
-        bears the name of its parameter.
+        bears the name of its parameter; behind it, if its role is `TensorRole.STATE`, a colon and its own.
     role
         What the tensor is to the training.
     dtype
@@ -191,6 +191,11 @@ class TensorSpec:
     def key(self) -> str:
         """Unique key within a checkpoint: the name, with ``@role`` for all but weights and buffers."""
         return self.name if self.role in MODEL_ROLES else f"{self.name}@{self.role.value}"
+
+    @property
+    def parameter(self) -> str:
+        """Name of the parameter or buffer that it is, or belongs to."""
+        return self.name.rpartition(":")[0] if self.role is TensorRole.STATE else self.name
 
     @property
     def numel(self) -> int:

@@ -296,7 +296,7 @@ class ChainWriter:
                 meta["memory"] = memory
             if self.parent is not None and unchanged:
                 before, at = self._meta.get(TAKEN, {}), self.parent.step
-                names = dict.fromkeys(spec.name for spec in stored.specs if spec.key in unchanged)
+                names = dict.fromkeys(spec.parameter for spec in stored.specs if spec.key in unchanged)
                 meta[TAKEN] = {name: before.get(name, at) for name in names}
             if self._start.frame is not None:
                 meta["restored"] = self._start.frame.frame_id

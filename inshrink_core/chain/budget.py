@@ -98,7 +98,7 @@ def unchanged_keys(
             left -= nbytes[name]
         else:
             unchanged.add(name)
-    return frozenset(spec.key for spec in checkpoint.specs if spec.name in unchanged)
+    return frozenset(spec.key for spec in checkpoint.specs if spec.parameter in unchanged)
 
 
 def changed_nbytes(archive: Archive, last: FrameInfo) -> dict[str, int]:
@@ -107,7 +107,7 @@ def changed_nbytes(archive: Archive, last: FrameInfo) -> dict[str, int]:
     In the last delta frame that holds it anew; where two keyframes in a row do, for want of small changes, in
     the last of these. Other names are left out. Reads as many indexes as that takes, newest first.
     """
-    wanted = {spec.name for spec in archive.checkpoint(last).specs}
+    wanted = {spec.parameter for spec in archive.checkpoint(last).specs}
     found: dict[str, int] = {}
     alone: dict[str, int] = {}
     for info in reversed(archive.reader.history(last.frame_id)):
@@ -130,7 +130,7 @@ def _named(specs: Sequence[TensorSpec]) -> dict[str, list[TensorSpec]]:
     """Return what belongs together, by name."""
     groups: dict[str, list[TensorSpec]] = {}
     for spec in specs:
-        groups.setdefault(spec.name, []).append(spec)
+        groups.setdefault(spec.parameter, []).append(spec)
     return groups
 
 

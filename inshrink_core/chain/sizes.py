@@ -243,7 +243,7 @@ def _rule_of(meta: Mapping[str, Any], info: FrameInfo) -> Callable[[TensorSpec, 
     lossless, taken = get_codec(FALLBACK_CODEC).reads, meta.get(TAKEN, {})
 
     def is_kept(spec: TensorSpec, bitstream: str) -> bool:
-        if spec.name in taken:
+        if spec.parameter in taken:
             return False
         if bitstream not in lossless:
             return spec.role in MODEL_ROLES and whole

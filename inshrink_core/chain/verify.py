@@ -289,7 +289,7 @@ def _compare(
         codec = frame.entry(spec.key).codec
         faithful = spec.exact or meta.get("codec") == FALLBACK_CODEC or not is_rekeyed(meta, info)
         rows.append(StepError(info.step, spec.key, codec, measured))
-        faithful = faithful and spec.name not in meta.get(TAKEN, {})
+        faithful = faithful and spec.parameter not in meta.get(TAKEN, {})
         exact = faithful and codec in get_codec(FALLBACK_CODEC).reads
         if exact and not measured.bit_exact and not problems:
             problems.append(

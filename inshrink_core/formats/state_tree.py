@@ -339,7 +339,7 @@ def _state_tensors(state: object, walker: _Walker) -> list[StateTensor]:
     for key, ref in walker.tensors(state):
         # Centred RMSprop takes the root of a difference: rounding could make it negative.
         role = None if key == "square_avg" and "grad_avg" in state else STATE_ROLES.get(key)
-        found.setdefault((TensorRole.STATE, f".{key}") if role is None else (role, ""), ref)
+        found.setdefault((TensorRole.STATE, f":{key}") if role is None else (role, ""), ref)
     placed = [
         StateTensor(role, suffix, place)
         for (role, suffix), ref in found.items()

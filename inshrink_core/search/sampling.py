@@ -215,7 +215,7 @@ def estimate_rest(
 def _sampled(stored: Checkpoint, rest: Sequence[TensorSpec], keys: frozenset[str]) -> list[TensorSpec]:
     """Return the optimizer state of sampled tensors, and what belongs to no tensor of the model."""
     model = {spec.name: spec.key in keys for spec in stored.specs if spec.role in MODEL_ROLES}
-    return [spec for spec in rest if model.get(spec.name, True)]
+    return [spec for spec in rest if model.get(spec.parameter, True)]
 
 
 def _encode(

@@ -160,7 +160,7 @@ def test_weights_alone_are_restored_without_the_description_of_the_shards(tmp_pa
 
 @pytest.mark.parametrize(
     ("make", "word", "key"),
-    [(torch.optim.AdamW, "exp_avg", "@exp_avg"), (torch.optim.Adadelta, "acc_delta", ".acc_delta@state")],
+    [(torch.optim.AdamW, "exp_avg", "@exp_avg"), (torch.optim.Adadelta, "acc_delta", ":acc_delta@state")],
 )
 def test_torchtitans_folders_have_the_model_at_the_top_and_flat_optimizers(tmp_path, make, word, key):
     for step in (5, 10):

@@ -193,7 +193,7 @@ def test_state_of_every_optimizer_is_tensors_of_the_checkpoint(make, known, tmp_
     checkpoint = _only(tmp_path / "step_1.pt")
     for name, parameter in model.named_parameters():
         for word, value in optimizer.state[parameter].items():
-            key = "@step" if word == "step" else known.get(word, f".{word}@state")
+            key = "@step" if word == "step" else known.get(word, f":{word}@state")
             assert same_bits(checkpoint[name + key], value), word
     _round_trip(tmp_path / "step_1.pt", tmp_path)
 
@@ -217,11 +217,11 @@ def test_state_in_eight_bits_is_read_and_a_table_that_all_share_once(tmp_path):
     checkpoint = _only(tmp_path / "step_1.pt")
     names = [name for name, _ in model.named_parameters()]
     for i, name in enumerate(names):
-        assert same_bits(checkpoint[f"{name}.state1@state"], state[i]["state1"])
-        assert same_bits(checkpoint[f"{name}.nested.factors.0@state"], state[i]["nested"]["factors"][0])
-        assert f"{name}.unused@state" not in checkpoint
-    tables = [spec for spec in checkpoint.specs if spec.name.endswith("qmap1")]
-    assert [spec.key for spec in tables] == [f"{names[0]}.qmap1@state"]
+        assert same_bits(checkpoint[f"{name}:state1@state"], state[i]["state1"])
+        assert same_bits(checkpoint[f"{name}:nested.factors.0@state"], state[i]["nested"]["factors"][0])
+        assert f"{name}:unused@state" not in checkpoint
+    tables = [spec for spec in checkpoint.specs if spec.name.endswith(":qmap1")]
+    assert [spec.key for spec in tables] == [f"{names[0]}:qmap1@state"]
     assert len([alias for alias in checkpoint.aliases if alias.endswith("qmap1@state")]) == len(names) - 1
     _round_trip(tmp_path / "step_1.pt", tmp_path)
 

@@ -27,10 +27,10 @@ def path(tmp_path):
 class Training:
     """Linear layers that move as far as they are told, and the moments of them."""
 
-    def __init__(self):
+    def __init__(self, make=torch.optim.AdamW):
         torch.manual_seed(0)
         self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(DEPTH)))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.optimizer = make(self.model.parameters(), lr=1e-3)
 
     def move(self, *distances):
         """Move each layer, and the optimizer by a step."""
@@ -44,8 +44,8 @@ class Training:
     def state(self):
         return {name: value.clone() for name, value in self.model.state_dict().items()}
 
-    def moments(self):
-        return [self.optimizer.state[layer.weight]["exp_avg"].clone() for layer in self.model]
+    def moments(self, word):
+        return [self.optimizer.state[layer.weight][word].clone() for layer in self.model]
 
 
 def opened(path, training, **settings):
@@ -64,10 +64,13 @@ def a_layer(saver):
     return max(changed_nbytes(archive, archive.last).values())
 
 
-def test_what_changed_most_is_saved_and_the_rest_stays_with_its_optimizer_state(path):
-    training = Training()
+@pytest.mark.parametrize(
+    ("make", "word"), [(torch.optim.AdamW, "exp_avg"), (torch.optim.Adadelta, "acc_delta")]
+)
+def test_what_changed_most_is_saved_and_the_rest_stays_with_its_optimizer_state(path, make, word):
+    training = Training(make)
     with opened(path, training, codec="lossless") as saver:
-        before, moments = training.state(), training.moments()
+        before, moments = training.state(), training.moments(word)
         after = training.move(0.1, 0.3, 0.0, 0.2)
         saver.save(3, {"seen": 3}, budget=int(2.5 * a_layer(saver)))
         content = saver.read(3)
@@ -76,8 +79,8 @@ def test_what_changed_most_is_saved_and_the_rest_stays_with_its_optimizer_state(
             assert torch.equal(stored[name], after[name])
         for name in ("0.weight", "2.weight"):
             assert torch.equal(stored[name], before[name])
-        assert torch.equal(content["optimizer"]["state"][0]["exp_avg"], moments[0])
-        assert torch.equal(content["optimizer"]["state"][1]["exp_avg"], training.moments()[1])
+        assert torch.equal(content["optimizer"]["state"][0][word], moments[0])
+        assert torch.equal(content["optimizer"]["state"][1][word], training.moments(word)[1])
         assert (content["step"], content["seen"]) == (3, 3)
         assert saver.restore() == 3
         assert saver.older == {"0.weight": 2, "2.weight": 2}
