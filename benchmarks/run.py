@@ -39,6 +39,7 @@ BENCHMARKS = (
     "rehearsal",
     "restore_cost",
     "controlled",
+    "published",
     "promise",
     "check",
     "partial",
