@@ -13,7 +13,7 @@ from inshrink_core.chain.config import (
     optimizer_of,
     parse_overrides,
 )
-from inshrink_core.chain.encoder import FrameEncoder, Standing
+from inshrink_core.chain.encoder import FrameEncoder, PreparedFrame, Standing
 from inshrink_core.chain.gain import StepGain, TensorGain, pool, step_gain
 from inshrink_core.chain.meta import QUALITY, TAKEN, DamagedOriginal, OriginalChecks, original_checks
 from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
@@ -52,6 +52,7 @@ __all__ = [
     "FrameSize",
     "OriginalChecks",
     "Override",
+    "PreparedFrame",
     "Standing",
     "StepError",
     "StepGain",

@@ -12,7 +12,13 @@ from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_codec
 from inshrink_core.chain.budget import Budget, unchanged_keys
 from inshrink_core.chain.config import ChainConfig
-from inshrink_core.chain.encoder import FrameEncoder, Standing
+from inshrink_core.chain.encoder import (
+    FrameEncoder,
+    FramePlan,
+    PreparedFrame,
+    Standing,
+    TensorResult,
+)
 from inshrink_core.chain.meta import ORIGINALS, QUALITY, TAKEN
 from inshrink_core.chain.needs import pack_attributes
 from inshrink_core.chain.parts import (
@@ -42,11 +48,25 @@ TensorDone = Callable[[TensorSpec], None]
 
 
 class Appended(NamedTuple):
-    """One frame that was written: its place in the archive, and the squared error of its weights."""
+    """One frame that was written: its place in the archive, and the squared error of its weights.
+
+    `as_prepared` says that its weights are those of the frame that was prepared, byte for byte.
+    """
 
     info: FrameInfo
     squared_error: float
     squared_norm: float
+    as_prepared: bool = False
+
+
+class _Wanted(NamedTuple):
+    """What is to be written: a checkpoint, as much of it as is stored, its parts, and what is said of it."""
+
+    whole: Checkpoint
+    stored: Checkpoint
+    parts: dict[str, bytes]
+    said: Mapping[str, Any]
+    prepared: PreparedFrame | None
 
 
 class ChainWriter:
@@ -177,6 +197,7 @@ class ChainWriter:
         done: TensorDone | None = None,
         keyframe: bool | None = None,
         quality: Mapping[str, Any] | None = None,
+        prepared: PreparedFrame | None = None,
     ) -> Appended:
         """Encode a checkpoint and commit it as a frame.
 
@@ -190,6 +211,8 @@ class ChainWriter:
             Whether the frame stands alone; by default as the notes say. The first always does.
         quality
             What the frame says of what a restore of it costs, and how that is known (`QUALITY`).
+        prepared
+            What of it was encoded already; taken over where it is what would be encoded now.
 
         Notes
         -----
@@ -197,17 +220,17 @@ class ChainWriter:
         where the delta's blocks save less than a hundredth, per raw byte, of the last keyframe's.
         """
         stored = stored_view(checkpoint, self.config.optimizer)
-        parts = dict(parts_of(stored))
         said = {} if quality is None else {QUALITY: dict(quality)}
+        wanted = _Wanted(checkpoint, stored, dict(parts_of(stored)), said, prepared)
         if not (self.keyframe_is_due if keyframe is None or self.parent is None else keyframe):
             self._load_parent()
             worthwhile = int(_WORTHWHILE * self._keyframe_rate * stored.raw_bytes())
             limit = math.inf if keyframe is False else worthwhile
-            appended = self._write(checkpoint, stored, parts, FrameKind.DELTA, limit, done, said)
+            appended = self._write(wanted, FrameKind.DELTA, limit, done)
             if appended is not None:
                 return appended
             done = None  # it was called already
-        appended = self._write(checkpoint, stored, parts, FrameKind.KEYFRAME, math.inf, done, said)
+        appended = self._write(wanted, FrameKind.KEYFRAME, math.inf, done)
         if appended is None:
             raise RuntimeError("a frame without a limit was not committed")
         return appended
@@ -249,16 +272,10 @@ class ChainWriter:
         return RecalledReference(origin=origin, decode=decode)
 
     def _write(
-        self,
-        whole: Checkpoint,
-        stored: Checkpoint,
-        parts: dict[str, bytes],
-        kind: FrameKind,
-        limit: float,
-        done: TensorDone | None,
-        said: Mapping[str, Any],
+        self, wanted: _Wanted, kind: FrameKind, limit: float, done: TensorDone | None
     ) -> Appended | None:
         """Write one frame; gives it up, leaving nothing, where its tensors reach `limit` bytes."""
+        whole, stored, parts, said, _ = wanted
         delta = kind is FrameKind.DELTA
         references: dict[str, TensorReference] = {}
         digests: dict[str, bytes] = {}
@@ -272,8 +289,8 @@ class ChainWriter:
             states = self._handed_over()
             unchanged = self.unchanged if delta else frozenset()
             standing = self._standing(states if delta else based, unchanged)
-            memory, results = FrameEncoder(self.config).encode(whole, standing, stored.specs)
-            for result in results:
+            plan, ready = self._planned(wanted, standing)
+            for result in plan.encode(stored.specs, ready):
                 block = result.block
                 frame.add(
                     result.spec.key, block.codec, block.payload, attributes=pack_attributes(result.spec)
@@ -292,8 +309,8 @@ class ChainWriter:
             meta = self.config.record() | {"content": content_digest(stored, digests, parts), **said}
             if isinstance(whole.source, FileSource):
                 meta[ORIGINALS] = whole.source.vouched(whole.files)
-            if memory is not None:
-                meta["memory"] = memory
+            if plan.memory is not None:
+                meta["memory"] = plan.memory
             if self.parent is not None and unchanged:
                 before, at = self._meta.get(TAKEN, {}), self.parent.step
                 names = dict.fromkeys(spec.parameter for spec in stored.specs if spec.key in unchanged)
@@ -310,7 +327,18 @@ class ChainWriter:
             self._keyframe_rate = _rate_of(nbytes, stored.raw_bytes(), based=bool(based))
         self.parent, self._meta, self._references, self._parts = info, meta, references, parts
         self.unchanged = frozenset()
-        return Appended(info, squared_error, squared_norm)
+        return Appended(info, squared_error, squared_norm, bool(ready))
+
+    def _planned(self, wanted: _Wanted, standing: Standing) -> tuple[FramePlan, Mapping[str, TensorResult]]:
+        """Return the frame's plan, and what is encoded by it already."""
+        encoder, prepared, specs = FrameEncoder(self.config), wanted.prepared, wanted.stored.specs
+        if (
+            prepared is not None
+            and prepared.holds(self.config, wanted.whole, standing)
+            and prepared.plan.members == encoder.members(specs)
+        ):
+            return prepared.plan, prepared.results
+        return encoder.plan(wanted.whole, standing, specs), {}
 
     def _handed_over(self) -> dict[str, TensorReference]:
         """Return the states that a delta frame is encoded against, and keep nothing of them.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from inshrink_core.chain.config import ChainConfig
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.frame import Block
 
-__all__ = ["FrameEncoder", "Standing", "TensorResult", "squared_error"]
+__all__ = ["FrameEncoder", "FramePlan", "PreparedFrame", "Standing", "TensorResult", "squared_error"]
 
 _OF_MODEL = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
 _WITH_COMPANIONS = _OF_MODEL | {TensorRole.EXP_AVG}
@@ -58,6 +59,16 @@ class Standing:
     after_restore: bool = False
     unchanged: frozenset[str] = frozenset()
 
+    def is_like(self, other: Standing) -> bool:
+        """Whether a frame is encoded against the very same states and memory."""
+        one, two = self.references, other.references
+        return (
+            (self.memory, self.restored, self.after_restore, self.unchanged)
+            == (other.memory, other.restored, other.after_restore, other.unchanged)
+            and one.keys() == two.keys()
+            and all(two[key] is reference for key, reference in one.items())
+        )
+
 
 class TensorResult(NamedTuple):
     """One encoded tensor.
@@ -72,6 +83,58 @@ class TensorResult(NamedTuple):
     digest: bytes
     squared_error: float
     squared_norm: float
+
+
+@dataclass(frozen=True)
+class FramePlan:
+    """A frame that is planned, and whose tensors can be encoded, each once.
+
+    Parameters
+    ----------
+    memory
+        What the chain's own codec wants to remember.
+    members
+        Tensors that it was planned for.
+    """
+
+    memory: Any
+    members: Sequence[TensorSpec]
+    _encode: Callable[[TensorSpec], TensorResult]
+    _threads: int
+
+    def encode(
+        self, specs: Iterable[TensorSpec], ready: Mapping[str, TensorResult] = MappingProxyType({})
+    ) -> Iterator[TensorResult]:
+        """Yield tensors encoded, one by one, in the order of the specs; those that are ready as they are."""
+
+        def result(spec: TensorSpec) -> TensorResult:
+            return ready.get(spec.key) or self._encode(spec)
+
+        with recycling():  # what one tensor needed, and the state it had before, is memory for the next
+            yield from ordered_map(result, specs, threads=self._threads, weight=_weight)
+
+
+@dataclass(frozen=True)
+class PreparedFrame:
+    """A frame of which some tensors were encoded in memory, and how.
+
+    Parameters
+    ----------
+    chain, checkpoint, standing, plan
+        What it was made with, of and against, and its plan.
+    results
+        What is encoded already, by key.
+    """
+
+    chain: ChainConfig
+    checkpoint: Checkpoint
+    standing: Standing
+    plan: FramePlan
+    results: Mapping[str, TensorResult]
+
+    def holds(self, chain: ChainConfig, checkpoint: Checkpoint, standing: Standing) -> bool:
+        """Whether these are the bytes of a checkpoint's frame."""
+        return chain == self.chain and checkpoint is self.checkpoint and self.standing.is_like(standing)
 
 
 class FrameEncoder:
@@ -90,7 +153,25 @@ class FrameEncoder:
     def encode(
         self, checkpoint: Checkpoint, standing: Standing, specs: Sequence[TensorSpec] | None = None
     ) -> tuple[Any, Iterator[TensorResult]]:
-        """Observe tensors, plan their frame, then encode tensor by tensor.
+        """Observe tensors, plan their frame (`plan`), then encode tensor by tensor.
+
+        Returns
+        -------
+        memory
+            What the chain's own codec wants to remember.
+        results
+            One by one, in the order of the specs.
+        """
+        specs = checkpoint.specs if specs is None else specs
+        plan = self.plan(checkpoint, standing, specs)
+        return plan.memory, plan.encode(specs)
+
+    def members(self, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """Return the tensors that the chain's own codec takes, which its plan is made for."""
+        return tuple(spec for spec in specs if self._place(spec) == 0)
+
+    def plan(self, checkpoint: Checkpoint, standing: Standing, specs: Sequence[TensorSpec]) -> FramePlan:
+        """Observe tensors and plan their frame.
 
         Parameters
         ----------
@@ -100,14 +181,7 @@ class FrameEncoder:
             What the frame is encoded against. It is not held: a caller that holds no state either frees
             each one when its successor is made.
         specs
-            Which tensors the frame holds; by default all. Each is read once or twice.
-
-        Returns
-        -------
-        memory
-            What the chain's own codec wants to remember.
-        results
-            One by one, in the order of the specs.
+            Which tensors the frame holds. Each is read once or twice.
 
         Raises
         ------
@@ -116,9 +190,7 @@ class FrameEncoder:
         """
         chain, parties, old = self._chain, self._parties, dict(standing.references)
         own, lossless = parties[0], parties[-1]
-        specs = checkpoint.specs if specs is None else specs
-        place_of = {spec.key: self._place(spec) for spec in specs}
-        members = [spec for spec in specs if place_of[spec.key] == 0]
+        members = self.members(specs)
         config_of = self._configs(checkpoint, members)
         wanted = [party.codec.companions() for party in parties]
         wanted[0] = wanted[0].union(*(codec.companions() for codec in config_of.values()))
@@ -158,7 +230,7 @@ class FrameEncoder:
         plans += [party.codec.plan([], [], beside) for party in parties[1:]]
 
         def encode(spec: TensorSpec) -> TensorResult:
-            place = place_of[spec.key]
+            place = self._place(spec)
             codec = parties[place].codec if place else config_of[spec.key]
             if spec.key in unchanged:
                 return _left(checkpoint, spec, codec.unchanged(spec, old.pop(spec.key)))
@@ -175,9 +247,7 @@ class FrameEncoder:
             origin = Origin(checkpoint.source, spec, digest) if lasting else None
             return TensorResult(spec, encoded.block, encoded.reference, origin, digest, error, norm)
 
-        memory = own.codec.remember(plans[0])
-        results = ordered_map(encode, specs, threads=chain.threads, weight=_weight)
-        return memory, _while_recycling(results)
+        return FramePlan(own.codec.remember(plans[0]), members, encode, chain.threads)
 
     def look_ahead(
         self, steps: Sequence[int], read: Callable[[int], Checkpoint], keys: frozenset[str] | None = None
@@ -283,12 +353,6 @@ def _seen(spec: TensorSpec, there: Sequence[tuple[Sight, Checkpoint]], codec: An
         except (InshrinkError, OSError):
             continue
         yield Seen(sight.place, item)
-
-
-def _while_recycling(results: Iterator[TensorResult]) -> Iterator[TensorResult]:
-    """Yield results; what one tensor needed, and the state it had before, is memory for the next."""
-    with recycling():
-        yield from results
 
 
 def _weight(spec: TensorSpec) -> int:

@@ -154,9 +154,9 @@ def compress(
     """Write a run into an archive: the steps it does not hold yet."""
     import inshrink_core
     from inshrink_core.codec import codec_with
-    from inshrink_core.execution import without_torch_threads
+    from inshrink_core.execution import prepare_process
 
-    without_torch_threads()
+    prepare_process()
     options = writing.keywords(**vars(shorthands))
     if options["codec"] is None:
         options["codec"] = codec_with(name for name, value in vars(shorthands).items() if value is not None)

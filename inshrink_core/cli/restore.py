@@ -63,10 +63,10 @@ def restore(
 ) -> None:
     """Write archived steps back as files, in the run's own format."""
     import inshrink_core
-    from inshrink_core.execution import without_torch_threads
+    from inshrink_core.execution import prepare_process
     from inshrink_core.verbs.restore import known_steps
 
-    without_torch_threads()
+    prepare_process()
     if every and step:
         raise InputError("--step and --all exclude each other", remedy="give one of them")
     opened = based.open(archive)

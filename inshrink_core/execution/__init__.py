@@ -14,7 +14,7 @@ from inshrink_core.execution.kept import (
     write_whole,
 )
 from inshrink_core.execution.resources import Limits, free_disk, memory_available
-from inshrink_core.execution.threads import default_threads, ordered_map, without_torch_threads
+from inshrink_core.execution.threads import default_threads, ordered_map, prepare_process
 
 __all__ = [
     "Limits",
@@ -32,11 +32,11 @@ __all__ = [
     "new_buffer",
     "ordered_map",
     "parse_record",
+    "prepare_process",
     "recycling",
     "remove_empty",
     "resolve_device",
     "sync_path",
-    "without_torch_threads",
     "working_folder",
     "write_whole",
 ]

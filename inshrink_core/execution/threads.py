@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-__all__ = ["default_threads", "ordered_map", "without_torch_threads"]
+__all__ = ["default_threads", "ordered_map", "prepare_process"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -20,12 +23,22 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def without_torch_threads() -> None:
-    """Have PyTorch compute in the calling thread alone, in this process, from now on.
+def prepare_process() -> None:
+    """Prepare a process of our own, whose workers are as many as its processors, for work with tensors.
 
-    For a process of our own, whose workers are as many as its processors: PyTorch would give each of them a
-    team of threads, which wait for each other by spinning and take the processors from the workers.
+    PyTorch computes in the calling thread alone from now on: it would give each worker a team of threads,
+    which wait for each other by spinning and take the processors from the workers. And the many objects
+    that PyTorch and numba are made of are never looked through for garbage, neither while they are imported
+    nor when the process ends.
     """
+    if not {"torch", "numba"} <= sys.modules.keys():
+        gc.disable()
+        try:
+            for name in ("torch", "numba"):
+                importlib.import_module(name)
+        finally:
+            gc.freeze()
+            gc.enable()
     import torch
 
     torch.set_num_threads(1)

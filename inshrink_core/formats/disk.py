@@ -153,7 +153,8 @@ class ReadableFile:
         """Tell whether the open file lies where a path without links says."""
         try:
             # What Linux says of the open file cannot be changed behind it, as a path could.
-            return str(Path(f"/proc/self/fd/{self._descriptor}").readlink()) == real_path
+            # Asked at every opening, and a path takes longer to make than the answer.
+            return os.readlink(f"/proc/self/fd/{self._descriptor}") == real_path  # noqa: PTH115
         except OSError:
             return os.path.realpath(real_path) == real_path
 

@@ -10,7 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from inshrink_core.chain import ChainConfig, ChainWriter, is_exact, stored_view
+from inshrink_core.archive.storage import is_sound
+from inshrink_core.chain import ChainConfig, ChainWriter, PreparedFrame, is_exact, stored_view
 from inshrink_core.chain.defaults import factors_of
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.codec import FALLBACK_CODEC, get_codec
@@ -166,6 +167,11 @@ class _Step(NamedTuple):
         """Encode a candidate in memory and ask the evaluator."""
         return self.runner.trial(self.checkpoint.step, candidate, self.position)
 
+    def decision(self, candidate: Candidate, trial: Trial, verdict: Verdict) -> _Decision:
+        """Return a candidate as what is to be written."""
+        made, prepared = self.position.made.get(candidate.digest), self.position.frame_of(candidate)
+        return _Decision(candidate, trial, verdict, made, prepared)
+
 
 class _Decision(NamedTuple):
     """What a step is written with, how that was measured, and what is remembered of it.
@@ -177,6 +183,7 @@ class _Decision(NamedTuple):
     trial: Trial | None = None
     verdict: Verdict = Verdict(kept=True, usage=0.0)
     made: Made | None = None
+    prepared: PreparedFrame | None = None
 
 
 class BoundedWriter:
@@ -244,7 +251,7 @@ class BoundedWriter:
         self._start = three_digits(base.config.knob_value() or math.nan)
         self._last: Any = None
         self._last_index: tuple[bytes, FrameIndex] | None = None
-        # Holds the state after the last frame, so that a frame is decoded without those before it.
+        # Holds the state after the last frame that was decoded, so that the next one is without those before.
         self._written: Archive | None = None
         self._keyframe_nbytes: int | None = None
         self.evaluations = 0
@@ -331,7 +338,7 @@ class BoundedWriter:
         appended = self.appended = self._write(chain, checkpoint, decision, keyframe, done)
         made = decision.made
         self._last_index = None if made is None else (appended.info.frame_id, made.frame_index)
-        self._check_written(chain, checkpoint, decision, self._is_informative(stale))
+        self._check_written(chain, checkpoint, decision, appended, self._is_informative(stale))
         return appended
 
     def _aimed_at(self, chain: ChainWriter, checkpoint: Checkpoint) -> Bounds:
@@ -420,10 +427,11 @@ class BoundedWriter:
             base=self._base,
             judge=self._judge,
             log=None,
+            sized=not self._follows,
             told=self._told,
         )
         standing = chain.standing(keyframe=keyframe, specs=checkpoint.specs)
-        index = None if keyframe else self._index_of_parent(chain, checkpoint)
+        index = None if keyframe or self._follows else self._index_of_parent(chain, checkpoint)
         return _Step(checkpoint, runner, Position(runner, standing, index))
 
     def _index_of_parent(self, chain: ChainWriter, checkpoint: Checkpoint) -> FrameIndex:
@@ -476,8 +484,7 @@ class BoundedWriter:
         if searched or self._last is None:
             self._last = best.point
         candidate, trial = best.result
-        made = step.position.made[candidate.digest]
-        return _Decision(candidate, trial, self._target.judge(trial.figures), made)
+        return step.decision(candidate, trial, self._target.judge(trial.figures))
 
     def _with_room(self, held: Outcome[Any], stale: Figures) -> Outcome[Any] | None:
         """Aim at coming nearer than the previous checkpoint, where the last configuration leaves room there.
@@ -501,6 +508,7 @@ class BoundedWriter:
         candidate = self._space.candidate(point)
         trial = step.trial(candidate)
         verdict = self._target.judge(trial.figures)
+        step.position.keep(candidate, trial.ratio_weights if verdict.kept else -math.inf)
         return Outcome(point, verdict.kept, trial.ratio_weights, verdict.usage, (candidate, trial))
 
     @property
@@ -563,11 +571,12 @@ class BoundedWriter:
             return None
         step = self._step(chain, checkpoint, keyframe=True)
         trial = step.trial(candidate)
+        step.position.keep(candidate, trial.ratio_weights)
         self.evaluations += step.runner.evaluations
         verdict = self._target.judge(trial.figures)
         if trial.weights_nbytes > delta.weights_nbytes or not verdict.kept:
             return None
-        return _Decision(candidate, trial, verdict, step.position.made[candidate.digest])
+        return step.decision(candidate, trial, verdict)
 
     def _write(
         self,
@@ -586,7 +595,9 @@ class BoundedWriter:
         # A keyframe upon a base model says nothing of what another would take.
         based = chain.base is not None and chain.parent is None
         quality = self._quality("measured", Figures() if decision.trial is None else decision.trial.figures)
-        appended = chain.append(checkpoint, done=done, keyframe=keyframe, quality=quality)
+        appended = chain.append(
+            checkpoint, done=done, keyframe=keyframe, quality=quality, prepared=decision.prepared
+        )
         if keyframe and decision.trial is not None:
             self._keyframe_nbytes = None if based else decision.trial.weights_nbytes
         return appended
@@ -611,22 +622,33 @@ class BoundedWriter:
         return replace(self._base, overrides=()).made_exact(get_codec(FALLBACK_CODEC)())
 
     def _check_written(
-        self, chain: ChainWriter, checkpoint: Checkpoint, decision: _Decision, informative: bool
+        self,
+        chain: ChainWriter,
+        checkpoint: Checkpoint,
+        decision: _Decision,
+        appended: Appended,
+        informative: bool,
     ) -> None:
-        """Decode the frame from disk: it must be what was measured; else it is judged by itself."""
+        """Read the frame from disk: it must be what was measured; else it is judged by itself.
+
+        Where the blocks are those of the trial, and lie there as they were written, they decode to what the
+        trial returned, by the closed-loop law of codecs. All others are decoded.
+        """
         archive, info = chain.archive, chain.parent
         if info is None:
             raise RuntimeError("a frame was appended, and there is none")
-        if self._written is None or self._written.reader is not archive.reader:
-            self._written = archive.sequential(values=False)
-        written = self._written.checkpoint(info)
         made, trial, verdict = decision.made, decision.trial, decision.verdict
-        same = model_digests(written) == (model_digests(checkpoint) if made is None else made.digests)
         figures = Figures(drop=0.0) if trial is None else trial.figures
-        if trial is None or not same:
-            figures = self._judge.figures(checkpoint.step, written)
-            self.evaluations += 1
-            verdict = self.bounds.judge(figures)
+        if appended.as_prepared and is_sound(archive.reader.storage, archive.reader.info(info.frame_id)):
+            self._written = None
+        else:
+            if self._written is None or self._written.reader is not archive.reader:
+                self._written = archive.sequential(values=False)
+            written = self._written.checkpoint(info)
+            if trial is None or made is None or model_digests(written) != made.digests:
+                figures = self._judge.figures(checkpoint.step, written)
+                self.evaluations += 1
+                verdict = self.bounds.judge(figures)
         self._figures = figures
         self.promises[checkpoint.step] = StepPromise(
             config=_document_of(chain.config.record()),

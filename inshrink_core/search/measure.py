@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.archive.document import compress_document, pack_value
 from inshrink_core.archive.index import INDEX_DICTIONARY, BlockColumns, FrameIndex, SmallBlocks, pack_index
 from inshrink_core.archive.layout import FRAME_HEADER_NBYTES, LARGE_BLOCK_NBYTES, TRAILER_NBYTES, align
 from inshrink_core.chain import ChainConfig, FrameEncoder, Standing, stored_view
+from inshrink_core.chain.encoder import FramePlan, TensorResult
 from inshrink_core.chain.needs import pack_attributes
 from inshrink_core.chain.parts import LAYOUT_KEY
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, TensorRole, TensorSpec
@@ -53,33 +55,48 @@ class EncodedStep:
     ----------
     checkpoint
         The original.
-    references
-        States after it: what it decodes to, and what the next delta is encoded against.
-    memory
-        What the codec wants to remember.
-    index
-        About what the frame's index would be.
-    nbytes
-        Bytes of each block, by key.
-    squared_errors
-        Squared error of each weight and buffer, by key.
-    squared_norm
-        Squared norm of what was encoded.
-    overhead_nbytes
-        Header, index, trailer and padding.
+    plan
+        What its frame is made by; more of it can be encoded.
+    results
+        What was encoded, by key.
     seconds
         Time it took.
     """
 
     checkpoint: Checkpoint = field(repr=False)
-    references: Mapping[str, TensorReference] = field(repr=False)
-    memory: Any = field(repr=False)
-    index: FrameIndex = field(repr=False)
-    nbytes: Mapping[str, int]
-    squared_errors: Mapping[str, float]
-    squared_norm: float
-    overhead_nbytes: int
+    plan: FramePlan = field(repr=False)
+    results: Mapping[str, TensorResult] = field(repr=False)
     seconds: float
+    _frame: Callable[[], tuple[int, FrameIndex]] = field(repr=False)
+
+    @cached_property
+    def _framed(self) -> tuple[int, FrameIndex]:
+        return self._frame()
+
+    @property
+    def index(self) -> FrameIndex:
+        """About what the frame's index would be."""
+        return self._framed[1]
+
+    @property
+    def overhead_nbytes(self) -> int:
+        """Header, index, trailer and padding."""
+        return self._framed[0]
+
+    @cached_property
+    def references(self) -> Mapping[str, TensorReference]:
+        """States after it: what it decodes to, and what the next delta is encoded against."""
+        return {key: result.reference for key, result in self.results.items()}
+
+    @cached_property
+    def nbytes(self) -> Mapping[str, int]:
+        """Bytes of each block, by key."""
+        return {key: len(result.block.payload) for key, result in self.results.items()}
+
+    @cached_property
+    def squared_errors(self) -> Mapping[str, float]:
+        """Squared error of each weight and buffer, by key."""
+        return {key: result.squared_error for key, result in self.results.items()}
 
     @property
     def raw_weights(self) -> int:
@@ -100,11 +117,8 @@ class EncodedStep:
     @property
     def relative_error(self) -> float:
         """Root of squared error over squared norm; 0 where nothing has a norm."""
-        return (
-            math.sqrt(math.fsum(self.squared_errors.values()) / self.squared_norm)
-            if self.squared_norm
-            else 0.0
-        )
+        norm = math.fsum(result.squared_norm for result in self.results.values())
+        return math.sqrt(math.fsum(self.squared_errors.values()) / norm) if norm else 0.0
 
     def restored(self) -> Checkpoint:
         """Return the step as it would be restored: weights, buffers and what the codec stores beside them."""
@@ -124,7 +138,7 @@ class _States:
     references: Mapping[str, TensorReference]
 
     def read(self, spec: TensorSpec) -> Tensor:
-        return self.references[spec.key].decoded().clone()
+        return self.references[spec.key].decoded_anew()
 
     def skeleton(self, layout: FileLayout) -> bytes:
         return b""
@@ -166,26 +180,21 @@ def encode_step(
     chosen = tuple(
         spec for spec in checkpoint.specs if spec.role in roles and (keys is None or spec.key in keys)
     )
-    memory, results = FrameEncoder(chain).encode(checkpoint, standing, chosen)
-    blocks, references, errors, squared_norm = {}, {}, {}, 0.0
-    for result in results:
-        blocks[result.spec.key] = result.block
-        references[result.spec.key] = result.reference
-        errors[result.spec.key] = result.squared_error
-        squared_norm += result.squared_norm
-    meta = chain.record() | {"content": _any_digest(blocks)} | ({} if memory is None else {"memory": memory})
-    whole = stored_view(checkpoint, chain.optimizer)
-    overhead, index = frame_overhead(whole, blocks, chain, meta, index)
+    plan = FrameEncoder(chain).plan(checkpoint, standing, chosen)
+    results = {result.spec.key: result for result in plan.encode(chosen)}
+
+    def frame() -> tuple[int, FrameIndex]:
+        blocks = {key: result.block for key, result in results.items()}
+        remembered = {} if plan.memory is None else {"memory": plan.memory}
+        meta = chain.record() | {"content": _any_digest(blocks)} | remembered
+        return frame_overhead(stored_view(checkpoint, chain.optimizer), blocks, chain, meta, index)
+
     return EncodedStep(
         checkpoint=checkpoint if keys is None else replace(checkpoint, specs=chosen, aliases={}),
-        references=references,
-        memory=memory,
-        index=index,
-        nbytes={key: len(block.payload) for key, block in blocks.items()},
-        squared_errors=errors,
-        squared_norm=squared_norm,
-        overhead_nbytes=overhead,
+        plan=plan,
+        results=results,
         seconds=time.perf_counter() - begun,
+        _frame=frame,
     )
 
 
@@ -231,8 +240,8 @@ def following(
     if before is None:
         return Standing(memory=foreseen), None
     if keyframe:
-        return Standing(memory=before.memory), None
-    return Standing(references=before.references, memory=before.memory), before.index
+        return Standing(memory=before.plan.memory), None
+    return Standing(references=before.references, memory=before.plan.memory), before.index
 
 
 def frame_overhead(

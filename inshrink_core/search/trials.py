@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive.document import pack_value
 from inshrink_core.archive.index import FrameIndex
-from inshrink_core.chain import ChainConfig, Standing, step_gain, tensor_digest
+from inshrink_core.chain import ChainConfig, PreparedFrame, Standing, step_gain, tensor_digest
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.execution import ResultLog, parse_record
 from inshrink_core.search.bounds import Figures, Partial
@@ -51,7 +51,7 @@ class Trial:
     config
         The configuration, as a config file says it.
     raw_weights, weights_nbytes
-        Raw bytes of weights and buffers, and the bytes of the frame that hold them.
+        Raw bytes of weights and buffers, and the bytes that hold them; 0 where they were not asked for.
     drop, divergence, restore_cost, drop_error
         Against the step's original (`inshrink_core.search.bounds.Figures`); None where not known.
     restore_gain, restore_noise
@@ -163,7 +163,7 @@ class TrialLog(ResultLog[Trial]):
 
 
 class Made(NamedTuple):
-    """What is remembered of a trial: its states would fill a memory, were there many."""
+    """What is remembered of every trial: the states of all would fill a memory."""
 
     frame_index: FrameIndex
     digests: Mapping[str, bytes]
@@ -189,6 +189,9 @@ class TrialRunner:
         The evaluator.
     log
         Trials there are already, and where new ones go; None to keep none, and to predict no damage.
+    sized
+        Tell what frames take, and do not ask twice about the same restored state. Where nearly every
+        candidate is written, neither is worth its time.
     with_gain
         Measure restore gain and noise too, which costs an encoding a trial.
     told
@@ -207,6 +210,7 @@ class TrialRunner:
     base: ChainConfig
     judge: Judge
     log: TrialLog | None
+    sized: bool = True
     with_gain: bool = False
     told: OnTrial | None = None
     foreseen: Any = None
@@ -286,13 +290,16 @@ class TrialRunner:
         begun = time.perf_counter()
         encoded = position.encode(step, candidate)
         restored = encoded.restored()
-        made = Made(encoded.index, model_digests(restored))
-        position.made[candidate.digest] = made
-        state = step, tuple(made.digests.values())
-        if state not in self._figures:
-            self._figures[state] = self.judge.figures(step, restored, until_broken=True)
+        figures = state = None
+        if self.sized:
+            made = position.made[candidate.digest] = Made(encoded.index, model_digests(restored))
+            state = step, tuple(made.digests.values())
+            figures = self._figures.get(state)
+        if figures is None:
+            figures = self.judge.figures(step, restored, until_broken=True)
             self.evaluations += 1
-        figures = self._figures[state]
+        if state is not None:
+            self._figures[state] = figures
         gain: tuple[float | None, float | None] = None, None
         before = self.before(step) if self.with_gain and figures.partial is None else None
         if before is not None:
@@ -304,7 +311,7 @@ class TrialRunner:
             step=step,
             config=self.document(candidate),
             raw_weights=encoded.raw_weights,
-            weights_nbytes=encoded.weights_nbytes,
+            weights_nbytes=encoded.weights_nbytes if self.sized else 0,
             restore_gain=gain[0],
             restore_noise=gain[1],
             damage=None if self.log is None else damage_of(encoded.squared_errors, self.h(step)),
@@ -353,6 +360,7 @@ class Position:
         self._depth = 0
         self.history = runner.foreseen_digest
         self.made: dict[str, Made] = {}
+        self._kept: tuple[float, str, PreparedFrame] | None = None
 
     def after(self, step: int, candidate: Candidate) -> Position:
         """Return the place after a step that was written with a candidate."""
@@ -375,9 +383,22 @@ class Position:
         checkpoint = self._runner.checkpoints(step)
         chain = candidate.chain_config(self._runner.base)
         encoded = encode_step(chain, checkpoint, *self.standing())
-        if self._fixed is None:  # of a chain on disk, no state but the chain's own is held
-            self._tried = (step, digest, encoded)
+        self._tried = (step, digest, encoded)
         return encoded
+
+    def keep(self, candidate: Candidate, ratio: float) -> None:
+        """Hold the frame of the candidate that was tried last while none has a larger ratio, and no other."""
+        tried, self._tried = self._tried, None
+        if tried is None or tried[1] != candidate.digest or (self._kept and self._kept[0] >= ratio):
+            return
+        encoded, chain = tried[2], candidate.chain_config(self._runner.base)
+        standing, _ = self.standing()
+        frame = PreparedFrame(chain, encoded.checkpoint, standing, encoded.plan, encoded.results)
+        self._kept = (ratio, candidate.digest, frame)
+
+    def frame_of(self, candidate: Candidate) -> PreparedFrame | None:
+        """Return the frame of a candidate, if it is held."""
+        return self._kept[2] if self._kept and self._kept[1] == candidate.digest else None
 
     def _last(self) -> EncodedStep | None:
         """Return the step that led here, encoded now if only its trial was known; None at the start."""

@@ -205,6 +205,7 @@ class CheckedWriter:
             base, self._judge, self._originals.get, follows=follows, resumed=resumed
         )
         self._every, self._forgiving, self._n_unchecked = every, forgiving, 0
+        self._follows = follows
         self.failures: dict[int, str] = {}
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
@@ -228,9 +229,10 @@ class CheckedWriter:
             else:
                 appended = self._bounded.append_exactly(chain, checkpoint, done, str(error))
         self._n_unchecked = 1 % self._every
-        # The files of a save are gone after a failure; the next one may want to know what moved since.
         self._originals.clear()
-        self._originals[checkpoint.step] = _held(checkpoint)
+        if not self._follows:
+            # The files of a save are gone after a failure; a search may want to know what moved since.
+            self._originals[checkpoint.step] = _held(checkpoint)
         self._judge.forget(lambda step: step != checkpoint.step)
         return appended
 

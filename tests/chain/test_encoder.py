@@ -1,10 +1,14 @@
 """What encoding a frame reads of a checkpoint."""
 
 from collections import Counter
+from dataclasses import replace
 
-from inshrink_core.chain import ChainConfig
-from inshrink_core.chain.encoder import FrameEncoder, Standing
+import pytest
+
+from inshrink_core.archive import ArchiveWriter
+from inshrink_core.chain import ChainConfig, ChainWriter, FrameEncoder, PreparedFrame, Standing
 from inshrink_core.codec import get_codec
+from inshrink_core.search.measure import encode_step
 from tests.builders import memory_checkpoint, seeded
 
 
@@ -18,3 +22,28 @@ def test_second_moments_are_read_to_plan_and_for_first_moments_but_not_again_for
     _, results = FrameEncoder(ChainConfig(config=get_codec("lattice")())).encode(checkpoint, Standing())
     assert [result.spec.key for result in results] == list(tensors)
     assert Counter(checkpoint.source.reads) == {"w": 2, "w@exp_avg": 1, "w@exp_avg_sq": 3}
+
+
+@pytest.mark.parametrize("other", ["none", "config", "checkpoint", "standing"])
+def test_what_was_prepared_is_taken_over_only_where_it_would_be_encoded_again(tmp_path, other):
+    first, second = (
+        memory_checkpoint(step, {"w": seeded((64, 64), step), "w@exp_avg": seeded((64, 64), 9)})
+        for step in (1, 2)
+    )
+    chain = ChainConfig(config=get_codec("lattice")())
+    with ArchiveWriter(tmp_path / "a", create=True) as writer:
+        lines = ChainWriter(writer, chain)
+        lines.append(first)
+        standing = lines.standing(keyframe=False, specs=second.specs)
+        encoded = encode_step(chain, second, standing)
+        prepared = PreparedFrame(chain, second, standing, encoded.plan, encoded.results)
+        if other == "config":
+            lines.config = replace(
+                chain, config=replace(chain.config, coarseness=2 * chain.config.coarseness)
+            )
+        target = replace(second) if other == "checkpoint" else second
+        appended = lines.append(target, keyframe=other == "standing", prepared=prepared)
+        assert appended.as_prepared == (other == "none")
+        frame = lines.archive.frame(appended.info)
+        same = frame.read(frame.entry("w")) == encoded.results["w"].block.payload
+        assert same == (other in ("none", "checkpoint"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from inshrink_core.execution import default_threads, ordered_map
+from inshrink_core.execution import default_threads, ordered_map, prepare_process, threads
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
@@ -93,3 +96,22 @@ def test_the_last_heavy_item_is_started_before_light_ones_that_stand_before_it()
 
 def test_at_least_one_thread_is_offered() -> None:
     assert default_threads() >= 1
+
+
+def test_what_a_process_of_ours_imports_is_no_garbage(monkeypatch):
+    seen, before = [], torch.get_num_threads()
+    monkeypatch.setattr(threads, "sys", SimpleNamespace(modules={}))
+    importer = SimpleNamespace(import_module=lambda name: seen.append((name, gc.isenabled())))
+    monkeypatch.setattr(threads, "importlib", importer)
+    try:
+        prepare_process()
+        assert seen == [("torch", False), ("numba", False)]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+        gc.unfreeze()
+        monkeypatch.undo()
+        prepare_process()  # all is there: what a caller made since then is not kept
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.unfreeze()
+        torch.set_num_threads(before)

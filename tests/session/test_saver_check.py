@@ -10,12 +10,14 @@ from torch import nn
 from torch.nn import functional
 
 import inshrink_core
-from inshrink_core.chain import Archive
+from inshrink_core.chain import Archive, ChainWriter, PreparedFrame
+from inshrink_core.chain.archive import _FrameSource
 from inshrink_core.chain.meta import QUALITY, check_meta
 from inshrink_core.cli import main
 from inshrink_core.errors import ConfigError, DamagedError, EvaluatorError, InputError
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.metrics import Direction
+from inshrink_core.search import bounded
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 from inshrink_core.training.check import ModelEvaluator
 from inshrink_core.training.saver import Saver
@@ -343,3 +345,46 @@ def test_inspect_shows_what_a_restore_costs(tmp_path, capsys):
 def test_a_frame_that_says_nonsense_of_its_quality_is_damaged(quality):
     with pytest.raises(DamagedError, match="quality"):
         check_meta({QUALITY: quality}, "here")
+
+
+def contents_of(path):
+    """Return every block and what each frame says of itself, but for the id it was restored from."""
+    archive = Archive.open(path)
+    frames = [archive.frame(info) for info in archive.frames]
+    return [
+        ([(entry, frame.read(entry)) for entry in frame.entries], {**frame.meta, "originals": None})
+        for frame in frames
+    ]
+
+
+def test_a_save_is_what_its_trial_encoded_and_is_not_decoded(tmp_path, monkeypatch):
+    taken_over, append = [], ChainWriter.append
+
+    def noted(self, *args, **kwargs):
+        appended = append(self, *args, **kwargs)
+        taken_over.append(appended.as_prepared)
+        return appended
+
+    def refused(*_, **__):
+        raise AssertionError("a frame is decoded")
+
+    monkeypatch.setattr(ChainWriter, "append", noted)
+    monkeypatch.setattr(Archive, "decode", refused)
+    _, failures = saved(tmp_path / "once", n_saves=2, check=check)
+    monkeypatch.undo()
+    assert not failures
+    assert taken_over == [True] * 2
+    monkeypatch.setattr(PreparedFrame, "holds", lambda *_: False)
+    saved(tmp_path / "again", n_saves=2, check=check)
+    assert contents_of(tmp_path / "once") == contents_of(tmp_path / "again")
+
+
+def test_a_frame_that_does_not_lie_there_as_written_is_decoded_and_judged(tmp_path, monkeypatch):
+    monkeypatch.setattr(bounded, "is_sound", lambda *_: False)
+    originals, failures = saved(tmp_path / "a", n_saves=2, check=check)
+    assert not failures
+    assert len(cost_of(tmp_path / "a", originals)) == 2
+    monkeypatch.setattr(_FrameSource, "read", lambda source, spec: torch.zeros(spec.shape))
+    _, failures = saved(tmp_path / "b", n_saves=2, check=check)
+    assert list(failures) == [15, 30]
+    assert all("although it was measured" in why for why in failures.values())

@@ -33,6 +33,9 @@ __all__ = ["advance_large", "find_steps", "match_steps", "mend", "move", "take_s
 _CHUNK = 2048
 """Elements at a time: 20 bytes each, in a first-level cache of 48 kB."""
 
+_NEIGHBOURS = 64
+"""Tokens of which one is large or exact more seldom than not: they are looked at together first."""
+
 _NOTHING, _UNKNOWN = np.zeros(_CHUNK, np.int32), np.zeros(_CHUNK, np.uint8)
 """For what is not given, the same for each chunk: a kernel for its absence would have to be compiled, too."""
 
@@ -90,6 +93,15 @@ def turn(
         fresh = _U8((_U8(1) if context == _U8(0) else pair) + _U8(negative << _U8(5)))
         new[i] = fresh if moved else aged
     return np.int64(largest)
+
+
+@part
+def any_large(tokens: NDArray[np.uint8]) -> np.bool:  # pragma: no cover - compiled
+    """Whether one of a few tokens is large or exact: those alone have the highest bit."""
+    joined = _U8(0)
+    for i in range(tokens.size):
+        joined = _U8(joined | tokens[i])
+    return joined >= FIRST_LARGE
 
 
 @part
@@ -215,27 +227,30 @@ def advance_large(
     new: NDArray[np.uint8],
 ) -> int:  # pragma: no cover - compiled
     """Do over a chunk with large or exact tokens; return how many large it took, or -1: not valid."""
-    taken = 0
+    taken, outside, top = 0, _I32(0), _I32(bound)
+    for begin in range(0, tokens.size, _NEIGHBOURS):
+        if not any_large(tokens[begin : begin + _NEIGHBOURS]):
+            continue
+        for i in range(begin, min(begin + _NEIGHBOURS, tokens.size)):
+            if tokens[i] == EXACT:
+                after[i], new[i] = _I32(0), _U8(0)
+            elif tokens[i] >= FIRST_LARGE:
+                if taken >= large.size:
+                    return -1
+                z = large[taken]
+                taken += 1
+                change = (z >> 1) ^ -(z & 1)
+                if history[i] & _SIGN:
+                    change = -change
+                moved = step * change
+                if moved > MAX_PRODUCT or moved < -MAX_PRODUCT:
+                    return -1
+                after[i] = _I32(np.int64(integers[i]) + moved)
+                # A large token is no change of zero.
+                new[i] = _NEXT_HISTORIES[1 if change > 0 else 2, history[i]]
     for i in range(tokens.size):
-        if tokens[i] == EXACT:
-            after[i], new[i] = _I32(0), _U8(0)
-        elif tokens[i] >= FIRST_LARGE:
-            if taken >= large.size:
-                return -1
-            z = large[taken]
-            taken += 1
-            change = (z >> 1) ^ -(z & 1)
-            if history[i] & _SIGN:
-                change = -change
-            moved = step * change
-            if moved > MAX_PRODUCT or moved < -MAX_PRODUCT:
-                return -1
-            after[i] = _I32(np.int64(integers[i]) + moved)
-            # A large token is no change of zero.
-            new[i] = _NEXT_HISTORIES[1 if change > 0 else 2, history[i]]
-        if np.int64(after[i]) > bound or np.int64(after[i]) < -bound:
-            return -1
-    return taken
+        outside = _I32(outside | _I32(top - after[i]) | _I32(top + after[i]))
+    return -1 if outside < _I32(0) else taken
 
 
 @part
@@ -471,11 +486,9 @@ def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_ro
 def _count_large(tokens: NDArray[np.uint8]) -> tuple[int, int]:  # pragma: no cover - compiled
     """Return how many tokens have extra bits, and how many bits."""
     n_large, quarters = 0, 0
-    for begin in range(0, tokens.size, _CHUNK):
-        part, most = tokens[begin : begin + _CHUNK], _U8(0)
-        for i in range(part.size):
-            most = part[i] if part[i] > most else most
-        if most >= FIRST_LARGE:
+    for begin in range(0, tokens.size, _NEIGHBOURS):
+        part = tokens[begin : begin + _NEIGHBOURS]
+        if any_large(part):
             for i in range(part.size):
                 if FIRST_LARGE <= part[i] < EXACT:
                     n_large += 1
@@ -495,8 +508,12 @@ def _take_large(
 ) -> None:  # pragma: no cover - compiled
     """Fill in z; `tracked` is 1, or 0 where the history has one element."""
     at = 0
-    for i in range(tokens.size):
-        if FIRST_LARGE <= tokens[i] < EXACT:
+    for begin in range(0, tokens.size, _NEIGHBOURS):
+        if not any_large(tokens[begin : begin + _NEIGHBOURS]):
+            continue
+        for i in range(begin, min(begin + _NEIGHBOURS, tokens.size)):
+            if not FIRST_LARGE <= tokens[i] < EXACT:
+                continue
             change = (np.int64(after[i]) - np.int64(before[i])) // step
             if history[i * tracked] & _SIGN:
                 change = -change
@@ -544,8 +561,12 @@ def _read_extra(
 ) -> None:  # pragma: no cover - compiled
     """Fill in z; four bytes that are not read from follow those that are."""
     at = taken = np.int64(0)
-    for i in range(tokens.size):
-        if FIRST_LARGE <= tokens[i] < EXACT:
+    for begin in range(0, tokens.size, _NEIGHBOURS):
+        if not any_large(tokens[begin : begin + _NEIGHBOURS]):
+            continue
+        for i in range(begin, min(begin + _NEIGHBOURS, tokens.size)):
+            if not FIRST_LARGE <= tokens[i] < EXACT:
+                continue
             token = np.int64(tokens[i]) - FIRST_LARGE
             length, word = (token >> 2) + np.int64(5), np.int64(0)
             for k in range(5):
