@@ -155,8 +155,9 @@ def gaps(values: NDArray[Any], columns: Sequence[str], rows: Sequence[str], hove
 
 def colour_bar(text: str, ticks: Mapping[str, Sequence[object]], **more: object) -> dict[str, Any]:
     """Return the scale beside a heatmap."""
-    bar = {"title": {"text": html_text(text), "side": "top"}, "thickness": 12, "outlinewidth": 0, "xpad": 8}
-    return {**bar, **ticks, **more}
+    # At a distance in pixels: one in widths would need a margin that depends on the screen's.
+    place = {"x": 1, "xpad": 12, "thickness": 12, "outlinewidth": 0}
+    return {"title": {"text": html_text(text), "side": "top"}, **place, **ticks, **more}
 
 
 def _round_values(low: float, high: float, most: int = 5) -> list[float]:

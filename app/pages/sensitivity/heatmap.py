@@ -54,10 +54,10 @@ _LONGEST_COLORBAR = 420
 _ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (700, 3), (10**9, 1))
 """Pixels of a row by how many there are: (at most so many rows, pixels)."""
 
-_LETTER_PIXELS = 6.5
+_LETTER_PIXELS = 5.8
 """Width of a letter of a label, rather more than less; a margin too narrow grows by itself."""
 
-_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, _ROOM_OF_STEPS = 14, 42, 56
+_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, _ROOM_OF_STEPS = 33, 50, 66
 """Pixels beside the letters: ticks, paddings, the bar itself; below, the labels of steps and their title."""
 
 _NAME_WIDTH = 34
