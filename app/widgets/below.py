@@ -10,11 +10,17 @@ __all__ = ["show"]
 
 _SCRIPT = """
 export default function ({ setTriggerValue }) {
-  const frame = requestAnimationFrame(() => setTimeout(() => setTriggerValue("drawn", true)));
-  return () => cancelAnimationFrame(frame);
+  const ask = () => setTriggerValue("drawn", true);
+  const frame = requestAnimationFrame(() => setTimeout(ask));
+  const again = setInterval(ask, 3000);
+  return () => {
+    cancelAnimationFrame(frame);
+    clearInterval(again);
+  };
 }
 """
-"""Runs with the first frame of what came together with it, and speaks when that is on the screen."""
+"""Runs with the first frame of what came together with it, and speaks when that is on the screen. Of what two
+fragments say at the same moment, Streamlit's page hears one: it asks again, and a page has one such part."""
 
 _component = st.components.v2.component("inshrink.below", js=_SCRIPT, isolate_styles=False)
 

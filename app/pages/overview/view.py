@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 _MAX_PANELS = 4
 
-_CARD = 330
-"""Pixels of a card with charts, about."""
+_CHARTS = 700
+"""Pixels of all cards with charts, about."""
 
 
 class _Fact(NamedTuple):
@@ -69,12 +69,8 @@ def render() -> None:
         _skipped(shown)
     if shown.kind == "run" and shown.place.is_dir():
         naming.show(shown)
-    if shown.kind == "archive" and shown.archive is not None:
-        below.show("frames", partial(_frames, shown.archive), height=_CARD)
-    if shown.log:
-        below.show("training", partial(_training, shown), height=_CARD)
     logs.show(shown)
-    below.show("sizes", partial(_sizes, shown), height=_CARD)
+    below.show("charts", partial(_charts, shown), height=_CHARTS)
     _tensors(shown)
     path = str(shown.path)
     _snippets(shown, path)
@@ -227,6 +223,15 @@ def _skipped(shown: Subject) -> None:
     with st.expander(f"Files left out ({n})", expanded=n <= 3):
         table = pd.DataFrame(shown.skipped, columns=["file", "why"])
         listing.show(table, "skipped", alt="Files that were left out, and why", wide=["file", "why"])
+
+
+def _charts(shown: Subject) -> None:
+    """Draw what a reader scrolls down to."""
+    if shown.kind == "archive" and shown.archive is not None:
+        _frames(shown.archive)
+    if shown.log:
+        _training(shown)
+    _sizes(shown)
 
 
 def _training(shown: Subject) -> None:
