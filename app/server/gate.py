@@ -56,17 +56,6 @@ _HAS_PAGE_PATH = re.compile(r"/[a-z]*\Z")
 _BACKEND = "<script>window.__streamlit = {BACKEND_BASE_URL: location.origin + '/'}</script>"
 """Tells Streamlit's page where its server is. Unasked it looks below its own address first: two 404s."""
 
-_AHEAD = """
-      if (location.pathname === "/sensitivity")
-        new MutationObserver((_, observer) => {
-          if (!document.querySelector("[data-test-script-state=running]")) return;
-          observer.disconnect();
-          import("CHARTS");
-        }).observe(document, {subtree: true, childList: true, attributeFilter: ["data-test-script-state"]});
-    """
-"""Runs the script that draws charts while the server is at work: a page whose answer is a chart would run it
-after the server has answered."""
-
 _REFUSED = b"This server is not called so, or is not spoken to from there.\n"
 
 
@@ -75,8 +64,7 @@ def shell(index: Path) -> str:
     page = index.read_text(encoding="utf-8").replace("<script>", f"{_BACKEND}\n    <script>", 1)
     for charts in (index.parent / "static" / "js").glob("PlotlyChart.*.js"):  # 5 MB, on most pages
         link = f'<link rel="modulepreload" crossorigin href="./static/js/{charts.name}">'
-        begin = f"<script>{_AHEAD.replace('CHARTS', f'./static/js/{charts.name}')}</script>"
-        page = page.replace("</head>", f"  {link}\n    {begin}\n  </head>", 1)
+        page = page.replace("</head>", f"  {link}\n  </head>", 1)
     return page
 
 
