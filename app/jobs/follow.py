@@ -17,7 +17,15 @@ from inshrink_app.jobs.commands import archives_of, is_shrinking
 from inshrink_app.jobs.job import Job, Load
 from inshrink_app.widgets.tables import Problem
 
-__all__ = ["StartCommand", "end_process", "follow", "problem_of", "remove_scratch", "what_is_left"]
+__all__ = [
+    "StartCommand",
+    "end_process",
+    "follow",
+    "not_kept",
+    "problem_of",
+    "remove_scratch",
+    "what_is_left",
+]
 
 StartCommand = Callable[[Sequence[str], bool], "subprocess.Popen[str]"]
 """Starts `inshrink` with some words; and whether code may run that the reader has trusted."""
@@ -43,6 +51,12 @@ _DIED = Problem(
     "the process that worked on this ended before it was done",
     remedy="try again; if it ends again, the machine may be short of memory",
 )
+
+
+def not_kept(what: str, path: Path, error: OSError) -> Problem:
+    """Return the problem that the disk refuses what the explorer keeps of a job."""
+    remedy = "free some space, or say with XDG_STATE_HOME where the explorer keeps its jobs, and try again"
+    return Problem(f"{what}: {error.strerror or error}", str(path), remedy)
 
 
 class _FailedError(Exception):
@@ -76,7 +90,7 @@ def follow(job: Job, start: StartCommand, load: Load) -> None:
                 job.advance(
                     (place + 1) * _SHARE, len(job.commands) * _SHARE, f"{place + 1} of {len(job.commands)}"
                 )
-        folder.output.write_text(json.dumps(job.documents), encoding="utf-8")
+        _keep(folder.output, job.documents)
         result = load(folder.output)
         state = "finished"
         remove_scratch(job)
@@ -97,6 +111,21 @@ def follow(job: Job, start: StartCommand, load: Load) -> None:
     else:
         folder.write(job.record())
     folder.release_lock()
+
+
+def _keep(output: Path, documents: Sequence[Any]) -> None:
+    """Write the result.
+
+    Raises
+    ------
+    _FailedError
+        The disk refuses.
+    """
+    try:
+        output.write_text(json.dumps(documents), encoding="utf-8")
+    except OSError as error:
+        what = "the work is done, but its result cannot be kept"
+        raise _FailedError(not_kept(what, output, error)) from error
 
 
 def remove_scratch(job: Job) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from inshrink_app.jobs.commands import is_watching
 from inshrink_app.jobs.files import JobFolder, job_folders
-from inshrink_app.jobs.follow import StartCommand, end_process, follow, remove_scratch, what_is_left
+from inshrink_app.jobs.follow import StartCommand, end_process, follow, not_kept, remove_scratch, what_is_left
 from inshrink_app.jobs.job import Job, Load, load_kept, load_last, refresh_job, revive
 from inshrink_app.widgets.tables import Problem
 
@@ -210,7 +210,9 @@ class JobRegistry:
                 job.folder.make()
             except OSError as error:
                 job.begin()
-                job.ended_at, job.state, job.problem = time.time(), "failed", _not_kept(job.folder, error)
+                what = "no folder can be made for this job"
+                job.problem = not_kept(what, job.folder.path, error)
+                job.ended_at, job.state = time.time(), "failed"
                 self._jobs[job.job_id] = job
                 return
             if not job.folder.take_lock():
@@ -278,11 +280,6 @@ class JobRegistry:
                     [],
                     [],
                 )  # Read from disk again when it is asked for.
-
-
-def _not_kept(folder: JobFolder, error: OSError) -> Problem:
-    remedy = "free some space, or say with XDG_STATE_HOME where the explorer keeps its jobs, and try again"
-    return Problem(f"no folder can be made for this job: {error.strerror or error}", str(folder.path), remedy)
 
 
 def _text(key: Hashable) -> str:

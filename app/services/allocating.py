@@ -10,15 +10,15 @@ import streamlit as st
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.allocate.config import engine_settings
 from inshrink_app.services.failures import reported
-from inshrink_app.services.searching import SearchPoint
+from inshrink_app.services.searching import SearchPoint, codec_settings
 from inshrink_app.widgets.tables import ServiceError, Subject
 
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.codec import Knob
-    from inshrink_core.search.rates import Rates
+    from inshrink_core.search.rates import Predicted, Rates
 
-__all__ = ["allocation_of", "calibrated", "number_of", "rates", "raw_bytes", "with_allocation"]
+__all__ = ["allocation_of", "calibrated", "number_of", "predicted", "rates", "raw_bytes", "with_allocation"]
 
 
 def number_of(codec: str) -> Knob | None:
@@ -75,6 +75,36 @@ def calibrated(shown: Subject, found: Rates, points: Sequence[SearchPoint]) -> R
                 continue
             measured.append(Measured(values, one.drop, one.divergence))
     return found.calibrated(measured)
+
+
+def predicted(shown: Subject, found: Rates | None, config: Mapping[str, Any]) -> Predicted | None:
+    """Return what rates tell of a configuration.
+
+    Parameters
+    ----------
+    shown, found
+        The run, and what its tensors cost, if that is known.
+    config
+        The configuration.
+
+    Returns
+    -------
+    Predicted or None
+        None where it is of another codec, or sets what the codec's one number does not.
+
+    Raises
+    ------
+    ServiceError
+        The configuration asks for what the codec does not have.
+    """
+    if found is None or found.codec != config["codec"]:
+        return None
+    usual = codec_settings(found.codec)
+    told = [config.get("settings", {}), *config.get("override", ())]
+    set_there = {name: value for one in told for name, value in one.items() if value != usual.get(name)}
+    if set(set_there) - {"match", "layer_type", *found.settings}:
+        return None
+    return found.predict(allocation_of(shown, config, found.keys))
 
 
 @st.cache_data(show_spinner=False, max_entries=64, hash_funcs={Subject: lambda shown: str(shown.path)})

@@ -23,13 +23,13 @@ __all__ = [
     "byte_ticks",
     "colour_bar",
     "columns_axis",
+    "few_ticks",
     "gaps",
     "lay_out",
     "linear_scale_ticks",
     "log_scale_ticks",
     "log_ticks",
     "steps_axis",
-    "thinned",
     "tick_text",
     "title",
 ]
@@ -99,12 +99,12 @@ def add_heading(figure: go.Figure, text: str, x: float = 0) -> None:
     )
 
 
-def thinned(values: Sequence[str], texts: Sequence[str], limit: int) -> dict[str, list[str]]:
+def few_ticks(values: Sequence[str], texts: Sequence[str], limit: int) -> dict[str, list[str]]:
     """Label every k-th position, so that labels never overlap, and always the last one.
 
     Examples
     --------
-    >>> thinned("abcdefg", "ABCDEFG", 4)["ticktext"], thinned("abcdef", "ABCDEF", 4)["ticktext"]
+    >>> few_ticks("abcdefg", "ABCDEFG", 4)["ticktext"], few_ticks("abcdef", "ABCDEF", 4)["ticktext"]
     (['A', 'C', 'E', 'G'], ['A', 'C', 'F'])
     """
     stride = max(1, math.ceil(len(values) / limit))
@@ -132,7 +132,7 @@ def columns_axis(labels: Sequence[str]) -> dict[str, Any]:
         "title": title("Step"),
         "showgrid": False,
         "tickangle": 0,
-        **thinned(labels, labels, _MAX_COLUMN_LABELS),
+        **few_ticks(labels, labels, _MAX_COLUMN_LABELS),
     }
 
 
@@ -155,8 +155,9 @@ def gaps(values: NDArray[Any], columns: Sequence[str], rows: Sequence[str], hove
 
 def colour_bar(text: str, ticks: Mapping[str, Sequence[object]], **more: object) -> dict[str, Any]:
     """Return the scale beside a heatmap."""
-    bar = {"title": {"text": html_text(text), "side": "top"}, "thickness": 12, "outlinewidth": 0, "xpad": 8}
-    return {**bar, **ticks, **more}
+    # At a distance in pixels: one in widths would need a margin that depends on the screen's.
+    place = {"x": 1, "xpad": 12, "thickness": 12, "outlinewidth": 0}
+    return {"title": {"text": html_text(text), "side": "top"}, **place, **ticks, **more}
 
 
 def _round_values(low: float, high: float, most: int = 5) -> list[float]:

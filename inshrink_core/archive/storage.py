@@ -184,11 +184,11 @@ def is_sound(storage: Storage, frame: FrameInfo) -> bool:
         return False
 
 
-_REMEDY = "what was committed before is intact: see that the disk is well, and run it again"
+_REMEDY = "what was there before is intact: see that the disk is well, and run it again"
 """Where no number says more, above all EIO."""
 
 _REMEDIES = {
-    errno.ENOSPC: "free some space and run it again; what was committed before is intact",
+    errno.ENOSPC: "free some space and run it again; what was there before is intact",
     errno.EDQUOT: "your quota is used up: free some space and run it again",
     errno.EROFS: "the file system is read-only: choose another place",
     errno.EACCES: "check the permissions of the folder",

@@ -472,8 +472,9 @@ def write_files(
     if not force:
         _refuse_existing(targets)
     made: list[Path] = []
+    alone = next(iter(targets.values())) if len(targets) == 1 else directory
     try:
-        with _storage_errors(directory):
+        with _storage_errors(alone):
             made += make_folders(directory)
             with working_folder(directory) as folder:
                 # Numbers for names: a long one may leave no room for more signs.

@@ -25,7 +25,7 @@ from inshrink_core.chain.needs import pack_attributes
 from inshrink_core.chain.parts import add_parts, parts_of
 from inshrink_core.chain.rekey import rekey_frame
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
-from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.errors import InputError, NotFoundError, StorageError
 from inshrink_core.execution import Limits, make_folders, working_folder
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats.write import write_safetensors, written_nbytes
@@ -341,10 +341,16 @@ def _ratio_for(size: int, packed: ArchiveSize, where: str) -> float:
 def _beside(target: Path) -> Iterator[Path]:
     """Yield a folder to make the archive in that will be packed, on the file system of the file."""
     parent = target.absolute().parent
+    folder = None
     try:
         make_folders(parent)
         with working_folder(parent) as folder:
             yield folder
+    except StorageError as error:
+        if folder is None or not error.where.startswith(str(folder)):
+            raise
+        # That folder is gone by now.
+        raise StorageError(error.what, where=str(target), remedy=error.remedy) from error
     except OSError as error:
         raise storage_error(error, "the step cannot be exported", str(target)) from error
 
@@ -409,12 +415,11 @@ class _Export:
         restored = made.checkpoint(made.last)
         cast = _Cast(restored, self._whole, dtype)
         view = dataclasses.replace(restored, specs=tuple(map(cast.spec, restored.specs)), source=cast)
-        where = made.where(made.last)
         self._archive.limits.require_disk(
             written_nbytes(dataclasses.replace(view, files=()), "safetensors"),
             target.parent,
             "exporting the step",
-            where,
+            self._archive.where(self._info),
         )
         total, done = view.raw_bytes(), 0
 

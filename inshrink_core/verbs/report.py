@@ -7,7 +7,6 @@ import html
 import json
 import math
 import os
-import secrets
 import shlex
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inshrink_core.analysis.profile import sensitivity
 from inshrink_core.analysis.thinning import thinned
-from inshrink_core.archive.durable import require_free
-from inshrink_core.archive.storage import storage_error
+from inshrink_core.archive.durable import require_free, write_durably
+from inshrink_core.archive.storage import storage_error, storage_errors
 from inshrink_core.chain import Archive, ChainReport, chain_report
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import InputError, InshrinkError
@@ -194,7 +193,8 @@ def report(
     sections["hashes"] = _hashes(run, chain)
     name = run.name if run is not None else str(chain.name if chain is not None else target.name)
     content = _page(name, source.steps, sections).encode()
-    _write(target, content)
+    with storage_errors("the report cannot be written", target):
+        write_durably(target, content)
     return PageReport(
         output=target,
         nbytes=len(content),
@@ -553,15 +553,3 @@ def _page(name: str, steps: Sequence[int], sections: Mapping[str, str]) -> str:
         f"<h1>{_text(name)}</h1><p>Steps {_text(steps_in_short(steps))}</p>"
         f"{body}</body></html>\n"
     )
-
-
-def _write(target: Path, content: bytes) -> None:
-    """Write the file whole or not at all."""
-    temporary = target.absolute().with_name(f".{target.name}-{secrets.token_hex(4)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-        temporary.replace(target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise storage_error(error, "the report cannot be written", str(target)) from error

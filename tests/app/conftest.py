@@ -10,6 +10,7 @@ import pytest
 import streamlit as st
 from inshrink_app import state
 from inshrink_app.server import roots
+from inshrink_app.widgets import below
 
 from tests.app.browser import ARGUMENTS, CHROMIUM, Server, new_page
 
@@ -25,6 +26,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(roots._Current, "value", None)
     # What Overview tries by itself is a process; `asked_for` lets it.
     monkeypatch.setattr(state, "was_asked_for", lambda: False)
+    # No browser tells that it has drawn what stands above.
+    monkeypatch.setattr(below, "_is_due", lambda key, about, height: True)
     st.cache_resource.clear()
     st.cache_data.clear()
     roots.configure([folder])

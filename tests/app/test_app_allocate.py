@@ -306,7 +306,7 @@ def test_what_was_measured_calibrates_what_is_edited_next(archived: Path, jobs: 
     assert drawn.data[-1].y[0] == pytest.approx(seen.divergence)
 
 
-def test_the_page_says_how_many_measurements_calibrate_it(
+def test_measurements_calibrate_the_curve_and_the_estimate_of_settings_alike(
     archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs.rows["estimate"] = [level(2.0**i, SIZES) for i in range(-1, 4)]
@@ -316,6 +316,30 @@ def test_the_page_says_how_many_measurements_calibrate_it(
     button(app, "Estimate without measuring").click().run()
     assert not app.exception
     assert "calibrated by 2 measurements" in texts(app)
+    button(app, "Estimate").click().run()
+    assert not app.exception
+    assert "Drop and divergence as above" in texts(app)
+    assert texts(app).count("calibrated by 2 measurements") == 2
+    told = {metric.label: metric for metric in app.metric}
+    assert told["Worst drop"].value == told["Drop"].value != "–"
+    assert told["Worst drop"].delta == "estimated"
+
+
+def test_a_setting_that_the_codecs_number_is_not_has_no_figures_of_the_curve(archived: Path) -> None:
+    shown = services.load_subject(str(archived))
+    specs = shown.model_tensors
+    sizes = {spec.key: spec.numel for spec in specs}
+    rates = rates_of([level(2.0**i, sizes) for i in range(-1, 4)], "coarseness", specs)
+    plain = services.predicted(shown, rates, config(2.0, override=[{"match": "fc1.*", "coarseness": 2.0}]))
+    assert plain is not None
+    assert plain.drop == rates.predict([2.0] * len(rates.keys)).drop
+    usual = services.codec_settings("lattice")
+    same = {"codec": "lattice", "settings": {**usual, "coarseness": 2.0}}
+    assert services.predicted(shown, rates, same) is not None
+    other = {"codec": "lattice", "settings": {"coarseness": 2.0, "gamma": 0.5}}
+    assert services.predicted(shown, rates, other) is None
+    assert services.predicted(shown, rates, {"codec": "qd", "settings": {}}) is None
+    assert services.predicted(shown, None, config(2.0)) is None
 
 
 def test_an_archive_that_was_compared_is_a_measurement(

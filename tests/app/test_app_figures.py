@@ -172,7 +172,7 @@ def test_the_last_step_has_its_label() -> None:
     shown = axes.columns_axis(labels)["ticktext"]
     assert (shown[0], shown[-1]) == ("10", "240")
     assert len(shown) <= 13
-    assert axes.thinned([], [], 5)["ticktext"] == []
+    assert axes.few_ticks([], [], 5)["ticktext"] == []
 
 
 def test_names_that_differ_in_their_middle_keep_labels_that_differ() -> None:

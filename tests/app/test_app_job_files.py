@@ -110,6 +110,22 @@ def test_a_job_that_no_folder_can_be_made_for_says_so_and_can_be_tried_again(
     assert (wait(job).state, job.result) == ("finished", "hello")
 
 
+def test_a_result_that_cannot_be_kept_says_so_and_the_job_can_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = registry(tmp_path)
+    with monkeypatch.context() as system:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        system.setattr(Path, "write_text", Mock(side_effect=full))
+        job = wait(jobs.start("key", asked(), load))
+    assert job.state == "failed"
+    assert job.problem is not None
+    assert job.problem.what == "the work is done, but its result cannot be kept: No space left on device"
+    assert "free some space" in job.problem.remedy
+    jobs.resume(job.job_id, load)
+    assert (wait(job).state, job.result) == ("finished", "hello")
+
+
 def test_a_finished_job_is_there_after_a_restart_with_its_result(tmp_path: Path) -> None:
     wait(registry(tmp_path).start(("a", "b"), asked([1, 2]), load))
     again = registry(tmp_path)

@@ -74,6 +74,9 @@ def test_overview_of_a_huge_run_lists_and_filters_its_tensors(
     monkeypatch.setattr(services, "load_subject", lambda _: subject(400, 200))
     app = explorer("overview", run="/runs/huge")
     assert not app.exception
+    assert not app.dataframe, "drawn once it is asked for"
+    app.session_state["tensors"] = True
+    app.run()
     assert len(app.dataframe[0].value) == 400
     app.text_input(key="tensor_filter").set_value("layers.39").run()
     assert len(app.dataframe[0].value) == 11

@@ -44,7 +44,6 @@ SEEN = Selection("a", 20)
     [
         (None, Event("chart", "b", 10), Selection("b", 10)),
         (SEEN, Event("chart", "b", 30), Selection("b", 30)),
-        (SEEN, Event("chart"), None),
         (SEEN, Event("table", "b"), Selection("b", 20)),
         (None, Event("table", "b"), Selection("b", 30)),
         (SEEN, Event("table"), None),

@@ -1,14 +1,16 @@
 """One HTML file about a run and its archive: what it tells, and what it never does."""
 
+import errno
 import hashlib
 import json
+import os
 from html.parser import HTMLParser
 
 import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.errors import ExistsError, InputError
+from inshrink_core.errors import ExistsError, InputError, StorageError
 from inshrink_core.verbs import report
 
 HOSTILE = "<script>alert(1)</script>\u202e&'\""
@@ -142,3 +144,19 @@ def test_an_archive_as_the_original_is_refused(run, tmp_path):
     archive = run.with_name("run.inshrink")
     with pytest.raises(InputError, match="original run"):
         report(archive, tmp_path / "page.html", against=archive)
+
+
+@pytest.mark.parametrize("call", ["os.fsync", "pathlib.Path.replace"])
+def test_a_disk_that_is_full_leaves_the_page_that_was_there(run, tmp_path, monkeypatch, call):
+    def refuse(*_args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    target = tmp_path / "page.html"
+    target.write_bytes(b"mine")
+    with monkeypatch.context() as system:
+        system.setattr(call, refuse)
+        with pytest.raises(StorageError, match="free some space") as told:
+            report(run, target, force=True)
+    assert told.value.where == str(target)
+    assert list(tmp_path.iterdir()) == [target]
+    assert target.read_bytes() == b"mine"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.pages.allocate import config as search_config
 from inshrink_app.pages.allocate.config import Edit, engine_settings, toml_text
+from inshrink_app.pages.allocate.layers import basis
 from inshrink_app.services import Searched, SearchPoint
 from inshrink_app.widgets import facts, problem
 from inshrink_app.widgets.formatting import (
@@ -25,6 +26,9 @@ from inshrink_app.widgets.formatting import (
 )
 from inshrink_app.widgets.layout import answer, section
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+
+if TYPE_CHECKING:
+    from inshrink_core.search.rates import Rates
 
 __all__ = ["carried", "current", "forget", "pick", "show"]
 
@@ -61,6 +65,7 @@ def show(
     found: Searched | None,
     points: Sequence[SearchPoint],
     steps: Sequence[int],
+    rates: Rates | None,
 ) -> None:
     """Draw the editor.
 
@@ -72,6 +77,8 @@ def show(
         What the search found, and with its baselines: points that can be loaded.
     steps
         What to estimate on without a search.
+    rates
+        What each tensor costs, calibrated; None while that is not known.
     """
     used = found.steps if found is not None and found.steps else tuple(steps)
     with section("Configuration"):
@@ -86,7 +93,7 @@ def show(
             _tables(shown, edit)
         with right:
             known = sum(one.n_steps for one in points if not one.is_estimated)
-            beyond = _figures(shown, edit, used, known, found or Searched(points=()))
+            beyond = _figures(shown, edit, used, known, found or Searched(points=()), rates)
             _offer(shown, edit, beyond)
 
 
@@ -190,7 +197,9 @@ def _usable(
     return config
 
 
-def _figures(shown: Subject, edit: Edit, steps: Sequence[int], known: int, found: Searched) -> str:
+def _figures(
+    shown: Subject, edit: Edit, steps: Sequence[int], known: int, found: Searched, rates: Rates | None
+) -> str:
     """Draw what was measured of the point that was loaded, and what is estimated of what stands here.
 
     Returns
@@ -209,20 +218,26 @@ def _figures(shown: Subject, edit: Edit, steps: Sequence[int], known: int, found
     guess = answer(lambda: services.estimated(shown, steps, edit.config, known), "Estimating…")
     if guess is None:
         return beyond
+    # What stands above of the same configuration is calibrated by all that was measured, trials included.
+    same = answer(lambda: services.predicted(shown, rates, edit.config))
+    drop, divergence = (guess.drop, guess.divergence) if same is None else (same.drop, same.divergence)
     st.caption(f"Estimated, as it stands, on {counted(guess.n_steps, 'step')}")
-    caveat = "" if guess.n_trials else "estimated, uncalibrated"
-    _row(guess.ratio_weights, guess.drop, guess.divergence, "estimated", caveat)
     words = f"Encoded: {share_text(guess.sampled)} of the weights. "
-    if guess.n_trials:
+    is_known = guess.n_trials > 0
+    if rates is not None and same is not None:
+        words += f"Drop and divergence as above: {basis(rates)}."
+        is_known = rates.is_calibrated or rates.n_measured > 0
+    elif guess.n_trials:
         words += f"The drop is predicted from {counted(guess.n_trials, 'trial')}"
         if guess.rank_correlation is not None:
             words += f"; rank correlation with what was measured {guess.rank_correlation:.2f}"
         words += "."
     else:
         words += " ".join(map(sentence, guess.notes))
+    _row(guess.ratio_weights, drop, divergence, "estimated", "" if is_known else "estimated, uncalibrated")
     st.caption(markdown_text(words))
     is_new = origin is None or edit.is_changed
-    return found.beyond(guess.drop, guess.divergence) if is_new else beyond
+    return found.beyond(drop, divergence) if is_new else beyond
 
 
 def _row(ratio: float, drop: float | None, divergence: float | None, basis: str, caveat: str = "") -> None:

@@ -31,7 +31,7 @@ from inshrink_app.widgets.tables import Subject
 if TYPE_CHECKING:
     from inshrink_core.search.rates import Predicted, Rates
 
-__all__ = ["PICKED", "rows_of", "show"]
+__all__ = ["PICKED", "basis", "rows_of", "show"]
 
 PICKED = "rows"
 """What of the layers a link, or the page Sensitivity, has picked: a JSON list of names."""
@@ -88,25 +88,27 @@ def show(
         Bounds on the ``drop`` and the ``divergence``, as far as there are.
     """
     with section("Bits for every layer"):
+        _way_back(edit)
         if services.number_of(str(edit.config["codec"])) is None:
             st.write(
                 "This codec has no single number that trades size for fidelity; edit its settings below."
             )
-            _way_back(edit)
             return
         if rates is None or rates.codec != edit.config["codec"]:
             st.write(
                 "How many bits each layer takes, and what one more or fewer costs, is estimated from a "
                 "sample of the weights. No evaluator is asked. Press *Estimate without measuring*."
             )
-            _way_back(edit)
             return
         values = answer(lambda: services.allocation_of(shown, edit.config, rates.keys))
         if values is None:
-            _way_back(edit)
             return
         predicted = rates.predict(values)
-        st.caption(_basis(rates))
+        st.caption(
+            "Estimated by a proxy: the rounding error of each layer, weighted with Fisher (Adam's second "
+            f"moment) or, without, with movement; {basis(rates)}. Sizes are sums of what each layer was seen "
+            "to take."
+        )
         picture, said = st.columns([3, 2], gap="medium")
         with picture:
             _curve(shown, rates, predicted, points, limits)
@@ -114,22 +116,16 @@ def show(
             _figures(shown, rates, predicted, limits)
             _handle(shown, edit, rates, values)
             _whole(shown, edit, rates, values, predicted)
-            _way_back(edit)
         _table(shown, edit, rates, values, predicted)
 
 
-def _basis(rates: Rates) -> str:
-    """Say what the quality stands on."""
+def basis(rates: Rates) -> str:
+    """Say what calibrates the quality that rates tell."""
     if rates.n_measured:
-        how = f"calibrated by {counted(rates.n_measured, 'measurement')} of this run"
-    elif rates.is_calibrated:
-        how = "calibrated by trials of this run"
-    else:
-        how = "not calibrated: nothing was measured of this run, so right to an order of magnitude at best"
-    return (
-        "Estimated by a proxy: the rounding error of each layer, weighted with Fisher (Adam's second moment) "
-        f"or, without, with movement; {how}. Sizes are sums of what each layer was seen to take."
-    )
+        return f"calibrated by {counted(rates.n_measured, 'measurement')} of this run"
+    if rates.is_calibrated:
+        return "calibrated by trials of this run"
+    return "not calibrated: nothing was measured of this run, so right to an order of magnitude at best"
 
 
 def _curve(

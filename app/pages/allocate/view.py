@@ -120,7 +120,7 @@ def _edited(
     if judge is not None:
         steps = found.steps if found is not None and found.steps else request.steps
         _measure(shown, steps, judge, edit.config)
-    search_editor.show(shown, edit, found, points, request.steps)
+    search_editor.show(shown, edit, found, points, request.steps, rates)
 
 
 def _measure(shown: Subject, steps: tuple[int, ...], judge: EvaluatorCode, config: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.theme import CATEGORICAL, GAP
-from inshrink_app.widgets.figures import lay_out, thinned, title
+from inshrink_app.widgets.figures import few_ticks, lay_out, title
 from inshrink_app.widgets.formatting import bytes_text, count_text, ratio_text
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _lay_out(figure: go.Figure, steps: Sequence[int], lanes: dict[int, int]) -> 
     labels = [count_text(step) for step in steps]
     lay_out(figure, 80 + _LANE * max(1, len(lanes)), legend=True)
     figure.update_layout(legend={"itemsizing": "constant"})
-    ticks = thinned([str(i) for i in range(len(steps))], labels, _MAX_LABELS)
+    ticks = few_ticks([str(i) for i in range(len(steps))], labels, _MAX_LABELS)
     figure.update_xaxes(
         tickvals=[int(position) for position in ticks["tickvals"]],
         ticktext=ticks["ticktext"],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.theme import CATEGORICAL
-from inshrink_app.widgets.figures import byte_ticks, lay_out, thinned, title
+from inshrink_app.widgets.figures import byte_ticks, few_ticks, lay_out, title
 from inshrink_app.widgets.formatting import bytes_text, count_text
 
 __all__ = ["plan_figure"]
@@ -49,7 +49,7 @@ def plan_figure(frames: Sequence[tuple[int, str, float]], unit: str) -> go.Figur
         categoryarray=labels,
         tickangle=0,
         title=title("Step"),
-        **thinned(labels, labels, _MAX_LABELS),
+        **few_ticks(labels, labels, _MAX_LABELS),
     )
     figure.update_yaxes(
         rangemode="tozero",

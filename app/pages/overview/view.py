@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
@@ -11,7 +12,7 @@ import streamlit as st
 from inshrink_app import services
 from inshrink_app.jobs.commands import python_text, shell_text
 from inshrink_app.pages.overview import figures, logs, naming, shrink
-from inshrink_app.widgets import curves, download, listing, next_step, quality, snippets, subject
+from inshrink_app.widgets import below, curves, download, listing, next_step, quality, snippets, subject
 from inshrink_app.widgets.figures import CONFIG
 from inshrink_app.widgets.formatting import (
     bytes_text,
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
 
 _MAX_PANELS = 4
+
+_CHARTS = 700
+"""Pixels of all cards with charts, about."""
 
 
 class _Fact(NamedTuple):
@@ -65,12 +69,8 @@ def render() -> None:
         _skipped(shown)
     if shown.kind == "run" and shown.place.is_dir():
         naming.show(shown)
-    if shown.kind == "archive" and shown.archive is not None:
-        _frames(shown.archive)
-    if shown.log:
-        _training(shown)
     logs.show(shown)
-    _sizes(shown)
+    below.show("charts", partial(_charts, shown), height=_CHARTS)
     _tensors(shown)
     path = str(shown.path)
     _snippets(shown, path)
@@ -225,6 +225,15 @@ def _skipped(shown: Subject) -> None:
         listing.show(table, "skipped", alt="Files that were left out, and why", wide=["file", "why"])
 
 
+def _charts(shown: Subject) -> None:
+    """Draw what a reader scrolls down to."""
+    if shown.kind == "archive" and shown.archive is not None:
+        _frames(shown.archive)
+    if shown.log:
+        _training(shown)
+    _sizes(shown)
+
+
 def _training(shown: Subject) -> None:
     """Draw the metrics that the run logged."""
     with st.container(border=True):
@@ -297,9 +306,17 @@ def _frames(archive: ChainReport) -> None:
         download.table_buttons(table, "frames")
 
 
+@st.fragment
 def _tensors(shown: Subject) -> None:
-    """List the tensors of the last checkpoint."""
-    with st.expander(f"Tensors of step {count_text(shown.steps[-1])} ({len(shown.tensors)})"):
+    """List the tensors of the last checkpoint, once the panel is opened."""
+    panel = st.expander(
+        f"Tensors of step {count_text(shown.steps[-1])} ({len(shown.tensors)})",
+        key="tensors",
+        on_change="rerun",
+    )
+    if not panel.open:
+        return
+    with panel:
         pattern = st.text_input("Filter by name", placeholder="conv", key="tensor_filter")
         rows = [row for row in shown.tensors if not pattern or pattern.casefold() in row.name.casefold()]
         table = pd.DataFrame(

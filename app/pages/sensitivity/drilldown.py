@@ -14,7 +14,7 @@ from inshrink_app import services
 from inshrink_app.pages.sensitivity import drill_figures
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.selection import Event
-from inshrink_app.widgets import download, facts, snippets
+from inshrink_app.widgets import below, download, facts, snippets
 from inshrink_app.widgets.formatting import (
     bytes_text,
     count_text,
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram
 
 __all__ = ["half_in", "show_tensor"]
+
+_REST = 1000
+"""Pixels of what stands below the histogram, about."""
 
 _WAY, _LOG, _STEP, _OVER = "drill.way", "drill.log", "inside.step", "drill.over"
 _LEVELS = {
@@ -74,10 +77,14 @@ def show_tensor(shown: Subject, table: Sensitivity, tensor: str, step: int) -> N
         return
     _facts(seen)
     _histogram(shown, seen, table.steps)
-    _profile(seen)
-    _score_map(seen)
-    _course(shown, seen)
-    _take_away(shown, seen, way, metric)
+
+    def rest() -> None:
+        _profile(seen)
+        _score_map(seen)
+        _course(shown, seen)
+        _take_away(shown, seen, way, metric)
+
+    below.show("drill", rest, height=_REST, about=(str(shown.path), tensor, step, way, metric))
 
 
 def _look(shown: Subject, step: int, tensor: str, way: str, metric: str | None) -> Anatomy:

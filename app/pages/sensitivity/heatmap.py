@@ -15,11 +15,11 @@ from inshrink_app.widgets.figures import (
     TOOLBAR,
     colour_bar,
     columns_axis,
+    few_ticks,
     gaps,
     linear_scale_ticks,
     log_scale_ticks,
     log_ticks,
-    thinned,
     title,
 )
 from inshrink_app.widgets.formatting import count_text, counted, elide, elide_all, html_text, shape_text
@@ -54,10 +54,10 @@ _LONGEST_COLORBAR = 420
 _ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (700, 3), (10**9, 1))
 """Pixels of a row by how many there are: (at most so many rows, pixels)."""
 
-_LETTER_PIXELS = 6.5
+_LETTER_PIXELS = 5.8
 """Width of a letter of a label, rather more than less; a margin too narrow grows by itself."""
 
-_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, _ROOM_OF_STEPS = 14, 42, 56
+_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, _ROOM_OF_STEPS = 33, 50, 66
 """Pixels beside the letters: ticks, paddings, the bar itself; below, the labels of steps and their title."""
 
 _NAME_WIDTH = 34
@@ -201,9 +201,9 @@ def heatmap_figure(
         missing=_NO_VALUE,
         **drawn.look,
     )
-    ticks = thinned(drawn.rows, row_labels([row.name for row in table.rows]), _MAX_ROW_LABELS)
+    ticks = few_ticks(drawn.rows, row_labels([row.name for row in table.rows]), _MAX_ROW_LABELS)
     drawn.lay_out(figure, ticks["ticktext"])
-    shown = thinned(columns.labels, columns.labels, _MAX_STEP_LABELS)
+    shown = few_ticks(columns.labels, columns.labels, _MAX_STEP_LABELS)
     figure.update_xaxes(range=[-0.5, len(columns.labels) - 0.5], **shown)
     figure.update_yaxes(autorange=None, range=[len(drawn.rows) - 0.5, -0.5], **ticks)
     if loss is not None:

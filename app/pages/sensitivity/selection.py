@@ -44,8 +44,7 @@ class Event(NamedTuple):
     source
         ``chart``, ``table``, ``search``, ``step``, ``link`` or ``close``.
     layer, step
-        What was chosen; None where the source does not say. A chart or a table that chooses nothing has
-        been cleared.
+        What was chosen; None where the source does not say. A table that chooses nothing has been cleared.
     """
 
     source: str
@@ -74,7 +73,7 @@ def apply_selection(state: Selection | None, event: Event, steps: Sequence[int])
     --------
     >>> apply_selection(Selection("a", 20), Event("table", "b"), (10, 20))
     Selection(layer='b', step=20)
-    >>> apply_selection(Selection("a", 20), Event("chart"), (10, 20)) is None
+    >>> apply_selection(Selection("a", 20), Event("table"), (10, 20)) is None
     True
     """
     if event.source == "close" or not steps:
@@ -84,7 +83,7 @@ def apply_selection(state: Selection | None, event: Event, steps: Sequence[int])
             return state
         return Selection(state.layer, nearest_step(event.step, steps))
     if event.layer is None:
-        return None if event.source in ("chart", "table") else state
+        return None if event.source == "table" else state
     step = event.step
     if step is None:
         step = state.step if state is not None else steps[-1]

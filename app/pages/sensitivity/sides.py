@@ -12,7 +12,7 @@ import streamlit as st
 from inshrink_app.pages.sensitivity import grouping
 from inshrink_app.pages.sensitivity.heatmap import MAX_COLUMNS, Drawn, bucket_steps, cells, row_labels
 from inshrink_app.widgets import modules
-from inshrink_app.widgets.figures import add_heading, columns_axis, thinned
+from inshrink_app.widgets.figures import add_heading, columns_axis, few_ticks
 from inshrink_app.widgets.formatting import count_text, counted, elide, html_text, markdown_text
 from inshrink_app.widgets.layout import chart
 from inshrink_app.widgets.tables import METRICS, Sensitivity
@@ -99,7 +99,7 @@ def sides_figure(sides: Sides, names: tuple[str, str], statistic: str) -> go.Fig
         figure.add_traces([trace.update(xaxis="x2" if place else "x") for trace in shown.data])
         half = [place * (0.5 + _GAP / 2), 0.5 - _GAP / 2 + place * (0.5 + _GAP / 2)]
         shift = {"ticklabelshift": _TICK_SHIFT if place else -_TICK_SHIFT}
-        axis = columns_axis(one.labels) | thinned(one.labels, one.labels, _MOST_STEP_LABELS)
+        axis = columns_axis(one.labels) | few_ticks(one.labels, one.labels, _MOST_STEP_LABELS)
         figure.update_layout({f"xaxis{2 if place else ''}": {**axis, "domain": half, "anchor": "y", **shift}})
         add_heading(figure, html_text(elide(name, _TITLE_WIDTH)), half[0])
     tables = sides.tables
@@ -111,7 +111,7 @@ def sides_figure(sides: Sides, names: tuple[str, str], statistic: str) -> go.Fig
         showgrid=False,
         automargin=True,
         ticklabelstandoff=4,
-        **thinned(drawn.rows, marked, _MOST_ROW_LABELS),
+        **few_ticks(drawn.rows, marked, _MOST_ROW_LABELS),
     )
     drawn.lay_out(figure, marked)
     return figure

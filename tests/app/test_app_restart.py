@@ -1,0 +1,129 @@
+"""Real commands cut off in the middle, with their explorer or by themselves: what is told, what is left, and
+going on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import streamlit as st
+from inshrink_app import services
+from inshrink_app.jobs.commands import steps_words
+from inshrink_app.jobs.job import load_last
+from inshrink_app.services import running
+
+import inshrink_core
+from tests.app.builders import SAMPLE, button, explorer, texts
+from tests.app.job_stubs import STEPS, archived, archived_template, wait
+
+__all__ = ["archived", "archived_template"]
+
+SECONDS = 120
+WRITTEN = (10, 25, 50, 100, 150, 200, 300, 400)
+JUDGE = """
+import pathlib, time
+
+
+def evaluate(state):
+    while pathlib.Path(__file__).with_name("slow").exists():
+        time.sleep(0.02)
+    return {"loss": float(len(state))}
+"""
+SERVER = """
+import json, sys, time
+from inshrink_app.services import running
+
+jobs = [running.jobs().start(request["commands"], request) for request in json.loads(sys.argv[1])]
+while not all(job.process for job in jobs):
+    time.sleep(0.01)
+print(json.dumps([job.process.pid for job in jobs]), flush=True)
+time.sleep(600)
+"""
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for something."""
+    ends = time.monotonic() + SECONDS
+    while not is_so():
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+
+
+def n_frames(archive: Path) -> int:
+    """Count the frames that an archive has so far."""
+    return len(list((archive / "frames").glob("*.frame")))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, be it that nobody has taken note of it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_they_were(
+    archived: Path,
+) -> None:
+    (archived / "judge.py").write_text(JUDGE)
+    (archived / "slow").touch()
+    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    shown = services.load_subject(str(archived))
+    judge = services.evaluator_of(shown)
+    assert judge is not None
+    made = archived.with_name("made.inshrink")
+    compress = ["compress", str(SAMPLE), "-o", str(made), *steps_words(WRITTEN), "--codec", "lossless"]
+    asked = services.SearchRequest(codec="uniform", strategy="grid", budget=1, steps=STEPS[:1])
+    requests = [
+        {"commands": [compress]},
+        {"commands": [services.search_words(shown, asked, judge, "")], "trusted": judge.trusted},
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER, json.dumps(requests)], stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        pids = json.loads(server.stdout.readline())
+        until(lambda: n_frames(made) > 0)
+        os.kill(pids[0], signal.SIGSTOP)  # It would be done before anybody looks.
+        server.kill()
+
+    # The explorer was killed: its commands end by themselves.
+    jobs = {job.verb: job for job in running.jobs().jobs()}
+    assert {job.state for job in jobs.values()} == {"interrupted"}
+    app = explorer("jobs")
+    assert "Interrupted" in texts(app)
+    assert button(app, "Resume")
+    os.kill(pids[0], signal.SIGCONT)
+    (archived / "slow").unlink()
+    until(lambda: all(map(is_gone, pids)))
+    kept = inshrink_core.open(made).steps
+    assert kept == WRITTEN[: len(kept)] != WRITTEN
+    assert inshrink_core.verify(made).ok
+    for verb in jobs:
+        running.jobs().resume(jobs[verb].job_id, load_last)
+
+    # A command is killed: the explorer goes on.
+    job = jobs["compress"]
+    until(lambda: n_frames(made) > len(kept))
+    assert job.process is not None
+    job.process.kill()
+    assert wait(job).state == "failed"
+    st.cache_resource.clear()  # As a restart does.
+    app = explorer("jobs", job=job.job_id)
+    assert "ended before it was done" in texts(app)
+    assert inshrink_core.verify(made).ok
+    button(app, "Try again").click().run()
+    (again,) = (one for one in running.jobs().jobs() if one.verb == "compress")
+    assert wait(again).state == "finished", again.log_text()
+    assert inshrink_core.open(made).steps == WRITTEN
+    assert inshrink_core.verify(made).ok
+    assert wait(jobs["search"]).state == "finished", jobs["search"].log_text()
+    assert len(jobs["search"].result["trials"]) == 1
