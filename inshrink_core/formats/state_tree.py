@@ -276,6 +276,13 @@ def _is_optimizer(value: object) -> bool:
     )
 
 
+def _is_state(value: object) -> bool:
+    """Tell whether a mapping holds a tensor that only an optimizer calls so; a sum may be anybody's."""
+    return isinstance(value, dict) and any(
+        isinstance(value.get(word), TensorRef) for word in STATE_ROLES if word not in ("sum", "state")
+    )
+
+
 def _is_state_dict(value: object, walker: _Walker) -> bool:
     """Tell whether most values of a mapping are tensors."""
     if not isinstance(value, dict) or not value:
@@ -378,7 +385,7 @@ def _optimizers(value: object, walker: _Walker, depth: int = 0) -> Iterator[Opti
         for key, item in value.items():
             if _is_optimizer(item):
                 yield _read_optimizer(item, walker)
-            elif isinstance(key, str) and isinstance(item, dict) and not STATE_ROLES.keys().isdisjoint(item):
+            elif isinstance(key, str) and _is_state(item):
                 by_name[key] = _state_tensors(item, walker)
         if by_name:
             yield Optimizer(by_name, ())

@@ -226,6 +226,18 @@ def test_state_in_eight_bits_is_read_and_a_table_that_all_share_once(tmp_path):
     _round_trip(tmp_path / "step_1.pt", tmp_path)
 
 
+@pytest.mark.parametrize(
+    "held", [{"step": 3}, {"sum": torch.tensor(2.0)}, {"step": 3, "best": torch.ones(4)}]
+)
+def test_what_only_looks_like_an_optimizer_makes_no_weight_a_buffer(tmp_path, held):
+    model = small_model()
+    plain = {"model": model.state_dict(), "step": 1}
+    torch.save(plain | {"metrics": {"accuracy": held}}, tmp_path / "step_1.pt")
+    (tmp_path / "plain").mkdir()
+    torch.save(plain, tmp_path / "plain" / "step_1.pt")
+    assert _only(tmp_path / "step_1.pt").specs == _only(tmp_path / "plain" / "step_1.pt").specs
+
+
 def test_two_groups_and_float_buffers_are_matched_by_shape(tmp_path):
     class Model(nn.Module):
         def __init__(self):
