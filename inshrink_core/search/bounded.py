@@ -427,11 +427,11 @@ class BoundedWriter:
             base=self._base,
             judge=self._judge,
             log=None,
-            sized=not self._follows,
+            sized=not self._is_steered,
             told=self._told,
         )
         standing = chain.standing(keyframe=keyframe, specs=checkpoint.specs)
-        index = None if keyframe or self._follows else self._index_of_parent(chain, checkpoint)
+        index = None if keyframe or self._is_steered else self._index_of_parent(chain, checkpoint)
         return _Step(checkpoint, runner, Position(runner, standing, index))
 
     def _index_of_parent(self, chain: ChainWriter, checkpoint: Checkpoint) -> FrameIndex:
@@ -510,6 +510,11 @@ class BoundedWriter:
         verdict = self._target.judge(trial.figures)
         step.position.keep(candidate, trial.ratio_weights if verdict.kept else -math.inf)
         return Outcome(point, verdict.kept, trial.ratio_weights, verdict.usage, (candidate, trial))
+
+    @property
+    def _is_steered(self) -> bool:
+        """Whether what was used of the bounds alone chooses spacings, so that nobody asks for sizes."""
+        return self._follows and self._informed and isinstance(self._space, LatticeLine)
 
     @property
     def _at(self) -> float:

@@ -119,6 +119,30 @@ def test_the_coarseness_follows_the_bound(tmp_path):
     assert ends[1] >= 4 * ends[0]
 
 
+def test_a_bound_that_every_previous_checkpoint_keeps_still_lets_spacings_grow(tmp_path):
+    saved(tmp_path / "a", check=check, max_restore_cost=50.0)
+    archive = Archive.open(tmp_path / "a")
+    spacings = [archive.frame(info).meta["config"]["coarseness"] for info in archive.frames]
+    assert spacings == sorted(spacings)
+    assert spacings[-1] >= 4 * spacings[0]
+
+
+def test_of_the_settings_that_keep_a_bound_the_smallest_is_saved(tmp_path, monkeypatch):
+    tried, at_step = [], bounded.BoundedWriter._outcome
+
+    def outcome(self, point, step):
+        tried.append(at_step(self, point, step))
+        return tried[-1]
+
+    monkeypatch.setattr(bounded.BoundedWriter, "_outcome", outcome)
+    saved(tmp_path / "a", n_saves=1, codec="qd", check=check, max_restore_cost=0.02)
+    kept = [one for one in tried if one.kept]
+    best = max(kept, key=lambda one: one.ratio)
+    assert min(one.ratio for one in kept) < best.ratio
+    archive = Archive.open(tmp_path / "a")
+    assert dict(best.result[0].settings).items() <= archive.frame(archive.last).meta["config"].items()
+
+
 def test_less_of_the_bound_is_used_once_the_learning_rate_has_fallen(tmp_path):
     bound, used, peaks = 0.01, {}, {}
     for name, factor in (("steady", 1.0), ("falling", 1 / 64)):
