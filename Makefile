@@ -74,7 +74,7 @@ sample: $(STAMP)  ## Train the bundled sample run anew (changes its files)
 screenshots: $(STAMP)  ## Take the screenshots of README and docs from the running explorer
 	$(BIN)/python -m benchmarks.screenshots
 
-docs: $(STAMP)  ## Build the documentation site into build/site, every warning an error; run the tutorial
+docs: $(STAMP)  ## Build the documentation site into build/site, every warning an error; run what its pages say
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	$(BIN)/python -m pytest --quiet -m documentation tests/docs
 

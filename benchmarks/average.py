@@ -17,8 +17,8 @@ import torch
 import inshrink_core
 from benchmarks.evaluators.averaged import TASK
 from benchmarks.results import renew
-from inshrink_core.training.tasks import find_task
-from inshrink_core.verbs import average
+from inshrink_core.lab import average
+from inshrink_core.lab.tasks import find_task
 
 SEEDS = range(5)
 SCHEDULES = ("constant", "own")
@@ -68,7 +68,7 @@ def rows(seed: int, schedule: str) -> Iterator[dict[str, object]]:
                 folder / codec,
                 folder / f"{codec}-searched",
                 steps=steps,
-                weights="search",
+                search=True,
                 decay=DECAY,
                 budget=BUDGET,
                 seed=seed,

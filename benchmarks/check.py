@@ -29,10 +29,10 @@ import torch
 import inshrink_core
 from benchmarks.results import write
 from inshrink_core.chain import ChainWriter
+from inshrink_core.lab.failing import Schedule, Setup, Training, isolated
+from inshrink_core.lab.tasks import find_task
 from inshrink_core.search import trials
 from inshrink_core.training.check import CheckedWriter
-from inshrink_core.training.failing import Schedule, Setup, Training, isolated
-from inshrink_core.training.tasks import find_task
 
 TASKS = ("char-gpt", "char-moe", "char-rnn", "denoise", "digits-vit")
 SAVE_EVERY = 100

@@ -24,9 +24,9 @@ from typing import Any
 
 import inshrink_core
 from benchmarks.results import DATA, write
+from inshrink_core.lab.rehearsal import Rehearsal, kept_rehearsals
+from inshrink_core.lab.tasks.task import LARGE
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
-from inshrink_core.training.rehearsal import Rehearsal, kept_rehearsals
-from inshrink_core.training.tasks.task import LARGE
 
 FOLDER = DATA / "controlled"
 TUNED = ("char-gpt", "char-conv", "char-conv-adamw", "char-rnn")

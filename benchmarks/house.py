@@ -1,8 +1,13 @@
-"""How deep the house is: lines of code by package, and the functions a tensor passes on its way.
+"""How large and how deep the house is: what there is beside what it should be.
 
-``python -m benchmarks.house`` prints both for the working tree. Lines are counted without blanks, comments
-and docstrings. The way of a tensor is the distinct functions of the project that run while one weight of the
-sample run is written into an archive at two steps and read back, counted by the interpreter's profiler.
+``python -m benchmarks.house`` prints lines of code by package, then each figure of `TARGETS`, then the
+functions a tensor passes on its way, for the working tree. Lines are counted without blanks, comments and
+docstrings; the engine is what is neither the laboratory (`inshrink_core.lab`) nor shipped for tests
+(`inshrink_core.testing`). A folder's files are its modules without ``__init__``; parameters are counted
+without ``self`` and ``cls``; public is what an ``__all__`` lists; modules that import each other, whenever
+and however, are a circle. The way of a tensor is the distinct functions of the project that run while one
+weight of the sample run is written into an archive at two steps and read back, counted by the interpreter's
+profiler.
 """
 
 from __future__ import annotations
@@ -22,6 +27,29 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+
+TARGETS = {
+    "lines of the engine": 31_500,
+    "lines of the explorer": 11_500,
+    "lines of the laboratory": 5_000,
+    "lines of the command line": 1_200,
+    "files of the fullest folder": 15,
+    "functions with more than 7 parameters": 12,
+    "public names of the engine": 400,
+    "import circles": 0,
+}
+"""What each figure should be at most. Functions below ``ops`` are not counted: kernels take many arrays."""
+
+PARTS = {
+    ("inshrink_core", ""): ("engine", ""),
+    ("inshrink_core", "cli"): ("engine", "cli"),
+    ("inshrink_core", "lab"): ("lab", ""),
+    ("inshrink_core", "testing"): ("testing", ""),
+    ("app", ""): ("explorer", ""),
+}
+"""Which part of the house the code of a folder is of; the command line is counted by itself as well."""
+
+_MANY = 7
 _NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -30,7 +58,8 @@ _NO_CODE = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DOCUMENTED = (ast.Module, ast.ClassDef, *_FUNCTIONS)
 
 
 def code_lines(path: Path) -> int:
@@ -45,6 +74,64 @@ def code_lines(path: Path) -> int:
         if token.type not in _NO_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
     return len(lines - documentation)
+
+
+def n_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return how many parameters a function has, but for that of its object or class."""
+    given = function.args
+    names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+def n_public(path: Path) -> int:
+    """Return how many names a module lists in ``__all__``; those of an index that is made are not counted."""
+    return sum(
+        len(node.value.elts)
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        if isinstance(node.value, ast.List)
+    )
+
+
+def circles() -> set[frozenset[str]]:
+    """Return the modules of the engine that import each other, by circle."""
+    import grimp
+
+    graph = grimp.build_graph("inshrink_core", cache_dir=None)
+    upstream = {module: graph.find_upstream_modules(module) for module in graph.modules}
+    return {
+        frozenset({module, *(one for one in above if module in upstream[one])})
+        for module, above in upstream.items()
+        if any(module in upstream[one] for one in above)
+    }
+
+
+def figures() -> dict[str, int]:
+    """Return every figure that has a target, by its name in `TARGETS`."""
+    lines, files = Counter[str](), Counter[Path]()
+    public, wide = Counter[str](), 0
+    for folder in ("inshrink_core", "app"):
+        for path in (ROOT / folder).rglob("*.py"):
+            part, room = PARTS.get(path.relative_to(ROOT).parts[:2], PARTS[folder, ""])
+            lines[part] += code_lines(path)
+            lines[room] += code_lines(path) if room else 0
+            public[part] += n_public(path)
+            files[path.parent] += path.name != "__init__.py"
+            tree = ast.walk(ast.parse(path.read_text()))
+            if "ops" not in path.parts:
+                wide += sum(isinstance(one, _FUNCTIONS) and n_parameters(one) > _MANY for one in tree)
+    fullest, n_files = files.most_common(1)[0]
+    print(f"fullest folder: {fullest.relative_to(ROOT)}")
+    return {
+        "lines of the engine": lines["engine"],
+        "lines of the explorer": lines["explorer"],
+        "lines of the laboratory": lines["lab"],
+        "lines of the command line": lines["cli"],
+        "files of the fullest folder": n_files,
+        f"functions with more than {_MANY} parameters": wide,
+        "public names of the engine": public["engine"],
+        "import circles": len(circles()),
+    }
 
 
 def by_package(folder: Path) -> dict[str, tuple[int, int]]:
@@ -88,16 +175,14 @@ def seconds(program: str, n: int = 5) -> float:
 
 
 def main() -> None:
-    """Print the table."""
-    total = 0
+    """Print the tables."""
     for folder in ("inshrink_core", "app"):
-        packages = by_package(ROOT / folder)
-        counted = sum(lines for name, (_, lines) in packages.items() if not name.endswith("/testing"))
-        for name, (n_files, n_lines) in packages.items():
-            print(f"{name:<32}{n_files:>6} files{n_lines:>8} lines")
-        print(f"{folder:<32}{'':>12}{counted:>8} lines, testing/ apart")
-        total += counted
-    print(f"{'together':<44}{total:>8} lines")
+        for name, (n_files, n_lines) in by_package(ROOT / folder).items():
+            print(f"{name:<44}{n_files:>6} files{n_lines:>8} lines")
+    found = figures()
+    print(f"\n{'':<44}{'now':>8}{'target':>8}")
+    for name, target in TARGETS.items():
+        print(f"{name:<44}{found[name]:>8,}{target:>8,}{'' if found[name] <= target else '  above'}")
 
     import inshrink_core
 

@@ -24,11 +24,11 @@ from pathlib import Path
 from benchmarks.interpolation import ratio_at
 from benchmarks.results import DATA, kept, nothing_new, renew
 from benchmarks.runs import evaluator_of, open_run
-from inshrink_core.bench import BenchReport, bench
-from inshrink_core.bench.report import REPEAT, Row
-from inshrink_core.bench.variants import Variant
 from inshrink_core.codec import get_codec
+from inshrink_core.codecs.variants import Variant
 from inshrink_core.execution.progress import Progress
+from inshrink_core.lab.bench import BenchReport, bench
+from inshrink_core.lab.bench.report import REPEAT, Row
 
 INSHRINKERATOR = (
     "inshrinkerator",

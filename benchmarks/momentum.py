@@ -21,9 +21,9 @@ from torch import Tensor
 from benchmarks.results import write
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codecs.moments.rounding import scaled
+from inshrink_core.lab.failing import Schedule, Setup, Training, isolated, task_evaluator
+from inshrink_core.lab.tasks import find_task
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
-from inshrink_core.training.failing import Schedule, Setup, Training, isolated, task_evaluator
-from inshrink_core.training.tasks import find_task
 
 TASKS = ("char-rnn", "char-conv", "char-conv-adamw")
 FIXED = (1.0, 2.0, 4.0)

@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from benchmarks.results import DATA, RESULTS, write
 from benchmarks.resumed import FIRST, LATER, Experiment, Setting, measure, one_thread, train
 from inshrink_core.execution.kept import key_digest
-from inshrink_core.training.tasks.char_gpt import CharGPTTask
-from inshrink_core.training.tasks.char_rnn import CharRNNTask
-from inshrink_core.training.tasks.denoise import DenoiseTask
-from inshrink_core.training.tasks.digits_cnn import DigitsCNNTask, DigitsCNNWithSGDTask
+from inshrink_core.lab.tasks.char_gpt import CharGPTTask
+from inshrink_core.lab.tasks.char_rnn import CharRNNTask
+from inshrink_core.lab.tasks.denoise import DenoiseTask
+from inshrink_core.lab.tasks.digits_cnn import DigitsCNNTask, DigitsCNNWithSGDTask
 
 
 class SmallCharGPTTask(CharGPTTask):

@@ -15,8 +15,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
+import inshrink_core
 from benchmarks.results import RESULTS, renew, write
-from inshrink_core.training import rehearse_partial
 
 TASKS = {"regression": (200, 10, 9), "digits-cnn": (240, 12, 4), "digits-resnet": (120, 8, 2)}
 """Steps, whole saves and failures of a short training."""
@@ -35,7 +35,7 @@ def measure(
     """Return the row of a task, a codec and a budget."""
     steps, saves, failures = schedule
     with tempfile.TemporaryDirectory() as scratch:
-        found = rehearse_partial(
+        found = inshrink_core.rehearse(
             task,
             scratch,
             lose=LOSE,

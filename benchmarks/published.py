@@ -22,8 +22,8 @@ import inshrink_core
 from benchmarks.controlled import FOLDER, TASKS, TUNED, kept_pairs, rehearsed
 from benchmarks.interpolation import frontier, ratio_at_excess
 from benchmarks.results import write
+from inshrink_core.lab.rehearsal import Rehearsal, half_width, kept_rehearsals
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
-from inshrink_core.training.rehearsal import Rehearsal, half_width, kept_rehearsals
 
 CODECS = {"inshrinkerator": "weights", "excp": "everything"}
 """What each codec is compared by."""

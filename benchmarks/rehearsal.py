@@ -26,8 +26,9 @@ import inshrink_core
 from benchmarks.interpolation import ratio_at_excess
 from benchmarks.results import DATA, write
 from inshrink_core.codec import codec_names, get_codec, make_codec
+from inshrink_core.lab.rehearsal import Rehearsal, pair_trainings
+from inshrink_core.lab.results import TrainingResult, parse_training
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
-from inshrink_core.training.rehearsal import Rehearsal, TrainingResult, pair_trainings, parse_training
 
 FOLDER = DATA / "rehearsal"
 TASKS = ("char-conv", "char-conv-adamw", "char-gpt")

@@ -63,7 +63,7 @@ def measure(case: str) -> dict[str, object]:
     said: list[tuple[float, float]] = []
 
     def progress(now: SearchProgress) -> None:
-        said.append((time.perf_counter(), now.seconds_left))
+        said.append((time.perf_counter(), now.seconds_left or 0.0))
 
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:

@@ -43,9 +43,9 @@ from torch.overrides import TorchFunctionMode
 
 from benchmarks.results import DATA, write
 from inshrink_core.chain.defaults import make_chain_config
-from inshrink_core.training import failing
-from inshrink_core.training.failing import Schedule, Setup, isolated, train_restored, train_uninterrupted
-from inshrink_core.training.tasks import Task, find_task
+from inshrink_core.lab import failing
+from inshrink_core.lab.failing import Schedule, Setup, isolated, train_restored, train_uninterrupted
+from inshrink_core.lab.tasks import Task, find_task
 
 FOLDER = DATA / "restore_cost"
 TASKS = (

@@ -25,7 +25,7 @@ from inshrink_core.checkpoint import OPTIMIZER_ROLES, TensorRole
 from inshrink_core.codec import get_codec
 from inshrink_core.execution.kept import keep_result, key_digest, load_result
 from inshrink_core.frame import FrameKind
-from inshrink_core.training.tasks.task import Task
+from inshrink_core.lab.tasks.task import Task
 
 FIRST, LATER = 25, 200
 """Steps after the restore at which losses are compared: only the first tell codecs apart."""

@@ -29,7 +29,7 @@ from benchmarks import train_char_gpt
 from benchmarks.evaluators import digits, source_text
 from benchmarks.results import DATA
 from benchmarks.training import Recipe, train
-from inshrink_core.training.tasks.characters import corpus, sample_windows
+from inshrink_core.lab.tasks.characters import corpus, sample_windows
 
 CNN_BATCH = 64
 CNN_SAVED_AT = tuple(range(75, 1501, 75))

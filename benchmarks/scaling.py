@@ -39,7 +39,7 @@ TIMEOUT_S = 1800
 _CHILD = """
 import json, sys, time, pathlib, tempfile
 import torch, inshrink_core
-from inshrink_core.bench.measure import PeakMemory
+from inshrink_core.lab.bench.measure import PeakMemory
 from benchmarks.overhead import overhead_share
 from benchmarks.scaling import write_run
 

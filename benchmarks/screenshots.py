@@ -55,7 +55,7 @@ SHOTS = (
         {"metric": "update"},
         scheme="dark",
         height=1180,
-        clicks={"Measure update": ""},
+        clicks={"Measure movement": ""},
     ),
     Shot(
         "allocate.png",

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inshrink_core.training.tasks.char_gpt import CharGPT
-from inshrink_core.training.tasks.characters import encode_corpus, sample_windows
+from inshrink_core.lab.tasks.char_gpt import CharGPT
+from inshrink_core.lab.tasks.characters import encode_corpus, sample_windows
 
 WIDTH, DEPTH, HEADS, CONTEXT = 272, 6, 4, 96
 BATCH, STEPS, SAVE_EVERY = 12, 800, 50

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 import inshrink_core
 from benchmarks.results import write
-from inshrink_core.training.tasks.digits_cnn import DigitsCNN
+from inshrink_core.lab.tasks.digits_cnn import DigitsCNN
 
 SEEDS = 5
 SAVES = 20

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from inshrink_core import training as training
     from inshrink_core import verbs as verbs
     from inshrink_core.chain import Archive as Archive
-    from inshrink_core.chain import verify_archive as verify
+    from inshrink_core.chain.opening import open_any as open
     from inshrink_core.checkpoint import Checkpoint as Checkpoint
     from inshrink_core.formats import Run as Run
     from inshrink_core.samples import sample as sample
-    from inshrink_core.search.search import search as search
-    from inshrink_core.training.rehearsal import rehearse as rehearse
     from inshrink_core.training.saver import Saver as Saver
+    from inshrink_core.verbs import rehearse as rehearse  # type: ignore[attr-defined]  # registered
     from inshrink_core.verbs.compare import compare as compare
     from inshrink_core.verbs.compress import compress as compress
-    from inshrink_core.verbs.restore import open_any as open
     from inshrink_core.verbs.restore import restore as restore
+    from inshrink_core.verbs.search import search as search
+    from inshrink_core.verbs.verify import verify as verify
 
 __version__ = "0.1.0"
 

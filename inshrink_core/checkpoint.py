@@ -92,12 +92,14 @@ class TensorRole(StrEnum):
     STEP = "step"
     STATE = "state"
     """State of an optimizer that none of the other words is for; always exact."""
+    EXTRA = "extra"
+    """What a training saved beside its models and optimizers; always exact."""
 
 
 MODEL_ROLES = frozenset({TensorRole.WEIGHT, TensorRole.BUFFER})
 """What `ratio_weights` counts and an evaluator sees."""
 
-OPTIMIZER_ROLES = frozenset(set(TensorRole) - MODEL_ROLES - {TensorRole.GRADIENT})
+OPTIMIZER_ROLES = frozenset(set(TensorRole) - MODEL_ROLES - {TensorRole.GRADIENT, TensorRole.EXTRA})
 """What `--optimizer` speaks of."""
 
 
@@ -112,6 +114,7 @@ class LayerType(StrEnum):
 
 
 _EMBEDDING = re.compile(r"(^|[._])(\w*emb(ed(ding)?s?)?|wte|wpe|tok(ens?)?)([._]|$)", re.IGNORECASE)
+_UNATTRIBUTED = re.compile(r"optimizer(\.\d+)?\.state\.\w+")
 _ATTENTION = re.compile(
     r"(^|[._])(q|k|v|qkv)(_?proj)?([._]|$)|(^|[._])(self_)?\w*attn?(ention)?\w*([._]|$)", re.IGNORECASE
 )
@@ -155,7 +158,8 @@ class TensorSpec:
     ----------
     name
         The parameter or buffer, as in the run with wrapper keys removed. A tensor of the optimizer
-        bears the name of its parameter; behind it, if its role is `TensorRole.STATE`, a colon and its own.
+        bears the name of its parameter (``optimizer.state.3`` where that is not known); behind it, if its
+        role is `TensorRole.STATE`, a colon and its own.
     role
         What the tensor is to the training.
     dtype
@@ -196,6 +200,11 @@ class TensorSpec:
     def parameter(self) -> str:
         """Name of the parameter or buffer that it is, or belongs to."""
         return self.name.rpartition(":")[0] if self.role is TensorRole.STATE else self.name
+
+    @property
+    def is_unattributed(self) -> bool:
+        """Whether it is optimizer state of which nobody knows whose it is."""
+        return self.role in OPTIMIZER_ROLES and _UNATTRIBUTED.fullmatch(self.parameter) is not None
 
     @property
     def numel(self) -> int:

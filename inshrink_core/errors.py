@@ -8,7 +8,7 @@ and what to do; `InshrinkError` puts the parts together so that every message re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +26,7 @@ __all__ = [
     "LockedError",
     "MissingExtraError",
     "MissingFrameError",
+    "NotCheckpointError",
     "NotFiniteError",
     "NotFoundError",
     "RefusedLinkError",
@@ -33,6 +34,8 @@ __all__ = [
     "StepConflictError",
     "StorageError",
     "TooLargeError",
+    "UnreadableError",
+    "UnreadableStepError",
     "UnsafePathError",
     "UnsafePickleError",
     "UntrustedCodeError",
@@ -87,9 +90,15 @@ class InshrinkError(Exception):
         What should have been there and what was; a message names those that are given.
     remedy
         What the user can do next.
+
+    Attributes
+    ----------
+    report
+        What was done all the same, as the verb returns it otherwise; None where that is nothing.
     """
 
     exit_code: ClassVar[int] = 2
+    report: Any = None
 
     def __init__(
         self, what: str, *, where: str = "", expected: str = "", found: str = "", remedy: str = ""
@@ -130,12 +139,16 @@ class NotFoundError(InputError, KeyError):
     """A path, step or tensor that is not there."""
 
 
+class NotCheckpointError(InputError):
+    """Not a checkpoint, whatever its name says: its content is of another kind, or holds no tensor."""
+
+
 class ExistsError(InputError):
     """The target exists already and would be overwritten."""
 
 
 class BaseModelError(InputError):
-    """Give the base model: a step is told against it, and it is not there, or is another one."""
+    """Give the base model: a step is encoded relative to it, and it is not there, or is another one."""
 
 
 class StepConflictError(InputError):
@@ -230,6 +243,16 @@ class CheckFailedError(InshrinkError):
     """A check the user asked for did not pass."""
 
     exit_code = 1
+
+
+class UnreadableError(CheckFailedError):
+    """Checkpoints of a run cannot be read; everything else was done, as its `report` says."""
+
+
+class UnreadableStepError(UnreadableError, InputError):
+    """A step that was asked for is one of the checkpoints that cannot be read."""
+
+    exit_code = 2
 
 
 class DamagedError(InshrinkError):

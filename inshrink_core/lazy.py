@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["index"]
 
 
-def index(package: str) -> list[str]:
+def index(package: str, *, with_verbs: bool = False) -> list[str]:
     """Make what a package imports for type checkers load on first use; return the names, for ``__all__``.
 
     Parameters
@@ -19,6 +19,8 @@ def index(package: str) -> list[str]:
     package
         Name of the package, which calls this while it is imported. Under ``if TYPE_CHECKING:`` it has lines
         ``from MODULE import NAME as PUBLIC``.
+    with_verbs
+        Whether verbs that are registered elsewhere are found in it, too.
 
     Notes
     -----
@@ -35,6 +37,7 @@ def index(package: str) -> list[str]:
         for alias in node.names
     }
     module.__dict__["_where"] = where
+    module.__dict__["_with_verbs"] = with_verbs
     module.__class__ = _Index
     return sorted(where)
 
@@ -49,15 +52,22 @@ class _Index(ModuleType):
     """A package with names that are loaded when they are asked for."""
 
     _where: dict[str, tuple[str, str]]
+    _with_verbs: bool
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self._where:
-            raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
-        source, attribute = self._where[name]
-        if source == self.__name__:
-            value: Any = import_module(f"{source}.{attribute}")
-        else:
+        source, attribute = self._where.get(name, ("", name))
+        value: Any = None
+        if not source and self._with_verbs and not name.startswith("_"):
+            from inshrink_core.request import python_call, request_of
+
+            request = request_of(name.replace("_", "-"))
+            value = None if request is None else python_call(request)
+        elif source == self.__name__:
+            value = import_module(f"{source}.{attribute}")
+        elif source:
             value = getattr(import_module(source), attribute)
+        if value is None:
+            raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
         self.__dict__[name] = value
         return value
 

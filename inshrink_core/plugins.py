@@ -1,4 +1,4 @@
-"""What can be added from outside: codecs, run layouts, tasks, evaluators. One mechanism, entry points.
+"""What can be added from outside: codecs, run layouts, verbs, tasks, evaluators. One mechanism, entry points.
 
 The project's own stand in ``pyproject.toml`` like everybody's, and are read from there where the project is
 used from a checkout, installed or not.
@@ -14,7 +14,10 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, e
 from pathlib import Path
 from typing import Final
 
-__all__ = ["plugin", "plugins"]
+__all__ = ["VERBS", "plugin", "plugins"]
+
+VERBS: Final = "inshrink.verbs"
+"""Group of verbs: each is a request (`inshrink_core.request.Request`)."""
 
 _PYPROJECT: Final = Path(__file__).resolve().parents[1] / "pyproject.toml"
 
@@ -42,7 +45,8 @@ def plugins(group: str) -> Mapping[str, EntryPoint]:
     Parameters
     ----------
     group
-        ``inshrink.codecs``, ``inshrink.readers``, ``inshrink.tasks`` or ``inshrink.evaluators``.
+        ``inshrink.codecs``, ``inshrink.readers``, ``inshrink.verbs``, ``inshrink.tasks`` or
+        ``inshrink.evaluators``.
 
     Notes
     -----

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["Report", "plain_value"]
 
@@ -58,6 +61,10 @@ class Report:
     __slots__ = ()
 
     DOCUMENT: ClassVar[str] = ""
+
+    def show(self, console: Console) -> None:
+        """Print it for people."""
+        raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` writes."""

@@ -38,6 +38,18 @@ class SensitivityMetric(StrEnum):
     FISHER = "fisher"
     UPDATE = "update"
 
+    @property
+    def quantity(self) -> str:
+        """What its values are, in a word: how far or how large a weight is says nothing of the loss.
+
+        Examples
+        --------
+        >>> [metric.quantity for metric in SensitivityMetric]
+        ['magnitude', 'sensitivity', 'sensitivity', 'movement']
+        """
+        words = {SensitivityMetric.MAGNITUDE: "magnitude", SensitivityMetric.UPDATE: "movement"}
+        return words.get(self, "sensitivity")
+
     @classmethod
     def parse(cls, name: str) -> SensitivityMetric:
         """Return the metric of a name.

@@ -10,12 +10,14 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from inshrink_core.errors import InputError
+from inshrink_core.errors import InputError, clipped
 
 __all__ = [
     "UNKNOWN",
     "count",
     "counted",
+    "csv_cell",
+    "described",
     "duration",
     "elided",
     "error_size",
@@ -273,6 +275,45 @@ def printable(text: str) -> str:
     if joined.isprintable():
         return joined
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in joined)
+
+
+_MOST_SAID: Final = 300
+
+
+def described(error: BaseException) -> str:
+    r"""Return what an error of someone else's code says, by its class: one line that fits a screen.
+
+    Examples
+    --------
+    >>> described(ValueError("no\nbatch"))
+    'ValueError: no batch'
+    """
+    try:
+        said = str(error)
+    except Exception:  # their code, too
+        said = "it does not say why"
+    # Clipped before too: escaping a megabyte takes a while.
+    return clipped(printable(clipped(f"{type(error).__name__}: {said}", _MOST_SAID)), _MOST_SAID)
+
+
+_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_FORMULA: Final = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+
+
+def csv_cell(value: object) -> object:
+    """Return a value for a cell of CSV: text that a spreadsheet would take for a formula begins with a quote.
+
+    Names in a table come from strangers. Numbers stay numbers, as text too.
+
+    Examples
+    --------
+    >>> csv_cell("=HYPERLINK(A1)"), csv_cell("fc1.weight"), csv_cell(-1.5), csv_cell("-1.5e-3")
+    ("'=HYPERLINK(A1)", 'fc1.weight', -1.5, '-1.5e-3')
+    """
+    if not isinstance(value, str):
+        return value
+    text = printable(value)  # a line feed would begin a row
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 def elided(name: str, width: int) -> str:

@@ -1,10 +1,57 @@
-"""One thread of PyTorch for each test process, and for the processes that tests start.
+"""One thread of PyTorch for each test process, and a home of their own for tests and what they start.
 
 Several workers share few cores. Where threads outnumber cores, OpenMP's threads spin at every barrier
 while the one they wait for is not running, and most of the processor time is lost to that. Set before
 anything imports torch; what is promised for several threads sets their number itself.
+
+What a reader's explorer or search has left in the user's folders is not there for a test, nor what another
+test leaves: the bundled samples' results lie there.
 """
 
 import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("INSHRINK_TRACEBACK", None)
+# Compiled kernels are no results; nothing else of the real home is used.
+os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
+
+_HOMES = tempfile.TemporaryDirectory(prefix="inshrink-homes-")
+
+
+def _new_home() -> dict[str, str]:
+    """Return the variables that lead into a new home."""
+    home = Path(tempfile.mkdtemp(dir=_HOMES.name))
+    return {
+        **dict.fromkeys(("HOME", "USERPROFILE"), str(home)),
+        "XDG_CACHE_HOME": str(home / ".cache"),
+        "XDG_CONFIG_HOME": str(home / ".config"),
+        "XDG_DATA_HOME": str(home / ".local" / "share"),
+        "XDG_STATE_HOME": str(home / ".local" / "state"),
+    }
+
+
+os.environ.update(_new_home())  # for what is imported, before a fixture begins
+
+
+def _at_home() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _new_home().items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _home_of_a_module() -> Iterator[None]:
+    """Let fixtures of a module find nothing that another has left."""
+    yield from _at_home()
+
+
+@pytest.fixture(autouse=True)
+def _home_of_a_test(_home_of_a_module: None) -> Iterator[None]:
+    """Let a test find nothing that another has left."""
+    yield from _at_home()

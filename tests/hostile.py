@@ -12,7 +12,17 @@ BEFORE_US = frozenset({*sys.stdlib_module_names, "inshrink_core", "sitecustomize
 """What ``python -m`` takes from the working directory before our first line: nobody can help these."""
 
 _THIRD_PARTY = (
-    *("numpy", "torch", "numba", "llvmlite", "zstandard", "safetensors", "msgpack", "google_crc32c", "typer"),
+    *(
+        "numpy",
+        "torch",
+        "numba",
+        "llvmlite",
+        "zstandard",
+        "safetensors",
+        "msgpack",
+        "google_crc32c",
+        "cyclopts",
+    ),
     *("click", "rich", "streamlit", "plotly", "pandas", "starlette", "uvicorn", "anyio", "yaml", "pyarrow"),
     *("sklearn", "scipy", "triton", "fsspec", "transformers", "matplotlib", "dotenv", "watchdog", "toml"),
     *("altair", "tornado", "PIL", "requests", "jinja2", "httptools", "uvloop", "websockets", "protobuf"),

@@ -10,8 +10,8 @@ import torch
 import inshrink_core
 from inshrink_core.errors import ExistsError, InputError, NotFoundError, TooLargeError
 from inshrink_core.formats import open_run
+from inshrink_core.lab.average import evolve, exponential, uniform
 from inshrink_core.verbs import average
-from inshrink_core.verbs.average import evolve, exponential, uniform
 
 STEPS = (10, 20, 30, 40)
 
@@ -122,7 +122,7 @@ def test_a_search_finds_better_coefficients_than_the_baselines(run_path, tmp_pat
     report = average(
         run_path,
         tmp_path / "out",
-        weights="search",
+        search=True,
         evaluator=f"{tmp_path}/judge.py:evaluate",
         held_out=judge_file(tmp_path),
         budget=150,
@@ -150,7 +150,7 @@ def test_a_search_that_is_cancelled_writes_nothing(run_path, tmp_path):
         average(
             run_path,
             tmp_path / "out",
-            weights="search",
+            search=True,
             evaluator=judge_file(tmp_path),
             progress=cancel,
         )
@@ -179,6 +179,9 @@ def test_an_evolution_is_the_same_for_the_same_seed_and_stands_failures():
         ({"decay": 1.0}, InputError),
         ({"layout": "onnx"}, InputError),
         ({"weights": "search"}, InputError),
+        ({"search": True}, InputError),
+        ({"search": True, "weights": "ema"}, InputError),
+        ({"budget": 5}, InputError),
         ({"held_out": "judge.py:evaluate"}, InputError),
         ({"max_memory": 100}, TooLargeError),
     ],

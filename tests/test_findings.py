@@ -97,6 +97,27 @@ def test_all_rows_are_called_all() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("metric", "carried", "fell", "grew"),
+    [
+        ("taylor", "sensitivity", "grown 8 times less sensitive", "grown 8 times more sensitive"),
+        (
+            "update",
+            "movement",
+            "come to move 8 times less between checkpoints",
+            "come to move 8 times more between checkpoints",
+        ),
+        ("magnitude", "magnitude", "become 8 times smaller", "become 8 times larger"),
+    ],
+)
+def test_what_says_nothing_of_the_loss_is_not_called_sensitivity(
+    metric: str, carried: str, fell: str, grew: str
+) -> None:
+    falling, growing = (told([one], metric).sentence() for one in ([8.0, 1.0], [1.0, 8.0]))
+    assert falling == f"1 of 1 tensor carries 80 % of the {carried}: a. It has {fell} since step 100."
+    assert growing == f"1 of 1 tensor carries 80 % of the {carried}: a. It has {grew} since step 100."
+
+
 def test_only_curvature_says_what_a_bit_is_worth() -> None:
     assert "worth 2 bits more a weight" in told([[1.0, 16.0]]).sentence()
     assert "bits" not in told([[1.0, 16.0]], metric="update").sentence()

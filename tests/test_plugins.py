@@ -1,8 +1,15 @@
 """Entry points: ours are found without asking every installed distribution."""
 
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
 import pytest
 
-from inshrink_core import plugins
+import inshrink_core
+from inshrink_core import lab, plugins
+from inshrink_core.cli import application
+from inshrink_core.errors import InputError
 
 
 @pytest.fixture
@@ -20,7 +27,8 @@ def unscanned(monkeypatch):
 
 @pytest.mark.parametrize(
     ("group", "name"),
-    [("inshrink.codecs", "lattice"), ("inshrink.readers", "file"), ("inshrink.tasks", "char-gpt")],
+    [("inshrink.codecs", "lattice"), ("inshrink.readers", "file"), ("inshrink.tasks", "char-gpt")]
+    + [("inshrink.verbs", name) for name in ("average", "bench", "rehearse")],
 )
 def test_what_comes_with_the_project_is_found_without_a_scan(unscanned, group, name):
     point = plugins.plugin(group, name)
@@ -30,3 +38,88 @@ def test_what_comes_with_the_project_is_found_without_a_scan(unscanned, group, n
 
 def test_a_name_that_is_nobodys_is_none():
     assert plugins.plugin("inshrink.codecs", "none-such") is None
+
+
+def test_registered_verbs_are_called_from_python_under_their_names():
+    assert inshrink_core.rehearse is inshrink_core.verbs.rehearse is lab.rehearse
+    assert (inshrink_core.verbs.bench, inshrink_core.verbs.average) == (lab.bench, lab.average)
+    with pytest.raises(AttributeError, match="none_such"):
+        _ = inshrink_core.verbs.none_such
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Register other verbs than those there are: a good one, ones that are none, and one with ours' names."""
+    values = {
+        "pet": "tests.pet_verb:Pet",
+        "broken": "tests.no_such_module:Broken",
+        "stray": "tests.pet_verb:stray",
+        "inspect": "tests.pet_verb:Pet",
+        "restore": "tests.pet_verb:Pet",
+    }
+    points = [EntryPoint(name, value, "inshrink.verbs") for name, value in values.items()]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == "inshrink.verbs" else [])
+    plugins.plugins.cache_clear()
+    yield
+    plugins.plugins.cache_clear()
+
+
+def test_a_verb_of_another_package_is_one_of_the_command_line_and_of_python(registered, capsys):
+    assert application.main(["pet", "--name", "Rex"]) == 0
+    assert capsys.readouterr().out == "Rex\n"
+    assert application.main(["pet", "--help"]) == 0
+    assert "$ inshrink pet --name Rex" in capsys.readouterr().out
+    assert application.main(["inspect", str(inshrink_core.sample("digits-cnn")), "--json"]) == 0
+    assert '"kind": "run"' in capsys.readouterr().out
+    assert plugins.plugin("inshrink.verbs", "restore").attr == "Restore"
+    try:
+        assert inshrink_core.verbs.pet(name="Rex").name == "Rex"
+    finally:
+        vars(inshrink_core.verbs).pop("pet", None)
+
+
+def test_a_verb_that_was_interrupted_says_what_it_leaves_behind(registered, capsys):
+    assert application.main(["pet", "--name", ""]) == 130
+    assert "interrupted; nobody was petted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("verb", "why"),
+    [
+        ("broken", "cannot be loaded (ModuleNotFoundError: No module named 'tests.no_such_module')"),
+        ("stray", "is no request"),
+    ],
+)
+def test_a_verb_that_cannot_be_loaded_says_so_and_harms_no_other(registered, capsys, verb, why):
+    assert application.main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert "pet         Pet somebody." in told
+    assert f"{verb:<11} Cannot be loaded." in told
+    assert application.main([verb]) == 2
+    error = capsys.readouterr().err
+    assert f"the verb '{verb}' {why}" in error
+    assert plugins.plugin("inshrink.verbs", verb).value in error
+    with pytest.raises(InputError, match=verb):
+        getattr(inshrink_core.verbs, verb)
+
+
+def test_a_verb_that_is_nobodys_names_the_one_that_was_meant(capsys):
+    assert application.main(["averge", "run"]) == 2
+    assert "there is no verb 'averge'; did you mean 'average'?" in capsys.readouterr().err
+    assert application.main(["--nonsense"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_writing_and_restoring_an_archive_loads_nothing_of_the_laboratory(tmp_path):
+    program = """
+import sys
+import inshrink_core
+from inshrink_core.cli import main
+run, archive, restored = str(inshrink_core.sample()), *sys.argv[1:]
+assert main(["compress", run, "-o", archive, "--steps", "100,200"]) == 0
+assert main(["verify", archive, "--deep"]) == main(["restore", archive, "--all", "-o", restored]) == 0
+print([name for name in sys.modules if name.startswith("inshrink_core.lab")])
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "a.inshrink"), str(tmp_path / "restored")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -153,7 +153,7 @@ def test_a_run_that_cannot_be_written_to_is_cached_for_the_user(run, tmp_path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     (tmp_path / ".inshrink").write_text("a file in the place of the directory")
     sensitivity(run)
-    assert len(list((home / "inshrink").iterdir())) == 3
+    assert len(list((home / "inshrink" / "runs").glob("*/cache/*.json"))) == 3
     assert sensitivity(run).bytes_read == 0
 
 

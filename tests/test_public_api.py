@@ -15,7 +15,10 @@ import pytest
 
 import inshrink_core
 
-PACKAGES = ("inshrink_core", "inshrink_core.verbs", "inshrink_core.analysis", "inshrink_core.training")
+PACKAGES = (
+    *("inshrink_core", "inshrink_core.verbs", "inshrink_core.analysis", "inshrink_core.training"),
+    "inshrink_core.lab",
+)
 NAMES = [
     (package, name)
     for package in PACKAGES

@@ -1,10 +1,17 @@
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import inshrink_core
+from inshrink_core.cli import main
 from inshrink_core.errors import NotFoundError
+from inshrink_core.execution import results_folder
 from inshrink_core.samples import (
     TRUSTED_DIGESTS,
     TRUSTED_FILES,
@@ -16,6 +23,14 @@ from inshrink_core.samples import (
 
 RUN = sample("digits-cnn")
 CHECKPOINTS = sorted(RUN.glob("step_*.pt"))
+ROOT = Path(__file__).parents[1]
+SEARCH = ("--max-drop", "0.5", "--steps", "1700,1800", "--strategy", "grid", "--budget", "2", "--quiet")
+
+
+def content_of(folder):
+    """Every file but compiled ones: its bytes and when it was written."""
+    files = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 def test_the_digest_of_the_bundled_evaluator_is_the_one_that_is_trusted():
@@ -66,3 +81,58 @@ def test_a_checkpoint_holds_everything_a_training_needs(path):
     assert state["model"]["conv1.weight"].shape == (16, 1, 3, 3)
     assert all(set(s) == {"step", "exp_avg", "exp_avg_sq"} for s in state["optimizer"]["state"].values())
     assert sum(tensor.numel() for name, tensor in state["model"].items() if "running" not in name) < 45_000
+
+
+def test_a_search_and_a_comparison_leave_the_sample_as_it_is(tmp_path):
+    before = content_of(RUN.parent)
+    run, archive = str(RUN), str(tmp_path / "digits.inshrink")
+    assert main(["search", run, *SEARCH]) in (0, 1)
+    assert main(["sensitivity", run, "--quiet"]) == 0
+    assert main(["compress", run, "-o", archive, "--steps", "1700,1800", "--quiet"]) == 0
+    assert main(["compare", archive, "--against", run, "--quiet"]) == 0
+    assert content_of(RUN.parent) == before
+    kept = results_folder(RUN, make=False)
+    assert kept.is_relative_to(os.environ["XDG_CACHE_HOME"])
+    assert (kept / "search.jsonl").is_file()
+    assert list((kept / "cache").iterdir())
+    # They are found again there.
+    told = inshrink_core.verbs.estimate_goals(inshrink_core.open(RUN), steps=(1700, 1800))
+    assert told.goals[1].basis != "unknown"
+
+
+def test_results_of_a_run_that_cannot_be_written_are_found_until_there_are_ones_of_the_reader(
+    tmp_path, monkeypatch
+):
+    own = tmp_path / "run" / ".inshrink"
+    own.mkdir(parents=True)
+    allowed = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: not Path(path).is_relative_to(own.parent) and allowed(path, mode)
+    )
+    assert results_folder(own.parent, make=False) == own
+    users = results_folder(own.parent)
+    assert users.is_relative_to(os.environ["XDG_CACHE_HOME"])
+    assert results_folder(own.parent, make=False) == users
+
+
+@pytest.mark.parametrize("stale", ["package", "cache"])
+def test_no_test_sees_results_that_lie_in_the_checkout_or_in_the_real_cache(tmp_path, monkeypatch, stale):
+    package = tmp_path / "lib" / "inshrink_samples"
+    shutil.copytree(RUN.parent, package, ignore=shutil.ignore_patterns(".inshrink", "__pycache__"))
+    searched = tmp_path / "digits-cnn"
+    shutil.copytree(package / RUN.name, searched)
+    assert main(["search", str(searched), *SEARCH]) in (0, 1)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / ".cache"))
+    left = package / RUN.name / ".inshrink" if stale == "package" else results_folder(package / RUN.name)
+    shutil.copytree(searched / ".inshrink", left, dirs_exist_ok=True)
+    goals = "tests/session/test_goals.py::test_only_an_exact_goal_is_known_to_lose_nothing_without_trials"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", goals],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(package.parent)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout

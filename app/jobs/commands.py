@@ -14,6 +14,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from inshrink_app.widgets.tables import METRICS
+
 __all__ = [
     "MEASURED",
     "PAGES",
@@ -183,7 +185,8 @@ def title_of(commands: Sequence[Sequence[str]]) -> str:
     if is_watching(commands):
         return f"Archive {name} as it grows, to {target}"
     if verb == "sensitivity":
-        return f"Measure {option(words, '--metric')} of {name}"
+        metric = option(words, "--metric") or ""
+        return f"Measure {METRICS[metric].label.lower() if metric in METRICS else metric} of {name}"
     if verb == "verify":
         against = option(words, "--against")
         if against:
@@ -209,12 +212,12 @@ def title_of(commands: Sequence[Sequence[str]]) -> str:
 
 
 def _home_of(verb: str) -> str:
-    """Return the public package whose index names the function of a verb."""
+    """Return the public package that has the function of a verb; verbs that are registered have one home."""
     import inshrink_core
     from inshrink_core import analysis, verbs
 
     homes = (inshrink_core, verbs, analysis)
-    return next((home.__name__ for home in homes if verb in home.__all__), "inshrink_core.bench")
+    return next((home.__name__ for home in homes if verb in home.__all__), verbs.__name__)
 
 
 def python_text(commands: Sequence[Sequence[str]]) -> str:
@@ -243,9 +246,7 @@ def _call(verb: str, words: Sequence[str]) -> str:
         if name in ("--goals", "--watch"):  # The function's name says it.
             continue
         keyword = _KEYWORDS.get(name, name.lstrip("-").replace("-", "_"))
-        if name == "--search":
-            named["weights"] = "'search'"
-        elif name == "--set":
+        if name == "--set":
             key, _, text = str(value).partition("=")
             settings[key] = _parse(text)
         elif name == "--config":

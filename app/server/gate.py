@@ -56,6 +56,12 @@ _HAS_PAGE_PATH = re.compile(r"/[a-z]*\Z")
 _BACKEND = "<script>window.__streamlit = {BACKEND_BASE_URL: location.origin + '/'}</script>"
 """Tells Streamlit's page where its server is. Unasked it looks below its own address first: two 404s."""
 
+_NO_RAW_CSV = (
+    '<style>[data-testid="stElementToolbarButton"]:has(button[aria-label^="Download as CSV"])'
+    "{display: none}</style>"
+)
+"""Streamlit's own button writes names as they are, and a spreadsheet takes some for formulas; ours do not."""
+
 _REFUSED = b"This server is not called so, or is not spoken to from there.\n"
 
 
@@ -65,7 +71,7 @@ def shell(index: Path) -> str:
     for charts in (index.parent / "static" / "js").glob("PlotlyChart.*.js"):  # 5 MB, on most pages
         link = f'<link rel="modulepreload" crossorigin href="./static/js/{charts.name}">'
         page = page.replace("</head>", f"  {link}\n  </head>", 1)
-    return page
+    return page.replace("</head>", f"  {_NO_RAW_CSV}\n  </head>", 1)
 
 
 def headers(page: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from inshrink_app.services.allocating import *
 from inshrink_app.services.archives import *
 from inshrink_app.services.catalog import *
 from inshrink_app.services.comparing import *
+from inshrink_app.services.drafts import *
 from inshrink_app.services.drilldown import *
 from inshrink_app.services.dropping import *
 from inshrink_app.services.evaluating import *

@@ -150,8 +150,9 @@ def keep_dropped(files: Sequence[tuple[str, BinaryIO]], read: Callable[[Path], _
 def _opened_whole(place: Path, n_files: int) -> Subject:
     """Open what was kept, all of it: a file left out was dropped by mistake."""
     subject = load_subject(str(place))
-    if subject.skipped or (subject.kind == "run" and len(subject.steps) < n_files):
-        left_out, reason = subject.skipped[0] if subject.skipped else ("", "")
+    rows = (*subject.unreadable, *subject.skipped)
+    if rows or (subject.kind == "run" and len(subject.steps) < n_files):
+        left_out, reason = rows[0] if rows else ("", "")
         remedy = "drop the others alone, or open their folder by its path, which leaves such files out"
         raise ServiceError(Problem(f"one of the files cannot be used: {reason}", left_out, remedy))
     return subject

@@ -15,6 +15,7 @@ from inshrink_app.jobs.job import Job
 from inshrink_app.server.downloads import downloads
 from inshrink_app.server.roots import settings
 from inshrink_app.services.archives import archives_of
+from inshrink_app.services.inside import is_own
 from inshrink_app.services.jobs import documents_of, job_of, start_job
 from inshrink_app.services.opening import chain_of, opened, resolve
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
@@ -66,6 +67,8 @@ class ExportRequest:
         One file instead of a folder.
     watch
         Of a chain, go on as the run grows, until the job is ended.
+    max_restore_cost
+        Of a chain, what a restore of any step may cost; None writes every step with the same settings.
     weights_only, exact, ratio, size
         Of ``step``: leave training state out; keep every bit; or how many times smaller than float32, or how
         many bytes a packed file may take instead.
@@ -85,6 +88,7 @@ class ExportRequest:
     keyframe_every: int = 32
     packed: bool = False
     watch: bool = False
+    max_restore_cost: float | None = None
     weights_only: bool = False
     exact: bool = False
     ratio: float = 8.0
@@ -139,6 +143,8 @@ def export_commands(shown: Subject, request: ExportRequest, target: str, between
         words = ["compress", path, "-o", made, "--codec", request.codec, *settings_words(request.config)]
         words += ["--optimizer", request.optimizer] if request.optimizer else []
         words += ["--keyframe-every", str(request.keyframe_every)]
+        if request.max_restore_cost is not None:
+            words += ["--max-restore-cost", f"{request.max_restore_cost:g}"]
         words += ["--watch"] if request.watch else steps_words(request.steps, shown.steps)
         return [words, ["export", made, "--pack", target, *force]] if request.packed else [words]
     step, first = str(request.steps[0] if request.steps else 0), []
@@ -194,15 +200,21 @@ def suggested_name(shown: Subject, request: ExportRequest) -> str:
 def default_folder(shown: Subject) -> Path:
     """Return where files go by default: beside the run, or into the first root for a sample."""
     parent = shown.place.parent
-    return parent if settings().allows(parent) else settings().roots[0]
+    return parent if settings().allows(parent) and not is_own(shown.place) else settings().roots[0]
 
 
 def _goes_on(path: Path, request: ExportRequest) -> bool:
     """Return whether what lies at a path is an archive of the same settings, to be appended to."""
     try:
-        return request.kind == "chain" and _is_like(chain_of(str(path)), request)
+        chain = chain_of(str(path)) if request.kind == "chain" else None
     except ServiceError:
         return False
+    if chain is None:
+        return False
+    if request.max_restore_cost is None:
+        return _is_like(chain, request)
+    # Under a bound the settings differ from step to step; what was written without one would stay as it is.
+    return not chain.is_uniform and (chain.codec, chain.optimizer) == (request.codec, request.optimizer)
 
 
 def export_target(text: str, request: ExportRequest) -> Path:
@@ -340,7 +352,7 @@ class Made(NamedTuple):
 
     `chain` is None of a plain file; `digest` is the SHA-256 of the file, or of the manifest of a folder;
     `relative_error` is None where it is not known; a copy has none against what it is a copy of;
-    `is_whole` says that no layer was left out.
+    `is_whole` says that no layer was left out; `unreadable` are checkpoints that are not in it, and why.
     """
 
     kind: str
@@ -353,6 +365,7 @@ class Made(NamedTuple):
     weights_only: bool
     n_tensors: int | None
     is_whole: bool
+    unreadable: tuple[tuple[str, str], ...] = ()
 
     @property
     def loading(self) -> str:
@@ -398,6 +411,9 @@ def made_by(job: Job) -> Made | None:
         weights_only="--weights-only" in last,
         n_tensors=documents[-1].get("tensors"),
         is_whole=not {"--tensors", "--without"} & set(last),
+        unreadable=tuple(
+            (str(row["path"]), str(row["reason"])) for one in documents for row in one.get("unreadable", ())
+        ),
     )
 
 

@@ -19,8 +19,7 @@ def reported() -> Iterator[None]:
     try:
         yield
     except NoCheckpointError as error:
-        rows = [(skipped.path, skipped.reason.removeprefix(f"{skipped.path}: ")) for skipped in error.skipped]
-        detail = "\n".join(f"{path}: {reason}" for path, reason in rows)
+        detail = "\n".join(f"{row.path}: {row.reason}" for row in error.skipped)
         remedy = "choose a folder of .pt, .pth, .bin, .ckpt or .safetensors files, or of checkpoint folders"
         raise ServiceError(Problem("no readable checkpoint in here", error.where, remedy, detail)) from error
     except InshrinkError as error:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["files_stamp", "forget_headers", "keep_headers", "kept_headers"]
 
-_VERSION = 4
+_VERSION = 5
 """Raised when what is kept changes."""
 
 _FIELD = "headers"
@@ -97,6 +97,7 @@ def keep_headers(subject: Subject, token: str, stamp: str) -> None:
         ],
         "total_bytes": subject.total_bytes,
         "skipped": subject.skipped,
+        "unreadable": subject.unreadable,
         "notes": subject.notes,
         "step_pattern": subject.step_pattern,
         "log": {name: list(series) for name, series in subject.log.items()},
@@ -132,7 +133,8 @@ def _subject(path: Path, folder: Path, document: Any) -> Subject:
         tensors=tuple(_spec(*row) for row in document["tensors"]),
         total_bytes=int(document["total_bytes"]),
         bytes_read=path.stat().st_size,
-        skipped=tuple((str(path), str(reason)) for path, reason in document["skipped"]),
+        skipped=_rows(document["skipped"]),
+        unreadable=_rows(document["unreadable"]),
         notes=tuple(map(str, document["notes"])),
         step_pattern=str(document["step_pattern"]),
         log={
@@ -140,6 +142,10 @@ def _subject(path: Path, folder: Path, document: Any) -> Subject:
             for name, series in document["log"].items()
         },
     )
+
+
+def _rows(told: Any) -> tuple[tuple[str, str], ...]:
+    return tuple((str(path), str(reason)) for path, reason in told)
 
 
 def _spec(name: str, role: str, dtype: str, shape: list[int], exact: bool, layer: str) -> TensorSpec:

@@ -31,6 +31,7 @@ __all__ = [
     "known_shares",
     "measured",
     "measuring_cost",
+    "optimizer_state",
     "sensitivity_job",
     "sensitivity_loader",
     "start_sensitivity",
@@ -53,20 +54,21 @@ def told_metrics(subject: Subject) -> tuple[str, ...]:
     return tuple(metric for metric, is_told in told.items() if is_told)
 
 
-def known_shares(subject: Subject) -> dict[str, float]:
-    """Return which share of the sensitivity each tensor carries at the last step, where that was measured.
+def known_shares(subject: Subject) -> tuple[str, dict[str, float]]:
+    """Return the most telling metric that was measured, and which share each tensor carries at the last step.
 
-    By the most telling metric that was; empty where none was.
+    Both are empty where none was measured.
     """
     from inshrink_core.analysis.findings import weighted
 
-    found = next(filter(None, (measured(subject, metric) for metric in told_metrics(subject))), None)
-    if found is None:
-        return {}
-    table = found["tensor"]
+    found = {metric: tables for metric in told_metrics(subject) if (tables := measured(subject, metric))}
+    if not found:
+        return "", {}
+    metric = next(iter(found))
+    table = found[metric]["tensor"]
     carried = weighted(table.values["mean"], [row.numel for row in table.rows])[:, -1]
     total = float(np.nansum(carried)) or 1.0
-    return {
+    return metric, {
         row.name: float(one) / total for row, one in zip(table.rows, carried, strict=True) if np.isfinite(one)
     }
 
@@ -82,6 +84,14 @@ def untold_metrics(subject: Subject) -> tuple[str, ...]:
     told = told_metrics(subject)
     chains = ("gain", "noise") if len(subject.steps) < 2 else ()
     return (*(name for name in ("taylor", "fisher", "update") if name not in told), *chains)
+
+
+def optimizer_state(subject: Subject) -> tuple[str, ...]:
+    """Return the roles of optimizer state that the last checkpoint holds, counters aside."""
+    from inshrink_core.checkpoint import OPTIMIZER_ROLES, TensorRole
+
+    roles = {row.role for row in subject.tensors}
+    return tuple(role.value for role in TensorRole if role in roles & OPTIMIZER_ROLES - {TensorRole.STEP})
 
 
 def measuring_cost(subject: Subject, metric: str) -> int:

@@ -21,6 +21,7 @@ from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 if TYPE_CHECKING:
     from inshrink_core import Archive, Run
     from inshrink_core.chain import ChainReport
+    from inshrink_core.formats import Skipped
 
 __all__ = [
     "Opened",
@@ -255,17 +256,18 @@ def _run_subject(run: Run, path: Path) -> Subject:
         tensors=tuple(run[run.steps[-1]].specs) if run.steps else (),
         total_bytes=sum(run.nbytes_of(step) for step in run.steps),
         bytes_read=run.bytes_read,
-        skipped=tuple(_skipped(place, skipped.path, skipped.reason) for skipped in run.skipped),
+        skipped=tuple(_shown(place, row) for row in run.skipped if not row.unreadable),
+        unreadable=tuple(_shown(place, row) for row in run.unreadable),
         notes=tuple(run.notes),
         step_pattern="" if path == place else path.name,
         log={name: tuple(series) for name, series in logged.items()},
     )
 
 
-def _skipped(run: Path, path: str, reason: str) -> tuple[str, str]:
-    """Name a file that was left out as its reader sees it: within the run, and once."""
-    shown = str(Path(path).relative_to(run)) if Path(path).is_relative_to(run) else path
-    return (shown, reason.removeprefix(f"{path}: "))
+def _shown(run: Path, row: Skipped) -> tuple[str, str]:
+    """Name a file that was left out as its reader sees it: within the run."""
+    path = Path(row.path)
+    return (str(path.relative_to(run)) if path.is_relative_to(run) else row.path, row.reason)
 
 
 def _archive_subject(archive: Archive) -> Subject:

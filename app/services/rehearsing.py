@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import streamlit as st
 from inshrink_app.jobs.commands import option
@@ -16,10 +17,8 @@ from inshrink_app.services.jobs import all_jobs
 from inshrink_app.services.opening import resolve
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
-if TYPE_CHECKING:
-    from inshrink_core.training.tasks import Task
-
 __all__ = [
+    "Training",
     "finished_rehearsals",
     "rehearsal_so_far",
     "rehearsals_folder",
@@ -29,14 +28,26 @@ __all__ = [
     "trainings",
 ]
 
+_log = logging.getLogger(__name__)
+
 _MAX_BYTES = 8_000_000
 """A rehearsal of 20 seeds and 100 saves takes about 200 kB."""
 
+_MOST_KEPT = 1_000
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OverflowError)
 _FIGURES = ("excess", "excess_half_width", "noise", "ratio_weights", "ratio_total")
 
 
-def training_of(subject: Subject) -> Task | None:
+class Training(NamedTuple):
+    """A shipped training, and what a rehearsal of it does by default."""
+
+    name: str
+    n_steps: int
+    n_saves: int
+    n_restores: int
+
+
+def training_of(subject: Subject) -> Training | None:
     """Return the shipped training of a run: of a bundled sample, known by its digest; None of others."""
     from inshrink_core.samples import is_trusted_sample
 
@@ -49,18 +60,22 @@ def training_of(subject: Subject) -> Task | None:
 
 def trainings() -> tuple[str, ...]:
     """Return the names of the shipped trainings."""
-    from inshrink_core.training.tasks import task_names
+    from inshrink_core.plugins import plugins
 
-    return task_names()
+    return tuple(plugins("inshrink.tasks"))
 
 
 @st.cache_resource(show_spinner=False, max_entries=32)
-def training_named(name: str) -> Task | None:
+def training_named(name: str) -> Training | None:
     """Return a shipped training; None where it cannot be made here, as without an extra package."""
-    from inshrink_core.training.tasks import find_task, task_names
+    from inshrink_core.plugins import plugin
 
-    with contextlib.suppress(ServiceError), reported():
-        return find_task(name)[0] if name in task_names() else None
+    point = plugin("inshrink.tasks", name)
+    try:
+        task = None if point is None else point.load()()
+        return task and Training(name, task.n_steps, task.n_saves, task.n_restores)
+    except Exception as error:
+        _log.info("the training %s cannot be made: %s", name, error)
     return None
 
 
@@ -69,7 +84,7 @@ def rehearsals_folder() -> Path:
     return jobs_folder().with_name("rehearsals")
 
 
-def finished_rehearsals(training: Task) -> tuple[Job, ...]:
+def finished_rehearsals(training: Training) -> tuple[Job, ...]:
     """Return the rehearsals of a training that were finished, the newest first."""
     return tuple(
         job
@@ -81,18 +96,28 @@ def finished_rehearsals(training: Task) -> tuple[Job, ...]:
 def rehearsal_so_far(job: Job) -> dict[str, Any] | None:
     """Return the pairs of trainings that a running rehearsal has finished; None before the first.
 
-    Finished trainings lie in the folder of the rehearsal, those of earlier rehearsals among them.
+    Its report so far is in the folder of the rehearsal, with the pairs of earlier rehearsals among its own.
     """
-    from inshrink_core.training.rehearsal import kept_rehearsals
-
     words = job.commands[-1]
     wanted = (words[1], *(option(words, f"--{name}") for name in ("codec", "restores", "steps")))
     n_seeds = int(option(words, "--seeds") or 0)
-    for one in kept_rehearsals(rehearsals_folder()):
-        if (one.task, one.codec, str(len(one.restored_at)), str(one.n_steps)) == wanted:
-            found = one.to_json()
-            return {**found, "curves": [row for row in found["curves"] if row["seed"] < n_seeds]}
+    for one in _kept(rehearsals_folder()):
+        if (one["task"], one["codec"], str(len(one["restored_at"])), str(one.get("steps"))) == wanted:
+            return {**one, "curves": [row for row in one["curves"] if row["seed"] < n_seeds]}
     return None
+
+
+def _kept(folder: Path) -> tuple[dict[str, Any], ...]:
+    """Return the reports in the folder of `inshrink rehearse -o`; what cannot be read is passed over."""
+    from inshrink_core.execution import ResultStore
+
+    def parse(document: Any) -> dict[str, Any]:
+        try:
+            return checked(document)
+        except OverflowError as error:
+            raise ValueError(str(error)) from error
+
+    return tuple(one for _, one in ResultStore(folder / "reports", "rehearsal", parse).kept(_MOST_KEPT))
 
 
 def checked(document: Any) -> dict[str, Any]:
@@ -105,6 +130,7 @@ def checked(document: Any) -> dict[str, Any]:
     """
     curves: list[dict[str, Any]] = [
         {
+            **row,
             "seed": int(row["seed"]),
             "steps": [int(step) for step in row["steps"]],
             **{name: [float(value) for value in row[name]] for name in ("uninterrupted", "restored")},
@@ -128,19 +154,16 @@ def saved_rehearsals(text: str) -> tuple[dict[str, Any], ...]:
     ----------
     text
         What ``inshrink rehearse --json`` printed, as a file; or the folder of ``inshrink rehearse -o``,
-        whose finished trainings are put together in pairs, one rehearsal for each way of storing.
+        with a report for each way of storing.
 
     Raises
     ------
     ServiceError
         There is no rehearsal.
     """
-    from inshrink_core.training.rehearsal import kept_rehearsals
-
     path = resolve(text)
     if path.is_dir():
-        with reported():
-            found = tuple(one.to_json() for one in kept_rehearsals(path))
+        found = _kept(path)
         if not found:
             raise ServiceError(
                 Problem(

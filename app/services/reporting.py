@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inshrink_app.jobs.job import Job
-from inshrink_app.services.comparing import newest_comparing
 from inshrink_app.services.exporting import default_folder, own_path
 from inshrink_app.services.jobs import all_jobs, job_of, start_job
 from inshrink_app.services.logs import LogChoice
@@ -24,7 +23,7 @@ _SUFFIX = ".html"
 def report_words(
     chain: ChainReport, original: Subject | None, target: str, log: LogChoice | None = None
 ) -> list[str]:
-    """Return the command that tells of an archive, with what is known of it: comparison and rehearsal.
+    """Return the command that tells of an archive; it finds the newest comparison by itself.
 
     Parameters
     ----------
@@ -36,11 +35,9 @@ def report_words(
     words = ["report", str(chain.path), "--out", target]
     words += ["--against", str(original.path)] if original is not None else []
     words += [] if log is None else log.words
-    compared = newest_comparing(chain.path, chain.nbytes)
-    rehearsed = None if original is None else _rehearsal(original)
-    for option, job in (("--compared", compared), ("--rehearsed", rehearsed)):
-        if job is not None and job.folder is not None and job.folder.output.is_file():
-            words += [option, str(job.folder.output)]
+    job = None if original is None else _rehearsal(original)
+    if job is not None and job.folder is not None and job.folder.output.is_file():
+        words += ["--rehearsed", str(job.folder.output)]
     return words
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
 from inshrink_app.jobs.commands import MEASURED, is_measuring, option, settings_words, steps_words
-from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.job import Job
 from inshrink_app.pages.allocate.config import config_words, engine_settings
 from inshrink_app.services.archives import archives_of
@@ -255,18 +252,7 @@ def searched_before(shown: Subject, job: Job) -> Searched | None:
     if job.is_running or job.state == "finished":
         return None
     earlier = newest_job(_key(shown), "finished")
-    return None if earlier is None else searched(earlier, more=job.told())
-
-
-def _output(shown: Subject) -> str | None:
-    """Return where a search keeps its trials; None for inside of the run, where that can be written."""
-    folder = shown.folder
-    if os.access(folder, os.W_OK):
-        return None
-    name = hashlib.sha256(f"{shown.path} {opened(str(shown.path)).token}".encode()).hexdigest()[:16]
-    kept = jobs_folder().with_name("searches")
-    kept.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return str(kept / f"{name}.json")
+    return None if earlier is None else searched(earlier, steps_of(earlier, shown), more=job.told())
 
 
 def search_words(
@@ -285,7 +271,7 @@ def search_words(
 
 def start_search(shown: Subject, request: SearchRequest, judge: EvaluatorCode) -> Job:
     """Search; called only after the reader has said that the code may run, or where it is ours."""
-    words = search_words(shown, request, judge, _output(shown) or "")
+    words = search_words(shown, request, judge, "")
     return start_job(_key(shown), [words], shown.path, trusted=judge.trusted)
 
 
@@ -295,13 +281,13 @@ def steps_of(job: Job, shown: Subject) -> tuple[int, ...]:
     return shown.steps if told is None else tuple(int(step) for step in told.split(","))
 
 
-def searched(job: Job, *, more: Iterable[Mapping[str, Any]] = ()) -> Searched:
+def searched(job: Job, steps: Sequence[int], *, more: Iterable[Mapping[str, Any]] = ()) -> Searched:
     """Return what a search has found, or has found so far.
 
     Parameters
     ----------
-    job
-        The search.
+    job, steps
+        The search, and the steps that it was asked for: what is of fewer is not whole.
     more
         Trials of a later one that did not finish.
     """
@@ -310,8 +296,7 @@ def searched(job: Job, *, more: Iterable[Mapping[str, Any]] = ()) -> Searched:
     rows = [*(told["trials"] if "trials" in told else job.told()), *more]
     words = job.commands[-1]
     limits = _limits(words, told, rows)
-    asked = option(words, "--steps")
-    steps = tuple(told.get("steps") or (int(one) for one in (asked.split(",") if asked else ())))
+    steps = tuple(told.get("steps") or steps)
     points = _points(rows, len(steps), limits)
     target = option(words, "--target-ratio")
     ratio = None if target is None else float(target)
@@ -367,8 +352,7 @@ def _points(
         if row["config"] != config:  # Trials of a chain follow each other, and a key costs more.
             config, key = row["config"], _text(row["config"])
         chains.setdefault(key, {})[int(row["step"])] = row
-    most = n_steps or max(map(len, chains.values()), default=0)
-    return [_point(list(chain.values()), most, limits) for chain in chains.values()]
+    return [_point(list(chain.values()), n_steps, limits) for chain in chains.values()]
 
 
 def _point(chain: Sequence[Mapping[str, Any]], n_steps: int, limits: Mapping[str, float]) -> SearchPoint:
@@ -414,7 +398,7 @@ def baselines_job(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) ->
 
 def start_baselines(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Job:
     """Measure the baselines: a bench of codecs with everything held; under the same consent as a search."""
-    from inshrink_core.bench.variants import compared_variants
+    from inshrink_core.codecs import compared_variants
 
     codecs = ",".join(one.label for one in compared_variants().values())
     words = ["bench", str(shown.path), "--codecs", codecs, "--steps"]
@@ -425,29 +409,26 @@ def start_baselines(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) 
 
 def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
     """Return the baselines as points, those measured so far; nothing is promised of them."""
-    from inshrink_core.bench import kept_points
-    from inshrink_core.bench.variants import compared_variants
+    from inshrink_core.codecs import compared_variants
 
-    folder = None if job is None else option(job.commands[-1], "-o")
-    if folder is None:
-        return ()
+    told = {row["codec"]: row for row in (() if job is None else job.told())}
     names = {one.label: name for name, one in compared_variants().items()}
     points = [
         SearchPoint(
-            label=names[one.codec],
-            config={"codec": one.codec.partition(":")[0], "settings": dict(one.config)},
-            ratio=one.ratio_weights or 0.0,
-            drop=one.max_drop,
-            divergence=one.max_divergence,
-            n_steps=len(one.drops),
+            label=names[codec],
+            config={"codec": codec.partition(":")[0], "settings": dict(one["config"])},
+            ratio=one["ratio_weights"] or 0.0,
+            drop=one["max_drop"],
+            divergence=one["max_divergence"],
+            n_steps=len(one["drops"]),
             whole=True,
             keeps=False,
-            gain=one.restore_gain,
-            noise=one.restore_noise,
-            baseline=names[one.codec],
+            gain=one["restore_gain"],
+            noise=one["restore_noise"],
+            baseline=names[codec],
         )
-        for one in kept_points(Path(folder))
-        if one.codec in names
+        for codec, one in told.items()
+        if codec in names
     ]
     order = list(names.values())
     return tuple(sorted(points, key=lambda point: order.index(point.baseline)))
@@ -584,14 +565,7 @@ def start_estimates(shown: Subject, steps: Sequence[int], codec: str, *, is_cali
 def estimate_words(shown: Subject, steps: Sequence[int], codec: str) -> list[str]:
     """Return the command that estimates a codec from fine to coarse, tensor by tensor."""
     words = ["estimate", str(shown.path), "--codec", codec, "--levels", str(_LEVELS), "--by-tensor"]
-    return [*words, *steps_words(steps), *_trials_words(shown)]
-
-
-def _trials_words(shown: Subject) -> list[str]:
-    """Return the option that names the trials of searches, where they are not kept inside of the run."""
-    output = _output(shown)
-    log = None if output is None else Path(output).with_suffix(".trials.jsonl")
-    return ["--trials", str(log)] if log is not None and log.exists() else []
+    return [*words, *steps_words(steps)]
 
 
 def estimates(job: Job | None) -> tuple[SearchPoint, ...]:
@@ -669,18 +643,16 @@ def estimated(shown: Subject, steps: Sequence[int], config: Mapping[str, Any], k
     ServiceError
         The configuration asks for what the codec does not have.
     """
-    path, trials = str(shown.path), option(_trials_words(shown), "--trials")
-    return _estimated(path, opened(path).token, tuple(steps), _text(config), known, trials)
+    path = str(shown.path)
+    return _estimated(path, opened(path).token, tuple(steps), _text(config), known)
 
 
 @st.cache_data(show_spinner=False, max_entries=256)
-def _estimated(
-    path: str, token: str, steps: tuple[int, ...], config: str, known: int, trials: str | None
-) -> EstimateReport:
+def _estimated(path: str, token: str, steps: tuple[int, ...], config: str, known: int) -> EstimateReport:
     from inshrink_core.verbs.estimate import estimate
 
     document = json.loads(config)
     run: Any = engine_at(path, token)
     settings = engine_settings(document)
     with reported():
-        return estimate(run, codec=document["codec"], config=settings, steps=steps, trials=trials)
+        return estimate(run, codec=document["codec"], config=settings, steps=steps)

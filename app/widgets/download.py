@@ -9,7 +9,9 @@ import pandas as pd
 import streamlit as st
 from inshrink_app.widgets.formatting import bytes_text
 
-__all__ = ["buttons", "file_link", "table_buttons"]
+from inshrink_core.text import csv_cell
+
+__all__ = ["buttons", "csv_bytes", "file_link", "table_buttons"]
 
 _MIME = {".csv": "text/csv", ".json": "application/json"}
 
@@ -38,6 +40,12 @@ def buttons(*files: tuple[str, str, Callable[[], bytes] | bytes]) -> None:
             )
 
 
+def csv_bytes(table: pd.DataFrame) -> bytes:
+    """Return a table as CSV, in which no name can be a formula."""
+    text: str = table.map(csv_cell).rename(columns=csv_cell).to_csv(index=False)
+    return text.encode()
+
+
 def table_buttons(table: pd.DataFrame | Callable[[], pd.DataFrame], stem: str) -> None:
     """Offer a table, or what makes it, as CSV and as JSON under a name without suffix."""
 
@@ -45,7 +53,7 @@ def table_buttons(table: pd.DataFrame | Callable[[], pd.DataFrame], stem: str) -
         return table() if callable(table) else table
 
     buttons(
-        ("CSV", f"{stem}.csv", lambda: made().to_csv(index=False).encode()),
+        ("CSV", f"{stem}.csv", lambda: csv_bytes(made())),
         ("JSON", f"{stem}.json", lambda: made().to_json(orient="records", indent=1).encode()),
     )
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import streamlit as st
-from inshrink_app.widgets.formatting import markdown_text, sentence
+from inshrink_app.widgets.formatting import count_text, counted, markdown_text, sentence
 from inshrink_app.widgets.tables import Problem
 
-__all__ = ["of_os_error", "show", "show_unexpected"]
+__all__ = ["of_os_error", "show", "show_unexpected", "show_unreadable"]
 
+_MOST_NAMED = 10
 _log = logging.getLogger(__name__)
 
 
@@ -24,6 +26,19 @@ def show(problem: Problem) -> None:
         if problem.detail:
             with st.expander("Details"):
                 st.code(problem.detail, language=None, wrap_lines=True)
+
+
+def show_unreadable(rows: Sequence[tuple[str, str]], what_follows: str) -> None:
+    """Say which checkpoints of a run cannot be read, and what follows from it; nothing where all can be."""
+    if not rows:
+        return
+    some = rows[:_MOST_NAMED]
+    more = f"\n- and {count_text(len(rows) - len(some))} more" if len(rows) > len(some) else ""
+    listed = "".join(f"\n- **{markdown_text(path)}**: {markdown_text(reason)}" for path, reason in some)
+    st.error(
+        f"{counted(len(rows), 'checkpoint')} cannot be read. {what_follows}\n{listed}{more}",
+        icon=":material/error:",
+    )
 
 
 def of_os_error(error: OSError) -> Problem:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.chain import ChainReport
 
-__all__ = ["NOT_KNOWN", "TIP", "archive_fact", "compared_fact", "is_over"]
+__all__ = ["NOT_KNOWN", "TIP", "archive_fact", "bound_text", "compared_fact", "is_over"]
 
 NOT_KNOWN = "not known without an evaluator"
 TIP = (
@@ -28,6 +28,13 @@ def is_over(cost: float | None) -> bool:
     from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 
     return cost is not None and cost > DEFAULT_MAX_RESTORE_COST
+
+
+def bound_text() -> str:
+    """Return what a restore may cost by default, as a share of the loss."""
+    from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
+
+    return percent_text(DEFAULT_MAX_RESTORE_COST)
 
 
 def compared_fact(one: Compared) -> Fact:

@@ -71,6 +71,8 @@ class Subject:
         Bytes read so far to know all this.
     skipped
         Files that were left out, and why.
+    unreadable
+        Checkpoints that cannot be read, and why.
     notes
         What a reader should know of how it was read.
     log
@@ -90,6 +92,7 @@ class Subject:
     total_bytes: int
     bytes_read: int
     skipped: tuple[tuple[str, str], ...] = ()
+    unreadable: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     log: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     archive: ChainReport | None = None
@@ -130,6 +133,8 @@ class Metric:
         Its formula, which is also the unit of the colour scale.
     meaning
         One sentence.
+    quantity
+        What its values are, as `inshrink_core.sensitivity.SensitivityMetric.quantity` has it.
     pooled
         Whether a row has one figure a step instead of mean, median and percentile.
     scale
@@ -141,6 +146,7 @@ class Metric:
     label: str
     symbol: str
     meaning: str
+    quantity: str = "Sensitivity"
     pooled: bool = False
     scale: str = "log"
     needs: str = ""
@@ -153,6 +159,7 @@ METRICS: Mapping[str, Metric] = {
         label="Magnitude",
         symbol="|w|",
         meaning="How large the weights are: rounding a large weight costs most.",
+        quantity="Magnitude",
     ),
     "taylor": Metric(
         label="Taylor",
@@ -164,12 +171,14 @@ METRICS: Mapping[str, Metric] = {
         label="Fisher",
         symbol="v̂",
         meaning="Adam's second moment, bias-corrected: how sharply the loss reacts to a weight.",
-        needs="It is read from Adam's second moment, and the checkpoints hold no optimizer state.",
+        needs="It is read from Adam's second moment, and the checkpoints hold none that is known to be a "
+        "weight's.",
     ),
     "update": Metric(
-        label="Update",
+        label="Movement",
         symbol="|Δw|",
-        meaning="How far the weights moved since the previous checkpoint.",
+        meaning="How far the weights moved since the previous checkpoint; it says nothing of the loss.",
+        quantity="Movement",
         needs="Movement needs two checkpoints; there is no earlier one to compare with.",
     ),
     "gain": Metric(

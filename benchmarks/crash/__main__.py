@@ -13,6 +13,7 @@ is written where ``--write`` asks for it.
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
 import shutil
@@ -94,6 +95,7 @@ def _work(folder: Path, arguments: argparse.Namespace) -> int:
     from benchmarks.crash.verbs import LinearEvaluator
 
     torch.set_num_threads(1)
+    logging.getLogger("inshrink_core").setLevel(logging.ERROR)  # that a save was set aside is what is tested
     shim = Shim()
     with observed(shim.note, LinearEvaluator):
         if arguments.prove:

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 from inshrink_core.archive import ArchiveWriter, FrameWriter, durable, frame_writer, writer
 from inshrink_core.archive import maintenance as pack
 from inshrink_core.archive import maintenance as rewrite
+from inshrink_core.errors import DamagedError
 from inshrink_core.execution import sync_path
 from inshrink_core.frame import FrameInfo
+from inshrink_core.training.spool import Spool, SpooledSave
 
 
 @contextmanager
@@ -109,6 +111,24 @@ def raw_errors() -> AbstractContextManager[None]:
     return _replaced((frame_writer, "storage_errors", lambda *_: nullcontext()))
 
 
+def deleted_bad() -> AbstractContextManager[None]:
+    """A saver that deletes a spooled save that it cannot read."""
+    return _replaced((Spool, "set_aside", lambda self, folder, _: self.drop(folder)))
+
+
+def aside_first() -> AbstractContextManager[None]:
+    """A saver that sets a save aside before that behind it knows from which frame it continues."""
+    adopt = Spool.adopt
+
+    def adopt_late(self: Spool, save: SpooledSave, parent: bytes) -> SpooledSave:
+        for folder in self.folder.glob("[0-9]" * 8):
+            if folder < save.folder:
+                self.set_aside(folder, DamagedError("planted"))
+        return adopt(self, save, parent)
+
+    return _replaced((Spool, "adopt", adopt_late))
+
+
 class Plant(NamedTuple):
     """A defect, and the verb and the mode that must find it."""
 
@@ -126,5 +146,7 @@ PLANTS = {
     "early-report": Plant(early_report, "append", "kill"),
     "unlink-first": Plant(unlink_first, "append", "kill"),
     "deleted-first": Plant(deleted_first, "prune", "kill"),
+    "deleted-bad": Plant(deleted_bad, "poisoned", "kill"),
+    "aside-first": Plant(aside_first, "poisoned", "kill"),
     "raw-errors": Plant(raw_errors, "append", "fault"),
 }

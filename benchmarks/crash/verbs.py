@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 import inshrink_core
 from benchmarks.crash.disk import Tree, read_tree
 from benchmarks.crash.judging import Expected, Note, judge_archive
+from inshrink_core.errors import StorageError
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.metrics import Direction
 
@@ -234,6 +236,14 @@ class Thin(Prune):
             super().act(root, note)
 
 
+EXACT: dict[str, Any] = {"codec": "lossless", "optimizer_state": "exact", "threads": 1}
+
+
+def network() -> nn.Module:
+    """Return a model of the weights that `state` gives."""
+    return nn.ModuleDict({"a": nn.Linear(8, 6, bias=False), "b": nn.Linear(6, 3, bias=False)})
+
+
 class Saving(Verb):
     """A saver in a training of four saves, beside which it archives."""
 
@@ -241,22 +251,58 @@ class Saving(Verb):
     again_within = True
     archive = ARCHIVE
     originals = ()
+    until: ClassVar[int] = STEPS[-1]
 
     def prepare(self, root: Path) -> None:
         (root / "archives").mkdir()
 
     def act(self, root: Path, note: Note) -> None:
-        model = nn.ModuleDict({"a": nn.Linear(8, 6, bias=False), "b": nn.Linear(6, 3, bias=False)})
-        options: dict[str, Any] = {"codec": "lossless", "optimizer_state": "exact"}
-        with inshrink_core.Saver(root / ARCHIVE, model, threads=1, **options) as saver:
-            for step in range((saver.last_step or 0) + 1, STEPS[-1] + 1):
-                model.load_state_dict(state(step))
-                saver.save(step, {"seed": step})
+        with inshrink_core.Saver(root / ARCHIVE, network(), **EXACT) as saver:
+            for step in range((saver.last_step or 0) + 1, self.until + 1):
+                self._save(saver, step)
                 note(f"saved {step}")
+
+    def _save(self, saver: inshrink_core.Saver, step: int) -> None:
+        saver._model.load_state_dict(state(step))
+        saver.save(step, {"seed": step})
 
     def recover(self, root: Path) -> None:
         """Open the saver and close it: what an earlier one saved is archived."""
         inshrink_core.Saver(root / ARCHIVE, nn.Linear(1, 1), codec="lossless").close()
+
+
+class Poisoned(Saving):
+    """A saver that finds two saves on a new branch in its spool, the first of which was cut off."""
+
+    name = "poisoned"
+    kept = (1,)
+    until = 5
+    bad: ClassVar[str] = "step_000003.pt"
+    _bad: bytes
+
+    def prepare(self, root: Path) -> None:
+        super().prepare(root)
+        refuse = mock.patch("inshrink_core.chain.ChainWriter.append", side_effect=StorageError("full"))
+        saver = inshrink_core.Saver(root / ARCHIVE, network(), **EXACT)
+        for step in (1, 2):
+            saver.save(step)
+        saver.restore(1)
+        with refuse, mock.patch("inshrink_core.training.archiver.Archiver.wait_for_room"):
+            for step in (3, 4):
+                self._save(saver, step)
+            with contextlib.suppress(StorageError):
+                saver.close()
+        (path,) = root.rglob(self.bad)
+        self._bad = path.read_bytes()[:-40]
+        path.write_bytes(self._bad)
+
+    def act(self, root: Path, note: Note) -> None:
+        note("saved 4")
+        super().act(root, note)
+
+    def outputs(self, root: Path, expected: Expected, notes: tuple[str, ...]) -> Iterator[str]:
+        if [path.read_bytes() for path in root.rglob(self.bad)] != [self._bad]:
+            yield "lost: what could not be read is not there once, as it was"
 
 
 class Crowd(Saving):
@@ -397,7 +443,7 @@ class Replace(Restore):
 VERBS: dict[str, type[Verb]] = {
     verb.name: verb
     for verb in (
-        *(Compress, Append, Group, Bounded, Watch, Prune, Thin, Saving, Crowd),
+        *(Compress, Append, Group, Bounded, Watch, Prune, Thin, Saving, Poisoned, Crowd),
         *(Pack, Unpack, Export, Restore, Replace),
     )
 }

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from inshrink_core.training.tasks import find_task
-from inshrink_core.training.tasks.digits import held_out_views, split_digits
+from inshrink_core.lab.tasks import find_task
+from inshrink_core.lab.tasks.digits import held_out_views, split_digits
 
 TASK = "digits-vit"
 _NOISE_SEED = 21

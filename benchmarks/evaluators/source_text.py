@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from inshrink_core.training.tasks.char_gpt import CharGPT
+from inshrink_core.lab.tasks.char_gpt import CharGPT
 
 N_WINDOWS, SLICE = 36, 12
 """36 windows of 96 characters: 3,456 predictions."""

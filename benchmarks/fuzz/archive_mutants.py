@@ -12,7 +12,7 @@ import msgpack
 import zstandard
 
 from benchmarks.fuzz.bytewise import EXTREMES, mutate_bytes
-from benchmarks.fuzz.runs import Files
+from benchmarks.fuzz.runs import Files, special
 from benchmarks.fuzz.sealing import (
     OpenFrame,
     bounded,
@@ -124,6 +124,32 @@ def blind(rng: random.Random, files: Files, donors: tuple[Files, ...]) -> Files:
         else:
             changed[name] = b""
     return changed
+
+
+def beheaded(rng: random.Random, files: Files) -> Files:
+    """Return the files without a manifest that can be used and, mostly, without a frame or part of it."""
+    changed = dict(files)
+    manifest = changed.pop(MANIFEST_NAME)
+    if rng.random() < 0.7:
+        changed[MANIFEST_NAME] = rng.choice((b"", manifest[:-1], mutate_bytes(rng, manifest)))
+    frames = sorted(set(changed) - {MANIFEST_NAME})
+    # The last one most often: which it was, nothing tells then.
+    lost = rng.choice((frames[-1], frames[-1], rng.choice(frames)))
+    kind = rng.randrange(4)
+    if kind == 1:
+        changed[lost] = changed[lost][: rng.randrange(len(changed[lost]))]
+    elif kind == 2:
+        changed[lost] = mutate_bytes(rng, changed[lost])
+    elif kind == 3 and len(frames) > 1:
+        del changed[lost]
+    return changed
+
+
+def with_special(rng: random.Random, files: Files) -> Files:
+    """Return the files with a pipe, a folder, a device or a link where an archive has a file, or may have."""
+    places = [*files, "frames", "lock", f".{MANIFEST_NAME}.tmp", "frames/.00000004-40.frame.tmp"]
+    places += [_other_name(rng, rng.choice(sorted(files))), "frames/00000009-90.frame"]
+    return special(rng, rng.choice(places), files)
 
 
 def _other_name(rng: random.Random, name: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ from safetensors.torch import save_file
 
 import inshrink_core
 from benchmarks.fuzz import scratch
+from benchmarks.fuzz.target import BrokenPromiseError
 from inshrink_core.codec import codec_names, get_codec
 from inshrink_core.verbs.pack import pack
 
@@ -91,17 +94,64 @@ def files_of(path: Path) -> Files:
     return {p.relative_to(path).as_posix(): p.read_bytes() for p in found}
 
 
+SPECIAL: Final = b"\0special:"
+"""What stands for something that is no file, by its kind."""
+
+SPECIAL_KINDS: Final = (b"pipe", b"folder", b"device", b"file outside", b"folder outside")
+
+
 def write_files(folder: Path, files: Files) -> None:
-    """Write files where they belong."""
+    """Write files where they belong, and what stands for no file as that."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        if content.startswith(SPECIAL):
+            _put_special(path, content.removeprefix(SPECIAL))
+        else:
+            path.write_bytes(content)
+
+
+def _put_special(path: Path, kind: bytes) -> None:
+    if kind == b"pipe":
+        os.mkfifo(path)
+    elif kind == b"folder":
+        path.mkdir()
+    else:
+        target = {b"device": Path("/dev/zero"), b"file outside": outside() / "precious.tmp"}
+        path.symlink_to(target.get(kind, outside()))
+
+
+def special(rng: random.Random, name: str, files: Files) -> Files:
+    """Return the files with something in the place of one, or of a folder of them, that is no file."""
+    kept = {path: data for path, data in files.items() if path != name and not path.startswith(f"{name}/")}
+    kept = {path: data for path, data in kept.items() if not name.startswith(f"{path}/")}
+    return kept | {name: SPECIAL + rng.choice(SPECIAL_KINDS)}
+
+
+def outside() -> Path:
+    """Return a folder that links lead to: nothing in it may ever change."""
+    folder = scratch.root() / str(os.getpid()) / "outside"
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        for name in _PRECIOUS:
+            (folder / name).write_bytes(b"precious")
+    return folder
+
+
+_PRECIOUS: Final = ("precious.tmp", ".precious.tmp", "lock", "00000001-10.frame", "inshrink-manifest")
+
+
+def require_outside_untouched() -> None:
+    """Raise BrokenPromiseError where a link was followed that leads out of what was written."""
+    found = {path.name: path.read_bytes() for path in outside().iterdir()}
+    if found != dict.fromkeys(_PRECIOUS, b"precious"):
+        shutil.rmtree(outside())
+        raise BrokenPromiseError("nothing behind a link is written or deleted", f"{sorted(found)}")
 
 
 @contextlib.contextmanager
-def _same_ids(name: str) -> Iterator[None]:
-    """Have an archive's id the same in every process, so that a case can be replayed by its number."""
+def same_ids(name: str) -> Iterator[None]:
+    """Have ids the same in every process, so that a case can be replayed by its number."""
     with mock.patch("os.urandom", random.Random(name).randbytes):
         yield
 
@@ -182,6 +232,6 @@ def archives() -> dict[str, Files]:
     }
     found = {}
     for name, (make, run) in makers.items():
-        with _same_ids(name):
+        with same_ids(name):
             found[name] = files_of(make(scratch.fresh(f"seeds-{name}"), run))
     return found

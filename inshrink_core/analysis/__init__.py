@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from inshrink_core.analysis.gain import restore_gain as restore_gain
     from inshrink_core.analysis.movement import Movement as Movement
     from inshrink_core.analysis.profile import Profile as Profile
-    from inshrink_core.analysis.profile import SensitivityReport as SensitivityReport
     from inshrink_core.analysis.profile import sensitivity as sensitivity
     from inshrink_core.analysis.trajectory import Trajectory as Trajectory
     from inshrink_core.analysis.trajectory import trajectory as trajectory

@@ -13,6 +13,7 @@ from inshrink_core.analysis.alone import Coded, encode_alone, peek_if_there, ste
 from inshrink_core.chain import Archive, ChainConfig
 from inshrink_core.chain.config import overridden
 from inshrink_core.chain.defaults import make_configs
+from inshrink_core.chain.opening import open_any
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.codec import DEFAULT_CODEC, FALLBACK_CODEC, PARTS, AnyCodec, get_codec
 from inshrink_core.errors import InputError
@@ -21,7 +22,6 @@ from inshrink_core.frame import FrameKind
 from inshrink_core.report import Report
 from inshrink_core.sensitivity import Scores, scores
 from inshrink_core.values import magnitudes
-from inshrink_core.verbs.restore import open_any
 
 if TYPE_CHECKING:
     import os
@@ -194,10 +194,11 @@ def anatomy(
         if codec is not None or config is not None:
             raise InputError("an archive has its codec already", remedy="leave out codec and config")
         run = against if isinstance(against, Run) or against is None else open_run(against)
+        run = None if run is None else run.attributed()
         return _of_archive(opened, run, step, tensor, metric)
     if against is not None:
         raise InputError("originals go with an archive, and this is a run", remedy="leave out 'against'")
-    return _of_run(opened, step, tensor, codec or DEFAULT_CODEC, config, metric)
+    return _of_run(opened.attributed(), step, tensor, codec or DEFAULT_CODEC, config, metric)
 
 
 def _of_run(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from inshrink_core.sensitivity import SensitivityMetric
 from inshrink_core.text import count, elided
 
 if TYPE_CHECKING:
@@ -19,6 +20,13 @@ CARRIED: Final = 0.8
 
 _NOTABLE: Final = 2.0
 """A row has changed where its sensitivity has doubled or halved: less lies within the noise of a batch."""
+
+_CHANGED: Final = {
+    "sensitivity": "grown {} times {} sensitive",
+    "movement": "come to move {} times {} between checkpoints",
+    "magnitude": "become {} times {}",
+}
+"""How a change is told, by what was measured."""
 
 _CURVED: Final = "fisher"
 """The metric that stands for curvature, and so says what a bit is worth."""
@@ -102,7 +110,7 @@ class Findings(NamedTuple):
     def _told(self) -> str:
         one, kind = len(self.few) == 1, self._kind(self.n_rows)
         carried = f"{len(self.few)} of {self.n_rows} {kind} {'carries' if one else 'carry'}"
-        said = f"{carried} {round(100 * CARRIED)} % of the sensitivity"
+        said = f"{carried} {round(100 * CARRIED)} % of the {SensitivityMetric(self.metric).quantity}"
         if len(self.few) <= _MOST_NAMED:
             said += f": {_listed([self.names[place] for place in self.few])}"
         return f"{said}. {self._changed()}".strip()
@@ -117,6 +125,8 @@ class Findings(NamedTuple):
             return ""
         factor = max(found.factor, 1 / found.factor)
         more, worth = ("more", "more") if found.factor > 1 else ("less", "fewer")
+        if self.metric == SensitivityMetric.MAGNITUDE:
+            more = "larger" if found.factor > 1 else "smaller"
         n = found.last - found.first + 1
         if n == 1:
             alone = self.few == (found.first,) and len(self.few) <= _MOST_NAMED
@@ -126,7 +136,8 @@ class Findings(NamedTuple):
         else:
             who = f"{n} {self._kind(n)}, {self.names[found.first]} to {self.names[found.last]}, have"
         times = f"{float(f'{factor:.2g}'):,.15g}" if factor < _TOO_LARGE else f"more than {_TOO_LARGE:,}"
-        said = f"{who} grown {times} times {more} sensitive since step {count(found.step)}"
+        changed = _CHANGED[SensitivityMetric(self.metric).quantity].format(times, more)
+        said = f"{who} {changed} since step {count(found.step)}"
         if self.metric == _CURVED and abs(found.bits) >= _LEAST_BITS and factor < _TOO_LARGE:
             said += f", worth {abs(found.bits):.2g} bits {worth} a weight"
         return f"{said}."

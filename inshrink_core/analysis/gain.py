@@ -226,10 +226,11 @@ def _one(archive: Archive, run: Run, before: FrameInfo, info: FrameInfo, device:
     """Encode one step again, from the decoded state of the step before."""
     chain = replace(chain_config_of(archive.frame(info).meta), device=device)
     old_meta = archive.frame(before).meta
-    after, decoded = stored_view(run[info.step], chain.optimizer), archive.checkpoint(before)
+    decoded = archive.checkpoint(before)
+    after = stored_view(run.as_archived(info.step, archive.checkpoint(info)), chain.optimizer)
     weights = [spec.key for spec in after.specs if spec.role is TensorRole.WEIGHT and spec.key in decoded]
     standing = Standing(
         references={key: archive.decode(before, key)[1] for key in weights},
         memory=old_meta.get("memory") if old_meta.get("codec") == chain.codec else None,
     )
-    return step_gain(chain, run[before.step], after, standing)
+    return step_gain(chain, run.as_archived(before.step, decoded), after, standing)

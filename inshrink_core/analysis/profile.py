@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from inshrink_core.analysis.findings import Findings, findings
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.errors import InputError, NotFoundError, StorageError
+from inshrink_core.errors import InputError, NotFoundError
 from inshrink_core.execution import ResultStore, cache_folder
-from inshrink_core.report import Report
+from inshrink_core.formats import Run
 from inshrink_core.sensitivity import (
-    STATISTICS,
     Grouping,
     ScoreHistogram,
     Scores,
@@ -35,7 +32,6 @@ __all__ = [
     "Measured",
     "Profile",
     "Row",
-    "SensitivityReport",
     "SensitivityTable",
     "StepRecord",
     "build_table",
@@ -104,6 +100,8 @@ def profile(
     if isinstance(run, Archive):
         run = run.on(device)
         used = run.device
+    if isinstance(run, Run):
+        run = run.attributed()
     every = tuple(run.steps)
     chosen = every if steps is None else tuple(sorted(set(steps)))
     if missing := set(chosen) - set(every):
@@ -111,6 +109,7 @@ def profile(
             f"the run has no step {min(missing)}", remedy="`inshrink inspect` lists its steps"
         )
     identity: Callable[[int], str] | None = getattr(run, "identity", None)
+    owners = run.attribution_digest if isinstance(run, Run) else ""
     directory = getattr(run, "directory", None)
     folder = cache_folder(Path(directory)) if directory is not None and identity is not None else None
     cache = ResultStore(folder, "record", _unpack)
@@ -118,7 +117,7 @@ def profile(
     bytes_read = 0
     for done, step in enumerate(chosen, 1):
         before = max((other for other in every if other < step), default=None)
-        keys = {metric: _cache_key(metric, step, before, identity) for metric in wanted}
+        keys = {metric: _cache_key(metric, step, before, identity) | {"owners": owners} for metric in wanted}
         found = {metric: cache.load(metric.value, key) for metric, key in keys.items()}
         lacking = [metric for metric, record in found.items() if record is None]
         if lacking:
@@ -400,76 +399,6 @@ class SensitivityTable:
         return findings(self.metric, self.grouping, self.rows, sizes, self.steps, self.mean)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SensitivityReport(Report):
-    """A table of a run, as it is shown and written.
-
-    Parameters
-    ----------
-    run
-        The run, as it was named.
-    table
-        One metric by one grouping.
-    bytes_read
-        Bytes of tensors read to measure it; those that were cached took none.
-    device
-        Where the tensors of an archive were decoded.
-    """
-
-    run: str
-    table: SensitivityTable
-    bytes_read: int
-    device: str = "cpu"
-
-    DOCUMENT: ClassVar = (
-        "run metric=table.metric by=table.grouping steps=table.steps sources=table.sources "
-        "bytes_read device rows"
-    )
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """A row has a value a step, NaN where there is none."""
-        statistics = {name: getattr(self.table, name).tolist() for name in STATISTICS}
-        return [
-            {
-                "name": row.name,
-                "block": row.block,
-                "layer_type": row.layer_type,
-                "n_parameters": row.numel,
-                "shape": None if row.shape is None else list(row.shape),
-                **{name: values[position] for name, values in statistics.items()},
-                "n_nonfinite": self.table.n_nonfinite[position].tolist(),
-            }
-            for position, row in enumerate(self.table.details)
-        ]
-
-    def write_csv(self, target: Path | TextIO) -> None:
-        """Write a line a row and step; a gap is an empty cell.
-
-        Raises
-        ------
-        StorageError
-            The file cannot be written.
-        """
-        if not isinstance(target, Path):
-            self._write_lines(target)
-            return
-        try:
-            with target.open("w", newline="", encoding="utf-8") as file:
-                self._write_lines(file)
-        except OSError as error:
-            raise StorageError(f"the CSV cannot be written ({error.strerror})", where=str(target)) from error
-
-    def _write_lines(self, file: TextIO) -> None:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["metric", self.table.grouping, "step", *STATISTICS])
-        for row in self.rows:
-            for position, step in enumerate(self.table.steps):
-                values = [row[statistic][position] for statistic in STATISTICS]
-                cells = ["" if math.isnan(value) else repr(value) for value in values]
-                writer.writerow([self.table.metric, row["name"], step, *cells])
-
-
 def build_table(
     metric: SensitivityMetric, grouping: Grouping, steps: tuple[int, ...], records: Sequence[StepRecord]
 ) -> SensitivityTable:
@@ -547,11 +476,6 @@ class Profile:
                 f"the profile does not hold '{chosen}'", remedy=f"it holds {', '.join(self.metrics)}"
             )
         return build_table(chosen, Grouping.parse(grouping), self.steps, self.records[chosen])
-
-    def report(self, run: str, grouping: Grouping | str = "tensor") -> SensitivityReport:
-        """Return the first metric as a report; `run` is the name of what was measured."""
-        table = self.by(grouping)
-        return SensitivityReport(run=run, table=table, bytes_read=self.bytes_read, device=self.device)
 
 
 def _pack(record: StepRecord) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from inshrink_core.analysis.alone import peek_if_there
 from inshrink_core.chain import Archive
+from inshrink_core.chain.opening import open_any
 from inshrink_core.errors import NotFoundError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run
 from inshrink_core.report import Report
 from inshrink_core.values import magnitudes
-from inshrink_core.verbs.restore import open_any
 
 if TYPE_CHECKING:
     import os

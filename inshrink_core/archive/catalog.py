@@ -18,6 +18,7 @@ from inshrink_core.archive.layout import (
     FRAME_FOLDER,
     FRAME_MAGIC,
     MAX_SEGMENT_NBYTES,
+    REBUILD_REMEDY,
     SMALL_FRAME_NBYTES,
     damaged,
     file_number,
@@ -25,8 +26,10 @@ from inshrink_core.archive.layout import (
     trailed_spans,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
-from inshrink_core.archive.storage import OverlaidStorage, Storage, is_sound, storage_error
+from inshrink_core.archive.packed import PackedStorage
+from inshrink_core.archive.storage import OverlaidStorage, Storage, is_sound, storage_error, storage_errors
 from inshrink_core.errors import DamagedError, InshrinkError, NotFoundError, StorageError
+from inshrink_core.execution import NotRegularError
 from inshrink_core.frame import FrameInfo
 
 __all__ = ["Catalog", "is_archive_storage", "load_catalog", "scan_frame"]
@@ -64,8 +67,10 @@ class Catalog:
     foreign, unreadable
         Paths of frames of another archive, and of what is no whole frame, with the reason.
     unknown
-        Paths of what cannot be read, where no manifest says what it was, with the highest generation it
-        may have had.
+        Paths of what cannot be read, where no manifest says what it was.
+    is_complete
+        Whether it is known which frames were committed: the manifest says so or, of a packed archive whose
+        frames can all be read, the directory. Else a frame may be gone without a trace, the last one too.
     last_number
         Highest generation in the name of a file.
     """
@@ -82,12 +87,24 @@ class Catalog:
     buried: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     unreadable: tuple[tuple[str, InshrinkError], ...] = ()
-    unknown: dict[str, int] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    is_complete: bool = True
     last_number: int = 0
 
     def with_frame(self, info: FrameInfo) -> Catalog:
         """Return the catalog after the commit of a frame that takes no other's place."""
         return replace(self, frames=(*self.frames, info), by_id=self.by_id | {info.frame_id: info})
+
+    def require_complete(self, where: str) -> None:
+        """Raise DamagedError unless it is known which frames were committed."""
+        if self.is_complete or self.manifest_problem is None:
+            return
+        raise DamagedError(
+            f"{self.manifest_problem.what}, and it alone tells which frame is the last one: "
+            "others may be gone without a trace",
+            where=where,
+            remedy=f"{REBUILD_REMEDY}; a step whose branch is named too (--branch) is read all the same",
+        ) from self.manifest_problem
 
     @property
     def next_generation(self) -> int:
@@ -133,15 +150,19 @@ def _scan(storage: Storage, path: str) -> _Scan:
     try:
         if _frame_generation(path):
             return _Scan((scan_frame(FrameFile(storage, path)),))
-        nbytes = storage.size(path)
+        where = f"{storage.name}, {path}"
+        with storage_errors("the segment cannot be read", where):
+            nbytes = storage.size(path)
         if not 0 < nbytes <= MAX_SEGMENT_NBYTES:
             raise damaged(
                 "no segment has this size",
-                f"{storage.name}, {path}",
+                where,
                 expected=f"at most {MAX_SEGMENT_NBYTES} bytes",
                 found=f"{nbytes}",
             )
-        return _scan_segment(storage, path, storage.read(path, 0, nbytes))
+        with storage_errors("the segment cannot be read", where):
+            content = storage.read(path, 0, nbytes)
+        return _scan_segment(storage, path, content)
     except (DamagedError, StorageError) as error:
         return _Scan(problems=(error,), tail_lost=True)
 
@@ -186,7 +207,15 @@ def is_archive_storage(storage: Storage) -> bool:
     """Tell whether a folder is an archive: it has a manifest, or a frame where frames lie."""
     if MANIFEST_NAME in storage.list(""):
         return True
-    return any(storage.read(path, 0, len(FRAME_MAGIC)) == FRAME_MAGIC for path in _frame_files(storage))
+    return any(_is_frame(storage, path) for path in _frame_files(storage))
+
+
+def _is_frame(storage: Storage, path: str) -> bool:
+    """Tell whether a file begins as a frame does; a pipe does not."""
+    try:
+        return storage.read(path, 0, len(FRAME_MAGIC)) == FRAME_MAGIC
+    except NotRegularError:
+        return False
 
 
 def _frame_files(storage: Storage) -> dict[str, int]:
@@ -232,6 +261,8 @@ def _load(storage: Storage) -> Catalog:
         manifest = Manifest.parse(content, f"{storage.name}, manifest")
     except FileNotFoundError:
         problem = DamagedError("the manifest is missing", where=storage.name)
+    except NotRegularError:
+        problem = DamagedError("the manifest is not a regular file", where=storage.name)
     except DamagedError as error:
         problem = error
     return _reconcile(storage, manifest, problem, nbytes)
@@ -275,6 +306,7 @@ def _reconcile(
         if not n_used:
             buried.add(path)
     present = [frame for frame in places.values() if frame.path in files]
+    unknown = tuple(path for path, scan in scans.items() if scan.tail_lost and problem)
     live, superseded = _settle_claims([*present, *own.values()])
     return Catalog(
         manifest=manifest,
@@ -289,7 +321,8 @@ def _reconcile(
         buried=tuple(sorted(buried)),
         foreign=tuple(dict.fromkeys(foreign)),
         unreadable=tuple(unreadable),
-        unknown={path: files[path] for path, scan in scans.items() if scan.tail_lost and problem},
+        unknown=unknown,
+        is_complete=problem is None or (isinstance(storage, PackedStorage) and not unknown),
         last_number=max(files.values(), default=0),
     )
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from inshrink_core.archive.catalog import Catalog
 from inshrink_core.archive.durable import LOCK_NAME, is_locked, is_temporary, temporary_path
 from inshrink_core.archive.frame_reader import FrameReader
-from inshrink_core.archive.layout import FRAME_FOLDER, file_number
+from inshrink_core.archive.layout import FRAME_FOLDER, REBUILD_REMEDY, file_number
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader, open_storage
@@ -94,7 +94,7 @@ def _from_error(error: InshrinkError) -> Problem:
 
 def _check_catalog(catalog: Catalog, name: str) -> Iterator[Problem]:
     if catalog.manifest_problem is not None:
-        yield Problem(f"{name}, manifest", catalog.manifest_problem.what, _APPEND)
+        yield Problem(f"{name}, manifest", catalog.manifest_problem.what, REBUILD_REMEDY)
     for frame in catalog.missing:
         what = f"the frame of step {frame.step} is missing"
         yield Problem(f"{name}, {frame.path}", what, "fetch the file from where the archive came from")

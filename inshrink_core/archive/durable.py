@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
+from weakref import WeakSet
 
 from inshrink_core.archive.layout import FRAME_FOLDER
 from inshrink_core.errors import ExistsError, LockedError, NotFoundError, StorageError
-from inshrink_core.execution import sync_path
+from inshrink_core.execution import NotRegularError, new_file, open_regular, sync_path
 
 __all__ = [
     "LOCK_NAME",
@@ -21,6 +22,7 @@ __all__ = [
     "remove_temporaries",
     "replacing",
     "require_free",
+    "require_own",
     "require_place",
     "write_durably",
 ]
@@ -52,7 +54,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that gets its name once it is whole and on the disk; nothing stays after an error."""
     temporary = temporary_path(path)
     try:
-        with temporary.open("wb") as file:
+        with new_file(temporary) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -103,7 +105,7 @@ class WriterLock:
             raise StorageError(
                 "archives can be written on systems with flock only", where=str(root)
             ) from error
-        self._descriptor = os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._descriptor = open_regular(root / LOCK_NAME, os.O_RDWR | os.O_CREAT, follow=False)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._descriptor, 0)
@@ -111,6 +113,12 @@ class WriterLock:
         except BlockingIOError as error:
             pid = os.pread(self._descriptor, _PID_NBYTES, 0).decode("ascii", "replace")
             os.close(self._descriptor)
+            if pid == str(os.getpid()):
+                raise LockedError(
+                    f"this process is writing this archive already (process {pid})",
+                    where=str(root),
+                    remedy="close what writes it, such as a saver that was left open",
+                ) from error
             holder = f" (process {pid})" if pid.isdigit() else ""
             raise LockedError(
                 f"another process is writing this archive{holder}",
@@ -120,6 +128,7 @@ class WriterLock:
         except BaseException:
             os.close(self._descriptor)
             raise
+        _LOCKS.add(self)
 
     @property
     def released(self) -> bool:
@@ -132,8 +141,32 @@ class WriterLock:
         if descriptor >= 0:
             with contextlib.suppress(OSError):  # the pid is information only
                 os.ftruncate(descriptor, 0)
+            with contextlib.suppress(OSError):  # a child that is being forked may have it open, too
+                _unlock(descriptor)
             with contextlib.suppress(OSError):  # the lock ends also where the system complains
                 os.close(descriptor)
+
+
+def _unlock(descriptor: int) -> None:
+    import fcntl
+
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+_LOCKS: Final[WeakSet[WriterLock]] = WeakSet()
+
+
+def _forget_locks() -> None:
+    """In a forked child: the lock ends with its process, not with the last worker that was forked from it."""
+    for lock in list(_LOCKS):
+        descriptor, lock._descriptor = lock._descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
 
 
 def is_locked(root: Path) -> bool:
@@ -141,13 +174,25 @@ def is_locked(root: Path) -> bool:
     try:
         import fcntl
 
-        with (root / LOCK_NAME).open("rb") as file:
+        with open(open_regular(root / LOCK_NAME, follow=False), "rb") as file:  # noqa: PTH123
             fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except (OSError, ImportError):
         return False
     return False
+
+
+def require_own(root: Path) -> None:
+    """Refuse to write where the folder of frames, which a writer deletes files in, is a link.
+
+    Raises
+    ------
+    NotRegularError
+        It is.
+    """
+    if (root / FRAME_FOLDER).is_symlink():
+        raise NotRegularError(root / FRAME_FOLDER)
 
 
 def require_place(root: Path, create: bool) -> None:

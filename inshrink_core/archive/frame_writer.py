@@ -30,6 +30,7 @@ from inshrink_core.archive.layout import (
 )
 from inshrink_core.archive.storage import storage_errors
 from inshrink_core.errors import InputError
+from inshrink_core.execution import new_file
 from inshrink_core.frame import FrameInfo
 
 __all__ = ["FrameWriter"]
@@ -85,7 +86,7 @@ class FrameWriter:
         self._offset = 0
         self._open = True
         with storage_errors("the frame cannot be written", self._where):
-            self._file = self._temporary.open("wb", buffering=_BUFFER_NBYTES)
+            self._file = new_file(self._temporary, _BUFFER_NBYTES)
         self._write(header.pack())
 
     def add(

@@ -92,7 +92,10 @@ TRAILER_NBYTES: Final = _TRAILER_FIELDS.size + _CRC.size + 4
 MANIFEST_HEADER_NBYTES: Final = _MANIFEST_FIELDS.size + _CRC.size
 
 RESTORE_REMEDY: Final = "restore the file from a backup"
-REBUILD_REMEDY: Final = "the frames are still read; the next append rebuilds the manifest"
+REBUILD_REMEDY: Final = (
+    "restore the manifest from a backup, or take the frames that are there for all of them: "
+    "`inshrink prune ARCHIVE --forget-missing`"
+)
 
 MAX_DOCUMENT_NBYTES: Final = 64 << 20
 """Largest uncompressed index or manifest: about a million blocks in a frame, or frames in an archive."""

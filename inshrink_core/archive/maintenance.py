@@ -41,7 +41,7 @@ def rebuild_manifest(path: str | os.PathLike[str]) -> None:
     DamagedError
         A frame the manifest lists is not whole: remove or restore its file first.
     """
-    with ArchiveWriter(path) as writer:
+    with ArchiveWriter(path, rebuild=True) as writer:
         writer.relist()
 
 
@@ -391,8 +391,9 @@ def unpack_archive(
         building = temporary_path(root)
         shutil.rmtree(building, ignore_errors=True)  # what an unpacking left that was cut off
         make_folders(root.parent)
+        building.mkdir()
         try:
-            (building / FRAME_FOLDER).mkdir(parents=True)
+            (building / FRAME_FOLDER).mkdir()
             _write_folder(reader, building, done)
             building.rename(root)
             try:

@@ -26,6 +26,7 @@ from inshrink_core.archive.layout import (
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.storage import CountingStorage, read_range
 from inshrink_core.errors import DamagedError
+from inshrink_core.execution import open_regular
 
 __all__ = [
     "PACKED",
@@ -79,7 +80,7 @@ class LocalFile:
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
-        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self._descriptor = open_regular(path)
         weakref.finalize(self, os.close, self._descriptor)
         self.nbytes = os.fstat(self._descriptor).st_size
 
@@ -92,7 +93,7 @@ def is_packed(path: Path) -> bool:
     """Tell whether a local file is a packed archive, by its first bytes; or, damaged there, by its last."""
     if not path.is_file():
         return False
-    with path.open("rb", buffering=0) as file:
+    with open(open_regular(path), "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
         if file.read(len(PACK_MAGIC)) == PACK_MAGIC:
             return True
         file.seek(-min(len(PACKED.magic), path.stat().st_size), os.SEEK_END)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections import OrderedDict
@@ -27,8 +26,6 @@ from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError,
 from inshrink_core.frame import FrameInfo, FrameKind
 
 __all__ = ["ArchiveReader", "is_archive", "open_storage"]
-
-_log = logging.getLogger(__name__)
 
 _N_CACHED_INDICES: Final = 64
 """Two chains of the usual 32 frames, so that walking one while writing another resolves each index once."""
@@ -81,7 +78,6 @@ class ArchiveReader:
         self._storage = storage
         self._indices: OrderedDict[tuple[bytes, int], FrameIndex] = OrderedDict()
         self._caching = threading.Lock()
-        self._warned = False
         self.refresh()
 
     @classmethod
@@ -135,7 +131,14 @@ class ArchiveReader:
 
     @property
     def listed_head(self) -> FrameInfo | None:
-        """The last frame of the newest branch, be its file there or not; None without frames."""
+        """The last frame of the newest branch, be its file there or not; None without frames.
+
+        Raises
+        ------
+        DamagedError
+            The manifest cannot be used: of a frame that is gone nothing tells, and it may be the last one.
+        """
+        self._catalog.require_complete(self.path)
         return _last(self.listed)
 
     @property
@@ -148,20 +151,9 @@ class ArchiveReader:
             Its file is not there. Another frame must not silently take its place: on it, training would
             go on from a state that it left long ago.
         DamagedError
-            A newer frame cannot be read, and the manifest, which would say what it was, cannot either.
-
-        Notes
-        -----
-        Where the manifest cannot be used, a warning is logged: of a frame that left no trace nothing tells.
+            As of `listed_head`.
         """
         head = self.listed_head
-        for path, generation in self._catalog.unknown.items():
-            if head is None or generation > head.generation:
-                raise DamagedError(
-                    "this frame cannot be read, and may be the last one: the manifest cannot be used either",
-                    where=f"{self.path}, {path}",
-                    remedy="restore the frame or the manifest from a backup, or name the step that is wanted",
-                )
         if head is not None and any(lost.frame_id == head.frame_id for lost in self.missing):
             raise _lost(
                 self.path,
@@ -169,11 +161,6 @@ class ArchiveReader:
                 f"it is the last one; {_FETCH}, or name the step that is wanted instead, "
                 "or give the missing frames up with `inshrink prune --forget-missing`",
             )
-        problem = self._catalog.manifest_problem
-        if head is not None and problem is not None and not self._warned:
-            self._warned = True
-            what = "%s: %s; frames that are gone cannot be told, and the last that is there is of step %d"
-            _log.warning(what, self.path, problem.what, head.step)
         return head
 
     @property
@@ -182,7 +169,8 @@ class ArchiveReader:
         return 1 + max((frame.branch for frame in self.listed), default=-1)
 
     def require_whole(self) -> None:
-        """Raise MissingFrameError if a frame is missing: for what needs them all."""
+        """Raise an error if a frame is missing, or if nothing tells so: for what needs them all."""
+        self._catalog.require_complete(self.path)
         for lost in self.missing:
             raise _lost(self.path, lost)
 
@@ -247,7 +235,7 @@ class ArchiveReader:
     def listed_history(self, frame: FrameInfo | None = None) -> tuple[FrameInfo, ...]:
         """Return the frames from the first to one (by default the head), be their files there or not."""
         frames, lost = self._catalog.by_id, {frame.frame_id: frame for frame in self.missing}
-        frame = frame or self.listed_head
+        frame = self.listed_head if frame is None else frame
         line: dict[bytes, FrameInfo] = {}
         while frame is not None and frame.frame_id not in line:
             line[frame.frame_id] = frame
@@ -304,8 +292,11 @@ class ArchiveReader:
             No frame has that step; the message names the nearest ones.
         MissingFrameError
             It was committed, its file is not there.
+        DamagedError
+            No branch is named, and as the manifest cannot be used nothing tells which is the newest.
         """
         if branch is None:
+            self._catalog.require_complete(self.path)
             newest_last = sorted(self.listed, key=lambda frame: (frame.branch, frame.generation))
             candidates = (*newest_last, *self.listed_history())
         else:

@@ -7,12 +7,15 @@ import errno
 import hashlib
 import os
 import re
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from inshrink_core.errors import InshrinkError, MissingExtraError, NotFoundError, StorageError
+from inshrink_core.archive.layout import RESTORE_REMEDY
+from inshrink_core.errors import DamagedError, InshrinkError, MissingExtraError, NotFoundError, StorageError
+from inshrink_core.execution import NotRegularError, open_regular
 from inshrink_core.frame import FrameInfo
 
 __all__ = [
@@ -107,12 +110,18 @@ class LocalStorage(CountingStorage):
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the file ends."""
-        with (self.root / path).open("rb", buffering=0) as file:
-            return self.counted(read_range(file.fileno(), offset, nbytes))
+        descriptor = open_regular(self.root / path)
+        try:
+            return self.counted(read_range(descriptor, offset, nbytes))
+        finally:
+            os.close(descriptor)
 
     def size(self, path: str) -> int:
         """Return the size of a file in bytes."""
-        return (self.root / path).stat().st_size
+        found = (self.root / path).stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise NotRegularError(self.root / path)
+        return found.st_size
 
     def list(self, folder: str) -> tuple[str, ...]:
         """Return the names in a folder, sorted; empty if there is no such folder."""
@@ -200,6 +209,9 @@ def storage_error(error: OSError, what: str, where: str) -> InshrinkError:
     """Return the error to raise for what the system refused, with the remedy its number calls for."""
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"{what}: no such file or directory", where=where)
+    if isinstance(error, NotRegularError):
+        found = f"{error.filename} is a pipe, a device, a folder or a link, not a file"
+        return DamagedError(f"{what}: {found}", where=where, remedy=f"remove it, and {RESTORE_REMEDY}")
     reason = error.strerror or type(error).__name__
     return StorageError(f"{what}: {reason}", where=where, remedy=_REMEDIES.get(error.errno or 0, _REMEDY))
 

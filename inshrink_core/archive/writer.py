@@ -16,6 +16,7 @@ from inshrink_core.archive.durable import (
     WriterLock,
     remove_remains,
     remove_temporaries,
+    require_own,
     require_place,
     write_durably,
 )
@@ -45,7 +46,7 @@ from inshrink_core.archive.storage import (
     was_url,
 )
 from inshrink_core.errors import InputError, InshrinkError, StepConflictError
-from inshrink_core.execution import make_folders, remove_empty, sync_path
+from inshrink_core.execution import make_folders, read_regular, remove_empty, sync_path
 from inshrink_core.frame import FrameInfo, FrameKind
 
 __all__ = ["ArchiveWriter"]
@@ -59,7 +60,7 @@ class ArchiveWriter:
     """The one writer of an archive; a context manager that holds its lock.
 
     Opening repairs what a crash left: temporary files go, whole frames that the manifest lacks are
-    listed, frames that were being removed are removed, a lost manifest is rebuilt.
+    listed, frames that were being removed are removed.
 
     Parameters
     ----------
@@ -73,11 +74,15 @@ class ArchiveWriter:
         Commit small frames in groups, each as one file: faster, and of what was not flushed a crash leaves
         nothing. A group ends after 64 frames, at 4 MiB, with the first frame that comes ten seconds after the
         last group, and when the writer is closed.
+    rebuild
+        Rebuild a manifest that cannot be used from the frames that are there, and take them for all.
 
     Raises
     ------
     NotFoundError
         There is no archive, and `create` is False.
+    DamagedError
+        The manifest cannot be used, and `rebuild` is False.
     ExistsError
         Something else is there.
     LockedError
@@ -106,6 +111,7 @@ class ArchiveWriter:
         create: bool = False,
         archive_id: bytes | None = None,
         grouped: bool = False,
+        rebuild: bool = False,
     ) -> None:
         self._root = Path(path)
         self._frame: FrameWriter | None = None
@@ -133,7 +139,7 @@ class ArchiveWriter:
             try:
                 self._lock = WriterLock(self._root)
                 try:
-                    self._prepare(archive_id)
+                    self._prepare(archive_id, rebuild)
                 except BaseException:
                     self._lock.release()
                     raise
@@ -143,7 +149,8 @@ class ArchiveWriter:
                     remove_empty(made)
                 raise
 
-    def _prepare(self, archive_id: bytes | None) -> None:
+    def _prepare(self, archive_id: bytes | None, rebuild: bool) -> None:
+        require_own(self._root)
         for folder in (self._root, self._root / FRAME_FOLDER):
             remove_temporaries(folder)
         (self._root / FRAME_FOLDER).mkdir(exist_ok=True)
@@ -157,6 +164,8 @@ class ArchiveWriter:
         for folder in (self._root / FRAME_FOLDER, self._root):
             sync_path(folder)
         catalog = load_catalog(LocalStorage(self._root))
+        if not rebuild:
+            catalog.require_complete(str(self._root))
         if archive_id not in (None, catalog.manifest.archive_id):
             raise InputError("the archive has another id than the one asked for", where=str(self._root))
         self._manifest = self._repaired(catalog)
@@ -349,7 +358,7 @@ class ArchiveWriter:
     def _stands(self, manifest: Manifest) -> bool:
         """After an interruption only the disk knows whether the manifest was replaced."""
         try:
-            return (self._root / MANIFEST_NAME).read_bytes() == manifest.pack()
+            return read_regular(self._root / MANIFEST_NAME) == manifest.pack()
         except OSError:
             return True  # a frame too many does no harm, a listed frame without its file would
 

@@ -28,7 +28,6 @@ from inshrink_core.chain.sizes import (
     exactness_of,
     frame_size,
 )
-from inshrink_core.chain.verify import StepError, Verification, verify_archive
 
 __all__ = [
     "OPTIMIZER_CHOICES",
@@ -54,12 +53,10 @@ __all__ = [
     "Override",
     "PreparedFrame",
     "Standing",
-    "StepError",
     "StepGain",
     "StepNeeds",
     "TensorGain",
     "TensorSize",
-    "Verification",
     "archive_size",
     "chain_report",
     "changed_nbytes",
@@ -78,6 +75,5 @@ __all__ = [
     "step_needs",
     "stored_view",
     "tensor_digest",
-    "verify_archive",
     "view_of",
 ]

@@ -86,7 +86,7 @@ class ChainWriter:
     restored
         The frame that training was last restored from; by default what the parent says of it.
     base
-        The base model that the archive's first frame is told against.
+        The base model that the archive's first frame is encoded relative to.
 
     Raises
     ------
@@ -162,7 +162,7 @@ class ChainWriter:
         return self._standing(dict(self._references or {}), self.unchanged)
 
     def _based(self, specs: Iterable[TensorSpec]) -> dict[str, BaseReference]:
-        """Return the base model's values for a keyframe: the archive's first is told against them."""
+        """Return the base model's values for a keyframe: the archive's first is encoded relative to them."""
         return {} if self.base is None or self.parent is not None else self.base.references(specs)
 
     def _standing(
@@ -353,7 +353,7 @@ class ChainWriter:
 def _rate_of(nbytes: int, raw: int, *, based: bool) -> float:
     """Return what a keyframe takes per raw byte: a delta has to be smaller.
 
-    One told against a base model says nothing of what another keyframe would take.
+    One encoded relative to a base model says nothing of what another keyframe would take.
     """
     return 1.0 if based else nbytes / max(1, raw)
 

@@ -127,7 +127,7 @@ class Archive(Mapping[int, Checkpoint]):
         path
             The archive.
         base
-            The base model that its first frame is told against (`inshrink_core.chain.open_base`); by
+            The base model that its first frame is encoded relative to (`inshrink_core.chain.open_base`); by
             default it is looked for where it lay, and used only if it is the same.
 
         Raises
@@ -245,7 +245,7 @@ class Archive(Mapping[int, Checkpoint]):
         frame, where = self.reader.frame(info.frame_id), self.where(info)
         meta = frame.meta
         check_meta(meta, where)
-        # One that was re-keyed stands alone; the key stays because frames after it are told against its meta.
+        # One that was re-keyed stands alone; the key stays, since later frames refer to its meta.
         if BASE in meta and meta.get("rekeyed") != info.frame_id:
             if frame.info.kind is not FrameKind.KEYFRAME:
                 raise damaged("a delta frame names a base model", where)
@@ -254,7 +254,7 @@ class Archive(Mapping[int, Checkpoint]):
         return frame
 
     def base_of(self, info: FrameInfo) -> BaseRecord | None:
-        """Return what a frame says of the base model it is told against itself; None for most frames."""
+        """Return what a frame says of the base model it is itself relative to; None for most frames."""
         if info.kind is not FrameKind.KEYFRAME:
             return None
         frame = self.frame(info)
@@ -358,7 +358,7 @@ class Archive(Mapping[int, Checkpoint]):
         return tensor, reference
 
     def _base_reference(self, info: FrameInfo, entry: BlockEntry) -> TensorReference | None:
-        """Return the base model's values where a keyframe's block is told against them."""
+        """Return the base model's values where a keyframe's block is encoded relative to them."""
         record = self._records.get((info.frame_id, info.generation))
         if record is None or entry.key not in record.tensors:
             return None

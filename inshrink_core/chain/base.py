@@ -1,4 +1,4 @@
-"""The model that a fine-tuning began from: the first frame of its archive is told against it.
+"""The model that a fine-tuning began from: the first frame of its archive is encoded relative to it.
 
 The archive holds no tensor of the base model, only what tells it: a SHA-256 over the tensors that were used,
 the first bytes of one for each of them, its name, and where it lay. The last is a hint that nobody has to
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 BASE: Final = "base"
-"""Key of meta: the base model that a keyframe is told against."""
+"""Key of meta: the base model that a keyframe is encoded relative to."""
 
 _SHORT: Final = 8
 """Bytes kept of a tensor's SHA-256: two tensors that differ share them once in 2^64 pairs."""
@@ -89,7 +89,7 @@ def is_base_record(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseRecord:
-    """What a keyframe says of the base model it is told against.
+    """What a keyframe says of the base model it is encoded relative to.
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ def _add(whole: Any, key: str, own: TensorSpec, digest: bytes) -> None:
 def _wrong(record: BaseRecord, where: str, found: str) -> BaseModelError:
     """Return the error for a base model that is not there, or is not the one recorded."""
     return BaseModelError(
-        f"the step is told against the base model '{record.name}', which is needed to decode it",
+        f"the step is encoded relative to the base model '{record.name}', which is needed to decode it",
         where=where,
         expected=f"SHA-256 {record.digest.hex()}",
         found=found,

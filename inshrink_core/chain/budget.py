@@ -98,7 +98,7 @@ def unchanged_keys(
             left -= nbytes[name]
         else:
             unchanged.add(name)
-    return frozenset(spec.key for spec in checkpoint.specs if spec.parameter in unchanged)
+    return frozenset(spec.key for specs in map(groups.__getitem__, unchanged) for spec in specs)
 
 
 def changed_nbytes(archive: Archive, last: FrameInfo) -> dict[str, int]:
@@ -107,7 +107,7 @@ def changed_nbytes(archive: Archive, last: FrameInfo) -> dict[str, int]:
     In the last delta frame that holds it anew; where two keyframes in a row do, for want of small changes, in
     the last of these. Other names are left out. Reads as many indexes as that takes, newest first.
     """
-    wanted = {spec.parameter for spec in archive.checkpoint(last).specs}
+    wanted = set(_named(archive.checkpoint(last).specs))
     found: dict[str, int] = {}
     alone: dict[str, int] = {}
     for info in reversed(archive.reader.history(last.frame_id)):
@@ -127,10 +127,11 @@ def changed_nbytes(archive: Archive, last: FrameInfo) -> dict[str, int]:
 
 
 def _named(specs: Sequence[TensorSpec]) -> dict[str, list[TensorSpec]]:
-    """Return what belongs together, by name."""
+    """Return what belongs together, by name; what was saved beside model and optimizer is always whole."""
     groups: dict[str, list[TensorSpec]] = {}
     for spec in specs:
-        groups.setdefault(spec.parameter, []).append(spec)
+        if spec.role is not TensorRole.EXTRA:
+            groups.setdefault(spec.parameter, []).append(spec)
     return groups
 
 

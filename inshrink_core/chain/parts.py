@@ -17,7 +17,16 @@ import msgpack
 import zstandard
 
 from inshrink_core.archive.document import raw_dictionary
-from inshrink_core.checkpoint import MODEL_ROLES, Box, Checkpoint, FileLayout, Member, Region, ZipEntry
+from inshrink_core.checkpoint import (
+    MODEL_ROLES,
+    Box,
+    Checkpoint,
+    FileLayout,
+    Member,
+    Region,
+    TensorRole,
+    ZipEntry,
+)
 from inshrink_core.errors import DamagedError, IncompatibleError
 
 if TYPE_CHECKING:
@@ -336,13 +345,14 @@ def stored_view(checkpoint: Checkpoint, optimizer: str) -> Checkpoint:
     checkpoint
         The whole checkpoint.
     optimizer
-        ``lossless`` stores everything; ``drop`` leaves out every tensor that is not of the model, and
+        ``lossless`` stores everything; ``drop`` leaves out every tensor of optimizers, and gradients, and
         with them the files whose regions held any: their skeleton alone would restore a file with
         holes.
     """
     if optimizer != "drop":
         return checkpoint
-    return view_of(checkpoint, {spec.key for spec in checkpoint.specs if spec.role in MODEL_ROLES})
+    kept = MODEL_ROLES | {TensorRole.EXTRA}
+    return view_of(checkpoint, {spec.key for spec in checkpoint.specs if spec.role in kept})
 
 
 def view_of(checkpoint: Checkpoint, kept: Collection[str]) -> Checkpoint:

@@ -53,7 +53,7 @@ class FrameSize(Report):
     overhead_nbytes
         Header, index, trailer and padding. Counts wholly to the weights.
     base
-        The base model that the frame is told against, which these bytes do without.
+        The base model that the frame is encoded relative to, which these bytes do without.
     """
 
     info: FrameInfo

@@ -1,4 +1,4 @@
-"""The command line `inshrink`: one file a verb, no logic of its own.
+"""The command line `inshrink`, derived from the requests of its verbs; no verb is in it.
 
 Nothing but the standard library is imported here: the working directory leaves the import path first.
 """
@@ -6,12 +6,8 @@ Nothing but the standard library is imported here: the working directory leaves 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from inshrink_core.cli.application import app
-
-__all__ = ["app", "main"]
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,12 +30,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from inshrink_core.cli import application
 
     return application.main(arguments)
-
-
-def __getattr__(name: str) -> Any:
-    """Import the application on first use."""
-    if name != "app":
-        raise AttributeError(f"module 'inshrink_core.cli' has no attribute '{name}'")
-    from inshrink_core.cli.application import app
-
-    return app

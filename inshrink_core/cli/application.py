@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import functools
-import inspect as inspection
+import difflib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-import typer
+from inshrink_core import __version__
+from inshrink_core.cli.derived import run_verb
+from inshrink_core.cli.output import error_document, write_document, write_error
+from inshrink_core.errors import InputError, InshrinkError
+from inshrink_core.plugins import VERBS, plugin, plugins
+from inshrink_core.request import Request, request_of
 
-from inshrink_core.cli import (
-    average,
-    bench,
-    compare,
-    compress,
-    diff,
-    estimate,
-    evaluate,
-    export,
-    inspect,
-    prune,
-    rehearse,
-    report,
-    restore,
-    search,
-    sensitivity,
-    ui,
-    verify,
-)
-from inshrink_core.cli.output import error_document, progress_in, write_document, write_error
-from inshrink_core.errors import InshrinkError
-
-__all__ = ["app", "main"]
+__all__ = ["known_verbs", "main"]
 
 EXIT_INPUT = 2
 EXIT_BUG = 70
@@ -45,113 +30,57 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 """128 + SIGPIPE."""
 
-_VERBS = (
-    inspect.inspect,
-    compress.compress,
-    restore.restore,
-    verify.verify,
-    compare.compare,
-    diff.diff,
-    average.average,
-    estimate.estimate,
-    evaluate.evaluate,
-    export.export,
-    prune.prune,
-    sensitivity.sensitivity,
-    bench.bench,
-    rehearse.rehearse,
-    report.report,
-    search.search,
-    ui.ui,
-)
-_EXAMPLES = {
-    "inspect": inspect.EXAMPLE,
-    "compress": compress.EXAMPLE,
-    "restore": restore.EXAMPLE,
-    "verify": verify.EXAMPLE,
-    "compare": compare.EXAMPLE,
-    "diff": diff.EXAMPLE,
-    "average": average.EXAMPLE,
-    "estimate": estimate.EXAMPLE,
-    "evaluate": evaluate.EXAMPLE,
-    "export": export.EXAMPLE,
-    "prune": prune.EXAMPLE,
-    "sensitivity": sensitivity.EXAMPLE,
-    "bench": bench.EXAMPLE,
-    "rehearse": rehearse.EXAMPLE,
-    "report": report.EXAMPLE,
-    "search": search.EXAMPLE,
-    "ui": ui.EXAMPLE,
-}
+_FIRST = ("inspect", "compress", "restore", "verify", "compare")
+"""Verbs that everybody needs."""
+
+_HELP = """\
+Usage: inshrink VERB [OPTIONS] …
+
+Training runs as compressed, verifiable chains of deltas: any step can be restored.
+
+Verbs:
+{verbs}
+
+Options of the command itself:
+  --version   Print the version.
+  -h, --help  Show this, or, after a verb, its options and an example.
+
+Example:
+  $ inshrink compress runs/digits -o digits.inshrink
+  $ inshrink restore digits.inshrink --step 400 -o restored/
+
+Exit codes: 0 done, 1 a check failed, 2 the input, 3 damaged data, 70 a bug,
+130 interrupted.
+"""
 
 
-def _epilog(example: str, *paragraphs: str) -> str:
-    """Return the end of a help text; backspace keeps the lines of the example as they are."""
-    lines = "\n".join(f"  {line}" for line in example.splitlines())
-    return "\n\n".join((f"\b\nExample:\n{lines}", *paragraphs))
+def known_verbs() -> list[str]:
+    """Return the names of all verbs: what one needs first comes first."""
+    rest = set(plugins(VERBS)).difference(_FIRST)
+    return [*_FIRST, *sorted(rest)]
 
 
-def _reporting(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb the option ``--progress``."""
-    option = Annotated[
-        str,
-        typer.Option(
-            "--progress",
-            metavar="bar|jsonl",
-            help="What stderr shows: a bar where that is a terminal, or one JSON object a line.",
-        ),
-    ]
-
-    @functools.wraps(verb)
-    def run(*, progress: str = "bar", **options: Any) -> None:
-        with progress_in(progress):
-            verb(**options)
-
-    given = inspection.signature(verb, eval_str=True)
-    shown = inspection.Parameter(
-        "progress", inspection.Parameter.KEYWORD_ONLY, default="bar", annotation=option
-    )
-    run.__signature__ = given.replace(parameters=[*given.parameters.values(), shown])  # type: ignore[attr-defined]
-    run.__annotations__ = {**verb.__annotations__, "progress": option}
-    return run
+def _help() -> str:
+    """Return the help of the command itself."""
+    lines = (f"  {verb:<11} {_summary(verb)}" for verb in known_verbs())
+    return _HELP.format(verbs="\n".join(lines))
 
 
-app = typer.Typer(
-    name="inshrink",
-    add_completion=False,
-    # Help boxes drawn by rich cost 0.2 s of imports, half of what the whole help may take.
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=_epilog(
-        "$ inshrink compress runs/digits -o digits.inshrink\n"
-        "$ inshrink restore digits.inshrink --step 400 -o restored/",
-        "Exit codes: 0 done, 1 a check failed, 2 the input, 3 damaged data, 70 a bug, 130 interrupted.",
-    ),
-)
-for _verb in _VERBS:
-    _name = _verb.__name__
-    app.command(_name, epilog=_epilog(_EXAMPLES[_name]))(_verb if _name == "ui" else _reporting(_verb))
-
-
-def _show_version(wanted: bool) -> None:
-    """Print the version and end."""
-    if wanted:
-        from inshrink_core import __version__
-
-        typer.echo(f"inshrink {__version__}")
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def _root(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Training runs as compressed, verifiable chains of deltas: any step can be restored."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+def _summary(verb: str) -> str:
+    """Return what a verb does, without importing all of them: from the text of its module, if it is there."""
+    point = plugin(VERBS, verb)
+    if point is None:
+        return ""
+    with contextlib.suppress(ImportError, OSError, SyntaxError, ValueError, AttributeError):
+        spec = find_spec(point.module)
+        text = Path(str(spec and spec.origin)).read_text(encoding="utf-8")
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef) and node.name == point.attr:
+                return (ast.get_docstring(node) or "").partition("\n")[0]
+    with contextlib.suppress(InputError):
+        request = request_of(verb)
+        return request.summary() if request is not None else ""
+    return "Cannot be loaded."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -182,19 +111,22 @@ def _abandon_output() -> None:
 
 def _run(words: list[str]) -> int:
     """Invoke a verb; every error becomes one line and an exit code."""
-    command = typer.main.get_command(app)
     as_json = "--json" in words
+    request = Request
     try:
-        with command.make_context("inshrink", words) as context:
-            command.invoke(context)
-    except typer.Exit as done:
-        return int(done.exit_code)
+        if not words or words[0] in ("-h", "--help"):
+            sys.stdout.write(_help())
+        elif words[0] == "--version":
+            sys.stdout.write(f"inshrink {__version__}\n")
+        else:
+            request = _known_request(words[0])
+            return run_verb(request, words)
     except InshrinkError as error:
         _show_traceback()
         return _fail(error_document(error), as_json)
     except KeyboardInterrupt:
-        remedy = _interrupted_remedy(words)
-        return _fail(_document("Interrupted", f"interrupted; {remedy}", EXIT_INTERRUPTED), as_json)
+        message = f"interrupted; {request.INTERRUPTED}"
+        return _fail(_document("Interrupted", message, EXIT_INTERRUPTED), as_json)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -204,9 +136,6 @@ def _run(words: list[str]) -> int:
         _show_traceback()
         return _fail(_document("MemoryError", "not enough memory; use fewer --threads", EXIT_INPUT), as_json)
     except Exception as error:
-        # Usage errors are known by what they can do: typer moved their class between versions.
-        if hasattr(error, "format_message"):
-            return _fail(_document("UsageError", _describe_usage(error, words), EXIT_INPUT), as_json)
         _show_traceback()
         return _fail(_document(type(error).__name__, _describe_bug(error), EXIT_BUG), as_json)
     return 0
@@ -226,35 +155,20 @@ def _document(kind: str, message: str, exit_code: int) -> dict[str, object]:
     return {"type": kind, "message": message, "where": "", "remedy": "", "exit_code": exit_code}
 
 
-def _interrupted_remedy(words: list[str]) -> str:
-    """Say what an interrupted verb left behind."""
-    if words and words[0] == "compress":
-        return "committed steps are kept, and the same command continues"
-    if words and words[0] == "search":
-        return "measured trials are kept, and the same command continues"
-    if words and words[0] == "bench":
-        return "with --output, measured points are kept, and the same command continues"
-    if words and words[0] == "rehearse":
-        return "finished trainings are kept, and the same command continues"
-    if words and words[0] == "prune":
-        return "the archive is as before, or pruned; the same command tells"
-    return "the archive is as it was"
+def _known_request(verb: str) -> type[Request[Any]]:
+    """Return the request of a verb, and refuse what is none."""
+    request = request_of(verb)
+    if request is None:
+        meant = difflib.get_close_matches(verb, known_verbs(), n=1)
+        guess = f"did you mean '{meant[0]}'? " if meant else ""
+        raise InputError(f"there is no verb '{verb}'", remedy=f"{guess}see inshrink --help")
+    return request
 
 
 def _describe_os_error(error: OSError) -> str:
     """Say which file the system refused, and why."""
     reason = error.strerror or str(error) or type(error).__name__
     return f"{error.filename}: {reason}" if error.filename else reason
-
-
-def _describe_usage(error: Exception, words: Sequence[str]) -> str:
-    """Return typer's own message on one line, with the way to the help."""
-    message = " ".join(str(error.format_message()).split())  # type: ignore[attr-defined]
-    context = getattr(error, "ctx", None)
-    # The parser raises some usage errors without a context: then the first word is the verb.
-    verb = f"inshrink {words[0]}" if words and words[0].isalpha() else "inshrink"
-    path = getattr(context, "command_path", verb)
-    return f"{message.rstrip('.')}; see {path} --help"
 
 
 def _describe_bug(error: Exception) -> str:

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 
-import typer
+from cyclopts import Parameter
 
 from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.text import UNKNOWN, count, duration, printable, rate, size
@@ -24,18 +25,19 @@ from inshrink_core.text import UNKNOWN, count, duration, printable, rate, size
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Task
-    from rich.table import Table
-    from rich.text import Text
+
+    from inshrink_core.execution.progress import OnProgress, Progress
+    from inshrink_core.report import Report
 
 __all__ = [
     "Advance",
+    "Output",
     "as_lines",
     "error_document",
-    "make_table",
     "present",
     "progress_bar",
     "progress_in",
-    "show_facts",
+    "progress_table",
     "show_warning",
     "write_document",
     "write_error",
@@ -117,8 +119,8 @@ def present(
     text: Callable[[Console], None],
     quiet: bool = False,
     failure: InshrinkError | None = None,
-) -> None:
-    """Show a result, as text or as a document, and end with the exit code of its failure.
+) -> int:
+    """Show a result, as text or as a document; return the exit code of its failure, 0 without one.
 
     Parameters
     ----------
@@ -137,52 +139,11 @@ def present(
         write_document(document | ({"error": error_document(failure)} if failure else {}))
     elif not quiet:
         text(_console())
-    if failure is not None:
-        sys.stdout.flush()
-        write_error(str(failure))
-        raise typer.Exit(failure.exit_code)
-
-
-def make_table(*columns: str, left: Sequence[int] = (0,), title: str | None = None) -> Table:
-    """Return an empty table with thin rules.
-
-    Parameters
-    ----------
-    columns
-        Headings.
-    left
-        Positions of the columns of text; the others are numbers, to the right.
-    title
-        A line above it.
-    """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        title=Text(title) if title else None,
-        title_justify="left",
-        title_style="bold",
-    )
-    for position, heading in enumerate(columns):
-        if position in left:
-            table.add_column(Text(heading), overflow="fold")
-        else:
-            table.add_column(Text(heading), justify="right", no_wrap=True)
-    return table
-
-
-def show_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
-    """Print pairs of a name and a value, the values in one column."""
-    from rich.text import Text
-
-    width = max((len(name) for name, _ in facts), default=0)
-    for name, value in facts:
-        line = Text.assemble((name.ljust(width), "dim"), f"  {printable(value)}")
-        console.print(line, soft_wrap=True)
+    if failure is None:
+        return 0
+    sys.stdout.flush()
+    write_error(str(failure))
+    return failure.exit_code
 
 
 class Advance(Protocol):
@@ -328,6 +289,31 @@ def progress_bar(verb: str, *, hidden: bool, in_bytes: bool = True) -> Iterator[
         yield advance
 
 
+@contextmanager
+def progress_table(
+    verb: str, draw: Callable[[Sequence[Any]], Any], *, hidden: bool
+) -> Iterator[OnProgress | None]:
+    """Show what is drawn of all events so far, as they come; nothing where no one watches."""
+    lines = as_lines(verb, "trials")
+    if lines is not None:
+        yield lambda now: lines(now.done, now.total, now.step, now.found, now.seconds_left)
+        return
+    if hidden or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    seen: list[Progress] = []
+    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+
+        def progress(now: Progress) -> None:
+            seen.append(now)
+            live.update(draw(seen), refresh=True)
+
+        yield progress
+
+
 def _amounts(task: Task, in_bytes: bool) -> str:
     """Return the text beside the bar."""
     total = task.total or 0
@@ -336,3 +322,59 @@ def _amounts(task: Task, in_bytes: bool) -> str:
         return f"{count(task.completed)} of {count(total)} steps · {left} left"
     speed = rate(task.speed / 1e6 if task.speed else None)
     return f"{size(task.completed)} of {size(total)} · {speed} · {left} left"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What is shown.
+
+    Parameters
+    ----------
+    as_json
+        Write one JSON document to stdout instead (docs/cli.md).
+    quiet
+        Print nothing but errors.
+    shown_as
+        What stderr shows: a bar where that is a terminal, or one JSON object a line.
+    """
+
+    as_json: Annotated[bool, Parameter(name="--json")] = False
+    quiet: Annotated[bool, Parameter(alias="-q")] = False
+    shown_as: Annotated[str, Parameter(name="--progress", metavar="bar|jsonl", show_default=True)] = "bar"
+
+    @property
+    def hidden(self) -> bool:
+        """Whether nothing is for people."""
+        return self.as_json or self.quiet
+
+    @contextmanager
+    def progress(
+        self,
+        verb: str,
+        *,
+        in_bytes: bool = True,
+        stage: str | None = None,
+        draw: Callable[[Sequence[Any]], Any] | None = None,
+    ) -> Iterator[OnProgress | None]:
+        """Show how far a verb has come, as `inshrink_core.request.Shown` says."""
+        if draw is not None:
+            with progress_table(verb, draw, hidden=self.hidden) as shown:
+                yield shown
+            return
+        with progress_bar(verb, hidden=self.hidden, in_bytes=in_bytes) as advance:
+
+            def progress(now: Progress) -> None:
+                if advance is not None and stage in (None, now.stage):
+                    advance(now.done, now.total, now.step, now.found, now.seconds_left)
+
+            yield None if advance is None else progress
+
+    def present(self, report: Report, failure: InshrinkError | None = None) -> int:
+        """Show a report; return the exit code of its failure, 0 without one."""
+        return present(
+            report.to_json(),
+            as_json=self.as_json,
+            quiet=self.quiet,
+            text=report.show,
+            failure=failure or getattr(report, "failure", None),
+        )

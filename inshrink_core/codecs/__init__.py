@@ -25,5 +25,8 @@ if TYPE_CHECKING:
     from inshrink_core.codec import codec_names as codec_names
     from inshrink_core.codec import get_codec as get_codec
     from inshrink_core.codec import make_codec as make_codec
+    from inshrink_core.codecs.variants import Variant as Variant
+    from inshrink_core.codecs.variants import compared_variants as compared_variants
+    from inshrink_core.codecs.variants import parse_variants as parse_variants
 
 __all__ = index(__name__)

@@ -18,7 +18,7 @@ from inshrink_core.frame import Block
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["EXACT", "LOSSY_DTYPES", "TINY", "FallbackCodec", "host_values", "ordered_mean"]
+__all__ = ["EXACT", "LOSSY_DTYPES", "TINY", "FallbackCodec", "host_values"]
 
 LOSSY_DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
@@ -124,8 +124,3 @@ def host_values(tensor: torch.Tensor) -> NDArray[np.float32]:
     plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").to(torch.float32)
     values: NDArray[np.float32] = plain.contiguous().reshape(-1).numpy()
     return values
-
-
-def ordered_mean(values: NDArray[np.float32]) -> float:
-    """Add from first to last in float64: `np.mean` pairs terms in a way that depends on the processor."""
-    return float(np.cumsum(values, dtype=np.float64)[-1]) / values.size

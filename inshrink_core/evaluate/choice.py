@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from inshrink_core.errors import InputError, UntrustedCodeError
 from inshrink_core.evaluate.evaluator import DEFAULT_TIMEOUT_S, Evaluator
-from inshrink_core.metrics import Direction
+from inshrink_core.request import Option
 from inshrink_core.samples import is_trusted_sample
 
 if TYPE_CHECKING:
@@ -17,27 +17,30 @@ if TYPE_CHECKING:
 __all__ = ["EvaluatorRequest"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluatorRequest:
-    """What the user said of the evaluator.
+    """Which evaluator is asked, and which of its figures counts; a part of the requests of several verbs.
 
     Parameters
     ----------
     evaluator
-        ``FILE.py:FUNCTION``, or the name of an installed one, given by the user, who thereby trusts it.
-    metric, direction
-        Given by the user; they prevail over the run's.
+        A function from a state dict to its figures, or one that an installed package names; whoever gives it
+        trusts it. By default what the run's inshrink.toml names.
+    metric
+        Which of the figures counts; by default what inshrink.toml names, else loss, else the only one.
+    direction
+        Whether higher or lower is better; by default what inshrink.toml or the metric's name says.
     trust_run
-        The user trusts the code of the run.
+        Execute the evaluator that lies in the run's directory.
     timeout
-        Seconds an evaluation may take.
+        Seconds that one evaluation may take.
     """
 
-    evaluator: str | None = None
-    metric: str | None = None
-    direction: Direction | str | None = None
+    evaluator: Annotated[str | None, Option(metavar="FILE.py:FUNCTION|NAME")] = None
+    metric: Annotated[str | None, Option(("--eval-metric",), "NAME")] = None
+    direction: Annotated[str | None, Option(metavar="higher|lower")] = None
     trust_run: bool = False
-    timeout: float = DEFAULT_TIMEOUT_S
+    timeout: Annotated[float, Option(least=0.1)] = DEFAULT_TIMEOUT_S
 
     def resolve(self, settings: RunSettings | None, run_dir: Path | str | None) -> Evaluator:
         """Return the evaluator a command should use, and refuse code that nobody said to trust.

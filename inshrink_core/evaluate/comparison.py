@@ -17,6 +17,8 @@ from inshrink_core.report import Report
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from inshrink_core.formats import Skipped
+
 __all__ = ["Comparison", "EvaluatedStep", "OriginalEvaluations", "compare_steps"]
 
 
@@ -60,7 +62,7 @@ class EvaluatedStep:
 class Comparison(Report):
     """Every compared step of a chain, and the worst and mean over them (None where no step has one).
 
-    `device` is where steps were decoded.
+    `device` is where steps were decoded; `unreadable` are the originals that could not be read.
     """
 
     metric: str
@@ -71,6 +73,7 @@ class Comparison(Report):
     max_restore_cost: float | None
     steps: tuple[EvaluatedStep, ...]
     device: str = "cpu"
+    unreadable: tuple[Skipped, ...] = ()
 
 
 class Steps(Protocol):

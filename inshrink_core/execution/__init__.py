@@ -2,6 +2,7 @@
 
 from inshrink_core.execution.buffers import new_array, new_buffer, recycling
 from inshrink_core.execution.device import resolve_device
+from inshrink_core.execution.files import NotRegularError, new_file, open_regular, read_regular
 from inshrink_core.execution.folders import make_folders, remove_empty, sync_path, working_folder
 from inshrink_core.execution.kept import (
     ResultLog,
@@ -11,6 +12,8 @@ from inshrink_core.execution.kept import (
     key_digest,
     load_result,
     parse_record,
+    results_folder,
+    user_cache_folder,
     write_whole,
 )
 from inshrink_core.execution.resources import Limits, free_disk, memory_available
@@ -18,6 +21,7 @@ from inshrink_core.execution.threads import default_threads, ordered_map, prepar
 
 __all__ = [
     "Limits",
+    "NotRegularError",
     "ResultLog",
     "ResultStore",
     "cache_folder",
@@ -30,13 +34,18 @@ __all__ = [
     "memory_available",
     "new_array",
     "new_buffer",
+    "new_file",
+    "open_regular",
     "ordered_map",
     "parse_record",
     "prepare_process",
+    "read_regular",
     "recycling",
     "remove_empty",
     "resolve_device",
+    "results_folder",
     "sync_path",
+    "user_cache_folder",
     "working_folder",
     "write_whole",
 ]

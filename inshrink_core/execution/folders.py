@@ -18,7 +18,7 @@ _SUFFIX: Final = ".work"
 
 def sync_path(path: Path) -> None:
     """Make durable what names a folder holds, or the content of a file that a library wrote."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
         os.fsync(descriptor)
     finally:

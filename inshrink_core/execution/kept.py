@@ -7,6 +7,7 @@ result by everything it depends on, and both have it made again where what is on
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import logging
@@ -20,6 +21,7 @@ from threading import Lock, get_ident
 from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from inshrink_core.errors import DamagedError, InputError, StorageError
+from inshrink_core.execution.files import new_file, open_regular, read_regular
 
 __all__ = [
     "ResultLog",
@@ -29,6 +31,8 @@ __all__ = [
     "key_digest",
     "load_result",
     "parse_record",
+    "results_folder",
+    "user_cache_folder",
     "write_whole",
 ]
 
@@ -38,7 +42,7 @@ _MAX_NBYTES: Final = 64 << 20
 # A line takes half a kilobyte: half a million of them are another file by mistake.
 _MAX_LOG_NBYTES: Final = 1 << 28
 
-_UNREADABLE: Final = (OSError, ValueError, TypeError, KeyError, RecursionError)
+_UNREADABLE: Final = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 
 _logger = logging.getLogger(__name__)
 
@@ -81,9 +85,7 @@ def _read_result(
 ) -> tuple[Mapping[str, Any], _Result] | None:
     """Return a file's key and result; None where it cannot be read, or has another key than is asked for."""
     try:
-        if path.stat().st_size > _MAX_NBYTES:
-            return None
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_regular(path, _MAX_NBYTES))
         if key not in (None, document["key"]):
             return None
         # Files of 0.1.0 have no digest.
@@ -123,33 +125,69 @@ def write_whole(path: Path, content: str | bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
+        with new_file(temporary) as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
         temporary.replace(path)
     except OSError as error:
         raise StorageError(f"the results cannot be written: {error.strerror}", where=str(path)) from error
 
 
-def cache_folder(directory: Path) -> Path | None:
-    """Return where measurements of a run are cached: inside of it, else in the user's cache directory.
+def results_folder(directory: Path, *, make: bool = True) -> Path | None:
+    """Return where results of a run are kept: inside of it, else in the user's cache directory.
 
     Parameters
     ----------
     directory
         The run.
+    make
+        Make sure that the folder is there; without it nothing is written, and results that somebody else
+        left in a run that cannot be written are found.
 
     Returns
     -------
     Path or None
-        ``.inshrink/cache`` where that can be written and leads nowhere else; None without either folder.
+        ``.inshrink`` where that can be written, leads nowhere else and is no part of a Python package, as the
+        bundled samples are; else a folder of its own in the user's cache; None where there is neither.
     """
-    own = directory / ".inshrink" / "cache"
-    if directory.is_dir() and not own.parent.is_symlink() and not own.is_symlink() and _is_made(own):
+    own = directory / ".inshrink"
+    real = Path(os.path.realpath(directory))
+    is_packaged = any((folder / "__init__.py").is_file() for folder in (real, *real.parents))
+    mine = directory.is_dir() and not own.is_symlink() and not is_packaged
+    if mine and (_is_made(own) if make else _is_writable(own)):
         return own
+    base = _user_cache()
+    if base is None:
+        return None
+    label = re.sub(r"[^A-Za-z0-9.-]+", "-", real.name)[:80]
+    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
+    users = base / "runs" / f"{label}-{digest}"
+    if make:
+        return users if _is_made(users) else None
+    return own if mine and own.is_dir() and not users.is_dir() else users
+
+
+def user_cache_folder() -> Path | None:
+    """Return where the user's cache of results lies; None where none can be written."""
+    base = _user_cache()
+    return base if base is not None and _is_made(base) else None
+
+
+def _user_cache() -> Path | None:
+    """Return where the user's cache of results would lie; None where the user has no home."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inshrink"
+        return (named if named.is_absolute() else Path.home() / ".cache") / "inshrink"
     except RuntimeError:
         return None
-    return users if _is_made(users) else None
+
+
+def cache_folder(directory: Path) -> Path | None:
+    """Return where measurements of a run are cached: ``cache`` in `results_folder`; None without one."""
+    results = results_folder(directory)
+    if results is None:
+        return None
+    folder = results / "cache"
+    return folder if not folder.is_symlink() and _is_made(folder) else None
 
 
 def _is_made(folder: Path) -> bool:
@@ -158,6 +196,13 @@ def _is_made(folder: Path) -> bool:
     except OSError:
         return False
     return os.access(folder, os.W_OK)
+
+
+def _is_writable(folder: Path) -> bool:
+    """Return whether a folder can be written, or made."""
+    if folder.exists():
+        return folder.is_dir() and os.access(folder, os.W_OK)
+    return os.access(folder.parent, os.W_OK)
 
 
 def parse_record(kind: type[_Result], values: Any) -> _Result:
@@ -358,15 +403,17 @@ class ResultLog(Generic[_Result]):
             self._write({"key": key, **document})
 
     def _load(self, path: Path, *, read_only: bool) -> None:
-        if not path.exists() or path.stat().st_size == 0:
+        try:
+            text = read_regular(path, _MAX_LOG_NBYTES)
+        except FileNotFoundError:
+            text = b""
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise self._refusal("it is too large") from error
+            raise self._failure("read", error) from error
+        if not text:
             self._write({self._head[0]: self._head[1], "run": self._run})
             return
-        try:
-            if path.stat().st_size > _MAX_LOG_NBYTES:
-                raise self._refusal("it is too large")
-            text = path.read_bytes()
-        except OSError as error:
-            raise self._failure("read", error) from error
         whole = text[: text.rfind(b"\n") + 1]
         lines = whole.splitlines()
         self._check_head(lines[0] if lines else text)
@@ -411,8 +458,9 @@ class ResultLog(Generic[_Result]):
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(document) + "\n")
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            with open(open_regular(self.path, flags, follow=False), "ab") as file:  # noqa: PTH123
+                file.write(json.dumps(document).encode() + b"\n")
         except OSError as error:
             raise self._failure("written", error) from error
 

@@ -25,12 +25,13 @@ from inshrink_core.checkpoint import (
     ZipEntry,
     classify_layer,
 )
-from inshrink_core.errors import InputError
+from inshrink_core.errors import InputError, NotCheckpointError
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.content import FileContent
-from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped
+from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped, check_names, unsafe_names
+from inshrink_core.formats.owners import Attribution, Claims, Slot, in_order, is_sorted
 from inshrink_core.formats.source import FileSource
-from inshrink_core.formats.state_tree import Named, Placed, assign_roles
+from inshrink_core.formats.state_tree import Named, Placed, assign_roles, told_role
 
 __all__ = ["ParsedCheckpoint", "Recall", "assemble"]
 
@@ -50,8 +51,14 @@ class ParsedCheckpoint(NamedTuple):
         Tensor key to file and place.
     steps
         Step keys found inside, with values.
-    guessed
-        Optimizer state was matched to parameters by shape.
+    slots
+        The parameters that optimizers know by number alone.
+    owners
+        Whose they are, as far as headers tell, or as was said.
+    free
+        The weights that they may be, by shape, in the model's order as far as that is known.
+    ordered
+        Whether it is: the weights do not stand in the alphabet's order.
     zips
         Of the files that are a row of zips, where each of them lies.
     skipped
@@ -68,7 +75,12 @@ class ParsedCheckpoint(NamedTuple):
     aliases: Mapping[str, str]
     hyperparameters: Mapping[str, Mapping[str, float]]
     steps: tuple[tuple[str, int], ...]
-    guessed: bool
+    slots: tuple[Slot, ...]
+    owners: Claims
+    free: Mapping[str, tuple[int, ...]]
+    ordered: bool
+    parts: _Parts
+    assembled: _Assembled
     zips: Mapping[str, tuple[PackedZip, ...]] = MappingProxyType({})
     skipped: tuple[Skipped, ...] = ()
 
@@ -76,6 +88,16 @@ class ParsedCheckpoint(NamedTuple):
     def nbytes(self) -> int:
         """Size of all files on disk."""
         return sum(stamp.nbytes for stamp in self.stamps.values())
+
+    def attributed(self, told: Attribution) -> ParsedCheckpoint:
+        """Return the same checkpoint with the owners of state and the order of tensors as it is told."""
+        again = self.parts.parsed(self.assembled.again(told))
+        return again._replace(skipped=self.skipped)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Names of weights and buffers, in the order in which they are listed."""
+        return tuple(spec.name for spec in self.specs if spec.role in MODEL_ROLES)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return name and shape of weights and buffers."""
@@ -105,7 +127,30 @@ class _Assembled(NamedTuple):
     places: dict[str, tuple[int, Placed]]
     aliases: dict[str, str]
     groups: dict[str, tuple[int, int, int]]
-    guessed: bool
+    slots: tuple[Slot, ...]
+    owners: Claims
+    free: Mapping[str, tuple[int, ...]]
+    ordered: bool
+    again: _Again
+
+
+class _Again:
+    """Assembles the same contents as it is told; what it returned last is at hand for those alike."""
+
+    def __init__(self, contents: Sequence[FileContent], has_gradients: Sequence[bool]) -> None:
+        self._contents, self._has_gradients = contents, has_gradients
+        self._last: tuple[Attribution, _Assembled] | None = None
+
+    def __call__(self, told: Attribution) -> _Assembled:
+        if self._last is None or self._last[0] != told:
+            self._last = told, _assembled(self._contents, self._has_gradients, told)
+        return self._last[1]
+
+    def __eq__(self, other: object) -> bool:
+        # It says nothing that the rest of a checkpoint does not say.
+        return isinstance(other, _Again)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Recall:
@@ -125,7 +170,7 @@ def _sketch(content: FileContent) -> object:
         )
         for optimizer in tree.optimizers
     ]
-    return tree[:3], optimizers, content[3:]
+    return tree[:3], optimizers, tree.kept, tree.buffers, content[3:]
 
 
 def _is_shared(placed: Placed) -> bool:
@@ -226,14 +271,29 @@ def _entries_of(content: FileContent, regions: tuple[Region, ...]) -> tuple[ZipE
     return tuple(entries)
 
 
-def _assembled(contents: Sequence[FileContent], has_gradients: Sequence[bool]) -> _Assembled:
+def _assembled(
+    contents: Sequence[FileContent], has_gradients: Sequence[bool], told: Attribution | None = None
+) -> _Assembled:
     model: list[tuple[int, str, Placed]] = []
     owner: dict[str, int] = {}
     for number, content in enumerate(contents):
         for name, placed in content.tree.model if not has_gradients[number] else ():
             if owner.setdefault(name, number) == number:
                 model.append((number, name, placed))
-    roles = assign_roles(model, [content.tree.optimizers for content in contents])
+    names = [name for _, name, _ in model]
+    is_ordered = not is_sorted(names) and all(
+        contents[number].kind != "safetensors" for number, _, _ in model
+    )
+    if told is not None or not is_ordered:
+        rank = {name: at for at, name in enumerate(in_order(names, () if told is None else told.order))}
+        model.sort(key=lambda one: rank[one[1]])
+    roles = assign_roles(
+        model,
+        [content.tree.optimizers for content in contents],
+        ordered=is_ordered,
+        owners=None if told is None else told.owners,
+    )
+    buffers = [content.tree.buffers for content in contents]
     specs: list[TensorSpec] = []
     regions: list[tuple[Region, ...]] = []
     pieces: list[list[Region]] = [[] for _ in contents]
@@ -241,12 +301,13 @@ def _assembled(contents: Sequence[FileContent], has_gradients: Sequence[bool]) -
     aliases: dict[str, str] = {}
     seen: set[str] = set()
     for number, content in enumerate(contents):
-        held = [tensor for tensor in roles.model if tensor.file == number]
+        held = [told_role(tensor, buffers[number]) for tensor in roles.model if tensor.file == number]
         held += [Named(name, TensorRole.WEIGHT, placed) for name, placed in content.tree.extra]
         gradients = content.tree.model if has_gradients[number] else content.tree.gradients
         held += [Named(name, TensorRole.GRADIENT, placed) for name, placed in gradients]
         held += [tensor for tensor in roles.state if tensor.file == number]
         held += content.named
+        held += [Named(name, TensorRole.EXTRA, placed) for name, placed in content.tree.kept]
         tensors: list[Named] = []
         for tensor in held:
             if tensor.key not in seen:
@@ -266,7 +327,23 @@ def _assembled(contents: Sequence[FileContent], has_gradients: Sequence[bool]) -
         for content, whole, parts in zip(contents, regions, pieces, strict=True)
     ]
     aliases = {alias: key for alias, key in aliases.items() if key in places and alias not in places}
-    return _Assembled(tuple(specs), files, places, aliases, roles.groups, roles.guessed)
+    place_of = {tensor.name: at for at, tensor in enumerate(roles.model)}
+    of_model = sorted(
+        (spec for spec in specs if spec.role in MODEL_ROLES and spec.name in place_of),
+        key=lambda spec: place_of[spec.name],
+    )
+    return _Assembled(
+        (*of_model, *(spec for spec in specs if spec.role not in MODEL_ROLES or spec.name not in place_of)),
+        files,
+        places,
+        aliases,
+        roles.groups,
+        roles.slots,
+        roles.owners,
+        roles.free,
+        is_ordered,
+        _Again(contents, has_gradients),
+    )
 
 
 def assemble(
@@ -304,9 +381,15 @@ def assemble(
     Raises
     ------
     InputError
-        No file holds a weight.
+        No file holds a weight; NotCheckpointError where none holds any tensor.
+    UnsafePathError
+        A file with tensors has a name that a restore would not write; others are left out.
     """
-    names, held, opaque = list(contents), list(contents.values()), opaque or {}
+    names, held, opaque = list(contents), list(contents.values()), dict(opaque or {})
+    unsafe = unsafe_names([*names, *opaque])
+    check_names(names, str(path))
+    for name in unsafe:
+        del opaque[name]
     has_gradients = [name in gradient_files for name in names]
     sketch = (has_gradients, list(map(_sketch, held)))
     if recall is not None and recall.assembled is not None and recall.sketch == sketch:
@@ -316,26 +399,67 @@ def assemble(
     if recall is not None:
         recall.sketch, recall.assembled = sketch, found
     if not any(spec.role in MODEL_ROLES for spec in found.specs):
-        raise InputError("no weights in it", where=str(path))
-    layouts = [
-        FileLayout(path=name, nbytes=one.stamp.nbytes, kind=one.kind, regions=regions, zip_entries=entries)
-        for (name, one), (regions, entries) in zip(contents.items(), found.files, strict=True)
-    ]
-    layouts += [FileLayout(path=name, nbytes=stamp.nbytes, kind="opaque") for name, stamp in opaque.items()]
-    return ParsedCheckpoint(
-        path=path,
-        format=fmt,
-        paths=paths,
-        stamps={name: content.stamp for name, content in contents.items()} | dict(opaque),
-        specs=found.specs,
-        layouts=tuple(sorted(layouts, key=lambda layout: layout.path)),
-        places={key: (names[number], placed) for key, (number, placed) in found.places.items()},
-        aliases=found.aliases,
-        hyperparameters={
-            name: held[file].tree.optimizers[optimizer].groups[group].numbers
-            for name, (file, optimizer, group) in found.groups.items()
-        },
-        steps=sum((content.tree.steps for content in held), steps),
-        guessed=found.guessed,
-        zips={name: content.zips for name, content in contents.items() if content.zips},
+        # State without its weights is a part of a checkpoint: left out, it would be lost.
+        part = found.specs or any(one.state for content in held for one in content.tree.optimizers)
+        raise (InputError if part else NotCheckpointError)("no weights in it", where=str(path))
+    parts = _Parts(
+        path,
+        fmt,
+        {name: (one.stamp, one.kind) for name, one in contents.items()},
+        opaque,
+        paths,
+        [[[group.numbers for group in o.groups] for o in one.tree.optimizers] for one in held],
+        sum((content.tree.steps for content in held), steps),
+        {name: content.zips for name, content in contents.items() if content.zips},
     )
+    left_out = (
+        Skipped(str(paths[name]), f"a restore would not write that name: {reason}")
+        for name, reason in unsafe.items()
+    )
+    return parts.parsed(found)._replace(skipped=tuple(left_out))
+
+
+class _Parts(NamedTuple):
+    """What of a checkpoint does not follow from where its tensors lie."""
+
+    path: Path
+    format: str
+    files: Mapping[str, tuple[FileStamp, str]]
+    opaque: Mapping[str, FileStamp]
+    paths: Mapping[str, Path]
+    numbers: list[list[list[dict[str, float]]]]
+    steps: tuple[tuple[str, int], ...]
+    zips: Mapping[str, tuple[PackedZip, ...]]
+
+    def parsed(self, found: _Assembled) -> ParsedCheckpoint:
+        """Return the checkpoint."""
+        names = list(self.files)
+        layouts = [
+            FileLayout(path=name, nbytes=stamp.nbytes, kind=kind, regions=regions, zip_entries=entries)
+            for (name, (stamp, kind)), (regions, entries) in zip(self.files.items(), found.files, strict=True)
+        ]
+        layouts += [
+            FileLayout(path=name, nbytes=stamp.nbytes, kind="opaque") for name, stamp in self.opaque.items()
+        ]
+        return ParsedCheckpoint(
+            path=self.path,
+            format=self.format,
+            paths=self.paths,
+            stamps={name: stamp for name, (stamp, _) in self.files.items()} | dict(self.opaque),
+            specs=found.specs,
+            layouts=tuple(sorted(layouts, key=lambda layout: layout.path)),
+            places={key: (names[number], placed) for key, (number, placed) in found.places.items()},
+            aliases=found.aliases,
+            hyperparameters={
+                name: self.numbers[file][optimizer][group]
+                for name, (file, optimizer, group) in found.groups.items()
+            },
+            steps=self.steps,
+            slots=found.slots,
+            owners=found.owners,
+            free=found.free,
+            ordered=found.ordered,
+            parts=self,
+            assembled=found,
+            zips=self.zips,
+        )

@@ -14,6 +14,8 @@ from inshrink_core.formats.discovery import SHARDED_PART, WEIGHT_SUFFIXES, step_
 from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, natural_key, scan
 from inshrink_core.formats.distributed import METADATA, SHARDS, read_distributed
 from inshrink_core.formats.readers import Reader
+from inshrink_core.formats.safetensors_file import looks_like_safetensors
+from inshrink_core.formats.torch_zip import is_zip
 
 __all__ = ["DirectoryReader", "DistributedReader", "FileReader", "read_directory", "read_single_file"]
 
@@ -182,10 +184,11 @@ class FileReader(Reader):
             return _is_weight_file(name)
         if _OTHER_FILE.search(name) or step_in_name(name) is None:
             return False
-        # Without a suffix that tells, the first bytes do: a zip's.
+        # Without a suffix that tells, the first bytes do.
         try:
             with ReadableFile(path, access.counter, access.admit(path)) as file:
-                return file.read(0, min(file.nbytes, 4)) == b"PK\x03\x04"
+                first = file.read(0, min(file.nbytes, 16))
+                return is_zip(first) or looks_like_safetensors(first, file.nbytes)
         except InshrinkError:
             return False
 
@@ -266,7 +269,7 @@ class DirectoryReader(Reader):
             gradient_files=gradients,
             recall=recall,
         )
-        return parsed._replace(skipped=tuple(skipped))
+        return parsed._replace(skipped=(*parsed.skipped, *skipped))
 
 
 class DistributedReader(Reader):
@@ -324,7 +327,7 @@ class DistributedReader(Reader):
             steps=steps,
             recall=recall,
         )
-        return parsed._replace(skipped=tuple(skipped))
+        return parsed._replace(skipped=(*parsed.skipped, *skipped))
 
     def _parts(self, path: Path) -> list[Path]:
         """Return the directories of shards that make up a checkpoint: itself, or those inside."""

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from isal.isal_zlib import crc32
 
 from inshrink_core.errors import DamagedError, RottenError, clipped
-from inshrink_core.execution import new_buffer
+from inshrink_core.execution import new_buffer, open_regular
 from inshrink_core.formats.disk import Readable, ReadableFile, Window, is_file
 from inshrink_core.formats.torch_zip import CheckedEntry, is_zip, read_checked_entries
 
@@ -107,10 +107,10 @@ def digest_beside(path: Path, nbytes: int) -> Digest | None:
 def _listed(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (digest, name) of each line, as `sha256sum` writes them."""
     # A link might lead anywhere; a digest is only ever a small file of its own.
-    if path.is_symlink() or not is_file(path):
+    if os.path.islink(path) or not is_file(path):  # noqa: PTH114 - the name may be too long for a Path
         return
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:  # noqa: PTH123 - a descriptor
             text = file.read(_MAX_DIGEST_FILE_BYTES).decode(errors="replace")
     except OSError:
         return

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from inshrink_core.checkpoint import DTYPE_SIZES, TensorRole, ZipEntry
-from inshrink_core.errors import DamagedError, InputError, UnsafePickleError, clipped
+from inshrink_core.errors import (
+    DamagedError,
+    InputError,
+    NotCheckpointError,
+    UnsafePickleError,
+    clipped,
+)
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.disk import Access, FileStamp, ReadableFile
 from inshrink_core.formats.pickles import Foreign, TensorRef, read_pickle
@@ -29,6 +36,11 @@ __all__ = ["MAX_EXTENT", "FileContent", "place", "read_content"]
 _STATE_ROLES: Final = {role.value: role for role in TensorRole if role.value not in ("weight", "buffer")}
 
 _SHARDING: Final = "DCP_SHARDING_INFO"
+
+_LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""How every file of `torch.save` before PyTorch 1.6 begins: the pickle of a number."""
+
+_TEXT: Final = re.compile(rb"[\t\n\r -~]+")
 
 MAX_EXTENT: Final = 1 << 62
 """Extents of an empty tensor, 0 taken as 1: PyTorch's strides are such products, in 64 bits."""
@@ -190,6 +202,8 @@ def read_content(path: Path, access: Access) -> FileContent:
         It wants to import names outside the allowlist.
     InputError
         It is in a format that is not read.
+    NotCheckpointError
+        It was never a checkpoint.
     """
     stamp = access.admit(path)
     with ReadableFile(path, access.counter, stamp) as file:
@@ -201,8 +215,9 @@ def read_content(path: Path, access: Access) -> FileContent:
         if looks_like_safetensors(first, file.nbytes) or path.suffix == ".safetensors":
             return _read_safetensors(file, stamp)
         if first[:1] == b"\x80":
-            raise InputError(
-                "a torch file of the legacy format or a bare pickle, which is not read",
+            legacy = first.startswith(_LEGACY)
+            raise (InputError if legacy else NotCheckpointError)(
+                f"{'a torch file of the legacy format' if legacy else 'a bare pickle'}, which is not read",
                 where=str(path),
                 remedy="load it with PyTorch 1.6 or later and save it again with torch.save",
             )
@@ -210,4 +225,8 @@ def read_content(path: Path, access: Access) -> FileContent:
             raise DamagedError(
                 "a pointer of git-LFS, not the file itself", where=str(path), remedy="fetch it: git lfs pull"
             )
-    raise DamagedError("no checkpoint: neither a torch file nor safetensors", where=str(path))
+    # Anything may be called .bin, and a text anything; else the name promises a checkpoint.
+    foreign = (path.suffix == ".bin" and any(first)) or _TEXT.fullmatch(first)
+    raise (NotCheckpointError if foreign else DamagedError)(
+        "no checkpoint: neither a torch file nor safetensors", where=str(path)
+    )

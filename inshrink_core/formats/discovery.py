@@ -7,11 +7,12 @@ import glob
 import os
 import re
 from collections.abc import Sequence
-from itertools import repeat
+from contextlib import suppress
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from inshrink_core.errors import ConfigError, InputError, NotFoundError, clipped
+from inshrink_core.errors import ConfigError, InputError, InshrinkError, NotFoundError, clipped
 from inshrink_core.formats.disk import Access, Skipped, is_dir, is_file, natural_key, scan
 from inshrink_core.formats.readers import Reader, reader_of, readers
 
@@ -25,6 +26,7 @@ __all__ = [
     "compile_step_pattern",
     "discover",
     "fixed_part",
+    "name_shape",
     "number_steps",
     "split_step_pattern",
     "step_in_name",
@@ -37,6 +39,13 @@ _TEMPORARY: Final = re.compile(
     r"(\.(tmp|temp|part|partial|incomplete|lock)(\.[^.]*|\d*)?$|^tmp[-_])", re.IGNORECASE
 )
 _UNFINISHED: Final = "still being written: it has a temporary name"
+_DANGLING: Final = "a link that leads nowhere"
+_APART: Final = (
+    "what may be checkpoints in it is not looked at, because others lie above it: open it by its own path"
+)
+_MOST_LOOKED_AT: Final = 1000
+"""Names in a folder beside checkpoints, which may hold a data set."""
+
 _MAX_DEPTH: Final = 3
 
 SHARDED_PART: Final = re.compile(r"^(pytorch_model_fsdp|optimizer)_\d+$")
@@ -66,12 +75,28 @@ class Candidate(NamedTuple):
 
 
 class Discovery(NamedTuple):
-    """Candidates in natural order, and what was passed over; `single` if the path itself is one."""
+    """What was found below a path.
+
+    Parameters
+    ----------
+    root
+        The path.
+    candidates
+        In natural order.
+    skipped
+        What was passed over.
+    single
+        The path itself is the one candidate.
+    others
+        What no reader takes for a checkpoint. Beside checkpoints with names of the same shape, one is a
+        checkpoint that has lost what it was known by.
+    """
 
     root: Path
     candidates: tuple[Candidate, ...]
     skipped: tuple[Skipped, ...]
     single: bool
+    others: tuple[Path, ...] = ()
 
 
 class _Search:
@@ -80,6 +105,7 @@ class _Search:
     def __init__(self, access: Access) -> None:
         self.access = access
         self.skipped: list[Skipped] = []
+        self.others: list[Path] = []
 
     def walk(self, root: Path, depth: int = 0) -> list[Candidate]:
         """Return the candidates below a directory that is no checkpoint itself."""
@@ -99,13 +125,20 @@ class _Search:
                 else:
                     folders.append(path)
             elif entry.is_symlink() and not is_file(entry):
+                self.others.append(path)
                 if path.suffix in WEIGHT_SUFFIXES:
-                    self.skipped.append(Skipped(str(path), "a link that leads nowhere"))
+                    self.skipped.append(Skipped(str(path), _DANGLING))
             elif (reader := reader_of(path, self.access)) is not None:
                 found.append(Candidate(path, reader))
+            else:
+                self.others.append(path)
+        self.others += folders
         if depth < _MAX_DEPTH and not found:
             for folder in folders:
                 found += self.walk(folder, depth + 1)
+        elif depth < _MAX_DEPTH:
+            apart = (folder for folder in folders if self.holds_some(folder, depth + 1))
+            self.skipped += [Skipped(str(folder), _APART) for folder in apart]
         return found
 
     def is_refused(self, folder: Path) -> bool:
@@ -134,6 +167,22 @@ class _Search:
             for entry in scan(folder)
         )
 
+    def holds_some(self, folder: Path, depth: int) -> bool:
+        """Tell whether something in a directory may be a checkpoint, from the first of its names."""
+        todo, left = [(folder, depth)], _MOST_LOOKED_AT
+        while todo:
+            folder, depth = todo.pop()
+            with suppress(OSError, InshrinkError), os.scandir(folder) as entries:
+                for entry in islice(entries, left):
+                    left -= 1
+                    if entry.name.startswith(".") or entry.name.endswith(".inshrink"):
+                        continue
+                    if not _TEMPORARY.search(entry.name) and reader_of(Path(entry.path), self.access):
+                        return True
+                    if depth < _MAX_DEPTH and entry.is_dir(follow_symlinks=False):
+                        todo.append((Path(entry.path), depth + 1))
+        return False
+
     def match(self, pattern: str) -> list[Candidate]:
         """Return the candidates that a pattern matches."""
         matches = sorted(
@@ -150,6 +199,8 @@ class _Search:
                 continue
             elif (reader := reader_of(match, self.access)) is not None:
                 found.append(Candidate(match, reader))
+            else:
+                self.others.append(match)
         return found
 
     def without_links(self, candidates: list[Candidate]) -> list[Candidate]:
@@ -247,7 +298,7 @@ def discover(path: str | os.PathLike[str], access: Access) -> Discovery:
         raise NotFoundError("there is no such file or directory", where=text)
     found = search.without_links(found)
     found.sort(key=lambda candidate: natural_key(str(candidate.path)))
-    return Discovery(root, tuple(found), tuple(search.skipped), False)
+    return Discovery(root, tuple(found), tuple(search.skipped), False, tuple(search.others))
 
 
 class StepChoice(NamedTuple):
@@ -263,6 +314,17 @@ class NamedStep(NamedTuple):
     name: str
     step: int | None
     reason: str = ""
+
+
+def name_shape(name: str) -> str:
+    """Return a name with its numbers left out: that of a checkpoint and of its siblings is the same.
+
+    Examples
+    --------
+    >>> name_shape("epoch=3-step=400.ckpt"), name_shape("last.ckpt")
+    ('epoch=*-step=*.ckpt', 'last.ckpt')
+    """
+    return _DECIMAL.sub("*", name)
 
 
 def step_in_name(name: str) -> int | None:

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -26,6 +26,7 @@ from inshrink_core.errors import (
 
 __all__ = [
     "MAX_JSON_BYTES",
+    "MAX_VALUES",
     "Access",
     "ByteCounter",
     "FileStamp",
@@ -40,12 +41,20 @@ __all__ = [
     "is_file",
     "lies_in",
     "natural_key",
+    "parse_json",
     "scan",
     "stamp_of",
+    "unsafe_names",
 ]
 
 MAX_JSON_BYTES: Final = 256 << 20
-"""A trainer_state.json of a million logged steps is about 150 MB."""
+"""A trainer_state.json of half a million logged steps is about 75 MB."""
+
+MAX_VALUES: Final = 1 << 22
+"""In a JSON or a CSV file: as objects they take some 700 MB, and four seconds."""
+
+_LONGEST_INTEGER: Final = 300
+"""Digits that are a float, too."""
 
 _MAX_COMPONENT_BYTES: Final = 255
 """NAME_MAX of every common file system."""
@@ -266,14 +275,27 @@ class Window:
 class Skipped(NamedTuple):
     """A file or directory that is no step of the run, or not part of one, and why.
 
-    `rotten` tells that it is a checkpoint that does not match its own checksum, `link` that it is a link
-    that was not followed.
+    Parameters
+    ----------
+    path, reason
+        What it is, and why it was passed over.
+    unreadable
+        It looks like a checkpoint of the run and cannot be read: what it holds is lost with it.
+    step
+        Of one that is unreadable, its step, where the name tells it.
+    identity
+        Of one that is unreadable, a digest of where it lies, its size and its time.
     """
 
     path: str
     reason: str
-    rotten: bool = False
-    link: bool = False
+    unreadable: bool = False
+    step: int | None = None
+    identity: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row of an unreadable checkpoint as the documents of the command line have it."""
+        return {"path": self.path, "step": self.step, "reason": self.reason}
 
 
 def is_file(path: Path | os.DirEntry[str]) -> bool:
@@ -375,17 +397,13 @@ class Access:
         RefusedLinkError
             It lies outside of the run.
         """
-        text = self.read_text(path, MAX_JSON_BYTES)
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise DamagedError(f"no valid JSON ({str(error)[:80]})", where=str(path)) from error
+        return parse_json(self.read_text(path, MAX_JSON_BYTES), str(path))
 
     def skipped(self, path: str | os.PathLike[str]) -> Skipped:
         """Return the row of a link that was not followed."""
         target = clipped(os.path.realpath(path), 200)
         reason = f"a link out of the run, to '{target}', not followed without --follow-links"
-        return Skipped(os.fspath(path), reason, link=True)
+        return Skipped(os.fspath(path), reason)
 
     def walk(self, root: Path, skipped: list[Skipped]) -> Iterator[Path]:
         """Yield the paths of the files below a directory; linked directories are followed once."""
@@ -409,6 +427,41 @@ class Access:
                     seen.add(real)
                 inner.append(path)
             todo += reversed(inner)
+
+
+def parse_json(text: bytes, where: str, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Return the content of JSON that somebody wrote.
+
+    Parameters
+    ----------
+    text
+        The bytes.
+    where
+        The file, for messages.
+    hook
+        Makes an object of its pairs; by default a dict.
+
+    Raises
+    ------
+    DamagedError
+        It is no JSON, nested too deeply, has more than four million values or an integer of more than 300
+        digits.
+    """
+    # Counted before anything is made of them: three bytes can be an object of sixty-four.
+    if sum(text.count(sign) for sign in (b",", b"[", b"{")) > MAX_VALUES:
+        raise DamagedError(
+            "it has more values than are read", where=where, expected=f"at most {MAX_VALUES:,}"
+        )
+    try:
+        return json.loads(text, object_pairs_hook=hook, parse_int=_integer)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"no valid JSON ({str(error)[:80]})", where=where) from error
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _LONGEST_INTEGER:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
 
 
 def scan(folder: Path) -> list[os.DirEntry[str]]:
@@ -451,6 +504,10 @@ def _reason(name: str) -> str | None:
     """Return why a relative POSIX path is not safe to write, or None."""
     if not name:
         return "it is empty"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "it is no UTF-8"
     if "\0" in name or any(ord(sign) < 32 for sign in name):
         return "it holds a control sign"
     if "\\" in name:
@@ -462,9 +519,42 @@ def _reason(name: str) -> str | None:
     for part in name.split("/"):
         if part in ("", ".", ".."):
             return f"it has the component '{part}'"
-        if len(part.encode(errors="surrogateescape")) > _MAX_COMPONENT_BYTES:
+        if len(part.encode()) > _MAX_COMPONENT_BYTES:
             return "a component is too long"
     return None
+
+
+def unsafe_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the relative paths that must not be written, each with the reason.
+
+    Parameters
+    ----------
+    names
+        POSIX paths relative to the target; earlier ones are kept where two collide.
+
+    Examples
+    --------
+    >>> unsafe_names(["README.md", "Readme.md", "a/../b"])
+    {'Readme.md': "it would overwrite 'README.md'", 'a/../b': "it has the component '..'"}
+    """
+    kept: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for name in names:
+        folded = name.casefold()
+        parts = folded.split("/")
+        above = ["/".join(parts[:n]) for n in range(1, len(parts))]
+        reason = _reason(name)
+        if reason is None and folded in kept:
+            reason = f"it would overwrite '{kept[folded]}'"
+        if reason is None and (inside := folders.get(folded) or next((p for p in above if p in kept), None)):
+            reason = f"'{inside}' and it cannot be a file and a directory at once"
+        if reason is not None:
+            found[name] = reason
+            continue
+        kept[folded] = name
+        folders.update(dict.fromkeys(above, name))
+    return found
 
 
 def check_names(names: Iterable[str], where: str = "") -> None:
@@ -487,20 +577,8 @@ def check_names(names: Iterable[str], where: str = "") -> None:
     --------
     >>> check_names(["model.safetensors", "side/config.json"])
     """
-    seen: dict[str, str] = {}
-    names = list(names)
-    for name in names:
-        reason = _reason(name)
-        if reason is None and name.casefold() in seen:
-            reason = f"it would overwrite '{seen[name.casefold()]}'"
-        if reason is not None:
-            raise UnsafePathError(f"the file name {name[:200]!r} is not safe to write: {reason}", where=where)
-        seen[name.casefold()] = name
-    for name in names:
-        parts = name.casefold().split("/")
-        for n in range(1, len(parts)):
-            if "/".join(parts[:n]) in seen:
-                raise UnsafePathError(f"the file name {name[:200]!r} lies inside another file", where=where)
+    for name, reason in unsafe_names(names).items():
+        raise UnsafePathError(f"the file name {name[:200]!r} is not safe to write: {reason}", where=where)
 
 
 def check_target(directory: Path, name: str) -> Path:

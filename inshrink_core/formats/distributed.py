@@ -53,6 +53,9 @@ _MOST_ITEMS: Final = 1 << 20
 _MOST_OBJECTS: Final = 1024
 """Objects that are opened: optimizers that are stored flat have ten for each parameter."""
 
+_SHARD_NBYTES: Final = 16
+"""Of the pickle, at least, for each shard: one object may stand in lists as often as two bytes each say."""
+
 _MOST_COMPARISONS: Final = 1 << 24
 """Of shards of one tensor; those of a grid of devices take one for each, or a few."""
 
@@ -87,6 +90,7 @@ class _Metadata:
         self._payloads: dict[tuple[str, tuple[int, ...] | None], _Payload] = {}
         pickled = access.read_text(root / METADATA, MAX_PICKLE_BYTES)
         self._fields = self._state(read_pickle(pickled, self._where), "Metadata")
+        self._n_shards_left = len(pickled) // _SHARD_NBYTES
 
     def describe(self) -> _Described:
         stored = self._fields.get("storage_data")
@@ -160,6 +164,9 @@ class _Metadata:
         if not isinstance(dtype, DTypeRef) or not isinstance(fields.get("chunks"), list):
             raise self._damaged(f"'{clipped(name)}' has no dtype or no shards")
         shards = []
+        self._n_shards_left -= len(fields["chunks"])
+        if self._n_shards_left < 0:
+            raise self._damaged("it names more shards than it describes")
         for chunk in fields["chunks"]:
             part = self._state(chunk, "ChunkStorageMetadata")
             box = Box(self._sizes(part.get("offsets")), self._sizes(part.get("sizes")))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from inshrink_core.errors import ConfigError, DamagedError, InputError, clipped, named
-from inshrink_core.formats.disk import MAX_JSON_BYTES, Access, is_dir, is_file
+from inshrink_core.formats.disk import MAX_JSON_BYTES, MAX_VALUES, Access, is_dir, is_file
 from inshrink_core.formats.event_file import is_event_file, scalar_rows
 
 __all__ = [
@@ -216,7 +216,7 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
         raise InputError("more than 32 MB of text", where=str(named), remedy="keep every tenth row, say")
     else:
         text = content.decode(errors="replace").replace("\0", "").lstrip("\ufeff")
-        raw = _json_rows(text) if text.lstrip()[:1] in ("{", "[") else _csv_rows(text, named)
+        raw = _json_rows(text, named) if text.lstrip()[:1] in ("{", "[") else _csv_rows(text, named)
     rows = tuple(
         {name: number for name, value in row.items() if name and (number := _number(value)) is not None}
         for row in raw
@@ -231,11 +231,12 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     return MetricsFile(named, columns, rows, note)
 
 
-def _json_rows(text: str) -> _Rows:
+def _json_rows(text: str, path: Path) -> _Rows:
+    _require_few(sum(map(text.count, ",[{")), path)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        return _line_rows(text)
+        return _line_rows(text, path)
     if isinstance(found, dict) and isinstance(found.get("log_history"), list):
         found = found["log_history"]
     return [row for row in (found if isinstance(found, list) else [found]) if isinstance(row, dict)]
@@ -244,10 +245,22 @@ def _json_rows(text: str) -> _Rows:
 def _csv_rows(text: str, path: Path) -> _Rows:
     lines = [line for line in text.replace("\0", "").splitlines() if line]
     most = max(_DELIMITERS, key=lines[0].count) if lines else ","
+    _require_few(text.count(most) + len(lines), path)
     try:
         yield from csv.DictReader(lines, delimiter=most)
     except csv.Error as error:
         raise DamagedError(f"no valid CSV ({error})", where=str(path)) from error
+
+
+def _require_few(n_values: int, path: Path) -> None:
+    if n_values > MAX_VALUES:
+        raise DamagedError(
+            "a log has more values than are read",
+            where=str(path),
+            expected=f"at most {MAX_VALUES:,}",
+            found=f"{n_values:,}",
+            remedy="keep every tenth row, say",
+        )
 
 
 def _from_trainer_state(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
@@ -265,10 +278,11 @@ def _from_csv(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
 
 
 def _from_jsonl(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
-    return _collect(_line_rows(_text(path, access)))
+    return _collect(_line_rows(_text(path, access), path))
 
 
-def _line_rows(text: str) -> _Rows:
+def _line_rows(text: str, path: Path) -> _Rows:
+    _require_few(sum(map(text.count, ",[{")), path)
     rows = []
     for line in text.splitlines():
         try:

@@ -33,6 +33,7 @@ __all__ = [
     "Opaque",
     "Record",
     "StorageRef",
+    "TensorParts",
     "TensorRef",
     "read_pickle",
 ]
@@ -207,6 +208,12 @@ class _Mapping(dict[Any, Any]):
         return _OddKey(f"object {id(key)}", "object")
 
 
+class TensorParts(_Mapping):
+    """A tensor of a class that keeps it as other tensors, by name: codes and scales, say."""
+
+    __slots__ = ()
+
+
 class _Sequence(list[Any]):
     """A list whose items are only ever added at its end."""
 
@@ -254,6 +261,18 @@ def _rebuild_v3(args: tuple[Any, ...]) -> object:
 
 def _first(args: tuple[Any, ...]) -> object:
     return args[0]
+
+
+def _rebuild_wrapper(args: tuple[Any, ...]) -> object:
+    # A tensor of a class without a storage of its own: what it holds follows as its attributes.
+    return OPAQUE
+
+
+def _rebuild_subclass(args: tuple[Any, ...]) -> object:
+    # (function, class, its arguments, attributes): `_Reader` answers for the other functions.
+    state = args[3][0] if type(args[3]) is tuple and args[3] else args[3]
+    items = state.items() if isinstance(state, _Mapping) else ()
+    return TensorParts((key, value) for key, value in items if isinstance(value, (TensorRef, TensorParts)))
 
 
 def _inert(args: tuple[Any, ...]) -> object:
@@ -332,6 +351,8 @@ def _allowlist() -> dict[tuple[str, str], _Made]:
     table: dict[tuple[str, str], _Made] = {
         ("torch._utils", "_rebuild_tensor_v2"): _rebuild_v2,
         ("torch._utils", "_rebuild_tensor_v3"): _rebuild_v3,
+        ("torch._tensor", "_rebuild_from_type_v2"): _rebuild_subclass,
+        ("torch._utils", "_rebuild_wrapper_subclass"): _rebuild_wrapper,
         ("torch._utils", "_rebuild_parameter"): _first,
         ("torch._utils", "_rebuild_parameter_with_state"): _first,
         ("torch", "Size"): _make_sequence,
@@ -549,6 +570,10 @@ class _Reader(pickle.Unpickler):
         if function is _rebuild_v2:
             self._spend(len(args) + len(args[2]))
             return _rebuild_v2(args)
+        if function is _rebuild_subclass and args[0] is not _rebuild_wrapper:
+            if args[0] is _rebuild_subclass:  # nothing recurses
+                raise _MalformedError("a class of tensors within itself")
+            return self._call(args[0], args[2])  # a class that adds methods to a tensor
         if type(function) is FunctionType:
             if args:
                 sizes = [len(one) for one in args[:8] if isinstance(one, (list, tuple, dict, str, bytes))]
@@ -590,7 +615,8 @@ def read_pickle(data: bytes, where: str = "") -> object:
     Returns
     -------
     object
-        Plain containers, numbers, strings and bytes; `TensorRef`, `StorageRef`, `DTypeRef` and `Record`; and
+        Plain containers, numbers, strings and bytes; `TensorRef`, `TensorParts`, `StorageRef`, `DTypeRef` and
+        `Record`; and
         `Opaque` for values that are carried but not read (`Foreign` of classes outside the table). Lists and
         dicts may refer to themselves.
 

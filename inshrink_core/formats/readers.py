@@ -65,7 +65,8 @@ class Reader(ABC):
         Raises
         ------
         InshrinkError
-            The checkpoint cannot be read. In a run of several it is passed over, with this reason.
+            The checkpoint cannot be read. In a run of several it is named with this reason
+            (`Run.unreadable`); where the error is a NotCheckpointError, it is no loss.
         """
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,12 +15,15 @@ from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import (
     InputError,
     InshrinkError,
+    NotCheckpointError,
     NotFoundError,
     RefusedLinkError,
-    RottenError,
+    UnreadableError,
+    UnreadableStepError,
     clipped,
 )
 from inshrink_core.formats.assembly import ParsedCheckpoint, Recall
+from inshrink_core.formats.attribution import N_PAIRS, attribute, gather, same_places
 from inshrink_core.formats.discovery import (
     Candidate,
     Discovery,
@@ -27,6 +31,7 @@ from inshrink_core.formats.discovery import (
     compile_step_pattern,
     discover,
     fixed_part,
+    name_shape,
     number_steps,
     split_step_pattern,
     step_in_name,
@@ -45,9 +50,15 @@ from inshrink_core.formats.disk import (
     stamp_of,
 )
 from inshrink_core.formats.log import RunSettings, TrainingLog, read_log, read_settings
+from inshrink_core.formats.owners import Attribution
+from inshrink_core.formats.registered import registered_order
 from inshrink_core.formats.source import accepting_damage
 
-__all__ = ["NoCheckpointError", "Run", "open_run", "preview_steps"]
+__all__ = ["NoCheckpointError", "Run", "open_run", "preview_steps", "unreadable_error"]
+
+
+_attributions: dict[object, Attribution] = {}
+"""The one that was told last: by whoever opens the same run again."""
 
 
 class NoCheckpointError(NotFoundError):
@@ -74,6 +85,35 @@ class _Request(NamedTuple):
     within: tuple[str, ...] | None
 
 
+def unreadable_error(
+    rows: Sequence[Skipped], where: str, asked: Collection[int] | None = None
+) -> UnreadableError | None:
+    """Return how a verb ends that did all it could while some of a run could not be read; None if all could.
+
+    Parameters
+    ----------
+    rows
+        The checkpoints that cannot be read.
+    where
+        The run.
+    asked
+        The steps that were asked for, where they were named: the others do not matter then.
+    """
+    concerned = [row for row in rows if asked is None or row.step in asked]
+    if not concerned:
+        return None
+    first = concerned[0]
+    step = "" if first.step is None else f" (step {first.step})"
+    name = os.path.relpath(first.path, where) if lies_in(first.path, where) else first.path
+    more = "" if len(concerned) == 1 else f"; and {len(concerned) - 1} more"
+    return (UnreadableError if asked is None else UnreadableStepError)(
+        f"{len(concerned)} of the checkpoints cannot be read: {clipped(name, 200)}{step}: "
+        f"{clipped(first.reason, 600)}{more}",
+        where=where,
+        remedy="--skip-damaged goes without",
+    )
+
+
 class _Read(NamedTuple):
     """What reading one candidate gave, and the stamps by which it is known to be still the same."""
 
@@ -83,17 +123,22 @@ class _Read(NamedTuple):
     error: InshrinkError | None
 
 
-def _stamps(candidate: Candidate, access: Access) -> tuple[FileStamp, ...]:
-    if not is_dir(candidate.path):
-        return (stamp_of(candidate.path),)
-    paths = sorted(access.walk(candidate.path, []))
+def _stamps(path: Path, access: Access) -> tuple[FileStamp, ...]:
+    if not is_dir(path):
+        return (stamp_of(path),)
+    paths = sorted(access.walk(path, []))
     return tuple(stamp_of(path) for path in paths if is_file(path))
+
+
+def _identity(stamps: Iterable[tuple[str, FileStamp]]) -> str:
+    text = "\0".join(f"{name}\0{s.real_path}\0{s.nbytes}\0{s.mtime_ns}" for name, s in stamps)
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
 def _read_candidate(candidate: Candidate, known: _Read | None, access: Access, recall: Recall) -> _Read:
     stamps: tuple[FileStamp, ...] = ()
     try:
-        stamps = _stamps(candidate, access)
+        stamps = _stamps(candidate.path, access)
         if known is not None and known.stamps == stamps:
             return known
         parsed = candidate.reader.open(candidate.path, access, recall)
@@ -101,8 +146,13 @@ def _read_candidate(candidate: Candidate, known: _Read | None, access: Access, r
         # Tensors that are left out would be a gap that nobody sees.
         raise
     except InshrinkError as error:
-        return _Read(stamps, None, str(error), error)
+        return _Read(stamps, None, _reason(candidate.path, error), error)
     return _Read(stamps, parsed, "", None)
+
+
+def _reason(path: Path, error: InshrinkError) -> str:
+    """Return why a checkpoint cannot be read; which one stands beside it."""
+    return str(error).removeprefix(f"{path}: ")
 
 
 def _weight_mismatch(first: Mapping[str, tuple[int, ...]], other: Mapping[str, tuple[int, ...]]) -> bool:
@@ -172,6 +222,7 @@ class Run(Mapping[int, Checkpoint]):
         self._discovery, self._parsed = discovery, dict(sorted(parsed.items()))
         self._access, self._request, self._known = access, request, known
         self._accepted: dict[int, Checkpoint] = {}
+        self._is_attributed = False
         self.path = discovery.root
         self.steps = tuple(self._parsed)
         self.skipped, self.notes = skipped, notes
@@ -225,6 +276,72 @@ class Run(Mapping[int, Checkpoint]):
                 remedy=f"the nearest {said}",
             ) from None
 
+    def attributed(self, archived: Checkpoint | None = None) -> Run:
+        """Return the run with its optimizers' state attributed as values tell, which takes a look at them.
+
+        Parameters
+        ----------
+        archived
+            The last checkpoint that an archive of the run holds: what it says holds on, unless values speak
+            clearly against it.
+
+        Notes
+        -----
+        Reads a sample of the weights and moments of the first checkpoints (`N_PAIRS`), once in a process.
+        Where the optimizer's file names its parameters there is nothing to do.
+        """
+        last = next((p for p in reversed(self._parsed.values()) if p.slots), None)
+        if self._is_attributed or last is None:
+            return self
+        known = None if archived is None else same_places(last, archived)
+        alike = {step: p for step, p in self._parsed.items() if (p.slots, p.free) == (last.slots, last.free)}
+        first = list(alike)[: N_PAIRS + 1]
+        key = (*map(self.identity, first), repr(known))
+        if key not in _attributions:
+            order = () if known is None else known.order
+            order = order or self._registered(last)
+            neutral = {step: alike[step].attributed(Attribution({}, order)) for step in first}
+            found = attribute(
+                last,
+                lambda claims: gather(
+                    first,
+                    last.slots,
+                    last.free,
+                    lambda step: neutral[step].checkpoint(step, self._access.counter),
+                    claims,
+                ),
+                known=None if known is None else known.owners,
+                order=order,
+            )
+            _attributions.clear()
+            _attributions[key] = found
+        run = copy.copy(self)
+        run._parsed = {step: p.attributed(_attributions[key]) for step, p in self._parsed.items()}
+        run._accepted, run._is_attributed = {}, True
+        run.notes = _notes(self.notes[0], run._parsed.values())
+        return run
+
+    def _registered(self, parsed: ParsedCheckpoint) -> tuple[str, ...]:
+        """Return the order in which the model's code registers its tensors, where a library knows it."""
+        if parsed.ordered:
+            return ()
+        return registered_order(parsed, self.directory, self._access)
+
+    @property
+    def attribution_digest(self) -> str:
+        """What tells one attribution of the optimizers' state from another, for caches."""
+        owners = [sorted(parsed.owners.items()) for parsed in self._parsed.values()]
+        return hashlib.blake2b(repr(owners).encode(errors="surrogateescape"), digest_size=8).hexdigest()
+
+    def as_archived(self, step: int, archived: Checkpoint) -> Checkpoint:
+        """Return a checkpoint that attributes state, and lists tensors, as an archived one does."""
+        parsed = self._at(step)
+        if not parsed.slots and parsed.order == same_places(parsed, archived).order:
+            return self[step]
+        told = parsed.attributed(same_places(parsed, archived))
+        checkpoint = told.checkpoint(step, self._access.counter)
+        return accepting_damage(checkpoint) if self._access.allow_damaged else checkpoint
+
     def __getitem__(self, step: int) -> Checkpoint:
         checkpoint = self._at(step).checkpoint(step, self._access.counter)
         if not self._access.allow_damaged:
@@ -265,10 +382,7 @@ class Run(Mapping[int, Checkpoint]):
         str
             32 hexadecimal digits; they change when a file of the checkpoint is written again.
         """
-        parsed = self._at(step)
-        stamps = sorted(parsed.stamps.items())
-        text = "\0".join(f"{name}\0{s.real_path}\0{s.nbytes}\0{s.mtime_ns}" for name, s in stamps)
-        return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+        return _identity(sorted(self._at(step).stamps.items()))
 
     def refresh(self) -> Run:
         """Return the run as it is now; headers of unchanged files are not read again."""
@@ -288,9 +402,39 @@ class Run(Mapping[int, Checkpoint]):
         )
 
     @property
-    def rotten(self) -> tuple[Skipped, ...]:
-        """Checkpoints that were passed over because what describes their tensors is damaged."""
-        return tuple(row for row in self.skipped if row.rotten)
+    def unreadable(self) -> tuple[Skipped, ...]:
+        """What looks like a checkpoint of the run and cannot be read."""
+        return tuple(row for row in self.skipped if row.unreadable)
+
+    def readable(self, steps: Iterable[int]) -> Run:
+        """Return the run without those of some steps that cannot be read to the end.
+
+        They are among its `unreadable` then.
+
+        Notes
+        -----
+        Reads every byte of these steps, and compares it with what vouches for it.
+        """
+        rows: dict[int, Skipped] = {}
+        for step in steps:
+            parsed = self._at(step)
+            try:
+                checkpoint = self[step]
+                for spec in checkpoint.specs:
+                    checkpoint.source.read(spec)
+                for file in checkpoint.files:
+                    checkpoint.source.skeleton(file)
+            except InshrinkError as error:
+                rows[step] = Skipped(
+                    str(parsed.path), _reason(parsed.path, error), True, step, self.identity(step)
+                )
+        if not rows:
+            return self
+        rest = copy.copy(self)
+        rest._parsed = {step: parsed for step, parsed in self._parsed.items() if step not in rows}
+        rest.steps = tuple(rest._parsed)
+        rest.skipped = (*self.skipped, *rows.values())
+        return rest
 
 
 def _without_unnumbered(parsed: list[ParsedCheckpoint], skipped: list[Skipped]) -> list[ParsedCheckpoint]:
@@ -308,7 +452,7 @@ def _without_unnumbered(parsed: list[ParsedCheckpoint], skipped: list[Skipped]) 
 
 def _choose_steps(
     parsed: list[ParsedCheckpoint], pattern: str | None, skipped: list[Skipped]
-) -> tuple[dict[int, ParsedCheckpoint], list[str]]:
+) -> tuple[dict[int, ParsedCheckpoint], tuple[str, ...]]:
     if pattern is not None:
         rows, origin = steps_by_pattern([p.path.name for p in parsed], pattern), "the pattern given"
     else:
@@ -322,12 +466,97 @@ def _choose_steps(
             skipped.append(Skipped(str(item.path), row.reason))
         else:
             by_step[row.step] = item
-    notes = [f"steps come from {origin}"]
-    if any(p.guessed for p in parsed):
-        notes.append(
-            "optimizer state was matched to parameters by shape: names of equal shapes may be swapped"
-        )
-    return by_step, notes
+    return by_step, _notes(f"steps come from {origin}", by_step.values())
+
+
+def _notes(origin: str, parsed: Iterable[ParsedCheckpoint]) -> tuple[str, ...]:
+    """Say where steps come from, and of how many parameters the optimizer's state has no owner."""
+    lost = [(len(p.slots) - len(p.owners), len(p.slots)) for p in parsed]
+    most, of = max(lost, default=(0, 0))
+    if not most:
+        return (origin,)
+    return (
+        origin,
+        f"optimizer state of {most} of {of} parameters is unattributed: nothing tells for certain whose",
+    )
+
+
+class _Names:
+    """What the names of a run's checkpoints have in common, once they have their steps.
+
+    Parameters
+    ----------
+    root
+        The run.
+    by_step
+        The checkpoints that can be read.
+    pattern
+        The step pattern, where one was given.
+    """
+
+    def __init__(self, root: Path, by_step: Mapping[int, ParsedCheckpoint], pattern: str | None) -> None:
+        self._root, self._pattern = str(root), pattern
+        self._shapes = {self._shape(one.path) for one in by_step.values()}
+        told = ((step, self._number(one.path)) for step, one in by_step.items())
+        self._tell = all(number in (None, step) for step, number in told)
+
+    def _shape(self, path: Path) -> str:
+        return name_shape(str(path).removeprefix(self._root))
+
+    def _number(self, path: Path) -> int | None:
+        if self._pattern is not None:
+            return steps_by_pattern([path.name], self._pattern)[0].step
+        return step_in_name(path.name)
+
+    def match(self, path: Path) -> bool:
+        """Tell whether a path is called like the checkpoints that can be read."""
+        shape = self._shape(path)
+        return "*" in shape and shape in self._shapes
+
+    def admit(self, path: Path) -> bool:
+        """Tell whether a path may be a checkpoint of the run: with a step pattern the names alone decide."""
+        return self._pattern is None or self._number(path) is not None
+
+    def step(self, path: Path) -> int | None:
+        """Return the step that a name tells, where names tell the steps of the run."""
+        return self._number(path) if self._tell else None
+
+
+def _failed(
+    discovery: Discovery, reads: Mapping[Path, _Read], names: _Names, access: Access
+) -> list[Skipped]:
+    """Return what is no step of the run because it cannot be read as a checkpoint.
+
+    What a reader takes for a checkpoint looks like one, unless its content says that it never was; and so
+    does what has lost all that it was known by, and is called like the others.
+    """
+    rows = []
+    for path, read in reads.items():
+        if read.parsed is not None:
+            continue
+        never = isinstance(read.error, NotCheckpointError) and not names.match(path)
+        if never or not names.admit(path):
+            rows.append(Skipped(str(path), read.reason))
+        else:
+            seen = _identity((s.real_path, s) for s in read.stamps)
+            rows.append(Skipped(str(path), read.reason, True, names.step(path), seen))
+    lost = (path for path in discovery.others if names.match(path) and names.admit(path))
+    return [*rows, *(_lost(path, names.step(path), access) for path in lost)]
+
+
+def _lost(path: Path, step: int | None, access: Access) -> Skipped:
+    """Return the row of what no reader takes for the checkpoint that its name promises."""
+    stamps: tuple[FileStamp, ...] = ()
+    reason = "no checkpoint in it, unlike in others of such a name"
+    try:
+        stamps = _stamps(path, access)
+        if not is_dir(path):
+            reason = (
+                "the file is empty" if not stamps[0].nbytes else "no checkpoint, unlike others of such a name"
+            )
+    except InshrinkError as error:
+        reason = "a link that leads nowhere" if path.is_symlink() else _reason(path, error)
+    return Skipped(str(path), reason, True, step, _identity((s.real_path, s) for s in stamps))
 
 
 def _open(request: _Request, *, counter: ByteCounter, known: Mapping[Path, _Read]) -> Run:
@@ -336,19 +565,17 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[Path, _Read
         compile_step_pattern(step_pattern)
     access = _access(request, counter)
     discovery = discover(path, access)
-    skipped = list(discovery.skipped)
     recall = Recall()
     of_file = replace(access, root=os.path.realpath(discovery.root)) if discovery.single else access
     reads = {c.path: _read_candidate(c, known.get(c.path), of_file, recall) for c in discovery.candidates}
     if discovery.single and (error := next(iter(reads.values())).error) is not None:
         raise error
-    skipped += [
-        Skipped(str(p), read.reason, isinstance(read.error, RottenError))
-        for p, read in reads.items()
-        if read.parsed is None
-    ]
     parsed = [read.parsed for read in reads.values() if read.parsed is not None]
-    by_step, notes = _choose_steps(parsed, step_pattern, skipped) if parsed else ({}, [])
+    passed: list[Skipped] = []
+    by_step, notes = _choose_steps(parsed, step_pattern, passed) if parsed else ({}, ())
+    failed = _failed(discovery, reads, _Names(discovery.root, by_step, step_pattern), access)
+    named = {row.path for row in failed}
+    skipped = [*failed, *(row for row in discovery.skipped if row.path not in named), *passed]
     if not by_step:
         raise NoCheckpointError(
             "no readable checkpoint"
@@ -364,7 +591,7 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[Path, _Read
         discovery,
         by_step,
         skipped=tuple(skipped),
-        notes=tuple(notes),
+        notes=notes,
         access=access,
         request=request,
         known=reads,
@@ -436,7 +663,7 @@ def open_run(
     RefusedLinkError
         Tensors lie behind a link out of the run, or the run outside of `within`.
     DamagedError, UnsafePickleError, InputError
-        The single checkpoint asked for cannot be read; in a run of several such a file is skipped.
+        The single checkpoint asked for cannot be read; in a run of several it is among the `unreadable`.
     InputError
         The files are of two different models, or there are two step patterns.
     ConfigError

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.checkpoint import DTYPE_SIZES
 from inshrink_core.errors import DamagedError
-from inshrink_core.formats.disk import ReadableFile
+from inshrink_core.formats.disk import ReadableFile, parse_json
 from inshrink_core.formats.state_tree import Placed
 
 __all__ = ["SAFETENSORS_DTYPES", "SafetensorsHeader", "looks_like_safetensors", "read_header"]
 
 MAX_HEADER_BYTES: Final = 100_000_000
 """The specification's own bound (safetensors README, "Format")."""
+
+MAX_TENSORS: Final = 1 << 17
+"""In one file. The largest models have fewer in all of theirs; a hundred thousand open in some seconds."""
 
 _DTYPE_PAIRS: Final = """BOOL:bool U8:uint8 I8:int8 I16:int16 U16:uint16 I32:int32 U32:uint32 I64:int64
     U64:uint64 F8_E4M3:float8_e4m3fn F8_E5M2:float8_e5m2 F8_E4M3FNUZ:float8_e4m3fnuz
@@ -105,11 +107,13 @@ def read_header(file: ReadableFile) -> SafetensorsHeader:
             f"at most {min(MAX_HEADER_BYTES, file.nbytes - 8)}",
         )
     try:
-        header = json.loads(file.read(8, n_header).decode(), object_pairs_hook=_refuse_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise _fail(file, f"the header is no valid JSON ({str(error)[:80]})") from error
+        header = parse_json(file.read(8, n_header), "the header", _refuse_duplicates)
+    except DamagedError as error:
+        raise _fail(file, f"the header: {error.what}", expected=error.expected) from error
     if not isinstance(header, dict):
         raise _fail(file, "the header is no JSON object")
+    if len(header) > MAX_TENSORS:
+        raise _fail(file, "it has more tensors than are read", f"{len(header):,}", f"at most {MAX_TENSORS:,}")
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _fail(file, "the header's __metadata__ is no table of strings")

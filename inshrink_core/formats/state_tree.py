@@ -8,18 +8,19 @@ from __future__ import annotations
 import functools
 import math
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, Final, NamedTuple
 
-from inshrink_core.checkpoint import MODEL_ROLES, Box, TensorRole
+from inshrink_core.checkpoint import MODEL_ROLES, OPTIMIZER_ROLES, Box, TensorRole
 from inshrink_core.errors import DamagedError
-from inshrink_core.formats.pickles import TensorRef
+from inshrink_core.formats.owners import Claims, Slot, told_by_headers
+from inshrink_core.formats.pickles import TensorParts, TensorRef
 
 __all__ = [
     "EMA_KEYS",
     "MODEL_KEYS",
     "OPTIMIZER_KEYS",
+    "SAVE_KEY",
     "STATE_ROLES",
     "STEP_KEYS",
     "Named",
@@ -32,6 +33,7 @@ __all__ = [
     "assign_roles",
     "read_state_tree",
     "strip_wrappers",
+    "told_role",
 ]
 
 MODEL_KEYS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "params", "weights")
@@ -40,6 +42,11 @@ OPTIMIZER_KEYS: Final = ("optimizer", "optimizer_state_dict", "optim", "optimize
 GRADIENT_KEYS: Final = ("gradients", "gradient", "grads", "grad")
 STEP_KEYS: Final = ("global_step", "step", "iter_num", "iteration", "it", "n_iter", "num_updates", "epoch")
 """In the order of precedence."""
+
+SAVE_KEY: Final = "inshrink"
+"""Key of a saver's file under which it says that it is one: ``{"save": 1, "buffers": names}``. In such a file
+nothing is guessed: ``model`` and ``optimizer`` are what they are called, further ones stand by name under
+``also``, and what stands under ``extra`` is never looked into for any."""
 
 _OTHER_STATE: Final = frozenset(
     {"scheduler", "lr_scheduler", "lr_schedulers", "scheduler_state_dict", "lr_scheduler_state_dict"}
@@ -50,7 +57,7 @@ _OTHER_STATE: Final = frozenset(
 """Keys whose tensors are no part of a model: they travel with the skeleton."""
 
 STATE_ROLES: Final = {
-    **{role.value: role for role in TensorRole if role not in MODEL_ROLES | {TensorRole.GRADIENT}},
+    **{role.value: role for role in OPTIMIZER_ROLES},
     "momentum_buffer": TensorRole.MOMENTUM,
     # RMSprop and Adadelta; Adagrad. Squares of gradients, like Adam's: what counts is how they compare.
     **dict.fromkeys(("square_avg", "sum"), TensorRole.EXP_AVG_SQ),
@@ -66,6 +73,10 @@ _SOME_VALUES: Final = 4096
 _LEAST_TENSOR_BYTES: Final = 32
 """Of a pickle: PyTorch writes about a hundred for each tensor."""
 
+_LEAST_KEPT_BYTES: Final = 1 << 14
+"""Of a tensor beside model and optimizer: smaller ones travel with the skeleton, which is as exact."""
+
+_MAX_NAME: Final = 500
 _MAX_INTEGER: Final = 1 << 61
 _FEW_PARAMS: Final = 4096
 
@@ -157,6 +168,10 @@ class StateTree(NamedTuple):
         Every optimizer, in the file's order.
     steps
         Step keys present with their values, in order of precedence.
+    kept
+        What a saver's file holds beside models and optimizers, by its path from ``extra``.
+    buffers
+        Which tensors of `model` are buffers, by name, where the file says so; the others are parameters then.
     """
 
     model: Sequence[tuple[str, Placed]] = ()
@@ -164,6 +179,8 @@ class StateTree(NamedTuple):
     gradients: Sequence[tuple[str, Placed]] = ()
     optimizers: tuple[Optimizer, ...] = ()
     steps: tuple[tuple[str, int], ...] = ()
+    kept: Sequence[tuple[str, Placed]] = ()
+    buffers: frozenset[str] | None = None
 
 
 Place = Callable[[TensorRef], Placed | None]
@@ -267,6 +284,36 @@ class _Walker:
         refs = zip(strip_wrappers(list(found)), found.values(), strict=True)
         return [(prefix + name, placed) for name, ref in refs if (placed := self.place(ref)) is not None]
 
+    def kept(self, value: object, name: str) -> list[tuple[str, Placed]]:
+        """Return the tensors anywhere in a value by their paths, but for small ones and for endless paths.
+
+        What is left out travels with the skeleton, so that nothing in a value is too much of anything.
+        """
+        found: dict[str, Placed] = {}
+        seen: set[int] = set()
+        waiting: list[tuple[str, object]] = [(name, value)]
+        room = self.most_signs
+        while waiting and room > 0:
+            path, one = waiting.pop()
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            if isinstance(one, TensorRef):
+                placed = self.place(one)
+                if placed is not None and placed.span >= _LEAST_KEPT_BYTES:
+                    found.setdefault(path, placed)
+            elif isinstance(one, (dict, list, tuple)):
+                items: Any = one.items() if isinstance(one, dict) else enumerate(one)
+                inner = [
+                    (f"{path}.{key}", item)
+                    for key, item in items
+                    if isinstance(item, (dict, list, tuple, TensorRef))
+                    and (type(key) is int or (type(key) is str and len(path) + len(key) < _MAX_NAME))
+                ]
+                room -= sum(len(path) for path, _ in inner)
+                waiting += reversed(inner)
+        return list(found.items())
+
 
 def _is_optimizer(value: object) -> bool:
     return (
@@ -288,7 +335,7 @@ def _is_state_dict(value: object, walker: _Walker) -> bool:
     if not isinstance(value, dict) or not value:
         return False
     walker.spend(len(value))
-    return sum(isinstance(v, TensorRef) for v in value.values()) * 2 > len(value)
+    return sum(isinstance(v, (TensorRef, TensorParts)) for v in value.values()) * 2 > len(value)
 
 
 def _first_of(root: dict[Any, Any], keys: tuple[str, ...]) -> str | None:
@@ -431,6 +478,8 @@ def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int
         return StateTree(optimizers=tuple(_optimizers(root, walker)))
     if not isinstance(root, dict):
         return StateTree()
+    if isinstance(told := root.get(SAVE_KEY), dict) and type(told.get("save")) is int:
+        return _read_save(root, told, walker)
     steps, bare = _steps(root), _is_state_dict(root, walker)
     model, top = _find_model(root, walker)
     names = walker.placed(model) if bare or top is not None else []
@@ -453,17 +502,48 @@ def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int
     return StateTree(names, extra, gradients, tuple(optimizers), steps)
 
 
+def _read_save(root: dict[Any, Any], told: dict[Any, Any], walker: _Walker) -> StateTree:
+    """Return the parts of a saver's file, as it says itself."""
+    also, buffers = root.get("also"), told.get("buffers")
+    parts = {"": root, **(also if isinstance(also, dict) else {})}
+    model: list[tuple[str, Placed]] = []
+    optimizers: list[Optimizer] = []
+    for name, part in parts.items():
+        if isinstance(part, dict):
+            model += walker.placed(part.get("model"), f"{name}." if name else "")
+            optimizers += _optimizers(part.get("optimizer"), walker)
+    return StateTree(
+        model,
+        optimizers=tuple(optimizers),
+        steps=_steps(root),
+        kept=walker.kept(root.get("extra"), "extra"),
+        buffers=frozenset(name for name in buffers if isinstance(name, str))
+        if isinstance(buffers, list)
+        else None,
+    )
+
+
+def told_role(tensor: Named, buffers: frozenset[str] | None) -> Named:
+    """Return a tensor of a model with the role that its file says it has, where it says so."""
+    if buffers is None or not tensor.placed.dtype.startswith(_FLOATS):
+        return tensor
+    return tensor._replace(role=TensorRole.BUFFER if tensor.name in buffers else TensorRole.WEIGHT)
+
+
 class RoleMap(NamedTuple):
     """Model tensors with their roles, optimizer tensors, and the group of each parameter.
 
-    A group is named by the numbers of its file, its optimizer and itself. `guessed` tells that parameters
-    and state were matched by shape, not by position alone.
+    A group is named by the numbers of its file, its optimizer and itself. `slots` are the parameters that
+    optimizers know by number, `owners` says whose they are as far as that is known, and `free` which weights
+    they may be, by shape in the order given.
     """
 
     model: list[Named]
     state: list[Named]
     groups: dict[str, tuple[int, int, int]]
-    guessed: bool
+    slots: tuple[Slot, ...]
+    owners: dict[str, str]
+    free: dict[str, tuple[int, ...]]
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -479,83 +559,32 @@ def _shape_of(state: Sequence[StateTensor]) -> tuple[int, ...] | None:
     return next((one.placed.shape for one in state if one.role not in untold), None)
 
 
-class _Queue:
-    """Weights of one shape by position; taking one costs next to nothing, wherever it stands."""
-
-    def __init__(self) -> None:
-        self._weights: list[tuple[int, str]] = []
-        self._next: list[int] = [0]
-
-    def add(self, position: int, name: str) -> None:
-        """Add a weight behind the others."""
-        self._weights.append((position, name))
-        self._next.append(len(self._weights))
-
-    def _free_from(self, i: int) -> int:
-        """Return the first place from `i` on that was not taken; paths are halved on the way."""
-        while self._next[i] != i:
-            self._next[i] = self._next[self._next[i]]
-            i = self._next[i]
-        return i
-
-    def take(self, after: int) -> tuple[int, str] | None:
-        """Take the first weight behind a position, or the first of all; None where none is left."""
-        for start in (bisect_right(self._weights, after, key=lambda weight: weight[0]), 0):
-            i = self._free_from(start)
-            if i < len(self._weights):
-                self._next[i] = i + 1
-                return self._weights[i]
-        return None
-
-
-class _Matcher:
-    """Gives each numbered parameter the name of a weight; every weight is given once."""
-
-    def __init__(self, weights: Sequence[Named]) -> None:
-        self.free = {tensor.name: tensor.placed.shape for tensor in weights}
-        self.guessed = False
-
-    def match(self, shapes: Sequence[tuple[int, ...] | None]) -> list[str | None]:
-        """Return for each shape the weight at its position, or else the next free one that has it."""
-        if len(self.free) == len(shapes) and all(
-            shape is None or shape == held for held, shape in zip(self.free.values(), shapes, strict=True)
-        ):
-            names: list[str | None] = list(self.free)
-            self.free = {}
-            return names
-        self.guessed = True
-        queues: dict[tuple[int, ...], _Queue] = {}
-        for position, (name, held) in enumerate(self.free.items()):
-            queues.setdefault(held, _Queue()).add(position, name)
-        found: list[str | None] = []
-        at = -1
-        for shape in shapes:
-            queue = queues.get(shape) if shape is not None else None
-            taken = queue.take(at) if queue is not None else None
-            if taken is not None:
-                at = taken[0]
-                del self.free[taken[1]]
-            found.append(taken[1] if taken is not None else None)
-        return found
-
-
-def _names_of(optimizer: Optimizer, matcher: _Matcher) -> dict[int | str, str]:
-    """Return the name of each parameter of one optimizer."""
+def _names_known(optimizer: Optimizer) -> dict[int | str, str]:
+    """Return the names of parameters that the file itself tells."""
     params = [p for group in optimizer.groups for p in group.params]
     known = [n for group in optimizer.groups for n in group.names]
-    names: dict[int | str, str] = {}
     if len(known) == len(params) and params:
-        names = dict(zip(params, strip_wrappers(known), strict=True))
-    else:
-        by_name = [k for k in [*params, *optimizer.state] if isinstance(k, str)]
-        names = dict(zip(by_name, strip_wrappers(by_name), strict=True))
-    for name in names.values():
-        matcher.free.pop(name, None)
-    numbered = list(dict.fromkeys(p for p in [*params, *optimizer.state] if p not in names))
-    if numbered:
-        found = matcher.match([_shape_of(optimizer.state.get(p, ())) for p in numbered])
-        names |= {param: name for param, name in zip(numbered, found, strict=True) if name is not None}
-    return names
+        return dict(zip(params, strip_wrappers(known), strict=True))
+    by_name = [k for k in dict.fromkeys([*params, *optimizer.state]) if isinstance(k, str)]
+    return dict(zip(by_name, strip_wrappers(by_name), strict=True))
+
+
+def _slots(
+    optimizers: Sequence[Sequence[Optimizer]],
+) -> Iterator[tuple[int, int, Optimizer, str, list[tuple[int | str, Slot]]]]:
+    """Yield file, number in the file, optimizer, what its state is called, and its parameters' slots."""
+    n_optimizers = n_groups = 0
+    for file, held in enumerate(optimizers):
+        for number, optimizer in enumerate(held):
+            prefix = f"optimizer.{n_optimizers}.state" if n_optimizers else "optimizer.state"
+            slots: dict[int | str, Slot] = {}
+            for params in [*(group.params for group in optimizer.groups), optimizer.state]:
+                for param in params:
+                    shape = _shape_of(optimizer.state.get(param, ()))
+                    slots.setdefault(param, Slot(f"{prefix}.{param}", n_optimizers, n_groups, shape))
+                n_groups += 1
+            yield file, number, optimizer, prefix, list(slots.items())
+            n_optimizers += 1
 
 
 def _named(name: str, tensors: Sequence[StateTensor], file: int) -> list[Named]:
@@ -563,7 +592,11 @@ def _named(name: str, tensors: Sequence[StateTensor], file: int) -> list[Named]:
 
 
 def assign_roles(
-    model: Sequence[tuple[int, str, Placed]], optimizers: Sequence[tuple[Optimizer, ...]]
+    model: Sequence[tuple[int, str, Placed]],
+    optimizers: Sequence[Sequence[Optimizer]],
+    *,
+    ordered: bool = True,
+    owners: Claims | None = None,
 ) -> RoleMap:
     """Return every tensor with its name and role.
 
@@ -574,46 +607,57 @@ def assign_roles(
         place.
     optimizers
         For each file, the optimizers it holds.
+    ordered
+        Whether the model's tensors stand in its own order, not in the alphabet's.
+    owners
+        Whose the slots are; by default what headers tell (`told_by_headers`).
 
     Notes
     -----
-    State numbered by position belongs to the weights in order. Where the counts or shapes disagree
-    (frozen weights, float buffers, two groups), each takes the next weight of its shape. A float tensor
-    that no group of a fully matched optimizer holds is a buffer, unless it is a matrix called
-    ``weight``: that one is frozen.
+    State that nothing attributes is called by its slot. A float tensor that no group of a fully attributed
+    optimizer holds is a buffer, unless it is a matrix called ``weight``: that one is frozen.
     """
     seen: set[tuple[int, Placed]] = set()
-    weights = []
+    free: dict[str, tuple[int, ...]] = {}
     for file, name, placed in model:
         if (file, placed) not in seen and not is_buffer(name, placed.dtype):
-            weights.append(Named(name, TensorRole.WEIGHT, placed))
+            free[name] = placed.shape
         seen.add((file, placed))
-    matcher = _Matcher(weights)
+    every = list(_slots(optimizers))
+    known = [_names_known(optimizer) for _, _, optimizer, _, _ in every]
+    for names in known:
+        for name in names.values():
+            free.pop(name, None)
+    slots = [
+        slot for row, names in zip(every, known, strict=True) for param, slot in row[-1] if param not in names
+    ]
+    if owners is None:
+        owners = told_by_headers(slots, free, ordered=ordered)
+    owners = {slot.key: owners[slot.key] for slot in slots if owners.get(slot.key) in free}
     state: list[Named] = []
     groups: dict[str, tuple[int, int, int]] = {}
     any_state, unmatched, taken = False, False, set[str]()
-    for file, held in enumerate(optimizers):
-        for number, optimizer in enumerate(held):
-            names = _names_of(optimizer, matcher)
-            prefix = "optimizer" if file == number == 0 else f"optimizer.{file + number}"
-            for param, tensors in optimizer.state.items():
-                name = names.get(param, "")
-                held_as = _named(name, tensors, file)
-                if not name or any(tensor.key in taken for tensor in held_as):
-                    unmatched = True
-                    held_as = _named(f"{prefix}.state.{param}", tensors, file)
-                any_state = True
-                taken.update(tensor.key for tensor in held_as)
-                state += held_as
-            for i, group in enumerate(optimizer.groups):
-                if group.numbers:
-                    groups |= {names[p]: (file, number, i) for p in group.params if p in names}
-    loose = matcher.free if any_state and not unmatched else {}
+    for (file, number, optimizer, prefix, held), names in zip(every, known, strict=True):
+        called = {param: names.get(param) or owners.get(slot.key, "") for param, slot in held}
+        for param, tensors in optimizer.state.items():
+            name = called[param]
+            held_as = _named(name, tensors, file)
+            if not name or any(tensor.key in taken for tensor in held_as):
+                unmatched = True
+                held_as = _named(f"{prefix}.{param}", tensors, file)
+            any_state = True
+            taken.update(tensor.key for tensor in held_as)
+            state += held_as
+        for i, group in enumerate(optimizer.groups):
+            if group.numbers:
+                groups |= {called[p] or f"{prefix}.{p}": (file, number, i) for p in group.params}
+    used = {*owners.values(), *(name for names in known for name in names.values())}
+    loose = free.keys() - used if any_state and not unmatched else set()
     roles = [Named(name, _model_role(name, placed, loose), placed, file) for file, name, placed in model]
-    return RoleMap(roles, state, groups, matcher.guessed)
+    return RoleMap(roles, state, groups, tuple(slots), owners, free)
 
 
-def _model_role(name: str, placed: Placed, loose: dict[str, tuple[int, ...]]) -> TensorRole:
+def _model_role(name: str, placed: Placed, loose: Set[str]) -> TensorRole:
     is_frozen = len(placed.shape) >= 2 and name.endswith("weight")
     if is_buffer(name, placed.dtype) or (name in loose and not is_frozen):
         return TensorRole.BUFFER

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 from inshrink_core.checkpoint import (
     DTYPE_SIZES,
     MODEL_ROLES,
+    OPTIMIZER_ROLES,
     Checkpoint,
     FileLayout,
     TensorRole,
@@ -108,7 +109,7 @@ def _optimizer_dict(checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
     names = {TensorRole.MOMENTUM: "momentum_buffer", TensorRole.MASTER: "master_param"}
     found: dict[str, dict[str, Tensor]] = {}
     for spec in checkpoint.specs:
-        if spec.role not in MODEL_ROLES and spec.role is not TensorRole.GRADIENT:
+        if spec.role in OPTIMIZER_ROLES:
             key = names.get(spec.role, spec.role.value)
             found.setdefault(spec.name, {})[key] = checkpoint.source.read(spec)
     return found
@@ -133,15 +134,15 @@ class _RememberingFile:
 
 
 def _write_torch(file: IO[bytes], checkpoint: Checkpoint, progress: Progress) -> None:
-    """Write ``{"step", "model", "optimizer", "gradients"}``; memory holds the whole checkpoint."""
+    """Write ``{"step", "model", "optimizer", "gradients", "extra"}``; memory holds the whole checkpoint."""
     import torch
 
     content: dict[str, Any] = {"step": checkpoint.step, "model": checkpoint.state_dict()}
     if optimizer := _optimizer_dict(checkpoint):
         content["optimizer"] = optimizer
-    gradients = {s.name: checkpoint.source.read(s) for s in checkpoint.specs if s.role is TensorRole.GRADIENT}
-    if gradients:
-        content["gradients"] = gradients
+    for key, role in (("gradients", TensorRole.GRADIENT), ("extra", TensorRole.EXTRA)):
+        if found := {s.name: checkpoint.source.read(s) for s in checkpoint.specs if s.role is role}:
+            content[key] = found
     remembering = _RememberingFile(file)
     try:
         torch.save(content, remembering)  # type: ignore[arg-type]

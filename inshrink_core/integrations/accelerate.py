@@ -14,6 +14,7 @@ from inshrink_core.errors import NotFoundError
 from inshrink_core.integrations.ranks import FirstRankSaver
 from inshrink_core.integrations.versions import require
 from inshrink_core.training.folder_saver import restore_folder
+from inshrink_core.training.recorded import record_of
 
 if TYPE_CHECKING:
     import os
@@ -81,11 +82,16 @@ class AcceleratorSaver(FirstRankSaver):
         self._accelerator.wait_for_everyone()
         if self._saver is not None:
             if failed is None:
-                self._saver.save(written, step)
+                self._saver.save(written, step, parameters=self._parameters())
             else:
                 self._saver.note(step, failed)
             if written == folder:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def _parameters(self) -> bytes | None:
+        """Return the names of the optimizers' parameters, where there is one model that tells them."""
+        models, optimizers = self._accelerator._models, self._accelerator._optimizers
+        return record_of(models[0], optimizers) if len(models) == 1 else None
 
     def load_state(self, step: int | None = None, **options: Any) -> int | None:
         """Load the state of an archived step into everything that was prepared.

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.archive import is_archive
 from inshrink_core.chain import Archive
+from inshrink_core.formats.registered import saved_names
 from inshrink_core.integrations.ranks import FirstRankSaver, barrier
 from inshrink_core.integrations.versions import require
 from inshrink_core.training.folder_saver import restore_folder
+from inshrink_core.training.recorded import record_of
 
 require("transformers", extra="hf", oldest="4.50", tested="5.23")
 
@@ -72,12 +74,18 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
             saver.resume(state.global_step, _folder_of(args, state.global_step))
 
     def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any
     ) -> None:
         """Archive what was saved."""
         barrier()
         if self._saver is not None:
-            self._saver.save(_folder_of(args, state.global_step), state.global_step)
+            model, optimizer = parts.get("model"), parts.get("optimizer")
+            known = model is not None and hasattr(optimizer, "param_groups")
+            self._saver.save(
+                _folder_of(args, state.global_step),
+                state.global_step,
+                parameters=record_of(model, [optimizer], saved_names(model)) if known else None,
+            )
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import secrets
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,13 +18,13 @@ from isal.isal_zlib import crc32
 
 from inshrink_core.chain import Archive
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFoundError, StorageError
-from inshrink_core.execution import working_folder
+from inshrink_core.execution import new_file, working_folder
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.distributed import METADATA
 from inshrink_core.integrations.ranks import FirstRankSaver
 from inshrink_core.integrations.versions import require
+from inshrink_core.training.extra import require_plain
 from inshrink_core.training.folder_saver import restore_folder
-from inshrink_core.training.saver import require_plain
 from inshrink_core.verbs import prune
 
 require("lightning", extra="lightning", oldest="2.5", tested="2.6")
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.frame import FrameInfo
+    from inshrink_core.training.folder_saver import FolderSaver
 
 __all__ = ["InshrinkCheckpointIO", "restore_checkpoint"]
 
@@ -104,6 +106,7 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         self._folders: set[Path] = set()
         self._last: _Saved | None = None
         self._loaded: FrameInfo | None = None
+        self._saving = threading.local()
         self._archive_to(archive, options)
 
     def save_checkpoint(
@@ -124,7 +127,7 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
             raise TypeError(f"{type(self).__name__} takes no storage_options")
         try:
             saved = self._save(checkpoint)
-        except InshrinkError as error:  # of an archive that another training has taken meanwhile
+        except Exception as error:  # training goes on, whatever it is: another one may have the archive
             _logger.warning("the archive cannot be written, and training goes on: %s", error)
             self._failures = {**self.failures, int(checkpoint.get("global_step", 0)): str(error)}
             saved = None
@@ -141,6 +144,10 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         saver = self._reopen()
         if saver is None:
             return None
+        if threading.current_thread() is not threading.main_thread():
+            end = getattr(self._saving, "end", None)
+            if end is None or end.saver is not saver:
+                self._saving.end = _ThreadEnd(self, saver)
         step = checkpoint.get("global_step")
         digest = _digest({key: checkpoint.get(key) for key in _STATE})
         if self._last is not None and self._last.step == step and self._last.digest == digest:
@@ -224,6 +231,24 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
                 _logger.warning("frames without a pointer are not pruned: %s", error)
 
 
+class _ThreadEnd:
+    """Tears a plug-in down when the thread ends that holds this, unless that was done before.
+
+    Lightning tears down the plug-in that it was given, and an ``AsyncCheckpointIO`` does not pass that on to
+    the one in it. It joins its thread, though, and what is a thread's own is freed before that returns.
+    """
+
+    def __init__(self, plugin: InshrinkCheckpointIO, saver: FolderSaver) -> None:
+        self._plugin, self.saver = plugin, saver
+
+    def __del__(self) -> None:
+        try:
+            if self._plugin._saver is self.saver:
+                self._plugin.teardown()
+        except Exception as error:  # where this is called nobody could catch it
+            _logger.warning("the archive could not be closed: %s", error)
+
+
 def restore_checkpoint(
     archive: str | os.PathLike[str],
     path: str | os.PathLike[str],
@@ -279,12 +304,16 @@ def restore_checkpoint(
 def _digest(state: Any) -> bytes:
     """Return what tells the tensors of a state from others."""
     import torch
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     hashed = hashlib.blake2b(digest_size=16)
     pending = [state]
     while pending:
         value = pending.pop()
-        if isinstance(value, torch.Tensor):
+        if is_traceable_wrapper_subclass(value):
+            names, context = value.__tensor_flatten__()
+            pending += [type(value).__qualname__, context, *(getattr(value, name) for name in names)]
+        elif isinstance(value, torch.Tensor):
             hashed.update(f"{value.dtype}{tuple(value.shape)}{_checksum(value):x}".encode())
         elif isinstance(value, Mapping):
             hashed.update(repr(list(value)).encode())
@@ -334,7 +363,8 @@ def _write_pointer(path: Path, archive: Path, record: Mapping[str, Any]) -> None
     torch.save(record, buffer)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(_SIGN + first.replace("\n", " ").encode() + b"\n" + buffer.getvalue())
+    with new_file(temporary) as file:
+        file.write(_SIGN + first.replace("\n", " ").encode() + b"\n" + buffer.getvalue())
     temporary.replace(path)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from inshrink_core.training.closing import Forgiving
 from inshrink_core.training.folder_saver import FolderSaver
+from inshrink_core.training.spool import SetAside, Spool, spool_folder
 
 __all__ = ["FirstRankSaver", "barrier", "is_first_rank"]
 
@@ -28,6 +29,16 @@ class FirstRankSaver(Forgiving):
         if self._saver is None and is_first_rank():
             self._saver = FolderSaver(self.path, **self._options)
         return self._saver
+
+    def __enter__(self) -> Self:
+        if self._saver is not None:
+            self._saver.__enter__()
+        return self
+
+    @property
+    def set_aside(self) -> tuple[SetAside, ...]:
+        """The saves that could not be archived: where their files are, and why; empty on the other ranks."""
+        return Spool(spool_folder(self.path)).set_aside_saves if is_first_rank() else ()
 
     @property
     def failures(self) -> Mapping[int, str]:

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.chain import ChainConfig, Standing
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
@@ -166,6 +164,8 @@ class Calibration:
         if damage <= 0:
             return 0.0
         line = lines[min(lines, key=lambda known: (abs(known - step), known))]
+        import numpy as np
+
         damages, quotients = zip(*line, strict=True)
         return damage * float(np.interp(math.log(damage), np.log(damages), quotients))
 

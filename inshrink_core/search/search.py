@@ -1,4 +1,4 @@
-"""Searching one configuration for a whole run: the smallest archive whose every step keeps the bounds.
+"""Searching one configuration for a whole run: chains as trials, the log of them, and strategies over both.
 
 A configuration is measured by writing the chain with it, in memory. It is given up at the first step that
 breaks a bound, so a hopeless one costs few evaluations.
@@ -6,32 +6,32 @@ breaks a bound, so a hopeless one costs few evaluations.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
+import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from inshrink_core.chain import FrameEncoder
-from inshrink_core.chain.defaults import factors_of, make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES
-from inshrink_core.errors import CheckFailedError, InputError, NotFoundError, StorageError
-from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import keep_result, load_result, ordered_map, write_whole
-from inshrink_core.formats import Run, open_run
-from inshrink_core.report import Report
+from inshrink_core.errors import InputError, NotFoundError, StorageError
+from inshrink_core.execution import (
+    keep_result,
+    load_result,
+    open_regular,
+    ordered_map,
+    results_folder,
+)
+from inshrink_core.execution.progress import Progress
+from inshrink_core.formats import Run, unreadable_error
 from inshrink_core.search.bounds import Bounds
-from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import encode_chain, following
-from inshrink_core.search.quadratic import allocate, calibrate
-from inshrink_core.search.remaining import Measure, Remaining
+from inshrink_core.search.quadratic import allocate
 from inshrink_core.search.sampling import estimate_rest, in_proportion, middle_of, sample_keys, scaled_nbytes
-from inshrink_core.search.space import Candidate, Cube, CubePoint, LatticeLine, space_of, three_digits
+from inshrink_core.search.space import Candidate, Cube, CubePoint, LatticeLine
 from inshrink_core.search.strategies import (
     Bracket,
     Everything,
@@ -44,31 +44,27 @@ from inshrink_core.search.strategies import (
 from inshrink_core.search.trials import Trial, TrialLog, TrialRunner, checkpoint_digest
 
 if TYPE_CHECKING:
-    import os
+    from inshrink_core.search.remaining import Measure, Remaining
 
-    from inshrink_core.codec import AnyCodec
 
 __all__ = [
     "STRATEGIES",
     "Chain",
+    "ChainSearch",
     "ChainTrials",
     "OnSearch",
     "SearchProgress",
-    "SearchReport",
-    "check_request",
     "choose_steps",
     "estimate_ratio",
+    "keep_report",
     "known_trials",
     "last_report",
-    "search",
     "strategies_of",
+    "strategy_for",
     "trial_log_of",
 ]
 
 STRATEGIES: Final = ("auto", "allocation", "bracket", "guided", "random", "grid")
-
-# A search begins without an archive, whatever lies in the working directory.
-_NO_ARCHIVE: Final = ""
 
 _LOG_NAME: Final = "search.jsonl"
 _REPORT_NAME: Final = "search.json"
@@ -90,181 +86,8 @@ _LEAD: Final = 4
 _logger = logging.getLogger(__name__)
 
 
-def search(
-    run: Run | str | os.PathLike[str],
-    *,
-    max_drop: float | None = None,
-    max_divergence: float | None = None,
-    max_restore_cost: float | None = None,
-    target_ratio: float | None = None,
-    codec: str | None = None,
-    config: Mapping[str, Any] | AnyCodec | None = None,
-    strategy: str = "auto",
-    budget: int | None = None,
-    seed: int = 0,
-    steps: Iterable[int] | None = None,
-    optimizer: str | None = None,
-    keyframe_every: int = 32,
-    evaluator: str | None = None,
-    metric: str | None = None,
-    direction: str | None = None,
-    trust_run: bool = False,
-    timeout: float = 600.0,
-    replicas: int = 1,
-    gain: bool = True,
-    output: str | os.PathLike[str] | None = None,
-    device: str = "auto",
-    threads: int | None = None,
-    progress: OnSearch | None = None,
-) -> SearchReport:
-    """Find the configuration of largest ratio whose every restored step keeps the bounds.
-
-    Parameters
-    ----------
-    run
-        The run, or its path.
-    max_drop, max_divergence, max_restore_cost
-        What every step has to keep (`inshrink_core.search.bounds.Bounds`). Beside a bound on the drop
-        stands one on the divergence by default, where the evaluator returns ``log_probs``.
-    target_ratio
-        Instead of bounds: the ratio to reach with the smallest divergence, or drop.
-    codec, config
-        What is searched, and settings that are held or begun with; by default the default codec.
-    strategy
-        One of `STRATEGIES`; ``auto`` chooses by the codec.
-    budget
-        Most configurations tried; by default as many as the strategy wants.
-    seed
-        Of the strategy ``random``.
-    steps
-        Steps of the chain; by default all.
-    optimizer, keyframe_every
-        As `inshrink_core.compress` takes them; they decide sizes, not figures.
-    evaluator, metric, direction, trust_run, timeout
-        What judges, as `inshrink_core.compare` takes them.
-    replicas
-        Evaluators asked side by side.
-    gain
-        Measure restore gain and noise of each trial too.
-    output
-        Write the report there, and the trials beside it as they are measured: the same call goes on from
-        them. Without it, they are kept in ``.inshrink`` inside of the run, where that can be written.
-    device, threads
-        Where, and how many tensors at a time, are encoded.
-    progress
-        Called after each trial.
-
-    Returns
-    -------
-    SearchReport
-        Its `best` has the config that `inshrink_core.compress` takes.
-
-    Raises
-    ------
-    InputError
-        Neither bounds nor a target, a codec without anything to search, a log of another run.
-    EvaluatorError, UntrustedCodeError
-        The evaluator failed, or may not run.
-
-    Notes
-    -----
-    A trial is one step encoded in memory, in the chain that a configuration makes, and evaluated. A
-    configuration is given up at the first step that breaks a bound.
-
-    Examples
-    --------
-    >>> import inshrink_core, tempfile
-    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> report = inshrink_core.search(
-    ...     run, max_drop=0.02, steps=run.steps[-2:], output=f"{folder.name}/search.json"
-    ... )
-    >>> report.best.divergence <= report.bounds.max_divergence
-    True
-    >>> folder.cleanup()
-    """
-    begun = time.perf_counter()
-    bounds = Bounds(max_drop=max_drop, max_divergence=max_divergence, max_restore_cost=max_restore_cost)
-    check_request(bounds, target_ratio, strategy, budget, replicas)
-    opened = run if isinstance(run, Run) else open_run(run)
-    chosen = choose_steps(opened, steps)
-    base = make_chain_config(_NO_ARCHIVE, codec, config, optimizer, keyframe_every, device, threads)
-    layers = frozenset(spec.layer for spec in opened[chosen[0]].specs if spec.role in MODEL_ROLES)
-    space = space_of(base.codec, layers)
-    factors, plain = factors_of(base)
-    if isinstance(space, LatticeLine) and factors:
-        space = replace(space, factors=factors)
-    asked = EvaluatorRequest(
-        evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
-    )
-    judges = [asked.resolve(opened.settings, opened.directory) for _ in range(replicas)]
-    target = None if output is None else Path(output)
-    log = TrialLog(trial_log_of(opened, target), checkpoint_digest(opened[opened.steps[0]]))
-    with Judge(judges, opened.__getitem__, bounds) as judge:
-        runner = TrialRunner(
-            checkpoints=opened.__getitem__,
-            steps=chosen,
-            base=plain,
-            judge=judge,
-            log=log,
-            with_gain=gain,
-            foreseen=FrameEncoder(plain).look_ahead(chosen, opened.__getitem__),
-        )
-        chains = ChainTrials(runner=runner, bounds=judge.bounds(chosen[0]), progress=progress)
-        uninformative = tuple(step for step in chosen if chains.says_nothing_at(step))
-        looked = _Search(chains, space, three_digits(base.config.knob_value() or 1.0))
-        notes: tuple[str, ...] = ()
-        if target_ratio is not None:
-            name, best = "ratio", looked.for_ratio(target_ratio)
-        else:
-            name = _named(strategy, space)
-            informative = len(uninformative) + 1 < len(chosen) or len(chosen) == 1
-            best = looked.for_bounds(name, budget, seed, informative=informative)
-            notes = () if informative else (_NOTHING_SAID,)
-        trials = tuple({id(one): one for chain in chains.known.values() for one in chain.trials}.values())
-        calibration = calibrate(trials)
-        report = SearchReport(
-            best=best,
-            ratio_total=None if best is None else _ratio_total(runner, best),
-            bounds=chains.bounds,
-            target_ratio=target_ratio,
-            strategy=name,
-            metric=judge.metric,
-            direction=judge.direction,
-            steps=chosen,
-            uninformative=uninformative,
-            evaluations=chains.remaining.evaluations,
-            trials=trials,
-            rank_correlation=calibration.rank_correlation,
-            drop_rank_correlation=calibration.drop_rank_correlation,
-            seconds=time.perf_counter() - begun,
-            log=log.path,
-            notes=notes,
-            device=base.device,
-        )
-    if target is not None:
-        write_whole(target, json.dumps(report.to_json(), indent=1) + "\n")
-    _keep_report(opened, report)
-    return report
-
-
-_NOTHING_SAID: Final = (
-    "the previous checkpoint, in the place of each one, keeps the bounds at every step: they say nothing,"
-    " and nothing is coarsened"
-)
-
-
-def _ratio_total(runner: TrialRunner, best: Chain) -> float | None:
-    """Estimate the ratio of everything: trials measure the weights alone."""
-    checkpoints = [runner.checkpoints(step) for step in middle_of(runner.steps)]
-    chain = best.candidate.chain_config(runner.base)
-    rest = estimate_rest(chain, checkpoints, len(runner.steps), sample_keys(checkpoints[0]))
-    raw = sum(trial.raw_weights for trial in best.trials)
-    return rest.ratio_total(raw, sum(trial.weights_nbytes for trial in best.trials))
-
-
 def trial_log_of(run: Run, output: Path | None, *, make: bool = True) -> Path | None:
-    """Return where the trials of a search are kept: beside its output, else inside of the run.
+    """Return where the trials of a search are kept: beside its output, else with the run's results.
 
     Parameters
     ----------
@@ -275,19 +98,16 @@ def trial_log_of(run: Run, output: Path | None, *, make: bool = True) -> Path | 
     """
     if output is not None:
         return output.with_suffix(".trials.jsonl")
-    folder = run.directory / ".inshrink"
-    if folder.is_symlink():
-        return None
-    if not make:
-        return folder / _LOG_NAME
+    folder = results_folder(run.directory, make=make)
+    if folder is None or not make:
+        return None if folder is None else folder / _LOG_NAME
+    path = folder / _LOG_NAME
     try:
-        folder.mkdir(exist_ok=True)
-        path = folder / _LOG_NAME
-        with path.open("ab"):
-            return path
+        os.close(open_regular(path, os.O_WRONLY | os.O_CREAT, follow=False))
     except OSError as error:
         _logger.info("trials are not kept: %s", error)
         return None
+    return path
 
 
 def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
@@ -298,7 +118,7 @@ def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
     run
         What was searched.
     log
-        The log of a search (`SearchReport.log`); by default the one inside of the run.
+        The log of a search (`SearchReport.log`); by default the one among the run's results.
 
     Raises
     ------
@@ -312,18 +132,23 @@ def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
     found = log if log is not None else trial_log_of(run, None, make=False)
     if found is None or not found.is_file() or not found.stat().st_size:
         return ()
-    return TrialLog(found, checkpoint_digest(run[run.steps[0]]), read_only=True).values()
+    return TrialLog(found, checkpoint_digest(run.attributed()[run.steps[0]]), read_only=True).values()
 
 
-def _keep_report(run: Run, report: SearchReport) -> None:
-    """Keep a finished report beside the trials inside of the run, whatever becomes of the next search."""
-    if report.log is None or report.log != trial_log_of(run, None, make=False):
+def keep_report(run: Run, log: Path | None, document: Mapping[str, Any]) -> None:
+    """Keep a finished report beside trials among the run's results, whatever becomes of the next search.
+
+    Parameters
+    ----------
+    run, log
+        What was searched, and where its trials are; those that are elsewhere keep their report there.
+    document
+        The report, its ``trials`` whole.
+    """
+    if log is None or log != trial_log_of(run, None, make=False):
         return
-    trials = [trial.to_json() for trial in report.trials]
     try:
-        keep_result(
-            report.log.with_name(_REPORT_NAME), _run_key(run), "report", report.to_json() | {"trials": trials}
-        )
+        keep_result(log.with_name(_REPORT_NAME), _run_key(run), "report", dict(document))
     except StorageError as error:
         _logger.info("the report is not kept: %s", error)
 
@@ -347,36 +172,6 @@ def _run_key(run: Run) -> dict[str, Any]:
     return {"run": run.identity(run.steps[0])}
 
 
-def check_request(
-    bounds: Bounds, target_ratio: float | None, strategy: str, budget: int | None, replicas: int
-) -> None:
-    """Refuse what cannot be searched for.
-
-    Raises
-    ------
-    InputError
-        Neither bounds nor a target, or both; a strategy that there is not; a number out of range.
-    """
-    if strategy not in STRATEGIES:
-        raise InputError(
-            f"there is no strategy '{strategy}'", remedy=f"choose one of {', '.join(STRATEGIES)}"
-        )
-    for name, number in (("budget", budget), ("replicas", replicas)):
-        if number is not None and number < 1:
-            raise InputError(f"--{name} is at least 1", expected="≥ 1", found=str(number))
-    if target_ratio is None and not bounds.given:
-        raise InputError(
-            "there is nothing to search for",
-            remedy="give --max-drop, --max-divergence, --max-restore-cost or --target-ratio",
-        )
-    if target_ratio is not None and bounds.given:
-        raise InputError(
-            "a target ratio and bounds were both given", remedy="give --target-ratio or bounds, not both"
-        )
-    if target_ratio is not None and not 1 <= target_ratio < float("inf"):
-        raise InputError("--target-ratio is no ratio", expected="a number from 1", found=str(target_ratio))
-
-
 def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
     """Return the steps of the chain, ascending; every one must exist.
 
@@ -387,6 +182,8 @@ def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
     """
     chosen = run.steps if steps is None else tuple(sorted(set(steps)))
     missing = [step for step in chosen if step not in run.steps]
+    if error := unreadable_error(run.unreadable, str(run.path), missing):
+        raise error
     if missing or not chosen:
         raise NotFoundError(
             f"the run has no step {missing[0]}" if missing else "there is no step to search on",
@@ -408,7 +205,7 @@ def strategies_of(space: Cube | LatticeLine) -> tuple[str, ...]:
     return tuple(name for name in STRATEGIES if name not in others)
 
 
-def _named(strategy: str, space: Cube | LatticeLine) -> str:
+def strategy_for(strategy: str, space: Cube | LatticeLine) -> str:
     """Return a strategy that suits the space.
 
     Raises
@@ -428,118 +225,18 @@ def _named(strategy: str, space: Cube | LatticeLine) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchReport(Report):
-    """What `search` found.
-
-    Parameters
-    ----------
-    best
-        The chain of the configuration that was found; None where none keeps the bounds.
-    ratio_total
-        Of everything, with the best configuration; what is not weights is estimated from a sample. None
-        without one.
-    bounds
-        What was promised, a divergence bound that was added included.
-    target_ratio
-        The ratio that was asked for; None where bounds were.
-    strategy
-        How was looked.
-    metric, direction
-        What the drop is of.
-    steps
-        Steps of the chain.
-    uninformative
-        Steps at which the previous checkpoint keeps the bounds too.
-    evaluations
-        Trials measured now; those of the log cost nothing.
-    trials
-        Everything that is known of this search's chains, in the order of measuring.
-    rank_correlation, drop_rank_correlation
-        Between the quadratic model's prediction and what was measured, of divergences where there are any
-        and of drops; None for too few trials.
-    seconds
-        Wall time.
-    log
-        Where the trials are kept; None for nowhere.
-    notes
-        What should be known.
-    device
-        Where trials were encoded and decoded.
-    """
-
-    best: Chain | None
-    ratio_total: float | None
-    bounds: Bounds
-    target_ratio: float | None
-    strategy: str
-    metric: str
-    direction: str
-    steps: tuple[int, ...]
-    uninformative: tuple[int, ...]
-    evaluations: int
-    trials: tuple[Trial, ...]
-    rank_correlation: float | None
-    drop_rank_correlation: float | None
-    seconds: float
-    log: Path | None
-    notes: tuple[str, ...] = ()
-    device: str = "cpu"
-
-    @property
-    def failure(self) -> CheckFailedError | None:
-        """Why there is no best configuration; None where there is one."""
-        if self.best is not None:
-            return None
-        if self.target_ratio is not None:
-            return CheckFailedError(
-                f"no configuration reaches a ratio of {self.target_ratio:g}",
-                found=f"at most {max((trial.ratio_weights for trial in self.trials), default=0.0):.3g}",
-                remedy="ask for less, or try another --codec",
-            )
-        return CheckFailedError(
-            "no configuration keeps the bounds at every step",
-            remedy="`inshrink compress` with the same bounds stores such steps exactly; or loosen the bounds",
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink search --json``."""
-        rows = [trial.to_json() for trial in self.trials]
-        best = None if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()}
-        shown = {"best": best, "trials": [{name: row[name] for name in _SHOWN} for row in rows]}
-        document = Report.to_json(self) | shown
-        del document["ratio_total"]
-        return document
-
-
-_SHOWN: Final = (
-    *("step", "config", "ratio_weights", "drop", "divergence", "restore_cost"),
-    *("restore_gain", "restore_noise"),
-    *("seconds", "failure", "partial"),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchProgress:
-    """How far a search has come, after a trial.
+class SearchProgress(Progress):
+    """How far a search has come, after a trial: trials measured, those of the log not counted, of about all.
 
     Parameters
     ----------
     trial
         What was measured last.
-    evaluations
-        Trials measured so far, those of the log not counted.
-    left
-        About how many may follow.
-    seconds_left
-        About how long they take.
     best_ratio
         Ratio of the best chain that keeps the bounds so far; None for none.
     """
 
     trial: Trial
-    evaluations: int
-    left: int
-    seconds_left: float
     best_ratio: float | None
 
 
@@ -632,6 +329,8 @@ class ChainTrials:
     _telling: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        from inshrink_core.search.remaining import Remaining
+
         self.remaining = Remaining(len(self.runner.steps), self.runner.judge.replicas)
 
     def _told(self, candidate: Candidate, trial: Trial) -> None:
@@ -644,10 +343,13 @@ class ChainTrials:
         kept = [chain.ratio_weights for chain in self.known.values() if self.keeps(chain)]
         self.progress(
             SearchProgress(
-                trial=trial,
-                evaluations=self.remaining.evaluations,
-                left=left,
+                stage="search",
+                done=self.remaining.evaluations,
+                total=self.remaining.evaluations + left,
+                step=trial.step,
+                found=trial.to_json(),
                 seconds_left=seconds_left,
+                trial=trial,
                 best_ratio=max(kept, default=None),
             )
         )
@@ -708,6 +410,15 @@ class ChainTrials:
             raw, nbytes = raw + encoded.raw_weights, nbytes + encoded.weights_nbytes
         return raw / nbytes if nbytes else 0.0
 
+    def ratio_total(self, best: Chain) -> float | None:
+        """Estimate the ratio of everything: trials measure the weights alone."""
+        runner = self.runner
+        checkpoints = [runner.checkpoints(step) for step in middle_of(runner.steps)]
+        chain = best.candidate.chain_config(runner.base)
+        rest = estimate_rest(chain, checkpoints, len(runner.steps), sample_keys(checkpoints[0]))
+        raw = sum(trial.raw_weights for trial in best.trials)
+        return rest.ratio_total(raw, sum(trial.weights_nbytes for trial in best.trials))
+
     def factors(self, line: LatticeLine, coarseness: float) -> Mapping[str, float]:
         """Return factors of the layer types, from a delta in the middle of the run; else none."""
         runner = self.runner
@@ -747,8 +458,18 @@ def estimate_ratio(runner: TrialRunner, candidate: Candidate, n_steps: int) -> f
 
 
 @dataclass(frozen=True)
-class _Search:
-    """Which strategy searches which space for what, in whole chains."""
+class ChainSearch:
+    """Which strategy searches which space for what, in whole chains.
+
+    Parameters
+    ----------
+    chains
+        What measures them.
+    space
+        What is searched.
+    start
+        The spacing that a search on a line begins with.
+    """
 
     chains: ChainTrials
     space: Cube | LatticeLine

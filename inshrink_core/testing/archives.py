@@ -32,7 +32,7 @@ from inshrink_core.archive import (
     rebuild_manifest,
     remove_frames,
 )
-from inshrink_core.errors import NotFoundError
+from inshrink_core.errors import DamagedError, NotFoundError
 
 __all__ = ["ArchiveMachine"]
 
@@ -160,16 +160,28 @@ class ArchiveMachine(RuleBasedStateMachine):
             self.append_to_head("delta", "raw/1", data.draw(_BLOCKS), {"n": n_frames})
 
     @precondition(lambda self: self.model)
-    @rule(rebuild=st.booleans())
-    def lose_the_manifest(self, rebuild: bool) -> None:
-        """Go on without the manifest, or with one that was rebuilt."""
+    @rule()
+    def lose_the_manifest(self) -> None:
+        """Every frame reads without it, none is taken for the last; go on with one that was rebuilt."""
         # Of a manifest that is lost, the generations of removed frames are lost too: ids may recur.
         self.writer.close()
         (self.path / "inshrink-manifest").unlink()
         self.ever = set(self.model)
-        self.agrees()
-        if rebuild:
-            rebuild_manifest(self.path)
+        reader = ArchiveReader.open(self.path)
+        self._reads(reader)
+        for tip in reader.frames:
+            if all(
+                tip.generation >= other.generation for other in reader.frames if other.branch == tip.branch
+            ):
+                line = reader.listed_history(tip)
+                assert all(reader.find(info.step, tip.branch) == info for info in line)
+        for needs_the_head in (lambda: reader.head, reader.history, lambda: ArchiveWriter(self.path)):
+            try:
+                needs_the_head()
+            except DamagedError:
+                continue
+            raise AssertionError("a frame was taken for the last one")
+        rebuild_manifest(self.path)
         self.writer = ArchiveWriter(self.path)
 
     @precondition(lambda self: self.model)
@@ -194,9 +206,8 @@ class ArchiveMachine(RuleBasedStateMachine):
         self.writer.flush()
         return ArchiveReader.open(self.path)
 
-    def _agrees(self, reader: ArchiveReader) -> None:
+    def _reads(self, reader: ArchiveReader) -> None:
         assert [frame.frame_id for frame in reader.frames] == list(self.model)
-        assert (reader.head and reader.head.frame_id) == self.head()
         for info in reader.frames:
             frame, expected = reader.frame(info.frame_id), self.model[info.frame_id]
             assert (info.parent_id, info.step, info.branch, info.kind.value) == expected[:4]
@@ -206,7 +217,11 @@ class ArchiveMachine(RuleBasedStateMachine):
             assert all(entry.attributes == (len(entry.key), (entry.key,)) for entry in frame.entries)
             assert all(entry.part == (entry.key == "b.weight") for entry in frame.entries)
             assert frame.meta == expected.meta
-            assert reader.find(info.step) == info
+
+    def _agrees(self, reader: ArchiveReader) -> None:
+        self._reads(reader)
+        assert (reader.head and reader.head.frame_id) == self.head()
+        assert all(reader.find(info.step) == info for info in reader.frames)
         line, frame_id = [], self.head()
         while frame_id in self.model:
             line.append(frame_id)

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from inshrink_core.archive import ArchiveReader, ArchiveWriter
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, is_archive
 from inshrink_core.chain import ChainConfig, ChainWriter, FrameEncoder, content_digest, stored_view
 from inshrink_core.chain.encoder import Standing
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorsInMemory, TensorSpec
-from inshrink_core.errors import StorageError
+from inshrink_core.errors import (
+    BaseModelError,
+    DamagedError,
+    InputError,
+    InshrinkError,
+    LockedError,
+    MissingExtraError,
+    StepConflictError,
+    StorageError,
+    TooLargeError,
+)
 from inshrink_core.frame import FrameInfo
 from inshrink_core.search.bounded import AsConfigured, StepWriter
-from inshrink_core.training.spool import Spool, SpooledSave
+from inshrink_core.training.spool import SetAside, Spool, SpooledSave
 
 if TYPE_CHECKING:
     from inshrink_core.chain import BaseModel
@@ -26,6 +37,15 @@ __all__ = ["MAX_PENDING", "Archiver", "warm_up"]
 MAX_PENDING: Final = 2
 """Saves that may wait: one being encoded and one behind it; a third would only hide that saves come
 faster than they can be archived."""
+
+MAX_ASIDE: Final = 3
+"""Saves that are set aside in a row."""
+
+_NO_FAULT: Final = (
+    *(StorageError, OSError, MemoryError, TooLargeError),
+    *(BaseModelError, LockedError, MissingExtraError),
+)
+"""Errors that say nothing against a save: tried again, it may be archived."""
 
 _logger = logging.getLogger(__name__)
 
@@ -46,15 +66,20 @@ class Archiver:
     step_writer
         How each save is written; by default as `config` says.
     base
-        The base model that the archive's first frame is told against.
-    gives_up
-        Told of each save that could not be archived, and why; true to go on without it.
+        The base model that the archive's first frame is encoded relative to.
+    told
+        Told of each save that could not be archived, and why. Whoever gives it wants its training to go on
+        whatever happens.
 
     Notes
     -----
-    An error stops the thread until it is raised to the caller, by the next `submit`, `flush` or
-    `close`; then the thread tries again. The save it concerns stays in the spool, but for one that is
-    given up.
+    Where the disk or the archive refuses, the thread stops until the error is raised to the caller, by the
+    next `submit`, `flush` or `close`; then it tries again. The save it concerns stays in the spool.
+
+    Where the save itself is at fault, because it cannot be read, or encoded, or its step is in the archive
+    already, it is set aside and the thread goes on with the next. When that happens to several in a row,
+    it is probably no fault of theirs: the next one is treated as refused, or with `told` removed, so that the
+    disk does not fill.
     """
 
     def __init__(
@@ -65,17 +90,23 @@ class Archiver:
         recovered: Iterable[SpooledSave],
         step_writer: StepWriter | None = None,
         base: BaseModel | None = None,
-        gives_up: Callable[[SpooledSave, Exception], bool] | None = None,
+        told: Callable[[SpooledSave, Exception], None] | None = None,
     ) -> None:
         self._writer, self._config, self._spool, self._base = writer, config, spool, base
-        self._gives_up = gives_up
+        self._told = told
+        self._unsaid: list[SetAside] = []
+        self._n_in_a_row = 0
+        self._orphaned: bytes | None = None
+        """The frame that saves were to continue from that were set aside: the next one does."""
+        self._process = os.getpid()
         self._step_writer = step_writer if step_writer is not None else AsConfigured()
         self._waiting = deque(recovered)
-        self._recovered = {save.folder for save in self._waiting}
+        self._earlier = frozenset(save.folder for save in self._waiting)
+        self._recovered = set(self._earlier)
         """Saves that may be in the archive already."""
         self._changed = threading.Condition()
         self._error: BaseException | None = None
-        self._closing = False
+        self._closing = self._closed = False
         self._chain: ChainWriter | None = None
         self._last: SpooledSave | None = None
         self._thread = threading.Thread(target=self._work, name="inshrink-saver", daemon=True)
@@ -91,6 +122,12 @@ class Archiver:
         """Number of saves that are not archived yet."""
         return len(self._waiting)
 
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Steps of the saves that are not archived yet."""
+        with self._changed:
+            return tuple(save.step for save in self._waiting)
+
     def wait_for_room(self) -> None:
         """Return when another save may be submitted."""
         self._wait(MAX_PENDING - 1)
@@ -98,14 +135,25 @@ class Archiver:
     def submit(self, save: SpooledSave) -> None:
         """Add a save behind the others."""
         with self._changed:
-            self._waiting.append(save)
+            self._waiting.append(self._heir(save))
             self._changed.notify_all()
+
+    def _heir(self, save: SpooledSave) -> SpooledSave:
+        """Return a save as it continues from where those would have that were set aside before it."""
+        parent, self._orphaned = self._orphaned, None
+        if parent is None or save.parent is not None:
+            return save
+        with contextlib.suppress(InshrinkError):  # then this process alone knows
+            return self._spool.adopt(save, parent)
+        return save._replace(parent=parent)
 
     def flush(self) -> None:
         """Return when the archive holds every save."""
         self._wait(0)
 
     def _wait(self, n_pending: int) -> None:
+        if self._process != os.getpid():
+            return
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or len(self._waiting) <= n_pending)
             error, self._error = self._error, None
@@ -116,23 +164,27 @@ class Archiver:
     def close(self) -> None:
         """Archive what is pending, end the thread and release the archive; harmless when repeated.
 
-        The lock is released even where an error is raised.
+        The lock is released even where an error is raised. One that was interrupted can be repeated. In a
+        forked child, which has no such thread, nothing happens.
         """
-        if self._closing:
+        if self._closed or self._process != os.getpid():
             return
         try:
-            self.flush()
+            if not self._closing:
+                self.flush()
         finally:
             with self._changed:
                 self._closing = True
                 self._changed.notify_all()
             self._thread.join()
             try:
-                if self._last is not None:
-                    self._spool.drop(self._last.folder)
+                last, self._last = self._last, None
+                if last is not None:
+                    self._spool.drop(last.folder)
                 self._spool.close()
             finally:
                 self._writer.close()
+                self._closed = True
 
     def close_quietly(self) -> None:
         """Close without raising: what could not be archived stays in the spool."""
@@ -154,29 +206,75 @@ class Archiver:
                 self._archive(save)
             except BaseException as error:  # raised again in the caller's thread
                 self._chain = None
-                if self._may_skip(save, error):
-                    self._done_with_first()
-                    continue
-                with self._changed:
-                    # It may be in the archive by now; tried again, it must not be appended twice.
-                    self._recovered.add(save.folder)
-                    self._error = error
-                    self._changed.notify_all()
+                refused = self._skip(save, error)
+                if refused is not None:
+                    with self._changed:
+                        # It may be in the archive by now; tried again, it must not be appended twice.
+                        self._recovered.add(save.folder)
+                        self._error = refused
+                        self._changed.notify_all()
             else:
-                self._done_with_first()
+                self._n_in_a_row = 0
+                with self._changed:
+                    self._waiting.popleft()
+                    self._changed.notify_all()
 
-    def _done_with_first(self) -> None:
+    def _skip(self, save: SpooledSave, error: BaseException) -> BaseException | None:
+        """Go on without a save that is itself at fault; return what keeps the thread from going on."""
+        if not isinstance(error, Exception):
+            return error
+        if self._told is not None:
+            self._told(save, error)
+        if not self._is_at_fault(save, error):
+            return error
+        many = self._n_in_a_row >= MAX_ASIDE
+        if many and self._told is None:
+            return error
+        try:
+            with self._changed:
+                # The record first: ended in between, the next process finds both with the same parent.
+                self._orphaned = save.parent or self._orphaned
+                if len(self._waiting) > 1:
+                    self._waiting[1] = self._heir(self._waiting[1])
+            if many:
+                self._spool.drop(save.folder)
+            else:
+                aside = self._spool.set_aside(save.folder, error)
+                self._unsaid += [] if save.folder in self._earlier else [aside]
+        except InshrinkError as refusal:
+            return refusal
+        self._n_in_a_row += 1
         with self._changed:
             self._waiting.popleft()
             self._changed.notify_all()
+        return None
 
-    def _may_skip(self, save: SpooledSave, error: BaseException) -> bool:
-        """Tell whether to go on without a save, which is removed then."""
-        if self._gives_up is None or not isinstance(error, Exception) or not self._gives_up(save, error):
+    def _is_at_fault(self, save: SpooledSave, error: Exception) -> bool:
+        """Tell whether a save could not be archived because of what it is; not the disk, nor the archive."""
+        import torch
+
+        if isinstance(error, (*_NO_FAULT, torch.OutOfMemoryError)):
             return False
-        with contextlib.suppress(StorageError):  # it stays, and the next process tries it again
-            self._spool.drop(save.folder)
-        return True
+        if not is_archive(self._writer.reader.path):  # somebody has moved it away
+            return False
+        return not isinstance(error, DamagedError) or not self._spool.is_whole(save)
+
+    def require_archived(self) -> None:
+        """Say once that saves were set aside, but for those of an earlier process, which stop no later one.
+
+        Raises
+        ------
+        InputError
+            Some were, since this was asked last.
+        """
+        news, self._unsaid = self._unsaid, []
+        if news:
+            raise InputError(
+                f"{len(news)} saves could not be archived and were set aside; "
+                f"step {news[0].step}: {news[0].why}",
+                where=str(news[0].folder),
+                remedy="take from their files what you need, and remove the folders",
+            )
 
     def _archive(self, save: SpooledSave) -> None:
         """Make one save a frame, and drop the one before it."""
@@ -199,9 +297,14 @@ class Archiver:
 
     def _parent_of(self, save: SpooledSave) -> FrameInfo | None:
         """Return the frame a save continues from."""
-        if save.parent is not None:
-            return self._writer.reader.info(save.parent)
-        return self._writer.reader.head
+        reader = self._writer.reader
+        parent = reader.head if save.parent is None else reader.info(save.parent)
+        if parent is not None and parent.step >= save.step:
+            raise StepConflictError(
+                f"the archive was written meanwhile: step {save.step} does not follow its step {parent.step}",
+                where=str(reader.path),
+            )
+        return parent
 
     def _chain_from(self, parent: FrameInfo | None, save: SpooledSave) -> ChainWriter:
         """Return a writer that continues from a frame, on a new branch where frames follow it already."""

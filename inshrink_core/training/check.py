@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,12 +18,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorsInMemory
-from inshrink_core.errors import CheckFailedError, EvaluatorError, InputError, NotFiniteError
+from inshrink_core.errors import CheckFailedError, EvaluatorError, InputError, NotFiniteError, named
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.formats.state_tree import strip_wrappers
-from inshrink_core.metrics import Direction
+from inshrink_core.metrics import Direction, known_direction
 from inshrink_core.search.bounded import BoundedWriter
 from inshrink_core.search.judge import Judge
+from inshrink_core.text import described, printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,9 +43,15 @@ _IGNORED: Final = -100
 _STEADY: Final = 1e-6
 """Relative difference of two answers about one state, beyond which a check is not deterministic."""
 
+_LIKE: Final = 1e-3
+"""Relative difference within which a number is one that a loss was seen to be."""
+
+_BESIDE: Final = ("log_probs", "predictions", "direction")
+
 Check = Callable[[nn.Module], Any]
 """Returns of a model, in eval mode, on a fixed small batch: the loss, a number or a tensor of one; or a
-dict of it and of ``log_probs`` (n, classes) or ``predictions``, as evaluators return them."""
+dict of it by its name and of ``log_probs`` (n, classes) or ``predictions``, as evaluators return them, and of
+its ``direction``, higher or lower, where the name does not tell."""
 
 
 class ModelEvaluator:
@@ -60,7 +69,7 @@ class ModelEvaluator:
     spec
         Name for messages.
     metric, direction
-        Name of the number, and which way it is better.
+        Name of the number, and which way it is better. Without them the first answer tells, or is refused.
 
     Notes
     -----
@@ -74,16 +83,15 @@ class ModelEvaluator:
         check: Check,
         *,
         spec: str = "check",
-        metric: str = "loss",
-        direction: Direction = Direction.LOWER,
+        metric: str | None = "loss",
+        direction: Direction | None = Direction.LOWER,
     ) -> None:
         self._model, self._check = model, check
         own = [name for name, value in model.state_dict().items() if isinstance(value, Tensor)]
         # A checkpoint names tensors without what wrappers put before them.
         self._names = dict(zip(own, strip_wrappers(own), strict=True))
         self.spec = spec
-        self.metric: str | None = metric
-        self.direction: Direction | None = direction
+        self.metric, self.direction = metric, direction
 
     def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint) -> Evaluation:
         """Return metric and predictions of a state.
@@ -91,7 +99,8 @@ class ModelEvaluator:
         Raises
         ------
         EvaluatorError
-            The state is of another model, or the function fails on it or returns what is of no use.
+            The state is of another model, or the function fails on it or returns what is of no use, or does
+            not say which way it is better.
         NotFiniteError
             The metric is NaN or infinite.
         """
@@ -100,11 +109,11 @@ class ModelEvaluator:
         try:
             with torch.no_grad(), _Predictions() as seen:
                 answer = self._check(self._model)
-        except Exception as error:
-            raise EvaluatorError(
-                f"it cannot be evaluated ({type(error).__name__}: {error})", where=self.spec
-            ) from error
-        value, arrays = self._understood(answer)
+        except BaseException as error:  # SystemExit too: no check ends a training
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # the user's: signals come to the main thread
+            raise EvaluatorError(f"it cannot be evaluated ({described(error)})", where=self.spec) from error
+        value, arrays = self._understood(answer, seen)
         if not math.isfinite(value):
             raise NotFiniteError(f"its '{self.metric}' is {value}", where=self.spec)
         return Evaluation(
@@ -124,28 +133,77 @@ class ModelEvaluator:
     def close(self) -> None:
         """Nothing is held that would have to be released."""
 
-    def _understood(self, answer: Any) -> tuple[float, dict[str, NDArray[Any]]]:
+    def _understood(self, answer: Any, seen: _Predictions) -> tuple[float, dict[str, NDArray[Any]]]:
         """Return the metric and the predictions of an answer."""
         arrays: dict[str, NDArray[Any]] = {}
+        told = None
         if isinstance(answer, Mapping):
+            told = answer.get("direction")
+            self.metric = self.metric or self._chosen([str(name) for name in answer if name not in _BESIDE])
             given = {name: answer[name] for name in ("log_probs", "predictions") if name in answer}
             arrays = {name: _array(value) for name, value in given.items()}
             if self.metric not in answer:
                 raise EvaluatorError(
                     f"it returned no '{self.metric}'",
                     where=self.spec,
-                    found=", ".join(map(str, answer)) or "an empty dict",
+                    found=printable(named([str(key) for key in answer])) or "an empty dict",
                 )
             answer = answer[self.metric]
         try:
-            return float(answer), arrays
+            value = float(answer)
         except (TypeError, ValueError, RuntimeError) as error:
             raise EvaluatorError(
                 "it returned no number",
                 where=self.spec,
-                expected=f"the {self.metric}, or a dict of it and of 'log_probs' (n, classes)",
+                expected=f"the {self.metric or 'loss'}, or a dict of it and of 'log_probs' (n, classes)",
                 found=type(answer).__name__,
             ) from error
+        self.metric = self.metric or self._metric_of(value, seen)
+        self.direction = self.direction or self._direction_of(told)
+        return value, arrays
+
+    def _chosen(self, names: list[str]) -> str:
+        """Return which of several numbers is the metric: the loss, or the only one."""
+        if "loss" in names or len(names) == 1:
+            return "loss" if "loss" in names else names[0]
+        raise EvaluatorError(
+            "it is not clear which of its numbers to judge by" if names else "it returned no 'loss'",
+            where=self.spec,
+            found=", ".join(names) or "no number",
+            remedy="return one, by its name: {'loss': value}",
+        )
+
+    def _metric_of(self, value: float, seen: _Predictions) -> str:
+        """Return what a number without a name is: as the function is called, or a loss that was seen."""
+        name = str(getattr(self._check, "__name__", type(self._check).__name__)).lower()
+        known: list[str] = [
+            word for word in re.findall(r"[a-z]+\d*", name) if known_direction(word) is not None
+        ]
+        if len({known_direction(word) for word in known}) == 1:
+            return known[0]
+        if not known and seen.is_loss(value):
+            return "loss"
+        raise EvaluatorError(
+            "it does not say whether its number is better higher or lower",
+            where=self.spec,
+            found=f"{value:g}, of '{name}'",
+            remedy="return it by its name: {'loss': value}, or {'accuracy': value, 'log_probs': predictions}",
+        )
+
+    def _direction_of(self, told: object) -> Direction:
+        """Prefer what was said over what the name tells; guess nothing."""
+        direction = known_direction(str(self.metric)) if told is None else None
+        if told in tuple(Direction):
+            direction = Direction(str(told))
+        if direction is None:
+            raise EvaluatorError(
+                f"it does not say whether '{self.metric}' is better higher or lower",
+                where=self.spec,
+                expected="'direction': 'higher' or 'lower'",
+                found="none" if told is None else repr(told),
+                remedy=f"return {{'{self.metric}': value, 'direction': 'higher'}}, or 'lower'",
+            )
+        return direction
 
     def _load(self, state: Mapping[str, Tensor]) -> None:
         """Put a state into the model."""
@@ -155,7 +213,9 @@ class ModelEvaluator:
         try:
             self._model.load_state_dict({own: state[name] for own, name in self._names.items()}, strict=False)
         except RuntimeError as error:
-            raise EvaluatorError(f"the state is of another model ({error})", where=self.spec) from error
+            raise EvaluatorError(
+                f"the state is of another model ({described(error)})", where=self.spec
+            ) from error
 
 
 class CheckedWriter:
@@ -277,7 +337,7 @@ def copied_model(model: nn.Module) -> nn.Module:
         copied = copy.deepcopy(model)
     except Exception as error:
         raise EvaluatorError(
-            f"the model cannot be copied to be checked beside the training ({type(error).__name__}: {error})",
+            f"the model cannot be copied to be checked beside the training ({described(error)})",
             where="check",
             remedy="leave out `check`, or archive with bounds and an evaluator: `inshrink compress`",
         ) from error
@@ -327,6 +387,7 @@ class _Predictions(TorchFunctionMode):
         super().__init__()
         self._rows: list[Tensor] = []
         self._outputs: list[Tensor] = []
+        self._losses: list[tuple[Tensor, int]] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -339,7 +400,21 @@ class _Predictions(TorchFunctionMode):
             self._rows.append(_rows(False, *args, **kwargs))
         elif func is functional.mse_loss:
             self._outputs.append((args[0] if args else kwargs["input"]).detach().flatten())
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func in (functional.cross_entropy, functional.nll_loss, functional.mse_loss):
+            taken = self._outputs if func is functional.mse_loss else self._rows
+            self._losses.append((result.detach(), len(taken[-1])))
+        return result
+
+    def is_loss(self, value: float) -> bool:
+        """Tell whether a number is one of the losses, or what they are together: their sum, or a mean."""
+        totals = [float(loss.float().sum()) for loss, _ in self._losses]
+        sizes = [max(1, n) for _, n in self._losses]
+        if not totals:
+            return False
+        weighted = sum(total * n for total, n in zip(totals, sizes, strict=True)) / sum(sizes)
+        together = (sum(totals), sum(totals) / len(totals), sum(totals) / sum(sizes), weighted)
+        return any(math.isclose(value, one, rel_tol=_LIKE) for one in (*totals, *together))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the predictions by the name evaluators give them; empty where there were none, or mixed."""

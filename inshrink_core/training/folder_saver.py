@@ -10,17 +10,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain import Archive, open_base
 from inshrink_core.chain.base import require_base_codec
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.errors import ExistsError, InputError, StepConflictError, StorageError
-from inshrink_core.execution import make_folders, sync_path, working_folder
+from inshrink_core.execution import make_folders, read_regular, sync_path, working_folder
 from inshrink_core.formats.disk import MAX_JSON_BYTES
 from inshrink_core.frame import FrameInfo
 from inshrink_core.training.archiver import MAX_PENDING, Archiver
-from inshrink_core.training.closing import Forgiving
-from inshrink_core.training.spool import Spool, SpooledSave, spool_folder
+from inshrink_core.training.closing import Forgiving, Holding
+from inshrink_core.training.spool import SetAside, Spool, SpooledSave, spool_folder
 from inshrink_core.verbs.restore import restore
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Lineage(NamedTuple):
     step: int
 
 
-class FolderSaver(Forgiving):
+class FolderSaver(Holding, Forgiving):
     """Archives checkpoints that a trainer has written, and never stops its training.
 
     Parameters
@@ -64,9 +63,7 @@ class FolderSaver(Forgiving):
     Raises
     ------
     LockedError
-        Another process is writing the archive.
-    DamagedError
-        A save that an earlier process left can be read no more.
+        Another process is writing the archive, or a saver of this one that is in use (as for `Saver`).
     InputError
         An argument is wrong.
 
@@ -76,8 +73,9 @@ class FolderSaver(Forgiving):
     removes the links. A save outlives the process at once, and a power loss when the thread has synced it.
     Two saves may wait; before a third, `save` blocks.
 
-    What goes wrong later is logged once and counted in `failures`. A save that finds the disk full waits in
-    the spool and is tried again with the next one; one that cannot be archived at all is given up.
+    What goes wrong later is logged for each save and counted in `failures`. A save that finds the disk full
+    waits in the spool and is tried again with the next one. One that cannot be archived at all is set aside
+    (`set_aside`), and from the fourth in a row on given up, so that the disk does not fill.
 
     Examples
     --------
@@ -106,20 +104,18 @@ class FolderSaver(Forgiving):
     ) -> None:
         self.path = Path(archive)
         self._failures: dict[int, str] = {}
-        self._warned = False
         made = make_chain_config(
             self.path, codec, config, optimizer_state, keyframe_every, device, threads or 1
         )
         model = None if base is None else open_base(base)
         if model is not None:
             require_base_codec(made.config)
-        writer = ArchiveWriter(self.path, create=True)
+        writer = self._open_writer()
         try:
             self._spool = Spool(spool_folder(self.path))
             recovered = self._spool.recover()
-            self._archiver = Archiver(
-                writer, made, self._spool, recovered, base=model, gives_up=self._gives_up
-            )
+            self._archiver = Archiver(writer, made, self._spool, recovered, base=model, told=self._told)
+            self._finalizer = weakref.finalize(self, self._archiver.close_quietly)
         except BaseException:
             writer.close()
             raise
@@ -128,12 +124,16 @@ class FolderSaver(Forgiving):
         self._last_step = recovered[-1].step if recovered else head.step if head else None
         self._restored = recovered[-1].restored if recovered else None
         self._parent: bytes | None = None
-        self._finalizer = weakref.finalize(self, self._archiver.close_quietly)
 
     @property
     def failures(self) -> Mapping[int, str]:
         """Why saves are not in the archive, by step."""
         return self._failures
+
+    @property
+    def set_aside(self) -> tuple[SetAside, ...]:
+        """The saves that could not be archived, of earlier processes too: where their files are, and why."""
+        return self._spool.set_aside_saves
 
     @property
     def n_pending(self) -> int:
@@ -162,7 +162,10 @@ class FolderSaver(Forgiving):
             The archive holds later steps, and not this one.
         MissingFrameError
             The frame to go on from is missing.
+        LockedError
+            A later saver of this process has taken over.
         """
+        self._use()
         self._drain()
         reader = self._archiver.reader
         lineage = None if folder is None else read_lineage(Path(folder))
@@ -187,7 +190,7 @@ class FolderSaver(Forgiving):
         self._restored = self._parent = frame.frame_id
         self._last_step = frame.step
 
-    def save(self, path: str | os.PathLike[str], step: int) -> None:
+    def save(self, path: str | os.PathLike[str], step: int, *, parameters: bytes | None = None) -> None:
         """Archive a finished checkpoint, a folder or a file.
 
         Parameters
@@ -196,13 +199,16 @@ class FolderSaver(Forgiving):
             The checkpoint. It may be deleted when this returns; it must not be written again in place.
         step
             Its training step; greater than that of the last save.
+        parameters
+            Names of the optimizers' parameters (`inshrink_core.training.recorded.record_of`), where the
+            training knows them: else whose the optimizer's state is follows from its order alone.
 
         Notes
         -----
         Raises nothing: see `failures`. Costs a link a file: 0.3 ms for a folder of Hugging Face's trainer.
         """
         source = Path(path)
-        self._put(step, lambda **lineage: self._spool.link(step, source, **lineage))
+        self._put(step, lambda **lineage: self._spool.link(step, source, parameters=parameters, **lineage))
 
     def save_files(self, files: Mapping[str, Any], step: int) -> bool:
         """Archive a checkpoint of several files with what `torch.save` takes, by name.
@@ -228,6 +234,7 @@ class FolderSaver(Forgiving):
     def _put(self, step: int, spool: Callable[..., SpooledSave]) -> bool:
         """Spool a save by a function of its lineage, and have it archived; tell whether that went well."""
         try:
+            self._use()
             self._require_next(step)
             self._wait_for_room()
             self._archiver.submit(spool(restored=self._restored, parent=self._parent))
@@ -254,21 +261,15 @@ class FolderSaver(Forgiving):
         if self._archiver.n_pending >= MAX_PENDING:
             raise StorageError("earlier saves wait to be archived", where=str(self.path))
 
-    def _gives_up(self, save: SpooledSave, error: Exception) -> bool:
-        """Note why a save could not be archived; one that the disk refused is tried again."""
+    def _told(self, save: SpooledSave, error: Exception) -> None:
+        """Note why a save could not be archived."""
         self.note(save.step, error)
-        if isinstance(error, (StorageError, OSError, MemoryError)):
-            return False
-        if self._parent is None:
-            self._parent = save.parent
-        return True
 
     def note(self, step: int, error: Exception) -> None:
-        """Count a save as failed; the first one is logged."""
-        self._failures[step] = str(error)
-        if not self._warned:
+        """Count a save as failed, and log it once."""
+        if step not in self._failures:
             _logger.warning("step %s is not archived, and training goes on: %s", step, error)
-            self._warned = True
+        self._failures[step] = str(error)
 
     def _drain(self) -> None:
         """Wait until nothing is being archived; what the disk refuses waits on."""
@@ -287,14 +288,20 @@ class FolderSaver(Forgiving):
         ------
         StorageError
             Saves are not in the archive, with `strict`.
+        LockedError
+            A later saver of this process has taken over.
         """
+        self._use()
         self._drain()
         self._forgive()
         if strict:
             self._require_none()
 
     def _forgive(self) -> None:
-        """Forget failures of steps that came to be archived after all."""
+        """Forget failures of steps that came to be archived after all; note those that wait behind one."""
+        for step in self._archiver.pending:
+            if step not in self._failures:
+                self.note(step, StorageError("it waits in the spool behind an earlier save"))
         archived = {frame.step for frame in self._archiver.reader.frames}
         for step in archived & self._failures.keys():
             del self._failures[step]
@@ -303,14 +310,16 @@ class FolderSaver(Forgiving):
         if self._finalizer.detach() is not None:
             self._drain()
             self._forgive()
-            self._archiver.close_quietly()
+        self._archiver.close_quietly()
+
+    def _let_go(self) -> None:
+        self._release()
 
 
 def read_lineage(folder: Path) -> Lineage | None:
     """Return which frame a folder was restored from; None where it does not say."""
     try:
-        with (folder / LINEAGE_NAME).open("rb") as file:
-            record = json.loads(file.read(MAX_JSON_BYTES))
+        record = json.loads(read_regular(folder / LINEAGE_NAME, MAX_JSON_BYTES))
         lineage = Lineage(bytes.fromhex(record["archive"]), bytes.fromhex(record["frame"]), record["step"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

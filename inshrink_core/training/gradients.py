@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 __all__ = ["GradientAverage", "finite"]
 
@@ -22,8 +22,8 @@ class GradientAverage:
 
     Parameters
     ----------
-    model
-        Its parameters' ``grad`` are read; they are not changed.
+    parameters
+        By name. Their ``grad`` are read; they are not changed.
     n_recorded
         Batches before a save that are recorded. When a save will come is taken from the distance of
         the last two; before the second save, every batch is recorded.
@@ -33,8 +33,8 @@ class GradientAverage:
     One float32 copy of the gradients on their device, and one pass over them for each batch recorded.
     """
 
-    def __init__(self, model: nn.Module, n_recorded: int = N_RECORDED) -> None:
-        self._parameters = dict(model.named_parameters())
+    def __init__(self, parameters: Mapping[str, Tensor], n_recorded: int = N_RECORDED) -> None:
+        self._parameters = dict(parameters)
         self._n_recorded = n_recorded
         self._average: dict[str, Tensor] = {}
         self._n_since_save = 0

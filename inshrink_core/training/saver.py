@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
+import os
 import pickle
 import weakref
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from inshrink_core.archive import ArchiveWriter, is_archive
+from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage import storage_error
 from inshrink_core.chain import TAKEN, Archive, BaseFinder, Budget, changed_nbytes, open_base
 from inshrink_core.chain.base import require_base_codec
 from inshrink_core.chain.defaults import make_chain_config
-from inshrink_core.errors import InputError, StepConflictError
+from inshrink_core.errors import InputError, StepConflictError, named
 from inshrink_core.execution import working_folder
 from inshrink_core.formats import write_checkpoint
+from inshrink_core.formats.state_tree import SAVE_KEY
 from inshrink_core.frame import FrameInfo
 from inshrink_core.search.bounded import StepWriter
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.space import space_of
 from inshrink_core.training.archiver import Archiver
-from inshrink_core.training.closing import Closing
+from inshrink_core.training.closing import Holding
+from inshrink_core.training.extra import pack, unpack
 from inshrink_core.training.gradients import N_RECORDED, GradientAverage, finite
-from inshrink_core.training.partial import known_names, load_lost
-from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Spool, spool_folder
+from inshrink_core.training.spool import (
+    GRADIENTS_NAME,
+    OPTIMIZER_NAME,
+    SetAside,
+    Spool,
+    load_save,
+    spool_folder,
+)
 from inshrink_core.training.staging import Staging, address
+from inshrink_core.training.state import TrainingState, memory, parts_of, states_of, tensors_in
 
 if TYPE_CHECKING:
-    import os
-
-    import torch
     from torch import Tensor, nn
     from torch.utils.hooks import RemovableHandle
 
     from inshrink_core.chain import BaseLike
     from inshrink_core.codec import AnyCodec
     from inshrink_core.training.check import Check, CheckedWriter
+    from inshrink_core.training.state import Also, Optimizers
 
-__all__ = ["Saver", "require_plain"]
+__all__ = ["Saver"]
 
-_RESERVED: Final = frozenset(
-    {"model", "optimizer", "step", "gradients", "gradient", "grads", "grad"}
-    | {"state_dict", "model_state_dict", "module", "net", "params", "weights"}
-)
-"""Keys under which a reader of the file looks for the model, the optimizer and the step."""
-
-_MAX_DEPTH: Final = 32
-"""Of containers in `extra`; deeper ones are a mistake, or refer to themselves."""
+_logger = logging.getLogger(__name__)
 
 
-class Saver(Closing):
+class Saver(Holding):
     """Saves a PyTorch training into an archive, and restores it from there.
 
     Parameters
@@ -60,7 +60,8 @@ class Saver(Closing):
     archive
         The archive to make or to go on with. Locked against other writers until `close`.
     model, optimizer
-        What is saved and restored, in place; without an optimizer, the model alone.
+        What is saved and restored, in place; without an optimizer, the model alone. Several optimizers are
+        a list. Wrappers (DistributedDataParallel, torch.compile) may come and go between save and restore.
     codec, config
         How the weights are stored; by default as in the archive, else the default codec.
     optimizer_state
@@ -77,11 +78,12 @@ class Saver(Closing):
     n_recorded
         Batches before a save whose gradients `record` averages.
     check
-        ``check(model)`` returns the loss on a fixed small batch, a number; or a dict of it (``loss``) and of
-        ``log_probs`` (n, classes) or ``predictions``. Each save is then decoded and judged beside the
-        training, on a copy of the model in eval mode, and written as coarse as `max_restore_cost` allows, or
-        exactly where nothing coarser does. What cross-entropies or mean squared errors are taken of is seen
-        by itself. It must neither draw random numbers nor change what it is not given.
+        ``check(model)`` returns the loss on a fixed small batch, a number; or a dict of it (``loss``), or of
+        another metric by its name, and of ``log_probs`` (n, classes) or ``predictions``. Each save is then
+        decoded and judged beside the training, on a copy of the model in eval mode, and written as coarse as
+        `max_restore_cost` allows, or exactly where nothing coarser does. What cross-entropies or mean squared
+        errors are taken of is seen by itself. It must neither draw random numbers nor change what it is not
+        given.
     max_restore_cost
         What a restore of any save may cost, as the expected relative rise of the checked loss; by default
         `DEFAULT_MAX_RESTORE_COST`.
@@ -91,8 +93,12 @@ class Saver(Closing):
         How each save is written, on the saver's thread; by default as `codec`, `config` and `check` say.
     base
         The model that a fine-tuning begins from, a file or a state dict, which is copied
-        (`inshrink_core.chain.open_base`): the archive's first frame is told against it. An archive that
-        was begun so needs it again, unless it lies where it lay.
+        (`inshrink_core.chain.open_base`): the archive's first frame is encoded relative to it. An archive
+        that was begun so needs it again, unless it lies where it lay.
+    also
+        Further models, optimizers or pairs of them, by name: ``{"ema": average, "D": (net, optimizer)}``.
+        They are stored as `model` and `optimizer` are, ``ema.fc.weight`` beside ``fc.weight``, and restored
+        in place.
 
     Attributes
     ----------
@@ -101,7 +107,7 @@ class Saver(Closing):
     last_step
         The step of the last save or restore, or the archive's last; None where there is none.
     extra
-        What was saved beside model and optimizer in the step restored last.
+        What was saved beside models and optimizers in the step restored last.
     older
         The step that a tensor is of, by its name in the archive, where that is before the step restored last:
         what saves under a budget left as it was. The optimizer's state of it is of the same step.
@@ -109,9 +115,8 @@ class Saver(Closing):
     Raises
     ------
     LockedError
-        Another process is saving there.
-    DamagedError
-        A save that an earlier process left can be read no more.
+        Another process is saving there, or a saver of this one that is in use: within its ``with`` statement,
+        or in another thread. One of this thread that was not closed is taken over.
 
     Notes
     -----
@@ -119,7 +124,8 @@ class Saver(Closing):
     background thread turns it into a frame and removes it. Once `save` has returned, the save survives
     the death of the process and a power loss: what was not archived by then is archived by the next
     saver of the archive. At most two saves wait;
-    `save` blocks before a third.
+    `save` blocks before a third. A save that cannot be archived, since its file was damaged, say, holds up no
+    other: it is set aside, with a warning (`set_aside`).
 
     A `restore` sets the lineage by itself: the next save continues from the frame restored, on a new
     branch where later steps are archived already, and the codec is told what training continued from.
@@ -148,11 +154,13 @@ class Saver(Closing):
     (10, 20)
     """
 
+    _hooks: Sequence[RemovableHandle] = ()
+
     def __init__(
         self,
         archive: str | os.PathLike[str],
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizers | None = None,
         *,
         codec: str | None = None,
         config: Mapping[str, Any] | AnyCodec | None = None,
@@ -166,12 +174,14 @@ class Saver(Closing):
         check_every: int = 1,
         step_writer: StepWriter | None = None,
         base: BaseLike | None = None,
+        also: Mapping[str, Also] | None = None,
     ) -> None:
         self.path = Path(archive)
         self.extra: dict[str, Any] = {}
         self.older: dict[str, int] = {}
-        self._model, self._optimizer = model, optimizer
-        self._gradients = GradientAverage(model, n_recorded)
+        self._model = model
+        self._state = TrainingState(model, optimizer, also)
+        self._gradients = GradientAverage(self._state.parameters(), n_recorded)
         self._config = make_chain_config(
             self.path, codec, config, optimizer_state, keyframe_every, device, threads or 1
         )
@@ -180,11 +190,14 @@ class Saver(Closing):
             require_base_codec(self._config.config)
         self._checked = self._checked_writer(check, max_restore_cost, check_every)
         step_writer = step_writer if self._checked is None else self._checked
-        writer = ArchiveWriter(self.path, create=True)
+        writer = self._open_writer()
         try:
             self._spool = Spool(spool_folder(self.path))
             recovered = self._spool.recover()
             self._archiver = Archiver(writer, self._config, self._spool, recovered, step_writer, self._base)
+            # At the end of the interpreter what is pending is archived, not abandoned.
+            self._finalizer = weakref.finalize(self, self._archiver.close_quietly)
+            self._staging = Staging()
         except BaseException:
             writer.close()
             raise
@@ -193,11 +206,7 @@ class Saver(Closing):
         self.last_step = recovered[-1].step if recovered else head.step if head else None
         self._restored = recovered[-1].restored if recovered else None
         self._parent: bytes | None = None
-        self._staging = Staging()
-        self._hook: RemovableHandle | None = None
         self._possible_budget: int | None = None
-        # At the end of the interpreter what is pending is archived, not abandoned.
-        self._finalizer = weakref.finalize(self, self._archiver.close_quietly)
 
     def _checked_writer(
         self, check: Check | None, max_restore_cost: float | None, check_every: int
@@ -217,7 +226,7 @@ class Saver(Closing):
         bounds = Bounds(
             max_restore_cost=DEFAULT_MAX_RESTORE_COST if max_restore_cost is None else max_restore_cost
         )
-        evaluator = ModelEvaluator(copied_model(self._model), check)
+        evaluator = ModelEvaluator(copied_model(self._model), check, metric=None, direction=None)
         bounds.completed(require_check(evaluator, self._model))
         return CheckedWriter(
             self._config,
@@ -238,6 +247,11 @@ class Saver(Closing):
     def failures(self) -> Mapping[int, str]:
         """Why saves could not be checked, by step: they are stored exactly."""
         return {} if self._checked is None else dict(self._checked.failures)
+
+    @property
+    def set_aside(self) -> tuple[SetAside, ...]:
+        """The saves that could not be archived, of earlier processes too: where their files are, and why."""
+        return self._spool.set_aside_saves
 
     @property
     def check_seconds(self) -> float:
@@ -268,8 +282,9 @@ class Saver(Closing):
         step
             The training step; greater than that of the last save or restore.
         extra
-            Whatever else training needs to continue: numbers, texts, tensors, and lists and dicts of
-            them, such as a scheduler's or a generator's state. Stored bit for bit.
+            Whatever else training needs to continue: numbers, texts, tensors, arrays of NumPy, and lists
+            and dicts of them, such as a scheduler's or a generator's state. Stored bit for bit, whatever it
+            looks like.
         wait
             Whether the save is on the disk when this returns. If not, it is copied while the training
             goes on, and the optimizer's next step waits for the copy: until then nothing but the optimizer
@@ -292,8 +307,9 @@ class Saver(Closing):
         MissingFrameError
             The file of the archive's last frame is missing, and no other step was restored.
         InputError
-            `extra` holds what is no plain value, or a key that has a meaning of its own. The budget is below
-            what the last change of a tensor took; told by the first saves with a budget, not later.
+            `extra` holds what is no plain value. Model or optimizer hold what could not be read back: nothing
+            is saved then. The budget is below what the last change of a tensor took; told by the first saves
+            with a budget, not later.
         StorageError
             The disk is full. Training can go on, without this save.
         InshrinkError
@@ -333,15 +349,9 @@ class Saver(Closing):
                 remedy="where training goes on from an earlier step, restore that step first",
             )
         within = None if budget is None else Budget(budget, max_age)
-        content: dict[str, Any] = {"model": self._model.state_dict(), "step": step, **_checked(extra)}
+        files = self._files(step, extra)
         if within is not None:
             self._require_possible(within)
-        files: dict[str, Any] = {"checkpoint": content}
-        state = None if self._optimizer is None else self._optimizer.state_dict()
-        if state is not None:
-            # Left out of the file and not of the archive alone: a file with holes cannot be restored.
-            dropped = self._config.optimizer == "drop"
-            (files if dropped else content)[OPTIMIZER_NAME if dropped else "optimizer"] = state
         self._archiver.wait_for_room()
         gradients = self._gradients.take()
         restored, parent = self._restored, self._parent
@@ -357,14 +367,33 @@ class Saver(Closing):
         if wait:
             spool(files)
         else:
-            self._staging.start(files, self._settled(content["model"], state), spool)
+            self._staging.start(files, self._settled(files), spool)
         self.last_step = step
+
+    def _files(self, step: int, extra: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the files of a save, by name; each says itself what is what."""
+        # Left out of the file and not of the archive alone: a file with holes cannot be restored.
+        is_dropped = self._config.optimizer == "drop"
+        content = self._state.content(optimizers=not is_dropped)
+        beside = self._state.content(models=False) if is_dropped and self._state.optimizers else {}
+        owned: set[int] = set()
+
+        def is_owned(tensor: Tensor) -> bool:
+            # What lies in the same memory would be saved once, with the error that weights are stored with.
+            if not owned:
+                owned.update(map(memory, tensors_in([content, beside])))
+            return memory(tensor) in owned
+
+        values, kinds = pack(extra, is_owned)
+        content |= {"step": step, **({"extra": values} if values else {})}
+        content[SAVE_KEY]["values"] = kinds
+        return {"checkpoint": content, **({OPTIMIZER_NAME: beside} if beside else {})}
 
     def _require_possible(self, budget: Budget) -> None:
         """Refuse a budget that no frame could keep, once the archive tells what its tensors take."""
         if budget.nbytes == self._possible_budget:
             return
-        self.flush()
+        self._drain()
         head = self._archiver.reader.head
         nbytes = {} if head is None else changed_nbytes(Archive(self._archiver.reader), head)
         if not nbytes:
@@ -380,15 +409,21 @@ class Saver(Closing):
             )
         self._possible_budget = budget.nbytes
 
-    def _settled(self, model: Mapping[str, Any], state: Mapping[str, Any] | None) -> frozenset[int]:
-        """Return what the optimizer alone changes, by `id`, and have its next step wait for a copy."""
-        if self._optimizer is None or state is None:
-            return frozenset()
-        if self._hook is None:
-            self._hook = self._optimizer.register_step_pre_hook(self._staging.wait_for_copy)
-        trained = {address(one) for group in self._optimizer.param_groups for one in group["params"]} - {0}
-        settled = [tensor for tensor in model.values() if address(tensor) in trained]
-        return frozenset(id(one) for one in [*settled, state["state"]])
+    def _settled(self, files: Mapping[str, Any]) -> frozenset[int]:
+        """Return what optimizers alone change, by `id`, and have their next steps wait for a copy."""
+        held = [one for group in self._state.optimizers.values() for one in group]
+        if not self._hooks:
+            self._hooks = [one.register_step_pre_hook(self._staging.wait_for_copy) for one in held]
+        trained = {address(one) for each in held for group in each.param_groups for one in group["params"]}
+        return frozenset(
+            id(value)
+            for content in files.values()
+            for part in parts_of(content)
+            for value in [
+                *(one for one in part.get("model", {}).values() if address(one) in trained - {0}),
+                *(one["state"] for one in states_of(part)),
+            ]
+        )
 
     def before_step(self) -> None:
         """Wait for the copy of a save without `wait`, where no optimizer's hook does so.
@@ -406,10 +441,10 @@ class Saver(Closing):
         step
             The step; by default the last one.
         partial
-            Names of the model's tensors that were lost, where the others are still in memory: these alone are
-            loaded, and what the optimizer has gathered of them. All else stays as it is, the training's step
-            too, so that training goes on where it is instead of where it was (SCAR: Qiao et al., ICML 2019,
-            section 4).
+            Names of the model's tensors that were lost, where the others are still in memory; of a further
+            model behind its name, ``D.fc.weight``. These alone are loaded, and what the optimizers have
+            gathered of them. All else stays as it is, the training's step too, so that training goes on
+            where it is instead of where it was (SCAR: Qiao et al., ICML 2019, section 4).
 
         Returns
         -------
@@ -429,25 +464,19 @@ class Saver(Closing):
         BaseModelError
             The base model is needed, and it is not there or is another one; nothing was changed.
         """
-        names = None if partial is None else known_names(self._model, partial)
+        names = None if partial is None else self._state.known_names(partial)
         info = self._find(step)
         if info is None:
             return None
         content = self._read(info)
-        where = f"{self.path}, step {info.step}"
-        _require_same_model(self._model, content, where)
-        if self._optimizer is not None and content.get("optimizer") is not None:
-            _require_same_optimizer(self._optimizer, content["optimizer"], where)
+        self._state.require_same(content, f"{self.path}, step {info.step}")
         if names is not None:
-            load_lost(self._model, self._optimizer, content, names)
+            self._state.load_lost(content, names)
             self.older = self._older(info)
             self._gradients.forget()
             return info.step
-        self._load_optimizer(content.get("optimizer"))
-        self._model.load_state_dict(content["model"])
-        self.extra = {
-            key: value for key, value in content.items() if key not in ("model", "optimizer", "step")
-        }
+        self._state.load(content)
+        self.extra = content["extra"]
         self.older = self._older(info)
         self._gradients.forget()
         self._restored, self._parent, self.last_step = info.frame_id, info.frame_id, info.step
@@ -464,7 +493,7 @@ class Saver(Closing):
         _ = self._archiver.reader.head
 
     def read(self, step: int) -> dict[str, Any]:
-        """Return what a save holds: ``model``, ``optimizer``, ``step``, and what was saved beside them.
+        """Return what a save holds: ``model``, ``optimizer``, ``step``, ``also`` and ``extra``.
 
         Raises
         ------
@@ -479,7 +508,7 @@ class Saver(Closing):
     def _find(self, step: int | None) -> FrameInfo | None: ...
     def _find(self, step: int | None) -> FrameInfo | None:
         """Return a step of the archive, by default the last one; pending saves are archived first."""
-        self.flush()
+        self._drain()
         reader = self._archiver.reader
         return reader.head if step is None else reader.find(step)
 
@@ -496,26 +525,25 @@ class Saver(Closing):
             try:
                 with working_folder(self.path.absolute().parent) as folder:
                     (file,) = write_checkpoint(checkpoint, folder)
-                    with contextlib.suppress(pickle.UnpicklingError):
-                        content = torch.load(file, map_location="cpu", weights_only=True)
+                    try:
+                        content = load_save(file)
+                    except pickle.UnpicklingError as error:
+                        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+                        raise InputError(
+                            "the save holds classes that torch.load does not know",
+                            where=f"{self.path}, step {info.step}",
+                            found=named(sorted(unknown)),
+                            remedy="import what defines them, such as torchao.optim, before you restore",
+                        ) from error
             except OSError as error:
                 raise storage_error(error, "the step cannot be restored", str(self.path)) from error
         if isinstance(content, dict) and isinstance(content.get("model"), dict):
-            return content
+            return _as_saved(content)
         raise InputError(
             "this step was not written by a saver",
             where=f"{self.path}, step {info.step}",
             remedy="write it to a file with `inshrink restore`, and load that",
         )
-
-    def _load_optimizer(self, state: Any) -> None:
-        """Load the optimizer's state; where it was dropped, forget what has been gathered since."""
-        if self._optimizer is None:
-            return
-        if state is None:
-            self._optimizer.state = defaultdict(dict)
-            return
-        self._optimizer.load_state_dict(state)
 
     def flush(self) -> None:
         """Return when the archive holds every save.
@@ -525,6 +553,11 @@ class Saver(Closing):
         InshrinkError
             One of them could not be archived.
         """
+        self._drain()
+        self._archiver.require_archived()
+
+    def _drain(self) -> None:
+        """Wait until nothing is being archived any more."""
         self._require_open()
         self._staging.finish()
         self._archiver.flush()
@@ -535,12 +568,14 @@ class Saver(Closing):
         Raises
         ------
         InshrinkError
-            A save could not be archived. It stays in the spool for the next saver.
+            A save could not be archived. It stays in the spool for the next saver, or was set aside.
         """
+        if self._process != os.getpid():
+            return
         self._finalizer.detach()
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = ()
         try:
             try:
                 self._staging.finish()
@@ -550,83 +585,28 @@ class Saver(Closing):
         finally:
             if self._checked is not None:
                 self._checked.close()
+        self._archiver.require_archived()
+
+    def _let_go(self) -> None:
+        try:
+            self.close()
+        except Exception as error:  # the successor finds it in the spool
+            _logger.warning("a save is not archived yet and waits in the spool: %s", error)
 
     def _require_open(self) -> None:
+        self._use()
         if not self._finalizer.alive:
             raise InputError("the saver is closed", where=str(self.path))
 
 
-def _checked(extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Refuse what a reader that executes nothing could not read back."""
-    checked = dict(extra or {})
-    for key, value in checked.items():
-        if not isinstance(key, str) or key in _RESERVED:
-            raise InputError(f"extra cannot have the key {key!r}", remedy="choose another name for it")
-        require_plain(value, f"extra[{key!r}]")
-    return checked
-
-
-def require_plain(value: Any, where: str, depth: int = 0) -> None:
-    """Accept the types that `torch.load` reads with ``weights_only``.
-
-    Raises
-    ------
-    InputError
-        There is something else in a value, which `where` calls by its name.
-    """
-    import torch
-
-    if value is None or type(value) in (bool, int, float, complex, str, bytes, torch.Size):
-        return
-    if isinstance(value, (torch.Tensor, torch.dtype, torch.device)):
-        return
-    if depth < _MAX_DEPTH and type(value) in (dict, OrderedDict):
-        for key, item in value.items():
-            require_plain(key, where, depth + 1)
-            require_plain(item, where, depth + 1)
-        return
-    if depth < _MAX_DEPTH and type(value) in (list, tuple, set):
-        for item in value:
-            require_plain(item, where, depth + 1)
-        return
-    raise InputError(
-        f"{where} holds a {type(value).__module__}.{type(value).__qualname__}",
-        expected="numbers, texts, tensors, and lists and dicts of them",
-        found=repr(value)[:80],
-        remedy="save its state_dict, or turn it into such values",
-    )
-
-
-def _require_same_model(model: nn.Module, content: Mapping[str, Any], where: str) -> None:
-    """Refuse another model before anything is loaded."""
-    saved: Mapping[str, Tensor] = content["model"]
-    own = model.state_dict()
-    for name in [*own, *saved]:
-        if name not in saved or name not in own:
-            side = "has no tensor" if name not in saved else "has a tensor that the model lacks:"
-            raise InputError(f"the saved model {side} '{name}'", where=where, remedy="build the model saved")
-        # What a module saves beside tensors has no shape, and is its own business.
-        shapes = [tuple(getattr(side[name], "shape", ())) for side in (own, saved)]
-        if shapes[0] != shapes[1]:
-            raise InputError(
-                f"tensor '{name}' has another shape than the one saved",
-                where=where,
-                expected=str(shapes[1]),
-                found=str(shapes[0]),
-                remedy="build the model that was saved",
-            )
-
-
-def _require_same_optimizer(optimizer: torch.optim.Optimizer, state: Any, where: str) -> None:
-    """Refuse another optimizer before anything is loaded."""
-    groups = state.get("param_groups") if isinstance(state, dict) else None
-    own = [len(group["params"]) for group in optimizer.param_groups]
-    saved = [len(group.get("params", ())) for group in groups] if isinstance(groups, list) else []
-    if own != saved:
-        raise InputError(
-            "the optimizer is not the one that was saved",
-            where=where,
-            expected=f"parameter groups of {saved}",
-            found=f"{own}",
-            remedy="build the optimizer that was saved",
-        )
+def _as_saved(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file holds as a save: of one that no saver wrote, all else is `extra`."""
+    said = content.get(SAVE_KEY)
+    known = {key: content[key] for key in ("model", "optimizer", "step") if key in content}
+    if not isinstance(said, dict):
+        return {**known, "extra": {key: value for key, value in content.items() if key not in known}}
+    return {
+        **known,
+        "also": content.get("also", {}),
+        "extra": unpack(content.get("extra", {}), said.get("values", {})),
+    }

@@ -8,15 +8,19 @@ A spool is a folder beside the archive with one folder for each save, numbered i
         gradients.pt       read while encoding, not stored (if gradients were recorded)
         optimizer.pt       the same (if the archive leaves the optimizer out)
         save.json          step, name of the checkpoint and lineage
+        parameters.json    whose the optimizer's state is, of a training that knows
         archived           there once the archive holds it
       00000013/
         checkpoint-500/    a folder that a trainer wrote: hard links to its files, or copies
         save.json
         synced             there once the files are on the disk
+      00000009.set-aside/
+        why.txt            beside the files of a save that could not be archived
 
 A folder gets its name when all its files are on the disk, so that the end of the process or of the machine
 at any moment leaves whole saves and nothing else under such a name. What a trainer wrote is linked at once
-and synced later, beside the training: until then the end of the machine loses it.
+and synced later, beside the training: until then the end of the machine loses it. A save that cannot be
+archived is set aside: others go on, and its files stay until the user removes them.
 """
 
 from __future__ import annotations
@@ -27,29 +31,44 @@ import errno
 import json
 import logging
 import os
+import pickle
 import shutil
+import stat
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard
 
+from inshrink_core.archive.durable import write_durably
 from inshrink_core.chain import Budget
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
-from inshrink_core.errors import DamagedError, InputError, InshrinkError, StorageError
-from inshrink_core.execution import make_folders, sync_path
+from inshrink_core.errors import DamagedError, InputError, InshrinkError, StorageError, clipped, named
+from inshrink_core.execution import make_folders, new_file, read_regular, sync_path
 from inshrink_core.formats.checkpoints import read_directory
-from inshrink_core.formats.disk import Access, ByteCounter, check_names
+from inshrink_core.formats.disk import Access, ByteCounter
 from inshrink_core.formats.readers import Recall, reader_of
+from inshrink_core.training.recorded import PARAMETERS_NAME, as_recorded
 
-__all__ = ["GRADIENTS_NAME", "OPTIMIZER_NAME", "Spool", "SpooledSave", "spool_folder"]
+__all__ = [
+    "GRADIENTS_NAME",
+    "OPTIMIZER_NAME",
+    "SetAside",
+    "Spool",
+    "SpooledSave",
+    "load_save",
+    "spool_folder",
+]
 
 GRADIENTS_NAME: Final = "gradients.pt"
 OPTIMIZER_NAME: Final = "optimizer.pt"
 _RECORD_NAME: Final = "save.json"
 _MARK_NAME: Final = "archived"
 _SYNCED_NAME: Final = "synced"
+_ASIDE: Final = ".set-aside"
+_WHY_NAME: Final = "why.txt"
 _MAX_RECORD_NBYTES: Final = 1 << 12
+_MAX_WHY_NBYTES: Final = 1 << 20
 """A record is a few short values."""
 
 _NO_LINKS: Final = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -67,6 +86,26 @@ _logger = logging.getLogger(__name__)
 def spool_folder(archive: Path) -> Path:
     """Return where the saves of an archive are spooled."""
     return archive.with_name(f"{archive.name}.spool")
+
+
+def load_save(path: Path, *, mmap: bool = False) -> Any:
+    """Load the file of a save as a restore does.
+
+    Parameters
+    ----------
+    path
+        The file.
+    mmap
+        Leave values on the disk until they are looked at.
+
+    Raises
+    ------
+    pickle.UnpicklingError
+        There is something in it that torch does not load without running code.
+    """
+    import torch
+
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 class SpooledSave(NamedTuple):
@@ -101,6 +140,24 @@ class SpooledSave(NamedTuple):
         return self.folder / self.name
 
 
+class SetAside(NamedTuple):
+    """A save that could not be archived; its files stay until the user removes them.
+
+    Parameters
+    ----------
+    folder
+        Where its files lie.
+    step
+        The training step; None where the save does not tell.
+    why
+        What was wrong.
+    """
+
+    folder: Path
+    step: int | None
+    why: str
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Accompanied(Checkpoint):
     """A checkpoint with tensors beside it that an encoder may look at and that are not stored."""
@@ -124,16 +181,19 @@ class Spool:
     """
 
     def __init__(self, folder: Path) -> None:
+        if folder.is_symlink():
+            raise InputError(
+                "the spool is a link, and what lies in a spool is deleted",
+                where=str(folder),
+                remedy="remove the link",
+            )
         self.folder = folder
         self._counter = ByteCounter()
         self._made = False
-        self._next = 1 + max((int(path.name) for path in self._numbered()), default=0)
-
-    def _numbered(self) -> list[Path]:
-        if not self.folder.is_dir():
-            return []
-        named = (path for path in self.folder.iterdir() if path.name.isascii() and path.name.isdigit())
-        return sorted(path for path in named if len(path.name) == _N_DIGITS)
+        self._told: set[Path] = set()
+        self._proven: frozenset[object] = frozenset()
+        named = [*_numbered(folder), *_numbered(folder, _ASIDE)]
+        self._next = 1 + max((int(path.stem) for path in named), default=0)
 
     def put(
         self,
@@ -157,6 +217,8 @@ class Spool:
 
         Raises
         ------
+        InputError
+            It could not be read back.
         StorageError
             The disk is full, or refuses.
         """
@@ -183,6 +245,8 @@ class Spool:
 
         Raises
         ------
+        InputError
+            It could not be read back.
         StorageError
             The disk is full, or refuses.
         """
@@ -204,11 +268,45 @@ class Spool:
                         target.write_bytes(content)
                     else:
                         torch.save(content, target)
+            self._prove(save._replace(folder=folder), files)
 
         return self._add(save, write, sync=True)
 
+    def _prove(self, save: SpooledSave, files: Mapping[str, Any]) -> None:
+        """Read back a save that holds another sort of value than those before it.
+
+        Raises
+        ------
+        InputError
+            It cannot be read.
+        """
+        kinds = _kinds(files)
+        if kinds <= self._proven:
+            return
+        try:
+            self.read(save)
+            if save.path.is_file():
+                load_save(save.path, mmap=True)
+        except (InshrinkError, pickle.UnpicklingError) as error:
+            reason = error.what if isinstance(error, InshrinkError) else "torch.load would refuse it"
+            odd = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if _is_odd(kind)})
+            raise InputError(
+                f"what is saved could not be read back ({reason})",
+                where=save.name,
+                found=named(odd),
+                remedy="nothing was saved: leave it out of the state, turn it into plain tensors, or name a"
+                " class of tensors to torch.serialization.add_safe_globals",
+            ) from error
+        self._proven |= kinds
+
     def link(
-        self, step: int, path: Path, *, restored: bytes | None = None, parent: bytes | None = None
+        self,
+        step: int,
+        path: Path,
+        *,
+        restored: bytes | None = None,
+        parent: bytes | None = None,
+        parameters: bytes | None = None,
     ) -> SpooledSave:
         """Take a finished checkpoint, a folder or a file, as it lies on disk.
 
@@ -221,16 +319,25 @@ class Spool:
             As for `put`.
         path
             The checkpoint. Its files must not be written again in place.
+        parameters
+            What `record_of` says of the training.
 
         Raises
         ------
         InputError
-            There is a link to a folder in it, or a file with a name that cannot be archived.
+            There is a link in it that leads to a folder or to nothing, a pipe or a device, or a file with a
+            name that cannot be archived.
         StorageError
             It is not there, or the disk is full.
         """
         save = SpooledSave(self._new_folder(), step, path.name, restored, parent)
-        return self._add(save, lambda folder: _link_all(path, folder / path.name), sync=False)
+
+        def fill(folder: Path) -> None:
+            _link_all(path, folder / path.name)
+            if parameters is not None and path.name != PARAMETERS_NAME:
+                (folder / PARAMETERS_NAME).write_bytes(parameters)
+
+        return self._add(save, fill, sync=False)
 
     def _new_folder(self) -> Path:
         return self.folder / f"{self._next:0{_N_DIGITS}}"
@@ -286,12 +393,9 @@ class Spool:
             self._next += 1
 
     def recover(self) -> list[SpooledSave]:
-        """Return the whole saves that an earlier process left, in order; removes what is not one.
+        """Return the whole saves that an earlier process left, in order.
 
-        Raises
-        ------
-        DamagedError
-            A save was whole once, and is not any more.
+        What never was one is removed. What was whole once and is not any more is set aside.
         """
         found: list[SpooledSave] = []
         if not self.folder.is_dir():
@@ -301,19 +405,96 @@ class Spool:
             sync_path(self.folder)
             for path in self.folder.iterdir():
                 if path.name.startswith(".") and path.name.endswith(".tmp"):
-                    shutil.rmtree(path)
-        for folder in self._numbered():
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if earlier := self.set_aside_saves:
+            _logger.warning("%d saves were set aside earlier: see %s", len(earlier), earlier[0].folder)
+        damaged: dict[Path, DamagedError] = {}
+        before: list[Path] = []
+        for folder in _numbered(self.folder):
             if (folder / _MARK_NAME).exists():
                 self.drop(folder)
                 continue
-            if not _is_settled(folder, _boot()):
-                _logger.warning("a save was not on the disk yet when the machine ended: %s", folder)
-                self.drop(folder)
+            try:
+                save = _whole_save(folder)
+            except DamagedError as error:
+                damaged[folder] = error
+                before.append(folder)
                 continue
-            save = _read_record(folder)
-            _require_whole(save)
-            found.append(save)
+            found.append(self._inherited(save, before))
+            before.clear()
+        for folder, why in damaged.items():
+            self.set_aside(folder, why)
         return found
+
+    def _inherited(self, save: SpooledSave, bad: list[Path]) -> SpooledSave:
+        """Have a save continue from the frame that those before it would have continued from."""
+        parent = None
+        for folder in bad:
+            with contextlib.suppress(DamagedError):
+                parent = _read_record(folder).parent or parent
+        return save if parent is None else self.adopt(save, parent)
+
+    def adopt(self, save: SpooledSave, parent: bytes) -> SpooledSave:
+        """Have a save continue from a frame, unless it says itself from which."""
+        with _storage_errors(save.folder):
+            if save.parent is not None:
+                sync_path(save.folder)  # a process that died may have written so and not synced it
+                return save
+            record = _record_of(save.folder) | {"parent": parent.hex()}
+            write_durably(save.folder / _RECORD_NAME, json.dumps(record).encode("ascii"))
+        return save._replace(parent=parent)
+
+    def set_aside(self, folder: Path, error: Exception) -> SetAside:
+        """Take a save out of the way of the others, with all its files.
+
+        Parameters
+        ----------
+        folder
+            The save.
+        error
+            Why it cannot be archived.
+
+        Raises
+        ------
+        StorageError
+            The file system refused; it stays where it is.
+        """
+        number = int(folder.name)
+        while (target := self.folder / f"{number:0{_N_DIGITS}}{_ASIDE}").exists():
+            number += 1
+        step, why = _step_of(folder), str(error).replace(str(folder), str(target))
+        with _storage_errors(folder):
+            if folder.exists():
+                # A note that finds no room must not hold up the others.
+                with contextlib.suppress(OSError), new_file(folder / _WHY_NAME) as file:
+                    file.write(f"{why}\n".encode(errors="surrogateescape"))
+                folder.rename(target)
+                sync_path(self.folder)
+        _logger.warning(
+            "the save of step %s cannot be archived and was set aside, others go on: %s. Its files are in "
+            "%s: take from them what you need and remove it; without '%s' in its name it is tried again",
+            *("?" if step is None else step, why, target, _ASIDE),
+        )
+        return SetAside(target, step, why)
+
+    @property
+    def set_aside_saves(self) -> tuple[SetAside, ...]:
+        """The saves that lie aside, in order, those of earlier processes too."""
+        found = []
+        for folder in _numbered(self.folder, _ASIDE):
+            why = "it was not noted"
+            with contextlib.suppress(OSError, ValueError):
+                why = read_regular(folder / _WHY_NAME, _MAX_WHY_NBYTES).decode().strip()
+            found.append(SetAside(folder, _step_of(folder), why))
+        return tuple(found)
+
+    def is_whole(self, save: SpooledSave) -> bool:
+        """Tell whether every byte of a save can still be read."""
+        try:
+            _require_whole(save)
+        except DamagedError:
+            return False
+        return True
 
     def read(self, save: SpooledSave) -> Checkpoint:
         """Return the checkpoint of a save; values are read when asked for.
@@ -324,6 +505,7 @@ class Spool:
         if save.path.is_dir():
             return self._read_folder(save)
         parsed = read_directory(save.folder, Access.of(save.folder, counter=self._counter))
+        parsed = as_recorded(parsed, save.folder)
         whole = parsed.checkpoint(save.step, self._counter)
         files = tuple(file for file in whole.files if file.path == save.name)
         kept = {member.key for file in files for region in file.regions for member in region.members}
@@ -340,7 +522,11 @@ class Spool:
         reader = reader_of(save.path, access)
         if reader is None:
             raise InputError("not a checkpoint", where=save.name, remedy="save model and optimizer there")
-        return reader.open(save.path, access, Recall()).checkpoint(save.step, self._counter)
+        parsed = as_recorded(reader.open(save.path, access, Recall()), save.folder)
+        for row in parsed.skipped if save.folder not in self._told else ():
+            _logger.warning("step %s is archived without '%s': %s", save.step, row.path, row.reason)
+        self._told.add(save.folder)
+        return parsed.checkpoint(save.step, self._counter)
 
     def mark(self, save: SpooledSave) -> None:
         """Note that the archive holds a save, durably. Its files stay until `drop`.
@@ -364,6 +550,44 @@ class Spool:
         """Remove the spool's folder where nothing lies in it."""
         with contextlib.suppress(OSError):
             self.folder.rmdir()
+
+
+def _numbered(folder: Path, suffix: str = "") -> list[Path]:
+    """Return the folders of saves in a folder, in order."""
+    if not folder.is_dir():
+        return []
+    named = ((path, path.name.removesuffix(suffix)) for path in folder.iterdir() if path.suffix == suffix)
+    return sorted(
+        path
+        for path, name in named
+        if name.isascii() and name.isdigit() and len(name) == _N_DIGITS and not path.is_symlink()
+    )
+
+
+def _kinds(content: Any) -> frozenset[object]:
+    """Return the sorts of values in containers: what decides whether a file of them can be read."""
+    import torch
+
+    found: set[object] = set()
+    pending, seen = [content], set()
+    while pending:
+        value = pending.pop()
+        found.add(type(value))
+        if isinstance(value, torch.Tensor):
+            found.add((value.dtype, value.layout))
+        elif isinstance(value, (Mapping, list, tuple, set)) and id(value) not in seen:
+            seen.add(id(value))
+            pending += [*value, *value.values()] if isinstance(value, Mapping) else value
+    return frozenset(found)
+
+
+def _is_odd(kind: object) -> TypeGuard[type]:
+    """Tell whether objects of a class may be what cannot be read."""
+    return isinstance(kind, type) and kind.__module__.partition(".")[0] not in (
+        "builtins",
+        "torch",
+        "collections",
+    )
 
 
 @contextlib.contextmanager
@@ -425,7 +649,6 @@ def _link_all(source: Path, target: Path) -> None:
     if not source.is_dir():
         _link(source, target)
         return
-    names = []
     for root, folders, files in os.walk(source):
         place = target / Path(root).relative_to(source)
         place.mkdir()
@@ -433,36 +656,59 @@ def _link_all(source: Path, target: Path) -> None:
             if Path(root, folder).is_symlink():
                 raise InputError("a link to a folder cannot be archived", where=str(Path(root, folder)))
         for name in files:
-            names.append(Path(root, name).relative_to(source).as_posix())
             _link(Path(root, name), place / name)
-    check_names(names, str(source))
 
 
 def _link(source: Path, target: Path) -> None:
+    """Link a file, or what a link leads to: a relative one leads to nothing from the spool."""
+    real = Path(os.path.realpath(source))
+    if source.is_symlink() and not real.exists():
+        raise InputError(f"a link leads to nothing, '{clipped(str(real))}'", where=str(source))
+    if not stat.S_ISREG(real.stat().st_mode):
+        raise InputError("neither a file nor a folder, which cannot be archived", where=str(source))
     try:
-        os.link(source, target)
+        os.link(real, target)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        shutil.copyfile(source, target)
+        shutil.copyfile(real, target)
 
 
 def _damaged(folder: Path, what: str) -> DamagedError:
-    return DamagedError(
-        what, where=str(folder), remedy="this save is lost: remove the folder, and training can go on"
-    )
+    return DamagedError(what, where=str(folder))
 
 
 def _record_of(folder: Path) -> dict[str, Any]:
     """Read what a save says of itself."""
     try:
-        with (folder / _RECORD_NAME).open("rb") as file:
-            record = json.loads(file.read(_MAX_RECORD_NBYTES))
+        record = json.loads(read_regular(folder / _RECORD_NAME, _MAX_RECORD_NBYTES))
         if isinstance(record, dict):
             return record
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(folder, "the record of a spooled save cannot be read") from error
     raise _damaged(folder, "the record of a spooled save cannot be read")
+
+
+def _step_of(folder: Path) -> int | None:
+    """Return the step of a save; None where it does not tell."""
+    with contextlib.suppress(DamagedError):
+        return _read_record(folder).step
+    return None
+
+
+def _whole_save(folder: Path) -> SpooledSave:
+    """Return a save, every byte of which was read.
+
+    Raises
+    ------
+    DamagedError
+        It is not whole, or was not on the disk when the machine ended.
+    """
+    if not _is_settled(folder, _boot()):
+        raise _damaged(folder, "the save was not on the disk yet when the machine ended")
+    save = _read_record(folder)
+    _require_whole(save)
+    return save
 
 
 def _read_record(folder: Path) -> SpooledSave:
@@ -490,6 +736,8 @@ def _require_whole(save: SpooledSave) -> None:
         held = [save.path, *(path for path in beside if path.exists())]
     for path in held:
         name = path.name
+        if not path.is_file():
+            raise _damaged(save.folder, f"the spooled file '{name}' is missing, or no regular file")
         if path != save.path and not zipfile.is_zipfile(path):
             continue
         try:

@@ -168,6 +168,8 @@ class _Copies:
     def __init__(self, settled: Container[int], kept: dict[tuple[int, str], Tensor]) -> None:
         self._settled, self._kept = settled, kept
         self._found: dict[Place, Tensor] = {}
+        self._made: dict[int, Any] = {}
+        """Copies of containers by the `id` of what is copied: one in two places stays one."""
         self._later: list[tuple[dict[Any, Any], Any]] = []
         self._sources: list[Tensor] = []
         """Held while a device reads them."""
@@ -178,15 +180,23 @@ class _Copies:
     def of(self, value: Any) -> Any:
         """Return containers like those given, with copies of the tensors in them."""
         import torch
+        from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
         if _is_plain(value):
             held = self._storage_of(value).untyped_storage()
             made = torch.empty(0, dtype=value.dtype)
             return made.set_(held, value.storage_offset(), value.size(), value.stride())
+        if is_traceable_wrapper_subclass(value):
+            # Its class says what tensors it is made of; few know how to be cloned.
+            names, context = value.__tensor_flatten__()
+            parts = {name: self.of(getattr(value, name)) for name in names}
+            return type(value).__tensor_unflatten__(parts, context, value.size(), value.stride())
         if isinstance(value, torch.Tensor):
             return value.detach().clone()
+        if id(value) in self._made:
+            return self._made[id(value)]
         if isinstance(value, dict):
-            like = copy.copy(value)  # with its attributes: a state dict has `_metadata`
+            like = self._made[id(value)] = copy.copy(value)  # with its attributes: `_metadata`, for one
             for key, item in value.items():
                 if id(item) in self._settled:
                     self._put_off(like, key)
@@ -194,7 +204,8 @@ class _Copies:
                     like[key] = self.of(item)
             return like
         if type(value) in (list, tuple, set):
-            return type(value)(self.of(item) for item in value)
+            made = self._made[id(value)] = type(value)(self.of(item) for item in value)
+            return made
         return value
 
     def _put_off(self, holder: dict[Any, Any], key: Any) -> None:

@@ -1,4 +1,7 @@
-"""What a user does with a run or an archive: every verb of the command line, and its report."""
+"""What a user does with a run or an archive: every verb of the command line, and its report.
+
+Registered verbs (entry points ``inshrink.verbs``) are found here as well: `inshrink_core.verbs.bench`.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,14 @@ from typing import TYPE_CHECKING
 from inshrink_core.lazy import index
 
 if TYPE_CHECKING:
-    from inshrink_core.chain import Verification as Verification
-    from inshrink_core.chain import verify_archive as verify
     from inshrink_core.evaluate import Comparison as Comparison
     from inshrink_core.formats import write_checkpoint as write_checkpoint
     from inshrink_core.search.bounds import Bounds as Bounds
-    from inshrink_core.search.search import SearchReport as SearchReport
-    from inshrink_core.search.search import search as search
-    from inshrink_core.verbs.average import AverageReport as AverageReport
-    from inshrink_core.verbs.average import average as average
     from inshrink_core.verbs.compare import CheckedBounds as CheckedBounds
     from inshrink_core.verbs.compare import Comparisons as Comparisons
     from inshrink_core.verbs.compare import compare as compare
     from inshrink_core.verbs.compare import compare_archives as compare_archives
+    from inshrink_core.verbs.compare import newest_comparison as newest_comparison
     from inshrink_core.verbs.compress import CompressReport as CompressReport
     from inshrink_core.verbs.compress import compress as compress
     from inshrink_core.verbs.diff import StepDiff as StepDiff
@@ -50,8 +48,14 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.restore import RestoreReport as RestoreReport
     from inshrink_core.verbs.restore import load_state_dict as load_state_dict
     from inshrink_core.verbs.restore import restore as restore
+    from inshrink_core.verbs.search import SearchReport as SearchReport
+    from inshrink_core.verbs.search import search as search
+    from inshrink_core.verbs.sensitivity import SensitivityReport as SensitivityReport
+    from inshrink_core.verbs.sensitivity import sensitivity as sensitivity
+    from inshrink_core.verbs.verify import Verification as Verification
+    from inshrink_core.verbs.verify import verify as verify
     from inshrink_core.verbs.watch import WatchEvent as WatchEvent
     from inshrink_core.verbs.watch import WatchReport as WatchReport
     from inshrink_core.verbs.watch import watch as watch
 
-__all__ = index(__name__)
+__all__ = index(__name__, with_verbs=True)

@@ -2,60 +2,77 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.analysis.gain import restore_gain
 from inshrink_core.chain import Archive
-from inshrink_core.errors import CheckFailedError, InputError
+from inshrink_core.errors import CheckFailedError, InputError, InshrinkError
+from inshrink_core.evaluate import Comparison, EvaluatorRequest, OriginalEvaluations, compare_steps
+from inshrink_core.execution import ResultStore, cache_folder, key_digest
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.formats import Run, open_run
+from inshrink_core.formats import Run, unreadable_error
+from inshrink_core.report import Report
+from inshrink_core.request import Option, R_co, Request, Shown, python_call
 from inshrink_core.search.bounds import FIGURES, REMEDIES, option_of
+from inshrink_core.text import nats, percent, plain, printable
+from inshrink_core.verbs.groups import (
+    ArchiveLike,
+    MemoryLimit,
+    OnDevice,
+    Opening,
+    PathLike,
+    Sparing,
+    Steps,
+    steps_of,
+)
+from inshrink_core.verbs.showing import show_facts, show_table, show_unreadable
 
 if TYPE_CHECKING:
-    import os
+    from rich.console import Console
 
-    from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluation
+    from inshrink_core.evaluate import EvaluatedStep, Evaluation
 
-__all__ = ["CheckedBounds", "Comparisons", "compare", "compare_archives"]
+__all__ = [
+    "CheckedBounds",
+    "Compare",
+    "CompareArchives",
+    "Comparisons",
+    "compare",
+    "compare_archives",
+    "newest_comparison",
+]
+
+_MOST_READ: Final = 1000
+"""Comparisons of one archive that are looked through for the newest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckedBounds:
     """What every compared step should keep; None leaves a figure free.
 
     Parameters
     ----------
     max_drop
-        Largest relative change of the metric for the worse: 0.01 is one percent.
+        End with 1 if the metric of any step drops by more: 0.01 is 1 %.
     max_divergence
-        Largest divergence of the predictions, nats.
+        End with 1 if the predictions of any step diverge by more.
     max_restore_cost
-        Largest expected relative rise of the loss.
-
-    Raises
-    ------
-    InputError
-        A bound is no number.
+        End with 1 if a restore of any step is expected to raise the loss by a larger share of it.
     """
 
-    max_drop: float | None = None
-    max_divergence: float | None = None
-    max_restore_cost: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, bound in self._by_figure().items():
-            if bound is not None and math.isnan(bound):
-                raise InputError(f"{option_of(name)} nan bounds nothing", remedy="give a number")
+    max_drop: Annotated[float | None, Option(metavar="FRACTION")] = None
+    max_divergence: Annotated[float | None, Option(metavar="NATS")] = None
+    max_restore_cost: Annotated[float | None, Option(metavar="FRACTION")] = None
 
     def _by_figure(self) -> dict[str, float | None]:
         return {name: getattr(self, f"max_{name}") for name in FIGURES}
 
-    def failure(self, comparison: Comparison, where: str) -> CheckFailedError | InputError | None:
+    def failure_of(self, comparison: Comparison, where: str) -> CheckFailedError | InputError | None:
         """Return why the bounds are not kept; None if they are, or there are none."""
         for name, bound in self._by_figure().items():
             if bound is None:
@@ -70,7 +87,7 @@ class CheckedBounds:
                         remedy=REMEDIES[name],
                     )
             worst = max(rows, key=lambda row: float(getattr(row, name)))
-            if getattr(worst, name) > bound:
+            if not getattr(worst, name) <= bound:
                 return CheckFailedError(
                     f"step {worst.step} exceeds {option_of(name)}",
                     where=where,
@@ -99,13 +116,20 @@ class CheckedBounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparisons:
+class Comparisons(Report):
     """Several archives of a run, each compared with it.
 
     Parameters
     ----------
     archives
         Path and comparison of each.
+    passed
+        Of an archive, by its path, the steps that prove little (`CheckedBounds.passed_by_previous`).
+    with_gain
+        Whether gain and noise were asked for.
+    failure
+        Why the command ends with an error: a bound that is not kept, or originals that cannot be read; None
+        where it does not.
 
     Examples
     --------
@@ -114,58 +138,168 @@ class Comparisons:
     """
 
     archives: tuple[tuple[str, Comparison], ...]
+    passed: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    with_gain: bool = False
+    failure: InshrinkError | None = None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the documents of the comparisons, each with its archive."""
+        return [{"archive": path, **found.to_json()} for path, found in self.archives]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink compare --json`` of several archives."""
-        return {"archives": [{"archive": path, **found.to_json()} for path, found in self.archives]}
+        """Return the document of ``inshrink compare --json``: of one archive alone its comparison."""
+        return self.archives[0][1].to_json() if len(self.archives) == 1 else {"archives": self.rows()}
+
+    def show(self, console: Console) -> None:
+        """Print a row a step of each archive, and the worst of them."""
+        show_unreadable(console, self.archives[0][1].unreadable)
+        for path, comparison in self.archives:
+            if len(self.archives) > 1:
+                console.print(printable(path), style="bold", soft_wrap=True)
+            _show(console, comparison, self.passed.get(path, ()), with_gain=self.with_gain)
 
 
-def compare(
-    archive: Archive | str | os.PathLike[str],
-    against: Run | str | os.PathLike[str],
-    *,
-    evaluator: str | None = None,
-    metric: str | None = None,
-    direction: str | None = None,
-    trust_run: bool = False,
-    timeout: float = 600.0,
-    steps: Iterable[int] | None = None,
-    gain: bool = False,
-    device: str = "auto",
-    progress: OnProgress | None = None,
-) -> Comparison:
+def _show(console: Console, comparison: Comparison, passed: Sequence[int], *, with_gain: bool) -> None:
+    """Print a row a step, with the previous checkpoint's figures beside the archive's."""
+    mark = ("≈",) if passed else ()
+    rows = (
+        (
+            str(row.step),
+            plain(row.original),
+            plain(row.restored),
+            percent(row.drop),
+            nats(row.divergence),
+            percent(row.stale_drop),
+            nats(row.stale_divergence),
+            *(sign if row.step in passed else "" for sign in mark),
+        )
+        for row in comparison.steps
+    )
+    headings = (
+        "step",
+        "original",
+        "restored",
+        "drop",
+        "divergence",
+        "previous drop",
+        "previous div.",
+    )
+    show_table(console, (*headings, *("" for _ in mark)), rows, left=())
+    if passed:
+        console.print(
+            "≈ the previous checkpoint, which stores nothing, does as well here: the step proves little"
+        )
+    if with_gain:
+        gains = (
+            (str(row.step), plain(row.restore_gain, 3), plain(row.restore_noise, 3))
+            for row in comparison.steps
+        )
+        console.print()
+        title = "After a restore at the step before"
+        show_table(console, ("step", "gain", "noise"), gains, left=(), title=title)
+    console.print()
+    show_facts(
+        console,
+        [
+            ("metric", f"{printable(comparison.metric)}, {comparison.direction} is better"),
+            ("largest drop", percent(comparison.max_drop)),
+            ("largest divergence", f"{nats(comparison.max_divergence)} nats"),
+            ("mean divergence", f"{nats(comparison.mean_divergence)} nats"),
+            ("largest restore cost", f"{percent(comparison.max_restore_cost)} of the loss"),
+        ],
+    )
+
+
+@dataclass(frozen=True)
+class _Comparing(EvaluatorRequest, Opening, OnDevice, MemoryLimit, Request[R_co]):
+    """How archives of a run are compared with it.
+
+    Parameters
+    ----------
+    against
+        The original run.
+    steps
+        Steps to compare: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
+        repeated. By default every step that both hold; of several archives each is compared at those that
+        it holds.
+    gain
+        Measure too how much of each step's movement a restore would keep, which costs an encoding of it.
+    """
+
+    _: KW_ONLY
+    steps: Steps = None
+    gain: bool = False
+
+    def _compared(self, archives: Sequence[ArchiveLike], against: Run | PathLike) -> _Compared:
+        """Compare archives with their run; what is found is stored in the run's cache."""
+        opened = [self.limited(self.opened_archive(one)).on(self.device) for one in archives]
+        if not opened:
+            raise InputError("there is no archive to compare", remedy="name one, or several of the run")
+        run = self.opened_run(against)
+        asked = steps_of(opened[0] if len(opened) == 1 else run, self.steps)
+        run = run.readable(_looked_at(opened, run, asked))
+        chosen = [_common_steps(one, run, asked, alone=len(opened) == 1) for one in opened]
+        found, before, total = [], 0, sum(map(len, chosen))
+        with (
+            self.resolve(run.settings, run.directory) as judge,
+            tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder,
+        ):
+            originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(folder))
+            known = originals if len(opened) > 1 else None
+            for one, common in zip(opened, chosen, strict=True):
+                tell = _Telling(self.progress, str(one.path), before, total)
+                compared = compare_steps(
+                    run,
+                    one.sequential(),
+                    judge,
+                    steps=common,
+                    known=known,
+                    progress=tell.count,
+                    told=tell.take,
+                )
+                compared = replace(compared, device=one.device, unreadable=run.unreadable)
+                found.append((str(one.path), _with_gains(compared, one, run) if self.gain else compared))
+                before += len(common)
+            originals.clear()
+            asked_of = {
+                "evaluator": judge.spec,
+                "metric": self.metric,
+                "direction": self.direction,
+                "gain": self.gain,
+            }
+        comparisons = Comparisons(archives=tuple(found))
+        _keep(comparisons, opened, run, {**asked_of, "steps": chosen})
+        return _Compared(comparisons, run, asked)
+
+
+class _Compared(NamedTuple):
+    """What was found, of what run, and the steps that were asked for."""
+
+    comparisons: Comparisons
+    run: Run
+    asked: Sequence[int] | None
+
+
+@dataclass(frozen=True)
+class Compare(_Comparing[Comparison]):
     """Evaluate every step as trained, as restored, and with the previous checkpoint in its place.
 
     Parameters
     ----------
     archive
-        The archive, or its path.
-    against
-        The original run, or its path.
-    evaluator
-        ``FILE.py:FUNCTION``, or the name of an installed one (``docs/evaluators.md``); by default the one the
-        run names in ``inshrink.toml``.
-    metric, direction
-        Which of the evaluator's figures counts, and whether higher or lower is better.
-    trust_run
-        Execute the evaluator that the run names. Bundled samples need no consent.
-    timeout
-        Seconds one evaluation may take.
-    steps
-        Steps to compare; by default every step both hold.
-    gain
-        Measure restore gain and noise of each step too, which costs an encoding.
-    device
-        Where tensors are decoded and encoded: ``auto``, ``cpu`` or ``cuda``. An evaluator decides for itself.
-    progress
-        Called after each step, with what was found of it.
+        The archive to judge.
 
     Raises
     ------
     UntrustedCodeError
-        The run's own evaluator would be executed without consent.
+        The run's own evaluator would be executed without consent; bundled samples need none.
     EvaluatorError
         The evaluator failed.
+
+    Notes
+    -----
+    What cannot be read of the run is not compared, and named in the comparison's `unreadable`. To know,
+    every original is read once before.
 
     Examples
     --------
@@ -176,46 +310,26 @@ def compare(
     >>> inshrink_core.compare(target, run).metric
     'accuracy'
     """
-    compared = compare_archives(
-        [archive],
-        against,
-        evaluator=evaluator,
-        metric=metric,
-        direction=direction,
-        trust_run=trust_run,
-        timeout=timeout,
-        steps=steps,
-        gain=gain,
-        device=device,
-        progress=progress,
-    )
-    return compared.archives[0][1]
+
+    archive: ArchiveLike
+    against: Annotated[Run | PathLike, Option(("--against",), metavar="RUN")]
+
+    def perform(self) -> Comparison:
+        """Compare it."""
+        return self._compared([self.archive], self.against).comparisons.archives[0][1]
 
 
-def compare_archives(
-    archives: Sequence[Archive | str | os.PathLike[str]],
-    against: Run | str | os.PathLike[str],
-    *,
-    evaluator: str | None = None,
-    metric: str | None = None,
-    direction: str | None = None,
-    trust_run: bool = False,
-    timeout: float = 600.0,
-    steps: Iterable[int] | None = None,
-    gain: bool = False,
-    device: str = "auto",
-    progress: OnProgress | None = None,
-) -> Comparisons:
-    """Compare several archives of a run with it; each original step is evaluated once.
+compare = python_call(Compare)
+
+
+@dataclass(frozen=True)
+class CompareArchives(Sparing, CheckedBounds, _Comparing[Comparisons]):
+    """Evaluate every step as trained, as restored, and with the previous checkpoint in its place.
 
     Parameters
     ----------
     archives
-        The archives, or their paths; at least one.
-    against, evaluator, metric, direction, trust_run, timeout, gain, device, progress
-        As `compare` takes them.
-    steps
-        Steps to compare; of several archives each is compared at those that it holds.
+        The archive to judge, or several of the run: each original step is evaluated once.
 
     Raises
     ------
@@ -226,6 +340,11 @@ def compare_archives(
     StorageError
         There is no room for the predictions of the originals, which several archives share in a temporary
         folder.
+
+    Notes
+    -----
+    What was found is stored in the run's cache, for `newest_comparison`. A bound that is not kept is the
+    report's `failure`.
 
     Examples
     --------
@@ -239,34 +358,115 @@ def compare_archives(
     >>> found[0][1].max_divergence < found[1][1].max_divergence
     True
     """
-    from inshrink_core.evaluate import EvaluatorRequest, OriginalEvaluations, compare_steps
 
-    opened = [(one if isinstance(one, Archive) else Archive.open(one)).on(device) for one in archives]
-    run = against if isinstance(against, Run) else open_run(against)
-    asked = None if steps is None else tuple(steps)
-    chosen = [_common_steps(one, run, asked, alone=len(opened) == 1) for one in opened]
-    if not opened:
-        raise InputError("there is no archive to compare")
-    request = EvaluatorRequest(
-        evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
+    archives: Annotated[Sequence[Archive | PathLike], Option(metavar="ARCHIVE", many=True)]
+    against: Annotated[Run | PathLike, Option(("--against",), metavar="RUN")]
+
+    COMMAND: ClassVar = "compare"
+    SHOWN: ClassVar = Shown(in_bytes=False)
+    EXAMPLES: ClassVar = (
+        "inshrink compare digits.inshrink --against runs/digits --evaluator judge.py:evaluate",
+        "inshrink compare digits.inshrink --against runs/digits --trust-run --max-drop 0.01",
+        "inshrink compare lattice.inshrink uniform.inshrink --against runs/digits --trust-run",
     )
-    found, before, total = [], 0, sum(map(len, chosen))
-    with (
-        request.resolve(run.settings, run.directory) as judge,
-        tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder,
-    ):
-        originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(folder))
-        known = originals if len(opened) > 1 else None
-        for one, common in zip(opened, chosen, strict=True):
-            tell = _Telling(progress, str(one.path), before, total)
-            compared = compare_steps(
-                run, one.sequential(), judge, steps=common, known=known, progress=tell.count, told=tell.take
-            )
-            compared = replace(compared, device=one.device)
-            found.append((str(one.path), _with_gains(compared, one, run) if gain else compared))
-            before += len(common)
-        originals.clear()
-    return Comparisons(archives=tuple(found))
+
+    def perform(self) -> Comparisons:
+        """Compare them, and check the bounds."""
+        found, run, asked = self._compared(self.archives, self.against)
+        failures = [
+            self.failure(found.archives[0][1].unreadable, str(run.path), asked),
+            *(self.failure_of(comparison, path) for path, comparison in found.archives),
+        ]
+        return replace(
+            found,
+            passed={path: self.passed_by_previous(comparison) for path, comparison in found.archives},
+            with_gain=self.gain,
+            failure=next((failure for failure in failures if failure is not None), None),
+        )
+
+
+compare_archives = python_call(CompareArchives)
+
+
+def archive_digest(archive: Archive) -> str:
+    """Return what tells the content of an archive from any other, as a folder and packed: its live frames."""
+    reader = archive.reader
+    frames = [(info.frame_id.hex(), info.digest.hex()) for info in reader.frames]
+    return key_digest({"archive": reader.archive_id.hex(), "frames": frames})
+
+
+def _store(directory: Path, digest: str) -> ResultStore[dict[str, Any]]:
+    """Return the comparisons that an archive took part in."""
+    folder = cache_folder(directory)
+    return ResultStore(None if folder is None else folder / "comparisons" / digest, "comparison", _document)
+
+
+def _document(told: Any) -> dict[str, Any]:
+    """Accept what `_keep` keeps."""
+    return {"at": float(told["at"]), "archives": [dict(one) for one in told["archives"]]}
+
+
+def _keep(found: Comparisons, archives: Sequence[Archive], run: Run, question: dict[str, Any]) -> None:
+    """Keep a comparison under each of its archives, as they and the run are; a full disk costs no result."""
+    digests = [archive_digest(one) for one in archives]
+    compared = sorted({step for steps in question["steps"] for step in steps})
+    key = {**question, "archives": digests, "run": [run.identity(step) for step in compared]}
+    rows = [{**row, "digest": digest} for row, digest in zip(found.rows(), digests, strict=True)]
+    document = {"at": time.time(), "archives": rows}
+    for digest in dict.fromkeys(digests):
+        _store(run.directory, digest).try_keep("comparison", key, document)
+
+
+def _beside(archive: Archive) -> Path:
+    """Return what lies beside an archive as its run; what keeps nothing stays as it is, and is none."""
+    place = Path(str(archive.path).removesuffix(".inshrink"))
+    kept = place / ".inshrink"
+    return place if kept.is_dir() else kept
+
+
+def newest_comparison(archive: Archive, run: Run | None = None) -> dict[str, Any] | None:
+    """Return the newest comparison of an archive as it is now that was kept; None without one.
+
+    Parameters
+    ----------
+    archive
+        The archive.
+    run
+        The run in whose cache it is looked for; by default what lies beside the archive, as ``NAME`` beside
+        ``NAME.inshrink``, and the user's cache where nothing does.
+
+    Returns
+    -------
+    dict or None
+        ``at``, Unix time, and ``archives`` as `Comparisons.to_json` has them, this one first.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
+    >>> report = inshrink_core.compress(run, target, steps=run.steps[:1])
+    >>> newest_comparison(inshrink_core.Archive.open(target), run) is None
+    True
+    """
+    directory = _beside(archive) if run is None else run.directory
+    digest = archive_digest(archive)
+    found = max(_store(directory, digest).kept(_MOST_READ), key=lambda one: one[1]["at"], default=None)
+    if found is None:
+        return None
+    archives = sorted(found[1]["archives"], key=lambda one: one.get("digest") != digest)
+    return {**found[1], "archives": archives}
+
+
+def _looked_at(archives: Sequence[Archive], run: Run, asked: Collection[int] | None) -> set[int]:
+    """Return the originals that a comparison looks at: each step that is compared, and the one before it."""
+    found: set[int] = set()
+    for one in archives:
+        common = [step for step in run.steps if step in one.listed_steps]
+        for before, step in zip([None, *common], common, strict=False):
+            if asked is None or step in asked:
+                found |= {step} if before is None else {before, step}
+    return found
 
 
 def _common_steps(archive: Archive, run: Run, asked: Sequence[int] | None, *, alone: bool) -> tuple[int, ...]:
@@ -281,6 +481,8 @@ def _common_steps(archive: Archive, run: Run, asked: Sequence[int] | None, *, al
     wanted = listed if asked is None else asked if alone else [step for step in asked if step in listed]
     common = tuple(step for step in wanted if step in run.steps)
     if not common:
+        if error := unreadable_error(run.unreadable, str(run.path), wanted):
+            raise error
         raise InputError(
             "the archive and the run have no step in common", where=f"{archive.path} and {run.path}"
         )

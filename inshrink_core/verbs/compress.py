@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
 from inshrink_core.chain import (
@@ -25,20 +25,63 @@ from inshrink_core.chain import (
     tensor_digest,
 )
 from inshrink_core.chain.base import require_base_codec
-from inshrink_core.chain.defaults import make_chain_config
-from inshrink_core.errors import DamagedError, InputError, StepConflictError
+from inshrink_core.codec import codec_with
+from inshrink_core.errors import (
+    DamagedError,
+    InputError,
+    MissingFrameError,
+    NotFoundError,
+    StepConflictError,
+    StorageError,
+)
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.formats import Run, open_run
+from inshrink_core.formats import Run, unreadable_error
 from inshrink_core.report import Report, plain_value
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.search.bounded import AsConfigured, BoundedWriter, StepWriter, open_bounded
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.search import choose_steps
+from inshrink_core.text import (
+    UNKNOWN,
+    count,
+    counted,
+    duration,
+    error_size,
+    plain,
+    rate,
+    ratio,
+    size,
+    steps_in_short,
+)
+from inshrink_core.verbs.groups import (
+    Bounding,
+    ChainChoice,
+    Computing,
+    PathLike,
+    Reading,
+    RunLike,
+    Sparing,
+    Steps,
+    Writing,
+    steps_of,
+)
+from inshrink_core.verbs.showing import (
+    base_text,
+    named_ratio,
+    optimizer_text,
+    promised_facts,
+    rows_in_short,
+    show_facts,
+    show_unreadable,
+)
 
 if TYPE_CHECKING:
     import os
 
-    from inshrink_core.chain import BaseLike, BaseModel
+    from rich.console import Console
+
+    from inshrink_core.chain import BaseModel
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
     from inshrink_core.codec import AnyCodec
     from inshrink_core.errors import CheckFailedError
@@ -46,70 +89,75 @@ if TYPE_CHECKING:
     from inshrink_core.frame import FrameInfo
     from inshrink_core.search.bounded import Promise
 
-__all__ = ["CompressReport", "compress"]
+__all__ = ["Compress", "CompressReport", "Compressing", "compress"]
 
 
-def compress(
-    run: Run | str | os.PathLike[str],
-    archive: str | os.PathLike[str],
-    *,
-    codec: str | None = None,
-    config: Mapping[str, Any] | AnyCodec | None = None,
-    optimizer: str | None = None,
-    keyframe_every: int = 32,
-    steps: Iterable[int] | None = None,
-    resumed_from: int | None = None,
-    max_drop: float | None = None,
-    max_divergence: float | None = None,
-    max_restore_cost: float | None = None,
-    evaluator: str | None = None,
-    metric: str | None = None,
-    direction: str | None = None,
-    trust_run: bool = False,
-    timeout: float = 600.0,
-    device: str = "auto",
-    threads: int | None = None,
-    allow_damaged: bool = False,
-    look_ahead: bool = True,
-    base: BaseLike | None = None,
-    progress: OnProgress | None = None,
-) -> CompressReport:
-    """Write a run into an archive, appending the steps it does not hold yet.
+@dataclass(frozen=True)
+class Compressing(Writing, Bounding, EvaluatorRequest, Computing, Reading, Sparing):
+    """How a run is written into an archive, once or as it grows.
 
     Parameters
     ----------
     run
-        The run, or its path.
+        A run: a directory, a glob or a checkpoint file.
     archive
-        The archive to create or append to.
-    codec, config, optimizer
-        How weights and optimizer state are stored (`inshrink_core.chain.ChainConfig`); by default as
-        the archive was written so far, else `DEFAULT_CODEC` with its defaults and optimizer state
-        compressed: ``optimizer="exact"`` restores it bit for bit.
-    keyframe_every
-        Frames from one keyframe to the next.
-    steps
-        The steps to write; by default all.
+        The archive to make or to append to.
+    coarseness
+        Of the lattice codec, about 0.25 to 10: more is smaller and less exact; by default 0.5.
+    bins
+        Of the inshrinkerator codec: centroids of each tensor; by default 32.
+    prune
+        Of the inshrinkerator codec: fraction of each layer type set to zero.
+    protect
+        Of the inshrinkerator codec: fraction kept in bfloat16.
     resumed_from
-        The archived step that training was restored from: the steps of `run` after it open a branch.
-    max_drop, max_divergence, max_restore_cost
-        Bounds on every restored step (`inshrink_core.verbs.Bounds`): each is then written with the smallest
-        frame found that keeps them, or exactly if no smaller one does. Where an evaluator is given without
-        bounds, a restore of any step costs at most `DEFAULT_MAX_RESTORE_COST`.
-    evaluator, metric, direction, trust_run, timeout
-        The evaluator of the bounds, as for `inshrink_core.compare`.
-    device, threads
-        Where and how many tensors at a time are encoded; neither changes the bytes.
+        The archived step that training was restored from: the steps after it open a branch there.
+    base
+        Of a fine-tuning, the model it began from: the first frame is encoded relative to it, and is restored
+        with it alone.
     allow_damaged
         Archive files that do not match their own checksums, too; the archive will always say so.
+    """
+
+    run: RunLike
+    archive: Annotated[PathLike, Option(("--output", "-o"), metavar="ARCHIVE")]
+    _: KW_ONLY
+    coarseness: float | None = None
+    bins: int | None = None
+    prune: float | None = None
+    protect: float | None = None
+    resumed_from: Annotated[int | None, Option(metavar="STEP")] = None
+    base: Annotated[Any, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
+    allow_damaged: bool = False
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """How the run is opened."""
+        return super().reading | {"allow_damaged": self.allow_damaged}
+
+    def chosen(self, **named: Any) -> ChainChoice:
+        """Return how frames are written; a setting with an option of its own names its codec."""
+        own = {name: getattr(self, name) for name in _SHORTHANDS}
+        given = {name: value for name, value in own.items() if value is not None}
+        choice = super().chosen(**given, **named)
+        return choice if choice.codec else choice._replace(codec=codec_with(given))
+
+
+_SHORTHANDS: Final = ("coarseness", "bins", "prune", "protect")
+
+
+@dataclass(frozen=True)
+class Compress(Compressing, Request["CompressReport"]):
+    """Write a run into an archive: the steps it does not hold yet.
+
+    Parameters
+    ----------
+    steps
+        The steps to write: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
+        repeated; by default all.
     look_ahead
         Whether a new archive's codec may look at the whole run first, at some of the steps to be written, and
         plan for it. To be switched off where a run is written step by step as it grows.
-    base
-        The model that the training began from (`inshrink_core.chain.open_base`): the archive's first frame
-        is told against it, and needs it to be decoded.
-    progress
-        Called after each tensor.
 
     Raises
     ------
@@ -119,12 +167,20 @@ def compress(
         The archive was written with another codec, or a step does not exist.
     BaseModelError
         `base` is another model, or not the one that the archive was begun with.
-    RottenError
-        A file does not match its own checksum, and `allow_damaged` is not set.
+    UnreadableError
+        Checkpoints of the run cannot be read: they are damaged, or do not match their own checksums. All
+        others are archived, and its `report` is what is returned otherwise. UnreadableStepError where
+        `steps` has the step of one.
     RefusedLinkError
-        Tensors lie behind a link out of the run (`inshrink_core.open` takes `follow_links`).
+        Tensors lie behind a link out of the run, and `follow_links` is not set.
     EvaluatorError, UntrustedCodeError
         The evaluator failed, or may not run. Steps committed before are kept.
+
+    Notes
+    -----
+    What is not said of codec, settings and optimizer is as the archive was written so far
+    (`inshrink_core.chain.ChainConfig`). Under bounds (`inshrink_core.verbs.Bounds`) each step is written with
+    the smallest frame found that keeps them, or exactly if no smaller one does.
 
     Examples
     --------
@@ -135,61 +191,109 @@ def compress(
     >>> report.appended == run.steps[:3]
     True
     """
-    begun = time.perf_counter()
-    opened = run if isinstance(run, Run) else open_run(run, allow_damaged=allow_damaged)
-    if allow_damaged:
-        opened = opened.allowing_damage()
-    elif steps is None and opened.rotten:
-        raise DamagedError(opened.rotten[0].reason, where=str(opened.path))
-    asked_for = None if steps is None else tuple(steps)
-    chosen = () if asked_for == () else choose_steps(opened, asked_for)
-    chain_config = make_chain_config(archive, codec, config, optimizer, keyframe_every, device, threads)
-    if resumed_from is not None:
-        # Before the writer makes an archive: a branch needs one that is there.
-        Archive.open(archive).reader.find(resumed_from)
-    model = None if base is None else open_base(base)
-    if model is not None:
-        _check_base(model, archive, chain_config.config, [opened[step] for step in chosen[:1]])
-    bounds = Bounds.promised(max_drop, max_divergence, max_restore_cost)
-    if bounds is None and (evaluator is not None or trust_run):
-        bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
-    bounded: BoundedWriter | None = None
-    with ExitStack() as stack:
-        if bounds is not None and chosen:
-            asked = EvaluatorRequest(
-                evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
-            )
-            bounded = stack.enter_context(
-                open_bounded(opened, chosen, chain_config, bounds, asked, resumed=is_archive(archive))
-            )
-        writer = stack.enter_context(
-            ArchiveWriter(archive, create=True, grouped=len(chosen) > MAX_SMALL_FILES)
-        )
-        parent, branch = _branch_point(writer, resumed_from)
-        chain = ChainWriter(writer, chain_config, parent=parent, branch=branch, restored=parent, base=model)
-        if look_ahead and chain.parent is None:
-            chain.foreseen = FrameEncoder(chain_config).look_ahead(chosen, opened.__getitem__)
-        session = _Session(opened, writer, chain, resumed_from, progress, chosen, bounded)
-        session.run_all()
-        promise = None if bounded is None else bounded.promise
-    finished = Archive.open(archive)
-    error = (session.squared_error / session.squared_norm) ** 0.5 if session.squared_norm else None
-    return CompressReport(
-        path=Path(archive),
-        size=archive_size(finished),
-        appended=tuple(session.appended),
-        skipped=tuple(session.skipped),
-        seconds=time.perf_counter() - begun,
-        raw_bytes_read=session.raw_bytes,
-        relative_error=error if session.appended else None,
-        codec=chain_config.codec,
-        config=chain_config.config.settings(),
-        optimizer=chain_config.optimizer,
-        promise=promise,
-        left_out=tuple(row for row in opened.skipped if row.link),
-        originals=original_checks(finished, finished.frames),
-        device=chain_config.device,
+
+    steps: Steps = None
+    look_ahead: Annotated[bool, Option(hidden=True)] = True
+
+    EXAMPLES: ClassVar = (
+        "inshrink compress runs/digits -o digits.inshrink --coarseness 4",
+        "inshrink compress runs/digits -o middle.inshrink --steps 100:500 --codec inshrinkerator --bins 16",
+        "inshrink compress runs/digits -o bounded.inshrink --max-drop 0.01 --evaluator judge.py:evaluate",
+        "inshrink compress runs/tuned -o tuned.inshrink --base models/pretrained.safetensors",
     )
+    INTERRUPTED: ClassVar = "committed steps are kept, and the same command continues"
+    MODES: ClassVar = ("inshrink_core.verbs.watch:Watch",)
+    THREADED: ClassVar = True
+
+    def perform(self) -> CompressReport:
+        """Write what is not there."""
+        begun = time.perf_counter()
+        opened = self.opened_run(self.run)
+        if self.allow_damaged:
+            opened = opened.allowing_damage()
+        opened = opened.attributed(_archived_last(self.archive))
+        asked = steps_of(opened, self.steps)
+        chosen = _chosen(opened, asked)
+        chain_config = self.chain_config(self.archive, device=self.device, threads=self.threads)
+        if self.resumed_from is not None:
+            # Before the writer makes an archive: a branch needs one that is there.
+            Archive.open(self.archive).reader.find(self.resumed_from)
+        model = None if self.base is None else open_base(self.base)
+        if model is not None:
+            _check_base(model, self.archive, chain_config.config, [opened[step] for step in chosen[:1]])
+        bounds = self.promised()
+        if bounds is None and (self.evaluator is not None or self.trust_run):
+            bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
+        bounded: BoundedWriter | None = None
+        if bounds is not None:
+            # The evaluator sees every step beside its neighbours, so all of them must be there.
+            opened = opened.readable(chosen)
+            chosen = tuple(step for step in chosen if step in opened)
+        with ExitStack() as stack:
+            if bounds is not None and chosen:
+                resumed = is_archive(self.archive)
+                bounded = stack.enter_context(
+                    open_bounded(opened, chosen, chain_config, bounds, self, resumed=resumed)
+                )
+            writer = stack.enter_context(
+                ArchiveWriter(self.archive, create=True, grouped=len(chosen) > MAX_SMALL_FILES)
+            )
+            parent, branch = _branch_point(writer, self.resumed_from)
+            chain = ChainWriter(
+                writer, chain_config, parent=parent, branch=branch, restored=parent, base=model
+            )
+            if self.look_ahead and chain.parent is None:
+                chain.foreseen = FrameEncoder(chain_config).look_ahead(chosen, opened.__getitem__)
+            session = _Session(opened, writer, chain, self.resumed_from, self.progress, chosen, bounded)
+            session.run_all()
+            promise = None if bounded is None else bounded.promise
+        finished = Archive.open(self.archive)
+        error = (session.squared_error / session.squared_norm) ** 0.5 if session.squared_norm else None
+        report = CompressReport(
+            path=Path(self.archive),
+            size=archive_size(finished),
+            appended=tuple(session.appended),
+            skipped=tuple(session.skipped),
+            seconds=time.perf_counter() - begun,
+            raw_bytes_read=session.raw_bytes,
+            relative_error=error if session.appended else None,
+            codec=chain_config.codec,
+            config=chain_config.config.settings(),
+            optimizer=chain_config.optimizer,
+            promise=promise,
+            unreadable=session.run.unreadable,
+            left_out=tuple(row for row in opened.skipped if not row.unreadable),
+            originals=original_checks(finished, finished.frames),
+            device=chain_config.device,
+        )
+        in_vain = None if asked is None else set(asked) - set(session.run.steps)
+        failure = self.failure(report.unreadable, str(opened.path), in_vain)
+        if failure is not None:
+            failure.report = report
+            raise failure
+        return report
+
+
+compress = python_call(Compress)
+
+
+def _chosen(run: Run, asked: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the steps to write: all, or those asked for that can be read.
+
+    Raises
+    ------
+    UnreadableStepError
+        None of those can be.
+    NotFoundError
+        The run has nothing of one.
+    """
+    if not asked:
+        return choose_steps(run, None) if asked is None else ()
+    lost = {row.step for row in run.unreadable} - set(run.steps)
+    readable = [step for step in asked if step not in lost]
+    if not readable and (error := unreadable_error(run.unreadable, str(run.path), asked)):
+        raise error
+    return choose_steps(run, readable)
 
 
 class _Session:
@@ -205,7 +309,7 @@ class _Session:
         steps: Sequence[int],
         bounded: BoundedWriter | None = None,
     ) -> None:
-        self._run, self._writer, self._chain, self._bounded = run, writer, chain, bounded
+        self.run, self._writer, self._chain, self._bounded = run, writer, chain, bounded
         self._step_writer: StepWriter = AsConfigured() if bounded is None else bounded
         self._resumed_from, self._progress, self._steps = resumed_from, progress, steps
         self._bytes_done = 0
@@ -214,47 +318,60 @@ class _Session:
         self.skipped: list[int] = []
         self.raw_bytes = 0
         self.squared_error = self.squared_norm = 0.0
+        self._held, self._missing = self._archived(), self._missing_steps()
+        self._restored: FrameInfo | None = None
 
     def run_all(self) -> None:
-        """Skip what is archived and append the rest, in step order.
+        """Skip what is archived and append the rest, in step order, but for what cannot be read.
 
         A step that is bit for bit what its frame decodes to was restored from there: what follows it
         continues from that frame.
         """
-        archived = self._archived()
-        known = dict(archived)
-        missing = self._missing_steps()
-        restored: FrameInfo | None = None
+        known = dict(self._held)
         for step in self._steps:
-            checkpoint, info = self._run[step], archived.get(step)
-            if self._resumed_from is not None and step <= self._resumed_from:
-                self._pass(step, checkpoint)
-                continue
-            if info is None and step in missing:
-                # Behind later frames it would be another history; the error names its file.
-                self._writer.reader.find(step)
-            if info is None and restored is None and self._was_pruned(step, archived):
-                self._pass(step, checkpoint)
-                continue
-            if info is not None and self._is_equal(checkpoint, info):
-                restored = None
-                self._pass(step, checkpoint)
-                continue
-            if info is not None and self._is_decoded(checkpoint, info):
-                restored = info
-                self._pass(step, checkpoint)
-                continue
-            if restored is not None:
-                self._continue_from(restored)
-                archived, restored = {}, None
-            elif info is not None:
-                raise StepConflictError(
-                    f"step {step} is in the archive already, with other values",
-                    where=str(self._writer.reader.path),
-                    remedy="if training was restored and went another way, say where: --resumed-from",
-                )
-            self._append(step, checkpoint)
+            begun_at = self._bytes_done
+            try:
+                self._take(step)
+            except (DamagedError, NotFoundError, StorageError):
+                raw_bytes = self.run[step].raw_bytes()
+                self.run = self.run.readable([step])
+                if step in self.run:
+                    raise
+                self._bytes_done = begun_at + raw_bytes
         self._check_skipped(known)
+
+    def _take(self, step: int) -> None:
+        """Append a step where it is missing."""
+        checkpoint, info = self.run[step], self._held.get(step)
+        if info is not None:
+            checkpoint = self.run.as_archived(step, self._chain.archive.checkpoint(info))
+        if self._resumed_from is not None and step <= self._resumed_from:
+            self._pass(step, checkpoint)
+            return
+        if info is None and step in self._missing:
+            # Behind later frames it would be another history; the error names its file.
+            self._writer.reader.find(step)
+        if info is None and self._restored is None and self._was_pruned(step, self._held):
+            self._pass(step, checkpoint)
+            return
+        if info is not None and self._is_equal(checkpoint, info):
+            self._restored = None
+            self._pass(step, checkpoint)
+            return
+        if info is not None and self._is_decoded(checkpoint, info):
+            self._restored = info
+            self._pass(step, checkpoint)
+            return
+        if self._restored is not None:
+            self._continue_from(self._restored)
+            self._held, self._restored = {}, None
+        elif info is not None:
+            raise StepConflictError(
+                f"step {step} is in the archive already, with other values",
+                where=str(self._writer.reader.path),
+                remedy="if training was restored and went another way, say where: --resumed-from",
+            )
+        self._append(step, checkpoint)
 
     def _check_skipped(self, archived: Mapping[int, FrameInfo]) -> None:
         """Judge the steps that were there already: what is promised is promised of the chain."""
@@ -327,10 +444,21 @@ class _Session:
         self.squared_norm += appended.squared_norm
 
 
+def _archived_last(archive: str | os.PathLike[str]) -> Checkpoint | None:
+    """Return the last checkpoint of an archive, which says whose optimizer state is; None of a new one."""
+    if not is_archive(archive):
+        return None
+    with suppress(MissingFrameError, DamagedError):  # whether it is needed, whoever appends decides
+        opened = Archive.open(archive)
+        head = opened.reader.head
+        return None if head is None else opened.checkpoint(head)
+    return None
+
+
 def _check_base(
     model: BaseModel, archive: str | os.PathLike[str], codec: AnyCodec, first: Iterable[Checkpoint]
 ) -> None:
-    """Refuse a base model that the first frame cannot be told against, before there is an archive."""
+    """Refuse a base model that the first frame cannot be encoded relative to, before there is an archive."""
     require_base_codec(codec)
     known = Archive.open(archive) if is_archive(archive) else None
     if known is None or not known.reader.listed:
@@ -380,8 +508,10 @@ class CompressReport(Report):
         How optimizer state was stored (`inshrink_core.chain.ChainConfig`).
     promise
         What was promised of every restored step, and how each keeps it; None where nothing was.
+    unreadable
+        What looks like a checkpoint of the run and cannot be read: it is not in the archive.
     left_out
-        What of the run was not read, and why.
+        What else was passed over, and why.
     originals
         What is known of the checksums of the original files.
     device
@@ -399,6 +529,7 @@ class CompressReport(Report):
     config: Mapping[str, Any]
     optimizer: str
     promise: Promise | None = None
+    unreadable: tuple[Skipped, ...] = ()
     left_out: tuple[Skipped, ...] = ()
     originals: OriginalChecks = field(default_factory=OriginalChecks)
     device: str = "cpu"
@@ -407,7 +538,7 @@ class CompressReport(Report):
         "archive=path codec config optimizer roles ratio_total=size.ratio_total "
         "ratio_weights=size.ratio_weights bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total "
         "archive_bytes=size.nbytes relative_error seconds mb_per_s device "
-        "appended skipped left_out originals frames"
+        "appended skipped unreadable left_out originals frames"
     )
 
     @property
@@ -446,3 +577,43 @@ class CompressReport(Report):
         left_out = [f"{row.path}: {row.reason}" for row in self.left_out]
         base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
         return promised | base | Report.to_json(self) | {"left_out": left_out}
+
+    def show(self, console: Console) -> None:
+        """Print what was written now, then what the archive holds altogether."""
+        show_unreadable(console, self.unreadable)
+        document = self.to_json()
+        appended, skipped = document["appended"], document["skipped"]
+        done = f"{steps_in_short(appended)}" if appended else "nothing new"
+        speed = f"{duration(self.seconds)}, {rate(self.mb_per_s)} on {self.device}" if appended else ""
+        frames = document["frames"]
+        keyframes = sum(frame["kind"] == "keyframe" for frame in frames)
+        facts = [
+            ("archive", str(document["archive"])),
+            ("appended", done),
+            *(("left out", row) for row in rows_in_short(document["left_out"])),
+            ("checksums of the originals", str(document["originals"]["text"])),
+            ("skipped", f"{steps_in_short(skipped)}, there already" if skipped else ""),
+            ("time", speed),
+            ("codec", str(document["codec"])),
+            ("optimizer state", optimizer_text(document["optimizer"], document["roles"])),
+            ("frames", f"{count(len(frames))}  ({counted(keyframes, 'keyframe')})"),
+            ("base model", base_text(document.get("base"))),
+            (named_ratio("ratio of everything", document.get("base")), _total(document)),
+            (named_ratio("ratio of the weights", document.get("base")), ratio(document["ratio_weights"])),
+            ("bits per weight", plain(document["bits_per_weight"])),
+            ("relative error", _error(document)),
+            *promised_facts(document),
+        ]
+        show_facts(console, facts)
+
+
+def _total(document: Mapping[str, Any]) -> str:
+    """Return the ratio of everything, and the sizes it is made of."""
+    sizes = f"{size(document['raw_bytes'])} in {size(document['archive_bytes'])}"
+    return f"{ratio(document['ratio_total'])}  ({sizes})"
+
+
+def _error(document: Mapping[str, Any]) -> str:
+    """Return the error of the weights written now; nothing where none were."""
+    text = error_size(document["relative_error"])
+    return "" if text == UNKNOWN else f"{text}  (of the weights written now, root mean square)"

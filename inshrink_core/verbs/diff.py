@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.analysis.movement import Movement, measure_movement
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import InputError, StorageError
-from inshrink_core.execution import resolve_device
-from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.formats import Run
+from inshrink_core.execution import new_file, resolve_device
+from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report
-from inshrink_core.verbs.restore import open_any
+from inshrink_core.request import Option, Request, python_call
+from inshrink_core.text import count, csv_cell, error_size, plain, printable
+from inshrink_core.verbs.groups import OnDevice, Opening, PathLike, RunOrArchive
+from inshrink_core.verbs.showing import show_table
 
-__all__ = ["StepDiff", "TensorMovement", "diff"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from inshrink_core.formats import Run
+
+__all__ = ["Diff", "StepDiff", "TensorMovement", "diff"]
 
 _NOT_COUNTERS = ("float", "bfloat", "complex")
 """How the names of dtypes begin whose values are learned or estimated."""
+
+_MOST_ROWS: Final = 40
+_COLUMNS: Final = ("moved", "largest", "cosine", "values", "bits")
 
 
 class TensorMovement(NamedTuple):
@@ -49,6 +60,8 @@ class StepDiff(Report):
         Keys of tensors that only the second or only the first has, or whose shape or dtype is another.
     device
         Where the steps of an archive were decoded.
+    most_rows
+        How many tensors are shown; None: all.
     """
 
     path: str
@@ -58,6 +71,7 @@ class StepDiff(Report):
     removed: tuple[str, ...] = ()
     reshaped: tuple[str, ...] = ()
     device: str = "cpu"
+    most_rows: int | None = None
 
     DOCUMENT: ClassVar = "path steps total layers tensors added removed reshaped device"
 
@@ -104,15 +118,44 @@ class StepDiff(Report):
         rows = [row | {"shape": "x".join(map(str, row["shape"]))} for row in self.rows()]
         temporary = path.with_name(f".{path.name}.tmp")
         try:
-            with temporary.open("w", newline="", encoding="utf-8") as file:
+            with io.TextIOWrapper(new_file(temporary), encoding="utf-8", newline="") as file:
                 writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["key"])
                 writer.writeheader()
-                writer.writerows(rows)
+                writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
             temporary.replace(path)
         except OSError as error:
             raise StorageError(
                 f"the table cannot be written: {error.strerror or os.strerror(0)}", where=str(path)
             ) from error
+
+    def show(self, console: Console) -> None:
+        """Print layer types, then tensors, the most moved first."""
+        layers = {**self.layers, "all weights": self.total}
+        rows = [_cells(name, movement.to_json()) for name, movement in layers.items()]
+        show_table(console, (f"layer type, step {self.steps[0]} to {self.steps[1]}", *_COLUMNS), rows)
+        console.print()
+        tensors = self.rows()
+        shown = tensors[: self.most_rows]
+        show_table(console, ("tensor", *_COLUMNS), (_cells(printable(row["key"]), row) for row in shown))
+        if len(shown) < len(tensors):
+            rest = count(len(tensors) - len(shown))
+            console.print(f"… and {rest} tensors that moved less; --all shows them")
+        named = (("new", self.added), ("gone", self.removed), ("of another shape", self.reshaped))
+        for what, keys in named:
+            if keys:
+                console.print(printable(f"{what}: {', '.join(keys)}"), soft_wrap=True)
+
+
+def _cells(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return relative movement, largest one, cosine, and shares of values and bits that changed."""
+    return (
+        name,
+        error_size(row["relative"]),
+        error_size(row["max_abs"]),
+        plain(row["cosine"]),
+        f"{100 * row['changed']:.1f} %",
+        f"{100 * row['bits_changed']:.1f} %",
+    )
 
 
 def _sum(movements: Iterable[Movement]) -> Movement:
@@ -132,28 +175,20 @@ def _rank(row: TensorMovement) -> tuple[bool, tuple[float, str]]:
     return (not row.spec.dtype.startswith(_NOT_COUNTERS), _order(row.spec.key, row.movement))
 
 
-def diff(
-    run: Run | Archive | str | os.PathLike[str],
-    *,
-    steps: tuple[int, int] | None = None,
-    everything: bool = False,
-    device: str = "auto",
-    progress: OnProgress | None = None,
-) -> StepDiff:
-    """Measure what moved between two steps of a run or an archive.
+@dataclass(frozen=True)
+class Diff(OnDevice, Opening, Request[StepDiff]):
+    """Show what moved between two steps, tensor by tensor, the most first.
 
     Parameters
     ----------
-    run
-        A run or an archive, or its path.
+    path
+        A run or an archive.
     steps
         The two steps; by default the last two.
     everything
-        Measure the optimizer's state too, not weights and buffers alone.
-    device
-        Where the steps of an archive are decoded: ``auto``, ``cpu`` or ``cuda``.
-    progress
-        Called after each tensor.
+        The optimizer's state too, and every row of the table.
+    csv
+        Write a row a tensor there too.
 
     Raises
     ------
@@ -173,40 +208,66 @@ def diff(
     >>> moved.total.changed > 0.9
     True
     """
-    opened = run if isinstance(run, Run | Archive) else open_any(run)
-    device = resolve_device(device if isinstance(opened, Archive) else "cpu")
-    if isinstance(opened, Archive):
-        opened = opened.on(device)
-    where = opened.reader.path if isinstance(opened, Archive) else str(opened.path)
-    if steps is None:
-        known = opened.listed_steps if isinstance(opened, Archive) else opened.steps
-        if len(known) < 2:
-            raise InputError("it takes two steps to tell what moved", where=where)
-        steps = (known[-2], known[-1])
-    if steps[0] == steps[1]:
-        raise InputError(
-            f"step {steps[0]} against itself moves nothing", where=where, remedy="name two steps"
-        )
-    before, after = opened[steps[0]], opened[steps[1]]
-    chosen = _specs(before, everything)
-    other = _specs(after, everything)
-    common = [spec for key, spec in chosen.items() if key in other and _alike(spec, other[key])]
-    total, done = sum(spec.nbytes for spec in common), 0
-    rows = []
-    for spec in common:
-        rows.append(TensorMovement(spec, measure_movement(before.source.read(spec), after[spec.key], spec)))
-        done += spec.nbytes
-        if progress is not None:
-            progress(Progress("diff", done, total, steps[1], spec.key))
-    return StepDiff(
-        path=where,
-        steps=steps,
-        tensors=tuple(sorted(rows, key=_rank)),
-        added=tuple(key for key in other if key not in chosen),
-        removed=tuple(key for key in chosen if key not in other),
-        reshaped=tuple(key for key, spec in chosen.items() if key in other and not _alike(spec, other[key])),
-        device=device,
+
+    path: RunOrArchive
+    _: KW_ONLY
+    steps: Annotated[tuple[int, int] | None, Option(metavar="FIRST SECOND")] = None
+    everything: Annotated[bool, Option(("--all",))] = False
+    csv: Annotated[PathLike | None, Option(metavar="FILE")] = None
+
+    EXAMPLES: ClassVar = (
+        "inshrink diff runs/digits --steps 200 400",
+        "inshrink diff digits.inshrink --steps 200 400 --csv moved.csv",
     )
+
+    def perform(self) -> StepDiff:
+        """Measure what moved."""
+        opened = self.opened(self.path)
+        device = resolve_device(self.device if isinstance(opened, Archive) else "cpu")
+        if isinstance(opened, Archive):
+            opened = opened.on(device)
+        where = opened.reader.path if isinstance(opened, Archive) else str(opened.path)
+        first, second = self._chosen(opened, where)
+        before, after = opened[first], opened[second]
+        chosen = _specs(before, self.everything)
+        other = _specs(after, self.everything)
+        common = [spec for key, spec in chosen.items() if key in other and _alike(spec, other[key])]
+        total, done = sum(spec.nbytes for spec in common), 0
+        rows = []
+        for spec in common:
+            movement = measure_movement(before.source.read(spec), after[spec.key], spec)
+            rows.append(TensorMovement(spec, movement))
+            done += spec.nbytes
+            if self.progress is not None:
+                self.progress(Progress("diff", done, total, second, spec.key))
+        moved = StepDiff(
+            path=where,
+            steps=(first, second),
+            tensors=tuple(sorted(rows, key=_rank)),
+            added=tuple(key for key in other if key not in chosen),
+            removed=tuple(key for key in chosen if key not in other),
+            reshaped=tuple(k for k, spec in chosen.items() if k in other and not _alike(spec, other[k])),
+            device=device,
+            most_rows=None if self.everything else _MOST_ROWS,
+        )
+        if self.csv is not None:
+            moved.write_csv(Path(self.csv))
+        return moved
+
+    def _chosen(self, opened: Run | Archive, where: str) -> tuple[int, int]:
+        """Return the two steps."""
+        known = opened.listed_steps if isinstance(opened, Archive) else opened.steps
+        if self.steps is None and len(known) < 2:
+            raise InputError("it takes two steps to tell what moved", where=where)
+        first, second = self.steps or known[-2:]
+        if first == second:
+            raise InputError(
+                f"step {first} against itself moves nothing", where=where, remedy="name two steps"
+            )
+        return first, second
+
+
+diff = python_call(Diff)
 
 
 def _specs(checkpoint: Checkpoint, everything: bool) -> dict[str, TensorSpec]:

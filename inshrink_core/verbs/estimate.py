@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.chain import ChainConfig, FrameEncoder, is_exact
-from inshrink_core.chain.defaults import make_chain_config, make_configs
+from inshrink_core.chain.defaults import make_configs
 from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec
 from inshrink_core.codec import DEFAULT_CODEC
 from inshrink_core.errors import InputError
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.formats import Run, open_run
+from inshrink_core.formats import Run
 from inshrink_core.metrics import bits_per_parameter
 from inshrink_core.report import Report
+from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.search.measure import encode_chain
 from inshrink_core.search.prior import prior_of
 from inshrink_core.search.quadratic import Calibration, calibrate, sensitivities
@@ -34,15 +36,20 @@ from inshrink_core.search.sampling import (
 from inshrink_core.search.search import Chain, choose_steps, known_trials
 from inshrink_core.search.space import Candidate, space_of
 from inshrink_core.search.trials import Trial
+from inshrink_core.text import UNKNOWN, count, duration, nats, percent, plain, printable, ratio, size
+from inshrink_core.verbs.groups import Computing, PathLike, Reading, RunLike, Steps, Writing, steps_of
+from inshrink_core.verbs.showing import show_facts, show_notes, show_table
 
 if TYPE_CHECKING:
-    import os
-
-    from inshrink_core.codec import AnyCodec
+    from rich.console import Console
 
 __all__ = [
     "GOALS",
+    "Estimate",
+    "EstimateGoals",
+    "EstimateLevels",
     "EstimateReport",
+    "Estimating",
     "Goal",
     "GoalEstimate",
     "GoalsReport",
@@ -157,6 +164,31 @@ class EstimateReport(Report):
         told = {"tensors": [one._asdict() for one in self.tensors]} if self.tensors else {}
         return {"estimate": True} | Report.to_json(self) | told
 
+    def show(self, console: Console) -> None:
+        """Print the estimates, and what they stand on."""
+        drop, divergence = percent(self.drop), nats(self.divergence)
+        known = self.n_trials > 0
+        how = "" if known else ", uncalibrated"
+        trials = f"{count(self.n_trials)} trials (rank correlation {plain(self.rank_correlation, 2)})"
+        facts = [
+            ("estimated ratio", f"{ratio(self.ratio_total)}  (of everything)"),
+            ("of the weights", f"{ratio(self.ratio_weights)}"),
+            ("estimated drop", f"{drop}  (of the worst step{how})"),
+            ("estimated divergence", f"{divergence} nats  (of the worst step{how})"),
+            ("calibrated on", trials if known else "nothing"),
+            ("encoded", f"{self.sampled * 100:.0f} % of {self.n_steps} steps"),
+            ("time", f"{duration(self.seconds)} on {self.device}"),
+        ]
+        show_facts(console, facts)
+        show_notes(console, self.notes)
+        if self.tensors:
+            console.print()
+            rows = (
+                (printable(o.key), count(o.n_values), f"{o.bits_per_weight:.2f}", _short(o.sensitivity))
+                for o in self.tensors
+            )
+            show_table(console, ("tensor", "values", "bits per weight", "sensitivity"), rows)
+
 
 class TensorEstimate(NamedTuple):
     """What a configuration does to one weight or buffer.
@@ -187,7 +219,7 @@ class TensorEstimate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LevelsReport:
+class LevelsReport(Report):
     """Estimates of a codec from fine to coarse.
 
     Parameters
@@ -201,6 +233,23 @@ class LevelsReport:
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink estimate --levels --json``."""
         return {"estimate": True, "levels": [_row_of(*one) for one in self.levels]}
+
+    def show(self, console: Console) -> None:
+        """Print a row a configuration, and what the figures stand on."""
+        rows = (
+            (
+                ", ".join(f"{name}={value}" for name, value in candidate.settings.items()),
+                ratio(one.ratio_total),
+                ratio(one.ratio_weights),
+                percent(one.drop),
+                nats(one.divergence),
+            )
+            for candidate, one in self.levels
+        )
+        headings = ("estimated", "ratio", "of the weights", "drop", "divergence")
+        show_table(console, headings, rows, left=(0,))
+        console.print()
+        show_notes(console, dict.fromkeys(note for _, one in self.levels for note in one.notes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,41 +326,95 @@ class GoalsReport(Report):
         """Return the document of ``inshrink estimate --goals --json``."""
         return {"estimate": True} | Report.to_json(self)
 
+    def show(self, console: Console) -> None:
+        """Print a row a goal, and what the figures stand on."""
+        rows = (
+            (
+                one.goal,
+                size(self.run_bytes),
+                size(one.archive_bytes),
+                ratio(one.ratio_total),
+                plain(one.bits_per_weight, 3),
+                percent(one.restore_cost),
+                one.basis,
+            )
+            for one in self.goals
+        )
+        headings = ("goal", "before", "after", "ratio", "bits per weight", "restore cost", "which is")
+        show_table(console, headings, rows, left=(0, 6))
+        console.print()
+        tried = ", ".join(map(count, self.tried))
+        facts = [
+            ("estimated from", f"steps {tried}, {self.sampled * 100:.0f} % of their weights"),
+            ("time", f"{duration(self.seconds)} on {self.device}"),
+        ]
+        show_facts(console, facts)
+
+
+def _short(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3g}"
+
 
 def _row_of(candidate: Candidate, report: EstimateReport) -> dict[str, Any]:
     """Return the document of one estimate of several, with what its configuration alone sets."""
     return {"set": candidate.document(), **report.to_json()}
 
 
-def estimate(
-    run: Run | str | os.PathLike[str],
-    *,
-    codec: str | None = None,
-    config: Mapping[str, Any] | AnyCodec | None = None,
-    optimizer: str | None = None,
-    keyframe_every: int = 32,
-    steps: Iterable[int] | None = None,
-    trials: str | os.PathLike[str] | None = None,
-    by_tensor: bool = False,
-    device: str = "auto",
-    threads: int | None = None,
-) -> EstimateReport:
-    """Estimate the ratio of a configuration, and its drop: by trials of a search where some are at hand.
+@dataclass(frozen=True, kw_only=True)
+class Estimating(Computing, Reading):
+    """What an estimate is of.
+
+    Parameters
+    ----------
+    trials
+        Trials of a search, which tell what an error costs; by default the run's own.
+    steps
+        Steps of the chain: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
+        repeated. By default all.
+    """
+
+    trials: Annotated[PathLike | None, Option(metavar="FILE")] = None
+    steps: Steps = None
+
+    def known(self, run: Run) -> tuple[Trial, ...]:
+        """Return the trials at hand."""
+        return known_trials(run, None if self.trials is None else Path(self.trials))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Configured(Writing, Estimating):
+    """What an estimate of configurations is of.
+
+    Parameters
+    ----------
+    by_tensor
+        Also tell bits, sensitivity and damage of every tensor that was encoded.
+    """
+
+    by_tensor: bool = False
+
+    def asked(self, run: Run | PathLike) -> _Asked:
+        """Return what it all comes to."""
+        chain = self.chain_config(device=self.device, threads=self.threads)
+        opened = self.opened_run(run).attributed()
+        chosen = choose_steps(opened, steps_of(opened, self.steps))
+        stretches = _stretches(chosen)
+        numel = max(_LEAST_NUMEL, _NUMEL // sum(map(len, stretches)))
+        known = self.known(opened)
+        keys = sample_keys(opened[chosen[0]], numel)
+        # What is seen ahead does not depend on the knob, so that all levels share it.
+        foreseen = FrameEncoder(chain).look_ahead(chosen, opened.__getitem__)
+        return _Asked(chain, opened, chosen, stretches, keys, known, foreseen)
+
+
+@dataclass(frozen=True)
+class Estimate(_Configured, Request[EstimateReport]):
+    """Estimate the ratio and the drop of a configuration; nothing is measured.
 
     Parameters
     ----------
     run
-        The run, or its path.
-    codec, config, optimizer, keyframe_every
-        As `inshrink_core.compress` takes them.
-    steps
-        Steps of the chain; by default all.
-    trials
-        A search's trial log (`SearchReport.log`); by default the one inside of the run.
-    by_tensor
-        Whether the report tells bits, sensitivity and damage of every tensor that was encoded.
-    device, threads
-        Where and how many tensors at a time are encoded.
+        The run it would be of.
 
     Raises
     ------
@@ -334,40 +437,46 @@ def estimate(
     >>> report.ratio_total > 5
     True
     """
-    chain = make_chain_config("", codec, config, optimizer, keyframe_every, device, threads)
-    return _estimated(chain, _Asked.of(run, steps, trials, chain), by_tensor=by_tensor)
+
+    run: RunLike
+
+    MODES: ClassVar = (f"{__name__}:EstimateGoals", f"{__name__}:EstimateLevels")
+    EXAMPLES: ClassVar = (
+        "inshrink estimate runs/digits --config my.toml",
+        "inshrink estimate runs/digits --set coarseness=4 --trials search.trials.jsonl",
+        "inshrink estimate runs/digits --codec uniform --levels 7",
+        "inshrink estimate runs/digits --goals",
+    )
+    SHOWN: ClassVar = Shown(in_bytes=False)
+
+    def perform(self) -> EstimateReport:
+        """Estimate it."""
+        return _estimated(self.asked(self.run), self.by_tensor, self.progress)
 
 
-def estimate_levels(
-    run: Run | str | os.PathLike[str],
-    *,
-    levels: int = 7,
-    codec: str | None = None,
-    config: Mapping[str, Any] | AnyCodec | None = None,
-    optimizer: str | None = None,
-    keyframe_every: int = 32,
-    steps: Iterable[int] | None = None,
-    trials: str | os.PathLike[str] | None = None,
-    by_tensor: bool = False,
-    device: str = "auto",
-    threads: int | None = None,
-    progress: OnProgress | None = None,
-) -> LevelsReport:
+estimate = python_call(Estimate)
+
+
+@dataclass(frozen=True)
+class EstimateLevels(_Configured, Request[LevelsReport]):
     """Estimate a codec from fine to coarse.
 
     Parameters
     ----------
-    run, codec, config, optimizer, keyframe_every, steps, trials, by_tensor, device, threads
-        As `estimate` takes them; what is turned by a level replaces what `config` says of it.
+    run
+        The run it would be of.
     levels
-        Most configurations, at least one; a codec of few values has fewer.
-    progress
-        Called after each, with its row of the document.
+        Estimate the codec from fine to coarse instead, in at most so many configurations; what a level turns
+        replaces what is set.
 
     Raises
     ------
     InputError
-        As `estimate`; or the codec has nothing to turn, or `levels` is less than one.
+        As `estimate`; or the codec has nothing to turn.
+
+    Notes
+    -----
+    Progress tells the row of the document of each.
 
     Examples
     --------
@@ -377,40 +486,43 @@ def estimate_levels(
     >>> fine[1].ratio_weights < coarse[1].ratio_weights
     True
     """
-    if levels < 1:
-        raise InputError("--levels is at least 1", expected="≥ 1", found=str(levels))
-    chain = make_chain_config("", codec, config, optimizer, keyframe_every, device, threads)
-    asked = _Asked.of(run, steps, trials, chain)
-    layers = frozenset(spec.layer for spec in asked.run[asked.steps[0]].specs if spec.role in MODEL_ROLES)
-    candidates = space_of(chain.codec, layers).levels(levels)
-    found = []
-    for done, candidate in enumerate(candidates, start=1):
-        found.append((candidate, _estimated(candidate.chain_config(chain), asked, by_tensor=by_tensor)))
-        if progress is not None:
-            n = found[-1][1].n_steps
-            row = _row_of(*found[-1])
-            progress(Progress("estimate", done * n, len(candidates) * n, asked.steps[-1], found=row))
-    return LevelsReport(levels=tuple(found))
+
+    run: RunLike
+    _: KW_ONLY
+    levels: Annotated[int, Option(least=1)] = 7
+
+    COMMAND: ClassVar = "estimate --levels"
+    SHOWN: ClassVar = Shown(in_bytes=False)
+
+    def perform(self) -> LevelsReport:
+        """Estimate each."""
+        asked = self.asked(self.run)
+        layers = frozenset(one.layer for one in asked.run[asked.steps[0]].specs if one.role in MODEL_ROLES)
+        candidates = space_of(asked.chain.codec, layers).levels(self.levels)
+        found = []
+        for done, candidate in enumerate(candidates, start=1):
+            one = asked._replace(chain=candidate.chain_config(asked.chain))
+            found.append((candidate, _estimated(one, self.by_tensor)))
+            if self.progress is not None:
+                n = found[-1][1].n_steps
+                row = _row_of(*found[-1])
+                self.progress(Progress("estimate", done * n, len(candidates) * n, asked.steps[-1], found=row))
+        return LevelsReport(levels=tuple(found))
 
 
-def estimate_goals(
-    run: Run | str | os.PathLike[str],
-    *,
-    keyframe_every: int = 32,
-    steps: Iterable[int] | None = None,
-    trials: str | os.PathLike[str] | None = None,
-    device: str = "auto",
-    threads: int | None = None,
-    progress: OnProgress | None = None,
-) -> GoalsReport:
-    """Estimate what a run would take for each of `GOALS`, from two of its steps.
+estimate_levels = python_call(EstimateLevels)
+
+
+@dataclass(frozen=True)
+class EstimateGoals(Estimating, Request[GoalsReport]):
+    """Try two steps for three goals instead: to resume exactly, to resume, weights alone.
 
     Parameters
     ----------
-    run, keyframe_every, steps, trials, device, threads
-        As `estimate` takes them.
-    progress
-        Called after each goal, with its row of the document.
+    run
+        The run it would be of.
+    keyframe_every
+        Frames from one keyframe to the next.
 
     Raises
     ------
@@ -419,9 +531,9 @@ def estimate_goals(
 
     Notes
     -----
-    Two steps in the middle of the chain are encoded, a keyframe and the delta after it; of models of more
-    than `_NUMEL` elements a sample of the tensors. Sizes of the whole chain are those of the two in the
-    proportion that it has them.
+    The goals are `GOALS`; progress tells the row of the document of each. Two steps in the middle of the
+    chain are encoded, a keyframe and the delta after it; of models of more than `_NUMEL` elements a sample of
+    the tensors. Sizes of the whole chain are those of the two in the proportion that it has them.
 
     Examples
     --------
@@ -431,35 +543,49 @@ def estimate_goals(
     >>> exact.archive_bytes > resume.archive_bytes > weights.archive_bytes
     True
     """
-    begun = time.perf_counter()
-    opened = run if isinstance(run, Run) else open_run(run)
-    chosen = choose_steps(opened, steps)
-    tried = tuple(middle_of(chosen, _N_TRIED))
-    known = known_trials(opened, None if trials is None else Path(trials))
-    keys = sample_keys(opened[tried[0]], _NUMEL // _N_TRIED)
-    found = []
-    for done, goal in enumerate(GOALS, start=1):
-        chain = make_chain_config("", goal.codec, None, goal.optimizer, keyframe_every, device, threads)
-        foreseen = FrameEncoder(chain).look_ahead(chosen, opened.__getitem__, keys)
-        found.append(_goal(goal, chain, _Asked(opened, chosen, [tried], keys, known, foreseen)))
-        if progress is not None:
-            row = found[-1].to_json()
-            progress(Progress("estimate", done, len(GOALS), tried[-1], found=row))
-    return GoalsReport(
-        goals=tuple(found),
-        run_bytes=sum(opened[step].raw_bytes() for step in chosen),
-        steps=chosen,
-        tried=tried,
-        sampled=_share(opened[tried[0]].specs, keys),
-        seconds=time.perf_counter() - begun,
-        device=chain.device,
-    )
+
+    run: RunLike
+    _: KW_ONLY
+    keyframe_every: Annotated[int, Option(least=1)] = 32
+
+    COMMAND: ClassVar = "estimate --goals"
+    SHOWN: ClassVar = Shown(in_bytes=False)
+
+    def perform(self) -> GoalsReport:
+        """Estimate what each goal takes."""
+        begun = time.perf_counter()
+        opened = self.opened_run(self.run).attributed()
+        chosen = choose_steps(opened, steps_of(opened, self.steps))
+        tried = tuple(middle_of(chosen, _N_TRIED))
+        known = self.known(opened)
+        keys = sample_keys(opened[tried[0]], _NUMEL // _N_TRIED)
+        found = []
+        for done, goal in enumerate(GOALS, start=1):
+            written = Writing(codec=goal.codec, optimizer=goal.optimizer, keyframe_every=self.keyframe_every)
+            chain = written.chain_config(device=self.device, threads=self.threads)
+            foreseen = FrameEncoder(chain).look_ahead(chosen, opened.__getitem__, keys)
+            found.append(_goal(goal, _Asked(chain, opened, chosen, [tried], keys, known, foreseen)))
+            if self.progress is not None:
+                row = found[-1].to_json()
+                self.progress(Progress("estimate", done, len(GOALS), tried[-1], found=row))
+        return GoalsReport(
+            goals=tuple(found),
+            run_bytes=sum(opened[step].raw_bytes() for step in chosen),
+            steps=chosen,
+            tried=tried,
+            sampled=_share(opened[tried[0]].specs, keys),
+            seconds=time.perf_counter() - begun,
+            device=chain.device,
+        )
 
 
-def _goal(goal: Goal, chain: ChainConfig, asked: _Asked) -> GoalEstimate:
+estimate_goals = python_call(EstimateGoals)
+
+
+def _goal(goal: Goal, asked: _Asked) -> GoalEstimate:
     """Estimate what a goal takes."""
-    guess = _Guess.of(chain, asked)
-    rest = _rest(chain, asked, _N_TRIED)
+    guess = _Guess.of(asked)
+    rest = _rest(asked, _N_TRIED)
     specs = [spec for spec in asked.run[asked.steps[0]].specs if spec.role in MODEL_ROLES]
     basis, cost = "unknown", None
     if goal.is_exact:
@@ -499,32 +625,18 @@ def _restore_cost(known: Sequence[Trial], guess: _Guess) -> float | None:
 
 
 class _Asked(NamedTuple):
-    """What is estimated on: a run, steps, stretches of them, sampled tensors; trials; what is foreseen."""
+    """What is estimated: a configuration, on a run, steps, stretches of them and sampled tensors of it.
 
+    `known` are trials, and `foreseen` is what the encoder sees ahead.
+    """
+
+    chain: ChainConfig
     run: Run
     steps: tuple[int, ...]
     stretches: list[Sequence[int]]
     keys: frozenset[str]
     known: tuple[Trial, ...]
     foreseen: Any
-
-    @classmethod
-    def of(
-        cls,
-        run: Run | str | os.PathLike[str],
-        steps: Iterable[int] | None,
-        trials: str | os.PathLike[str] | None,
-        chain: ChainConfig,
-    ) -> _Asked:
-        opened = run if isinstance(run, Run) else open_run(run)
-        chosen = choose_steps(opened, steps)
-        stretches = _stretches(chosen)
-        numel = max(_LEAST_NUMEL, _NUMEL // sum(map(len, stretches)))
-        known = known_trials(opened, None if trials is None else Path(trials))
-        keys = sample_keys(opened[chosen[0]], numel)
-        # What is seen ahead does not depend on the knob, so that all levels share it.
-        foreseen = FrameEncoder(chain).look_ahead(chosen, opened.__getitem__)
-        return cls(opened, chosen, stretches, keys, known, foreseen)
 
 
 class _Guess(NamedTuple):
@@ -542,9 +654,13 @@ class _Guess(NamedTuple):
     measured: Chain | None
 
     @classmethod
-    def of(cls, chain: ChainConfig, asked: _Asked) -> _Guess:
-        opened, chosen, stretches, keys, known, foreseen = asked
-        rows = [row for stretch in stretches for row in _encode(opened, chain, stretch, keys, foreseen)]
+    def of(cls, asked: _Asked, progress: OnProgress | None = None) -> _Guess:
+        chain, chosen, known = asked.chain, asked.steps, asked.known
+        rows: list[_Row] = []
+        for row in itertools.chain.from_iterable(_encode(asked, stretch) for stretch in asked.stretches):
+            rows.append(row)
+            if progress is not None:
+                progress(Progress("estimate", len(rows), sum(map(len, asked.stretches)), row.step))
         calibration = calibrate([one for one in known if one.config.get("codec") == chain.codec])
         if not calibration.n_trials:
             calibration = calibrate(known)
@@ -564,11 +680,11 @@ class _Guess(NamedTuple):
         return cls(rows, raw, nbytes, drop, divergence, calibration, measured)
 
 
-def _rest(chain: ChainConfig, asked: _Asked, n: int | None = None) -> Rest:
+def _rest(asked: _Asked, n: int | None = None) -> Rest:
     """Estimate what is not weights, from a few steps in the middle of the chain."""
     few = middle_of(asked.steps) if n is None else middle_of(asked.steps, n)
     return estimate_rest(
-        chain, [asked.run[step] for step in few], len(asked.steps), asked.keys, asked.foreseen
+        asked.chain, [asked.run[step] for step in few], len(asked.steps), asked.keys, asked.foreseen
     )
 
 
@@ -578,11 +694,12 @@ def _share(specs: Sequence[TensorSpec], keys: frozenset[str]) -> float:
     return sum(spec.numel for spec in model if spec.key in keys) / max(1, sum(spec.numel for spec in model))
 
 
-def _estimated(chain: ChainConfig, asked: _Asked, *, by_tensor: bool) -> EstimateReport:
+def _estimated(asked: _Asked, by_tensor: bool, progress: OnProgress | None = None) -> EstimateReport:
     """Estimate what a configuration does."""
     begun = time.perf_counter()
-    guess = _Guess.of(chain, asked)
-    rest = _rest(chain, asked)
+    chain = asked.chain
+    guess = _Guess.of(asked, progress)
+    rest = _rest(asked)
     n_trials = guess.calibration.n_trials
     specs = [spec for spec in asked.run[asked.steps[0]].specs if spec.role in MODEL_ROLES]
     return EstimateReport(
@@ -667,11 +784,10 @@ def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
     return [steps[begin : begin + _RUN_LENGTH] for begin in begins]
 
 
-def _encode(
-    run: Run, chain: ChainConfig, steps: Sequence[int], keys: frozenset[str], foreseen: Any
-) -> Iterator[_Row]:
+def _encode(asked: _Asked, steps: Sequence[int]) -> Iterator[_Row]:
     """Encode a stretch of a run in closed loop."""
-    encoded = encode_chain(chain, (run[step] for step in steps), keys, foreseen)
+    chain, run, keys = asked.chain, asked.run, asked.keys
+    encoded = encode_chain(chain, (run[step] for step in steps), keys, asked.foreseen)
     before = None
     for number, (step, one) in enumerate(zip(steps, encoded, strict=True)):
         checkpoint = run[step]

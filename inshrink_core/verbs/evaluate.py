@@ -5,20 +5,27 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from inshrink_core.archive.durable import require_free, write_durably
 from inshrink_core.errors import InputError
+from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import make_folders
 from inshrink_core.formats import Run, open_run
 from inshrink_core.report import Report
+from inshrink_core.request import Option, Request, python_call
+from inshrink_core.text import duration, plain, printable
+from inshrink_core.verbs.groups import PathLike, Reading, RunLike
+from inshrink_core.verbs.showing import show_facts
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from inshrink_core.metrics import Direction
 
-__all__ = ["EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"]
+__all__ = ["Evaluate", "EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,20 @@ class EvaluateReport(Report):
     printed: str = ""
     seconds: float = 0.0
 
+    def show(self, console: Console) -> None:
+        """Print the figures, the one that counts first."""
+        others = [(name, value) for name, value in self.metrics.items() if name != self.metric]
+        arrays = [("log_probs", self.log_probs), ("predictions", self.predictions)]
+        facts = [
+            ("step", str(self.step)),
+            (printable(self.metric), f"{plain(self.value)}  ({self.direction} is better)"),
+            *((printable(name), plain(value)) for name, value in others),
+            *((name, " × ".join(map(str, shape))) for name, shape in arrays if shape is not None),
+            ("printed", printable(self.printed)),
+            ("time", duration(self.seconds)),
+        ]
+        show_facts(console, facts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatorReport(Report):
@@ -77,27 +98,36 @@ class EvaluatorReport(Report):
 
     DOCUMENT: ClassVar = "evaluator=output task why sha256=digest"
 
+    def show(self, console: Console) -> None:
+        """Print what was guessed."""
+        facts = [
+            ("written", printable(str(self.output))),
+            ("task", f"{self.task}: {printable(self.why)}"),
+            ("left to do", "what is marked TODO in it"),
+            ("SHA-256", self.digest),
+        ]
+        show_facts(console, facts)
 
-def evaluate(
-    run: Run | str | os.PathLike[str],
-    *,
-    step: int | None = None,
-    evaluator: str | None = None,
-    metric: str | None = None,
-    direction: str | None = None,
-    trust_run: bool = False,
-    timeout: float = 600.0,
-) -> EvaluateReport:
-    """Evaluate one step of a run: to see that an evaluator works before it is asked many times.
+
+@dataclass(frozen=True)
+class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport | EvaluatorReport]):
+    """Evaluate one step, to see that an evaluator works; or write one to begin with.
 
     Parameters
     ----------
     run
-        The run, or its path.
+        A run: a directory, a glob or a checkpoint file.
     step
-        The step; by default the last.
-    evaluator, metric, direction, trust_run, timeout
-        As `compare` takes them.
+        Which step; by default the last.
+    write
+        Write an evaluator to begin with instead; nothing is executed.
+    task
+        With --write, what the model is for: language, classifier or regression; by default what the tensors
+        tell.
+    model
+        With --write, the model's class, made without arguments.
+    force
+        With --write, replace a file that exists.
 
     Raises
     ------
@@ -113,28 +143,46 @@ def evaluate(
     >>> report.metric, report.value > 0.97, report.log_probs
     ('accuracy', True, (540, 10))
     """
-    from inshrink_core.evaluate import EvaluatorRequest
 
-    opened = run if isinstance(run, Run) else open_run(run)
-    chosen = opened.steps[-1] if step is None else step
-    request = EvaluatorRequest(
-        evaluator=evaluator, metric=metric, direction=direction, trust_run=trust_run, timeout=timeout
+    run: RunLike
+    _: KW_ONLY
+    step: Annotated[int | None, Option(metavar="STEP")] = None
+    write: Annotated[PathLike | None, Option(metavar="FILE.py")] = None
+    task: Annotated[str | None, Option(metavar="language|classifier|regression")] = None
+    model: Annotated[str | None, Option(metavar="MODULE:CLASS")] = None
+    force: bool = False
+
+    EXAMPLES: ClassVar = (
+        "inshrink evaluate runs/digits --write judge.py",
+        "inshrink evaluate runs/digits --evaluator judge.py:evaluate",
     )
-    with request.resolve(opened.settings, opened.directory) as judge:
-        found = judge.evaluate(opened[chosen])
-        return EvaluateReport(
-            step=chosen,
-            evaluator=judge.spec,
-            metric=found.metric,
-            direction=found.direction,
-            value=found.value,
-            metrics=found.metrics,
-            standard_errors=found.standard_errors,
-            log_probs=None if found.log_probs is None else found.log_probs.shape,
-            predictions=None if found.predictions is None else found.predictions.shape,
-            printed=judge.printed,
-            seconds=found.seconds,
-        )
+
+    def perform(self) -> EvaluateReport | EvaluatorReport:
+        """Evaluate the step, or write an evaluator."""
+        opened = self.opened_run(self.run)
+        if self.write is not None:
+            return make_evaluator(opened, self.write, task=self.task, model=self.model, force=self.force)
+        if self.task is not None or self.model is not None or self.force:
+            raise InputError("--task, --model and --force go with --write", remedy="add --write FILE.py")
+        chosen = opened.steps[-1] if self.step is None else self.step
+        with self.resolve(opened.settings, opened.directory) as judge:
+            found = judge.evaluate(opened[chosen])
+            return EvaluateReport(
+                step=chosen,
+                evaluator=judge.spec,
+                metric=found.metric,
+                direction=found.direction,
+                value=found.value,
+                metrics=found.metrics,
+                standard_errors=found.standard_errors,
+                log_probs=None if found.log_probs is None else found.log_probs.shape,
+                predictions=None if found.predictions is None else found.predictions.shape,
+                printed=judge.printed,
+                seconds=found.seconds,
+            )
+
+
+evaluate = python_call(Evaluate)
 
 
 def make_evaluator(

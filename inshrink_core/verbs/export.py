@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.archive import ArchiveWriter, pack_archive
 from inshrink_core.archive.durable import require_free
@@ -26,21 +25,36 @@ from inshrink_core.chain.parts import add_parts, parts_of
 from inshrink_core.chain.rekey import rekey_frame
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.errors import InputError, NotFoundError, StorageError
-from inshrink_core.execution import Limits, make_folders, working_folder
+from inshrink_core.execution import make_folders, working_folder
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats.write import write_safetensors, written_nbytes
 from inshrink_core.frame import FrameKind
 from inshrink_core.report import Report
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.search.coarsen import FLOAT32_NBYTES, coarsen
+from inshrink_core.text import count, duration, error_size, ratio, size, steps_in_short
+from inshrink_core.verbs.groups import ArchiveLike, Based, Globs, Limiting, OnDevice, PathLike, Size
+from inshrink_core.verbs.pack import PackReport, pack, unpack
+from inshrink_core.verbs.showing import show_facts
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from torch import Tensor
 
     from inshrink_core.archive import FrameWriter
     from inshrink_core.checkpoint import FileLayout, TensorSpec
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["CASTABLE", "DEFAULT_RATIO", "DTYPES", "LAYOUTS", "ExportReport", "chosen_names", "export"]
+__all__ = [
+    "CASTABLE",
+    "DEFAULT_RATIO",
+    "DTYPES",
+    "LAYOUTS",
+    "Export",
+    "ExportReport",
+    "chosen_names",
+    "export",
+]
 
 DEFAULT_RATIO: Final = 8.0
 """Float32 bytes over exported bytes of the weights, where they may be coarsened."""
@@ -131,62 +145,61 @@ class ExportReport(Report):
         """The step, as every report has it."""
         return (self.step,)
 
+    def show(self, console: Console) -> None:
+        """Print what the file holds of the step, and what it lost."""
+        lost = "none: every bit as in the archive"
+        if not self.exact:
+            lost = f"{error_size(self.relative_error)}  (root mean square, against the archive)"
+        facts = [
+            ("step", steps_in_short(self.steps)),
+            ("file", f"{self.output}  ({size(self.nbytes)})"),
+            ("tensors", count(self.n_tensors)),
+            ("ratio of everything", "" if self.size is None else ratio(self.size.ratio_total)),
+            ("ratio of the weights", "" if self.size is None else ratio(self.size.ratio_weights)),
+            ("ratio to float32", ratio(self.ratio_float32)),
+            ("error of the weights", lost),
+            ("left out", ", ".join(self.left_out)),
+            ("time", duration(self.seconds)),
+        ]
+        show_facts(console, facts)
 
-def export(
-    archive: Archive | str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    step: int | None = None,
-    weights_only: bool = False,
-    tensors: str | Iterable[str] = (),
-    without: str | Iterable[str] = (),
-    ratio: float = DEFAULT_RATIO,
-    size: int | None = None,
-    exact: bool = False,
-    layout: str = "packed",
-    dtype: str = "same",
-    force: bool = False,
-    device: str = "auto",
-    progress: OnProgress | None = None,
-    max_memory: int | None = None,
-    max_disk: int | None = None,
-) -> ExportReport:
-    """Write one step as one file that needs nothing else: a packed archive, or plain weights.
+
+@dataclass(frozen=True)
+class Export(OnDevice, Limiting, Based, Request[ExportReport | PackReport]):
+    """Write one step, or a whole archive, as one file that needs nothing else.
 
     Parameters
     ----------
     archive
-        The archive, or its path.
+        The archive: a folder, a packed file or a URL.
     output
-        The file to make.
+        The file to make of one step.
     step
-        The step; by default the last.
+        Which step; by default the last.
     weights_only
-        Leave out the optimizer's state and the files that training goes on from; config and
-        tokenizer files stay. For transfer learning: weights are coarsened to reach `ratio`.
-    tensors, without
-        With `weights_only`, globs of names of tensors to keep and to leave out, as `chosen_names` reads
-        them; by default all are kept.
+        For transfer learning: without the optimizer's state and the files that training goes on from, weights
+        coarsened to reach `ratio`; config and tokenizer files stay.
     ratio
-        With `weights_only`, how many times smaller than float32 the weights should become at least.
+        With --weights-only, how many times smaller than float32 the weights become at least; by default 8.
     size
-        Bytes that a packed file may take at most, in the place of `ratio`.
+        With --weights-only, how large a packed file may be instead, as 40MB.
     exact
-        With `weights_only`, keep every bit of the archived weights, whatever that takes. Without
-        `weights_only` every bit is kept anyway.
+        With --weights-only, keep every bit of the archived weights.
+    tensors
+        With --weights-only, keep these layers alone: globs of names of tensors or modules; may be repeated.
+    without
+        With --weights-only, leave these layers out; may be repeated.
     layout
-        ``packed``; or, with `weights_only`, ``safetensors``: one plain file that loads without Inshrink, of
-        the values that the packed one would restore.
+        packed; or, with --weights-only, safetensors: one plain file that loads without Inshrink, of the
+        values that the packed one would restore.
     dtype
-        Of a plain file, what its floats become: ``same``, ``fp32``, ``bf16`` or ``fp16``.
+        With --format safetensors, what floats become: same, fp32, bf16 or fp16.
+    pack
+        Copy the whole archive into one file instead.
+    unpack
+        Copy the whole archive into a folder instead.
     force
-        Replace the file if it exists.
-    device
-        Where tensors are decoded and coarsened: ``auto``, ``cpu`` or ``cuda``; it does not change the file.
-    progress
-        Called after each tensor; raising cancels and leaves nothing behind.
-    max_memory, max_disk
-        Bytes that may be taken; by default what is available. The file takes no more disk than the step.
+        Replace a file that exists.
 
     Raises
     ------
@@ -220,50 +233,122 @@ def export(
     >>> inshrink_core.open(folder / "model.inshrink").steps
     (400,)
     """
-    begun = time.perf_counter()
-    tensors, without = _listed(tensors), _listed(without)
-    plain = layout == "safetensors"
-    _check_request(ratio, layout, dtype, size, weights_only, is_chosen=bool(tensors or without))
-    source = archive if isinstance(archive, Archive) else Archive.open(archive)
-    target = Path(output)
-    require_free(target, force)
-    info = source.last if step is None else source.reader.find(step)
-    source = source.limited(Limits(max_memory=max_memory, max_disk=max_disk)).on(device)
-    needs = step_needs(source, info)
-    where = source.where(info)
-    source.limits.require_memory(needs.memory_in_turn, "exporting the step", where)
-    source.limits.require_disk(needs.disk, target.parent, "exporting the step", where)
-    job = _Export(source, info, weights_only, (tensors, without), progress)
-    with _beside(target) as folder:
-        chosen = folder / "exact"
-        error, packed = 0.0, job.write_exact(chosen)
-        if size is not None:
-            ratio = _ratio_for(size, packed, str(target))
-        if weights_only and not exact and not _reaches(packed, ratio):
-            chosen = folder / "coarse"
-            error = job.write_coarse(chosen, ratio, packed)
-        made = Archive.open(chosen)
-        if plain:
-            error = job.write_plain(made, target, DTYPES[dtype], force=force)
-            nbytes = target.stat().st_size
-        else:
-            nbytes = pack_archive(made.reader, target, force=force)
-    return ExportReport(
-        archive=str(source.reader.path),
-        output=target,
-        step=info.step,
-        layout=layout,
-        size=None if plain else archive_size(Archive.open(target)),
-        nbytes=nbytes,
-        n_tensors=job.n_tensors,
-        n_weights=_n_weights(packed),
-        weights_only=weights_only,
-        exact=error == 0.0,
-        relative_error=error,
-        left_out=job.left_out,
-        seconds=time.perf_counter() - begun,
-        device=source.device,
+
+    archive: ArchiveLike
+    output: Annotated[PathLike | None, Option(("--output", "-o"), metavar="FILE")] = None
+    _: KW_ONLY
+    step: Annotated[int | None, Option(metavar="STEP")] = None
+    weights_only: bool = False
+    ratio: Annotated[float | None, Option(metavar="RATIO")] = None
+    size: Size = None
+    exact: bool = False
+    tensors: Globs = ()
+    without: Globs = ()
+    layout: Annotated[str, Option(("--format",), metavar="packed|safetensors")] = "packed"
+    dtype: Annotated[str, Option(metavar="same|fp32|bf16|fp16")] = "same"
+    pack: Annotated[PathLike | None, Option(metavar="FILE")] = None
+    unpack: Annotated[PathLike | None, Option(metavar="DIR")] = None
+    force: bool = False
+
+    EXAMPLES: ClassVar = (
+        "inshrink export digits.inshrink --step 400 --weights-only -o model.inshrink",
+        "inshrink export digits.inshrink --weights-only --without fc2 --format safetensors -o m.safetensors",
+        "inshrink export digits.inshrink --pack run.inshrink",
+        "inshrink export run.inshrink --unpack again.inshrink",
     )
+
+    def perform(self) -> ExportReport | PackReport:
+        """Write the file."""
+        tensors, without = _listed(self.tensors), _listed(self.without)
+        self._check(is_chosen=bool(tensors or without))
+        if self.pack is not None:
+            return pack(self.archive, self.pack, force=self.force, progress=self.progress)
+        if self.unpack is not None:
+            return unpack(self.archive, self.unpack, progress=self.progress)
+        begun = time.perf_counter()
+        wanted = DEFAULT_RATIO if self.ratio is None else self.ratio
+        plain = self.layout == "safetensors"
+        target = Path(self.output or "")
+        require_free(target, self.force)
+        source = self.opened_archive(self.archive)
+        info = source.last if self.step is None else source.reader.find(self.step)
+        source = source.limited(self.limits()).on(self.device)
+        needs = step_needs(source, info)
+        where = source.where(info)
+        source.limits.require_memory(needs.memory_in_turn, "exporting the step", where)
+        source.limits.require_disk(needs.disk, target.parent, "exporting the step", where)
+        job = _Export(source, info, self.weights_only, (tensors, without), self.progress)
+        with _beside(target) as folder:
+            chosen = folder / "exact"
+            error, packed = 0.0, job.write_exact(chosen)
+            if self.size is not None:
+                wanted = _ratio_for(self.size, packed, str(target))
+            if self.weights_only and not self.exact and not _reaches(packed, wanted):
+                chosen = folder / "coarse"
+                error = job.write_coarse(chosen, wanted, packed)
+            made = Archive.open(chosen)
+            if plain:
+                error = job.write_plain(made, target, DTYPES[self.dtype], force=self.force)
+                nbytes = target.stat().st_size
+            else:
+                nbytes = pack_archive(made.reader, target, force=self.force)
+        return ExportReport(
+            archive=str(source.reader.path),
+            output=target,
+            step=info.step,
+            layout=self.layout,
+            size=None if plain else archive_size(Archive.open(target)),
+            nbytes=nbytes,
+            n_tensors=job.n_tensors,
+            n_weights=_n_weights(packed),
+            weights_only=self.weights_only,
+            exact=error == 0.0,
+            relative_error=error,
+            left_out=job.left_out,
+            seconds=time.perf_counter() - begun,
+            device=source.device,
+        )
+
+    def _check(self, *, is_chosen: bool) -> None:
+        """Refuse what makes no sense together."""
+        if sum(target is not None for target in (self.output, self.pack, self.unpack)) != 1:
+            raise InputError(
+                "say what to make", remedy="give one of: -o FILE for a step, --pack FILE, --unpack DIR"
+            )
+        graded = sum((self.exact, self.ratio is not None, self.size is not None))
+        of_weights = graded or is_chosen or self.layout != "packed" or self.dtype != "same"
+        if self.output is None and (self.weights_only or of_weights or self.step is not None):
+            raise InputError(
+                "--pack and --unpack copy the whole archive as it is",
+                remedy="for one step give -o FILE; `inshrink prune` thins an archive out",
+            )
+        if graded > 1:
+            raise InputError("--exact, --ratio and --size exclude each other", remedy="give one of them")
+        if of_weights and not self.weights_only:
+            raise InputError(
+                "--exact, --ratio, --size, --tensors, --without, --format and --dtype go with --weights-only",
+                remedy="add --weights-only; without it a step is kept whole and exact",
+            )
+        if self.ratio is not None and not self.ratio >= 1:
+            raise InputError(
+                f"a ratio of {self.ratio:g} makes nothing smaller", remedy="give a number of at least 1"
+            )
+        if self.layout not in LAYOUTS:
+            raise InputError("an unknown layout", expected=", ".join(LAYOUTS), found=self.layout[:40])
+        if self.dtype not in DTYPES:
+            raise InputError("an unknown dtype", expected=", ".join(DTYPES), found=self.dtype[:40])
+        if self.layout == "packed" and self.dtype != "same":
+            raise InputError(
+                "a packed file keeps the dtype of each tensor", remedy="choose safetensors for another one"
+            )
+        if self.layout == "safetensors" and self.size is not None:
+            raise InputError(
+                "a plain file is as large as its dtype makes it",
+                remedy="give a ratio, which says how coarse its values are, or a dtype",
+            )
+
+
+export = python_call(Export)
 
 
 def chosen_names(
@@ -296,32 +381,6 @@ def chosen_names(
 
 def _listed(patterns: str | Iterable[str]) -> tuple[str, ...]:
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
-
-
-def _check_request(
-    ratio: float, layout: str, dtype: str, size: int | None, weights_only: bool, *, is_chosen: bool
-) -> None:
-    """Refuse what makes no sense together."""
-    if not ratio >= 1:
-        raise InputError(f"a ratio of {ratio:g} makes nothing smaller", remedy="give a number of at least 1")
-    if layout not in LAYOUTS:
-        raise InputError("an unknown layout", expected=", ".join(LAYOUTS), found=layout[:40])
-    if dtype not in DTYPES:
-        raise InputError("an unknown dtype", expected=", ".join(DTYPES), found=dtype[:40])
-    if not weights_only and (is_chosen or layout != "packed" or size is not None):
-        raise InputError(
-            "layers are chosen, made small or written as a plain file of weights alone",
-            remedy="ask for weights only as well; a training resumes from whole steps",
-        )
-    if layout == "packed" and dtype != "same":
-        raise InputError(
-            "a packed file keeps the dtype of each tensor", remedy="choose safetensors for another one"
-        )
-    if layout == "safetensors" and size is not None:
-        raise InputError(
-            "a plain file is as large as its dtype makes it",
-            remedy="give a ratio, which says how coarse its values are, or a dtype",
-        )
 
 
 def _ratio_for(size: int, packed: ArchiveSize, where: str) -> float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
-from inshrink_core.analysis.gain import RestoreGain, restore_gain, restore_gain_of_run
+from inshrink_core.archive.layout import REBUILD_REMEDY
 from inshrink_core.chain import (
     QUALITY,
     TAKEN,
@@ -20,29 +19,55 @@ from inshrink_core.chain import (
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, MissingFrameError
 from inshrink_core.execution import resolve_device
-from inshrink_core.formats import Run
+from inshrink_core.formats import Run, Skipped
 from inshrink_core.formats.run import NoCheckpointError
-from inshrink_core.report import plain_value
-from inshrink_core.verbs.restore import open_any
+from inshrink_core.report import Report, plain_value
+from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.text import (
+    UNKNOWN,
+    count,
+    counted,
+    percent,
+    plain,
+    printable,
+    ratio,
+    shape,
+    size,
+    steps_in_short,
+)
+from inshrink_core.verbs.groups import OnDevice, Opening, PathLike, RunOrArchive
+from inshrink_core.verbs.showing import (
+    base_text,
+    named_ratio,
+    optimizer_text,
+    show_facts,
+    show_notes,
+    show_table,
+)
 
 if TYPE_CHECKING:
-    from inshrink_core.codec import AnyCodec
-    from inshrink_core.execution.progress import OnProgress
+    from rich.console import Console
+
+    from inshrink_core.analysis.gain import RestoreGain
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["Inventory", "inspect"]
+__all__ = ["Inspect", "Inventory", "inspect"]
 
 ARCHIVE_FORMAT = "inshrink"
 
+_MOST_FRAMES: Final = 40
+_FEW_TENSORS: Final = 10
+"""Unless all are asked for, gains of this many are listed: those that would lose most of their movement."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inventory:
+class Inventory(Report):
     """What a run or an archive holds.
 
     Parameters
     ----------
     path
-        The run or the archive.
+        The run or the archive, as it was named.
     facts
         The document of ``inshrink inspect --json``, whose keys docs/cli.md explains.
     failure
@@ -51,6 +76,8 @@ class Inventory:
         Gain and noise of restores, where they were asked for.
     device
         Where they were measured; None without them, for nothing is decoded or encoded then.
+    with_tensors
+        Whether every tensor is shown.
     """
 
     path: str
@@ -58,42 +85,68 @@ class Inventory:
     failure: InshrinkError | None = None
     restore_gain: RestoreGain | None = None
     device: str | None = None
+    with_tensors: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink inspect --json``."""
         gain = {} if self.restore_gain is None else {"restore_gain": self.restore_gain.to_json()}
         return {**self.facts, "device": self.device, **gain}
 
+    def show(self, console: Console) -> None:
+        """Print the facts, the sizes by role, the frames, and what was left out and why."""
+        facts = self.facts
+        archived = facts["kind"] == "archive"
+        if facts["steps"] or archived:
+            show_facts(console, _facts(self.path, facts, archived))
+            console.print()
+            headings = ("role", "tensors", "raw", *(("archived", "ratio") if archived else ()))
+            rows = facts["roles"].items()
+            show_table(console, headings, (_role_cells(role, row, archived) for role, row in rows))
+        if archived and facts["frames"]:
+            console.print()
+            show_table(console, *_frame_table(facts["frames"]), left=(1,))
+        if self.with_tensors:
+            console.print()
+            headings = (
+                "tensor",
+                "dtype",
+                "shape",
+                "layer",
+                "steps",
+                "raw",
+                *(("ratio",) if archived else ()),
+            )
+            show_table(
+                console,
+                headings,
+                (_tensor_cells(row, archived) for row in facts["tensors"]),
+                left=(0, 1, 2, 3),
+            )
+        if self.restore_gain is not None:
+            _show_gain(console, self.restore_gain, with_tensors=self.with_tensors)
+        show_notes(console, facts["notes"])
+        if facts["skipped"]:
+            console.print(f"\nskipped {counted(len(facts['skipped']), 'file')}:")
+            for row in facts["skipped"]:
+                console.print(printable(f"  {row['path']}: {row['reason']}"), soft_wrap=True)
 
-def inspect(
-    source: Run | Archive | str | os.PathLike[str],
-    *,
-    gain: bool = False,
-    against: Run | str | os.PathLike[str] | None = None,
-    codec: str | None = None,
-    config: Mapping[str, Any] | AnyCodec | None = None,
-    device: str = "auto",
-    progress: OnProgress | None = None,
-    **options: Any,
-) -> Inventory:
-    """List steps, tensors, roles and sizes of a run or an archive; without `gain`, reads headers only.
+
+@dataclass(frozen=True)
+class Inspect(OnDevice, Opening, Request[Inventory]):
+    """Show steps, tensors, roles and sizes; without --gain reads headers only.
 
     Parameters
     ----------
     source
-        A run or an archive, or its path.
+        A run, a checkpoint file or an archive.
+    tensors
+        List every tensor.
     gain
-        Measure restore gain and noise too, which reads and encodes everything.
+        Measure how much of each step's movement a restore would keep; reads and encodes all.
     against
-        With `gain`, the original run of an archive.
-    codec, config
-        With `gain`, what a run is encoded with.
-    device
-        With `gain`, where: ``auto``, ``cpu`` or ``cuda``.
-    progress
-        Called as the gain is measured.
-    **options
-        How a run is opened, as `inshrink_core.open` takes them.
+        With --gain, the original run of an archive.
+    codec
+        With --gain, what a run is encoded with; by default as for compress.
 
     Raises
     ------
@@ -108,30 +161,64 @@ def inspect(
     >>> inspect(inshrink_core.sample("digits-cnn")).facts["n_parameters"]
     44762
     """
-    try:
-        opened = source if isinstance(source, Run | Archive) else open_any(source, **options)
-    except NoCheckpointError as error:
-        if not error.skipped:
-            raise
-        facts = _run_facts(_Tensors(archived=False), error.skipped)
-        return Inventory(path=str(source), facts=facts, failure=error)
-    found = _inspect_archive(opened) if isinstance(opened, Archive) else _inspect_run(opened)
-    if not gain:
-        return found
-    device = resolve_device(device)
-    if isinstance(opened, Archive):
-        if against is None:
-            raise InputError(
-                "--gain compares an archive with the original run", remedy="give it with --against RUN"
-            )
-        if codec is not None:
-            raise InputError("an archive has its codec already", remedy="leave out --codec")
-        measured = restore_gain(opened, against, device=device, progress=progress)
-        return replace(found, restore_gain=measured, device=device)
-    if against is not None:
-        raise InputError("--against goes with an archive, and this is a run", remedy="leave it out")
-    measured = restore_gain_of_run(opened, codec=codec, config=config, device=device, progress=progress)
-    return replace(found, restore_gain=measured, device=device)
+
+    source: RunOrArchive
+    _: KW_ONLY
+    tensors: bool = False
+    gain: bool = False
+    against: Annotated[Run | PathLike | None, Option(metavar="RUN")] = None
+    codec: Annotated[str | None, Option(metavar="NAME[:KEY=VALUE,…]")] = None
+
+    SHOWN: ClassVar = Shown(stage="gain", in_bytes=False)
+    EXAMPLES: ClassVar = (
+        "inshrink inspect runs/digits --tensors",
+        "inshrink inspect digits.inshrink --json",
+        "inshrink inspect digits.inshrink --gain --against runs/digits",
+    )
+
+    def perform(self) -> Inventory:
+        """Read headers, and measure where that is asked for."""
+        if not self.gain and (self.against is not None or self.codec is not None):
+            raise InputError("--against and --codec go with --gain", remedy="add --gain, or leave them out")
+        try:
+            opened = self.opened(self.source)
+        except NoCheckpointError as error:
+            if not error.skipped:
+                raise
+            facts = _run_facts(_Tensors(archived=False), error.skipped)
+            return Inventory(path=str(self.source), facts=facts, failure=error)
+        found = _inspect_archive(opened) if isinstance(opened, Archive) else _inspect_run(opened)
+        named = str(getattr(self.source, "path", self.source))
+        found = replace(found, path=named, with_tensors=self.tensors)
+        if not self.gain:
+            return found
+        device = resolve_device(self.device)
+        return replace(found, restore_gain=self._measure(opened, device), device=device)
+
+    def _measure(self, opened: Run | Archive, device: str) -> RestoreGain:
+        """Measure gain and noise of restores."""
+        from inshrink_core.analysis.gain import restore_gain, restore_gain_of_run
+
+        if isinstance(opened, Archive):
+            if self.against is None:
+                raise InputError(
+                    "--gain compares an archive with the original run", remedy="give it with --against RUN"
+                )
+            if self.codec is not None:
+                raise InputError("an archive has its codec already", remedy="leave out --codec")
+            return restore_gain(opened, self.opened_run(self.against), device=device, progress=self.progress)
+        if self.against is not None:
+            raise InputError("--against goes with an archive, and this is a run", remedy="leave it out")
+        chosen: dict[str, Any] = {}
+        if self.codec is not None:
+            from inshrink_core.codecs.variants import Variant
+
+            variant = Variant.parse(self.codec)
+            chosen = {"codec": variant.codec, "config": variant.config(None)}
+        return restore_gain_of_run(opened, **chosen, device=device, progress=self.progress)
+
+
+inspect = python_call(Inspect)
 
 
 @dataclass(slots=True)
@@ -188,6 +275,7 @@ class _Tensors:
                 "dtype": entry.spec.dtype,
                 "shape": list(entry.spec.shape),
                 "layer": entry.spec.layer.value if entry.spec.layer else None,
+                "unattributed": entry.spec.is_unattributed,
                 "n_steps": entry.n_steps,
                 "raw_bytes": entry.raw_bytes,
             }
@@ -233,7 +321,7 @@ def _inspect_run(run: Run) -> Inventory:
 
 
 def _run_facts(
-    tensors: _Tensors, skipped: Iterable[Any], layout: str | None = None, steps: Sequence[int] = ()
+    tensors: _Tensors, skipped: Iterable[Skipped], layout: str | None = None, steps: Sequence[int] = ()
 ) -> dict[str, Any]:
     """Return the document of a run, or of a directory without a readable checkpoint."""
     return {
@@ -245,7 +333,9 @@ def _run_facts(
         "roles": tensors.roles(),
         "raw_bytes": tensors.raw_bytes,
         "bytes_read": 0,
-        "skipped": [{"path": str(row[0]), "reason": str(row[1])} for row in skipped],
+        "skipped": [
+            {"path": row.path, "reason": row.reason, "unreadable": row.unreadable} for row in skipped
+        ],
         "notes": [],
     }
 
@@ -259,12 +349,12 @@ def _inspect_archive(archive: Archive) -> Inventory:
         tensors.add_step((tensor.spec, tensor.nbytes, tensor.codec) for tensor in frame.tensors)
     meta = archive.frame(whole[-1]).meta if whole else {}
     reader, catalog = archive.reader, archive.reader.catalog
-    head, problem = reader.listed_head, catalog.manifest_problem
+    head, problem = (reader.listed_head if catalog.is_complete else None), catalog.manifest_problem
     notes = _archive_notes(archive, broken)
     facts: dict[str, Any] = {
         "kind": "archive",
         "format": ARCHIVE_FORMAT,
-        "steps": list(archive.steps),
+        "steps": sorted({frame.step for frame in _shown(archive)}),
         "n_parameters": tensors.n_parameters,
         "codec": meta.get("codec"),
         "config": meta.get("config"),
@@ -303,7 +393,7 @@ def _failure(path: str, facts: Mapping[str, Any]) -> CheckFailedError | None:
         return CheckFailedError(
             f"{facts['manifest_problem']}, which alone tells whether frames are gone",
             where=path,
-            remedy="`inshrink verify` lists what else is wrong; the next append writes it anew",
+            remedy=REBUILD_REMEDY,
         )
     n_missing = len(facts["missing_frames"])
     if not n_missing:
@@ -334,11 +424,16 @@ def _needs(archive: Archive, frames: Iterable[FrameInfo], notes: list[str]) -> d
     }
 
 
+def _shown(archive: Archive) -> tuple[FrameInfo, ...]:
+    """Return the frames of the head's history; every frame where nothing tells which is the head."""
+    return archive.frames if archive.reader.catalog.is_complete else archive.reader.frames
+
+
 def _readable(archive: Archive) -> tuple[list[FrameInfo], list[FrameInfo]]:
-    """Return the frames of the head's history that can be read, and those that need a missing one."""
+    """Return the frames shown that can be read, and those that need a missing one."""
     whole: list[FrameInfo] = []
     broken: list[FrameInfo] = []
-    for info in archive.frames:
+    for info in _shown(archive):
         try:
             archive.frame(info)
         except MissingFrameError:
@@ -351,7 +446,7 @@ def _readable(archive: Archive) -> tuple[list[FrameInfo], list[FrameInfo]]:
 def _archive_notes(archive: Archive, broken: Iterable[FrameInfo]) -> list[str]:
     """Say what of an archive is not as it was committed."""
     catalog = archive.reader.catalog
-    head = archive.reader.listed_head
+    head = archive.reader.listed_head if catalog.is_complete else None
     notes = []
     for lost in catalog.missing:
         last = ": the last one, from which training would go on" if lost == head else ""
@@ -364,3 +459,108 @@ def _archive_notes(archive: Archive, broken: Iterable[FrameInfo]) -> list[str]:
         notes.append(f"{catalog.manifest_problem.what}: frames that are gone cannot be told")
         notes += [f"this frame cannot be read: {path}" for path in catalog.unknown]
     return notes
+
+
+def _facts(path: str, facts: Mapping[str, Any], archived: bool) -> list[tuple[str, str]]:
+    """Return what stands at the top."""
+    rows = [
+        (str(facts["kind"]), path),
+        ("format", str(facts["format"])),
+        ("steps", steps_in_short(facts["steps"])),
+        ("parameters", count(facts["n_parameters"])),
+        ("tensors", count(len(facts["tensors"]))),
+    ]
+    if not archived:
+        rows.append(("raw", size(facts["raw_bytes"])))
+    else:
+        rows += [
+            ("codec", str(facts["codec"] or UNKNOWN)),
+            ("optimizer state", optimizer_text(facts["optimizer"], facts["roles"])),
+            ("raw", size(facts["raw_bytes"])),
+            ("archive", size(facts["archive_bytes"])),
+            ("base model", base_text(facts.get("base"))),
+            (named_ratio("ratio of everything", facts.get("base")), ratio(facts["ratio_total"])),
+            (named_ratio("ratio of the weights", facts.get("base")), ratio(facts["ratio_weights"])),
+            ("bits per weight", plain(facts["bits_per_weight"])),
+            ("checksums of the originals", printable(facts["originals"]["text"])),
+        ]
+        if needs := facts["needs"]:
+            memory = (size(needs[name]) for name in ("memory_restore", "memory_verify"))
+            disk = (size(needs[name]) for name in ("disk_step", "disk_all"))
+            rows += [
+                ("memory needed", "about {} to restore a step, {} to verify".format(*memory)),
+                ("disk needed", "{} for a step, {} for all".format(*disk)),
+            ]
+    return [*rows, ("read", f"{size(facts['bytes_read'])} of headers")]
+
+
+def _role_cells(role: str, row: Mapping[str, Any], archived: bool) -> list[str]:
+    extra = (size(row["archive_bytes"]), ratio(row["ratio"])) if archived else ()
+    return [role, count(row["tensors"]), size(row["raw_bytes"]), *extra]
+
+
+def _frame_table(frames: list[Mapping[str, Any]]) -> tuple[list[str], list[Sequence[str]]]:
+    """Return headings, and a row a frame; of a long history its two ends, and no column of blanks."""
+    columns = {
+        "step": [str(frame["step"]) for frame in frames],
+        "kind": [frame["kind"] for frame in frames],
+        "bytes": [size(frame["bytes"]) for frame in frames],
+        "ratio of all": [ratio(frame["ratio_total"]) for frame in frames],
+        "ratio of weights": [ratio(frame["ratio_weights"]) for frame in frames],
+        "older tensors": [_older(frame.get("older", {})) for frame in frames],
+        "restore cost": [_cost(frame["quality"]) for frame in frames],
+    }
+    shown = {heading: cells for heading, cells in columns.items() if any(cells)}
+    rows: list[Sequence[str]] = list(zip(*shown.values(), strict=True))
+    if len(rows) > _MOST_FRAMES:
+        half, blanks = _MOST_FRAMES // 2, [""] * (len(shown) - 2)
+        rows[half:-half] = [("…", f"{count(len(rows) - _MOST_FRAMES)} more", *blanks)]
+    return list(shown), rows
+
+
+def _older(older: Mapping[str, int]) -> str:
+    """Return how many tensors a save under a budget left as they were, and how old the oldest is."""
+    return f"{count(len(older))} since step {min(older.values())}" if older else ""
+
+
+def _cost(quality: Mapping[str, Any] | None) -> str:
+    """Return what a frame says that a restore of it costs, how that is known, and what was promised."""
+    if not quality:
+        return ""
+    how = printable(str(quality.get("how", "")))
+    if how == "exact":
+        return "none, exact"
+    limit = quality.get("bounds", {}).get("restore_cost")
+    promised = "" if limit is None else f", at most {percent(limit)}"
+    return f"{percent(quality.get('restore_cost'))} {how}{promised}"
+
+
+def _tensor_cells(row: Mapping[str, Any], archived: bool) -> list[str]:
+    """Return the cells of a tensor; the key tells its role."""
+    return [
+        printable(row["key"]),
+        row["dtype"],
+        shape(row["shape"]),
+        "unattributed" if row["unattributed"] else row["layer"],
+        count(row["n_steps"]),
+        size(row["raw_bytes"]),
+        *((ratio(row["ratio"]),) if archived else ()),
+    ]
+
+
+def _show_gain(console: Console, measured: RestoreGain, *, with_tensors: bool) -> None:
+    """Print gain and noise by step, and by tensor over all steps, the lowest gain first."""
+    steps = [(str(step.step), step.gain, step.noise) for step in measured.steps]
+    steps.append(("all", measured.pooled.gain, measured.pooled.noise))
+    console.print(f"\nrestored at the step before, with the codec {measured.codec}:")
+    cells = ((name, plain(gain, 3), plain(noise, 3)) for name, gain, noise in steps)
+    show_table(console, ("step", "gain", "noise"), cells, left=())
+    rows = sorted(measured.by_tensor.items(), key=lambda pair: (pair[1].gain is None, pair[1].gain or 0.0))
+    shown = rows if with_tensors else rows[:_FEW_TENSORS]
+    console.print()
+    cells = ((printable(key), plain(row.gain, 3), plain(row.noise, 3)) for key, row in shown)
+    show_table(console, ("tensor", "gain", "noise"), cells)
+    if len(rows) > len(shown):
+        console.print(f"and {counted(len(rows) - len(shown), 'tensor')} of higher gain (--tensors lists all)")
+    if any(row.gain is None for _, row in rows):
+        console.print(f"{UNKNOWN} a tensor that did not move")

@@ -6,12 +6,17 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from inshrink_core.archive import pack_archive, unpack_archive
 from inshrink_core.chain import Archive
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import Report
+from inshrink_core.text import count, counted, duration, size
+from inshrink_core.verbs.showing import show_facts
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["PackReport", "pack", "unpack"]
 
@@ -42,6 +47,15 @@ class PackReport(Report):
     seconds: float
 
     DOCUMENT: ClassVar = "archive output steps frames=n_frames bytes=nbytes seconds"
+
+    def show(self, console: Console) -> None:
+        """Print what was copied."""
+        facts = [
+            ("made", f"{self.output}  ({size(self.nbytes)})"),
+            ("frames", f"{count(self.n_frames)}  ({counted(len(self.steps), 'step')})"),
+            ("time", duration(self.seconds)),
+        ]
+        show_facts(console, facts)
 
 
 def pack(

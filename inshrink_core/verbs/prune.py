@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, Rewrite, remove_frames
-from inshrink_core.chain import Archive, BaseLike, frame_size
+from inshrink_core.chain import Archive, frame_size
 from inshrink_core.chain.needs import spec_of
 from inshrink_core.chain.rekey import copy_frame, rekey_frame
 from inshrink_core.checkpoint import TensorSpec
@@ -20,11 +20,19 @@ from inshrink_core.errors import InputError, MissingFrameError, NotFoundError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.frame import FrameInfo, FrameKind
 from inshrink_core.report import Report
+from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.text import duration, size, steps_in_short
+from inshrink_core.verbs.groups import Based, OnDevice, PathLike, chosen_steps
+from inshrink_core.verbs.showing import show_facts
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = [
+    "ForgetMissing",
     "ForgetReport",
-    "KeepRules",
     "KeySizes",
+    "Prune",
     "PrunePlan",
     "PruneReport",
     "forget_missing",
@@ -92,53 +100,134 @@ class PruneReport(Report):
             for f, fate in sorted(rows, key=lambda row: row[0].generation)
         ]
 
+    def show(self, console: Console) -> None:
+        """Print what goes and what stays, and what that frees."""
+        plan = self.plan
+        done = self.applied and bool(plan.removed or plan.rekeyed)
+        verbs = ("removed", "re-keyed") if done else ("would remove", "would re-key")
+        about = "" if done or not plan.rekeyed else "about "
+        facts = [
+            ("kept", _steps(plan.kept)),
+            ("kept as references", _steps(plan.references)),
+            (verbs[0], _steps(plan.removed)),
+            (verbs[1], _steps(plan.rekeyed)),
+            ("archive", f"{size(self.before)} before, {about}{size(self.after)} after"),
+            ("time", duration(self.seconds)),
+        ]
+        show_facts(console, facts)
+        if plan.lost_origins:
+            steps = _steps(plan.lost_origins)
+            console.print(f"note: what step {steps} was restored from goes; its record of it stays")
+        if self.freed < 0:
+            console.print(
+                f"note: re-keyed steps take {size(-self.freed)} more than what goes; "
+                "--smallest keeps steps where that is smaller"
+            )
+        if not (plan.removed or plan.rekeyed):
+            console.print("nothing to remove")
+        elif not self.applied:
+            console.print("nothing was changed: add --apply to do it")
 
-def prune(
-    archive: str | os.PathLike[str],
-    *,
-    keep_every: int | None = None,
-    keep_last: int | None = None,
-    keep: Iterable[int] = (),
-    drop_branches: bool = False,
-    smallest: bool = False,
-    stand_alone: bool = False,
-    base: BaseLike | None = None,
-    apply: bool = False,
-    device: str = "auto",
-    progress: OnProgress | None = None,
-) -> PruneReport:
-    """Remove archived steps; those that stay decode to the same bits as before.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetReport(Report):
+    """What `forget_missing` gave up, or would.
 
     Parameters
     ----------
     archive
-        The archive's path: a folder.
+        The archive.
+    applied
+        True where it was done; False for a plan.
+    manifest
+        Why the manifest cannot be used, and is rebuilt from the frames that are there; empty where it can.
+        Of frames that are gone without a trace nothing tells then: they are not among the missing.
+    missing
+        Frames whose files are gone.
+    useless
+        Frames that are there and cannot be decoded without one of those.
+    head
+        The frame that is the last one then; None where none is left.
+    """
+
+    archive: str
+    applied: bool
+    manifest: str
+    missing: tuple[FrameInfo, ...]
+    useless: tuple[FrameInfo, ...]
+    head: FrameInfo | None
+
+    DOCUMENT: ClassVar = (
+        "archive applied manifest missing=missing.place useless=useless.place last=head.place"
+    )
+
+    def show(self, console: Console) -> None:
+        """Print what is given up, or would be."""
+        if not (self.missing or self.useless or self.manifest):
+            console.print("no frame is missing")
+            return
+        verb = "given up" if self.applied else "would give up"
+        rebuilt = "rebuilt from the frames" if self.applied else "would be rebuilt from the frames"
+        facts = [
+            *([("the manifest", f"{rebuilt} that are there: {self.manifest}")] if self.manifest else ()),
+            (f"{verb}, missing", _steps(self.missing)),
+            (f"{verb}, useless without", _steps(self.useless)),
+            ("the last step then", "none is left" if self.head is None else _steps([self.head])),
+        ]
+        show_facts(console, facts)
+        if not self.applied:
+            console.print("nothing was changed: add --apply to do it; it cannot be undone")
+
+
+def _steps(frames: Sequence[FrameInfo]) -> str:
+    """Return the steps of some frames, with the branch where there is more than one."""
+    by_branch: dict[int, list[int]] = {}
+    for frame in frames:
+        by_branch.setdefault(frame.branch, []).append(frame.step)
+    parts = [
+        steps_in_short(sorted(steps)) + (f" on branch {branch}" if branch else "")
+        for branch, steps in sorted(by_branch.items())
+    ]
+    return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class _InPlace:
+    """A folder that changes once that is said.
+
+    Parameters
+    ----------
+    archive
+        The archive: a folder.
+    apply
+        Do it. Otherwise nothing is changed, and the report says what would be done.
+    """
+
+    archive: Annotated[PathLike, Option(metavar="ARCHIVE")]
+    _: KW_ONLY
+    apply: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prune(_InPlace, OnDevice, Based, Request[PruneReport]):
+    """Remove archived steps; what stays keeps every bit. Shows a plan unless told to apply it.
+
+    Parameters
+    ----------
     keep_every
         Keep steps that are multiples of this.
     keep_last
         Keep that many steps at the end of each branch.
     keep
-        Keep these steps.
+        Keep these steps. A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
+        repeated.
     drop_branches
-        Keep only what belongs to the newest branch's history.
+        Keep nothing outside the history of the newest branch.
     smallest
         Keep further steps where re-keying those that need them would take more space.
     stand_alone
-        Re-key the frames that are told against a base model, so that nothing needs it any more. Without
-        another rule every step stays.
-    base
-        The base model, where one is needed to re-key (`Archive.open`).
-    apply
-        Do it. Otherwise nothing is changed, and the report says what would be done.
-    device
-        Where tensors are decoded: ``auto``, ``cpu`` or ``cuda``. The archive does not depend on it.
-    progress
-        Called after each tensor and frame; raising cancels and leaves the archive as it was.
-
-    Returns
-    -------
-    PruneReport
-        What goes, what stays, what is written anew.
+        Re-key the frames that are encoded relative to a base model, so that nothing needs it any more.
+        Without another rule every step stays.
 
     Raises
     ------
@@ -170,37 +259,65 @@ def prune(
     >>> inshrink_core.open(target).steps == run.steps[2:4]
     True
     """
-    begun = time.perf_counter()
-    rules = KeepRules(
-        every=keep_every,
-        last=keep_last,
-        steps=tuple(dict.fromkeys(keep)),
-        drop_branches=drop_branches,
-        smallest=smallest,
-        stand_alone=stand_alone,
+
+    keep_every: Annotated[int | None, Option(metavar="N", least=1)] = None
+    keep_last: Annotated[int | None, Option(metavar="N", least=1)] = None
+    keep: Annotated[Sequence[int | str], Option(metavar="STEPS", many=True)] = ()
+    drop_branches: bool = False
+    smallest: bool = False
+    stand_alone: bool = False
+
+    MODES: ClassVar = ("inshrink_core.verbs.prune:ForgetMissing",)
+    INTERRUPTED: ClassVar = "the archive is as before, or pruned; the same command tells"
+    SHOWN: ClassVar = Shown(stage="prune")
+    EXAMPLES: ClassVar = (
+        "inshrink prune digits.inshrink --keep-every 1000 --keep-last 5",
+        "inshrink prune digits.inshrink --keep-every 1000 --keep-last 5 --apply",
     )
-    opened = Archive.open(archive, base=base).on(device)
-    _require_folder(opened.reader, archive)
-    estimate = KeySizes(opened, progress)
-    before = opened.reader.nbytes
-    plan = make_plan(opened, rules, estimate.key_size)
-    if not apply or not (plan.removed or plan.rekeyed):
-        after = before - sum(f.nbytes for f in (*plan.removed, *plan.rekeyed))
-        after += sum(estimate.key_size(frame) for frame in plan.rekeyed)
-        if apply:
-            # Opening repairs: what a prune that was cut off had still to delete goes now.
-            ArchiveWriter(archive).close()
-    else:
-        plan, after = _apply(opened, rules, progress)
-    return PruneReport(
-        archive=str(archive),
-        applied=apply,
-        plan=plan,
-        before=before,
-        after=after,
-        seconds=time.perf_counter() - begun,
-        device=opened.device,
-    )
+
+    @property
+    def thins(self) -> bool:
+        """Whether a rule says which steps to keep."""
+        return self.keep_every is not None or self.keep_last is not None or bool(self.keep)
+
+    def perform(self) -> PruneReport:
+        """Plan, and do it where that is said."""
+        if not (self.stand_alone or self.thins):
+            raise InputError("nothing says what to keep", remedy="give --keep-every, --keep-last or --keep")
+        begun = time.perf_counter()
+        opened = self.opened_archive(self.archive).on(self.device)
+        _require_folder(opened.reader, self.archive)
+        rules = self._read(opened.reader)
+        estimate = KeySizes(opened, self.progress)
+        before = opened.reader.nbytes
+        plan = make_plan(opened, rules, estimate.key_size)
+        if not self.apply or not (plan.removed or plan.rekeyed):
+            after = before - sum(f.nbytes for f in (*plan.removed, *plan.rekeyed))
+            after += sum(estimate.key_size(frame) for frame in plan.rekeyed)
+            if self.apply:
+                # Opening repairs: what a prune that was cut off had still to delete goes now.
+                ArchiveWriter(self.archive).close()
+        else:
+            plan, after = _apply(opened, rules)
+        return PruneReport(
+            archive=str(self.archive),
+            applied=self.apply,
+            plan=plan,
+            before=before,
+            after=after,
+            seconds=time.perf_counter() - begun,
+            device=opened.device,
+        )
+
+    def _read(self, reader: ArchiveReader) -> Prune:
+        """Return the same, the steps to keep as numbers."""
+        steps = chosen_steps(
+            self.keep, lambda: sorted({frame.step for frame in reader.frames}), os.fspath(self.archive)
+        )
+        return replace(self, keep=steps or ())
+
+
+prune = python_call(Prune)
 
 
 def _require_folder(reader: ArchiveReader, archive: str | os.PathLike[str]) -> None:
@@ -213,14 +330,14 @@ def _require_folder(reader: ArchiveReader, archive: str | os.PathLike[str]) -> N
         )
 
 
-def _apply(opened: Archive, rules: KeepRules, progress: OnProgress | None) -> tuple[PrunePlan, int]:
+def _apply(opened: Archive, rules: Prune) -> tuple[PrunePlan, int]:
     """Plan again under the lock, write what is new, switch, delete."""
     with ArchiveWriter(opened.path) as writer:
         archive = Archive(writer.reader, device=opened.device, bases=opened.bases)
         plan = make_plan(archive, rules, KeySizes(archive, None).key_size)
         gone = (*plan.removed, *writer.reader.catalog.superseded)
         again = (*plan.copied, *plan.rekeyed)
-        count = _Counter(archive, again, progress)
+        count = _Counter(archive, again, rules.progress)
         with Rewrite(writer, again) as rewrite:
             # Copies first: they inherit nothing, so each is whole beside either version of its parent.
             for info in plan.copied:
@@ -264,46 +381,6 @@ class _Counter:
         self._done += nbytes
         if self._progress is not None:
             self._progress(Progress("prune", self._done, self._total, step, detail))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepRules:
-    """Which frames stay; the last of each branch always does.
-
-    Parameters
-    ----------
-    every
-        Steps that are multiples of it.
-    last
-        That many at the end of each branch's history.
-    steps
-        These steps.
-    drop_branches
-        Keep nothing outside the history of the newest branch.
-    smallest
-        Keep further frames where re-keying what needs them would take more space.
-    stand_alone
-        Re-key what needs a base model; without another rule, keep everything.
-    """
-
-    every: int | None = None
-    last: int | None = None
-    steps: tuple[int, ...] = ()
-    drop_branches: bool = False
-    smallest: bool = False
-    stand_alone: bool = False
-
-    def __post_init__(self) -> None:
-        if not (self.stand_alone or self.thins):
-            raise InputError("nothing says what to keep", remedy="give --keep-every, --keep-last or --keep")
-        for name, value in (("--keep-every", self.every), ("--keep-last", self.last)):
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1", expected="≥ 1", found=str(value))
-
-    @property
-    def thins(self) -> bool:
-        """Whether a rule says which steps to keep."""
-        return self.every is not None or self.last is not None or bool(self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +431,7 @@ class _Tree(NamedTuple):
     children: Mapping[bytes, tuple[FrameInfo, ...]]
 
 
-def make_plan(archive: Archive, rules: KeepRules, key_size: KeySize) -> PrunePlan:
+def make_plan(archive: Archive, rules: Prune, key_size: KeySize) -> PrunePlan:
     """Decide what becomes of every frame; reads indexes alone, but for what `key_size` reads.
 
     Raises
@@ -400,6 +477,7 @@ def make_plan(archive: Archive, rules: KeepRules, key_size: KeySize) -> PrunePla
 
 def _require_whole(reader: ArchiveReader) -> None:
     """Refuse an archive of which something is missing."""
+    reader.catalog.require_complete(reader.path)
     for lost in reader.missing:
         raise MissingFrameError(
             f"the frame of step {lost.step} is missing: what it leaves cannot be pruned safely",
@@ -425,14 +503,14 @@ def _tree_of(frames: Iterable[FrameInfo]) -> _Tree:
     return _Tree(tuple(order), {key: tuple(found) for key, found in children.items()})
 
 
-def _tips(reader: ArchiveReader, rules: KeepRules) -> list[FrameInfo]:
+def _tips(reader: ArchiveReader, rules: Prune) -> list[FrameInfo]:
     """Return the last frame of each branch that counts."""
     last = {frame.branch: frame for frame in reader.frames}  # by ascending generation
     head = reader.head
     return [head] if rules.drop_branches and head is not None else list(last.values())
 
 
-def _kept(reader: ArchiveReader, rules: KeepRules) -> set[bytes]:
+def _kept(reader: ArchiveReader, rules: Prune) -> set[bytes]:
     """Return the ids of the frames that the rules keep."""
     kept: set[bytes] = set()
     found: set[int] = set()
@@ -440,12 +518,12 @@ def _kept(reader: ArchiveReader, rules: KeepRules) -> set[bytes]:
         line = reader.history(tip.frame_id)
         if not rules.thins:
             kept |= {frame.frame_id for frame in line}
-        last = line[-max(rules.last or 1, 1) :]
+        last = line[-max(rules.keep_last or 1, 1) :]
         kept |= {frame.frame_id for frame in last}
-        kept |= {f.frame_id for f in line if rules.every is not None and f.step % rules.every == 0}
-        kept |= {f.frame_id for f in line if f.step in rules.steps}
+        kept |= {f.frame_id for f in line if rules.keep_every is not None and f.step % rules.keep_every == 0}
+        kept |= {f.frame_id for f in line if f.step in rules.keep}
         found |= {frame.step for frame in line}
-    for step in rules.steps:
+    for step in rules.keep:
         if step not in found:
             raise NotFoundError(
                 f"there is no frame of step {step} to keep",
@@ -455,7 +533,7 @@ def _kept(reader: ArchiveReader, rules: KeepRules) -> set[bytes]:
     return kept
 
 
-def _origins_of_tips(reader: ArchiveReader, rules: KeepRules, origins: Mapping[bytes, object]) -> set[bytes]:
+def _origins_of_tips(reader: ArchiveReader, rules: Prune, origins: Mapping[bytes, object]) -> set[bytes]:
     """Return what training on each branch was last restored from: the next frame is coded against it."""
     live = {frame.frame_id for frame in reader.frames}
     named = {origins[tip.frame_id] for tip in _tips(reader, rules)}
@@ -559,47 +637,11 @@ class KeySizes:
         return len(codec_for_block(entry.codec, where).rekey(spec_of(entry, where), reference).payload)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetReport(Report):
-    """What `forget_missing` gave up, or would.
+@dataclass(frozen=True)
+class ForgetMissing(_InPlace, Request[ForgetReport]):
+    """Give up frames whose files are lost, and those that need them; rebuild a manifest that is of no use.
 
-    Parameters
-    ----------
-    archive
-        The archive.
-    applied
-        True where it was done; False for a plan.
-    missing
-        Frames whose files are gone.
-    useless
-        Frames that are there and cannot be decoded without one of those.
-    head
-        The frame that is the last one then; None where none is left.
-    """
-
-    archive: str
-    applied: bool
-    missing: tuple[FrameInfo, ...]
-    useless: tuple[FrameInfo, ...]
-    head: FrameInfo | None
-
-    DOCUMENT: ClassVar = "archive applied missing=missing.place useless=useless.place last=head.place"
-
-
-def forget_missing(archive: str | os.PathLike[str], *, apply: bool = False) -> ForgetReport:
-    """Give up the frames whose files are lost, and those that cannot be decoded without them.
-
-    Parameters
-    ----------
-    archive
-        The archive's path: a folder.
-    apply
-        Do it. Otherwise nothing is changed, and the report says what would be done.
-
-    Returns
-    -------
-    ForgetReport
-        What goes, and which frame is the last one then.
+    A manifest that cannot be used is rebuilt from the frames that are there, which are taken for all.
 
     Raises
     ------
@@ -624,20 +666,30 @@ def forget_missing(archive: str | os.PathLike[str], *, apply: bool = False) -> F
     >>> inshrink_core.open(target).last.step == run.steps[0]
     True
     """
-    with ArchiveWriter(archive) if apply else nullcontext() as writer:
-        reader = ArchiveReader.open(archive) if writer is None else writer.reader
-        missing, useless = _lost(reader)
-        gone = {frame.frame_id for frame in (*missing, *useless)}
-        left = [frame for frame in reader.frames if frame.frame_id not in gone]
-        if writer is not None and missing:
-            remove_frames(writer, list(gone))
-        return ForgetReport(
-            archive=os.fspath(archive),
-            applied=apply,
-            missing=missing,
-            useless=useless,
-            head=max(left, key=lambda frame: (frame.branch, frame.generation), default=None),
-        )
+
+    COMMAND: ClassVar = "prune --forget-missing"
+
+    def perform(self) -> ForgetReport:
+        """Tell what goes, and remove it where that is said."""
+        problem = ArchiveReader.open(self.archive).catalog.manifest_problem
+        with ArchiveWriter(self.archive, rebuild=True) if self.apply else nullcontext() as writer:
+            reader = ArchiveReader.open(self.archive) if writer is None else writer.reader
+            missing, useless = _lost(reader)
+            gone = {frame.frame_id for frame in (*missing, *useless)}
+            left = [frame for frame in reader.frames if frame.frame_id not in gone]
+            if writer is not None and gone:
+                remove_frames(writer, list(gone))
+            return ForgetReport(
+                archive=os.fspath(self.archive),
+                applied=self.apply,
+                manifest=problem.what if problem else "",
+                missing=missing,
+                useless=useless,
+                head=max(left, key=lambda frame: (frame.branch, frame.generation), default=None),
+            )
+
+
+forget_missing = python_call(ForgetMissing)
 
 
 def _lost(reader: ArchiveReader) -> tuple[tuple[FrameInfo, ...], tuple[FrameInfo, ...]]:

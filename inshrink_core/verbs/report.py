@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import html
-import json
 import math
 import os
 import shlex
+import time
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.analysis.profile import sensitivity
 from inshrink_core.analysis.thinning import thinned
@@ -20,19 +20,39 @@ from inshrink_core.archive.durable import require_free, write_durably
 from inshrink_core.archive.storage import storage_error, storage_errors
 from inshrink_core.chain import Archive, ChainReport, chain_report
 from inshrink_core.checkpoint import MODEL_ROLES
-from inshrink_core.errors import InputError, InshrinkError
+from inshrink_core.errors import DamagedError, InputError, InshrinkError
+from inshrink_core.execution import open_regular
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.formats import Run, TrainingLog
+from inshrink_core.formats import Run, TrainingLog, read_metrics
+from inshrink_core.formats.disk import parse_json
 from inshrink_core.formats.log import read_settings
-from inshrink_core.report import Report
+from inshrink_core.report import Report as ReportBase
+from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.sensitivity import SensitivityMetric
-from inshrink_core.text import count, nats, percent, plain, printable, ratio, size, steps_in_short
-from inshrink_core.verbs.restore import open_any
+from inshrink_core.text import (
+    count,
+    described,
+    nats,
+    percent,
+    plain,
+    printable,
+    ratio,
+    size,
+    steps_in_short,
+)
+from inshrink_core.verbs.compare import newest_comparison
+from inshrink_core.verbs.groups import OnDevice, Opening, PathLike, RunOrArchive
+from inshrink_core.verbs.showing import show_facts, show_notes
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from inshrink_core.analysis.profile import SensitivityTable
 
-__all__ = ["PageReport", "report"]
+__all__ = ["PageReport", "Report", "report"]
+
+Document = Annotated[Mapping[str, Any] | PathLike | None, Option(metavar="FILE")]
+"""What ``--json`` printed: the document, or the file that has it."""
 
 _MOST_ROWS: Final = 40
 _MOST_COLUMNS: Final = 60
@@ -43,6 +63,9 @@ _MOST_BYTES: Final = 100_000_000
 
 _MOST_POINTS: Final = 400
 _MOST_STEPS: Final = 60
+_MOST_ARCHIVES: Final = 16
+_MALFORMED: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError)
+"""What comes of a document that is not what it says."""
 _MOST_CURVES: Final = 6
 _WIDTH, _HEIGHT = 720, 220
 _NAME_WIDTH: Final = 40
@@ -76,7 +99,7 @@ pre,.wide{overflow-x:auto}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageReport(Report):
+class PageReport(ReportBase):
     """What `report` wrote.
 
     Parameters
@@ -100,20 +123,19 @@ class PageReport(Report):
 
     DOCUMENT: ClassVar = "output bytes=nbytes sha256=digest sections notes"
 
+    def show(self, console: Console) -> None:
+        """Print what was made."""
+        facts = [
+            ("written", f"{printable(str(self.output))}, {size(self.nbytes)}"),
+            ("it tells", ", ".join(self.sections)),
+            ("sha256", self.digest),
+        ]
+        show_facts(console, facts)
+        show_notes(console, self.notes)
 
-def report(
-    path: Run | Archive | str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    against: Run | str | os.PathLike[str] | None = None,
-    compared: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    rehearsed: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    metric: str | None = None,
-    log: TrainingLog | None = None,
-    force: bool = False,
-    device: str = "auto",
-    progress: OnProgress | None = None,
-) -> PageReport:
+
+@dataclass(frozen=True)
+class Report(Opening, OnDevice, Request[PageReport]):
     """Write one HTML file about a run and its archive: no script, and no request to anybody.
 
     Parameters
@@ -122,24 +144,24 @@ def report(
         A run or an archive. Of a run, the archive ``NAME.inshrink`` beside it is told of, if it holds steps
         of this run alone.
     output
-        The file to make.
+        The HTML file to make.
     against
         Of an archive, the original run.
     compared
-        The document of ``inshrink compare --json`` of one archive, or the file that has it.
+        What ``inshrink compare --json`` printed; by default the newest comparison of the archive as it is.
     rehearsed
-        The same of ``inshrink rehearse --json``.
+        What ``inshrink rehearse --json`` printed.
     metric
-        What the heatmap shows; by default Fisher information where the run tells it, else movement.
+        What the heatmap shows; by default fisher where the run tells it, else update.
     log
-        The metrics of the training, as of `inshrink_core.formats.read_metrics`; by default what the run has
-        logged.
+        Metrics of the training: CSV, JSON lines, or an event file of TensorBoard; by default what the run
+        has logged.
+    step_column
+        With --log, the column of the step; by default the one that is called like a step.
+    column
+        With --log, a metric; may be repeated. By default all.
     force
         Replace the file if it exists.
-    device
-        Where an archive is decoded for the heatmap.
-    progress
-        Called after each step that is measured.
 
     Raises
     ------
@@ -152,6 +174,8 @@ def report(
 
     Notes
     -----
+    In Python, documents may be given as mappings, and `log` as a `TrainingLog`.
+
     Names come from strangers: all text is escaped, and signs that could forge what a reader sees are shown
     as what they are. The page forbids itself scripts and requests by its own content security policy.
 
@@ -164,84 +188,122 @@ def report(
     >>> "sensitivity" in made.sections, "<script" in page.read_text()
     (True, False)
     """
-    target = Path(output)
-    require_free(target, force)
-    run, archive = _sides(path, against)
-    chain = None if archive is None else chain_report(archive)
-    source = run if run is not None else archive
-    if source is None or not source.steps:
-        raise InputError("there is nothing to report: no step is there", where=str(path))
-    notes: list[str] = []
-    sections: dict[str, str] = {}
-    sections["size"] = _sizes(run, chain)
-    table = _measured(source, metric, device, progress, notes)
-    if table is not None:
-        sections["sensitivity"] = _heatmap(table, restored=run is None)
-    logged = run.log if log is None and run is not None else log
-    if logged:
-        sections["training"] = _training(logged)
-    try:
-        if compared is not None:
-            sections["compared"] = _compared(_document(compared, "steps"))
-        if rehearsed is not None:
-            sections["rehearsal"] = _rehearsed(_document(rehearsed, "curves"))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            "this is no document of `inshrink compare --json` or `inshrink rehearse --json`", found=str(error)
-        ) from error
-    sections["commands"] = _commands(run, chain)
-    sections["hashes"] = _hashes(run, chain)
-    name = run.name if run is not None else str(chain.name if chain is not None else target.name)
-    content = _page(name, source.steps, sections).encode()
-    with storage_errors("the report cannot be written", target):
-        write_durably(target, content)
-    return PageReport(
-        output=target,
-        nbytes=len(content),
-        digest=hashlib.sha256(content).hexdigest(),
-        sections=tuple(name for name, text in sections.items() if text),
-        notes=tuple(notes),
+
+    path: RunOrArchive
+    output: Annotated[PathLike, Option(("--out", "-o", "--output"), metavar="FILE")]
+    _: KW_ONLY
+    against: Annotated[Run | PathLike | None, Option(metavar="RUN")] = None
+    compared: Document = None
+    rehearsed: Document = None
+    metric: Annotated[str | None, Option(metavar="magnitude|taylor|fisher|update")] = None
+    log: Annotated[TrainingLog | PathLike | None, Option(metavar="FILE")] = None
+    step_column: Annotated[str | None, Option(metavar="NAME")] = None
+    column: Annotated[Sequence[str] | None, Option(metavar="NAME", many=True)] = None
+    force: bool = False
+
+    SHOWN: ClassVar = Shown(in_bytes=False)
+    EXAMPLES: ClassVar = (
+        "inshrink report runs/digits --out digits.html",
+        "inshrink report digits.inshrink --against runs/digits --out compared.html",
     )
 
+    def perform(self) -> PageReport:
+        """Write the page."""
+        target, log = Path(self.output), self._log()
+        require_free(target, self.force)
+        run, archive = self._sides()
+        chain = None if archive is None else chain_report(archive)
+        source = run if run is not None else archive
+        if source is None or not source.steps:
+            raise InputError("there is nothing to report: no step is there", where=str(self.path))
+        notes: list[str] = []
+        sections: dict[str, str] = {}
+        sections["size"] = _sizes(run, chain)
+        table = _measured(source, self.metric, self.device, self.progress, notes)
+        if table is not None:
+            sections["sensitivity"] = _heatmap(table, restored=run is None)
+        logged = run.log if log is None and run is not None else log
+        if logged:
+            sections["training"] = _training(logged)
+        sections |= self._documents(run, archive, notes)
+        sections["commands"] = _commands(run, chain)
+        sections["hashes"] = _hashes(run, chain)
+        name = run.name if run is not None else str(chain.name if chain is not None else target.name)
+        content = _page(name, source.steps, sections, table).encode()
+        with storage_errors("the report cannot be written", target):
+            write_durably(target, content)
+        return PageReport(
+            output=target,
+            nbytes=len(content),
+            digest=hashlib.sha256(content).hexdigest(),
+            sections=tuple(name for name, text in sections.items() if text),
+            notes=tuple(notes),
+        )
 
-def _sides(
-    path: Run | Archive | str | os.PathLike[str], against: Run | str | os.PathLike[str] | None
-) -> tuple[Run | None, Archive | None]:
-    """Return the run and its archive, as far as they are there."""
-    opened = path if isinstance(path, Run | Archive) else open_any(path)
-    if isinstance(opened, Archive):
-        other = against if against is None or isinstance(against, Run) else open_any(against)
-        if other is not None and not isinstance(other, Run):
-            raise InputError("--against is the original run, and this is an archive", where=str(against))
-        return other, opened
-    if against is not None:
-        raise InputError("--against goes with an archive", remedy="give the archive first")
-    beside = Path(f"{str(opened.path).rstrip('/')}.inshrink")
-    try:
-        found = Archive.open(beside) if beside.exists() else None
-    except InshrinkError:
-        found = None
-    is_its_own = found is not None and found.steps and set(found.steps) <= set(opened.steps)
-    return opened, found if is_its_own else None
+    def _log(self) -> TrainingLog | None:
+        """Return the metrics that are given."""
+        if isinstance(self.log, str | os.PathLike):
+            return read_metrics(self.log).log(self.step_column, self.column)
+        if self.step_column is not None or self.column:
+            raise InputError(
+                "--step-column and --column go with --log", remedy="add --log, or leave them out"
+            )
+        return self.log
+
+    def _sides(self) -> tuple[Run | None, Archive | None]:
+        """Return the run and its archive, as far as they are there."""
+        opened = self.opened(self.path)
+        if isinstance(opened, Archive):
+            return None if self.against is None else self.opened_run(self.against), opened
+        if self.against is not None:
+            raise InputError("--against goes with an archive", remedy="give the archive first")
+        beside = Path(f"{str(opened.path).rstrip('/')}.inshrink")
+        try:
+            found = Archive.open(beside) if beside.exists() else None
+        except InshrinkError:
+            found = None
+        is_its_own = found is not None and found.steps and set(found.steps) <= set(opened.steps)
+        return opened, found if is_its_own else None
+
+    def _documents(self, run: Run | None, archive: Archive | None, notes: list[str]) -> dict[str, str]:
+        """Tell the comparison and the rehearsal."""
+        told: dict[str, str] = {}
+        try:
+            if self.compared is not None:
+                told["compared"] = _all_compared(_document(self.compared, "steps", "archives"))
+            elif archive is not None:
+                told["compared"] = _kept_comparison(archive, run, notes)
+            if self.rehearsed is not None:
+                told["rehearsal"] = _rehearsed(_document(self.rehearsed, "curves"))
+        except _MALFORMED as error:
+            raise InputError(
+                "this is no document of `inshrink compare --json` or `inshrink rehearse --json`",
+                found=described(error),
+            ) from error
+        return told
 
 
-def _document(given: Mapping[str, Any] | str | os.PathLike[str], key: str) -> Mapping[str, Any]:
-    """Read a document; of a list, as the explorer keeps of a job, the last one that has a key."""
+report = python_call(Report)
+
+
+def _document(given: Mapping[str, Any] | str | os.PathLike[str], *keys: str) -> Mapping[str, Any]:
+    """Read a document; of a list, as the explorer keeps of a job, the last one that has one of the keys."""
     if isinstance(given, Mapping):
         return given
     path = Path(given)
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise InputError("this is no document of ours: it is larger than 100 MB", where=str(path))
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes(), str(path))
     except OSError as error:
         raise storage_error(error, "the document cannot be read", str(path)) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"this is no JSON: {error}", where=str(path)) from error
+    except DamagedError as error:
+        raise InputError(f"this is no document of ours: {error.what}", where=str(path)) from error
     if isinstance(found, list):
-        found = next((one for one in reversed(found) if isinstance(one, dict) and key in one), None)
+        found = next((one for one in reversed(found) if isinstance(one, dict) and {*keys} & {*one}), None)
     if not isinstance(found, dict):
-        raise InputError("this is not what the verb printed", where=str(path), expected=f"'{key}'")
+        expected = " or ".join(f"'{key}'" for key in keys)
+        raise InputError("this is not what the verb printed", where=str(path), expected=expected)
     return found
 
 
@@ -378,7 +440,9 @@ def _heatmap(table: SensitivityTable, *, restored: bool) -> str:
         place = left + (x + (x > 0)) * cell
         parts.append(f'<text x="{place:.1f}" y="{bottom}" text-anchor="{anchor}">step {step}</text>')
     hidden = len(table.rows) - len(names)
-    what = f"{table.metric}, mean of each block" + (", of the restored weights" if restored else "")
+    told = SensitivityMetric(table.metric)
+    named = f"{told.quantity} since the checkpoint before" if told is SensitivityMetric.UPDATE else str(told)
+    what = f"{named}, mean of each block" + (", of the restored weights" if restored else "")
     said = f"{what}; dark is small, bright is large, from {10**low:.1e} to {10**high:.1e}, logarithmic; "
     said += "grey: no value."
     said += f" The {len(names)} blocks of the largest values; {hidden} more are left out." if hidden else ""
@@ -437,6 +501,31 @@ def _training(log: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     return "".join(
         f"<p>{_text(name)}</p>{_curves(series, f'{name} by step')}" for name, series in shown if series
     )
+
+
+def _kept_comparison(archive: Archive, run: Run | None, notes: list[str]) -> str:
+    """Tell the newest comparison that was kept of an archive; one that cannot be told is noted."""
+    found = newest_comparison(archive, run)
+    if found is None:
+        return ""
+    try:
+        return _all_compared(found)
+    except _MALFORMED as error:
+        notes.append(f"no comparison: what was kept of it cannot be read ({error})")
+        return ""
+
+
+def _all_compared(document: Mapping[str, Any]) -> str:
+    """Tell a comparison of one archive, or of several."""
+    at = document.get("at")
+    day = "" if at is None else f"<p>Measured on {time.strftime('%Y-%m-%d', time.localtime(at))}.</p>"
+    archives = [document] if "steps" in document else list(document["archives"])
+    parts = []
+    for one in archives[:_MOST_ARCHIVES]:
+        name = _text(Path(str(one["archive"])).name, _NAME_WIDTH) if len(archives) > 1 else ""
+        parts.append((f"<h3>{name}</h3>" if name else "") + _compared(one))
+    hidden = len(archives) - _MOST_ARCHIVES
+    return day + "".join(parts) + (f"<p>{hidden} more archives are not listed.</p>" if hidden > 0 else "")
 
 
 def _compared(document: Mapping[str, Any]) -> str:
@@ -524,15 +613,21 @@ def _hashes(run: Run | None, chain: ChainReport | None) -> str:
 def _digest(path: Path) -> str:
     """Return the SHA-256 of a file; empty where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:  # noqa: PTH123 - a descriptor
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return ""
 
 
+_OF_THE_HEATMAP: Final = {
+    "sensitivity": "Where an error hurts",
+    "movement": "How far the weights moved",
+    "magnitude": "How large the weights are",
+}
+"""The heading of the heatmap, by what it shows."""
+
 _HEADINGS: Final = {
     "size": "Before and after",
-    "sensitivity": "Where an error hurts",
     "training": "Training",
     "compared": "Restored against original",
     "rehearsal": "Rehearsal of failures",
@@ -541,9 +636,14 @@ _HEADINGS: Final = {
 }
 
 
-def _page(name: str, steps: Sequence[int], sections: Mapping[str, str]) -> str:
+def _page(
+    name: str, steps: Sequence[int], sections: Mapping[str, str], table: SensitivityTable | None
+) -> str:
     """Return the whole page."""
-    body = "".join(f"<h2>{_HEADINGS[key]}</h2>{text}" for key, text in sections.items() if text)
+    headings = dict(_HEADINGS)
+    if table is not None:
+        headings["sensitivity"] = _OF_THE_HEATMAP[SensitivityMetric(table.metric).quantity]
+    body = "".join(f"<h2>{headings[key]}</h2>{text}" for key, text in sections.items() if text)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" '

@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
-from inshrink_core.archive import is_archive
 from inshrink_core.chain import (
     Archive,
     Exactness,
@@ -25,23 +24,44 @@ from inshrink_core.chain import (
     step_needs,
 )
 from inshrink_core.errors import InputError, NotFoundError, TooLargeError
-from inshrink_core.execution import Limits, default_threads, recycling
+from inshrink_core.execution import default_threads, recycling
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.formats import Run, open_run, write_checkpoint
+from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.write import LAYOUTS, restorable_layout, written_nbytes
 from inshrink_core.report import Report
+from inshrink_core.request import Option, Request, python_call
+from inshrink_core.text import count, duration, printable, size, steps_in_short
+from inshrink_core.verbs.groups import (
+    ArchiveLike,
+    Based,
+    Computing,
+    Limiting,
+    PathLike,
+    Steps,
+    chosen_steps,
+)
+from inshrink_core.verbs.showing import show_originals, stored_text
 
 if TYPE_CHECKING:
     import os
 
+    from rich.console import Console
     from torch import Tensor
 
-    from inshrink_core.chain import BaseLike
     from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["RestoreReport", "known_steps", "load_state_dict", "open_any", "reading_ahead", "restore"]
+__all__ = [
+    "Restore",
+    "RestoreReport",
+    "known_steps",
+    "load_state_dict",
+    "reading_ahead",
+    "restore",
+]
 
+
+_MOST_FILES_SHOWN: Final = 10
 
 _SHARE_OF_A_RUN: Final = 0.5
 """Of the memory and the disk there is, what several steps may take unless it is said how much."""
@@ -85,82 +105,46 @@ class RestoreReport(Report):
         "exact_roles=stored.exact lossy_roles=stored.lossy originals device"
     )
 
-
-def open_any(path: str | os.PathLike[str], *, base: BaseLike | None = None, **options: Any) -> Run | Archive:
-    """Open a run or an archive, whichever lies at the path; reads headers only.
-
-    Parameters
-    ----------
-    path
-        A run directory, glob or checkpoint file; or a directory ``NAME.inshrink``.
-    base
-        Of an archive, the base model that its first frame is told against (`Archive.open`).
-    **options
-        Of a run, as for `inshrink_core.formats.open_run`: `step_pattern`, `follow_links`, `allow_damaged`,
-        `within`.
-
-    Raises
-    ------
-    NotFoundError
-        There is neither.
-
-    Examples
-    --------
-    >>> import inshrink_core
-    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> 400 in run.steps
-    True
-    """
-    return Archive.open(path, base=base) if is_archive(path) else open_run(path, **options)
+    def show(self, console: Console) -> None:
+        """Print the files written, the first ones by name."""
+        for path in self.paths[:_MOST_FILES_SHOWN]:
+            console.print(printable(str(path)), soft_wrap=True)
+        if len(self.paths) > _MOST_FILES_SHOWN:
+            console.print(f"… and {count(len(self.paths) - _MOST_FILES_SHOWN)} more files")
+        written = sum(path.stat().st_size for path in self.paths if path.is_file())
+        steps = "step" if len(self.steps) == 1 else "steps"
+        console.print(
+            f"{steps} {steps_in_short(self.steps)}: {size(written)} written in {duration(self.seconds)}, "
+            f"{size(self.bytes_read)} read from the archive"
+        )
+        console.print(stored_text(self.stored), soft_wrap=True)
+        show_originals(console, self.originals.text)
 
 
-def restore(
-    archive: Archive | str | os.PathLike[str],
-    directory: str | os.PathLike[str],
-    *,
-    steps: Iterable[int] | None = None,
-    layout: str = "same",
-    tensors: str | None = None,
-    force: bool = False,
-    progress: OnProgress | None = None,
-    device: str = "auto",
-    threads: int | None = None,
-    branch: int | None = None,
-    max_memory: int | None = None,
-    max_disk: int | None = None,
-    base: BaseLike | None = None,
-) -> RestoreReport:
-    """Write archived steps back as files.
+@dataclass(frozen=True)
+class Restore(Computing, Limiting, Based, Request[RestoreReport]):
+    """Write archived steps back as files, in the run's own format.
 
     Parameters
     ----------
     archive
-        The archive, or its path.
-    directory
-        Where the files go. One step goes right there, and so do several that are single files of
-        the run's own format; other steps go into ``checkpoint-STEP`` each.
+        The archive to restore from.
+    output
+        Where the files go; made if it is not there. One step goes right there, and so do several that are
+        single files of the run's own format; other steps go into checkpoint-STEP each.
     steps
-        The steps; by default the last.
+        A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be repeated. By default
+        the last step.
+    every
+        Restore every step.
     layout
-        ``same`` as the run was, ``safetensors`` or ``torch``.
+        The run's own file format, or another: same, safetensors or torch.
     tensors
-        Glob of tensor keys: only those are read and written, as safetensors.
+        Only tensors whose keys match this glob, as safetensors; nothing else is read or written.
     force
-        Overwrite existing files.
-    progress
-        Called after each tensor.
-    device
-        Where tensors are decoded: ``auto``, ``cpu`` or ``cuda``. The files do not depend on it.
-    threads
-        How many tensors are decoded at a time; by default as many as there are processors. The files are
-        the same.
+        Overwrite files that exist.
     branch
-        Look for the steps in the history of this branch's last frame alone.
-    max_memory, max_disk
-        Bytes that may be taken; by default what is available, and half of it for several steps.
-    base
-        The base model that the archive's first frame is told against, where `archive` is a path
-        (`Archive.open`).
+        Look for the steps in the history of this branch's last frame.
 
     Raises
     ------
@@ -173,9 +157,10 @@ def restore(
     MissingFrameError
         A frame that is needed is listed and missing.
     TooLargeError
-        It would take more memory or disk than that; nothing is written.
+        It would take more memory or disk than that (by default what is available, and half of it for several
+        steps); nothing is written.
     UnsafePathError
-        The archive names a path outside of `directory`.
+        The archive names a path outside of `output`.
 
     Examples
     --------
@@ -186,53 +171,92 @@ def restore(
     >>> inshrink_core.restore(folder / "digits.inshrink", folder / "out", steps=[400]).paths[0].name
     'step_000400.pt'
     """
-    begun = time.perf_counter()
-    if layout not in LAYOUTS:
-        raise InputError(f"--format {layout}", remedy=f"choose one of {', '.join(LAYOUTS)}")
-    opened = archive if isinstance(archive, Archive) else Archive.open(archive, base=base)
-    if not opened.listed_steps:
-        raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
-    infos = _frames_of(opened, steps, branch)
-    chosen = tuple(info.step for info in infos)
-    share = 1.0 if len(chosen) < 2 else _SHARE_OF_A_RUN
-    opened = opened.limited(Limits(max_memory=max_memory, max_disk=max_disk, share=share)).on(device)
-    view, threads = _fitting(opened, infos, Path(directory), layout, tensors, threads or default_threads())
-    counter = _Counter(opened, infos, tensors, progress)
-    paths: list[Path] = []
-    written = layout
-    for info in infos:
-        step, checkpoint = info.step, view.checkpoint(info)
-        whole = tensors is None
-        step_layout = restorable_layout(checkpoint) if layout == "same" and whole else layout
-        written = step_layout
-        nested = len(chosen) > 1 and (len(checkpoint.files) != 1 or step_layout != "same" or not whole)
-        target = Path(directory) / f"checkpoint-{step}" if nested else Path(directory)
-        keys = _selector(checkpoint, tensors)
-        order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
-        with reading_ahead(checkpoint, order, threads) as ahead:
-            paths += write_checkpoint(
-                ahead,
-                target,
-                layout=step_layout,
-                force=force,
-                keys=keys,
-                progress=counter.of(checkpoint),
-                limits=opened.limits,
-            )
-    return RestoreReport(
-        steps=chosen,
-        paths=tuple(paths),
-        layout=written,
-        seconds=time.perf_counter() - begun,
-        bytes_read=opened.bytes_read,
-        stored=exactness_of(
-            opened,
-            [opened.reader.find(step) for step in chosen],
-            lambda key: tensors is None or fnmatchcase(key, tensors),
-        ),
-        originals=original_checks(opened, [opened.reader.find(step) for step in chosen]),
-        device=opened.device,
+
+    archive: ArchiveLike
+    output: Annotated[PathLike, Option(("--output", "-o"), metavar="DIR")]
+    _: KW_ONLY
+    steps: Steps = None
+    every: Annotated[bool, Option(("--all",))] = False
+    layout: Annotated[str, Option(("--format",), metavar="same|safetensors|torch")] = "same"
+    tensors: Annotated[str | None, Option(metavar="GLOB")] = None
+    force: bool = False
+    branch: Annotated[int | None, Option(metavar="N")] = None
+
+    THREADED: ClassVar = True
+    EXAMPLES: ClassVar = (
+        "inshrink restore digits.inshrink --step 400 -o restored/",
+        "inshrink restore digits.inshrink --all --tensors 'conv*' -o restored/",
     )
+
+    def perform(self) -> RestoreReport:
+        """Write the files."""
+        begun = time.perf_counter()
+        if self.layout not in LAYOUTS:
+            raise InputError(f"--format {self.layout}", remedy=f"choose one of {', '.join(LAYOUTS)}")
+        if self.every and self.steps:
+            raise InputError("--step and --all exclude each other", remedy="give one of them")
+        opened = self.opened_archive(self.archive)
+        if not opened.reader.listed:
+            raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
+        directory, tensors, layout = Path(self.output), self.tensors, self.layout
+        infos = self._frames(opened)
+        chosen = tuple(info.step for info in infos)
+        opened = opened.limited(self.limits(1.0 if len(chosen) < 2 else _SHARE_OF_A_RUN)).on(self.device)
+        threads = self.threads or default_threads()
+        view, threads = _fitting(opened, infos, directory, layout, tensors, threads)
+        counter = _Counter(opened, infos, tensors, self.progress)
+        paths: list[Path] = []
+        written = layout
+        # Checkpoints of one file each lie beside each other, if their names let them.
+        alone = [one[0].path.casefold() for info in infos if len(one := view.checkpoint(info).files) == 1]
+        collide = len(set(alone)) < len(alone)
+        for info in infos:
+            checkpoint = view.checkpoint(info)
+            whole = tensors is None
+            written = restorable_layout(checkpoint) if layout == "same" and whole else layout
+            apart = collide or len(checkpoint.files) != 1 or written != "same" or not whole
+            nested = len(chosen) > 1 and apart
+            target = directory / f"checkpoint-{info.step}" if nested else directory
+            keys = _selector(checkpoint, tensors)
+            order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
+            with reading_ahead(checkpoint, order, threads) as ahead:
+                paths += write_checkpoint(
+                    ahead,
+                    target,
+                    layout=written,
+                    force=self.force,
+                    keys=keys,
+                    progress=counter.of(checkpoint),
+                    limits=opened.limits,
+                )
+        return RestoreReport(
+            steps=chosen,
+            paths=tuple(paths),
+            layout=written,
+            seconds=time.perf_counter() - begun,
+            bytes_read=opened.bytes_read,
+            stored=exactness_of(
+                opened,
+                infos,
+                lambda key: tensors is None or fnmatchcase(key, tensors),
+            ),
+            originals=original_checks(opened, infos),
+            device=opened.device,
+        )
+
+    def _frames(self, archive: Archive) -> tuple[FrameInfo, ...]:
+        """Return the frames to restore: of the steps asked for, or the last."""
+        steps = chosen_steps(
+            [":"] if self.every else self.steps, lambda: known_steps(archive, self.branch), str(archive.path)
+        )
+        if steps is not None:
+            return tuple(archive.reader.find(step, self.branch) for step in steps)
+        if self.branch is None:
+            return (archive.last,)
+        return (archive.reader.find(_tip(archive, self.branch).step, self.branch),)
+
+
+restore = python_call(Restore)
 
 
 def known_steps(archive: Archive, branch: int | None = None) -> tuple[int, ...]:
@@ -251,19 +275,11 @@ def known_steps(archive: Archive, branch: int | None = None) -> tuple[int, ...]:
 
 def _tip(archive: Archive, branch: int) -> FrameInfo:
     """Return the last frame of a branch."""
+    _ = archive.reader.listed_head  # without a manifest nothing tells which frame is the last of any branch
     tips = [frame for frame in archive.reader.listed if frame.branch == branch]
     if not tips:
         raise NotFoundError(f"there is no branch {branch}", where=archive.reader.path)
     return max(tips, key=lambda frame: frame.generation)
-
-
-def _frames_of(archive: Archive, steps: Iterable[int] | None, branch: int | None) -> tuple[FrameInfo, ...]:
-    """Return the frames to restore: of the steps asked for, or the last."""
-    if steps is not None:
-        return tuple(archive.reader.find(step, branch) for step in steps)
-    if branch is None:
-        return (archive.last,)
-    return (archive.reader.find(_tip(archive, branch).step, branch),)
 
 
 def _fitting(

@@ -3,75 +3,96 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple, Self
 
 from inshrink_core.archive import is_archive
 from inshrink_core.chain import Archive, ArchiveSize, archive_size, open_base
 from inshrink_core.errors import (
-    DamagedError,
-    InputError,
     InshrinkError,
     LockedError,
     NotFoundError,
-    RottenError,
     StepConflictError,
+    UnreadableError,
 )
-from inshrink_core.execution.progress import OnProgress
-from inshrink_core.formats import Run, Skipped, open_run, split_step_pattern
+from inshrink_core.formats import Run, Skipped, open_run, split_step_pattern, unreadable_error
 from inshrink_core.formats.run import NoCheckpointError
 from inshrink_core.report import Report, plain_value
-from inshrink_core.verbs.compress import CompressReport, compress
+from inshrink_core.request import Option, Request, Watcher, python_call
+from inshrink_core.text import counted, duration, printable, ratio, size, steps_in_short
+from inshrink_core.verbs.compress import Compress, Compressing, CompressReport
+from inshrink_core.verbs.groups import PathLike
+from inshrink_core.verbs.showing import (
+    base_text,
+    named_ratio,
+    optimizer_text,
+    show_facts,
+    show_unreadable,
+)
 
-__all__ = ["OnEvent", "Sights", "WatchEvent", "WatchReport", "watch"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["OnEvent", "Sights", "Watch", "WatchEvent", "WatchReport", "watch"]
 
 _PATIENCE: Final = 12
 """Intervals to wait for an archive that another process writes, and for files that the checkpoint before had
 and this one lacks, as trainers write the optimizer and their own state last."""
 
+_WHY: Final = {
+    "until": "the step asked for is archived",
+    "idle": "nothing new came",
+    "interrupted": "interrupted; the same command goes on",
+}
+
 _MOST_FAILURES: Final = 3
 """Looks in a row that may fail: a trainer that deletes as we look makes one or two fail."""
 
 
-def watch(
-    run: str | os.PathLike[str],
-    archive: str | os.PathLike[str],
-    *,
-    interval: float = 5.0,
-    until: int | None = None,
-    idle: float | None = None,
-    step_pattern: str | None = None,
-    follow_links: bool = False,
-    on_event: OnEvent | None = None,
-    progress: OnProgress | None = None,
-    **options: Any,
-) -> WatchReport:
-    """Archive each checkpoint of a run as it is finished, until told to end.
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """Something that happened while watching.
 
     Parameters
     ----------
-    run
-        The run: a directory, which may have no checkpoint yet, or a glob.
-    archive
-        The archive to make or to append to.
+    kind
+        ``archived``, ``skipped`` (in the archive already, or older than its last step), ``vanished``
+        (gone or changed while it was read), ``unreadable`` (not unfinished, and not to be read) or
+        ``ended``.
+    step
+        The step; None for ``ended``, and for a file so damaged that its step is not known.
+    detail
+        Why, or how: for people.
+    """
+
+    kind: str
+    step: int | None
+    detail: str = ""
+
+
+OnEvent = Callable[[WatchEvent], None]
+"""Called as things happen."""
+
+
+@dataclass(frozen=True)
+class Watch(Compressing, Request["WatchReport"]):
+    """Stay beside a training: archive each checkpoint as it is finished.
+
+    Parameters
+    ----------
     interval
         Seconds between looks. A checkpoint counts as finished when it can be read and none of its files
         changed from one look to the next.
     until
         End when this step or a later one is archived.
     idle
-        End when nothing new was archived for so many seconds.
-    step_pattern
-        How the step number stands in file names.
-    follow_links
-        Follow links out of the run.
-    on_event, progress
-        Called as steps are archived, and after each tensor.
-    **options
-        As for `compress`: codec, config, optimizer and others.
+        End when nothing new was archived, or written that cannot be read yet, for so many seconds.
+    on_event
+        Called as steps are archived.
 
     Returns
     -------
@@ -82,7 +103,7 @@ def watch(
     Raises
     ------
     NotFoundError
-        The directory is not there.
+        The directory is not there; one without a checkpoint yet is waited in.
     InputError
         `interval`, `until` or `idle` is out of range, or `compress` refuses its options.
     StepConflictError
@@ -108,84 +129,88 @@ def watch(
     >>> report.ended, report.steps("archived")
     ('until', (10, 25))
     """
-    begun = time.monotonic()
-    _check(interval, until, idle)
-    if not split_step_pattern(run)[0].exists() and not any(sign in os.fspath(run) for sign in "*?["):
-        raise NotFoundError("there is no such directory", where=os.fspath(run))
-    watcher = _Watcher(
-        partial(
-            open_run,
-            os.fspath(run),
-            step_pattern=step_pattern,
-            follow_links=follow_links,
-            allow_damaged=bool(options.get("allow_damaged")),
-        ),
-        archive,
-        interval,
-        on_event,
-        {**options, **_opened_once(options), "progress": progress},
-    )
-    try:
-        watcher.report.ended = watcher.work(until, idle)
-    except KeyboardInterrupt:
-        watcher.report.ended = "interrupted"
-    watcher.say(WatchEvent("ended", None, watcher.report.ended))
-    if is_archive(archive):
-        opened = Archive.open(archive)
-        if opened.steps:
-            watcher.report.size = archive_size(opened)
-    watcher.report.seconds = time.monotonic() - begun
-    return watcher.report
+
+    run: Annotated[PathLike, Option(metavar="RUN")]
+    _: KW_ONLY
+    interval: Annotated[float, Option(("--poll",), metavar="SECONDS", least=0.001)] = 5.0
+    until: Annotated[int | None, Option(metavar="STEP", least=0)] = None
+    idle: Annotated[float | None, Option(metavar="SECONDS", least=0.001)] = None
+    on_event: Annotated[OnEvent | None, Option(hidden=True)] = field(default=None, compare=False)
+
+    COMMAND: ClassVar = "compress --watch"
+    THREADED: ClassVar = True
+
+    @contextmanager
+    def watched(self, out: Watcher) -> Iterator[Self]:
+        """Yield the same request, whose events and progress the command line shows."""
+
+        def tell(event: WatchEvent) -> None:
+            if not out.hidden and event.kind != "ended":
+                detail = f": {event.detail}" if event.detail else ""
+                step = "" if event.step is None else f" step {event.step}"
+                sys.stderr.write(printable(f"{event.kind}{step}{detail}") + "\n")
+
+        with super().watched(out) as asked:
+            yield replace(asked, on_event=tell)
+
+    def perform(self) -> WatchReport:
+        """Look until it ends."""
+        begun = time.monotonic()
+        run = os.fspath(self.run)
+        if not split_step_pattern(run)[0].exists() and not any(sign in run for sign in "*?["):
+            raise NotFoundError("there is no such directory", where=run)
+        watcher = _Watcher(self)
+        try:
+            watcher.report.ended = watcher.work(self.idle)
+        except KeyboardInterrupt:
+            watcher.report.ended = "interrupted"
+        watcher.end()
+        watcher.say(WatchEvent("ended", None, watcher.report.ended))
+        if is_archive(self.archive):
+            opened = Archive.open(self.archive)
+            if opened.steps:
+                watcher.report.size = archive_size(opened)
+        watcher.report.seconds = time.monotonic() - begun
+        return watcher.report
+
+    def writing(self) -> Compress:
+        """Return how each writing is done; the base model is read once for all."""
+        shared = {one.name: getattr(self, one.name) for one in fields(Compressing)}
+        base = None if self.base is None else open_base(self.base)
+        changed = {"base": base, "skip_damaged": True, "look_ahead": False, "progress": self.progress}
+        return Compress(**shared | changed)
 
 
-def _opened_once(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the base model opened, so that each writing need not read it again."""
-    return {} if options.get("base") is None else {"base": open_base(options["base"])}
-
-
-def _check(interval: float, until: int | None, idle: float | None) -> None:
-    """Refuse numbers that make no sense."""
-    for name, value, least in (("interval", interval, 0.0), ("idle", idle, 0.0)):
-        if value is not None and not value > least:
-            raise InputError(
-                f"'{name}' is a number of seconds above {least:g}", found=str(value), expected="> 0"
-            )
-    if until is not None and until < 0:
-        raise InputError("'until' is a step", expected="≥ 0", found=str(until))
+watch = python_call(Watch)
 
 
 class _Watcher:
     """The looks of one watch, and what they saw."""
 
-    def __init__(
-        self,
-        open_first: Callable[[], Run],
-        archive: str | os.PathLike[str],
-        interval: float,
-        on_event: OnEvent | None,
-        options: dict[str, Any],
-    ) -> None:
-        self.report = WatchReport(archive=os.fspath(archive))
-        self._open_first, self._archive = open_first, archive
-        self._rotten: dict[str, tuple[str, bool]] = {}
-        self._interval, self._on_event, self._options = interval, on_event, options
+    def __init__(self, asked: Watch) -> None:
+        self._asked, self._writing = asked, asked.writing()
+        self.report = WatchReport(archive=os.fspath(asked.archive), skip_damaged=asked.skip_damaged)
+        self._archive, self._interval, self._until = asked.archive, asked.interval, asked.until
+        self._doubted: dict[str, _Doubt] = {}
+        self._stirs = False  # whether something that cannot be read is still being written
         self._run: Run | None = None
         self._failures = self._locked = 0
-        self._sights = Sights(interval)
+        self._sights = Sights(asked.interval)
 
     def say(self, event: WatchEvent) -> None:
         """Note an event, and report it to the listener, if there is one."""
         self.report.events.append(event)
-        if self._on_event is not None:
-            self._on_event(event)
+        if self._asked.on_event is not None:
+            self._asked.on_event(event)
 
-    def work(self, until: int | None, idle: float | None) -> str:
+    def work(self, idle: float | None) -> str:
         """Look again and again; return why it ended."""
+        until = self._until
         busy_at = time.monotonic()
         while True:
-            if self._look(until):
+            if self._look(until) or self._stirs:
                 busy_at = time.monotonic()
-            if until is not None and self._sights.last >= until:
+            if until is not None and self._sights.last >= until and not self._waits(until):
                 return "until"
             if idle is not None and time.monotonic() - busy_at >= idle:
                 return "idle"
@@ -197,7 +222,7 @@ class _Watcher:
         self._note_gone(frozenset() if run is None else frozenset(run.steps))
         if run is None:
             return False
-        self._note_rotten(run.rotten)
+        self._doubt(run.unreadable)
         ready = [step for step in run.steps if self._sights.is_ready(run, step)]
         if until is not None:
             below = [step for step in ready if step < until]
@@ -209,11 +234,11 @@ class _Watcher:
         """Return the run as it is now; None where there is no checkpoint yet."""
         try:
             if self._run is None:
-                self._run = self._open_first()
+                self._run = open_run(self._asked.run, **self._asked.reading)
             else:
                 self._run = self._run.refresh()
         except NoCheckpointError as error:
-            self._note_rotten(row for row in error.skipped if row.rotten)
+            self._doubt(row for row in error.skipped if row.unreadable)
             self._run, self._failures = None, 0
             return None
         except (InshrinkError, OSError):
@@ -232,34 +257,52 @@ class _Watcher:
         for step in self._sights.gone(steps):
             self.say(WatchEvent("vanished", step, "it was deleted before it could be archived"))
 
-    def _note_rotten(self, rows: Iterable[Skipped]) -> None:
-        """Report checkpoints that are damaged where their tensors are described, once they stay so."""
+    def _doubt(self, rows: Iterable[Skipped]) -> None:
+        """Take note of what cannot be read; what stays so and does not change is no unfinished checkpoint."""
+        now, before = time.monotonic(), self._doubted
+        self._doubted, self._stirs = {}, False
         for row in rows:
-            reason, told = self._rotten.get(row.path, ("", False))
-            if reason == row.reason and not told:
-                self.say(WatchEvent("damaged", None, row.reason))
-                told = True
-            self._rotten[row.path] = (row.reason, told and reason == row.reason)
+            if self._until is not None and row.step is not None and row.step > self._until:
+                continue
+            doubt = before.get(row.path)
+            if doubt is None or doubt.row != row:
+                doubt, self._stirs = _Doubt(row, now), True
+            elif now - doubt.since >= _PATIENCE * self._interval:
+                self._give_up(row)
+            self._doubted[row.path] = doubt
 
-    def _pass_rotten(self, run: Run, identities: Mapping[int, str], error: RottenError) -> bool:
-        """Report the step that does not match its checksums, and take it as done; tell which was meant."""
-        for step, identity in identities.items():
-            path = run.path_of(step)
-            if path == error.path or path in error.path.parents:
-                self._sights.pass_over(step, identity)
-                self.say(WatchEvent("damaged", step, str(error)))
-                return True
-        return False
+    def _waits(self, until: int) -> bool:
+        """Whether a step that is wanted is not archived yet, or may only be unfinished."""
+        steps = () if self._run is None else self._run.steps
+        return any(step <= until and not self._sights.is_done(step) for step in steps) or any(
+            row.step is not None and row.path not in self.report.unreadable_by_path
+            for row, _ in self._doubted.values()
+        )
+
+    def _give_up(self, row: Skipped) -> None:
+        """Report a checkpoint that cannot be read, once."""
+        if self.report.unreadable_by_path.get(row.path) != row:
+            self.report.unreadable_by_path[row.path] = row
+            self.say(WatchEvent("unreadable", row.step, f"{row.path}: {row.reason}"))
+
+    def end(self) -> None:
+        """Report what cannot be read at the end, but for what nobody waited for, or is being written."""
+        now = time.monotonic()
+        for row, since in self._doubted.values():
+            if self.report.ended == "idle" or now - since >= self._interval:
+                self._give_up(row)
 
     def _without_older(self, ready: list[int], run: Run) -> list[int]:
-        """Pass over steps before the archive's last one that it does not hold: they were pruned."""
+        """Pass over steps before the last one of an archive that was pruned: it held them once."""
         archived = self._archived()
-        if not archived or "resumed_from" in self._options:
+        if not archived or self._writing.resumed_from is not None:
+            return ready
+        if not Archive.open(self._archive).reader.catalog.manifest.tombstones:
             return ready
         older = [step for step in ready if step < max(archived) and step not in archived]
         for step in older:
             self._sights.pass_over(step, run.identity(step))
-            self.say(WatchEvent("skipped", step, "it is older than the archive's last step"))
+            self.say(WatchEvent("skipped", step, "it is older than the last step of a pruned archive"))
         return [step for step in ready if step not in older]
 
     def _archived(self) -> tuple[int, ...]:
@@ -270,7 +313,7 @@ class _Watcher:
         identities = {step: run.identity(step) for step in ready}
         before = frozenset(self._archived())
         try:
-            report = compress(run, self._archive, steps=ready, look_ahead=False, **self._options)
+            report = replace(self._writing, run=run, steps=ready).perform()
         except LockedError:
             # Another process prunes or appends; that passes.
             self._locked += 1
@@ -281,24 +324,34 @@ class _Watcher:
             self._note_archived(before, identities)
             if not isinstance(error, InshrinkError | OSError) or isinstance(error, StepConflictError):
                 raise
-            if isinstance(error, RottenError) and self._pass_rotten(run, identities, error):
-                return True
             if not self._note_vanished(run, identities):
                 raise
             return True
         self._locked = 0
         self.report.reports.append(report)
         self._note_archived(before, identities)
+        lost = {
+            row.step: row
+            for row in report.unreadable
+            if row.step in identities and row.path == str(run.path_of(row.step))
+        }
+        if lost and self._note_vanished(run, {step: identities[step] for step in lost}):
+            lost = {step: row for step, row in lost.items() if not self._sights.is_new(step)}
+        for step, row in lost.items():
+            self._sights.pass_over(step, identities[step])
+            self._give_up(row)
         for step in report.skipped:
             if not self._sights.is_done(step, identities[step]):
                 self._finish(step, identities[step], WatchEvent("skipped", step, "it is there already"))
-        self._options.pop("resumed_from", None)
+        self._writing = replace(self._writing, resumed_from=None)
         return True
 
     def _note_archived(self, before: frozenset[int], identities: Mapping[int, str]) -> None:
         """Report the steps that were committed."""
         for step in self._archived():
             if step in identities and step not in before:
+                if self._run is not None and step in self._run:
+                    self.report.unreadable_by_path.pop(str(self._run.path_of(step)), None)
                 self._finish(step, identities[step], WatchEvent("archived", step))
 
     def _finish(self, step: int, identity: str, event: WatchEvent) -> None:
@@ -323,31 +376,6 @@ class _Watcher:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
-    """Something that happened while watching.
-
-    Parameters
-    ----------
-    kind
-        ``archived``, ``skipped`` (in the archive already, or older than its last step), ``vanished``
-        (gone or changed while it was read), ``damaged`` (finished, and not what its checksums say) or
-        ``ended``.
-    step
-        The step; None for ``ended``, and for a file so damaged that its step is not known.
-    detail
-        Why, or how: for people.
-    """
-
-    kind: str
-    step: int | None
-    detail: str = ""
-
-
-OnEvent = Callable[[WatchEvent], None]
-"""Called as things happen."""
-
-
 @dataclass(slots=True, kw_only=True)
 class WatchReport(Report):
     """What `watch` did.
@@ -366,6 +394,10 @@ class WatchReport(Report):
         The report of each writing.
     seconds
         Wall time.
+    unreadable_by_path
+        Checkpoints that cannot be read and are not archived, by path.
+    skip_damaged
+        Whether such checkpoints are no failure.
     """
 
     archive: str
@@ -374,12 +406,14 @@ class WatchReport(Report):
     size: ArchiveSize = field(default_factory=lambda: ArchiveSize(frames=(), manifest_nbytes=0))
     reports: list[CompressReport] = field(default_factory=list)
     seconds: float = 0.0
+    unreadable_by_path: dict[str, Skipped] = field(default_factory=dict)
+    skip_damaged: bool = False
 
     DOCUMENT: ClassVar = (
         "archive ended codec=last.codec config=last.config optimizer=last.optimizer "
         "ratio_total=size.ratio_total ratio_weights=size.ratio_weights "
         "bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total archive_bytes=size.nbytes "
-        "appended skipped vanished damaged=damaged.detail seconds"
+        "appended skipped vanished unreadable seconds"
     )
 
     @property
@@ -403,16 +437,14 @@ class WatchReport(Report):
         return self.steps("vanished")
 
     @property
-    def damaged(self) -> tuple[WatchEvent, ...]:
-        """Checkpoints that were not archived because they do not match their own checksums."""
-        return tuple(event for event in self.events if event.kind == "damaged")
+    def unreadable(self) -> tuple[Skipped, ...]:
+        """Checkpoints that cannot be read and are not archived."""
+        return tuple(self.unreadable_by_path.values())
 
     @property
-    def failure(self) -> DamagedError | None:
-        """Why a watch that ended well is no success: a checkpoint was damaged."""
-        if not self.damaged:
-            return None
-        return DamagedError(f"not archived: {self.damaged[0].detail}", where=self.archive)
+    def failure(self) -> UnreadableError | None:
+        """Why a watch that ended well is no success: a checkpoint cannot be read."""
+        return None if self.skip_damaged else unreadable_error(self.unreadable, self.archive)
 
     def steps(self, kind: str) -> tuple[int, ...]:
         """Return the steps of the events of a kind."""
@@ -422,6 +454,37 @@ class WatchReport(Report):
         """Return the document of ``inshrink compress --watch --json``."""
         base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
         return base | Report.to_json(self)
+
+    def show(self, console: Console) -> None:
+        """Print what was archived, and why the watch ended."""
+        show_unreadable(console, self.unreadable)
+        appended, vanished = self.appended, self.vanished
+        facts = [
+            ("archive", self.archive),
+            ("appended", steps_in_short(appended) if appended else "nothing new"),
+            ("vanished", steps_in_short(vanished) if vanished else ""),
+            ("ended", _WHY.get(self.ended, self.ended)),
+            ("time", duration(self.seconds)),
+        ]
+        if self.size.frames:
+            held = f"{counted(len(self.size.frames), 'frame')}, {size(self.size.nbytes)}"
+            optimizer = None if self.last is None else self.last.optimizer
+            roles = {row.spec.role.value for frame in self.size.frames for row in frame.tensors}
+            facts += [
+                ("frames", held),
+                ("optimizer state", optimizer_text(optimizer, roles)),
+                ("base model", base_text(plain_value(self.size.base))),
+                (named_ratio("ratio of everything", self.size.base), ratio(self.size.ratio_total)),
+                (named_ratio("ratio of the weights", self.size.base), ratio(self.size.ratio_weights)),
+            ]
+        show_facts(console, facts)
+
+
+class _Doubt(NamedTuple):
+    """What cannot be read, and since when it has been as it is."""
+
+    row: Skipped
+    since: float
 
 
 class _Sight(NamedTuple):
@@ -482,6 +545,10 @@ class Sights:
     def pass_over(self, step: int, identity: str) -> None:
         """Take a step as done that was never looked for."""
         self._done[step] = identity
+
+    def is_new(self, step: int) -> bool:
+        """Whether nothing was seen of a step, or what was seen is forgotten."""
+        return step not in self._seen
 
     def forget(self, step: int) -> None:
         """Forget what was seen of a step."""

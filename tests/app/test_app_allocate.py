@@ -13,6 +13,7 @@ import pytest
 from inshrink_app import services
 from inshrink_app.pages.allocate import layers
 from inshrink_app.pages.allocate.curve import curve_figure
+from inshrink_app.server.recent import recent_file
 from inshrink_app.services import SearchPoint, running
 from streamlit.testing.v1 import AppTest, app_test
 
@@ -20,7 +21,8 @@ from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.search.rates import Rates, rates_of
 from tests.app.builders import MAIN, FakeJobs, button, charts, explorer, sensitivity_table, subject, texts
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
-from tests.app.search_builders import config, point
+from tests.app.search_builders import config, document, point, put, trial
+from tests.app.test_app_compare import trust, with_evaluator
 
 __all__ = ["archived", "archived_template", "jobs"]
 
@@ -94,9 +96,10 @@ def test_every_layer_has_its_bits_and_what_it_carries(app: AppTest) -> None:
     found = table(app)
     assert list(found["Layer"].str.strip()) == ["weight", "bias"]
     assert found["Bits per weight"].between(3, 7).all()
-    for share in ("Sensitivity", "Share of bytes", "Share of damage"):
+    for share in ("Movement", "Share of bytes", "Share of damage"):
         assert found[share].sum() == pytest.approx(1)
     assert "Estimated by a proxy" in texts(app)
+    assert "weighted with squared movement, as the checkpoints hold no second moments" in texts(app)
     assert charts(app) >= 1
 
 
@@ -136,6 +139,91 @@ def test_a_locked_layer_keeps_its_bits_when_all_are_moved(app: AppTest) -> None:
     assert after[0] < before["Bits per weight"][0] - 1
     assert after[1] == before["Bits per weight"][1]
     assert "Beyond the bound" in texts(app)
+
+
+def more_bits(app: AppTest) -> dict[str, Any]:
+    """Give one layer more bits by hand; return the configuration."""
+    app.session_state["allocate.picked"] = ["fc1.weight"]
+    app.run()
+    button(app, "More bits").click().run()
+    assert not app.exception
+    return dict(app.session_state["search.edit"].config)
+
+
+def test_a_search_leaves_bits_made_by_hand_and_its_best_can_be_loaded(archived: Path, jobs: StubJobs) -> None:
+    with_evaluator(archived)
+    jobs.rows["estimate"] = [level(2.0**i, SIZES) for i in range(-1, 4)]
+    app = explorer("allocate", run=str(archived))
+    button(app, "Estimate without measuring").click().run()
+    by_hand = more_bits(app)
+    trust(app).check().run()
+    jobs.state = "running"
+    button(app, "Search").click().run()
+    assert not app.exception
+    search = jobs.kept[-1]
+    assert search.verb == "search"
+    assert app.session_state["search.edit"].config == by_hand
+    assert not app.button(key="allocate.undo").disabled
+    bits = table(app)["Bits per weight"].tolist()
+    search.state, search.result = "finished", document()
+    app.run()
+    assert app.session_state["search.edit"].config == by_hand
+    # The trials calibrate the estimates, which are made anew; those from before stand until then.
+    assert jobs.kept[-1].verb == "estimate"
+    assert jobs.kept[-1].is_running
+    assert table(app)["Bits per weight"].tolist() == bits
+    button(app, "Load the best of the search").click().run()
+    assert not app.exception
+    assert app.session_state["search.edit"].config == config(2.0)
+    app.button(key="allocate.undo").click().run()
+    assert app.session_state["search.edit"].config == by_hand
+
+
+def test_what_nobody_changed_begins_anew_with_the_best_of_the_next_search(
+    archived: Path, jobs: StubJobs
+) -> None:
+    with_evaluator(archived)
+    put(jobs, archived, result=document())
+    app = explorer("allocate", run=str(archived))
+    assert app.session_state["search.edit"].config == config(2.0)
+    trust(app).check().run()
+    button(app, "Search again").click().run()
+    jobs.kept[-1].result = document(best={"config": config(1.0)})
+    app.run()
+    assert app.session_state["search.edit"].config == config(1.0)
+
+
+def test_bits_and_locks_made_by_hand_are_there_after_a_reload_with_the_way_back(
+    app: AppTest, archived: Path
+) -> None:
+    began = dict(app.session_state["search.edit"].config)
+    app.session_state["allocate.picked"] = ["fc1.bias"]
+    app.run()
+    button(app, "Lock or unlock").click().run()
+    by_hand, bits = more_bits(app), table(app)["Bits per weight"].tolist()
+    again = explorer("allocate", run=str(archived))
+    assert not again.exception
+    assert again.session_state["search.edit"].config == by_hand
+    assert table(again)["Bits per weight"].tolist() == bits
+    assert table(again)["Lock"].tolist() == ["Lock", "Locked"]
+    again.button(key="allocate.undo").click().run()
+    assert again.session_state["search.edit"].config == began
+    again.session_state["allocate.picked"] = ["fc1.bias"]
+    again.run()
+    button(again, "Lock or unlock").click().run()
+    fresh = explorer("allocate", run=str(archived))
+    assert fresh.button(key="allocate.undo").disabled
+    assert not list(recent_file().with_name("drafts").glob("*.json"))
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[" * 9999])
+def test_a_draft_that_cannot_be_read_is_none(app: AppTest, archived: Path, damage: bytes) -> None:
+    more_bits(app)
+    (kept,) = recent_file().with_name("drafts").glob("*.json")
+    kept.write_bytes(damage)
+    again = explorer("allocate", run=str(archived))
+    assert not again.exception
+    assert again.button(key="allocate.undo").disabled
 
 
 def test_the_best_bits_take_no_more_than_those_before(app: AppTest) -> None:
@@ -256,9 +344,9 @@ def test_the_curve_has_the_bound_and_the_allocation_on_it(figure: str) -> None:
     rates = rates_for("a", HOSTILE)
     measured = point(10.0, 0.02, label=HOSTILE, divergence=0.004)
     fine, coarse = (rates.predict([value] * 2) for value in (1.0, 8.0))
-    inside = curve_figure(rates, fine, [measured], figure, 0.003, 1e9)
+    inside = curve_figure(rates, fine, [measured], figure, 0.003, 1e9, 4)
     assert [trace.name for trace in inside.data][-1] == "This allocation"
-    beyond = curve_figure(rates, coarse, [measured], figure, 0.003, 1e9)
+    beyond = curve_figure(rates, coarse, [measured], figure, 0.003, 1e9, 4)
     assert "beyond" in beyond.data[-1].name
     assert beyond.data[-1].x[0] < inside.data[-1].x[0]
     assert "<b>" not in str(beyond.data[1].customdata[0][0])
@@ -267,15 +355,47 @@ def test_the_curve_has_the_bound_and_the_allocation_on_it(figure: str) -> None:
 
 def test_the_allocation_lies_on_the_curve_where_all_layers_are_alike() -> None:
     rates = rates_for("a", "b")
-    drawn = curve_figure(rates, rates.predict([2.0] * 2), [], "divergence", 0.003, 1e9)
+    drawn = curve_figure(rates, rates.predict([2.0] * 2), [], "divergence", 0.003, 1e9, 4)
     at = int(np.flatnonzero(rates.levels == 2.0)[0])
     assert drawn.data[-1].x[0] == pytest.approx(drawn.data[0].x[at])
     assert drawn.data[-1].y[0] == pytest.approx(drawn.data[0].y[at])
 
 
+def test_a_trial_on_some_of_the_steps_is_not_drawn_as_one_of_all() -> None:
+    rates = rates_for("a", "b")
+    points = [
+        point(10.0, 0.02, divergence=0.004),
+        point(11.0, 0.02, divergence=0.005, n_steps=2, whole=False),
+        point(12.0, 0.02, divergence=0.006, n_steps=2),
+        point(13.0, 0.02, divergence=0.007, n_steps=2, baseline="QD"),
+    ]
+    drawn = curve_figure(rates, rates.predict([2.0] * 2), points, "divergence", 0.003, 1e9, 4)
+    told = {trace.name: (trace.marker.symbol, list(trace.y)) for trace in drawn.data[1:-1]}
+    assert told == {
+        "Measured": ("circle", [0.004]),
+        "Measured on 2 of 4 steps": ("circle-open", [0.006]),
+        "Baselines, measured on 2 of 4 steps": ("square-open", [0.007]),
+    }
+    assert "2 steps" in drawn.data[3].customdata[0]
+
+
+def test_the_page_says_how_many_trials_are_not_on_the_curve_and_of_how_many_steps(
+    archived: Path, jobs: StubJobs
+) -> None:
+    jobs.rows["estimate"] = [level(2.0**i, SIZES) for i in range(-1, 4)]
+    rows = [trial(step, 1.0) for step in STEPS]
+    rows += [trial(STEPS[0], 9.0, divergence=0.5), *(trial(step, 5.0, divergence=0.4) for step in STEPS[:2])]
+    put(jobs, archived, result=document(trials=rows, best=None))
+    app = explorer("allocate", run=str(archived))
+    button(app, "Estimate without measuring").click().run()
+    assert not app.exception
+    assert "Not drawn: 2 trials that ended after 1 to 2 steps" in texts(app)
+    assert "Hollow circles: given up, or not finished, after 1 to 2 steps" in texts(app)
+
+
 def test_without_a_bound_nothing_is_red() -> None:
     rates = rates_for("a")
-    drawn = curve_figure(rates, rates.predict([8.0]), [], "divergence", None, 1e9)
+    drawn = curve_figure(rates, rates.predict([8.0]), [], "divergence", None, 1e9, 4)
     assert not drawn.layout.shapes
     assert drawn.data[-1].name == "This allocation"
 
@@ -284,7 +404,7 @@ def test_without_a_bound_nothing_is_red() -> None:
 def test_any_quality_can_be_drawn(wild: float | None) -> None:
     rates = rates_for("a", "b", divergence=wild)
     points = [SearchPoint("x", {}, 0.0, wild, wild, 1, True, True), point(1e30, wild, divergence=wild)]
-    drawn = curve_figure(rates, rates.predict([1.0, 1e-3]), points, "divergence", 0.003, 1e9)
+    drawn = curve_figure(rates, rates.predict([1.0, 1e-3]), points, "divergence", 0.003, 1e9, 4)
     assert all(math.isfinite(end) for end in drawn.layout.yaxis.range)
     drawn.to_json()
 
@@ -302,7 +422,7 @@ def test_what_was_measured_calibrates_what_is_edited_next(archived: Path, jobs: 
     found = services.calibrated(shown, rates, [seen, *passed_over])
     assert found.n_measured == 1
     assert found.predict([4.0] * len(rates.keys)).divergence == pytest.approx(3 * 4e-4 * 16)
-    drawn = curve_figure(found, found.predict([2.0] * len(rates.keys)), [seen], "divergence", None, 1e9)
+    drawn = curve_figure(found, found.predict([2.0] * len(rates.keys)), [seen], "divergence", None, 1e9, 4)
     assert drawn.data[-1].y[0] == pytest.approx(seen.divergence)
 
 

@@ -59,7 +59,7 @@ def test_the_ratio_of_an_archive_upon_a_base_model_is_called_so(root: Path, jobs
     app = explorer("archive", run=str(run))
     assert not app.exception
     assert "Ratio with base" in {metric.label for metric in app.metric}
-    assert any("told against the base model" in caption.value for caption in app.caption)
+    assert any("encoded relative to the base model" in caption.value for caption in app.caption)
 
 
 def test_a_run_without_an_archive_is_led_to_the_export(root: Path, jobs: StubJobs) -> None:

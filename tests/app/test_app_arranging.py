@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from inshrink_app.pages.sensitivity import drill_figures, heatmap
 from inshrink_app.pages.sensitivity.arranging import normalised, ordered
 from inshrink_app.pages.sensitivity.drilldown import half_in
-from inshrink_app.widgets.tables import Sensitivity
+from inshrink_app.widgets.tables import METRICS, Sensitivity
 
 from inshrink_core.analysis.anatomy import Places
+from inshrink_core.sensitivity import SensitivityMetric
 from tests.app.builders import FakeJobs, answer, button, explorer, sensitivity_table, tables, texts, write_run
 
 
@@ -145,8 +147,46 @@ def test_metrics_that_a_run_cannot_tell_are_off_with_the_reason(
     app = explorer("sensitivity", run=str(root / "one"))
     assert not app.exception
     off = {found.label for found in app.button if found.disabled}
-    assert {"Taylor", "Fisher", "Update", "Restore gain", "Restore noise"} <= off
-    assert "the checkpoints hold no optimizer state" in texts(app)
+    assert {"Taylor", "Fisher", "Movement", "Restore gain", "Restore noise"} <= off
+    assert "the checkpoints hold none that is known to be a weight's" in texts(app)
+    assert "Their optimizer state: none." in texts(app)
+
+
+def test_a_run_with_momentum_is_not_said_to_hold_no_optimizer_state(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.nn.Parameter(torch.ones(4, 3))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    (root / "sgd").mkdir()
+    for step in (1, 2):
+        weight.grad = torch.ones(4, 3)
+        optimizer.step()
+        state = {"model": {"fc.weight": weight.detach()}, "optimizer": optimizer.state_dict(), "step": step}
+        torch.save(state, root / "sgd" / f"step_{step}.pt")
+    answer(monkeypatch, FakeJobs(tables(2, 2, metric="update")))
+    app = explorer("sensitivity", run=str(root / "sgd"))
+    assert not app.exception
+    assert "Their optimizer state: momentum." in texts(app)
+    assert "no optimizer state" not in texts(app)
+
+
+def test_movement_is_nowhere_called_sensitivity(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(root / "run")
+    answer(monkeypatch, FakeJobs(tables(metric="update")))
+    app = explorer("sensitivity", run=str(root / "run"), by="tensor", metric="update")
+    assert not app.exception
+    assert "80 % of the movement" in texts(app)
+    said = [line for line in texts(app).splitlines() if line != "Sensitivity" and "Fisher off" not in line]
+    assert not [line for line in said if "sensitiv" in line.casefold()]
+    assert "Movement" in app.dataframe[0].value.columns
+    assert "Sensitivity" not in app.dataframe[0].value.columns
+    assert "Movement" in app.selectbox(key="rows.sort").options
+    assert "Sensitivity" not in app.selectbox(key="rows.sort").options
+
+
+def test_the_words_for_what_is_measured_are_the_engines() -> None:
+    told = {str(metric): metric.quantity.capitalize() for metric in SensitivityMetric}
+    assert told == {name: metric.quantity for name, metric in METRICS.items() if name in told}
 
 
 def test_order_and_normalisation_are_in_the_link_and_taken_from_it(

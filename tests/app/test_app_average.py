@@ -61,7 +61,7 @@ def test_a_search_asks_the_evaluator_and_for_consent_before(root: Path, jobs: St
     assert not marker.exists()
     assert {"--search", "--trust-run"} <= set(jobs.last)
     assert len(jobs.started[-1]["trusted"]["digest"]) == 64
-    assert "weights='search'" in "".join(code.value for code in app.code)
+    assert "search=True" in "".join(code.value for code in app.code)
 
 
 def test_a_folder_that_is_not_empty_is_refused_here(archived: Path, jobs: StubJobs) -> None:

@@ -83,7 +83,7 @@ def test_the_explorer_of_the_folder_one_stands_in_executes_and_obeys_nothing_of_
     page: Any, tmp_path: Path
 ) -> None:
     run = tmp_path / "served" / "downloaded"
-    shutil.copytree(SAMPLE, run)
+    shutil.copytree(SAMPLE, run, ignore=shutil.ignore_patterns(".inshrink"))
     lay_traps(run, tmp_path / "traces", spare=frozenset({"evaluator"}))
     server = Server(run)
     server.start(INSHRINK, "ui", ".", "--no-browser", "--port", str(server.port), PYTHONSAFEPATH="")

@@ -10,8 +10,8 @@ from inshrink_app import services
 from inshrink_app.jobs.commands import option
 from inshrink_app.widgets.codecs import labels
 
-from inshrink_core.bench.variants import compared_variants
 from inshrink_core.codec import get_codec
+from inshrink_core.codecs.variants import compared_variants
 from inshrink_core.plugins import plugins
 from tests.app.builders import button, explorer, write_run
 from tests.app.job_stubs import StubJobs, jobs

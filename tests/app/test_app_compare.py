@@ -116,6 +116,13 @@ def test_an_archive_without_its_run_asks_for_it(archived: Path, jobs: StubJobs) 
     assert "outside of the folders" in texts(app)
 
 
+def test_originals_that_cannot_be_read_are_named(archived: Path, jobs: StubJobs) -> None:
+    (archived / "step_000050.pt").write_bytes(b"PK\x03\x04 cut off")
+    app = explorer("compare", run=str(archived))
+    assert not app.exception
+    assert any("They are not compared" in one.value and "000050" in one.value for one in app.error)
+
+
 def test_an_archive_finds_its_run_beside_it(archived: Path, jobs: StubJobs) -> None:
     app = explorer("compare", run=str(archived.with_name("run.inshrink")))
     assert not app.exception

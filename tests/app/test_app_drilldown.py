@@ -346,8 +346,8 @@ def test_a_metric_that_the_second_run_cannot_tell_is_not_offered_to_be_measured(
     monkeypatch.setattr(services, "sensitivity_job", lambda path, _metric: known.get(path))
     app = explorer("sensitivity", run=str(run), view="runs", other=str(other), metric="update")
     assert not app.exception
-    assert "Update is not known of the second run. Movement needs two checkpoints" in texts(app)
-    assert not [found for found in app.button if found.label == "Measure update"]
+    assert "Movement is not known of the second run. Movement needs two checkpoints" in texts(app)
+    assert not [found for found in app.button if found.label == "Measure movement"]
 
 
 def test_a_damaged_second_run_is_laid_over_whatever_its_values(
@@ -430,7 +430,7 @@ def test_a_huge_model_is_shown_by_module_and_opened_step_by_step(
     found = app.dataframe[0].value
     assert len(found) == 1 + 400 + 2
     assert [label.lstrip() for label in found["Layer"][8:11]] == ["▼ 7", "attn.weight", "mlp.weight"]
-    assert app.dataframe[0].value["Sensitivity"][0] == pytest.approx(1)
+    assert app.dataframe[0].value["Magnitude"][0] == pytest.approx(1)
     assert found["Size"][8] == pytest.approx(found["Size"][9:11].sum())
     button(app, "Show its rows").click().run()
     assert not app.exception

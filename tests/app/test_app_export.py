@@ -12,11 +12,14 @@ from inshrink_app import services
 from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.registry import Job, JobRegistry
 from inshrink_app.server import downloads as downloads_module
+from inshrink_app.server import roots
 from inshrink_app.services import ExportRequest, measuring, running
+from inshrink_app.services.exporting import default_folder
 from inshrink_app.widgets.tables import Problem, ServiceError
 
 from inshrink_core.verbs.pack import pack
 from tests.app.builders import (
+    SAMPLE,
     button,
     charts,
     explorer,
@@ -186,6 +189,14 @@ def test_samples_are_not_written_into(root: Path) -> None:
         services.export_target(target, ExportRequest(kind="chain"))
 
 
+def test_a_sample_is_not_written_beside_even_where_the_explorer_sees_its_folder(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `make run` does: the explorer is started in the checkout that holds the sample."""
+    roots.configure([root, SAMPLE.parent])
+    assert default_folder(services.load_subject(str(SAMPLE))) == root
+
+
 def test_one_step_is_weights_only_unless_told_otherwise(archived: Path, jobs: StubJobs) -> None:
     app = explorer("export", run=str(archived), what="step")
     assert not app.exception
@@ -235,11 +246,12 @@ def test_shares_of_the_sensitivity_are_told_where_they_were_measured(monkeypatch
     shown = subject(3)
     jobs = {"magnitude": Job(state="finished", result={"tensor": sensitivity_table(3, 2)})}
     monkeypatch.setattr(measuring, "sensitivity_job", lambda _, metric: jobs.get(metric))
-    found = services.known_shares(shown)
+    metric, found = services.known_shares(shown)
+    assert metric == "magnitude"
     assert list(found) == [f"layers.{i}.weight" for i in range(3)]
     assert sum(found.values()) == pytest.approx(1)
     jobs.clear()
-    assert services.known_shares(shown) == {}
+    assert services.known_shares(shown) == ("", {})
 
 
 def test_a_plain_file_is_planned_and_asked_for_as_the_command_line_has_it(

@@ -192,3 +192,12 @@ def test_a_page_of_another_origin_cannot_frame_the_explorer_and_a_link_from_it_s
         elsewhere.kill()
         elsewhere.wait(30)
         explorer.end()
+
+
+def test_the_page_hides_streamlits_own_csv_which_may_start_formulas():
+    page = gate.shell(STATIC / "index.html")
+    assert 'button[aria-label^="Download as CSV"]' in page.partition("</head>")[0]
+    # What is hidden is what this version of Streamlit shows.
+    scripts = [path.read_text(errors="replace") for path in (STATIC / "static" / "js").glob("*.js")]
+    assert any("label:`Download as CSV`" in script for script in scripts)
+    assert any('"data-testid":`stElementToolbarButton`' in script for script in scripts)

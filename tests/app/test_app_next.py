@@ -9,8 +9,10 @@ import pytest
 from inshrink_app import services
 from inshrink_app.jobs.commands import page_of, python_text
 
+import inshrink_core
 from tests.app.builders import button, explorer, texts
 from tests.app.job_stubs import StubJobs, archived, archived_template, jobs, work
+from tests.app.test_app_compare import with_evaluator
 
 __all__ = ["archived", "archived_template", "jobs"]
 
@@ -89,6 +91,25 @@ def test_a_report_is_written_by_a_job_with_what_is_known(archived: Path, jobs: S
     assert jobs.last == words
     assert page_of([words]) == "archive"
     assert "inshrink_core.verbs.report(" in python_text([words])
+
+
+def test_a_real_report_has_the_comparison_of_several_archives_that_a_job_has_made(
+    archived: Path, jobs: StubJobs, tmp_path: Path
+) -> None:
+    with_evaluator(archived)
+    other, target = archived.with_name("other.inshrink"), archived.with_name("told.html")
+    inshrink_core.compress(archived, other)
+    shown, chain = services.load_subject(str(archived)), services.chain_of(str(other))
+    paths = [archived.with_name("run.inshrink"), other]
+    judge = services.evaluator_of(shown)
+    words = services.compare_words(shown, paths, shown.steps, judge)
+    compared = work(tmp_path / "jobs", words, shown=str(archived), trusted=judge.trusted)
+    assert (compared.state, compared.problem) == ("finished", None)
+    written = work(tmp_path / "jobs2", services.report_words(chain, shown, str(target)), shown=str(other))
+    assert (written.state, written.problem) == ("finished", None)
+    told = target.read_text()
+    assert "Restored against original" in told
+    assert told.index("<h3>other.inshrink") < told.index("<h3>run.inshrink")
 
 
 def test_a_report_has_the_metrics_that_were_chosen_for_the_run(archived: Path, jobs: StubJobs) -> None:

@@ -25,13 +25,21 @@ __all__ = ["archived", "archived_template", "jobs"]
 pytestmark = pytest.mark.usefixtures("jobs")
 
 
-def test_a_partly_damaged_run_is_shown_with_what_was_left_out(root: Path) -> None:
+def test_a_partly_damaged_run_is_shown_with_what_cannot_be_read_above_the_button(root: Path) -> None:
     write_run(root / "run")
     (root / "run" / "step_000040.pt").write_bytes(b"PK\x03\x04 cut off")
+    (root / "run" / "vocabulary_9.bin").write_bytes(b"other content")
     app = explorer("overview", run=str(root / "run"))
     assert not app.exception
-    assert "1 file was left out" in texts(app)
+    assert [error.value.partition("\n")[0] for error in app.error] == [
+        "1 checkpoint cannot be read. "
+        "The archive will hold all others: keep these files, or fetch whole ones."
+    ]
+    assert "000040" in app.error[0].value
+    assert "1 file left out" in [expander.label for expander in app.expander]
     assert {metric.label: metric.value for metric in app.metric}["Checkpoints"] == "3"
+    app = explorer("overview", run=str(root / "run"))  # from the headers that were kept
+    assert len(app.error) == 1
 
 
 def test_one_checkpoint_is_told_that_curves_need_two(root: Path) -> None:

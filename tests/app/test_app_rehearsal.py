@@ -68,13 +68,13 @@ def test_a_rehearsal_on_the_page_really_trains_and_restores_every_bit_losslessly
     assert charts(app) == 1
     assert {metric.label: metric.value for metric in app.metric}["Excess at the end"] == "0 %"
 
-    # The trainings it kept open as a saved rehearsal, with the same curves.
+    # What it reported opens as a saved rehearsal, with the same curves.
     folder = services.rehearsals_folder()
     (root / "kept").symlink_to(folder)
     copied = root / "copied"
-    (copied / "results").mkdir(parents=True)
-    for path in (folder / "results").iterdir():
-        (copied / "results" / path.name).write_bytes(path.read_bytes())
+    (copied / "reports").mkdir(parents=True)
+    for path in (folder / "reports").iterdir():
+        (copied / "reports" / path.name).write_bytes(path.read_bytes())
     (again,) = services.saved_rehearsals(str(copied))
     assert again == found
     with pytest.raises(ServiceError, match="outside"):

@@ -309,7 +309,7 @@ def test_a_search_and_its_baselines_are_measured_and_what_they_leave_is_read(
     words = services.search_words(shown, request, judge, "")
     job = work(tmp_path / "a", words, trusted=judge.trusted)
     assert len(job.rows) == 6
-    assert len(services.searched(job).points) == 3
+    assert len(services.searched(job, (10, 20)).points) == 3
     # What was measured is kept beside the run, and is not measured again.
     assert work(tmp_path / "b", words, trusted=judge.trusted).result["evaluations"] == 0
     bench = ["bench", str(archived), "--codecs", "lossless,uniform:bits=8", "--steps", "10,20"]

@@ -129,4 +129,4 @@ def test_the_lines_of_a_waived_divergence_are_python() -> None:
 def test_a_waived_divergence_is_no_line_in_the_figure(jobs: StubJobs) -> None:
     words = ["search", "/runs/x", "--max-drop", "0.01", "--max-divergence", "inf", "--steps", "10"]
     job = jobs.put(words, state="running")
-    assert services.searched(job).max_divergence is None
+    assert services.searched(job, (10,)).max_divergence is None

@@ -12,15 +12,15 @@ from inshrink_app.pages.allocate import figure as search_figure
 from inshrink_app.services import Searched, front
 from inshrink_app.widgets.figures import TOOLBAR
 
-from tests.app.job_stubs import StubJobs, jobs
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
 from tests.app.search_builders import document, point, put, trial
 
-__all__ = ["jobs"]
+__all__ = ["archived", "archived_template", "jobs"]
 
 
 def test_trials_of_a_configuration_become_one_point_and_the_last_word_counts(jobs: StubJobs) -> None:
     rows = [*document()["trials"], trial(10, 1.0, drop=0.009)]
-    found = services.searched(put(jobs, Path("/runs/x"), result=document(trials=rows)))
+    found = services.searched(put(jobs, Path("/runs/x"), result=document(trials=rows)), STEPS)
     assert [one.n_steps for one in found.points] == [4, 4, 1]
     assert [one.whole for one in found.points] == [True, True, False]
     assert [one.keeps for one in found.points] == [True, True, False]
@@ -28,16 +28,30 @@ def test_trials_of_a_configuration_become_one_point_and_the_last_word_counts(job
     assert found.best is found.points[1]
 
 
+def test_a_trial_of_a_search_of_all_steps_that_has_just_begun_is_not_the_whole_chain(
+    archived: Path, jobs: StubJobs
+) -> None:
+    job = put(jobs, archived, "running", steps=False)
+    job.rows = [trial(step, 1.0) for step in STEPS[:2]]
+    shown = services.load_subject(str(archived))
+    found = services.searched(job, services.steps_of(job, shown))
+    assert [(one.n_steps, one.whole) for one in found.points] == [(2, False)]
+    assert found.best is None
+    drawn = search_figure.search_figure(found, (), "drop")
+    (partial,) = [trace for trace in drawn.data if trace.name == "On some of the steps"]
+    assert "measured on 2 steps of 4" in partial.customdata[0][1]
+
+
 def test_a_failure_keeps_no_bound_and_a_missing_figure_none_either(jobs: StubJobs) -> None:
     rows = [trial(10, 1.0, failure="NaN", drop=None, divergence=None), trial(10, 2.0, divergence=None)]
-    found = services.searched(put(jobs, Path("/runs/x"), result=document(trials=rows, best=None)))
+    found = services.searched(put(jobs, Path("/runs/x"), result=document(trials=rows, best=None)), STEPS)
     assert [one.keeps for one in found.points] == [False, False]
 
 
 def test_of_a_search_for_a_ratio_a_point_is_judged_by_it(jobs: StubJobs) -> None:
     told = document(best=None, bounds={"drop": None, "divergence": None})
     left = put(jobs, Path("/runs/x"), "finished", told, "--target-ratio", "15")
-    found = services.searched(left)
+    found = services.searched(left, STEPS)
     assert [found.verdict(one) for one in found.points] == [
         "below the ratio",
         "reaches the ratio",
@@ -63,12 +77,12 @@ def test_the_front_holds_what_nothing_else_beats() -> None:
 
 
 def test_the_figure_does_not_depend_on_anything_but_the_trials(jobs: StubJobs) -> None:
-    found = services.searched(put(jobs, Path("/runs/x"), result=document()))
+    found = services.searched(put(jobs, Path("/runs/x"), result=document()), STEPS)
     for name in ("drop", "divergence"):
         first, second = (search_figure.search_figure(found, (), name) for _ in range(2))
         assert first.to_json() == second.to_json()
         assert first.layout.margin.t >= TOOLBAR + 24  # buttons and legend, on touch screens too
-        assert {"On the front", "Not the whole chain", "Best"} <= {trace.name for trace in first.data}
+        assert {"On the front", "On some of the steps", "Best"} <= {trace.name for trace in first.data}
         places = [row[0] for trace in first.data for row in (trace.customdata or ())]
         assert sorted(places) == [0, 1, 2]
     nothing = search_figure.search_figure(Searched(points=(), target_ratio=30.0), (point(9, 0.0),), "drop")

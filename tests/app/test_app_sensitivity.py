@@ -126,7 +126,7 @@ def test_a_measurement_under_way_shows_progress_and_can_be_cancelled(
     jobs = answer(monkeypatch, FakeJobs(state="running"))
     app = explorer("sensitivity", run=str(root / "run"))
     assert not app.exception
-    assert "Measuring update" in texts(app)
+    assert "Measuring movement" in texts(app)
     button(app, "Cancel").click().run()
     assert jobs.job is not None
     assert jobs.job.state == "cancelled"
@@ -292,7 +292,7 @@ def test_a_large_run_is_measured_only_when_asked_and_says_what_it_costs(
     assert not app.exception
     assert "3.21 GB" in texts(app)
     assert jobs.started == []
-    button(app, "Measure update").click().run()
+    button(app, "Measure movement").click().run()
     assert jobs.started == ["update"]
     assert charts(app) == 1
 

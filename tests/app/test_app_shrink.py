@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,18 @@ from inshrink_app import services
 from inshrink_app.jobs.commands import is_shrinking, page_of, title_of
 from inshrink_app.server import roots
 
-from tests.app.builders import PROBLEM, SAMPLE, button, explorer, linked, primary, texts, write_run
+import inshrink_core
+from tests.app.builders import (
+    PROBLEM,
+    SAMPLE,
+    button,
+    explorer,
+    linked,
+    open_panel,
+    primary,
+    texts,
+    write_run,
+)
 from tests.app.job_stubs import StubJobs, archived, archived_template, jobs, work
 
 __all__ = ["archived", "archived_template", "jobs"]
@@ -123,6 +136,7 @@ def test_one_button_exports_verifies_and_compares_with_the_goal_that_is_chosen(
     target = str(root / "digits-cnn.inshrink")
     assert compress[:6] == ["compress", str(SAMPLE), "-o", target, "--codec", "lattice"]
     assert compress[compress.index("--optimizer") + 1] == "compressed"
+    assert compress[compress.index("--max-restore-cost") + 1] == "0.003"
     assert verify == ["verify", target, "--deep"]
     assert compare[:4] == ["compare", target, "--against", str(SAMPLE)]
     assert jobs.started[-1]["trusted"] is None, "the sample's evaluator is ours"
@@ -133,6 +147,7 @@ def test_one_button_exports_verifies_and_compares_with_the_goal_that_is_chosen(
     button(app, "Shrink it").click().run()
     compress, verify = jobs.started[-1]["commands"]
     assert compress[5] == "lossless"
+    assert "--max-restore-cost" not in compress
     assert verify == ["verify", target, "--deep", "--against", str(SAMPLE)]
 
 
@@ -142,14 +157,77 @@ def test_a_run_of_somebody_else_is_compared_tensor_by_tensor_until_its_code_is_t
     (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': 1.0}\n")
     (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
     app = explorer("overview", run=str(archived))
+    assert "becomes as small as a restore cost of 0.3 % of the loss allows" in texts(app)
     button(app, "Shrink it").click().run()
     assert [words[0] for words in jobs.started[-1]["commands"]] == ["compress", "verify"]
+    assert "--max-restore-cost" not in jobs.started[-1]["commands"][0]
     assert jobs.started[-1]["trusted"] is None
     jobs.kept.clear()
     app.checkbox[0].check().run()
     button(app, "Shrink it").click().run()
-    assert [words[0] for words in jobs.started[-1]["commands"]] == ["compress", "verify", "compare"]
+    commands = jobs.started[-1]["commands"]
+    assert [words[0] for words in commands] == ["compress", "verify", "compare"]
+    assert commands[0][-3:] == ["--max-restore-cost", "0.003", "--trust-run"]
     assert jobs.started[-1]["trusted"]["file"] == str(archived / "judge.py")
+
+
+def test_the_snippets_do_what_the_button_does_with_the_evaluator_that_may_run(
+    archived: Path, jobs: StubJobs
+) -> None:
+    (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': 1.0}\n")
+    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    app = explorer("overview", run=str(archived))
+    open_panel(app)
+    assert not any("--max-restore-cost" in code.value for code in app.code)
+    app.checkbox[0].check().run()
+    shell = next(code.value for code in app.code if "inshrink compress" in code.value)
+    python = next(code.value for code in app.code if "inshrink_core.compress(" in code.value)
+    assert "max_restore_cost=0.003, trust_run=True" in python
+    button(app, "Shrink it").click().run()
+    assert all(shlex.join(words) in shell for words in jobs.started[-1]["commands"])
+
+
+def test_the_bound_can_be_left_out_for_an_evaluator_that_tells_no_loss(
+    archived: Path, jobs: StubJobs
+) -> None:
+    app = explorer("overview", run=str(SAMPLE))
+    (bound,) = [box for box in app.checkbox if box.label.startswith("Bound what a restore costs")]
+    bound.uncheck().run()
+    button(app, "Shrink it").click().run()
+    assert not app.exception
+    compress, verify, compare = jobs.started[-1]["commands"]
+    assert "--max-restore-cost" not in compress
+    assert (verify[-1], compare[0]) == ("--deep", "compare")
+
+
+def test_an_archive_that_was_written_without_a_bound_is_not_gone_on_with_under_one(
+    archived: Path, root: Path
+) -> None:
+    shown = services.load_subject(str(archived))
+    free, bound = (services.goal_request(shown, "resume", bound=one) for one in (False, True))
+    shutil.rmtree(root / "run.inshrink")
+    inshrink_core.compress(archived, root / "run.inshrink", optimizer="compressed")
+    assert services.suggested_name(shown, free) == str(root / "run.inshrink")
+    assert services.suggested_name(shown, bound) == str(root / "run-2.inshrink")
+
+
+def test_what_a_real_job_wrote_of_the_sample_keeps_the_bound_and_says_so(root: Path, jobs: StubJobs) -> None:
+    shown, target = services.load_subject(str(SAMPLE)), root / "digits.inshrink"
+    commands = services.shrink_commands(shown, "resume", str(target), services.evaluator_of(shown))
+    real = work(root.parent / "jobs", *commands, shown=str(SAMPLE))
+    assert (real.state, real.problem) == ("finished", None)
+    job = jobs.put(*commands, key=("shrink", str(SAMPLE)), shown=str(SAMPLE))
+    job.documents, job.rows = services.documents_of(real), real.told()
+    made = services.shrunk_by(job)
+    assert made is not None
+    assert made.compared is not None
+    assert made.compared.max_restore_cost <= made.bound == 0.003
+    assert made.chain.ratio_total > 22
+    assert made.kept is not None
+    assert made.kept.n_steps == len(shown.steps)
+    assert made.compared.max_restore_cost <= made.kept.restore_cost <= made.bound
+    assert made.compared.worst.drop <= made.kept.drop
+    assert "each step within a restore cost of 0.3 %" in texts(explorer("overview", run=str(SAMPLE)))
 
 
 def test_progress_stands_in_the_place_of_the_button(archived: Path, jobs: StubJobs) -> None:
@@ -186,6 +264,21 @@ def test_what_a_real_job_made_is_told_with_its_proof(archived: Path, jobs: StubJ
     assert "--codec lossless" in json.dumps(real.commands) or "lossless" in real.commands[0]
     # Jobs leads to where it belongs.
     assert services.describe(job).page == "overview"
+
+
+@pytest.mark.parametrize("goal", ["exact", "resume"])
+def test_what_is_not_in_the_archive_is_said_of_a_real_job(archived: Path, jobs: StubJobs, goal: str) -> None:
+    (archived / "step_000040.pt").write_bytes(b"")
+    shown = services.load_subject(str(archived))
+    commands = services.shrink_commands(shown, goal, str(archived.parent / "made.inshrink"), None)
+    real = work(archived.parent.parent / "jobs", *commands, shown=str(archived))
+    assert (real.state, real.problem) == ("finished", None)
+    job = jobs.put(*commands, key=("shrink", str(archived)), shown=str(archived))
+    job.documents = services.documents_of(real)
+    app = explorer("overview", run=str(archived))
+    assert not app.exception
+    assert "They are not in the archive: do not delete their files." in app.error[0].value
+    assert "Done: written" in texts(app)
 
 
 def test_what_is_not_sound_is_said_and_an_archive_that_went_is_too(archived: Path, jobs: StubJobs) -> None:

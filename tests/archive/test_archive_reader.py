@@ -334,15 +334,20 @@ def test_archive_without_frames_is_sound(tmp_path):
     assert check_archive(tmp_path / "x") == ()
 
 
-def test_lost_manifest_costs_nothing_but_a_scan(path):
+@pytest.mark.parametrize("found", [None, b"", b"torn"])
+def test_frames_of_a_lost_manifest_are_read_and_listed_again_when_asked_to(path, found):
     expected = ArchiveReader.open(path).frames
-    (path / "inshrink-manifest").unlink()
+    if found is None:
+        (path / "inshrink-manifest").unlink()
+    else:
+        (path / "inshrink-manifest").write_bytes(found)
     assert is_archive(path)
     reader = ArchiveReader.open(path)
     assert [frame.frame_id for frame in reader.frames] == [frame.frame_id for frame in expected]
-    assert contents(reader, reader.head.frame_id) == blocks_of(200)
-    assert any("manifest is missing" in problem.what for problem in check_archive(path))
-    with ArchiveWriter(path):
+    last = reader.find(200, branch=0)
+    assert contents(reader, last.frame_id) == blocks_of(200)
+    assert any("manifest" in problem.what for problem in check_archive(path))
+    with ArchiveWriter(path, rebuild=True):
         pass
     assert ArchiveReader.open(path).frames == expected
     assert check_archive(path) == ()

@@ -459,7 +459,14 @@ def test_interrupted_creation_is_no_archive_and_can_be_repeated(tmp_path):
 
 def test_reading_needs_no_right_to_write(path, monkeypatch):
     before = {file: file.stat().st_mtime_ns for file in (path, *path.rglob("*"))}
-    monkeypatch.setattr("os.open", refuse(errno.EROFS))
+    opened = os.open
+
+    def read_only(file, flags, *mode, **options):
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(file, flags, *mode, **options)
+
+    monkeypatch.setattr("os.open", read_only)
     monkeypatch.setattr("os.fsync", refuse(errno.EROFS))
     assert list(read_all(path)) == [0, 100, 200]
     with pytest.raises(StorageError, match="read-only"):

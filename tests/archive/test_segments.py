@@ -200,9 +200,9 @@ def test_a_segment_cut_short_loses_its_last_frames_alone(path, n_lost):
     (path / MANIFEST_NAME).unlink()
     reader = ArchiveReader.open(path)
     assert [frame.step for frame in reader.frames] == [frame.step for frame in whole]
-    with pytest.raises(DamagedError, match="may be the last one"):
+    with pytest.raises(DamagedError, match="which frame is the last one"):
         _ = reader.head
-    ArchiveWriter(path).close()
+    ArchiveWriter(path, rebuild=True).close()
     with ArchiveWriter(path) as writer:
         assert writer.manifest.next_generation == 5
 
@@ -217,7 +217,6 @@ def test_without_a_manifest_the_frames_beside_a_damaged_one_are_found(path, at):
     reader = ArchiveReader.open(path)
     found = [frame.step for frame in reader.frames]
     assert [step for step in found if step != 100] == [0, 200, 300]
-    assert reader.head.step == 300
     if 100 not in found:
         assert any("segment" in problem.where for problem in check_archive(path))
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from inshrink_core.bench.variants import Variant, choose_variants, default_variants, parse_variants
 from inshrink_core.codec import codec_names
+from inshrink_core.codecs.variants import Variant, choose_variants, default_variants, parse_variants
 from inshrink_core.errors import ConfigError
 
 WITH_KNOB = ("inshrinkerator", "lattice", "lc-checkpoint", "excp", "qd", "uniform", "context")

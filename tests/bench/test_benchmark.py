@@ -9,11 +9,11 @@ import sys
 import pytest
 import torch
 
-from inshrink_core.bench import bench
-from inshrink_core.bench.measure import Bench
 from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import Evaluation, Evaluator, EvaluatorRequest
 from inshrink_core.formats import open_run
+from inshrink_core.lab.bench import bench
+from inshrink_core.lab.bench.measure import Measurer
 from inshrink_core.metrics import Direction
 from tests.training import load, write_run
 
@@ -155,7 +155,7 @@ def test_what_a_point_depends_on_makes_it_another(judged, tmp_path, what):
 
 
 def test_what_was_measured_before_ctrl_c_is_kept_and_shown(judged, tmp_path, monkeypatch):
-    measure, done = Bench.measure, []
+    measure, done = Measurer.measure, []
 
     def interrupted(self, variant, value, evaluated):
         if len(done) == 2:
@@ -163,12 +163,12 @@ def test_what_was_measured_before_ctrl_c_is_kept_and_shown(judged, tmp_path, mon
         done.append(value)
         return measure(self, variant, value, evaluated)
 
-    monkeypatch.setattr(Bench, "measure", interrupted)
+    monkeypatch.setattr(Measurer, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         judged.bench("uniform", output=tmp_path / "out", steps=[5, 10])
     points = json.loads((tmp_path / "out" / "points.json").read_text())["points"]
     assert [point["knob"] for point in points] == [None, 8, 7]
-    monkeypatch.setattr(Bench, "measure", measure)
+    monkeypatch.setattr(Measurer, "measure", measure)
     report = judged.bench("uniform", output=tmp_path / "out", steps=[5, 10], bounds="divergence=0")
     assert report.resumed == 3
 

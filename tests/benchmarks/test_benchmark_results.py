@@ -1,4 +1,5 @@
 import csv
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +69,13 @@ def test_rows_of_what_was_not_measured_anew_are_kept(tmp_path, monkeypatch):
         rows = list(csv.DictReader(file))
     assert [(row["verb"], row["cases"]) for row in rows] == [("a", "1"), ("b", "3"), ("c", "4")]
     assert all(row["machine"] for row in rows)
+
+
+def test_the_documentation_says_of_every_script_whom_it_is_for():
+    home = Path(run.__file__).parent
+    users, development = (home.parent / "docs/benchmarks.md").read_text().split("## What development uses")
+    scripts = {
+        path.stem for path in home.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert all(f"\n| `{name}` |" in users for name in run.BENCHMARKS)
+    assert [name for name in scripts - {"__init__", *run.BENCHMARKS} if f"`{name}`" not in development] == []

@@ -5,7 +5,7 @@ from torch.nn import functional
 import inshrink_core
 from benchmarks import rehearsal
 from benchmarks.training import Recipe, train
-from inshrink_core.training.rehearsal import TrainingResult
+from inshrink_core.lab.results import TrainingResult
 
 EVALUATOR = """
 import torch

@@ -83,7 +83,7 @@ def test_packed_archive_is_read_by_every_verb(cli, archive, tmp_path):
     of_folder, of_packed = (cli("inspect", path, "--json").document for path in (archive, packed))
     assert of_packed["steps"] == of_folder["steps"]
     assert of_packed["archive_bytes"] == packed.stat().st_size
-    assert cli("verify", packed, "--against", SAMPLE).code == 0
+    assert cli("verify", packed, "--against", SAMPLE / "step_000[01]*").code == 0
     assert cli("restore", packed, "--step", "50", "-o", tmp_path / "out").code == 0
     compared = cli("compare", packed, "--against", SAMPLE, "--trust-run", "--steps", "50", "--json")
     assert compared.code == 0, compared.err
@@ -122,7 +122,7 @@ def test_prune_shows_a_plan_and_does_it_when_told(cli, archive):
     assert done.document["removed"] == [10]
     assert done.document["rekeyed"] == [25]
     assert inshrink_core.open(archive).steps == STEPS[1:]
-    assert cli("verify", archive, "--deep", "--against", SAMPLE).code == 0
+    assert cli("verify", archive, "--deep", "--against", SAMPLE / "step_000[01]*").code == 0
     again = cli("prune", archive, "--keep-every", "25", "--apply")
     assert "nothing to remove" in again.out
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from inshrink_core.bench.measure import Bench
+from inshrink_core.lab.bench.measure import Measurer
 
 KEYS = {
     *(
@@ -79,7 +79,7 @@ def test_ctrl_c_says_how_to_go_on(cli, small_run, tmp_path, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Bench, "measure", interrupt)
+    monkeypatch.setattr(Measurer, "measure", interrupt)
     outcome = cli("bench", small_run, "--codecs", "uniform:bits=8", "-o", tmp_path / "out")
     assert outcome.code == 130
     assert "measured points are kept" in outcome.err

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inshrink_core.cli.application import app
+from inshrink_core.cli.application import known_verbs
+from inshrink_core.request import request_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 VERBS = (
@@ -96,6 +97,8 @@ def test_help_of_every_verb_shows_an_example(cli, verb):
 def test_examples_of_the_help_stand_in_the_docs(cli, verb):
     examples = re.findall(r"^ +\$ (inshrink .+)$", cli(verb, "--help").out, flags=re.MULTILINE)
     assert examples
+    if (request := request_of(verb)) is not None:
+        assert tuple(examples) == request.EXAMPLES, "each in one line, to be copied"
     for example in examples:
         assert example in section(verb)
 
@@ -116,7 +119,7 @@ def test_help_of_the_command_names_every_verb_and_exit_codes(cli):
 
 
 def test_every_verb_of_the_application_is_tested_here():
-    assert [command.name for command in app.registered_commands] == list(VERBS)
+    assert set(known_verbs()) == set(VERBS)
 
 
 def test_the_console_script_is_this_application():

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from inshrink_core import text as formatting
 from inshrink_core.cli import output
-from inshrink_core.cli.values import choose_steps, parse_settings, read_config_file
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
+from inshrink_core.verbs import showing
+from inshrink_core.verbs.values import choose_steps, parse_settings, read_config_file
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_documents_have_null_for_what_json_cannot_say(capsys):
 
 
 def test_tables_keep_long_names_whole_within_100_columns(capsys):
-    table = output.make_table("name", "value")
+    table = showing.make_table("name", "value")
     name = "model." + "layer." * 30 + "weight"
     table.add_row(name, "1")
     output.present({}, as_json=False, text=lambda console: console.print(table))
@@ -145,7 +146,7 @@ def test_tables_keep_long_names_whole_within_100_columns(capsys):
 
 def test_no_color_is_honoured(monkeypatch, capsys):
     monkeypatch.setenv("NO_COLOR", "1")
-    output.present({}, as_json=False, text=lambda console: output.show_facts(console, [("a", "b")]))
+    output.present({}, as_json=False, text=lambda console: showing.show_facts(console, [("a", "b")]))
     assert "\x1b[3" not in capsys.readouterr().out
     assert Console().no_color
 

@@ -287,8 +287,20 @@ def test_sensitivity_writes_csv_to_a_file_and_to_stdout(cli, small_run, tmp_path
     assert cli("sensitivity", small_run, "--csv", target).code == 0
     rows = list(csv.DictReader(target.read_text().splitlines()))
     assert {int(row["step"]) for row in rows} == set(STEPS)
-    outcome = cli("sensitivity", small_run, "--csv", "-")
-    assert list(csv.DictReader(io.StringIO(outcome.out))) == rows
+    for quiet in ((), ("--quiet",)):
+        outcome = cli("sensitivity", small_run, "--csv", "-", *quiet)
+        assert list(csv.DictReader(io.StringIO(outcome.out))) == rows
+
+
+def test_csv_on_stdout_goes_with_nothing_else_there(cli, small_run):
+    assert "both want stdout" in cli("sensitivity", small_run, "--csv", "-", "--json").err
+    outcome = cli("sensitivity", small_run, "--by", "tensor,block", "--csv", "-", "--json")
+    assert outcome.code == 2
+
+
+def test_inspect_names_a_run_as_it_was_named(cli, small_run):
+    pattern = f"{small_run}/step_{{step}}.pt"
+    assert cli("inspect", pattern).out.splitlines()[0].split() == ["run", pattern]
 
 
 def test_ui_hands_its_options_to_the_explorer(cli, small_run, tmp_path, monkeypatch):
@@ -309,6 +321,14 @@ def test_ui_hands_its_options_to_the_explorer(cli, small_run, tmp_path, monkeypa
         "open_browser": False,
         "window": False,
     }
+
+
+@pytest.mark.parametrize("words", [("--json",), ("--quiet",), ("--progress", "jsonl"), ("--port", "0")])
+def test_ui_refuses_what_it_cannot_do(cli, monkeypatch, words):
+    monkeypatch.setitem(sys.modules, "inshrink_app.launch", None)
+    outcome = cli("ui", *words)
+    assert outcome.code == 2
+    assert words[0] in outcome.err
 
 
 def test_a_console_script_and_a_module_are_the_same_command():

@@ -87,7 +87,7 @@ def test_compressing_obeys_no_numba_settings_of_the_folder(downloaded: Path, tmp
 
 def test_an_evaluator_of_ours_imports_nothing_of_the_folder(tmp_path: Path) -> None:
     run = tmp_path / "digits-cnn"
-    shutil.copytree(sample("digits-cnn"), run)
+    shutil.copytree(sample("digits-cnn"), run, ignore=shutil.ignore_patterns(".inshrink"))
     archive = str(tmp_path / "a.inshrink")
     done = stand_in(tmp_path, INSHRINK, "compress", str(run), "-o", archive, "--steps", "100,200")
     assert done.returncode == 0, done.stderr

@@ -173,6 +173,15 @@ def test_forgetting_shows_a_plan_then_gives_up_what_is_lost(beheaded: Path, cli)
     assert inshrink_core.verify(beheaded, deep=True).ok
 
 
+@pytest.mark.parametrize("rule", [("--keep-last", "1"), ("--keep", "25"), ("--smallest",), ("--base", "x")])
+def test_forgetting_goes_without_rules(beheaded: Path, cli, rule) -> None:
+    before = sorted(beheaded.rglob("*"))
+    outcome = cli("prune", str(beheaded), "--forget-missing", *rule, "--apply")
+    assert outcome.code == 2
+    assert f"--forget-missing and {rule[0]} exclude each other" in outcome.err
+    assert sorted(beheaded.rglob("*")) == before
+
+
 def test_forgetting_takes_the_frames_along_that_need_what_is_lost(branched: Path, tmp_path: Path) -> None:
     path = tmp_path / "b.inshrink"
     shutil.copytree(branched, path)
@@ -184,18 +193,120 @@ def test_forgetting_takes_the_frames_along_that_need_what_is_lost(branched: Path
     assert inshrink_core.verify(path, deep=True).ok
 
 
-def test_without_a_manifest_an_unreadable_newest_frame_is_not_passed_over(
-    branched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(params=["missing", "torn", "changed"])
+def unlisted(request: pytest.FixtureRequest, branched: Path, tmp_path: Path) -> Path:
+    """Without a manifest that can be used; every frame is there."""
     archive = Path(shutil.copytree(branched, tmp_path / "a.inshrink"))
-    last = archive / Archive.open(archive).last.path
-    last.write_bytes(last.read_bytes()[:-1])
-    (archive / MANIFEST_NAME).write_bytes(b"torn")
-    with pytest.raises(DamagedError, match="may be the last one"):
-        inshrink_core.restore(archive, tmp_path / "out")
-    assert main(["inspect", str(archive), "--json"]) == 1
-    document = json.loads(capsys.readouterr().out)
-    assert document["unreadable_frames"] == [f"frames/{last.name}"]
+    manifest = archive / MANIFEST_NAME
+    content = manifest.read_bytes()
+    manifest.unlink()
+    if request.param != "missing":
+        manifest.write_bytes(b"torn" if request.param == "torn" else content[:-1] + bytes([content[-1] ^ 1]))
+    return archive
+
+
+def _contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+@pytest.mark.parametrize("lost", ["nothing", "the head", "part of the head"])
+def test_without_a_manifest_nothing_is_taken_for_the_last_step(
+    unlisted: Path, run_path: Path, tmp_path: Path, lost: str
+) -> None:
+    """With branch 1 gone, the abandoned branch 0 looks like the whole archive."""
+    head = unlisted / "frames" / "00000005-15.frame"
+    content = head.read_bytes()
+    if lost != "nothing":
+        head.unlink()
+    if lost == "part of the head":
+        head.write_bytes(content[:-1])
+    before = _contents(unlisted)
+    for ask in (
+        lambda: Archive.open(unlisted).steps,
+        lambda: Archive.open(unlisted).frames,
+        lambda: Archive.open(unlisted).last,
+        lambda: Archive.open(unlisted)[15],
+        lambda: inshrink_core.restore(unlisted, tmp_path / "out"),
+        lambda: inshrink_core.restore(unlisted, tmp_path / "out", steps=[15]),
+        lambda: inshrink_core.restore(unlisted, tmp_path / "out", branch=0),
+        lambda: inshrink_core.verbs.load_state_dict(unlisted),
+        lambda: inshrink_core.verbs.export(unlisted, tmp_path / "one.inshrink"),
+        lambda: inshrink_core.verbs.pack(unlisted, tmp_path / "packed.inshrink"),
+        lambda: inshrink_core.verbs.unpack(unlisted, tmp_path / "unpacked.inshrink"),
+        lambda: inshrink_core.verbs.prune(unlisted, keep_last=1, apply=True),
+        lambda: inshrink_core.verbs.diff(unlisted),
+        lambda: inshrink_core.compare(unlisted, against=run_path),
+        lambda: inshrink_core.compress(run_path, unlisted),
+        lambda: inshrink_core.compress(run_path, unlisted, steps=[20], resumed_from=10),
+        lambda: inshrink_core.verbs.watch(run_path, unlisted, interval=0.01, idle=5),
+        lambda: inshrink_core.Saver(unlisted, model()),
+    ):
+        with pytest.raises(DamagedError, match=r"which frame is the last one.*--forget-missing"):
+            ask()
+    assert _contents(unlisted) == before
+
+
+def test_without_a_manifest_a_step_named_with_its_branch_is_given(
+    unlisted: Path, branched: Path, tmp_path: Path, cli
+) -> None:
+    (unlisted / "frames" / "00000005-15.frame").unlink()
+    outcome = cli("restore", str(unlisted), "--step", "15", "--branch", "0", "-o", str(tmp_path / "found"))
+    assert outcome.code == 0
+    inshrink_core.restore(branched, tmp_path / "wanted", steps=[15], branch=0)
+    assert (tmp_path / "found/step_15.pt").read_bytes() == (tmp_path / "wanted/step_15.pt").read_bytes()
+    for words in (("--step", "15"), ("--all", "--branch", "0"), ("--step", "5:20", "--branch", "0"), ()):
+        outcome = cli("restore", str(unlisted), *words, "-o", str(tmp_path / "out"))
+        assert (outcome.code, "which frame is the last one" in outcome.err) == (3, True)
+
+
+def test_inspect_and_verify_show_what_is_there_without_a_manifest(
+    unlisted: Path, run_path: Path, cli
+) -> None:
+    outcome = cli("inspect", str(unlisted), "--json")
+    document = json.loads(outcome.out)
+    assert outcome.code == 1
+    assert document["manifest_problem"]
+    assert document["steps"] == [5, 10, 15, 20]
+    found = inshrink_core.verify(unlisted, deep=True, against=inshrink_core.open(run_path))
+    assert not found.ok
+    assert found.n_frames == 5
+
+
+def test_the_frames_that_are_there_are_taken_for_all_when_the_user_says_so(
+    unlisted: Path, run_path: Path, cli
+) -> None:
+    (unlisted / "frames" / "00000005-15.frame").unlink()
+    plan = cli("prune", str(unlisted), "--forget-missing")
+    assert (plan.code, "would be rebuilt" in plan.out) == (0, True)
+    with pytest.raises(DamagedError):
+        _ = Archive.open(unlisted).steps
+    document = json.loads(cli("prune", str(unlisted), "--forget-missing", "--apply", "--json").out)
+    assert (bool(document["manifest"]), document["last"]["step"]) == (True, 20)
+    assert Archive.open(unlisted).steps == (5, 10, 15, 20)
+    assert inshrink_core.verify(unlisted, deep=True).ok
+
+
+def test_taking_what_is_there_for_all_drops_what_cannot_be_decoded_without_a_trace_of_its_keyframe(
+    unlisted: Path,
+) -> None:
+    (unlisted / "frames" / "00000003-15.frame").unlink()
+    done = forget_missing(unlisted, apply=True)
+    assert ([frame.step for frame in done.useless], done.missing) == ([20], ())
+    assert inshrink_core.verify(unlisted, deep=True).ok
+
+
+def test_a_packed_archive_needs_no_manifest_to_know_its_last_step(branched: Path, tmp_path: Path) -> None:
+    """Its directory names every frame under a checksum; a frame that cannot be read may be the last."""
+    packed = tmp_path / "packed.inshrink"
+    inshrink_core.verbs.pack(branched, packed)
+    content = packed.read_bytes()
+    torn = content.replace(b"INSHRNKM", b"INSHRNKm")
+    packed.write_bytes(torn)
+    assert Archive.open(packed).last.branch == 1
+    at = torn.rindex(b"INSHRNKF")
+    packed.write_bytes(torn[:at] + b"x" + torn[at + 1 :])
+    with pytest.raises(DamagedError, match="which frame is the last one"):
+        inshrink_core.restore(packed, tmp_path / "out")
 
 
 def test_without_a_manifest_steps_that_cannot_be_decoded_are_told(
@@ -207,13 +318,3 @@ def test_without_a_manifest_steps_that_cannot_be_decoded_are_told(
     (archive / MANIFEST_NAME).write_bytes(b"torn")
     assert main(["inspect", str(archive), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["undecodable_steps"]
-
-
-def test_without_a_manifest_whoever_asks_for_the_newest_step_is_told_that_it_cannot_be_known(
-    branched: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    archive = Path(shutil.copytree(branched, tmp_path / "a.inshrink"))
-    (archive / MANIFEST_NAME).unlink()
-    inshrink_core.restore(archive, tmp_path / "out")
-    assert "frames that are gone cannot be told" in caplog.text
-    assert main(["inspect", str(archive), "--quiet"]) == 1

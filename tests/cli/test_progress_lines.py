@@ -75,6 +75,13 @@ def test_a_search_tells_each_trial(run: Path, capsys: pytest.CaptureFixture[str]
     assert all(one["seconds_left"] >= 0 for one in messages)
 
 
+def test_an_estimate_tells_each_step_that_it_encodes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, document, messages = told(["estimate", str(run), "--codec", "uniform"], capsys)
+    assert (code, document["n_steps"]) == (0, 4)
+    assert {(one["unit"], one["total"]) for one in messages} == {("steps", 4)}
+    assert (messages[-1]["done"], messages[-1]["step"]) == (4, 40)
+
+
 def test_an_error_is_the_document_of_always_and_a_form_that_is_none_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

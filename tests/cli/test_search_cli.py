@@ -1,11 +1,17 @@
 """`inshrink search`, `estimate` and `compress --max-drop`: one clear line for everything that goes wrong."""
 
+import io
 import json
+import sys
 import textwrap
 
 import pytest
 
-from inshrink_core.cli.search import describe
+from inshrink_core.cli.output import progress_table
+from inshrink_core.search.search import SearchProgress
+from inshrink_core.search.trials import Trial
+from inshrink_core.verbs.estimate import Estimate, EstimateGoals, EstimateLevels
+from inshrink_core.verbs.search import Search, describe
 
 GOOD = """
 import torch
@@ -62,7 +68,7 @@ def test_a_search_writes_a_result_that_compress_and_estimate_take(cli, small_run
     assert [line.split()[0] for line in goals.out.splitlines()[2:5]] == ["exact", "resume", "weights"]
     assert "estimated from" in goals.out
     refused = cli("estimate", small_run, "--goals", "--codec", "uniform", "--levels", 2)
-    assert (refused.code, "--goals says itself" in refused.err) == (2, True)
+    assert (refused.code, "--goals and --codec exclude each other" in refused.err) == (2, True)
     levels = cli("estimate", small_run, "--codec", "uniform", "--levels", 2)
     assert "bits=8" in levels.out
     assert "bits=1" in levels.out
@@ -117,7 +123,7 @@ def test_what_an_evaluator_prints_does_not_mix_with_the_result(cli, small_run, t
     ("words", "message"),
     [
         ((), "nothing to search for"),
-        (("--max-drop", "nan"), "no bound"),
+        (("--max-drop", "nan"), "--max-drop nan"),
         (("--max-drop", "0.01", "--target-ratio", "9"), "both given"),
         (("--max-drop", "0.01", "--codec", "lossless"), "nothing to search"),
         (("--max-drop", "0.01", "--strategy", "guess"), "no strategy 'guess'"),
@@ -170,3 +176,63 @@ def test_a_configuration_is_described_in_a_few_words():
               "override": [{"layer_type": "linear", "coarseness": 5.0}]}  # fmt: skip
     assert describe(config) == "coarseness 2.5, linear 5"
     assert describe({"codec": "qd", "settings": {}}) == "qd"
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (Estimate("runs/a", by_tensor=True), "estimate runs/a --by-tensor"),
+        (EstimateLevels("runs/a"), "estimate runs/a --levels 7"),
+        (EstimateLevels("runs/a", codec="qd", levels=2), "estimate runs/a --levels 2 --codec qd"),
+        (EstimateGoals("runs/a", steps=(1, 2)), "estimate --goals runs/a --steps 1,2"),
+        (Search("runs/a", max_drop=0.01, gain=False), "search runs/a --no-gain --max-drop 0.01"),
+    ],
+)
+def test_what_is_asked_for_can_be_written_as_a_command(asked, words):
+    assert asked.words() == words.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--goals", "--codec", "qd"), "--goals and --codec exclude each other"),
+        (("--goals", "--by-tensor"), "--goals and --by-tensor exclude each other"),
+        (("--levels", 0), "--levels 0 (expected ≥ 1"),
+        (("--levels", "few"), "--levels"),
+        (("--trials", "none.jsonl"), "no such trial log"),
+    ],
+)
+def test_an_estimate_that_cannot_be_made_is_one_line(cli, small_run, words, message):
+    outcome = cli("estimate", small_run, *words)
+    assert outcome.code == 2
+    assert message in one_line(outcome)
+
+
+def test_trials_are_drawn_as_they_come_where_somebody_watches(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    config = {"codec": "lattice", "settings": {"coarseness": 2.5}}
+    trial = Trial(step=100, config=config, raw_weights=40, weights_nbytes=10, drop=0.001)
+    now = SearchProgress(
+        stage="search", done=3, total=8, step=100, seconds_left=4.0, trial=trial, best_ratio=7.0
+    )
+    with progress_table("search", Search.SHOWN.draw, hidden=False) as tell:
+        tell(now)
+    assert "coarseness 2.5" in sys.stderr.getvalue()
+    assert "best so far 7.00×" in sys.stderr.getvalue()
+    assert "about 5 evaluations left" in sys.stderr.getvalue()
+    with progress_table("search", Search.SHOWN.draw, hidden=True) as tell:
+        assert tell is None
+
+
+def test_an_interrupted_search_says_that_its_trials_are_kept(cli, small_run, monkeypatch):
+    def interrupt(asked):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "perform", interrupt)
+    outcome = cli("search", small_run, "--max-drop", "0.01")
+    assert outcome.code == 130
+    assert "measured trials are kept" in one_line(outcome)

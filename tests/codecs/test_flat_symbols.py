@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inshrink_core.codecs.published.flat import (
+from inshrink_core.errors import DamagedError
+from inshrink_core.lab.published.flat import (
     FLAT_CODERS,
     decode_flat,
     encode_flat,
     worst_case_flat_bytes,
 )
-from inshrink_core.errors import DamagedError
 
 
 @given(st.integers(1, 300), st.integers(1, 256), st.sampled_from([1.0, 4.0, 30.0]), st.integers(0, 999))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
-from inshrink_core.codecs.published.qd import QdCodec, weighted_entropy
 from inshrink_core.errors import ConfigError
+from inshrink_core.lab.published.qd import QdCodec, weighted_entropy
 from inshrink_core.testing.codecs import CodecSuite, state_bits
 from tests.strategies import normal, spec_of
 

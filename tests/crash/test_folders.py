@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.archive.layout import FRAME_FOLDER
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.execution import make_folders, working_folder
 from inshrink_core.training.spool import Spool
+
+SAVED = {"checkpoint": {"model": {"w": torch.ones(3)}, "step": 1}}
 
 
 def place(descriptor: int) -> str:
@@ -74,7 +77,7 @@ def test_what_a_writer_that_died_renamed_is_synced_before_the_next_one_acts_upon
 
 
 def test_a_spooled_save_is_synced_before_put_returns_and_before_it_has_its_name(tmp_path, syncs):
-    save = Spool(tmp_path / "a.spool").put(1, {"checkpoint": {"step": 1}})
+    save = Spool(tmp_path / "a.spool").put(1, SAVED)
     inside = [path for path in syncs if ".tmp" in path]
     assert {Path(path).name for path in inside} == {"step_000001.pt", "save.json", ".00000001.tmp"}
     assert syncs[-1] == str(save.folder.parent)
@@ -82,7 +85,7 @@ def test_a_spooled_save_is_synced_before_put_returns_and_before_it_has_its_name(
 
 def test_a_dropped_save_is_renamed_for_good_before_its_files_go(tmp_path, monkeypatch):
     spool = Spool(tmp_path / "a.spool")
-    save = spool.put(1, {"checkpoint": {"step": 1}})
+    save = spool.put(1, SAVED)
     there: list[set[str]] = []
 
     def fsync(descriptor: int) -> None:
@@ -96,7 +99,7 @@ def test_a_dropped_save_is_renamed_for_good_before_its_files_go(tmp_path, monkey
 
 def test_what_a_saver_that_died_was_dropping_is_renamed_for_good_before_it_goes(tmp_path, monkeypatch):
     spool = Spool(tmp_path / "a.spool")
-    save = spool.put(1, {"checkpoint": {"step": 1}})
+    save = spool.put(1, SAVED)
     doomed = save.folder.rename(save.folder.with_name(".00000001.tmp"))
     there: list[bool] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: there.append((doomed / "save.json").exists()))

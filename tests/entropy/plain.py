@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from inshrink_core.coding import adaptive, tables
+from inshrink_core.coding import tables
+from inshrink_core.lab.published import adaptive
 
 _KERNELS = {
     tables: ("fit_kernel", "pool_kernel", "read_kernel"),

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inshrink_core.coding.adaptive import (
+from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.lab.published.adaptive import (
     adaptive_decode,
     adaptive_encode,
     decode_adaptive,
     encode_adaptive,
     worst_case_adaptive_bytes,
 )
-from inshrink_core.errors import DamagedError, InputError
 from tests.entropy.plain import plain_kernels
 
 

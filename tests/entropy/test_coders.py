@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from inshrink_core.coding.huffman import (
-    HuffmanCoder,
     code_entries,
     parse_lengths,
     serialize_lengths,
@@ -17,6 +16,7 @@ from inshrink_core.coding.huffman import (
 from inshrink_core.coding.raw import pack_bits, packed_bytes, unpack_bits
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError
+from inshrink_core.lab.published.huffman import HuffmanCoder
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.symbols import code_lengths
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import inshrink_core
-from inshrink_core.errors import DamagedError, InshrinkError, RottenError
+from inshrink_core.errors import InshrinkError, RottenError, UnreadableError
 from inshrink_core.formats import open_run
 from inshrink_core.formats.disk import ByteCounter, ReadableFile
 from inshrink_core.formats.torch_zip import read_checked_entries
@@ -106,12 +106,13 @@ def test_a_rotten_entry_names_file_tensor_and_offset_and_nothing_is_archived(ori
     entry = next(e for e in entries(original) if e.name.endswith("data/0"))
     flip(original, entry.offset + 5)
     target = tmp_path / "a.inshrink"
-    with pytest.raises(RottenError) as caught:
+    with pytest.raises(UnreadableError) as caught:
         inshrink_core.compress(original.parent, target)
-    assert caught.value.tensors == ("a.weight",)
-    assert str(original) in str(caught.value)
-    assert f"offset {entry.offset}" in str(caught.value)
-    assert "--allow-damaged" in caught.value.remedy
+    (row,) = caught.value.report.unreadable
+    assert (row.path, row.step) == (str(original), 7)
+    assert "a.weight" in row.reason
+    assert f"offset {entry.offset}" in row.reason
+    assert "--allow-damaged" in str(caught.value)
     assert inshrink_core.Archive.open(target).steps == ()
 
 
@@ -156,9 +157,10 @@ def test_a_checkpoint_whose_description_is_rotten_is_no_silent_gap(original: Pat
     flip(original, entry.offset + entry.nbytes - 3)
     run = open_run(original.parent)
     assert run.steps == (8,)
-    assert [row.path for row in run.rotten] == [str(original)]
-    with pytest.raises(DamagedError, match="CRC-32"):
+    assert [row.path for row in run.unreadable] == [str(original)]
+    with pytest.raises(UnreadableError, match="CRC-32"):
         inshrink_core.compress(run, tmp_path / "a.inshrink")
+    assert inshrink_core.Archive.open(tmp_path / "a.inshrink").steps == (8,)
 
 
 def test_files_without_checksums_are_stored_as_unchecked(tmp_path: Path):
@@ -223,8 +225,9 @@ def test_a_watch_tells_a_rotten_checkpoint_and_goes_on(tmp_path: Path):
         flip(folder / f"{step}.pt", entry.offset + entry.nbytes - 3)
     report = inshrink_core.verbs.watch(folder, tmp_path / "a.inshrink", interval=0.05, idle=0.8)
     assert report.steps("archived") == (3,)
-    assert sorted(event.step or 0 for event in report.damaged) == [0, 2]
-    assert report.failure is not None
+    assert sorted(event.step for event in report.events if event.kind == "unreadable") == [1, 2]
+    assert sorted(row.step for row in report.unreadable) == [1, 2]
+    assert report.failure.exit_code == 1
 
 
 def test_a_spooled_save_has_checksums_whatever_the_training_told_torch(tmp_path: Path):

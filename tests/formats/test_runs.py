@@ -347,7 +347,11 @@ def test_huggingface_checkpoints_are_read_and_restored_whole(tmp_path, sharded):
     assert set(checkpoint.state_dict()) == set(model.state_dict())
     roles = {spec.role for spec in checkpoint.specs}
     assert {TensorRole.EXP_AVG, TensorRole.STEP} <= roles
-    assert not any(spec.name.startswith("optimizer.") for spec in checkpoint.specs)
+    shapes = [parameter.shape for parameter in model.parameters()]
+    for spec in checkpoint.specs:
+        # Weights are sorted by name, state is numbered: only where one weight has a shape is it certain.
+        if spec.role is TensorRole.EXP_AVG:
+            assert spec.name.startswith("optimizer.") == (shapes.count(spec.shape) > 1)
     source = run.path_of(100)
     written = write_checkpoint(checkpoint, tmp_path / "out")
     assert {p.relative_to(tmp_path / "out") for p in written} == {

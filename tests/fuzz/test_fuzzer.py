@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.fuzz import __main__ as program
 from benchmarks.fuzz import runs, scratch
+from benchmarks.fuzz.archive_mutants import beheaded
 from benchmarks.fuzz.archive_target import ArchiveTarget
 from benchmarks.fuzz.bytewise import mutate_bytes
 from benchmarks.fuzz.campaign import Fuzzer, limits_of, minimised
@@ -19,6 +20,8 @@ from benchmarks.fuzz.judging import Limits, judge_alone
 from benchmarks.fuzz.outcome import Campaign
 from benchmarks.fuzz.target import BAD, case_rng
 from benchmarks.fuzz.targets import all_targets
+from inshrink_core.archive.catalog import Catalog
+from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.formats.source import FileSource
 from tests.fuzz.planted import SOUND, Planted
 
@@ -111,6 +114,30 @@ def test_a_reader_that_ignores_checksums_is_found_by_blind_mutations():
     assert any("verify gives" in key or "restore gives" in key for key in campaign.findings), (
         campaign.findings
     )
+
+
+def test_a_reader_that_takes_what_it_finds_for_all_is_found():
+    target = ArchiveTarget(
+        "archive-beheaded", sealed=False, is_chosen=lambda name: name == "branched", change=beheaded
+    )
+    target.seeds()
+    with mock.patch.object(Catalog, "require_complete", return_value=None):
+        campaign = _attacked(target, 40, Limits())
+    assert any("no other steps are given" in key for key in campaign.findings), campaign.findings
+
+
+def test_a_writer_that_follows_links_is_found():
+    def linked(rng, files):
+        frames = {"frames": runs.SPECIAL + b"folder outside", "stray": rng.randbytes(4)}
+        return {MANIFEST_NAME: files[MANIFEST_NAME], **frames}
+
+    target = ArchiveTarget(
+        "archive-special", sealed=False, is_chosen=lambda name: name == "lossless", change=linked
+    )
+    target.seeds()
+    with mock.patch("inshrink_core.archive.writer.require_own", return_value=None):
+        campaign = _attacked(target, 20, Limits())
+    assert any("nothing behind a link" in key for key in campaign.findings), campaign.findings
 
 
 def test_a_decoder_that_returns_another_value_is_found_by_its_promise():

@@ -11,6 +11,7 @@ import torch
 
 import inshrink_core
 from inshrink_core.errors import InputError, LockedError, StepConflictError, StorageError
+from inshrink_core.training import FolderSaver
 
 pytest.importorskip("transformers", reason="needs the extra 'hf': make test-integrations")
 
@@ -148,15 +149,54 @@ def test_what_a_signal_made_the_trainer_save_is_archived(tmp_path):
     assert folder.name == f"checkpoint-{step}"
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_cell_that_is_run_again_after_an_interruption_goes_on(tmp_path, error):
+    class Interrupting(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 5:
+                raise error
+
+    kept = []  # as a notebook keeps what its variables and the last traceback refer to
+
+    def cell(*more):
+        kept.append(InshrinkCallback(tmp_path / "run.inshrink", **EXACT))
+        kept.append(trainer(tmp_path / "one", [kept[-1], *more]))
+        folder = restore_checkpoint(tmp_path / "run.inshrink", tmp_path / "one")
+        kept[-1].train(resume_from_checkpoint=folder)
+
+    with pytest.raises(error):
+        cell(Interrupting())
+    cell()
+    uninterrupted = trainer(tmp_path / "two", [])
+    uninterrupted.train()
+    assert same(weights(kept[-1]), weights(uninterrupted))
+    assert kept[0].failures == kept[2].failures == {}
+    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (2, 4, 6)
+    with pytest.raises(LockedError, match="taken over"):
+        kept[1].train()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_eight_bit_optimizers_are_archived_and_resumed(tmp_path):
+    pytest.importorskip("torchao")
+    options = {"optim": "adamw_torch_8bit"}
+    whole = trainer(tmp_path / "one", [InshrinkCallback(tmp_path / "run.inshrink", **EXACT)], **options)
+    whole.train()
+    opened = inshrink_core.open(tmp_path / "run.inshrink")
+    assert opened.steps == (2, 4, 6)
+    resumed = trainer(tmp_path / "two", [InshrinkCallback(tmp_path / "run.inshrink")], **options)
+    resumed.train(resume_from_checkpoint=restore_checkpoint(tmp_path / "run.inshrink", tmp_path / "two", 4))
+    assert same(weights(whole), weights(resumed))
+
+
 def test_misuse_is_refused_before_training_begins(tmp_path):
     archive = tmp_path / "run.inshrink"
     with pytest.raises(InputError):
         InshrinkCallback(archive, codec="no such codec")
     assert restore_checkpoint(archive, tmp_path / "one") is None
-    callback = InshrinkCallback(archive, **EXACT)
-    with pytest.raises(LockedError):
+    with FolderSaver(archive, **EXACT), pytest.raises(LockedError):
         InshrinkCallback(archive, **EXACT)
-    trainer(tmp_path / "one", [callback], steps=2).train()
+    trainer(tmp_path / "one", [InshrinkCallback(archive, **EXACT)], steps=2).train()
     with pytest.raises(StepConflictError):
         trainer(tmp_path / "two", [InshrinkCallback(archive)], steps=2).train()
     with pytest.raises(InputError, match="too old"):

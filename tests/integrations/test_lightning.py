@@ -1,15 +1,20 @@
 """Lightning with the real library: pointers, resuming, and what cannot be archived."""
 
+import contextlib
 import dataclasses
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 import inshrink_core
+from inshrink_core.archive.durable import is_locked
 from inshrink_core.errors import InputError, LockedError, NotFoundError, StorageError
+from inshrink_core.training import FolderSaver
+from inshrink_core.training.spool import spool_folder
 
 pytest.importorskip("lightning", reason="needs the extra 'lightning': make test-integrations")
 
@@ -160,6 +165,128 @@ def test_asynchronous_saves_resume_alike(tmp_path: Path):
     assert same(uninterrupted, resumed)
 
 
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+def test_asynchronous_saves_are_archived_pruned_and_unlocked_when_fit_returns(tmp_path: Path, error):
+    class Ending(Net):
+        def on_train_epoch_start(self):
+            time.sleep(0.5)  # Lightning leaves a file where it is that its thread has not written yet
+            if error is not None and self.current_epoch == 3:
+                raise error
+
+    archive = tmp_path / "run.inshrink"
+    plugin = InshrinkCheckpointIO(archive, retain="pointers", **EXACT)
+    asynchronous = AsyncCheckpointIO(plugin)
+    options = {"save_top_k": 1, "monitor": "step", "mode": "max", "save_last": False}
+    for epochs in (3, 5):
+        with contextlib.ExitStack() as stack:
+            if epochs == 5 and error is not None:
+                stack.enter_context(pytest.raises(SystemExit if error is KeyboardInterrupt else error))
+            fit(tmp_path / "ours", [asynchronous], epochs, net=Ending(), **options)
+        assert not is_locked(archive)
+        assert not spool_folder(archive).exists()
+        assert plugin.failures == {}
+        (last,) = inshrink_core.open(archive).steps
+        assert [path.name for path in (tmp_path / "ours").iterdir()] == [f"step={last}.ckpt"]
+        shutil.rmtree(archive)
+        shutil.rmtree(tmp_path / "ours")
+        plugin = InshrinkCheckpointIO(archive, retain="pointers", **EXACT)
+        asynchronous = AsyncCheckpointIO(plugin)
+
+
+def test_eight_bit_optimizers_are_archived_and_resumed(tmp_path: Path):
+    optim = pytest.importorskip("torchao.optim")
+
+    class Wide(Net):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(8, 1024), torch.nn.Linear(1024, 1))
+
+        def configure_optimizers(self):
+            return optim.AdamW8bit(self.parameters(), lr=0.01)
+
+    archive = tmp_path / "run.inshrink"
+    whole = fit(tmp_path / "one", [InshrinkCheckpointIO(archive, **EXACT)], 3, net=Wide(), save_top_k=-1)
+    assert inshrink_core.open(archive).steps == (4, 8, 12)
+    again = [InshrinkCheckpointIO(archive)]
+    resumed = fit(tmp_path / "one", again, 3, Wide(), resume=str(tmp_path / "one" / "step=4.ckpt"))
+    assert same(whole, resumed)
+
+
+class Counting(pl.Callback):
+    def __init__(self):
+        self.n = 0
+
+    def on_train_batch_end(self, *_):
+        self.n += 1
+
+
+class Remembering(Counting):
+    def state_dict(self):
+        return {"n": self.n}
+
+    def load_state_dict(self, state):
+        self.n = state["n"]
+
+
+class Stateful:
+    def __init__(self):
+        self.at = 0
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        while self.at < 4:
+            self.at += 1
+            yield (torch.full((2, 8), float(self.at)),)
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+def test_what_the_page_says_of_what_lightning_restores(tmp_path: Path, stateful):
+    class Watching(Net):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def training_step(self, batch, index):
+            self.seen.append((index, batch[0][0, 0].item(), torch.rand(1).item()))
+            return super().training_step(batch, index)
+
+    def run(resume=None):
+        pl.seed_everything(1)
+        plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
+        keeper = ModelCheckpoint(dirpath=tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+        kept, net = (keeper, Counting(), Remembering()), Watching()
+        made = pl.Trainer(
+            max_epochs=1,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=list(kept),
+            plugins=[plugin],
+        )
+        rows = torch.arange(4.0).repeat_interleave(2).unsqueeze(1).expand(8, 8) + 1
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=2)
+        made.fit(net, Stateful() if stateful else data, ckpt_path=resume, weights_only=False)
+        return net.seen, *(callback.n for callback in kept[1:])
+
+    whole, *counted = run()
+    assert [row[:2] for row in whole] == [(0, 1.0), (1, 2.0), (2, 3.0), (3, 4.0)]
+    assert counted == [4, 4]
+    resumed, *counted = run(str(tmp_path / "step=2.ckpt"))
+    assert [row[:2] for row in resumed] == ([(2, 3.0), (3, 4.0)] if stateful else [(2, 1.0), (3, 2.0)])
+    assert [row[2] for row in resumed] == [row[2] for row in whole[:2]]
+    assert counted == [2, 4]
+
+
 def test_what_cannot_be_archived_is_written_as_lightning_would(tmp_path: Path, monkeypatch):
     def refuse(*args, **kwargs):
         raise StorageError("the disk is full")
@@ -181,17 +308,16 @@ def test_what_cannot_be_archived_is_written_as_lightning_would(tmp_path: Path, m
 def test_an_archive_that_another_training_has_taken_never_stops_this_one(tmp_path: Path):
     plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
     plugin.close()
-    other = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
-    fit(tmp_path / "ours", [plugin], 1)
-    other.close()
+    with FolderSaver(tmp_path / "run.inshrink", **EXACT):
+        fit(tmp_path / "ours", [plugin], 1)
     assert list(plugin.failures) == [4]
     assert "state_dict" in torch.load(tmp_path / "ours" / "step=4.ckpt", weights_only=False)
 
 
 def test_a_pointer_to_what_is_gone_is_an_error_and_so_is_a_locked_archive(tmp_path: Path):
-    plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
-    with pytest.raises(LockedError):
+    with FolderSaver(tmp_path / "run.inshrink", **EXACT), pytest.raises(LockedError):
         InshrinkCheckpointIO(tmp_path / "run.inshrink")
+    plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
     fit(tmp_path / "ours", [plugin], 1)
     shutil.rmtree(tmp_path / "run.inshrink")
     with pytest.raises(NotFoundError):

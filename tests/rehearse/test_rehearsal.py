@@ -11,11 +11,11 @@ import torch
 import inshrink_core
 from benchmarks import controlled
 from inshrink_core.errors import InputError
-from inshrink_core.training import failing as training
-from inshrink_core.training.failing import Schedule
-from inshrink_core.training.rehearsal import kept_rehearsals
+from inshrink_core.lab import failing as training
+from inshrink_core.lab.failing import Schedule
+from inshrink_core.lab.rehearsal import kept_rehearsals
+from inshrink_core.lab.tasks import find_task, regression
 from inshrink_core.training.saver import Saver
-from inshrink_core.training.tasks import find_task, regression
 
 TASK = '''
 import torch
@@ -290,9 +290,13 @@ def test_what_is_kept_of_a_shipped_task_tells_the_same_rehearsal(task, tmp_path,
     known = find_task(task)
     assert kept_rehearsals(tmp_path) == ()  # of a task that is not shipped nothing says what its metric is
     name = known[1].partition("/")[0]
-    monkeypatch.setattr("inshrink_core.training.rehearsal.task_names", lambda: (name,))
-    monkeypatch.setattr("inshrink_core.training.rehearsal.find_task", lambda *_: known)
+    monkeypatch.setattr("inshrink_core.lab.rehearsal.task_names", lambda: (name,))
+    monkeypatch.setattr("inshrink_core.lab.rehearsal.find_task", lambda *_: known)
     assert kept_rehearsals(tmp_path) == (made,)
+    assert inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=1, seeds=1).excess == 0.0
+    (report,) = (tmp_path / "reports").iterdir()
+    written = json.loads(report.read_text())["rehearsal"]
+    assert written == json.loads(json.dumps(made.to_json()))  # of both pairs: the second call had one of them
     first = next((tmp_path / "results").glob("uninterrupted-seed0-*.json"))
     first.write_text(first.read_text()[:-9])
     [left] = kept_rehearsals(tmp_path / "results")

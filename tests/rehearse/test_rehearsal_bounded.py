@@ -17,11 +17,11 @@ from inshrink_core.errors import ConfigError, EvaluatorError, InputError, NotFin
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import ResultStore
 from inshrink_core.formats import open_run
-from inshrink_core.training import failing as training
-from inshrink_core.training.failing import task_evaluator
-from inshrink_core.training.rehearsal import TrainingResult, parse_training
+from inshrink_core.lab import failing as training
+from inshrink_core.lab.failing import task_evaluator
+from inshrink_core.lab.results import TrainingResult, parse_training
+from inshrink_core.lab.tasks import find_task
 from inshrink_core.training.spool import Spool
-from inshrink_core.training.tasks import find_task
 from inshrink_core.verbs.compress import compress
 
 TASK = '''
@@ -206,7 +206,7 @@ def test_a_kept_promise_that_cannot_be_read_is_no_result(tmp_path, damage):
     ("options", "kind", "message"),
     [
         ({"max_divergence": float("inf")}, InputError, "bounds nothing"),
-        ({"max_drop": -0.1}, InputError, "no bound"),
+        ({"max_drop": -0.1}, InputError, "--max-drop -0.1"),
         ({"max_drop": 0.01, "codec": "lossless"}, ConfigError, "nothing to search"),
         ({"max_drop": 0.01, "restores": 6}, InputError, "--restores"),
     ],

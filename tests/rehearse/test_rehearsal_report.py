@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from inshrink_core.training.rehearsal import Rehearsal, TrainingResult, half_width
+from inshrink_core.lab.rehearsal import Rehearsal, half_width
+from inshrink_core.lab.results import TrainingResult
 
 
 def result(final, **sizes):

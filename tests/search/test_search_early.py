@@ -20,9 +20,9 @@ from inshrink_core.metrics import Direction
 from inshrink_core.search.bounds import Bounds, Partial
 from inshrink_core.search.judge import CONFIDENT_ERRORS, EarlyExit, Judge
 from inshrink_core.search.quadratic import calibrate
-from inshrink_core.search.search import search
 from inshrink_core.search.space import LatticeLine
 from inshrink_core.search.trials import Trial, TrialLog, TrialRunner
+from inshrink_core.verbs.search import search
 from tests.search.evaluators import InProcess
 from tests.training import batch, model, write_run
 

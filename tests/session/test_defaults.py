@@ -217,7 +217,7 @@ def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path)
 def test_help_and_documentation_tell_the_coarseness_that_the_codec_has(capsys):
     main(["compress", "--help"])
     words = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    told = f"(default: {LatticeCodec().coarseness:g})"
+    told = f"by default {LatticeCodec().coarseness:g}."
     assert told in words[words.index("--coarseness") : words.index("--bins")]
     page = Path(inshrink_core.__file__).parents[1] / "docs" / "cli.md"
     (row,) = [line for line in page.read_text().splitlines() if line.startswith("| `--coarseness C`")]

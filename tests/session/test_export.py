@@ -175,7 +175,7 @@ def test_weights_only_export_is_compared_with_the_original_run(
     archive_path: Path, run_path: Path, tmp_path: Path
 ) -> None:
     inshrink_core.verbs.export(archive_path, tmp_path / "m", step=10, weights_only=True)
-    verification = inshrink_core.verify(tmp_path / "m", against=inshrink_core.open(run_path))
+    verification = inshrink_core.verify(tmp_path / "m", against=inshrink_core.open(run_path / "step_10.pt"))
     assert verification.ok
     assert {row.step for row in verification.errors} == {10}
 

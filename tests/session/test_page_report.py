@@ -1,5 +1,6 @@
 """One HTML file about a run and its archive: what it tells, and what it never does."""
 
+import copy
 import errno
 import hashlib
 import json
@@ -10,8 +11,11 @@ import pytest
 import torch
 
 import inshrink_core
+from inshrink_core import Archive
 from inshrink_core.errors import ExistsError, InputError, StorageError
-from inshrink_core.verbs import report
+from inshrink_core.formats import open_run
+from inshrink_core.text import percent
+from inshrink_core.verbs import compare, compare_archives, newest_comparison, pack, report
 
 HOSTILE = "<script>alert(1)</script>\u202e&'\""
 VOID = {"meta"}
@@ -95,11 +99,95 @@ def test_a_page_tells_everything_and_asks_nobody(run, tmp_path):
     assert "nan" not in told.replace("uninterrupted", "").casefold().split()
 
 
+@pytest.fixture
+def judged(tmp_path, monkeypatch):
+    """Return a run with an evaluator, and two archives of it, one of them elsewhere."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    for step in (10, 20):
+        torch.save({"model": {"w": torch.randn(8, 8, generator=generator)}}, folder / f"step_{step}.pt")
+    (tmp_path / "judge.py").write_text(
+        "def evaluate(state):\n    return {'loss': float(state['w'].norm())}\n"
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    inshrink_core.compress(folder, tmp_path / "run.inshrink")
+    inshrink_core.compress(folder, elsewhere / "fine.inshrink", codec="lossless")
+    return folder, tmp_path / "run.inshrink", elsewhere / "fine.inshrink", f"{tmp_path}/judge.py:evaluate"
+
+
+def told_of(target):
+    return "".join(Page(target.read_text()).text)
+
+
+def test_a_report_finds_the_newest_comparison_by_itself(judged, tmp_path):
+    run, archive, fine, judge = judged
+    assert "compared" not in report(archive, tmp_path / "0.html").sections
+    found = compare(archive, run, evaluator=judge)
+    for number, (path, more) in enumerate([(run, {}), (archive, {}), (archive, {"against": run})]):
+        target = tmp_path / f"report-{number}.html"
+        assert "compared" in report(path, target, **more).sections
+        assert percent(found.max_drop) in told_of(target)
+        assert "Measured on 20" in told_of(target)
+    # The other one is compared now, and this one again on one step: the newest counts, of each its own.
+    compare(fine, run, evaluator=judge)
+    compare(archive, run, evaluator=judge, steps=[20])
+    assert len(newest_comparison(Archive.open(archive))["archives"][0]["steps"]) == 1
+    assert "compared" in report(fine, tmp_path / "fine.html", against=run).sections
+    assert "compared" not in report(fine, tmp_path / "alone.html").sections
+    assert not (tmp_path / "elsewhere" / "fine").exists()
+
+
+def test_a_comparison_of_several_archives_is_told_of_each(judged, tmp_path):
+    run, archive, fine, judge = judged
+    found = compare_archives([archive, fine], run, evaluator=judge)
+    (tmp_path / "compared.json").write_text(json.dumps(found.to_json()))
+    (tmp_path / "job.json").write_text(json.dumps([{"archive_bytes": 1}, found.to_json()]))
+    report(fine, tmp_path / "fine.html", against=run)
+    told = told_of(tmp_path / "fine.html")
+    assert 0 < told.index("fine.inshrink", told.index("Restored against")) < told.index("run.inshrink")
+    for file in ("compared.json", "job.json"):
+        assert "compared" in report(run, tmp_path / f"{file}.html", compared=tmp_path / file).sections
+        told = told_of(tmp_path / f"{file}.html")
+        assert told.count("largest restore cost") == 2
+
+
+def test_a_comparison_counts_for_the_archive_as_it_was_packed_too(judged, tmp_path):
+    run, archive, _, judge = judged
+    compare(archive, run, evaluator=judge)
+    packed = tmp_path / "elsewhere" / "packed.inshrink"
+    pack(archive, packed)
+    assert newest_comparison(Archive.open(packed), open_run(run)) is not None
+    torch.save({"model": {"w": torch.ones(8, 8)}}, run / "step_30.pt")
+    inshrink_core.compress(run, archive)
+    assert newest_comparison(Archive.open(archive), open_run(run)) is None
+
+
+@pytest.mark.parametrize(
+    "told", [{"metric": 3}, {"steps": [{}]}, {"archives": 3}, {"at": 1e300}, {"at": "x"}]
+)
+def test_a_comparison_that_cannot_be_told_costs_no_report(judged, tmp_path, told):
+    run, archive, _, judge = judged
+    compare(archive, run, evaluator=judge)
+    (kept,) = (run / ".inshrink" / "cache" / "comparisons").glob("*/*.json")
+    document = json.loads(kept.read_text())
+    value = document["comparison"]
+    (value if set(told) & {"at", "archives"} else value["archives"][0]).update(told)
+    document["sha256"] = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    kept.write_text(json.dumps(document))
+    made = report(archive, tmp_path / "page.html", against=run)
+    assert "compared" not in made.sections or told == {"metric": 3}
+
+
 def test_an_archive_tells_sizes_of_its_own_and_with_its_run_the_training(run, tmp_path):
     archive = run.with_name("run.inshrink")
     alone = report(archive, tmp_path / "alone.html")
     assert "training" not in alone.sections
     assert "of the restored weights" in (tmp_path / "alone.html").read_text()
+    assert "How far the weights moved" in (tmp_path / "alone.html").read_text()
+    assert "Where an error hurts" not in (tmp_path / "alone.html").read_text()
     both = report(archive, tmp_path / "both.html", against=run)
     assert {"size", "sensitivity", "training", "hashes"} <= set(both.sections)
 
@@ -131,18 +219,46 @@ def test_a_document_of_something_else_is_refused(run, tmp_path, wrong):
     assert not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.parametrize("value", [10**400, -(10**400), "10", None, [], {}, [[]] * 3, True])
+def test_a_document_with_a_value_that_is_none_of_ours_is_shown_or_refused_in_one_line(run, tmp_path, value):
+    """In the place of every value: of what is asked for, of a step, of a curve."""
+    places = [("compared", COMPARED, (key,)) for key in COMPARED]
+    places += [("compared", COMPARED, ("steps", 0, key)) for key in COMPARED["steps"][0]]
+    places += [("rehearsed", REHEARSED, (key,)) for key in REHEARSED]
+    places += [("rehearsed", REHEARSED, ("curves", 0, key)) for key in REHEARSED["curves"][0]]
+    places += [
+        ("rehearsed", REHEARSED, ("curves", 0, "steps", 1)),
+        ("rehearsed", REHEARSED, ("curves", 0, "restored", 0)),
+    ]
+    chained, told = inshrink_core.open(run), []
+    for given, document, path in places:
+        changed = copy.deepcopy(document)
+        holder = changed
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = value
+        file = tmp_path / "document.json"
+        file.write_text(json.dumps(changed))
+        for form in (changed, file):
+            try:
+                report(chained, tmp_path / "page.html", force=True, **{given: form})
+            except InputError as error:
+                told.append(str(error))
+    assert all(len(text) < 1000 and "\n" not in text for text in told)
+
+
 def test_documents_are_read_from_files_and_from_the_list_that_a_job_keeps(run, tmp_path):
     (tmp_path / "result").write_text(json.dumps([{"archive_bytes": 1}, {"ok": True}, COMPARED]))
     made = report(run, tmp_path / "page.html", compared=tmp_path / "result")
     assert "compared" in made.sections
     (tmp_path / "bad").write_text("{")
-    with pytest.raises(InputError, match="no JSON"):
+    with pytest.raises(InputError, match="no valid JSON"):
         report(run, tmp_path / "other.html", rehearsed=tmp_path / "bad")
 
 
 def test_an_archive_as_the_original_is_refused(run, tmp_path):
     archive = run.with_name("run.inshrink")
-    with pytest.raises(InputError, match="original run"):
+    with pytest.raises(InputError, match="where a run is needed"):
         report(archive, tmp_path / "page.html", against=archive)
 
 

@@ -83,7 +83,7 @@ def test_a_save_is_read_without_loading_it(tmp_path):
         train(network, optimizer, range(1))
         saver.save(1, {"seen": 7})
         content = saver.read(1)
-        assert (content["step"], content["seen"]) == (1, 7)
+        assert (content["step"], content["extra"]["seen"]) == (1, 7)
         assert content["model"].keys() == network.state_dict().keys()
         with pytest.raises(NotFoundError):
             saver.read(2)

@@ -19,7 +19,7 @@ from inshrink_core.archive import ArchiveReader
 from inshrink_core.chain import Archive, ChainWriter
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
-from inshrink_core.errors import DamagedError, InputError, LockedError, StepConflictError, StorageError
+from inshrink_core.errors import InputError, LockedError, StepConflictError, StorageError
 from inshrink_core.training.gradients import GradientAverage, finite
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import Spool, spool_folder
@@ -175,7 +175,7 @@ def test_a_step_of_the_archive_is_a_plain_torch_file(path, tmp_path):
     (file,) = inshrink_core.restore(path, tmp_path / "out", steps=[2]).paths
     content = torch.load(file, weights_only=True)
     assert file.name == "step_000002.pt"
-    assert sorted(content) == ["best", "model", "optimizer", "step"]
+    assert sorted(content) == ["extra", "inshrink", "model", "optimizer", "step"]
     assert equal_states(content["model"], network.state_dict())
 
 
@@ -244,7 +244,7 @@ def test_a_step_that_is_not_after_the_last_is_refused(path, step):
 
 def test_record_keeps_the_published_average(path):
     network = nn.Linear(3, 2)
-    average = GradientAverage(network)
+    average = GradientAverage(dict(network.named_parameters()))
     expected = None
     for seed in range(4):
         gradient = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))
@@ -259,7 +259,7 @@ def test_record_keeps_the_published_average(path):
 
 def test_record_leaves_out_batches_long_before_the_next_save():
     network = nn.Linear(2, 1)
-    average = GradientAverage(network, n_recorded=3)
+    average = GradientAverage(dict(network.named_parameters()), n_recorded=3)
     network.weight.grad = torch.ones(1, 2)
     for _ in range(10):
         average.record()
@@ -274,7 +274,7 @@ def test_record_leaves_out_batches_long_before_the_next_save():
 def test_a_gradient_that_is_not_finite_is_not_recorded():
     network = nn.Linear(2, 1)
     network.weight.grad, network.bias.grad = torch.tensor([[1.0, float("inf")]]), torch.ones(1)
-    average = GradientAverage(network)
+    average = GradientAverage(dict(network.named_parameters()))
     average.record()
     assert list(finite(average.take())) == ["bias"]
 
@@ -454,14 +454,16 @@ def test_half_a_save_is_removed(path):
 
 
 @pytest.mark.parametrize("damage", ["weights", "cut", "record", "empty"])
-def test_a_damaged_save_in_the_spool_is_damaged_data(path, monkeypatch, damage):
+def test_a_damaged_save_in_the_spool_is_set_aside_and_others_are_archived(path, monkeypatch, caplog, damage):
     with monkeypatch.context() as patch:
         patch.setattr(ChainWriter, "append", _refuse)
         _, _, saver = begin(path)
-        saver.save(1)
+        patch.setattr(saver._archiver, "wait_for_room", lambda: None)
+        for step in (1, 2):
+            saver.save(step)
         with pytest.raises(StorageError):
             saver.close()
-    (folder,) = spool_folder(path).iterdir()
+    folder = spool_folder(path) / "00000001"
     file = folder / "step_000001.pt"
     content = bytearray(file.read_bytes())
     if damage == "record":
@@ -474,11 +476,40 @@ def test_a_damaged_save_in_the_spool_is_damaged_data(path, monkeypatch, damage):
         file.write_bytes(content)
     else:
         file.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
-    with pytest.raises(DamagedError, match="remove the folder"):
-        begin(path)
-    shutil.rmtree(folder)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    for _ in range(2):
+        with begin(path)[2] as saver:
+            assert saver.restore() == 2
+            (aside,) = saver.set_aside
+    assert aside.folder == spool_folder(path) / "00000001.set-aside"
+    assert aside.step == (None if damage == "record" else 1)
+    assert str(aside.folder) in aside.why
+    assert "set aside, others go on" in caplog.text
+    assert "set aside earlier" in caplog.text
+    assert before.items() <= {file.name: file.read_bytes() for file in aside.folder.iterdir()}.items()
+    shutil.rmtree(aside.folder)
     with begin(path)[2] as saver:
-        assert saver.restore() is None
+        assert saver.set_aside == ()
+    assert not spool_folder(path).exists()
+
+
+def test_a_save_set_aside_that_is_mended_and_moved_back_is_archived(path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(ChainWriter, "append", _refuse)
+        _, _, saver = begin(path)
+        saver.save(1)
+        with pytest.raises(StorageError):
+            saver.close()
+    file = spool_folder(path) / "00000001" / "step_000001.pt"
+    content = file.read_bytes()
+    file.write_bytes(content[:-9])
+    with begin(path)[2] as saver:
+        (aside,) = saver.set_aside
+    (aside.folder / file.name).write_bytes(content)
+    aside.folder.rename(file.parent)
+    with begin(path)[2] as saver:
+        assert saver.restore() == 1
+    assert not spool_folder(path).exists()
 
 
 def _refuse(*_, **__):
@@ -563,7 +594,6 @@ def test_another_optimizer_is_refused_before_the_model_is_touched(path):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"model": 1}, "the key 'model'"),
         ({3: 1}, "the key 3"),
         ({"best": Path("x")}, "PosixPath"),
         ({"deep": {"list": [object()]}}, "object"),

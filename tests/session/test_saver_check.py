@@ -16,7 +16,7 @@ from inshrink_core.chain.meta import QUALITY, check_meta
 from inshrink_core.cli import main
 from inshrink_core.errors import ConfigError, DamagedError, EvaluatorError, InputError
 from inshrink_core.evaluate import Evaluation
-from inshrink_core.metrics import Direction
+from inshrink_core.metrics import Direction, mean_entropy
 from inshrink_core.search import bounded
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 from inshrink_core.training.check import ModelEvaluator
@@ -249,6 +249,77 @@ def test_a_check_that_fails_at_the_first_save_is_asked_again_at_the_next(tmp_pat
     assert cost_of(tmp_path / "a", originals)[0] == 0
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_check_that_would_end_the_process_is_one_that_failed(tmp_path, error):
+    calls = []
+
+    def ending(model):
+        calls.append(None)
+        if len(calls) > 2:
+            raise error
+        return check(model)
+
+    _, failures = saved(tmp_path / "a", n_saves=2, check=ending)
+    assert list(failures) == [15, 30]
+    assert all(error.__name__ in why for why in failures.values())
+
+
+def test_an_interrupt_of_the_user_while_a_check_is_tried_is_no_failed_check(tmp_path):
+    def interrupted(model):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        begin(tmp_path / "a", check=interrupted)
+
+
+def scored(model):
+    logits = model(INPUTS)
+    score = float((logits.argmax(1) == LABELS).float().mean())
+    return {"accuracy": score, "log_probs": functional.log_softmax(logits, 1)}
+
+
+def top_accuracy(model):
+    check(model)
+    return scored(model)["accuracy"]
+
+
+def directed(model):
+    found = scored(model)
+    return {"score": found["accuracy"], "direction": "higher", "log_probs": found["log_probs"]}
+
+
+@pytest.mark.parametrize("higher", [scored, top_accuracy, directed])
+def test_a_metric_that_is_better_higher_is_none_that_a_cost_is_a_share_of(tmp_path, higher):
+    bound = 0.02
+    originals, failures = saved(tmp_path / "a", n_saves=3, check=higher, max_restore_cost=bound)
+    assert not failures
+    archive = Archive.open(tmp_path / "a")
+    evaluator = ModelEvaluator(Classifier().eval(), scored, metric="accuracy", direction=Direction.HIGHER)
+    for said, info in zip(quality_of(tmp_path / "a"), archive.frames, strict=True):
+        before, after = (evaluator.evaluate(one) for one in (originals[info.step], archive.checkpoint(info)))
+        cost = before.divergence(after) / mean_entropy(before.log_probs)
+        assert said["restore_cost"] == pytest.approx(cost, rel=1e-3, abs=1e-9)
+        assert cost <= bound * (1 + 1e-5)
+
+
+def in_parts(model):
+    """Average over batches, as most do."""
+    parts = [
+        functional.cross_entropy(model(INPUTS[part]), LABELS[part], reduction="sum")
+        for part in (slice(0, 100), slice(100, None))
+    ]
+    return sum(parts) / len(INPUTS)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [check, in_parts, lambda model: functional.cross_entropy(model(INPUTS), LABELS, reduction="none").mean()],
+)
+def test_a_loss_that_was_seen_needs_no_name(tmp_path, loss):
+    _, failures = saved(tmp_path / "a", n_saves=1, check=loss)
+    assert not failures
+
+
 def test_a_loss_that_is_not_finite_makes_the_save_exact(tmp_path):
     calls = []
 
@@ -270,9 +341,23 @@ def counting():
 
     def changing(model):
         calls.append(None)
-        return check(model) + len(calls)
+        return {"loss": check(model) + len(calls)}
 
     return changing
+
+
+def share(model):
+    """Which is no loss, though one is computed too."""
+    check(model)
+    return (model(INPUTS).argmax(1) == LABELS).float().mean()
+
+
+def accuracy(model):
+    return (model(INPUTS).argmax(1) == LABELS).float().mean()
+
+
+def leaving(model):
+    raise SystemExit(3)
 
 
 @pytest.mark.parametrize(
@@ -281,9 +366,20 @@ def counting():
         ({"check": drawing}, EvaluatorError, "draws random numbers"),
         ({"check": counting()}, EvaluatorError, "two things of one state"),
         ({"check": lambda model: None}, EvaluatorError, "no number"),
-        ({"check": lambda model: {"accuracy": 1.0}}, EvaluatorError, "returned no 'loss'"),
+        ({"check": lambda model: {"accuracy": 1.0}}, InputError, "--max-restore-cost cannot be checked"),
+        ({"check": lambda model: {"f1": 1.0, "auc": 1.0}}, EvaluatorError, "not clear which of its numbers"),
+        ({"check": lambda model: {"log_probs": torch.zeros(1, 1)}}, EvaluatorError, "returned no 'loss'"),
+        ({"check": lambda model: {"score": 1.0}}, EvaluatorError, "whether 'score' is better higher"),
+        (
+            {"check": lambda model: {"score": 1.0, "direction": 1}},
+            EvaluatorError,
+            "whether 'score' is better",
+        ),
+        ({"check": lambda model: share(model)}, EvaluatorError, "whether its number is better higher"),
+        ({"check": accuracy}, InputError, "--max-restore-cost cannot be checked"),
+        ({"check": leaving}, EvaluatorError, "SystemExit"),
         ({"check": lambda model: 1 / 0}, EvaluatorError, "ZeroDivisionError"),
-        ({"check": lambda model: 0.0}, InputError, "--max-restore-cost cannot be checked"),
+        ({"check": lambda model: {"loss": 0.0}}, InputError, "--max-restore-cost cannot be checked"),
         ({"max_restore_cost": 0.01}, InputError, "no check"),
         ({"check": check, "check_every": 0}, InputError, "check_every"),
         ({"check": check, "max_restore_cost": -1}, InputError, "--max-restore-cost is no bound"),
@@ -345,9 +441,9 @@ def test_compare_ends_where_a_restore_costs_too_much(tmp_path):
     inshrink_core.compress(run, tmp_path / "a", steps=run.steps[-2:], config={"coarseness": 8})
     comparison = inshrink_core.compare(tmp_path / "a", run)
     bound = comparison.max_restore_cost / 2
-    failure = CheckedBounds(max_restore_cost=bound).failure(comparison, "here")
+    failure = CheckedBounds(max_restore_cost=bound).failure_of(comparison, "here")
     assert "exceeds --max-restore-cost" in str(failure)
-    assert CheckedBounds(max_restore_cost=2 * bound).failure(comparison, "here") is None
+    assert CheckedBounds(max_restore_cost=2 * bound).failure_of(comparison, "here") is None
 
 
 def test_inspect_shows_what_a_restore_costs(tmp_path, capsys):

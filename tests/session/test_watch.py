@@ -17,6 +17,7 @@ import inshrink_core
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InputError, LockedError, NotFoundError, StepConflictError
+from inshrink_core.verbs.compress import Compress, CompressReport
 from inshrink_core.verbs.watch import WatchEvent
 from tests.signals import hear_ctrl_c
 from tests.training import write_run
@@ -145,14 +146,13 @@ def test_checkpoint_that_vanishes_while_it_is_read_is_told_and_left_out(
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
-    module = sys.modules["inshrink_core.verbs.watch"]
-    real = module.compress
+    real = Compress.perform
 
-    def deleted_meanwhile(run, archive, **options):
+    def deleted_meanwhile(request: Compress) -> CompressReport:
         (folder / "step_10.pt").unlink(missing_ok=True)
-        return real(run, archive, **options)
+        return real(request)
 
-    monkeypatch.setattr(module, "compress", deleted_meanwhile)
+    monkeypatch.setattr(Compress, "perform", deleted_meanwhile)
     report = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, until=30, **OPTIONS)
     assert report.steps("vanished") == (10,)
     assert report.steps("archived") == (5, 15, 20, 25, 30)

@@ -8,13 +8,13 @@ import torch
 import inshrink_core
 from inshrink_core.checkpoint import LayerType, classify_layer
 from inshrink_core.errors import NotFoundError
-from inshrink_core.training.tasks import char_finetune, digits, find_task
-from inshrink_core.training.tasks.char_finetune import PretrainingTask, encode_sources, pretrained
-from inshrink_core.training.tasks.char_moe import MixtureBlock
-from inshrink_core.training.tasks.characters import encode_corpus
-from inshrink_core.training.tasks.digits import distorted, held_out_views, split_digits
-from inshrink_core.training.tasks.digits_resnet import ResidualBlock
-from inshrink_core.training.tasks.regression import waves
+from inshrink_core.lab.tasks import char_finetune, digits, find_task
+from inshrink_core.lab.tasks.char_finetune import PretrainingTask, encode_sources, pretrained
+from inshrink_core.lab.tasks.char_moe import MixtureBlock
+from inshrink_core.lab.tasks.characters import encode_corpus
+from inshrink_core.lab.tasks.digits import distorted, held_out_views, split_digits
+from inshrink_core.lab.tasks.digits_resnet import ResidualBlock
+from inshrink_core.lab.tasks.regression import waves
 
 KINDS = (
     *("char-rnn", "digits-resnet", "digits-vit", "denoise"),

@@ -52,6 +52,8 @@ class Edit:
         Grows with every change that the tables have to show; part of their keys.
     is_estimated
         Whether an estimate was asked for.
+    locked
+        Keys of the tensors whose bits stay as they are.
     """
 
     run: str
@@ -60,6 +62,12 @@ class Edit:
     before: list[tuple[dict[str, Any], SearchPoint | None]] = field(default_factory=list)
     version: int = 0
     is_estimated: bool = False
+    locked: set[str] = field(default_factory=set)
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether the reader changed or locked anything."""
+        return bool(self.before or self.locked)
 
     @property
     def is_changed(self) -> bool:

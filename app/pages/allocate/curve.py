@@ -15,12 +15,21 @@ from inshrink_app.pages.allocate.figure import BEYOND, draw_bound
 from inshrink_app.services import SearchPoint
 from inshrink_app.theme import CATEGORICAL, GAP, MARK
 from inshrink_app.widgets.figures import lay_out, log_ticks, title
-from inshrink_app.widgets.formatting import bytes_text, elide, html_text, percent_text, ratio_text, value_text
+from inshrink_app.widgets.formatting import (
+    bytes_text,
+    count_text,
+    counted,
+    elide,
+    html_text,
+    percent_text,
+    ratio_text,
+    value_text,
+)
 
 if TYPE_CHECKING:
     from inshrink_core.search.rates import Predicted, Rates
 
-__all__ = ["curve_figure"]
+__all__ = ["curve_figure", "given_up", "steps_text"]
 
 _HEIGHT = 340
 _LABEL_WIDTH = 50
@@ -33,6 +42,7 @@ def curve_figure(
     figure: str,
     limit: float | None,
     raw_nbytes: float,
+    n_steps: int,
 ) -> go.Figure:
     """Draw the curve.
 
@@ -41,13 +51,16 @@ def curve_figure(
     rates, predicted
         What levels do, and what the allocation that is edited does.
     points
-        Trials and baselines; estimates among them are passed over, for the curve is made of them.
+        Trials and baselines; estimates among them are passed over, for the curve is made of them, and so are
+        those of `given_up`, which tell neither the size nor the worst of all steps.
     figure
         ``drop``, in percent, or ``divergence``, in nats; both on a logarithmic axis.
     limit
         The bound; None for none.
     raw_nbytes
         Of the whole run: sizes are that over ratios.
+    n_steps
+        Of the run: what was measured on fewer of them is marked.
     """
     drawn = go.Figure()
     scale = 100.0 if figure == "drop" else 1.0
@@ -68,13 +81,12 @@ def curve_figure(
             "<br>estimated %{y:.3~g}<extra></extra>",
         )
     )
-    measured = [point for point in points if not point.is_estimated and point.figure(figure) is not None]
-    for name, chosen, symbol, colour in (
-        ("Measured", [one for one in measured if not one.baseline], "circle", CATEGORICAL[2]),
-        ("Baselines, measured", [one for one in measured if one.baseline], "square", CATEGORICAL[3]),
-    ):
-        if chosen:
-            drawn.add_trace(_measured(rates, chosen, figure, scale, raw_nbytes, name, symbol, colour))
+    kinds: dict[tuple[str, str, str], list[SearchPoint]] = {}
+    for point in points:
+        if not point.is_estimated and point.whole and point.figure(figure) is not None:
+            kinds.setdefault(_kind(point, n_steps), []).append(point)
+    for kind, chosen in sorted(kinds.items()):
+        drawn.add_trace(_measured(rates, chosen, figure, scale, raw_nbytes, kind))
     value = predicted.drop if figure == "drop" else predicted.divergence
     here = _positive(np.array([math.nan if value is None else value * scale]))
     at = _sized(np.array([predicted.ratio_total or math.nan]), raw_nbytes)
@@ -118,6 +130,29 @@ def curve_figure(
     return drawn
 
 
+def given_up(points: Sequence[SearchPoint]) -> list[SearchPoint]:
+    """Return the trials that are not of their whole chain: no curve of all steps has a place for them."""
+    return [point for point in points if not point.is_estimated and not point.whole]
+
+
+def steps_text(points: Sequence[SearchPoint]) -> str:
+    """Say on how many steps some points were measured."""
+    few, many = min(one.n_steps for one in points), max(one.n_steps for one in points)
+    return counted(many, "step") if few == many else f"{count_text(few)} to {counted(many, 'step')}"
+
+
+def _kind(point: SearchPoint, n_steps: int) -> tuple[str, str, str]:
+    """Return name, symbol and colour of what was measured; hollow where that was on some of the steps."""
+    name, symbol, colour = (
+        ("Baselines, measured", "square", CATEGORICAL[3])
+        if point.baseline
+        else ("Measured", "circle", CATEGORICAL[2])
+    )
+    if point.n_steps >= n_steps:
+        return name, symbol, colour
+    return f"{name} on {point.n_steps:,} of {n_steps:,} steps", f"{symbol}-open", colour
+
+
 def _thin(ticks: dict[str, list[object]], most: int) -> dict[str, list[object]]:
     """Return at most so many of some ticks."""
     return {name: line[:: math.ceil(len(line) / most)] for name, line in ticks.items() if line}
@@ -139,15 +174,19 @@ def _measured(
     figure: str,
     scale: float,
     raw_nbytes: float,
-    name: str,
-    symbol: str,
-    colour: str,
+    kind: tuple[str, str, str],
 ) -> go.Scatter:
     """Draw what was measured; the size of what is not weights is as the levels have it."""
+    name, symbol, colour = kind
     ratios = np.array([rates.ratio_total_of(point.ratio) for point in points])
     values = np.array([scale * (point.figure(figure) or 0.0) for point in points])
     said = [
-        [html_text(elide(point.label, _LABEL_WIDTH)), ratio_text(point.ratio), _worst(point, figure)]
+        [
+            html_text(elide(point.label, _LABEL_WIDTH)),
+            ratio_text(point.ratio),
+            counted(point.n_steps, "step"),
+            _worst(point, figure),
+        ]
         for point in points
     ]
     return go.Scatter(
@@ -157,8 +196,8 @@ def _measured(
         name=name,
         marker={"symbol": symbol, "size": 10, "color": colour},
         customdata=said,
-        hovertemplate="%{customdata[0]}<br>%{customdata[1]} of the weights, measured<br>%{customdata[2]}"
-        "<extra></extra>",
+        hovertemplate="%{customdata[0]}<br>%{customdata[1]} of the weights, measured on %{customdata[2]}"
+        "<br>%{customdata[3]}<extra></extra>",
     )
 
 

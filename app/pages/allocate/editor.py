@@ -35,6 +35,7 @@ __all__ = ["carried", "current", "forget", "pick", "show"]
 EXPORT_PAGE = "pages/export/view.py"
 
 _EDIT = "search.edit"
+_KEPT = "search.kept"
 _PICKED = "search.picked"
 _CARRIED = "carried"
 _LOAD = "search.load"
@@ -43,8 +44,10 @@ _MAX_NAMED = 5
 
 
 def forget() -> None:
-    """Begin anew with the best of the next search."""
-    st.session_state.pop(_EDIT, None)
+    """Begin anew with the best of the next search, but for what was made by hand: that stays."""
+    edit: Edit | None = st.session_state.get(_EDIT)
+    if edit is not None and not edit.before:
+        edit.origin = None
 
 
 def pick(place: object) -> None:
@@ -98,25 +101,42 @@ def show(
 
 
 def current(shown: Subject, found: Searched | None, points: Sequence[SearchPoint], codec: str) -> Edit:
-    """Return what is in the editor; a point that was picked goes into it first."""
+    """Return what is in the editor; a point that was picked goes into it first.
+
+    What was made by hand is there again after a reload, and is kept as it stands.
+    """
     edit: Edit | None = st.session_state.get(_EDIT)
+    if edit is None or edit.run != str(shown.path):
+        edit = st.session_state[_EDIT] = services.kept_draft(shown)
     place = _picked(len(points))
-    if place is not None and edit is not None and edit.run == str(shown.path):
+    if place is not None and edit is not None:
         edit.load(points[place])
         label = markdown_text(elide(points[place].label, _LABEL_WIDTH))
         st.toast(f"Loaded into the configuration above: {label}", icon=":material/upload:")
-    if edit is None or edit.run != str(shown.path) or (edit.origin is None and not edit.before):
+    if edit is None or (edit.origin is None and not edit.before):
         best = points[place] if place is not None else None if found is None else found.best
         if best is None:
             first = list(services.codec_settings(codec).items())[:1]
             config: dict[str, Any] = {"codec": codec, "settings": dict(first)}
         else:
             config = search_config.plain(best.config)
-        if edit is None or edit.run != str(shown.path) or edit.config != config:
-            version = 0 if edit is None else edit.version + 1
-            edit = Edit(str(shown.path), config, best, version=version)
+        if edit is None or edit.config != config:
+            version, locked = (0, set()) if edit is None else (edit.version + 1, edit.locked)
+            edit = Edit(str(shown.path), config, best, version=version, locked=locked)
             st.session_state[_EDIT] = edit
+        edit.origin = best
+    _keep(edit)
     return edit
+
+
+def _keep(edit: Edit) -> None:
+    """Keep what was made by hand, and forget it once all was undone; what another tab has made stays."""
+    now = (edit.run, edit.version, frozenset(edit.locked)) if edit.is_by_hand else None
+    last = st.session_state.get(_KEPT)
+    if now != last:
+        st.session_state[_KEPT] = now
+        if now is not None or (last is not None and last[0] == edit.run):
+            services.keep_draft(edit)
 
 
 def _tables(shown: Subject, edit: Edit) -> None:

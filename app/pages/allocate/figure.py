@@ -13,7 +13,15 @@ import plotly.graph_objects as go
 from inshrink_app.services import Searched, SearchPoint, front
 from inshrink_app.theme import CATEGORICAL, GAP, MARK
 from inshrink_app.widgets.figures import lay_out, log_ticks, title
-from inshrink_app.widgets.formatting import elide, html_text, percent_text, ratio_text, value_text
+from inshrink_app.widgets.formatting import (
+    count_text,
+    counted,
+    elide,
+    html_text,
+    percent_text,
+    ratio_text,
+    value_text,
+)
 
 __all__ = ["BEYOND", "clicked_point", "draw_bound", "search_figure"]
 
@@ -51,7 +59,7 @@ def search_figure(found: Searched, compared: Sequence[SearchPoint], figure: str)
     _add(drawn, found, [(i, p) for i, p in trials if i in best_of], figure, "On the front", front_marker, 1.0)
     _add(drawn, found, beaten, figure, "Dominated", {**front_marker, "size": 9}, _DIM)
     hollow = {"symbol": "circle-open", "color": GAP, "size": 9, "line": {"width": 1.5}}
-    _add(drawn, found, partial, figure, "Not the whole chain", hollow, 0.9)
+    _add(drawn, found, partial, figure, "On some of the steps", hollow, 0.9)
     diamond = {"symbol": "diamond-open", "color": _FRONT, "size": 10, "line": {"width": 1.5}}
     _add(drawn, found, guessed, figure, "Estimated", diamond, 0.9)
     for position, point in enumerate(compared):
@@ -118,8 +126,12 @@ def _add(
 
 def _hover(found: Searched, point: SearchPoint) -> str:
     """Say everything about a point."""
-    steps = "every step" if point.whole else f"{point.n_steps} steps, then given up or not there yet"
-    basis = "estimated, nothing of it was measured" if point.is_estimated else f"measured on {steps}"
+    basis = f"measured on {counted(point.n_steps, 'step')}"
+    if point.is_estimated:
+        basis = "estimated, nothing of it was measured"
+    elif not point.whole:
+        every = f" of {count_text(len(found.steps))}" if found.steps else ""
+        basis += f"{every}, then given up or not there yet"
     lines = [
         html_text(elide(point.label, _LABEL_WIDTH)),
         f"{ratio_text(point.ratio)}, {basis}",

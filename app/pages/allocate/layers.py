@@ -36,7 +36,7 @@ __all__ = ["PICKED", "basis", "rows_of", "show"]
 PICKED = "rows"
 """What of the layers a link, or the page Sensitivity, has picked: a JSON list of names."""
 
-_LOCKED, _PICK, _PATTERN = "allocate.locked", "allocate.picked", "allocate.pattern"
+_PICK, _PATTERN = "allocate.picked", "allocate.pattern"
 _TABLE, _HANDLE = "allocate.table", "allocate.handle"
 _STEP = 2.0
 """A click halves or doubles a spacing, which is worth about a bit a weight."""
@@ -88,7 +88,7 @@ def show(
         Bounds on the ``drop`` and the ``divergence``, as far as there are.
     """
     with section("Bits for every layer"):
-        _way_back(edit)
+        _way_back(edit, next((one for one in points if one.is_best), None))
         if services.number_of(str(edit.config["codec"])) is None:
             st.write(
                 "This codec has no single number that trades size for fidelity; edit its settings below."
@@ -105,9 +105,8 @@ def show(
             return
         predicted = rates.predict(values)
         st.caption(
-            "Estimated by a proxy: the rounding error of each layer, weighted with Fisher (Adam's second "
-            f"moment) or, without, with movement; {basis(rates)}. Sizes are sums of what each layer was seen "
-            "to take."
+            f"Estimated by a proxy: the rounding error of each layer, weighted with {_weight(shown)[1]}; "
+            f"{basis(rates)}. Sizes are sums of what each layer was seen to take."
         )
         picture, said = st.columns([3, 2], gap="medium")
         with picture:
@@ -128,6 +127,13 @@ def basis(rates: Rates) -> str:
     return "not calibrated: nothing was measured of this run, so right to an order of magnitude at best"
 
 
+def _weight(shown: Subject) -> tuple[str, str]:
+    """Return what the proxy weights errors with: in a word, and in full."""
+    if services.told_metrics(shown)[0] == "fisher":
+        return "Sensitivity", "Fisher (Adam's second moment)"
+    return "Movement", "squared movement, as the checkpoints hold no second moments of Adam's"
+
+
 def _curve(
     shown: Subject,
     rates: Rates,
@@ -136,8 +142,20 @@ def _curve(
     limits: Mapping[str, float],
 ) -> None:
     figure = "divergence" if np.isfinite(rates.divergences).any() else "drop"
-    drawn = curve.curve_figure(rates, predicted, points, figure, limits.get(figure), _stored(shown))
+    n_steps = len(shown.steps)
+    drawn = curve.curve_figure(rates, predicted, points, figure, limits.get(figure), _stored(shown), n_steps)
     chart(drawn, "allocate.curve", f"Size of the archive against {figure}, estimated, with what was measured")
+    said = []
+    if any(one.whole and not one.is_estimated and one.n_steps < n_steps for one in points):
+        said.append("Hollow: measured on some of the steps, and of a size as if the others were like them.")
+    left_out = curve.given_up(points)
+    if left_out:
+        said.append(
+            f"Not drawn: {counted(len(left_out), 'trial')} that ended after {curve.steps_text(left_out)}, "
+            "which tell neither the size nor the worst of all."
+        )
+    if said:
+        st.caption(" ".join(said))
 
 
 def _stored(shown: Subject) -> float:
@@ -171,12 +189,6 @@ def _nats(value: float | None) -> str:
     return "–" if value is None else value_text(value)
 
 
-def _locked(shown: Subject) -> set[str]:
-    """Return the keys that are locked in this run."""
-    kept: dict[str, set[str]] = st.session_state.setdefault(_LOCKED, {})
-    return kept.setdefault(str(shown.path), set())
-
-
 def _take(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float]) -> None:
     """Take in other numbers."""
     state.clicked()
@@ -189,10 +201,9 @@ def _scaled(
     """Make some tensors coarser or finer, but for those that are locked, within what the codec allows."""
     number = services.number_of(str(edit.config["codec"]))
     low, high = (0.0, math.inf) if number is None or number.within is None else number.within
-    locked = _locked(shown)
     changed = list(values)
     for place in members:
-        if rates.keys[place] not in locked:
+        if rates.keys[place] not in edit.locked:
             changed[place] = min(max(changed[place] * factor, low), high)
     _take(shown, edit, rates, changed)
 
@@ -231,8 +242,7 @@ def _whole(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], pr
     """Offer the best bits of all layers for this size."""
 
     def best() -> None:
-        locked = _locked(shown)
-        is_locked = [key in locked for key in rates.keys]
+        is_locked = [key in edit.locked for key in rates.keys]
         _take(shown, edit, rates, rates.distribute(predicted.nbytes, values, is_locked))
 
     st.button(
@@ -244,8 +254,8 @@ def _whole(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], pr
     )
 
 
-def _way_back(edit: Edit) -> None:
-    """Offer to go back by one change, of layers or of settings, or to what was loaded."""
+def _way_back(edit: Edit, best: SearchPoint | None) -> None:
+    """Offer to go back by one change, of layers or of settings, or to what was loaded; or on to the best."""
     with st.container(horizontal=True):
         st.button(
             "Undo",
@@ -261,6 +271,15 @@ def _way_back(edit: Edit) -> None:
             disabled=not edit.is_changed,
             help="Back to what was loaded.",
         )
+        if best is not None and edit.config != best.config:
+            st.button(
+                "Load the best of the search",
+                icon=":material/star:",
+                on_click=edit.load,
+                args=(best,),
+                key="allocate.best",
+                help=f"{ratio_text(best.ratio)} of the weights. Undo goes back to what stands here.",
+            )
 
 
 def _table(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], predicted: Predicted) -> None:
@@ -284,16 +303,17 @@ def _table(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], pr
         return lambda: _on_row(key, rows, act)
 
     button = st.column_config.ButtonColumn
+    weight, told = _weight(shown)
     modules.table(
-        _frame(rates, values, predicted, rows, _locked(shown)),
+        _frame(rates, values, predicted, rows, edit.locked).rename(columns={"Sensitivity": weight}),
         [row.name for row in rows],
         _TABLE,
         picked,
         lambda names: st.session_state.update({_PICK: names}),
         several=True,
-        alt="Layers with sensitivity, bits per weight, share of the bytes, and buttons to change them",
+        alt=f"Layers with {weight.lower()}, bits per weight, share of the bytes, and buttons to change them",
         columns={
-            "Sensitivity": modules.share_column("Share of ½ Σ h over all weights"),
+            weight: modules.share_column(f"Share of ½ Σ h over all weights; h is {told}"),
             "Bits per weight": st.column_config.NumberColumn(format="%.2f"),
             "Share of bytes": modules.share_column("Of all layers, as estimated"),
             "Share of damage": modules.share_column("Of all layers, as the proxy judges"),
@@ -319,7 +339,7 @@ def _table(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], pr
                 "Lock",
                 width=90,
                 key="allocate.lock",
-                on_click=clicked("allocate.lock", lambda row: _toggle(shown, rates, row.members)),
+                on_click=clicked("allocate.lock", lambda row: _toggle(edit, rates, row.members)),
             ),
         },
     )
@@ -338,14 +358,11 @@ def _on_row(key: str, rows: Sequence[Node], act: Callable[[Node], None]) -> None
         act(rows[place])
 
 
-def _toggle(shown: Subject, rates: Rates, members: Sequence[int]) -> None:
+def _toggle(edit: Edit, rates: Rates, members: Sequence[int]) -> None:
     """Lock tensors, or unlock them where all are locked."""
     state.clicked()
-    locked, keys = _locked(shown), {rates.keys[place] for place in members}
-    if keys <= locked:
-        locked -= keys
-    else:
-        locked |= keys
+    keys = {rates.keys[place] for place in members}
+    edit.locked = edit.locked - keys if keys <= edit.locked else edit.locked | keys
 
 
 def _frame(
@@ -390,7 +407,7 @@ def _change_picked(
     act = {
         "Fewer bits": (":material/remove:", lambda: _scaled(shown, edit, rates, values, members, _STEP)),
         "More bits": (":material/add:", lambda: _scaled(shown, edit, rates, values, members, 1 / _STEP)),
-        "Lock or unlock": (":material/lock:", lambda: _toggle(shown, rates, members)),
+        "Lock or unlock": (":material/lock:", lambda: _toggle(edit, rates, members)),
     }
     with st.container(horizontal=True, vertical_alignment="center"):
         for label, (icon, do) in act.items():

@@ -16,6 +16,7 @@ from inshrink_app.pages.allocate import editor as search_editor
 from inshrink_app.pages.allocate import figure as search_figure
 from inshrink_app.pages.allocate import form as search_form
 from inshrink_app.pages.allocate import layers as allocate_layers
+from inshrink_app.pages.allocate.curve import given_up, steps_text
 from inshrink_app.services import EvaluatorCode, Searched, SearchPoint, SearchRequest, front
 from inshrink_app.widgets import evaluator_consent, facts, job_card, listing, next_step, snippets, subject
 from inshrink_app.widgets.codecs import labels
@@ -76,7 +77,7 @@ def render() -> None:
         judge, trusted, compared = _launch(shown, request, job, steps)
     with right:
         before = None if job is None else services.searched_before(shown, job)
-        known = None if job is None else before or services.searched(job)
+        known = None if job is None else before or services.searched(job, steps)
         is_calibrated = bool(compared or (known is not None and known.points))
         guessing = services.estimates_job(shown, request.steps, request.codec, is_calibrated=is_calibrated)
         own = () if judge is None else services.measured_configs(shown, steps, judge, known)
@@ -87,6 +88,9 @@ def render() -> None:
     with by_hand:
         _estimates(shown, request, guessing, is_calibrated=is_calibrated)
         rates = services.rates(shown, guessing, request.codec)
+        if rates is None and is_calibrated:  # Those from before the trials, while they are made anew.
+            earlier = services.estimates_job(shown, request.steps, request.codec, is_calibrated=False)
+            rates = services.rates(shown, earlier, request.codec)
         if rates is not None:
             known_points = found.points if found is not None else ()
             archives = services.measured_archives(shown, judge)
@@ -203,7 +207,8 @@ def _launch(
         if judge is None:
             st.caption(
                 "Bits can be allocated without one: *Estimate without measuring* judges every layer by a "
-                "proxy, its rounding error weighted with Fisher. Trials of an evaluator calibrate it."
+                "proxy, its rounding error weighted with Fisher or, without second moments, with movement. "
+                "Trials of an evaluator calibrate it."
             )
             return None, False, ()
         is_running = job is not None and job.is_running
@@ -255,7 +260,7 @@ def _found(
         st.header("Searching" if job.is_running else "What was found", anchor=False)
         st.caption(markdown_text(_asked(job)))
         if job.is_running:
-            _live(job, compared)
+            _live(job, found.steps, compared)
             return None
         if job.state != "finished":
             job_card.stopped(job, primary=False)
@@ -375,11 +380,11 @@ def _nothing_yet(request: SearchRequest, compared: tuple[SearchPoint, ...]) -> S
 
 
 @st.fragment(run_every=job_card.POLL_SECONDS)
-def _live(job: Job, compared: Sequence[SearchPoint]) -> None:
+def _live(job: Job, steps: Sequence[int], compared: Sequence[SearchPoint]) -> None:
     """Draw a search while it runs, each trial as it arrives."""
     current = job_card.current(job)
     job_card.progress(current)
-    found = services.searched(current)
+    found = services.searched(current, steps)
     left = max(0, current.total - current.done)
     with st.container(horizontal=True, vertical_alignment="center"):
         job_card.cancel_button(current)
@@ -469,8 +474,13 @@ def _legend_words(points: Sequence[SearchPoint]) -> str:
             "Hollow diamonds are estimates: each is one configuration, encoded on a sample of the weights. "
             "Nothing of it was measured; a search measures."
         )
-    words = "Every point is one configuration, measured on the chain. Dim: another one is better in both. "
-    words += "Hollow circles: measured on some of the steps only; the ratio is not of the whole chain."
+    words = "Every point is one configuration, measured on the chain. Dim: another one is better in both."
+    left = given_up(points)
+    if left:
+        words += (
+            f" Hollow circles: given up, or not finished, after {steps_text(left)}; their ratio and their "
+            "worst step are not those of the whole chain."
+        )
     if any(point.is_estimated for point in points):
         words += " Hollow diamonds: estimated, not measured."
     return words

@@ -139,7 +139,7 @@ def _facts(chain: ChainReport) -> None:
         ]
     )
     parts = [f"Codec {chain.codec}; optimizer state: {_optimizer(chain)}"]
-    parts += [f"first frame told against the base model {chain.base}"] if chain.base else []
+    parts += [f"first frame encoded relative to the base model {chain.base}"] if chain.base else []
     parts += [", ".join(f"{name}={value}" for name, value in chain.config.items())] if chain.config else []
     st.caption(markdown_text(" · ".join(parts)))
     if chain.overrides:

@@ -23,7 +23,7 @@ from inshrink_app.widgets.formatting import (
 from inshrink_app.widgets.tables import ServiceError, Subject
 
 if TYPE_CHECKING:
-    from inshrink_core.training.tasks import Task
+    from inshrink_app.services.rehearsing import Training
 
 __all__ = ["rehearse", "saved"]
 
@@ -31,7 +31,7 @@ _COUNTS = {"restore": "failure", "seed": "seed", "step": "step"}
 _CODECS = {"lattice": "Lattice", "inshrinkerator": "Inshrinkerator", "lossless": "Lossless, the control"}
 
 
-def rehearse(original: Subject, training: Task) -> None:
+def rehearse(original: Subject, training: Training) -> None:
     """Draw the card of a sample's training."""
     with st.container(border=True):
         st.header("Failure rehearsal", anchor=False)
@@ -64,7 +64,7 @@ def rehearse(original: Subject, training: Task) -> None:
         st.code(shell_text([words]), language=None, wrap_lines=True)
 
 
-def _choose(own: Task) -> Task:
+def _choose(own: Training) -> Training:
     """Let the reader rehearse another of the shipped trainings than the sample's own."""
     names = list(services.trainings())
     picked = st.selectbox(
@@ -82,7 +82,7 @@ def _choose(own: Task) -> Task:
     return chosen or own
 
 
-def _words(training: Task) -> list[str]:
+def _words(training: Training) -> list[str]:
     """Draw the controls and return the command that rehearses."""
     first, second, third, fourth = st.columns(4)
     own = f"rehearse.{training.name}"

@@ -180,6 +180,9 @@ def _choices(
                 width=160,
             )
             state.publish(bound=f"{bound:g}")
+        problem.show_unreadable(
+            original.unreadable, "They are not compared: keep these files, or fetch whole ones."
+        )
         if which == "chosen":
             _begin_with("compare.steps", common, common[-1:])
             chosen = st.multiselect("Which steps", common, format_func=count_text, key="compare.steps")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
@@ -9,7 +11,7 @@ from inshrink_app.services import ExportRequest
 from inshrink_app.widgets import download, modules
 from inshrink_app.widgets.formatting import bytes_text, count_text, counted, shape_text
 from inshrink_app.widgets.modules import Node
-from inshrink_app.widgets.tables import Subject
+from inshrink_app.widgets.tables import METRICS, Subject
 
 __all__ = ["KEEP", "LEAVE_OUT", "show"]
 
@@ -48,16 +50,18 @@ def show(shown: Subject, request: ExportRequest) -> None:
             ):
                 st.button(label, icon=icon, on_click=_add, args=(key, chosen), disabled=not chosen)
             modules.say_picked(len(chosen), "row")
+        metric, carried = services.known_shares(shown)
+        quantity = METRICS[metric].quantity if metric else ""
         modules.table(
-            _frame(shown, nodes, kept),
+            _frame(shown, nodes, kept, quantity, carried),
             [node.name for node in nodes],
             "export.tree",
             picked,
             lambda found: st.session_state.update({_PICK: found}),
             several=True,
-            alt="Layers with what is exported of them, their share of sensitivity and size, shape and bytes",
+            alt="Layers with what is exported of them, what they carry, size, shape and bytes",
             columns={
-                "Sensitivity": modules.share_column("Of all, as the page Sensitivity has measured it"),
+                quantity: modules.share_column("Of all, as the page Sensitivity has measured it"),
                 "Size": modules.share_column("Of the bytes of all weights"),
             },
         )
@@ -75,9 +79,11 @@ def _add(key: str, names: list[str]) -> None:
     st.session_state[_PICK] = []
 
 
-def _frame(shown: Subject, nodes: tuple[Node, ...], kept: set[str]) -> pd.DataFrame:
+def _frame(
+    shown: Subject, nodes: tuple[Node, ...], kept: set[str], quantity: str, carried: Mapping[str, float]
+) -> pd.DataFrame:
     """Return a line a node."""
-    model, carried = shown.model_tensors, services.known_shares(shown)
+    model = shown.model_tensors
     total = max(1, sum(row.nbytes for row in model))
     told = []
     for label, node in zip(modules.labels(nodes), nodes, strict=True):
@@ -94,5 +100,5 @@ def _frame(shown: Subject, nodes: tuple[Node, ...], kept: set[str]) -> pd.DataFr
                 bytes_text(nbytes),
             )
         )
-    frame = pd.DataFrame(told, columns=["Layer", "Exported", "Sensitivity", "Size", "Shape", "Raw bytes"])
-    return frame if carried else frame.drop(columns="Sensitivity")
+    frame = pd.DataFrame(told, columns=["Layer", "Exported", quantity, "Size", "Shape", "Raw bytes"])
+    return frame if carried else frame.drop(columns=quantity)

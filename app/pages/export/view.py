@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _MAX_BARS = 120
 _SUFFIX = ".inshrink"
+_MOST_NAMED = 10
 _ALONE = (
     "One file of one keyframe, which needs nothing else. It restores to files that `load_state_dict` or "
     "`from_pretrained` takes as they are."
@@ -128,8 +129,11 @@ def _result(shown: Subject, job: Job) -> None:
             st.warning("It is not there any more.", icon=":material/warning:")
             return
         facts.row(_plain_figures(made) if made.chain is None else _figures(made, made.chain))
+        problem.show_unreadable(made.unreadable, "They are not in it: do not delete their files.")
         if made.left_out:
-            st.caption(markdown_text("Left out: " + ", ".join(made.left_out) + "."))
+            named = ", ".join(made.left_out[:_MOST_NAMED])
+            more = f" and {len(made.left_out) - _MOST_NAMED} more" if len(made.left_out) > _MOST_NAMED else ""
+            st.caption(markdown_text(f"Left out: {named}{more}."))
         what = "manifest" if made.path.is_dir() else "file"
         st.caption(f"SHA-256 of the {what}, by which a copy is known")
         st.code(made.digest, language=None, wrap_lines=True)
@@ -326,6 +330,10 @@ def _launch(shown: Subject, request: ExportRequest, *, again: bool) -> str:
         if Path(typed).is_dir() and request.kind == "chain" and not request.packed:
             st.caption(
                 "This archive is there already: steps that it lacks are appended, nothing is replaced."
+            )
+        if request.kind == "chain":
+            problem.show_unreadable(
+                shown.unreadable, "The archive will hold all others: keep these files, or fetch whole ones."
             )
         exists = Path(typed).is_file()
         replace = bool(exists and st.checkbox("Replace the file that is there"))

@@ -25,7 +25,7 @@ from inshrink_app.widgets.formatting import (
 from inshrink_app.widgets.layout import answer, section
 from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
-__all__ = ["RECOMMENDED", "chosen_goal", "commands", "show"]
+__all__ = ["RECOMMENDED", "chosen_goal", "show"]
 
 RECOMMENDED = "resume"
 
@@ -67,20 +67,14 @@ def chosen_goal() -> str:
     return state.choice(_GOAL, services.goal_names(), RECOMMENDED)
 
 
-def commands(shown: Subject) -> list[list[str]]:
-    """Return what the card does, as commands."""
-    target = services.suggested_name(shown, services.goal_request(shown, chosen_goal()))
-    judge = _own_evaluator(shown)
-    return [services.goals_words(shown), *services.shrink_commands(shown, chosen_goal(), target, judge)]
-
-
-def show(shown: Subject) -> None:
-    """Draw the card."""
+def show(shown: Subject) -> list[list[str]]:
+    """Draw the card; return what it does, as commands."""
+    tried = services.goals_words(shown)
     with section("Shrink this run"):
         job = services.shrink_job(shown)
         if job is not None and job.is_running:
             _at_work(job)
-            return
+            return [tried, *job.commands]
         if job is not None and job.state == "finished":
             _made(job)
         elif job is not None:
@@ -90,7 +84,7 @@ def show(shown: Subject) -> None:
         if trial is None and earlier is None and state.was_asked_for():
             trial = answer(lambda: services.start_goals(shown))
         _goals(shown, trial or earlier, is_earlier=earlier is not None)
-        _launch(shown, again=job is not None and job.state == "finished")
+        return [tried, *_launch(shown, again=job is not None and job.state == "finished")]
 
 
 def _earlier(shown: Subject) -> Job | None:
@@ -133,8 +127,8 @@ def _goals(shown: Subject, trial: Job | None, *, is_earlier: bool) -> None:
         part = "" if found["sampled"] >= 1 else f", on {share_text(found['sampled'])} of their weights"
         st.caption(
             f"Estimated from {steps}, tried in {duration_text(found['seconds'])} on "
-            f"{markdown_text(str(found['device']))}{part}. Nothing was written, and no code of the run was "
-            "executed."
+            f"{markdown_text(str(found['device']))}{part}, with the default settings, without a bound on the "
+            "restore cost. Nothing was written, and no code of the run was executed."
         )
         if is_earlier:
             _offer_trial(shown, "The run has grown since.")
@@ -203,51 +197,60 @@ def _loss(row: Mapping[str, Any]) -> str:
     return f"Restore cost: {quality.NOT_KNOWN}. Weights are off by {said} (relative, root mean square)"
 
 
-def _own_evaluator(shown: Subject) -> EvaluatorCode | None:
-    """Return the evaluator that needs no consent."""
-    try:
-        judge = services.evaluator_of(shown)
-    except ServiceError:
-        return None
-    return judge if judge is not None and judge.is_bundled else None
-
-
-def _launch(shown: Subject, *, again: bool) -> None:
-    """Ask where to, and begin."""
+def _launch(shown: Subject, *, again: bool) -> list[list[str]]:
+    """Ask where to and whose code may run, and begin; return the commands."""
     goal = chosen_goal()
-    request = services.goal_request(shown, goal)
-    suggestion = services.suggested_name(shown, request)
     left, right = st.columns(2, gap="medium")
+    with right:
+        judge, bound = _judge(shown, goal)
+    request = services.goal_request(shown, goal, bound=bound)
+    suggestion = services.suggested_name(shown, request)
     with left:
         typed = st.text_input("Write to", value=suggestion, key=f"shrink.target.{suggestion}")
-    with right:
-        judge = _judge(shown, request.optimizer == "exact")
+    problem.show_unreadable(
+        shown.unreadable, "The archive will hold all others: keep these files, or fetch whole ones."
+    )
     with st.container(horizontal=True, vertical_alignment="center"):
         pressed = st.button(
             "Shrink it again" if again else "Shrink it",
             type="secondary" if again else "primary",
             icon=":material/compress:",
         )
-        how = (
-            "compares a few steps with the run by its metric"
-            if judge is not None
-            else "compares every tensor with the run"
+        small = (
+            f", each as small as a restore cost of {quality.bound_text()} of the loss allows" if bound else ""
         )
-        st.caption(f"Exports all {count_text(len(shown.steps))} steps, decodes them again, and {how}.")
-    if not pressed:
-        return
-    target = answer(lambda: services.export_target(typed, request))
-    if target is not None and answer(lambda: services.start_shrink(shown, goal, target, judge)) is not None:
-        st.rerun()
+        how = "every tensor with the run" if judge is None else "a few of them with the run by its metric"
+        steps = counted(len(shown.steps), "step")
+        st.caption(f"Exports all {steps}{small}; then decodes them again, and compares {how}.")
+    if pressed:
+        target = answer(lambda: services.export_target(typed, request))
+        started = target and answer(lambda: services.start_shrink(shown, goal, target, judge, bound=bound))
+        if started is not None:
+            st.rerun()
+    return services.shrink_commands(shown, goal, typed, judge, bound=bound)
 
 
-def _judge(shown: Subject, is_exact: bool) -> EvaluatorCode | None:
-    """Return whose code may measure the loss of quality; None for nobody's."""
-    if is_exact:
+def _judge(shown: Subject, goal: str) -> tuple[EvaluatorCode | None, bool]:
+    """Return whose code may measure what a restore costs, None for nobody's; and whether that is bound."""
+    if services.goal_request(shown, goal).optimizer == "exact":
         st.caption("Exact needs no evaluator: every bit is compared.")
-        return None
+        return None, False
     judge, trusted = evaluator_consent.ask(shown)
-    return judge if trusted else None
+    if judge is not None and trusted:
+        return judge, st.checkbox(
+            f"Bound what a restore costs: {quality.bound_text()} of the loss",
+            value=True,
+            key="shrink.bound",
+            help="Takes an evaluator that returns a loss or `log_probs`. Without the bound, every step is "
+            "written with the default settings.",
+        )
+    st.caption(
+        "Without an evaluator that may run, every step is written with the default settings, and what a "
+        "restore costs stays unknown. With one, each step becomes as small as a restore cost of "
+        f"{quality.bound_text()} of the loss allows: often much smaller, and finer where the defaults would "
+        "cost more."
+    )
+    return None, False
 
 
 def _made(job: Job) -> None:
@@ -279,6 +282,7 @@ def _made(job: Job) -> None:
 def _verdict(made: Shrunk) -> None:
     """Say whether the archive can be trusted."""
     cost = made.compared.max_restore_cost if made.compared is not None else None
+    problem.show_unreadable(made.unreadable, "They are not in the archive: do not delete their files.")
     if not made.is_sound:
         st.error(
             f"Written, but not sound: {counted(len(made.problems), 'problem')}.", icon=":material/error:"
@@ -287,12 +291,13 @@ def _verdict(made: Shrunk) -> None:
             problem.show(Problem(finding["what"], finding["where"], finding["remedy"]))
     elif quality.is_over(cost):
         st.warning(
-            f"Sound, but a restore costs {percent_text(cost)} of the loss, more than 0.3 %. Search finds "
-            "finer settings.",
+            f"Sound, but a restore costs {percent_text(cost)} of the loss, more than {quality.bound_text()}. "
+            "Search finds finer settings.",
             icon=":material/warning:",
         )
     else:
-        st.success("Done: written, decoded again and compared.", icon=":material/check_circle:")
+        bound = f", each step within a restore cost of {percent_text(made.bound)}," if made.bound else ","
+        st.success(f"Done: written{bound} decoded again and compared.", icon=":material/check_circle:")
 
 
 def _figures(made: Shrunk) -> list[tuple[str, str, str | None] | tuple[str, str, str | None, str]]:
@@ -309,16 +314,16 @@ def _figures(made: Shrunk) -> list[tuple[str, str, str | None] | tuple[str, str,
         ),
     ]
     if made.compared is not None:
-        rows.append(quality.compared_fact(made.compared))
-        worst = made.compared.worst
-        if worst is not None:
-            rows.append(
-                (
-                    "Worst drop",
-                    percent_text(worst.drop),
-                    f"relative, of {made.compared.metric} at step {count_text(worst.step)}",
-                )
-            )
+        cost, worst = quality.compared_fact(made.compared), made.compared.worst
+        drop, step = (None, None) if worst is None else (worst.drop, worst.step)
+        if made.kept is not None:  # Of all steps, where the comparison has some.
+            said = f"of the loss, measured on {counted(made.kept.n_steps, 'step')}"
+            cost = (cost[0], percent_text(made.kept.restore_cost), said, quality.TIP)
+            drop, step = made.kept.drop, made.kept.step
+        rows.append(cost)
+        if step is not None:
+            said = f"relative, of {made.compared.metric} at step {count_text(step)}"
+            rows.append(("Worst drop", percent_text(drop), said))
     elif made.n_tensors is not None:
         exact = made.n_exact == made.n_tensors
         rows.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -53,8 +54,7 @@ def render() -> None:
     shown = subject.require("Overview", watched=True)
     if shown is None:
         return
-    if shown.kind == "run":
-        shrink.show(shown)
+    did = shrink.show(shown) if shown.kind == "run" else []
     _facts(shown)
     if services.is_dropped(shown.path):
         st.caption("A copy of what was dropped; the page Open lists such copies and removes them.")
@@ -73,13 +73,12 @@ def render() -> None:
     below.show("charts", partial(_charts, shown), height=_CHARTS)
     _tensors(shown)
     path = str(shown.path)
-    _snippets(shown, path)
+    _snippets(shown, path, did)
     _next(shown)
 
 
-def _snippets(shown: Subject, path: str) -> None:
+def _snippets(shown: Subject, path: str, did: Sequence[Sequence[str]]) -> None:
     """Show the same without the explorer: what the page tells, and what its first card does."""
-    did = shrink.commands(shown) if shown.kind == "run" else []
     snippets.show(
         "\n".join([f"inshrink inspect {shlex.quote(path)}", *([shell_text(did)] if did else [])]),
         f"import inshrink_core\n\n{shown.kind} = inshrink_core.open({path!r})\n"
@@ -216,11 +215,7 @@ def _worst_drop(archive: ChainReport) -> _Fact:
 def _skipped(shown: Subject) -> None:
     """List the files that were left out, with the reason of each."""
     n = len(shown.skipped)
-    st.warning(
-        f"{counted(n, 'file')} {'were' if n > 1 else 'was'} left out. The rest of the run is fine to use.",
-        icon=":material/warning:",
-    )
-    with st.expander(f"Files left out ({n})", expanded=n <= 3):
+    with st.expander(f"{counted(n, 'file')} left out", icon=":material/info:", expanded=n <= 3):
         table = pd.DataFrame(shown.skipped, columns=["file", "why"])
         listing.show(table, "skipped", alt="Files that were left out, and why", wide=["file", "why"])
 

@@ -273,9 +273,9 @@ def _levels_text(seen: Anatomy) -> str:
 
 
 def _score_map(seen: Anatomy) -> None:
-    """Draw sensitivity against magnitude."""
+    """Draw sensitivity, or what is known in its place, against magnitude."""
     told = seen.sensitivity
-    st.markdown("**Sensitivity against magnitude**")
+    st.markdown(f"**{METRICS[told.metric].quantity if told else 'Sensitivity'} against magnitude**")
     if told is None:
         st.write(
             "No sensitivity is known at this step: the checkpoint holds neither gradients nor Adam's "
@@ -337,7 +337,7 @@ def _take_away(shown: Subject, seen: Anatomy, way: str, metric: str | None) -> N
     )
     document = json.dumps(seen.to_json(), indent=1)
     download.buttons(
-        ("Histogram as CSV", f"{stem}.csv", bins.to_csv(index=False).encode()),
+        ("Histogram as CSV", f"{stem}.csv", download.csv_bytes(bins)),
         ("All as JSON", f"{stem}.json", document.encode()),
     )
     _snippets(shown, seen, way, metric)

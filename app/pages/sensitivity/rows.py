@@ -127,7 +127,8 @@ def narrowed(shown: Subject, tables: Mapping[str, Sensitivity], level: str, stat
         relative = "plain"
         if not METRICS[tensors.metric].pooled:
             relative = _choice("Normalise", _RELATIVE, arranging.NORMALISED, _RELATIVE_HELP)
-        order = _choice("Sort rows by", _ORDER, arranging.ORDERS, _ORDER_HELP)
+        orders = {**arranging.ORDERS, "sensitivity": METRICS[tensors.metric].quantity}
+        order = _choice("Sort rows by", _ORDER, orders, _ORDER_HELP)
     view = _matching(shown, tables, level, statistic, (pattern, layers))
     bits = _bits_of(view) if order == "bits" else {}
     if order == "bits" and not bits:
@@ -303,7 +304,7 @@ def lines(view: View, found: Selection | None) -> tuple[Node, ...]:
 
 
 def summary(view: View, nodes: Sequence[Node]) -> pd.DataFrame:
-    """Return a line a node: its share of the sensitivity and of the size, its values, and their course."""
+    """Return a line a node: its share of what was measured and of the size, its values, and their course."""
     tensors, measured = view.tensors, grouping.aggregate(view.kept, nodes, view.whole)
     shares = arranging.normalised(measured, "share", tensors).values["mean"][:, -1]
     table = arranging.normalised(measured, view.relative, tensors)
@@ -321,7 +322,7 @@ def summary(view: View, nodes: Sequence[Node]) -> pd.DataFrame:
     ]
     columns = [
         "Layer",
-        "Sensitivity",
+        METRICS[table.metric].quantity,
         "Size",
         "Type",
         "Shape",
@@ -332,7 +333,7 @@ def summary(view: View, nodes: Sequence[Node]) -> pd.DataFrame:
         "Course",
     ]
     frame = pd.DataFrame(told[:_MOST_ROWS], columns=columns)
-    return frame.drop(columns="Sensitivity") if METRICS[table.metric].pooled else frame
+    return frame.drop(columns=columns[1]) if METRICS[table.metric].pooled else frame
 
 
 def _extent(row: HeatRow) -> str:
@@ -381,7 +382,7 @@ def show_table(view: View, nodes: Sequence[Node], frame: pd.DataFrame, found: Se
         alt=f"{metric.label} per layer: share, size, first, last, smallest and largest value",
         columns=dict.fromkeys(("First", "Last", "Smallest", "Largest"), number)
         | {
-            "Sensitivity": modules.share_column("What its values carry together at the last step, of all"),
+            metric.quantity: modules.share_column("What its values carry together at the last step, of all"),
             "Size": modules.share_column("Of the parameters of the model"),
             "Course": st.column_config.LineChartColumn(width="medium", help=course),
         },
@@ -390,7 +391,7 @@ def show_table(view: View, nodes: Sequence[Node], frame: pd.DataFrame, found: Se
         st.caption(f"The first {count_text(_MOST_ROWS)} of {count_text(len(nodes))} lines.")
     stem = f"sensitivity-{table.metric}"
     download.buttons(
-        ("Download all values as CSV", f"{stem}.csv", lambda: long_table(table).to_csv(index=False).encode()),
+        ("Download all values as CSV", f"{stem}.csv", lambda: download.csv_bytes(long_table(table))),
         ("As JSON", f"{stem}.json", lambda: long_table(table).to_json(orient="records").encode()),
     )
 

@@ -95,8 +95,12 @@ def _untold(shown: Subject) -> None:
     why: dict[str, list[str]] = {}
     for key in services.untold_metrics(shown):
         why.setdefault(METRICS[key].needs, []).append(METRICS[key].label)
-    if why:
-        st.caption(" ".join(f"{' and '.join(names)} off: {reason}" for reason, names in why.items()))
+    said = [f"{' and '.join(names)} off: {reason}" for reason, names in why.items()]
+    if METRICS["fisher"].needs in why:
+        held = ", ".join(role.replace("_", " ") for role in services.optimizer_state(shown))
+        said.append(f"Their optimizer state: {held or 'none'}.")
+    if said:
+        st.caption(" ".join(said))
 
 
 def _measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensitivity] | None:

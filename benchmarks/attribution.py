@@ -1,0 +1,522 @@
+"""Whose optimizer state it is: what is attributed of runs whose truth their training script knows.
+
+    python -m benchmarks.attribution                # all kinds
+    python -m benchmarks.attribution gpt2 shuffled  # some
+
+Each kind trains a small model on the CPU, saves nine checkpoints as the library or script named does, and
+keeps whose parameter every number of every optimizer is. Counted are the parameters with state: attributed
+right, unattributed, and wrong, by what was looked at:
+
+- ``headers``: no values;
+- ``values``: movement alone, no law of order;
+- ``no library``: everything but the order of a model's code;
+- ``all``: as a user has it.
+
+Needs the extras ``hf`` and ``lightning``, and peft. Written to ``results/attribution.csv``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.results import renew
+from inshrink_core.formats import Run, open_run
+from inshrink_core.formats.attribution import gather
+from inshrink_core.formats.owners import Attribution
+from inshrink_core.formats.registered import saved_names
+
+N_SAVES: Final = 9
+EVERY: Final = 20
+_VOCABULARY, _LENGTH = 64, 16
+
+Truth = list[list[str]]
+"""Names of the parameters of each optimizer, by number."""
+
+
+class Kind(NamedTuple):
+    """How a run is made: where its truth comes from, and what writes it and returns that truth."""
+
+    source: str
+    make: Callable[[Path], Truth]
+
+
+class Row(NamedTuple):
+    """One row of the results."""
+
+    kind: str
+    truth: str
+    looked_at: str
+    tensors: int
+    right: int
+    unattributed: int
+    wrong: int
+
+
+def names_of(optimizer: Any, model: nn.Module) -> list[str]:
+    """Return the names of an optimizer's parameters by number."""
+    saved = saved_names(model)
+    called = {id(parameter): saved[name] for name, parameter in model.named_parameters()}
+    return [called[id(one)] for group in optimizer.param_groups for one in group["params"]]
+
+
+def tokens(n: int, seed: int) -> Tensor:
+    """Return sequences of a random walk over tokens, which can be learnt."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.randint(0, 3, (n, _LENGTH), generator=generator) * 5 + 1
+    starts = torch.randint(0, _VOCABULARY, (n, 1), generator=generator)
+    return (starts + steps.cumsum(1)) % _VOCABULARY
+
+
+def _language(model_of: Callable[[Any], nn.Module], **options: Any) -> Callable[[Path], Truth]:
+    """Return what trains a language model of transformers with its Trainer."""
+    rows = [{"input_ids": row, "labels": row} for row in tokens(512, 0)]
+    return lambda folder: _trainer(folder, model_of, rows, **options)
+
+
+def _pictures(
+    model_of: Callable[[Any], nn.Module], channels: int = 3, size: int = 16
+) -> Callable[[Path], Truth]:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randn(256, channels, size, size, generator=generator)
+    labels = (pixels.mean((1, 2, 3)) > 0).long() + 2 * (pixels[:, 0].mean((1, 2)) > 0).long()
+    rows = [{"pixel_values": x, "labels": y} for x, y in zip(pixels, labels, strict=True)]
+    return lambda folder: _trainer(folder, model_of, rows)
+
+
+def _trainer(
+    folder: Path,
+    model_of: Callable[[Any], nn.Module],
+    rows: Sequence[Any],
+    *,
+    config: bool = True,
+    **options: Any,
+) -> Truth:
+    import transformers
+
+    torch.manual_seed(0)
+    model = model_of(transformers)
+    settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "max_steps": N_SAVES * EVERY,
+        "save_steps": EVERY,
+        "per_device_train_batch_size": 16,
+        "learning_rate": 2e-3,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "logging_strategy": "no",
+    }
+    trainer = transformers.Trainer(
+        model, transformers.TrainingArguments(**settings | options), train_dataset=rows
+    )
+    trainer.train()
+    truth = [names_of(trainer.optimizer, model)]
+    if not config:
+        for path in [
+            *folder.glob("checkpoint-*/config.json"),
+            *folder.glob("checkpoint-*/generation_config.json"),
+        ]:
+            path.unlink()
+    return [[name.replace(".default.", ".") for name in one] for one in truth]
+
+
+def gpt2(layers: int = 3, d: int = 64, frozen: int = 0) -> Callable[[Any], nn.Module]:
+    """Return what builds a GPT-2, whose head is tied to its embedding."""
+
+    def build(library: Any) -> nn.Module:
+        config = library.GPT2Config(
+            vocab_size=_VOCABULARY, n_positions=_LENGTH, n_embd=d, n_layer=layers, n_head=2
+        )
+        model: nn.Module = library.GPT2LMHeadModel(config)
+        for block in list(model.transformer.h)[:frozen]:  # type: ignore[union-attr, arg-type]
+            block.requires_grad_(False)
+        return model
+
+    return build
+
+
+def _llama(library: Any, layers: int = 2) -> nn.Module:
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": layers}
+    config = library.LlamaConfig(
+        vocab_size=_VOCABULARY,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+        **sizes,
+    )
+    model: nn.Module = library.LlamaForCausalLM(config)
+    return model
+
+
+def _bert(library: Any) -> nn.Module:
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 2}
+    config = library.BertConfig(vocab_size=_VOCABULARY, max_position_embeddings=_LENGTH, **sizes)
+    model: nn.Module = library.BertForMaskedLM(config)
+    return model
+
+
+def _t5(library: Any) -> nn.Module:
+    config = library.T5Config(
+        vocab_size=_VOCABULARY, d_model=48, d_kv=24, d_ff=96, num_layers=2, num_heads=2,
+        decoder_start_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    model: nn.Module = library.T5ForConditionalGeneration(config)
+    return model
+
+
+def _vit(library: Any) -> nn.Module:
+    config = library.ViTConfig(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96, image_size=16,
+        patch_size=4, num_labels=4,
+    )  # fmt: skip
+    model: nn.Module = library.ViTForImageClassification(config)
+    return model
+
+
+def _resnet(library: Any) -> nn.Module:
+    config = library.ResNetConfig(
+        embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2], layer_type="basic", num_labels=4
+    )
+    model: nn.Module = library.ResNetForImageClassification(config)
+    return model
+
+
+def _lora(folder: Path) -> Truth:
+    import peft
+    import transformers
+
+    base = folder.parent / f"{folder.name}-base"
+    torch.manual_seed(0)
+    _llama(transformers).save_pretrained(base)
+
+    def adapted(library: Any) -> nn.Module:
+        model = library.LlamaForCausalLM.from_pretrained(base)
+        config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "o_proj"], lora_dropout=0.0)
+        found: nn.Module = peft.get_peft_model(model, config)
+        return found
+
+    return _language(adapted, learning_rate=1e-2)(folder)
+
+
+def _accelerate(folder: Path) -> Truth:
+    import accelerate
+    import transformers
+
+    torch.manual_seed(0)
+    accelerator = accelerate.Accelerator(cpu=True)
+    model: Any = _llama(transformers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    truth = [names_of(optimizer, model)]
+    model, prepared = accelerator.prepare(model, optimizer)
+    for step in range(1, N_SAVES * EVERY + 1):
+        batch = tokens(16, step)
+        accelerator.backward(model(input_ids=batch, labels=batch).loss)
+        prepared.step()
+        prepared.zero_grad()
+        if step % EVERY == 0:
+            accelerator.save_state(str(folder / f"step_{step}"))
+    return truth
+
+
+def _lightning(folder: Path) -> Truth:
+    import lightning
+
+    class Both(lightning.LightningModule):
+        """A generator and a discriminator of equal shapes; the discriminator's optimizer is first."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.generator, self.discriminator = _mlp(3, 32), _mlp(3, 32)
+
+        def configure_optimizers(self) -> Any:
+            return [
+                torch.optim.Adam(self.discriminator.parameters(), lr=1e-3),
+                torch.optim.Adam(self.generator.parameters(), lr=1e-3),
+            ]
+
+        def training_step(self, batch: Any, _: int) -> None:
+            second, first = self.optimizers()
+            (x,) = batch
+            for optimizer, net, goal in (
+                (second, self.discriminator, x.tanh()),
+                (first, self.generator, x.cos()),
+            ):
+                optimizer.zero_grad()
+                self.manual_backward((net(x) - goal).square().mean())
+                optimizer.step()
+
+    torch.manual_seed(0)
+    model = Both()
+    data = torch.utils.data.TensorDataset(torch.randn(16 * EVERY * N_SAVES, 32))
+    saving = lightning.pytorch.callbacks.ModelCheckpoint(folder, every_n_train_steps=2 * EVERY, save_top_k=-1)
+    trainer = lightning.Trainer(
+        max_steps=2 * EVERY * N_SAVES, accelerator="cpu", logger=False, callbacks=[saving],
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=16))
+    return [names_of(one, model) for one in trainer.optimizers]
+
+
+def _mlp(n: int, d: int) -> nn.Module:
+    return nn.Sequential(*(layer for _ in range(n) for layer in (nn.Linear(d, d), nn.Tanh())))
+
+
+class Block(nn.Module):
+    """A residual block with two norms, and buffers that nobody lists."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(d), nn.Linear(d, d), nn.Linear(d, d)
+        self.register_buffer("average", torch.zeros(d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add what the block computes."""
+        if self.training:
+            self.average = 0.9 * self.average + 0.1 * x.detach().mean(0)  # type: ignore[has-type]
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+Groups = Callable[[list[tuple[str, nn.Parameter]]], list[list[tuple[str, nn.Parameter]]]]
+Save = Callable[[Path, int, nn.Module, Any], None]
+
+
+def _plain(
+    model_of: Callable[[], nn.Module], groups: Groups, save: Save, optimizer: Callable[..., Any] | None = None
+) -> Callable[[Path], Truth]:
+    """Return what trains a network of the benchmark's own on a regression."""
+
+    def make(folder: Path) -> Truth:
+        torch.manual_seed(0)
+        random.seed(0)
+        model = model_of()
+        d = next(model.parameters()).shape[-1]
+        rows = groups([(name, p) for name, p in model.named_parameters() if p.requires_grad])
+        kind = optimizer or (lambda held: torch.optim.AdamW(held, lr=2e-3))
+        trained = kind([{"params": [p for _, p in row]} for row in rows])
+        mixing = torch.randn(d, d) / d**0.5
+        for step in range(1, N_SAVES * EVERY + 1):
+            x = torch.randn(32, d)
+            loss = (model(x) - torch.sin(2 * x @ mixing)).square().mean()
+            trained.zero_grad()
+            loss.backward()
+            trained.step()
+            if step % EVERY == 0:
+                save(folder, step, model, trained)
+        return [[name for row in rows for name, _ in row]]
+
+    return make
+
+
+def _as_torch(folder: Path, step: int, model: nn.Module, optimizer: Any) -> None:
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    torch.save(state, folder / f"step_{step}.pt")
+
+
+def _as_sorted_torch(folder: Path, step: int, model: nn.Module, optimizer: Any) -> None:
+    state = {"model": dict(sorted(model.state_dict().items())), "optimizer": optimizer.state_dict()}
+    torch.save(state, folder / f"step_{step}.pt")
+
+
+def _as_safetensors(folder: Path, step: int, model: nn.Module, optimizer: Any) -> None:
+    from safetensors.torch import save_file
+
+    place = folder / f"checkpoint-{step}"
+    place.mkdir()
+    save_file(
+        {name: value.contiguous() for name, value in model.state_dict().items()}, place / "model.safetensors"
+    )
+    torch.save(optimizer.state_dict(), place / "optimizer.pt")
+
+
+def _sharded(folder: Path) -> Truth:
+    import transformers
+
+    torch.manual_seed(0)
+    model: Any = _llama(transformers, layers=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for step in range(1, N_SAVES * EVERY + 1):
+        batch = tokens(16, step)
+        optimizer.zero_grad()
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+        if step % EVERY == 0:
+            place = folder / f"checkpoint-{step}"
+            model.save_pretrained(place, max_shard_size="100KB")
+            torch.save(optimizer.state_dict(), place / "optimizer.pt")
+    return [names_of(optimizer, model)]
+
+
+def _reversed(folder: Path) -> Truth:
+    """Train a GPT-2 whose optimizer was given its parameters from last to first, beside a true config."""
+    import transformers
+
+    torch.manual_seed(0)
+    model: Any = gpt2()(transformers)
+    optimizer = torch.optim.AdamW(list(model.parameters())[::-1], lr=2e-3)
+    for step in range(1, N_SAVES * EVERY + 1):
+        batch = tokens(16, step)
+        optimizer.zero_grad()
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+        if step % EVERY == 0:
+            place = folder / f"checkpoint-{step}"
+            model.save_pretrained(place)
+            torch.save(optimizer.state_dict(), place / "optimizer.pt")
+    return [names_of(optimizer, model)]
+
+
+def _decayed(rows: list[Any]) -> list[list[Any]]:
+    return [[one for one in rows if one[1].ndim > 1], [one for one in rows if one[1].ndim < 2]]
+
+
+def _shuffled(rows: list[Any]) -> list[list[Any]]:
+    random.shuffle(rows)
+    return [rows[:5], rows[5:]]
+
+
+def _by_depth(rows: list[Any]) -> list[list[Any]]:
+    """Return a group a layer, the last layer first, each with its own decay."""
+    layers: dict[str, list[Any]] = {}
+    for row in rows:
+        layers.setdefault(row[0].split(".")[0], []).append(row)
+    return [group for layer in reversed(list(layers.values())) for group in _decayed(layer)]
+
+
+def _half_frozen() -> nn.Module:
+    model = nn.Sequential(*(Block(32) for _ in range(6)))
+    for one in list(model)[1::2]:
+        one.requires_grad_(False)
+    return model
+
+
+def _blocks() -> nn.Module:
+    return nn.Sequential(*(Block(48) for _ in range(4)))
+
+
+def _sgd(held: Any) -> Any:
+    return torch.optim.SGD(held, lr=0.05, momentum=0.9)
+
+
+_SGD: Final = {"optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 0.1}
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "gpt2": Kind("transformers Trainer", _language(gpt2())),
+    "gpt2-12-layers": Kind("transformers Trainer", _language(gpt2(12, 32))),
+    "gpt2-no-config": Kind("transformers Trainer", _language(gpt2(), config=False)),
+    "gpt2-frozen": Kind("transformers Trainer", _language(gpt2(4, 48, frozen=2))),
+    "gpt2-sgd": Kind("transformers Trainer", _language(gpt2(), **_SGD)),
+    "gpt2-reversed": Kind("torch loop, save_pretrained", _reversed),
+    "bert": Kind("transformers Trainer", _language(_bert)),
+    "t5": Kind("transformers Trainer", _language(_t5)),
+    "vit": Kind("transformers Trainer", _pictures(_vit)),
+    "resnet": Kind("transformers Trainer", _pictures(_resnet, size=32)),
+    "lora": Kind("peft, transformers Trainer", _lora),
+    "llama": Kind("accelerate", _accelerate),
+    "llama-sharded": Kind("torch loop, save_pretrained", _sharded),
+    "two-optimizers": Kind("lightning", _lightning),
+    "decay-groups": Kind("torch loop", _plain(_blocks, _decayed, _as_torch)),
+    "one-group": Kind("torch loop", _plain(_blocks, lambda rows: [rows], _as_torch)),
+    "sgd": Kind("torch loop", _plain(_blocks, lambda rows: [rows], _as_torch, _sgd)),
+    "shuffled": Kind("torch loop", _plain(lambda: _mlp(6, 32), _shuffled, _as_torch)),
+    "groups-by-depth": Kind("torch loop", _plain(_blocks, _by_depth, _as_torch)),
+    "half-frozen": Kind("torch loop", _plain(_half_frozen, lambda rows: [rows], _as_torch)),
+    "sorted-torch": Kind("torch loop", _plain(_blocks, _decayed, _as_sorted_torch)),
+    "sorted-safetensors": Kind("torch loop", _plain(_blocks, lambda rows: [rows], _as_safetensors)),
+}  # fmt: skip
+
+
+def count(run: Run, truth: Truth) -> tuple[int, int, int, int]:
+    """Return how many parameters have state, and how many are attributed right, not at all, and wrong."""
+    return _counted(dict(_last(run).owners), run, truth)
+
+
+def _last(run: Run) -> Any:
+    return next(p for p in reversed(run._parsed.values()) if p.slots)
+
+
+def _counted(owners: Mapping[str, str], run: Run, truth: Truth) -> tuple[int, int, int, int]:
+    prefixes = ["optimizer.state", *(f"optimizer.{i}.state" for i in range(1, len(truth)))]
+    wanted = {
+        f"{prefix}.{number}": name
+        for prefix, names in zip(prefixes, truth, strict=True)
+        for number, name in enumerate(names)
+    }
+    held = [slot.key for slot in _last(run).slots if slot.shape is not None]
+    right = sum(owners.get(key) == wanted[key] for key in held)
+    wrong = sum(key in owners and owners[key] != wanted[key] for key in held)
+    return len(held), right, len(held) - right - wrong, wrong
+
+
+def by_values(run: Run) -> dict[str, str]:
+    """Return what movement alone attributes."""
+    last = _last(run)
+    parsed = {step: p.attributed(Attribution({}, ())) for step, p in run._parsed.items()}
+    counter = run._access.counter
+    seen = gather(run.steps, last.slots, last.free, lambda step: parsed[step].checkpoint(step, counter), {})
+    return seen.certain
+
+
+@contextlib.contextmanager
+def without_library() -> Iterator[None]:
+    """Have nobody know the order of a model's code."""
+    with mock.patch("inshrink_core.formats.run.registered_order", return_value=()):
+        yield
+
+
+def trained(name: str, parent: Path) -> tuple[Path, Truth]:
+    """Return the run of a kind and its truth; one that lies there already is taken."""
+    folder, known = parent / name, parent / f"{name}.json"
+    if not known.exists():
+        folder.mkdir(parents=True)
+        known.write_text(json.dumps(KINDS[name].make(folder)))
+    truth: Truth = json.loads(known.read_text())
+    return folder, truth
+
+
+def measure(name: str, parent: Path) -> Iterable[Row]:
+    """Train one kind, and count what is attributed."""
+    kind = KINDS[name]
+    folder, truth = trained(name, parent)
+    run = open_run(folder)
+    found = {"headers": count(run, truth), "values": _counted(by_values(run), run, truth)}
+    with without_library():
+        found["no library"] = count(run.attributed(), truth)
+    from inshrink_core.formats import run as module
+
+    module._attributions.clear()
+    found["all"] = count(run.attributed(), truth)
+    return [Row(name, kind.source, looked_at, *counts) for looked_at, counts in found.items()]
+
+
+def main() -> None:
+    """Measure the kinds named on the command line, or all of them; ``--in FOLDER`` keeps the runs there."""
+    names = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as temporary:
+        parent = Path(temporary)
+        if names[:1] == ["--in"]:
+            parent, names = Path(names[1]), names[2:]
+        for name in names or KINDS:
+            try:
+                rows = list(measure(name, parent))
+            except ImportError as error:
+                print(f"{name}: not measured, {error}")
+                continue
+            for row in rows:
+                print(*row, sep=", ", flush=True)
+            renew("attribution", [row._asdict() for row in rows], ["kind", "looked_at"])
+
+
+if __name__ == "__main__":
+    main()

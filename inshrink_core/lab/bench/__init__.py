@@ -1,0 +1,14 @@
+"""Every codec on one run: the largest ratio that keeps a bound, measured, not interpolated."""
+
+from inshrink_core.lab.bench.benchmark import Bench, bench
+from inshrink_core.lab.bench.report import BenchReport, Bound, Point, Row, parse_bounds
+
+__all__ = [
+    "Bench",
+    "BenchReport",
+    "Bound",
+    "Point",
+    "Row",
+    "bench",
+    "parse_bounds",
+]

@@ -1,0 +1,506 @@
+"""What a bench measured and found: points, bounds, a row for each codec and bound, and the tables of them."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from inshrink_core.errors import InputError, MissingExtraError
+from inshrink_core.execution import write_whole
+from inshrink_core.report import Report
+from inshrink_core.search.bounds import Bounds, Figures
+from inshrink_core.text import (
+    UNKNOWN,
+    csv_cell,
+    duration,
+    nats,
+    percent,
+    plain,
+    printable,
+    rate,
+    ratio,
+    size,
+    steps_in_short,
+)
+from inshrink_core.verbs.showing import show_facts, show_notes, show_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["DEFAULT_BOUNDS", "REPEAT", "BenchReport", "Bound", "Point", "Row", "choose_row", "parse_bounds"]
+
+REPEAT: Final = "repeat"
+"""Label of the previous checkpoint in the place of each one: a baseline that stores nothing."""
+
+_WIDE: Final = 110
+"""Columns from which a terminal has room for everything that stands behind a ratio."""
+
+ROWS_FILE: Final = "bench.csv"
+POINTS_FILE: Final = "points.json"
+PLOTS_FILE: Final = "bench.html"
+
+# By kind of bound: the figure of a point, the title of its axis, how its numbers are written, and its scale.
+# A drop may be negative or zero, a divergence spans decades.
+_AXES: Final = {
+    "drop": ("max_drop", "drop of {metric}, the worst step", ".2%", "linear"),
+    "divergence": ("mean_divergence", "mean divergence, nats", ".3g", "log"),
+}
+
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>inshrink bench</title>
+<style>body{{font-family:sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}}</style></head>
+<body><h1>Ratio and fidelity</h1>
+<p>Every dot is a measured chain, keyframe and headers included; further right and lower is better.
+Dotted lines are the bounds, the dashed line is the previous checkpoint
+in the place of each one, which stores nothing.</p>
+{figures}
+</body></html>
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point(Report):
+    """What one configuration of a codec does to a run. None is not known.
+
+    Parameters
+    ----------
+    codec
+        Label of the variant; ``repeat`` for the previous checkpoint.
+    config
+        Every setting of the codec.
+    knob
+        Value of the knob that was swept; None where nothing is.
+    metric, direction
+        What `max_drop` is of.
+    ratio_weights, ratio_total
+        Of the whole chain, keyframes included; None for the previous checkpoint, which stores nothing.
+    max_drop, max_divergence, mean_divergence
+        Over all steps.
+    restore_gain, restore_noise
+        Over all weights and steps (`inshrink_core.analysis.restore_gain`).
+    encode_mb_per_s, decode_mb_per_s
+        10^6 raw bytes a second, reading and writing files included.
+    restore_seconds
+        Time to open the archive and decode its last step into memory.
+    peak_memory_bytes
+        What compressing and decoding took above what the process held before.
+    drops, divergences
+        A value a step.
+    failure
+        Why a restored state could not be evaluated; empty where it could.
+    """
+
+    codec: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    knob: float | None = None
+    metric: str
+    direction: str
+    ratio_weights: float | None = None
+    ratio_total: float | None = None
+    max_drop: float | None = None
+    max_divergence: float | None = None
+    mean_divergence: float | None = None
+    restore_gain: float | None = None
+    restore_noise: float | None = None
+    encode_mb_per_s: float | None = None
+    decode_mb_per_s: float | None = None
+    restore_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+    drops: tuple[float | None, ...] = ()
+    divergences: tuple[float | None, ...] = ()
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A limit on the worst drop of any step, or on the mean divergence over the steps.
+
+    Parameters
+    ----------
+    kind
+        ``drop`` (a fraction) or ``divergence`` (nats).
+    limit
+        Inclusive.
+
+    Raises
+    ------
+    InputError
+        No such kind, or a limit that bounds nothing.
+
+    Examples
+    --------
+    >>> Bound("drop", 0.01)
+    Bound(kind='drop', limit=0.01)
+    """
+
+    kind: str
+    limit: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in _AXES:
+            raise InputError(f"there is no bound '{self.kind}'", remedy="bound drop or divergence")
+        if not math.isfinite(self.limit) or self.limit < 0:
+            raise InputError(
+                f"a bound on the {self.kind} is a number", expected="at least 0", found=str(self.limit)
+            )
+
+    def figure(self, point: Point) -> float | None:
+        """Return what of a point is bounded."""
+        figure: float | None = getattr(point, _AXES[self.kind][0])
+        return figure
+
+    def holds(self, point: Point) -> bool:
+        """Whether a point keeps it; what is not known keeps nothing."""
+        bounds = Bounds(**{f"max_{self.kind}": self.limit})
+        figures = Figures(drop=point.max_drop, divergence=point.mean_divergence)
+        return self.figure(point) is not None and bounds.judge(figures).kept
+
+
+DEFAULT_BOUNDS = (
+    *(Bound("drop", limit) for limit in (0.005, 0.01, 0.02)),
+    *(Bound("divergence", limit) for limit in (0.003, 0.01, 0.03)),
+)
+
+
+def parse_bounds(text: str) -> tuple[Bound, ...]:
+    """Return the bounds of ``drop=0.01,divergence=0.01``; a kind may come more than once.
+
+    Raises
+    ------
+    InputError
+        It does not read as bounds.
+
+    Examples
+    --------
+    >>> parse_bounds("drop=0.01")
+    (Bound(kind='drop', limit=0.01),)
+    """
+    bounds = []
+    for part in text.split(","):
+        kind, _, limit = part.partition("=")
+        try:
+            bounds.append(Bound(kind.strip(), float(limit)))
+        except ValueError as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"'{text}' names no bounds", expected="drop=FRACTION,divergence=NATS", found=part
+            ) from error
+    return tuple(dict.fromkeys(bounds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row(Report):
+    """One codec under one bound.
+
+    Parameters
+    ----------
+    codec
+        Label of the variant.
+    bound
+        What it had to keep.
+    point
+        The measured configuration of the largest ratio that keeps it, or, out of reach, the one that
+        comes nearest; None where not even that is known.
+    kept
+        Whether the bound is kept.
+    """
+
+    codec: str
+    bound: Bound
+    point: Point | None
+    kept: bool
+
+    DOCUMENT: ClassVar = (
+        "codec bound_kind=bound.kind bound=bound.limit kept ratio_weights=keeping.ratio_weights "
+        "ratio_total=keeping.ratio_total max_drop=point.max_drop mean_divergence=point.mean_divergence "
+        "config=point.config encode_mb_per_s=point.encode_mb_per_s decode_mb_per_s=point.decode_mb_per_s "
+        "restore_seconds=point.restore_seconds peak_memory_bytes=point.peak_memory_bytes "
+        "restore_gain=point.restore_gain restore_noise=point.restore_noise"
+    )
+
+    @property
+    def keeping(self) -> Point | None:
+        """The point where it keeps the bound."""
+        return self.point if self.kept else None
+
+
+def choose_row(codec: str, points: Sequence[Point], bound: Bound) -> Row:
+    """Return the row of one codec: nothing but what was measured."""
+    keeping = [point for point in points if bound.holds(point)]
+    if keeping:
+        # The previous checkpoint, which has no ratio, stands alone.
+        return Row(
+            codec=codec, bound=bound, point=max(keeping, key=lambda one: one.ratio_weights or 0.0), kept=True
+        )
+    known = [(figure, point) for point in points if (figure := bound.figure(point)) is not None]
+    nearest = min(known, key=lambda pair: pair[0], default=(None, None))[1]
+    return Row(codec=codec, bound=bound, point=nearest, kept=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchReport(Report):
+    """What a bench found.
+
+    Parameters
+    ----------
+    run
+        Path of the run.
+    metric, direction
+        What drops are of.
+    steps
+        The steps of each chain.
+    optimizer
+        How the optimizer's state was stored by codecs that leave it to others.
+    bounds
+        What had to be kept.
+    points
+        Every measured configuration, by label of the variant; the previous checkpoint among them.
+    seconds
+        Wall time.
+    measured, resumed
+        Configurations measured now, and those that had been measured before.
+    notes
+        What a reader should know.
+    files
+        What was written.
+    device
+        Where frames were encoded and decoded.
+    """
+
+    run: str
+    metric: str
+    direction: str
+    steps: tuple[int, ...]
+    optimizer: str
+    bounds: tuple[Bound, ...]
+    points: Mapping[str, tuple[Point, ...]]
+    seconds: float = 0.0
+    measured: int = 0
+    resumed: int = 0
+    notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    device: str = "cpu"
+
+    DOCUMENT: ClassVar = (
+        "run metric direction optimizer measured resumed seconds device steps rows notes files"
+    )
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """One row for each codec and bound; codecs in the order they were asked for."""
+        return tuple(
+            choose_row(label, points, bound) for label, points in self.points.items() for bound in self.bounds
+        )
+
+    @property
+    def stale_bounds(self) -> tuple[Bound, ...]:
+        """Bounds that the previous checkpoint keeps, so that keeping them proves little."""
+        return tuple(bound for bound in self.bounds if any(map(bound.holds, self.points.get(REPEAT, ()))))
+
+    def show(self, console: Console) -> None:
+        """Print the ratios, what stands behind each, what they cost, and what to know of all."""
+        _show_ratios(console, self)
+        _show_rows(console, self.rows)
+        _show_costs(console, self.points)
+        console.print()
+        show_facts(
+            console,
+            [
+                ("metric", f"{printable(self.metric)}, {self.direction} is better"),
+                ("steps", steps_in_short(self.steps)),
+                ("optimizer", self.optimizer),
+                ("measured", f"{self.measured} configurations, {self.resumed} were there already"),
+                ("time", f"{duration(self.seconds)} on {self.device}"),
+                ("files", ", ".join(self.files) or "none (--output DIR keeps what is measured)"),
+            ],
+        )
+        show_notes(console, self.notes)
+
+    def to_csv(self) -> str:
+        """Return the rows as CSV; a config is JSON in its cell, what is not known an empty one."""
+        text = io.StringIO()
+        rows = [row.to_json() for row in self.rows]
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else ["codec"], lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            told = row | {"config": json.dumps(row["config"])}
+            writer.writerow({name: csv_cell(value) for name, value in told.items()})
+        return text.getvalue()
+
+    def write(self, folder: Path) -> BenchReport:
+        """Write rows (CSV), points (JSON) and plots (HTML); return the report that names them.
+
+        Raises
+        ------
+        StorageError
+            The disk is full, or refuses.
+        """
+        texts = {
+            ROWS_FILE: self.to_csv(),
+            POINTS_FILE: json.dumps(
+                {**self.to_json(), "points": [p.to_json() for group in self.points.values() for p in group]},
+                indent=1,
+            ),
+        }
+        notes = self.notes
+        try:
+            texts[PLOTS_FILE] = plots_html(self.points, self.bounds, self.metric)
+        except MissingExtraError as error:
+            notes = (*notes, f"no plots: {error}")
+        for name, text in texts.items():
+            write_whole(folder / name, text)
+        return replace(self, notes=notes, files=tuple(str(folder / name) for name in texts))
+
+
+def _show_ratios(console: Console, report: BenchReport) -> None:
+    """Print the ratio of everything stored of each codec under each bound, and that of the weights."""
+    headings = ("codec", *(_limit(bound.kind, bound.limit) for bound in report.bounds))
+    show_table(
+        console,
+        headings,
+        (
+            (printable(label), *(_ratios(row) for row in report.rows if row.codec == label))
+            for label in report.points
+        ),
+    )
+    console.print("ratio of everything that is stored / of the weights")
+    if report.stale_bounds:
+        console.print("≈ the previous checkpoint, which stores nothing, keeps this bound: it proves little")
+    console.print()
+
+
+def _show_costs(console: Console, points: Mapping[str, Sequence[Point]]) -> None:
+    """Print what each codec costs: the median over its measured configurations."""
+    rows = (
+        (
+            printable(label),
+            str(len(group)),
+            rate(_median([point.encode_mb_per_s for point in group])),
+            rate(_median([point.decode_mb_per_s for point in group])),
+            duration(_median([point.restore_seconds for point in group])),
+            size(_median([point.peak_memory_bytes for point in group])),
+        )
+        for label, group in points.items()
+        if label != REPEAT
+    )
+    console.print()
+    show_table(console, ("codec", "configurations", "encode", "decode", "restore", "memory"), rows)
+
+
+def _show_rows(console: Console, rows: Sequence[Row]) -> None:
+    """Print what stands behind each ratio."""
+    headings = ("codec", "bound", "of all", "of weights", "drop", "divergence", "gain", "noise", "knob")
+    shown = len(headings) if console.width >= _WIDE else 6
+    cells = []
+    for position, row in enumerate(rows):
+        if row.codec == REPEAT and position:
+            continue  # the previous checkpoint is the same under every bound
+        values: Mapping[str, Any] = row.to_json()
+        whole = (
+            printable(row.codec),
+            "" if row.codec == REPEAT else _limit(row.bound.kind, row.bound.limit),
+            ratio(values["ratio_total"]),
+            ratio(values["ratio_weights"]),
+            percent(values["max_drop"]),
+            nats(values["mean_divergence"]),
+            plain(values["restore_gain"], 3),
+            plain(values["restore_noise"], 3),
+            _knob(row),
+        )
+        cells.append(whole[:shown])
+    show_table(console, headings[:shown], cells, left=(0, 8))
+
+
+def _ratios(row: Row) -> str:
+    """Return the ratios of a row: a dash out of reach, a sign where nothing was stored."""
+    if not row.kept or row.point is None:
+        return UNKNOWN
+    if row.codec == REPEAT:
+        return "≈"
+    return f"{ratio(row.point.ratio_total)} / {ratio(row.point.ratio_weights)}"
+
+
+def _knob(row: Row) -> str:
+    """Return where the knob stood; in brackets where that does not keep the bound."""
+    if row.point is None or row.point.knob is None:
+        return ""
+    text = json.dumps(row.point.knob)
+    return text if row.kept else f"({text})"
+
+
+def _limit(kind: str, limit: float) -> str:
+    """Return a bound as a heading."""
+    return f"≤ {limit * 100:g} %" if kind == "drop" else f"≤ {limit:g} nat"
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def plots_html(points: Mapping[str, Sequence[Point]], bounds: Sequence[Bound], metric: str) -> str:
+    """Return a page with a figure for each kind of bound, which needs no network: the drawing code is in it.
+
+    Raises
+    ------
+    MissingExtraError
+        plotly is not installed.
+    """
+    try:
+        import plotly.graph_objects as go
+    except ImportError as error:
+        raise MissingExtraError("plotly", "app") from error
+    parts: list[str] = []
+    for kind in dict.fromkeys(bound.kind for bound in bounds):
+        figure = go.Figure()
+        _draw(figure, kind, points, bounds)
+        _, title, number, scale = _AXES[kind]
+        figure.update_layout(
+            xaxis={"title": "ratio of the weights", "type": "log"},
+            yaxis={"title": title.format(metric=metric), "tickformat": number, "type": scale},
+            template="plotly_white",
+            height=560,
+        )
+        parts.append(figure.to_html(full_html=False, include_plotlyjs=not parts))
+    return _PAGE.format(figures="\n".join(parts))
+
+
+def _draw(figure: Any, kind: str, points: Mapping[str, Sequence[Point]], bounds: Sequence[Bound]) -> None:
+    """Draw what is known of one kind of bound: codecs in the order of their knobs, limits, the baseline."""
+    name, _, _, scale = _AXES[kind]
+    known = {
+        label: [point for point in group if getattr(point, name) is not None]
+        for label, group in points.items()
+    }
+    for label, group in known.items():
+        if label != REPEAT and group:
+            figure.add_scatter(
+                x=[point.ratio_weights for point in group],
+                y=[getattr(point, name) for point in group],
+                mode="lines+markers",
+                name=html.escape(label, quote=False),
+                text=[html.escape(json.dumps(dict(point.config)), quote=False) for point in group],
+                hovertemplate="%{x:.3g}×, %{y:.3g}<br>%{text}",
+            )
+    for bound in bounds:
+        if bound.kind == kind and (bound.limit > 0 or scale == "linear"):
+            figure.add_hline(y=bound.limit, line_dash="dot", line_color="#888", line_width=1)
+    ratios = [p.ratio_weights for group in known.values() for p in group if p.ratio_weights is not None]
+    for stale in known.get(REPEAT, []) if ratios else []:
+        # A trace, since an annotation of a line stands in the wrong place on a logarithmic axis.
+        figure.add_scatter(
+            x=[min(ratios), max(ratios)],
+            y=[getattr(stale, name)] * 2,
+            mode="lines",
+            name="previous checkpoint",
+            line={"dash": "dash", "color": "#444"},
+        )

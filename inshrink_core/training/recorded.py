@@ -1,0 +1,96 @@
+"""Whose state it is that an optimizer numbers, noted beside a save by a training that knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from inshrink_core.execution import read_regular
+from inshrink_core.formats.disk import MAX_JSON_BYTES
+from inshrink_core.formats.owners import Attribution
+from inshrink_core.formats.state_tree import strip_wrappers
+
+if TYPE_CHECKING:
+    from inshrink_core.formats.assembly import ParsedCheckpoint
+
+__all__ = ["PARAMETERS_NAME", "as_recorded", "record_of"]
+
+PARAMETERS_NAME: Final = "parameters.json"
+"""File beside a save in the spool; the archive holds what it says, and not the file."""
+
+
+def record_of(model: Any, optimizers: Iterable[Any], saved: Mapping[str, str] | None = None) -> bytes:
+    """Return the names of every optimizer's parameters by number, and those of the model in its order.
+
+    Parameters
+    ----------
+    model
+        A module, wrapped or not.
+    optimizers
+        Whatever has ``param_groups``, in the order in which their states are saved.
+    saved
+        What parameters are called in the model's file, where that is not what the model calls them.
+    """
+    named = [((saved or {}).get(name, name), parameter) for name, parameter in model.named_parameters()]
+    called = {id(parameter): name for name, parameter in named}
+    groups = [[p for group in one.param_groups for p in group["params"]] for one in optimizers]
+    names = [[called.get(id(p), "") for p in params] for params in groups]
+    return json.dumps({"optimizers": names, "order": [name for name, _ in named]}).encode()
+
+
+def as_recorded(parsed: ParsedCheckpoint, folder: Path) -> ParsedCheckpoint:
+    """Return a checkpoint as the record in a folder names its state; as it is where there is no sound record.
+
+    A recorded name that the checkpoint does not have, or has with another shape, says nothing.
+    """
+    try:
+        record = json.loads(read_regular(folder / PARAMETERS_NAME, MAX_JSON_BYTES))
+        order = strip_wrappers([str(name) for name in record["order"]])
+        stripped = dict(zip(map(str, record["order"]), order, strict=True))
+        optimizers = [[stripped.get(name, "") for name in names] for names in record["optimizers"]]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return parsed
+    known = _Names(parsed)
+    numbered: dict[int, list[Any]] = {}
+    for slot in parsed.slots:
+        numbered.setdefault(slot.optimizer, []).append(slot)
+    owners: dict[str, str] = {}
+    for number, slots in numbered.items():
+        names = optimizers[number] if number < len(optimizers) else []
+        for slot in slots:
+            at = slot.key.rpartition(".")[2]
+            name = (
+                known.find(names[int(at)]) if at.isascii() and at.isdigit() and int(at) < len(names) else None
+            )
+            if name is not None and slot.shape in (None, parsed.free[name]):
+                owners[slot.key] = name
+    taken = set(owners.values())
+    rest = {key: name for key, name in parsed.owners.items() if key not in owners and name not in taken}
+    return parsed.attributed(Attribution(rest | owners, tuple(n for n in map(known.listed, order) if n)))
+
+
+class _Names:
+    """The names that a checkpoint has for what a training calls otherwise: tied weights, adapters."""
+
+    def __init__(self, parsed: ParsedCheckpoint) -> None:
+        self._free: Mapping[str, Any] = parsed.free
+        self._aliases, self._listed = parsed.aliases, set(parsed.order)
+
+    def find(self, name: str) -> str | None:
+        """Return what a parameter is called among the weights that state may belong to."""
+        return self._known(name, self._free)
+
+    def listed(self, name: str) -> str | None:
+        """Return what it is called among all tensors of the model."""
+        return self._known(name, self._listed)
+
+    def _known(self, name: str, held: Iterable[str]) -> str | None:
+        name = self._aliases.get(name, name)
+        if name in held:
+            return name
+        # peft leaves out the adapter's name: lora_A.default.weight
+        parts: Sequence[str] = name.split(".")
+        shorter = (".".join([*parts[:i], *parts[i + 1 :]]) for i in range(len(parts) - 1))
+        return next((one for one in shorter if one in held), None)

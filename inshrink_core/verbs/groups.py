@@ -1,0 +1,344 @@
+"""Fields that the requests of several verbs have: each explained once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, cast
+
+from inshrink_core.archive import is_archive
+from inshrink_core.chain import Archive, ChainConfig
+from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.chain.opening import open_any
+from inshrink_core.codec import AnyCodec
+from inshrink_core.errors import InputError, UnreadableError
+from inshrink_core.execution import Limits
+from inshrink_core.formats import Run, Skipped, open_run, unreadable_error
+from inshrink_core.request import Option
+from inshrink_core.search.bounds import Bounds
+from inshrink_core.text import parse_size
+from inshrink_core.verbs.values import choose_steps, given_settings, read_config_file
+
+__all__ = [
+    "ArchiveLike",
+    "Based",
+    "Bounding",
+    "ChainChoice",
+    "Computing",
+    "Globs",
+    "Limiting",
+    "MemoryLimit",
+    "OnDevice",
+    "Opening",
+    "PathLike",
+    "Reading",
+    "RunLike",
+    "RunOrArchive",
+    "Size",
+    "Sparing",
+    "Steps",
+    "Writing",
+    "chosen_steps",
+    "steps_of",
+]
+
+PathLike = str | os.PathLike[str]
+ArchiveLike = Annotated[Archive | PathLike, Option(metavar="ARCHIVE")]
+"""An archive, or its path or URL."""
+RunLike = Annotated[Run | PathLike, Option(metavar="RUN")]
+"""A run, or its path."""
+RunOrArchive = Annotated[Run | Archive | PathLike, Option(metavar="RUN|ARCHIVE")]
+Globs = Annotated[str | Iterable[str], Option(metavar="GLOB", many=True)]
+Size = Annotated[int | None, Option(metavar="SIZE", read=parse_size)]
+"""Bytes; on the command line as 4GB."""
+Steps = Annotated[Sequence[int | str] | None, Option(("--steps", "--step"), "STEPS", many=True)]
+
+
+def chosen_steps(
+    steps: Sequence[int | str] | None, known: Callable[[], Sequence[int]], where: str
+) -> tuple[int, ...] | None:
+    """Return the steps that a request names; None where it names none.
+
+    `known` gives all there are, and is called for a range alone: an archive without a manifest has no list.
+    """
+    steps = None if steps is None else tuple(steps)
+    texts = [one for one in steps or () if isinstance(one, str)]
+    if steps is None or not texts:
+        return cast("tuple[int, ...] | None", steps)
+    return choose_steps(tuple(map(str, steps)), known() if ":" in "".join(texts) else (), where)
+
+
+def steps_of(opened: Run | Archive, steps: Sequence[int | str] | None) -> tuple[int, ...] | None:
+    """Return the steps of a run or an archive that a request names; None where it names none.
+
+    Those that cannot be read are named like the others: the verb says what is wrong with them.
+    """
+
+    def known() -> Sequence[int]:
+        if isinstance(opened, Archive):
+            return opened.listed_steps
+        return sorted({*opened.steps, *(row.step for row in opened.unreadable if row.step is not None)})
+
+    return chosen_steps(steps, known, str(opened.path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """Where is computed.
+
+    Parameters
+    ----------
+    device
+        Where numbers are crunched: auto, cpu or cuda; auto is CUDA where there is one. Neither bytes nor
+        figures depend on it.
+    """
+
+    device: Annotated[str, Option(metavar="auto|cpu|cuda")] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computing(OnDevice):
+    """Where and how much at a time is computed.
+
+    Parameters
+    ----------
+    threads
+        Tensors worked on at a time; by default as many as there are processors.
+    """
+
+    threads: Annotated[int | None, Option(least=1)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a run is opened.
+
+    Parameters
+    ----------
+    step_pattern
+        How the step number is written in file names: 'model_ep{step}_*.pt', or a regular expression with one
+        group.
+    follow_links
+        Follow links of the run that lead out of it.
+    """
+
+    step_pattern: Annotated[str | None, Option(metavar="PATTERN")] = None
+    follow_links: bool = False
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """How, as keywords of `inshrink_core.open`."""
+        return {"step_pattern": self.step_pattern, "follow_links": self.follow_links}
+
+    def opened_run(self, run: Run | PathLike) -> Run:
+        """Open a run; an archive, which would be a directory without checkpoints, is refused."""
+        if isinstance(run, Run):
+            return run
+        if is_archive(run):
+            raise InputError(
+                "this is an archive, where a run is needed",
+                where=os.fspath(run),
+                remedy="`inshrink restore` makes one",
+            )
+        return open_run(run, **self.reading)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Based:
+    """The base model of an archive.
+
+    Parameters
+    ----------
+    base
+        The base model that the archive's first frame is encoded relative to; by default what is where it was,
+        if it is the same.
+    """
+
+    base: Annotated[Any, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
+
+    def opened_archive(self, archive: Archive | PathLike) -> Archive:
+        """Open an archive."""
+        return archive if isinstance(archive, Archive) else Archive.open(archive, base=self.base)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening(Reading, Based):
+    """How a run or an archive is opened, whichever it is."""
+
+    def opened(self, path: Run | Archive | PathLike) -> Run | Archive:
+        """Open a run or an archive."""
+        if isinstance(path, Run | Archive):
+            return path
+        return open_any(path, base=self.base, **({} if is_archive(path) else self.reading))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLimit:
+    """What decoding may take.
+
+    Parameters
+    ----------
+    max_memory
+        Most memory that decoding may take, as 4GB; by default what is available.
+    """
+
+    max_memory: Size = None
+
+    def limits(self, share: float = 1.0) -> Limits:
+        """Return the limits; `share` is of what there is, where nothing is said."""
+        return Limits(max_memory=self.max_memory, share=share)
+
+    def limited(self, archive: Archive) -> Archive:
+        """Return a view of an archive within the limits; as it is, where nothing is said."""
+        return archive if self.limits() == Limits() else archive.limited(self.limits())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limiting(MemoryLimit):
+    """What decoding and writing may take.
+
+    Parameters
+    ----------
+    max_disk
+        Most disk that may be written, as 4GB; by default what is free.
+    """
+
+    max_disk: Size = None
+
+    def limits(self, share: float = 1.0) -> Limits:
+        """Return the limits; `share` is of what there is, where nothing is said."""
+        return replace(super().limits(share), max_disk=self.max_disk)
+
+
+class ChainChoice(NamedTuple):
+    """What is asked of how a chain is written, as `make_chain_config` takes it; None: as by default.
+
+    Parameters
+    ----------
+    codec, config, optimizer, keyframe_every
+        As `inshrink_core.chain.ChainConfig` has them.
+    """
+
+    codec: str | None
+    config: Mapping[str, Any] | AnyCodec | None
+    optimizer: str | None
+    keyframe_every: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """How frames are written: what a config says, with what is given beside it on top.
+
+    Parameters
+    ----------
+    codec
+        Codec of the weights; by default the archive's, else lattice.
+    config
+        Settings from a TOML or JSON file, or a search's result; options override it. In Python also the
+        settings themselves, or a codec.
+    settings
+        A setting of the codec; may be repeated.
+    optimizer
+        Keep the optimizer's state bit-exact, to an octave, as rank-one factors, or leave it out; by default
+        compressed, to an octave; exact beside weights that stay exact.
+    keyframe_every
+        Frames from one keyframe to the next; by default 32.
+    """
+
+    codec: str | None = None
+    config: Annotated[
+        Mapping[str, Any] | AnyCodec | PathLike | None, Option(metavar="FILE", entries="--set")
+    ] = None
+    settings: Annotated[
+        Mapping[str, Any] | Iterable[str], Option(("--set",), metavar="KEY=VALUE", many=True)
+    ] = ()
+    optimizer: Annotated[str | None, Option(metavar="exact|compressed|compact|drop")] = None
+    keyframe_every: Annotated[int | None, Option(least=1)] = None
+
+    def chosen(self, **named: Any) -> ChainChoice:
+        """Return what is asked; `named` are settings that have options of their own."""
+        config = self.config
+        given: Mapping[str, Any] = {}
+        if isinstance(config, str | os.PathLike):
+            given = read_config_file(Path(config))
+            config = given_settings(given)
+        settings = given_settings({}, self.settings) | {k: v for k, v in named.items() if v is not None}
+        if settings and not isinstance(config, Mapping | None):
+            raise InputError("a codec has its settings", remedy="give the settings that differ to the codec")
+        return ChainChoice(
+            codec=self.codec or given.get("codec"),
+            config={**config, **settings} if isinstance(config, Mapping) else config or settings or None,
+            optimizer=self.optimizer or given.get("optimizer"),
+            keyframe_every=self.keyframe_every or given.get("keyframe_every", _KEYFRAME_EVERY),
+        )
+
+    def chain_config(
+        self, archive: PathLike = "", *, device: str = "auto", threads: int | None = None
+    ) -> ChainConfig:
+        """Return it all; what is not asked for is as in the archive, where there is one, or by default."""
+        return make_chain_config(archive, *self.chosen(), device, threads)
+
+
+_KEYFRAME_EVERY = 32
+"""Where neither a request nor a config file says it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounding:
+    """What is promised of every restored step.
+
+    Parameters
+    ----------
+    max_drop
+        Most that the metric of a restored step may drop: 0.01 is 1 %.
+    max_divergence
+        Most that a restored step's predictions may diverge; inf: any. With --max-drop it is 0.003 by default,
+        where the evaluator returns log_probs.
+    max_restore_cost
+        Most that a restore may cost: the loss is expected to rise by this share of it. 0.003 is the default
+        where there is an evaluator and no bound.
+    """
+
+    max_drop: Annotated[float | None, Option(metavar="FRACTION", least=0)] = None
+    max_divergence: Annotated[float | None, Option(metavar="NATS", least=0)] = None
+    max_restore_cost: Annotated[float | None, Option(metavar="FRACTION", least=0)] = None
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds; all of them free where nothing is bounded."""
+        return Bounds(
+            max_drop=self.max_drop,
+            max_divergence=self.max_divergence,
+            max_restore_cost=self.max_restore_cost,
+        )
+
+    def promised(self) -> Bounds | None:
+        """Return the bounds of a chain that is to be written; None where there are none.
+
+        Raises
+        ------
+        InputError
+            What was given bounds nothing.
+        """
+        return Bounds.promised(self.max_drop, self.max_divergence, self.max_restore_cost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparing:
+    """What becomes of a verb where some of a run cannot be read.
+
+    Parameters
+    ----------
+    skip_damaged
+        Name checkpoints that cannot be read, and end with 0 all the same.
+    """
+
+    skip_damaged: bool = False
+
+    def failure(
+        self, rows: Sequence[Skipped], where: str, asked: Collection[int] | None = None
+    ) -> UnreadableError | None:
+        """Return why a verb ends with an error that did all it could; None where it does not."""
+        return None if self.skip_damaged else unreadable_error(rows, where, asked)

@@ -1,0 +1,423 @@
+"""The coarsest precision that keeps the metric within a bound: one configuration for a whole run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+
+from inshrink_core.chain import FrameEncoder
+from inshrink_core.chain.defaults import factors_of
+from inshrink_core.checkpoint import MODEL_ROLES
+from inshrink_core.errors import CheckFailedError, InputError
+from inshrink_core.evaluate import EvaluatorRequest
+from inshrink_core.execution import write_whole
+from inshrink_core.report import Report
+from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.search.bounds import Bounds
+from inshrink_core.search.judge import Judge
+from inshrink_core.search.quadratic import calibrate
+from inshrink_core.search.search import (
+    STRATEGIES,
+    Chain,
+    ChainSearch,
+    ChainTrials,
+    SearchProgress,
+    choose_steps,
+    keep_report,
+    strategy_for,
+    trial_log_of,
+)
+from inshrink_core.search.space import Cube, LatticeLine, space_of, three_digits
+from inshrink_core.search.trials import Trial, TrialLog, TrialRunner, checkpoint_digest
+from inshrink_core.text import (
+    UNKNOWN,
+    count,
+    duration,
+    nats,
+    percent,
+    plain,
+    printable,
+    ratio,
+    steps_in_short,
+)
+from inshrink_core.verbs.groups import (
+    Bounding,
+    Computing,
+    PathLike,
+    Reading,
+    RunLike,
+    Steps,
+    Writing,
+    steps_of,
+)
+from inshrink_core.verbs.showing import make_table, show_facts, show_notes
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from inshrink_core.chain import ChainConfig
+    from inshrink_core.formats import Run
+
+__all__ = ["Search", "SearchReport", "describe", "search"]
+
+_ROWS: Final = 12
+"""Trials shown while the search goes on: the last ones."""
+
+_SHOWN: Final = (
+    *("step", "config", "ratio_weights", "drop", "divergence", "restore_cost"),
+    *("restore_gain", "restore_noise"),
+    *("seconds", "failure", "partial"),
+)
+
+_NOTHING_SAID: Final = (
+    "the previous checkpoint, in the place of each one, keeps the bounds at every step: they say nothing,"
+    " and nothing is coarsened"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchReport(Report):
+    """What `search` found.
+
+    Parameters
+    ----------
+    best
+        The chain of the configuration that was found; None where none keeps the bounds.
+    ratio_total
+        Of everything, with the best configuration; what is not weights is estimated from a sample. None
+        without one.
+    bounds
+        What was promised, a divergence bound that was added included.
+    target_ratio
+        The ratio that was asked for; None where bounds were.
+    strategy
+        How was looked.
+    metric, direction
+        What the drop is of.
+    steps
+        Steps of the chain.
+    uninformative
+        Steps at which the previous checkpoint keeps the bounds too.
+    evaluations
+        Trials measured now; those of the log cost nothing.
+    trials
+        Everything that is known of this search's chains, in the order of measuring.
+    rank_correlation, drop_rank_correlation
+        Between the quadratic model's prediction and what was measured, of divergences where there are any
+        and of drops; None for too few trials.
+    seconds
+        Wall time.
+    log
+        Where the trials are kept; None for nowhere.
+    notes
+        What should be known.
+    device
+        Where trials were encoded and decoded.
+    output
+        Where the report is written; None for nowhere.
+    """
+
+    best: Chain | None
+    ratio_total: float | None
+    bounds: Bounds
+    target_ratio: float | None
+    strategy: str
+    metric: str
+    direction: str
+    steps: tuple[int, ...]
+    uninformative: tuple[int, ...]
+    evaluations: int
+    trials: tuple[Trial, ...]
+    rank_correlation: float | None
+    drop_rank_correlation: float | None
+    seconds: float
+    log: Path | None
+    notes: tuple[str, ...] = ()
+    device: str = "cpu"
+    output: Path | None = None
+
+    DOCUMENT: ClassVar = (
+        "best bounds target_ratio strategy metric direction steps uninformative evaluations trials "
+        "rank_correlation drop_rank_correlation seconds log notes device"
+    )
+
+    @property
+    def failure(self) -> CheckFailedError | None:
+        """Why there is no best configuration; None where there is one."""
+        if self.best is not None:
+            return None
+        if self.target_ratio is not None:
+            return CheckFailedError(
+                f"no configuration reaches a ratio of {self.target_ratio:g}",
+                found=f"at most {max((trial.ratio_weights for trial in self.trials), default=0.0):.3g}",
+                remedy="ask for less, or try another --codec",
+            )
+        return CheckFailedError(
+            "no configuration keeps the bounds at every step",
+            remedy="`inshrink compress` with the same bounds stores such steps exactly; or loosen the bounds",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``inshrink search --json``."""
+        rows = [trial.to_json() for trial in self.trials]
+        best = None if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()}
+        shown = {"best": best, "trials": [{name: row[name] for name in _SHOWN} for row in rows]}
+        return Report.to_json(self) | shown
+
+    def show(self, console: Console) -> None:
+        """Print what was found, under what, and what it took."""
+        limits = self.bounds.limits
+        asked = [
+            f"drop ≤ {limits['drop'] * 100:g} %" if "drop" in limits else "",
+            f"divergence ≤ {limits['divergence']:g} nats" if "divergence" in limits else "",
+            f"restore cost ≤ {limits['restore_cost'] * 100:g} %" if "restore_cost" in limits else "",
+            "" if self.target_ratio is None else f"ratio ≥ {self.target_ratio:g}",
+        ]
+        n_stale = len(self.uninformative)
+        facts = [
+            ("asked", ", ".join(word for word in asked if word)),
+            *self._best_facts(),
+            ("metric", f"{printable(self.metric)}, {self.direction} is better"),
+            ("steps", steps_in_short(self.steps)),
+            (
+                "says nothing",
+                f"{n_stale} steps, where the previous checkpoint keeps them too" if n_stale else "",
+            ),
+            ("evaluations", f"{count(self.evaluations)}, {len(self.trials)} trials known"),
+            ("predicted order", _correlation(self.rank_correlation, self.drop_rank_correlation)),
+            ("time", f"{duration(self.seconds)} on {self.device}"),
+            ("trials", printable(str(self.log or "not kept"))),
+        ]
+        if self.best is not None and self.output is not None:
+            facts.append(("next", f"inshrink compress RUN -o ARCHIVE --config {self.output}"))
+        show_facts(console, facts)
+        show_notes(console, self.notes)
+
+    def _best_facts(self) -> list[tuple[str, str]]:
+        if self.best is None:
+            return [("best", "none")]
+        best = self.best.to_json()
+        gain = f"{plain(best['restore_gain'], 3)}, {plain(best['restore_noise'], 3)}"
+        return [
+            ("best", printable(describe(best["config"]))),
+            ("ratio of everything", f"{ratio(self.ratio_total)}  (estimated)"),
+            ("ratio of the weights", ratio(best["ratio_weights"])),
+            ("largest drop", percent(best["drop"])),
+            ("largest divergence", f"{nats(best['divergence'])} nats"),
+            ("restore gain, noise", "" if best["restore_gain"] is None else gain),
+        ]
+
+
+def _correlation(figures: float | None, drops: float | None) -> str:
+    """Return how far the order of two predictions can be trusted."""
+    if figures is None and drops is None:
+        return ""
+    return f"rank correlation {plain(figures, 2)}, of drops {plain(drops, 2)}"
+
+
+def describe(config: Mapping[str, Any]) -> str:
+    """Return a configuration in a few words: its settings, and those of layer types.
+
+    Examples
+    --------
+    >>> describe({"codec": "lattice", "settings": {"coarseness": 2.5}})
+    'coarseness 2.5'
+    """
+    words = [f"{name} {_short(value)}" for name, value in config.get("settings", {}).items()]
+    for one in config.get("override", []):
+        chosen = one.get("layer_type") or one.get("match", "*")
+        values = [_short(value) for name, value in one.items() if name not in ("layer_type", "match")]
+        words.append(f"{chosen} {' '.join(values)}")
+    return ", ".join(words) or str(config.get("codec", UNKNOWN))
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _table(seen: Sequence[SearchProgress]) -> RenderableType:
+    """Return the last trials, the best chain so far, and how long it may still take."""
+    from rich.console import Group
+    from rich.text import Text
+
+    table = make_table("trial", "step", "config", "ratio of weights", "drop", "divergence", left=(2,))
+    for now in seen[-_ROWS:]:
+        trial = now.trial
+        table.add_row(
+            count(now.done),
+            str(trial.step),
+            printable(describe(trial.config)),
+            ratio(trial.ratio_weights),
+            percent(trial.drop),
+            nats(trial.divergence),
+        )
+    last = seen[-1]
+    line = (
+        f"best so far {ratio(last.best_ratio)} of the weights"
+        f" · about {count(last.total - last.done)} evaluations left · {duration(last.seconds_left)}"
+    )
+    return Group(table, Text(line))
+
+
+@dataclass(frozen=True)
+class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[SearchReport]):
+    """Find the configuration of largest ratio whose restored steps keep a bound.
+
+    Parameters
+    ----------
+    run
+        The run to search on.
+    target_ratio
+        Instead of bounds: the smallest divergence at this ratio.
+    output
+        Write the result there, for compress --config; trials are kept beside it as they come, and the same
+        search goes on from them. By default they are kept in ``.inshrink`` inside of the run, or in the
+        user's cache where that cannot be written and for the bundled samples.
+    strategy
+        How to look: allocation or bracket for lattice, guided for other codecs.
+    budget
+        Most configurations to try.
+    seed
+        Of --strategy random.
+    replicas
+        Evaluators asked side by side.
+    gain
+        Measure restore gain and noise of each trial too.
+    steps
+        Steps of the chain: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
+        repeated. By default all.
+
+    Raises
+    ------
+    InputError
+        Neither bounds nor a target, a codec without anything to search, a log of another run.
+    EvaluatorError, UntrustedCodeError
+        The evaluator failed, or may not run.
+
+    Notes
+    -----
+    A trial is one step encoded in memory, in the chain that a configuration makes, and evaluated. A
+    configuration is given up at the first step that breaks a bound. The report's `best` has the config that
+    `inshrink_core.compress` takes; how frames are written besides decides sizes, not figures.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> report = inshrink_core.search(
+    ...     run, max_drop=0.02, steps=run.steps[-2:], output=f"{folder.name}/search.json"
+    ... )
+    >>> report.best.divergence <= report.bounds.max_divergence
+    True
+    >>> folder.cleanup()
+    """
+
+    run: RunLike
+    _: KW_ONLY
+    target_ratio: Annotated[float | None, Option(metavar="RATIO")] = None
+    output: Annotated[PathLike | None, Option(("--output", "-o"), metavar="FILE")] = None
+    strategy: Annotated[str, Option(metavar="auto|allocation|bracket|guided|random|grid")] = "auto"
+    budget: Annotated[int | None, Option(least=1)] = None
+    seed: int = 0
+    replicas: Annotated[int, Option(least=1)] = 1
+    gain: Annotated[bool, Option(off="--no-gain")] = True
+    steps: Steps = None
+
+    EXAMPLES: ClassVar = (
+        "inshrink search runs/digits --trust-run --max-drop 0.01 -o search.json",
+        "inshrink search runs/digits --target-ratio 30 --evaluator judge.py:evaluate",
+    )
+    INTERRUPTED: ClassVar = "measured trials are kept, and the same command continues"
+    SHOWN: ClassVar = Shown(draw=_table)
+
+    def perform(self) -> SearchReport:
+        """Search."""
+        begun = time.perf_counter()
+        self._check()
+        opened = self.opened_run(self.run).attributed()
+        chosen = choose_steps(opened, steps_of(opened, self.steps))
+        base = self.chain_config(device=self.device, threads=self.threads)
+        space, bare = _space_of(base, opened, chosen[0])
+        judges = [self.resolve(opened.settings, opened.directory) for _ in range(self.replicas)]
+        target = None if self.output is None else Path(self.output)
+        log = TrialLog(trial_log_of(opened, target), checkpoint_digest(opened[opened.steps[0]]))
+        with Judge(judges, opened.__getitem__, self.bounds) as judge:
+            runner = TrialRunner(
+                checkpoints=opened.__getitem__,
+                steps=chosen,
+                base=bare,
+                judge=judge,
+                log=log,
+                with_gain=self.gain,
+                foreseen=FrameEncoder(bare).look_ahead(chosen, opened.__getitem__),
+            )
+            chains = ChainTrials(runner=runner, bounds=judge.bounds(chosen[0]), progress=self.progress)
+            uninformative = tuple(step for step in chosen if chains.says_nothing_at(step))
+            informative = len(uninformative) + 1 < len(chosen) or len(chosen) == 1
+            looked = ChainSearch(chains, space, three_digits(base.config.knob_value() or 1.0))
+            if self.target_ratio is not None:
+                name, best = "ratio", looked.for_ratio(self.target_ratio)
+            else:
+                name = strategy_for(self.strategy, space)
+                best = looked.for_bounds(name, self.budget, self.seed, informative=informative)
+            trials = tuple({id(one): one for chain in chains.known.values() for one in chain.trials}.values())
+            calibration = calibrate(trials)
+            report = SearchReport(
+                best=best,
+                ratio_total=None if best is None else chains.ratio_total(best),
+                bounds=chains.bounds,
+                target_ratio=self.target_ratio,
+                strategy=name,
+                metric=judge.metric,
+                direction=judge.direction,
+                steps=chosen,
+                uninformative=uninformative,
+                evaluations=chains.remaining.evaluations,
+                trials=trials,
+                rank_correlation=calibration.rank_correlation,
+                drop_rank_correlation=calibration.drop_rank_correlation,
+                seconds=time.perf_counter() - begun,
+                log=log.path,
+                notes=() if informative or self.target_ratio is not None else (_NOTHING_SAID,),
+                device=base.device,
+                output=target,
+            )
+        document = report.to_json()
+        if target is not None:
+            write_whole(target, json.dumps(document, indent=1) + "\n")
+        keep_report(opened, report.log, document | {"trials": [trial.to_json() for trial in trials]})
+        return report
+
+    def _check(self) -> None:
+        """Refuse what cannot be searched for."""
+        target, bounded = self.target_ratio, self.bounds.given
+        if self.strategy not in STRATEGIES:
+            raise InputError(
+                f"there is no strategy '{self.strategy}'", remedy=f"choose one of {', '.join(STRATEGIES)}"
+            )
+        if target is None and not bounded:
+            raise InputError(
+                "there is nothing to search for",
+                remedy="give --max-drop, --max-divergence, --max-restore-cost or --target-ratio",
+            )
+        if target is not None and bounded:
+            raise InputError(
+                "a target ratio and bounds were both given", remedy="give --target-ratio or bounds, not both"
+            )
+        if target is not None and not 1 <= target < float("inf"):
+            raise InputError("--target-ratio is no ratio", expected="a number from 1", found=str(target))
+
+
+search = python_call(Search)
+
+
+def _space_of(base: ChainConfig, run: Run, step: int) -> tuple[Cube | LatticeLine, ChainConfig]:
+    """Return what is searched, and how frames are made without what the space says itself."""
+    space = space_of(base.codec, frozenset(one.layer for one in run[step].specs if one.role in MODEL_ROLES))
+    factors, bare = factors_of(base)
+    return (replace(space, factors=factors) if isinstance(space, LatticeLine) and factors else space), bare

@@ -1,0 +1,298 @@
+"""How much the loss minds an error, as tables of a run."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import sys
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TextIO
+
+from inshrink_core.analysis.profile import profile
+from inshrink_core.chain import Archive
+from inshrink_core.errors import ExistsError, InputError, StorageError
+from inshrink_core.execution.progress import Progress
+from inshrink_core.report import Report
+from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.sensitivity import STATISTICS, Grouping, SensitivityMetric
+from inshrink_core.text import UNKNOWN, csv_cell, printable, steps_in_short
+from inshrink_core.verbs.groups import OnDevice, Opening, PathLike, RunOrArchive, Steps, chosen_steps
+from inshrink_core.verbs.showing import show_facts, show_notes, show_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from inshrink_core.analysis.profile import SensitivityTable
+
+__all__ = ["Sensitivity", "SensitivityReport", "SensitivityTablesReport", "sensitivity"]
+
+_METRICS: Final = "|".join(SensitivityMetric)
+_GROUPINGS: Final = "|".join(Grouping)
+_SOURCES: Final = {
+    "gradient": "recorded gradients",
+    "exp_avg": "Adam's first moment, in place of the gradient",
+}
+_STDOUT: Final = "-"
+
+_COLUMNS: Final = 6
+"""Steps that fit a line of 100 columns beside a name."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SensitivityReport(Report):
+    """A table of a run, as it is shown and written.
+
+    Parameters
+    ----------
+    run
+        The run, as it was named.
+    table
+        One metric by one grouping.
+    bytes_read
+        Bytes of tensors read to measure it; those that were cached took none.
+    device
+        Where the tensors of an archive were decoded.
+    statistic
+        What of a row's parameters is shown.
+    as_csv
+        Whether it is shown as CSV.
+    """
+
+    run: str
+    table: SensitivityTable
+    bytes_read: int
+    device: str = "cpu"
+    statistic: str = "mean"
+    as_csv: bool = False
+
+    DOCUMENT: ClassVar = (
+        "run metric=table.metric by=table.grouping steps=table.steps sources=table.sources "
+        "bytes_read device rows"
+    )
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row has a value a step, NaN where there is none."""
+        statistics = {name: getattr(self.table, name).tolist() for name in STATISTICS}
+        return [
+            {
+                "name": row.name,
+                "block": row.block,
+                "layer_type": row.layer_type,
+                "n_parameters": row.numel,
+                "shape": None if row.shape is None else list(row.shape),
+                **{name: values[position] for name, values in statistics.items()},
+                "n_nonfinite": self.table.n_nonfinite[position].tolist(),
+            }
+            for position, row in enumerate(self.table.details)
+        ]
+
+    def write_csv(self, target: Path | TextIO) -> None:
+        """Write a line a row and step; a gap is an empty cell.
+
+        Raises
+        ------
+        StorageError
+            The file cannot be written.
+        """
+        if not isinstance(target, Path):
+            self._write_lines(target)
+            return
+        try:
+            with target.open("w", newline="", encoding="utf-8") as file:
+                self._write_lines(file)
+        except OSError as error:
+            raise StorageError(f"the CSV cannot be written ({error.strerror})", where=str(target)) from error
+
+    def _write_lines(self, file: TextIO) -> None:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["metric", self.table.grouping, "step", *STATISTICS])
+        for row in self.rows:
+            for position, step in enumerate(self.table.steps):
+                values = [row[statistic][position] for statistic in STATISTICS]
+                cells = ["" if math.isnan(value) else repr(value) for value in values]
+                writer.writerow([self.table.metric, csv_cell(row["name"]), step, *cells])
+
+    def show(self, console: Console) -> None:
+        """Print a row a tensor and as many steps as fit; or all of it, as CSV."""
+        if self.as_csv:
+            self.write_csv(sys.stdout)
+            return
+        table = self.table
+        steps, by = table.steps, str(table.grouping).replace("_", " ")
+        shown = list(range(len(steps)))
+        if len(steps) > _COLUMNS:
+            shown = [round(i * (len(steps) - 1) / (_COLUMNS - 1)) for i in range(_COLUMNS)]
+        cells = ([row["name"], *(row[self.statistic][i] for i in shown)] for row in self.rows)
+        rows = (
+            (printable(name), *(UNKNOWN if math.isnan(value) else f"{value:.3g}" for value in values))
+            for name, *values in cells
+        )
+        show_table(console, (by, *(f"step {steps[i]}" for i in shown)), rows)
+        console.print()
+        sources = sorted({str(source) for source in table.sources if source is not None})
+        all_shown = len(shown) == len(steps)
+        facts = [
+            ("metric", f"{table.metric}, {self.statistic} of each {by}"),
+            ("steps", steps_in_short(steps) if all_shown else f"{len(shown)} of {len(steps)} shown"),
+            ("scores from", ", ".join(_SOURCES.get(source, source) for source in sources)),
+        ]
+        show_facts(console, facts)
+        show_notes(console, filter(None, [printable(table.findings().sentence())]))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SensitivityTablesReport(Report):
+    """One metric of a run by several groupings.
+
+    Parameters
+    ----------
+    run
+        The run, as it was named.
+    metric
+        What was measured.
+    restored
+        Whether it is an archive, so that values are those of restored tensors.
+    device
+        Where the tensors of an archive were decoded.
+    tables
+        A report a grouping.
+    """
+
+    run: str
+    metric: str
+    restored: bool
+    device: str
+    tables: tuple[SensitivityReport, ...]
+
+    def show(self, console: Console) -> None:
+        """Print one table after another."""
+        for table in self.tables:
+            table.show(console)
+
+
+@dataclass(frozen=True)
+class Sensitivity(OnDevice, Opening, Request[SensitivityReport | SensitivityTablesReport]):
+    """Show how much the loss minds an error, per tensor and step.
+
+    Parameters
+    ----------
+    run
+        A run, a checkpoint file or an archive.
+    metric
+        abs(w), abs(g·w), Adam's second moment, or the movement since the step before.
+    by
+        What a row is; with --json also several, as a list a,b.
+    statistic
+        What of a row's parameters the table shows.
+    steps
+        Only these steps: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
+        repeated.
+    csv
+        Write every row, step and statistic as CSV; - is stdout, where nothing else is shown then.
+    force
+        Overwrite the CSV file if it exists.
+
+    Raises
+    ------
+    InputError
+        There is no such metric, grouping or statistic, or options exclude each other.
+    NotFoundError
+        There is no such step.
+    ExistsError
+        The CSV file exists and `force` is not set.
+    StorageError
+        It cannot be written.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.sample("digits-cnn")
+    >>> report = inshrink_core.verbs.sensitivity(run, metric="fisher", by="layer_type", steps=[400, 800])
+    >>> report.table.rows, report.table.mean.shape
+    (('convolution', 'vector', 'linear'), (3, 2))
+    """
+
+    run: RunOrArchive
+    _: KW_ONLY
+    metric: Annotated[str, Option(metavar=_METRICS)] = "magnitude"
+    by: Annotated[str, Option(metavar=_GROUPINGS)] = "tensor"
+    statistic: Annotated[str, Option(metavar="|".join(STATISTICS))] = "mean"
+    steps: Steps = None
+    csv: Annotated[PathLike | None, Option(metavar="FILE")] = None
+    force: bool = False
+
+    SHOWN: ClassVar = Shown(in_bytes=False)
+    EXAMPLES: ClassVar = (
+        "inshrink sensitivity runs/digits --metric fisher --by layer_type",
+        "inshrink sensitivity runs/digits --metric update --csv update.csv",
+    )
+
+    def perform(self) -> SensitivityReport | SensitivityTablesReport:
+        """Measure, and write the table."""
+        self._check()
+        opened = self.opened(self.run)
+        where = str(getattr(self.run, "path", self.run))
+        steps = chosen_steps(self.steps, lambda: opened.steps, where)
+        is_archive = isinstance(opened, Archive)
+        read = opened.sequential() if isinstance(opened, Archive) else opened
+        found = profile(read, (self.metric,), steps=steps, device=self.device, progress=self._measured)
+        tables = tuple(
+            SensitivityReport(
+                run=where,
+                table=found.by(grouping),
+                bytes_read=found.bytes_read,
+                device=found.device,
+                statistic=self.statistic,
+                as_csv=self.csv == _STDOUT,
+            )
+            for grouping in self._groupings
+        )
+        if len(tables) > 1:
+            return SensitivityTablesReport(
+                run=where, metric=self.metric, restored=is_archive, device=found.device, tables=tables
+            )
+        if self.csv not in (None, _STDOUT):
+            tables[0].write_csv(Path(os.fspath(self.csv)))
+        return tables[0]
+
+    @property
+    def _groupings(self) -> list[str]:
+        return self.by.split(",")
+
+    def _measured(self, done: int, total: int, step: int) -> None:
+        if self.progress is not None:
+            self.progress(Progress("sensitivity", done, total, step))
+
+    def _check(self) -> None:
+        """Refuse words that are none, and a file that exists."""
+        for option, value, choices in (
+            ("--metric", self.metric, tuple(SensitivityMetric)),
+            *(("--by", grouping, tuple(Grouping)) for grouping in self._groupings),
+            ("--statistic", self.statistic, STATISTICS),
+        ):
+            if value not in choices:
+                raise InputError(f"{option} {value}", remedy=f"choose one of {', '.join(choices)}")
+        if self.csv is None:
+            return
+        if len(self._groupings) > 1:
+            raise InputError(
+                "--csv holds rows of one kind", remedy="give one grouping --by, or leave out --csv"
+            )
+        if self.csv != _STDOUT and Path(self.csv).is_file() and not self.force:
+            raise ExistsError("the file exists", where=str(self.csv), remedy="give --force to overwrite it")
+
+    def shows_data(self, *, as_json: bool) -> bool:
+        """Return whether CSV goes to stdout."""
+        if len(self._groupings) > 1 and not as_json:
+            raise InputError(
+                "--by with several groupings goes with --json", remedy="give one, or --json alone"
+            )
+        if self.csv == _STDOUT and as_json:
+            raise InputError("--csv - and --json both want stdout", remedy="give --csv a file")
+        return self.csv == _STDOUT
+
+
+sensitivity = python_call(Sensitivity)

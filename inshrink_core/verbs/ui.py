@@ -1,0 +1,70 @@
+"""Opening the explorer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
+from importlib import import_module
+from typing import Annotated, ClassVar
+
+from inshrink_core.request import Option, Request
+from inshrink_core.verbs.groups import PathLike
+
+__all__ = ["Ui"]
+
+
+@dataclass(frozen=True)
+class Ui(Request[None]):
+    """Open the explorer in the browser.
+
+    Parameters
+    ----------
+    path
+        A run or an archive to open at once.
+    host
+        Address to listen on; others can connect only if you change it.
+    port
+        Port to listen on.
+    root
+        The explorer sees nothing outside of it; may be repeated.
+    browser
+        Open the browser, or do not.
+    window
+        Open a desktop window instead; closing it ends the explorer.
+
+    Raises
+    ------
+    InputError
+        A root is no folder, the path lies outside of the roots, the port is taken, the host is open to
+        others and no roots were given, or no window can be opened here.
+    MissingExtraError
+        What the explorer needs is not installed.
+    """
+
+    path: Annotated[PathLike | None, Option(metavar="PATH")] = None
+    _: KW_ONLY
+    host: Annotated[str, Option(metavar="ADDRESS")] = "127.0.0.1"
+    port: Annotated[int, Option(metavar="N", least=1, most=65535)] = 8501
+    root: Annotated[Sequence[PathLike], Option(metavar="DIR", many=True)] = ()
+    browser: Annotated[bool, Option(off="--no-browser")] = True
+    window: bool = False
+
+    REPORTS: ClassVar = False
+    EXAMPLES: ClassVar = ("inshrink ui runs/digits", "inshrink ui --port 8600 --root ~/runs")
+
+    def perform(self) -> None:
+        """Serve the explorer until it is interrupted, or its window is closed."""
+        # By name, because the engine must not depend on the explorer, which depends on it.
+        launch = import_module("inshrink_app.launch")
+        # Ctrl-C is how one stops the explorer, so it is no interruption.
+        with suppress(KeyboardInterrupt):
+            launch.run(
+                None if self.path is None else os.fspath(self.path),
+                host=self.host,
+                port=self.port,
+                roots=[os.fspath(folder) for folder in self.root],
+                open_browser=self.browser,
+                window=self.window,
+            )

@@ -1,0 +1,127 @@
+"""A request and the command line that asks for the same."""
+
+from importlib import import_module
+from inspect import signature
+
+import pytest
+
+import inshrink_core
+from inshrink_core.codec import make_codec
+from inshrink_core.errors import InputError
+from inshrink_core.request import Request
+from inshrink_core.verbs.compare import CompareArchives
+from inshrink_core.verbs.compress import Compress
+from inshrink_core.verbs.report import Report
+from inshrink_core.verbs.verify import Verify
+from inshrink_core.verbs.watch import Watch
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Return the requests that commands would perform."""
+    seen = []
+
+    def refuse(request: Request) -> None:
+        seen.append(request)
+        raise InputError("seen")
+
+    for request in (CompareArchives, Compress, Report, Verify, Watch):
+        monkeypatch.setattr(request, "perform", refuse)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "request_made",
+    [
+        Compress("run", "a", steps=["100:500", "7"], base="model.pt", allow_damaged=True),
+        Compress("run", "a", config={"coarseness": 4, "refine": {"linear": 0.5}}, optimizer="exact"),
+        Compress("run", "a", config="found.json", settings=["coarseness=2"], max_divergence=float("inf")),
+        Compress("run", "a", bins=16, prune=0.5, metric="accuracy", timeout=3.5, threads=2),
+        Watch("run", "a", interval=0.5, until=40, idle=3.0, codec="lossless", skip_damaged=True),
+    ],
+    ids=str,
+)
+def test_words_of_a_request_ask_for_the_same(cli, asked, request_made):
+    assert cli(*request_made.words()).code == 2
+    (read,) = asked
+    assert type(read) is type(request_made)
+    assert read.chosen() == request_made.chosen() if request_made.config != "found.json" else True
+    free = {"config", "settings"}  # one option gives both
+    given = [{k: v for k, v in one.given().items() if k not in free} for one in (read, request_made)]
+    assert given[0] == given[1]
+
+
+@pytest.mark.parametrize(
+    "request_made",
+    [
+        CompareArchives(["a"], "run"),
+        CompareArchives(["a", "b", "c"], "run", steps=["1:9"], max_drop=-0.5, gain=True, max_memory=4_000),
+        Report("run", "page.html", log="log.csv", step_column="s", column=["loss", "err"], force=True),
+        Verify("a", deep=True, against="run", max_disk=7, skip_damaged=True, base="model.pt"),
+    ],
+    ids=str,
+)
+def test_words_of_verbs_without_modes_ask_for_the_same(cli, asked, request_made):
+    assert cli(*request_made.words()).code == 2
+    (read,) = asked
+    assert type(read) is type(request_made)
+    assert read.given() == request_made.given()
+
+
+def test_several_arguments_may_have_options_between_them(cli, asked):
+    cli("compare", "a", "--against", "run", "b", "--gain", "c", "--timeout", "5", "d")
+    assert asked == [CompareArchives(("a", "b", "c", "d"), "run", gain=True, timeout=5.0)]
+    outcome = cli("compare", "--against", "run")
+    assert outcome.code == 2
+    assert "ARCHIVE requires an argument; see inshrink compare --help" in outcome.err
+    assert len(asked) == 1
+
+
+def test_the_function_of_a_verb_takes_the_fields_of_its_request_and_has_its_own_name():
+    for call, verb in ((inshrink_core.compare, "compare"), (inshrink_core.verbs.compare_archives, "compare")):
+        assert getattr(import_module(call.__module__), call.__name__) is call
+        assert call.__module__ == f"inshrink_core.verbs.{verb}"
+        assert {"against", "steps", "evaluator", "max_memory"} <= {*signature(call).parameters}
+
+
+def test_options_go_above_settings_and_settings_above_a_file(tmp_path):
+    (tmp_path / "c.toml").write_text(
+        'codec = "inshrinkerator"\nkeyframe_every = 4\n[settings]\nbins = 8\nprotect = 0.1\nprune = 0.2\n'
+    )
+    request = Compress("run", "a", config=tmp_path / "c.toml", settings=["bins=16", "prune=0.3"], prune=0.4)
+    assert request.chosen() == (
+        "inshrinkerator", {"bins": 16, "protect": 0.1, "prune": 0.4}, None, 4,
+    )  # fmt: skip
+    assert Compress("run", "a", settings={"bins": 16}, keyframe_every=2).chosen()[1:] == (
+        {"bins": 16},
+        None,
+        2,
+    )
+    assert Compress("run", "a", bins=16).chosen().codec == "inshrinkerator"
+    codec = make_codec("uniform", {"bits": 4})
+    assert Compress("run", "a", codec="uniform", config=codec).chosen().config is codec
+    with pytest.raises(InputError, match="codec has its settings"):
+        Compress("run", "a", codec="uniform", config=codec, settings=["bits=3"]).chosen()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--idle", "3"), "--idle goes with --watch; add --watch"),
+        (("--watch", "--steps", "5"), "--watch and --steps exclude each other; --watch goes with --poll"),
+        (("--watch", "--poll", "0"), "--poll 0 (expected ≥ 0.001"),
+        (("--max-drop", "-1"), "--max-drop -1 (expected ≥ 0"),
+        (("--coarseness", "nan"), "--coarseness nan is no number"),
+    ],
+)
+def test_options_of_another_mode_and_out_of_range_are_refused(cli, tmp_path, words, message):
+    outcome = cli("compress", inshrink_core.sample("digits-cnn"), "-o", tmp_path / "a", *words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert message in outcome.err
+    assert not (tmp_path / "a").exists()
+
+
+def test_no_name_becomes_an_option_by_how_it_begins(cli, asked):
+    request = CompareArchives(["--trust-run", "-b"], "-run", evaluator="-e.py:f")
+    cli(*request.words())
+    assert asked == [CompareArchives(("./--trust-run", "./-b"), "-run", evaluator="-e.py:f")]

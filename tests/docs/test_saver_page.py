@@ -1,0 +1,52 @@
+"""The training loop of the saver's page goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "saver.md").read_text()
+(PROGRAM,) = re.findall(r'```python title="train.py"\n(.*?)```', PAGE, re.DOTALL)
+
+
+def trained(folder: Path, *numbers: int, options: str = "") -> str:
+    """Run the program as far as each number of steps, and return what it says last."""
+    folder.mkdir()
+    assert PROGRAM.count(", also=") == 1
+    (folder / "train.py").write_text(PROGRAM.replace(", also=", f", {options} also="))
+    said = ""
+    for n_steps in numbers:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "train.py", str(n_steps)],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=250,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        assert done.returncode == 0, done.stderr
+        said = done.stdout
+    return said
+
+
+@pytest.mark.documentation
+@pytest.mark.timeout(900)
+def test_an_interrupted_training_ends_with_the_same_bits_where_all_is_exact(tmp_path: Path):
+    exact = 'codec="lossless", optimizer_state="exact",'
+    whole = trained(tmp_path / "whole", 25, options=exact)
+    assert trained(tmp_path / "parts", 10, 25, options=exact) == whole
+
+
+@pytest.mark.documentation
+@pytest.mark.timeout(900)
+def test_an_interrupted_training_ends_close_by_with_the_defaults(tmp_path: Path):
+    whole, parts = (
+        [float(word) for word in re.findall(r"[\d.]+", trained(tmp_path / str(len(numbers)), *numbers))]
+        for numbers in ([25], [10, 25])
+    )
+    assert parts == pytest.approx(whole, rel=0.02)

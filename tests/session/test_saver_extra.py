@@ -1,0 +1,635 @@
+"""What is saved beside the model: `extra` bit for bit, whatever it looks like; `also` as the model itself."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import random
+import struct
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+import inshrink_core
+from inshrink_core.chain import Archive
+from inshrink_core.checkpoint import MODEL_ROLES, TensorRole
+from inshrink_core.errors import InputError
+from inshrink_core.training.saver import Saver
+from tests.training import model, train
+
+MODES = [None, "exact", "compact", "drop"]
+
+
+class Net(nn.Module):
+    """Two layers around a normalisation, with a buffer that nothing but the model can tell from a weight."""
+
+    def __init__(self, width=96):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, width), nn.BatchNorm1d(width), nn.Linear(width, 4)
+        self.register_buffer("centre", torch.zeros(width, 8))
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.norm(self.first(x - self.centre.mean(0)))))
+
+
+def adam(network):
+    return torch.optim.AdamW(network.parameters(), lr=1e-2)
+
+
+def step(network, *optimizers, seed=0):
+    """Train a step; every tensor moves."""
+    inputs = torch.randn(16, 8, generator=torch.Generator().manual_seed(seed))
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    functional.cross_entropy(network(inputs), torch.arange(16) % 4).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    network.centre += 0.01
+
+
+def average_of(network, average=None):
+    """Return an exponential average of a model, and of its normalisation."""
+    if average is None:
+        return copy.deepcopy(network)
+    with torch.no_grad():
+        for mine, other in zip(average.state_dict().values(), network.state_dict().values(), strict=True):
+            if mine.is_floating_point():
+                mine.lerp_(other, 0.1)
+    return average
+
+
+def bits(value):
+    """Return what two values have in common that are the same, bit for bit and type for type."""
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.is_quantized:
+            dense = value.dequantize() if value.is_quantized else value.to_dense()
+            return type(value), value.layout, value.is_quantized, bits(dense)
+        flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        return type(value), value.dtype, tuple(value.shape), value.requires_grad, bytes(flat.tolist())
+    if isinstance(value, (np.ndarray, np.generic)):
+        return type(value), value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, float):
+        return float, struct.pack("<d", value)
+    if isinstance(value, complex):
+        return complex, struct.pack("<dd", value.real, value.imag)
+    if isinstance(value, dict):
+        return type(value), [(bits(key), bits(item)) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value), [bits(item) for item in value]
+    return type(value), value
+
+
+def same(one, other):
+    return bits(one) == bits(other)
+
+
+# What `extra` was taken for
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("codec", [None, "inshrinkerator", "excp"])
+def test_what_looks_like_models_and_optimizers_comes_back_bit_for_bit(tmp_path, codec, mode):
+    network, second = Net(), Net()
+    optimizer, other = adam(network), adam(second)
+    average = average_of(network)
+    with Saver(tmp_path / "a", network, optimizer, codec=codec, optimizer_state=mode) as saver:
+        for at in (1, 2, 3):
+            step(network, optimizer, seed=at)
+            step(second, other, seed=at)
+            average_of(network, average)
+            extra = copy.deepcopy(
+                {
+                    "ema": average.state_dict(),
+                    "model": {"weights": second.state_dict()},
+                    "optimizer": other.state_dict(),
+                    "optimizer_2": other.state_dict(),
+                    "gradients": {name: p.grad for name, p in second.named_parameters()},
+                    "statistics": {"running_mean": network.norm.running_mean, "sum": torch.randn(5000)},
+                    "step": torch.tensor(float(at)),
+                    "state_dict": average.state_dict(),
+                    "inshrink": {"save": 7},
+                    "also": "also",
+                }
+            )
+            saver.save(at, extra)
+        assert saver.restore(3) == 3
+        assert same(saver.extra, extra)
+        assert saver.restore(1) == 1
+    assert inshrink_core.verify(tmp_path / "a", deep=True).ok
+    (file,) = inshrink_core.restore(tmp_path / "a", tmp_path / "out", steps=[3]).paths
+    assert same(torch.load(file, weights_only=True)["extra"], extra)
+
+
+def test_a_tensor_of_the_model_in_extra_is_exact_and_the_models_is_not(tmp_path):
+    network = Net()
+    optimizer = adam(network)
+    with Saver(tmp_path / "a", network, optimizer) as saver:
+        for wait in (True, False):
+            step(network, optimizer)
+            at = (saver.last_step or 0) + 1
+            extra = {
+                "best": network.state_dict(),
+                "rows": network.first.weight[3:],
+                "p": network.first.weight,
+            }
+            extra["moments"] = optimizer.state_dict()
+            extra["numpy"] = network.first.weight.detach().numpy()
+            before = without_attributes(copy.deepcopy({**extra, "rows": extra["rows"].detach()}))
+            saver.save(at, extra, wait=wait)
+            step(network, optimizer)
+            saver.restore()
+            assert same(saver.extra, before)
+            assert not torch.equal(network.first.weight, before["p"])
+
+
+def test_large_tensors_of_extra_are_stored_as_differences(tmp_path):
+    network, average = nn.Linear(4, 4), torch.randn(400, 400)
+    with Saver(tmp_path / "a", network) as saver:
+        for at in (1, 2):
+            average[:5] += 1e-3
+            saver.save(at, {"ema": {"w": average}})
+        saver.restore()
+        assert torch.equal(saver.extra["ema"]["w"], average)
+    archive = Archive.open(tmp_path / "a")
+    first, second = (archive.frame(info).entry("extra.ema.w@extra").nbytes for info in archive.frames)
+    assert second < first / 10
+    assert archive[2].spec("extra.ema.w@extra").role is TensorRole.EXTRA
+    assert "extra.ema.w" not in archive[2].state_dict()
+
+
+def test_what_is_saved_under_a_budget_is_of_its_own_step_beside_the_model(tmp_path):
+    network = Net()
+    optimizer = adam(network)
+    with Saver(tmp_path / "a", network, optimizer, codec="lossless") as saver:
+        for at in range(1, 6):
+            step(network, optimizer, seed=at)
+            extra = {"noise": torch.randn(100, 100)}
+            saver.save(at, extra, budget=9_000)
+        saver.restore()
+        assert saver.older
+        assert same(saver.extra, extra)
+
+
+# Random states, schedulers, scalers
+
+
+def test_random_states_of_python_and_numpy_can_be_set_again(tmp_path):
+    generator = np.random.default_rng(3)
+    philox = np.random.Generator(np.random.Philox(5))
+    mersenne = np.random.Generator(np.random.MT19937(6))
+    sources = (
+        random.random,
+        np.random.rand,
+        torch.rand(1).item,
+        generator.random,
+        philox.random,
+        mersenne.random,
+    )
+    extra = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "generators": [one.bit_generator.state for one in (generator, philox, mersenne)],
+        "best": np.float64(0.25),
+        "seen": np.arange(6, dtype=np.uint16).reshape(2, 3).T,
+    }
+    with Saver(tmp_path / "a", nn.Linear(2, 2)) as saver:
+        saver.save(1, extra)
+        expected = [draw() for draw in sources]
+        saver.restore()
+    assert same(saver.extra, extra)
+    random.setstate(saver.extra["python"])
+    np.random.set_state(saver.extra["numpy"])
+    for one, state in zip((generator, philox, mersenne), saver.extra["generators"], strict=True):
+        one.bit_generator.state = state
+    assert [draw() for draw in sources] == expected
+    (file,) = inshrink_core.restore(tmp_path / "a", tmp_path / "out", steps=[1]).paths
+    assert torch.load(file, weights_only=True)["extra"]["numpy"][1].dtype is torch.uint32
+
+
+def test_states_of_schedulers_and_of_a_scaler_can_be_loaded_again(tmp_path):
+    network = model()
+    optimizer = adam(network)
+    lr = torch.optim.lr_scheduler
+    made = {
+        "multi": lambda: lr.MultiStepLR(optimizer, [2, 3, 3]),
+        "lambda": lambda: lr.LambdaLR(optimizer, lambda epoch: 0.9**epoch),
+        "one": lambda: lr.OneCycleLR(optimizer, 1e-2, total_steps=50),
+        "plateau": lambda: lr.ReduceLROnPlateau(optimizer),
+        "warm": lambda: lr.CosineAnnealingWarmRestarts(optimizer, 5),
+        "sequence": lambda: lr.SequentialLR(
+            optimizer, [lr.ConstantLR(optimizer), lr.ExponentialLR(optimizer, 0.9)], milestones=[2]
+        ),
+    }
+    schedulers = {name: make() for name, make in made.items()}
+    scaler = torch.amp.GradScaler("cpu")
+    with Saver(tmp_path / "a", network, optimizer) as saver:
+        train(network, optimizer, range(2))
+        for one in schedulers.values():
+            one.step(*([0.5] if isinstance(one, lr.ReduceLROnPlateau) else []))
+        states = {name: one.state_dict() for name, one in schedulers.items()}
+        saver.save(2, {"schedulers": states, "scaler": scaler.state_dict()})
+        saver.restore()
+        assert saver.extra == {"schedulers": states, "scaler": scaler.state_dict()}
+        assert type(saver.extra["schedulers"]["multi"]["milestones"]) is collections.Counter
+        for name, one in schedulers.items():
+            one.load_state_dict(saver.extra["schedulers"][name])
+        scaler.load_state_dict(saver.extra["scaler"])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (lambda: np.array(["a", "b"]), "ndarray"),
+        (lambda: np.array([object()]), "ndarray"),
+        (lambda: {np.float64(1): 2}, "float64"),
+        (lambda: {1, torch.ones(2)}, "Tensor"),
+        (lambda: 1 << 4000, "int"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), "Tensor"),
+        (lambda: ["x" * (20 << 20)] * 10, "MB of numbers and texts"),
+        (lambda: collections.defaultdict(list), "defaultdict"),
+    ],
+)
+def test_what_could_not_be_restored_is_refused_by_the_save(tmp_path, value, message):
+    with Saver(tmp_path / "a", nn.Linear(2, 2)) as saver:
+        with pytest.raises(InputError, match=message):
+            saver.save(1, {"value": value()})
+        saver.save(1)
+        assert saver.restore() == 1
+
+
+def test_many_values_that_share_containers_are_restored(tmp_path):
+    shared = [list(range(3000)) for _ in range(3)]
+    extra = {str(i): [shared] * 50 for i in range(100)}
+    with Saver(tmp_path / "a", nn.Linear(2, 2)) as saver:
+        saver.save(1, extra)
+        saver.restore()
+        assert saver.extra == extra
+
+
+# What is named: `also`
+
+
+def gan():
+    torch.manual_seed(1)
+    network, critic = Net(), Net(64)
+    return network, critic, average_of(network)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_further_models_and_optimizers_are_stored_as_the_first_and_restored_in_place(tmp_path, mode):
+    network, critic, average = gan()
+    optimizer, other = adam(network), torch.optim.SGD(critic.parameters(), lr=1e-2, momentum=0.9)
+    loose = torch.optim.SGD([network.first.bias], lr=1e-3, momentum=0.5)
+    also = {"ema": average, "D": (critic, other), "bias": loose}
+    with Saver(tmp_path / "a", network, optimizer, optimizer_state=mode, also=also) as saver:
+        for at in range(1, 4):
+            step(network, optimizer, loose, seed=at)
+            step(critic, other, seed=at)
+            average_of(network, average)
+            saver.save(at, wait=at % 2 == 0)
+        trained = {
+            name: copy.deepcopy(one.state_dict())
+            for name, one in zip("mdae", (critic, other, average, loose), strict=True)
+        }
+        for at in range(4, 9):
+            step(network, optimizer, loose, seed=at)
+            step(critic, other, seed=at)
+            average_of(network, average)
+        assert saver.restore() == 3
+    archive = Archive.open(tmp_path / "a")
+    held = archive[3]
+    roles = {spec.key: spec.role for spec in held.specs}
+    for name in ("", "ema.", "D."):
+        assert roles[f"{name}first.weight"] is TensorRole.WEIGHT
+        assert roles[f"{name}first.bias"] is TensorRole.WEIGHT
+        assert roles[f"{name}centre"] is roles[f"{name}norm.running_mean"] is TensorRole.BUFFER
+    state = {key for key, role in roles.items() if role not in MODEL_ROLES}
+    if mode == "drop":
+        assert not state
+        assert not optimizer.state
+        assert not other.state
+        assert not loose.state
+    else:
+        # The second optimizer of the bias finds its name taken, and keeps its own.
+        assert {f"D.{name}@momentum" for name, _ in critic.named_parameters()} <= state
+        assert {f"{name}@exp_avg" for name, _ in network.named_parameters()} <= state
+        assert other.param_groups[0].keys() == torch.optim.SGD([torch.ones(1)]).param_groups[0].keys()
+    if mode == "exact":
+        assert same(other.state_dict(), trained["d"])
+        assert same(loose.state_dict(), trained["e"])
+    elif mode is None:
+        momentum = other.state_dict()["state"][0]["momentum_buffer"]
+        saved = trained["d"]["state"][0]["momentum_buffer"]
+        assert not torch.equal(momentum, saved)
+        assert functional.cosine_similarity(momentum.flatten(), saved.flatten(), dim=0) > 0.8
+    for one, saved in ((critic, trained["m"]), (average, trained["a"])):
+        own = one.state_dict()
+        assert torch.equal(own["norm.num_batches_tracked"], saved["norm.num_batches_tracked"])
+        assert not torch.equal(own["first.weight"], saved["first.weight"])
+        torch.testing.assert_close(own["first.weight"], saved["first.weight"], atol=0.05, rtol=0.1)
+
+
+def test_sensitivity_of_further_models_is_recorded(tmp_path, monkeypatch):
+    from inshrink_core.chain import ChainWriter
+
+    seen, append = [], ChainWriter.append
+
+    def remembering(chain, checkpoint, **options):
+        assert checkpoint.hyperparameters["D.first.weight"]["beta1"] == 0.9
+        seen.append(checkpoint["D.first.weight@gradient"])
+        seen.append(checkpoint["D.first.weight@exp_avg"])
+        return append(chain, checkpoint, **options)
+
+    monkeypatch.setattr(ChainWriter, "append", remembering)
+    network, critic, _ = gan()
+    other = adam(critic)
+    also = {"D": (critic, other)}
+    with Saver(tmp_path / "a", network, adam(network), optimizer_state="drop", also=also) as saver:
+        step(critic, other)
+        saver.record()
+        saver.save(1)
+        saver.flush()
+    assert torch.equal(seen[0], critic.first.weight.grad)
+    assert torch.equal(seen[1], other.state[critic.first.weight]["exp_avg"])
+
+
+def test_eight_bit_state_as_bitsandbytes_keeps_it_is_exact_by_default(tmp_path):
+    network = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
+    for parameter in network.parameters():
+        codes = torch.randint(0, 256, parameter.shape, dtype=torch.uint8)
+        eight_bit = {"state1": codes, "qmap1": torch.linspace(-1, 1, 256), "absmax1": torch.rand(16)}
+        kept = {"state1": torch.randn(parameter.shape)}  # small tensors are not quantized
+        optimizer.state[parameter] = {"step": 3, **(eight_bit if parameter.dim() > 1 else kept)}
+    saved = copy.deepcopy(optimizer.state_dict())
+    with Saver(tmp_path / "a", network, optimizer) as saver:
+        saver.save(1)
+        assert same(saver.read(1)["optimizer"]["state"], saved["state"])
+
+
+@pytest.mark.parametrize("mode", ["exact", "drop"])
+def test_a_list_of_optimizers_is_restored(tmp_path, mode):
+    network = Net()
+    held = [adam(network.first), torch.optim.SGD(network.last.parameters(), lr=0.1, momentum=0.9)]
+    with Saver(tmp_path / "a", network, held, codec="lossless", optimizer_state=mode) as saver:
+        step(network, *held)
+        saver.save(1, wait=False)
+        before = copy.deepcopy([one.state_dict() for one in held])
+        step(network, *held, seed=1)
+        saver.restore()
+        if mode == "exact":
+            assert same([one.state_dict() for one in held], before)
+            assert {"first.weight@exp_avg", "last.weight@momentum"} <= set(Archive.open(tmp_path / "a")[1])
+        else:
+            assert not any(one.state for one in held)
+    with Saver(tmp_path / "a", network, held[0]) as saver:
+        if mode == "exact":
+            with pytest.raises(InputError, match="not the one that was saved"):
+                saver.restore()
+
+
+def test_lost_tensors_of_further_models_come_back_with_their_moments(tmp_path):
+    network, critic, average = gan()
+    optimizer, other = adam(network), adam(critic)
+    also = {"ema": average, "D": (critic, other)}
+    with Saver(tmp_path / "a", network, optimizer, codec="lossless", also=also) as saver:
+        step(network, optimizer)
+        step(critic, other)
+        saver.save(1)
+        saved = critic.first.weight.detach().clone(), other.state[critic.first.weight]["exp_avg"].clone()
+        with torch.no_grad():
+            critic.first.weight.fill_(torch.nan)
+            critic.last.weight.add_(1)
+        kept = critic.last.weight.detach().clone()
+        with pytest.raises(InputError, match=r"no tensor 'E\.first"):
+            saver.restore(partial=["E.first.weight"])
+        assert saver.restore(partial=["D.first.weight"]) == 1
+    assert torch.equal(critic.first.weight, saved[0])
+    assert torch.equal(other.state[critic.first.weight]["exp_avg"], saved[1])
+    assert torch.equal(critic.last.weight, kept)
+
+
+@pytest.mark.parametrize(
+    ("also", "message"),
+    [
+        ({"scheduler": object()}, "neither a model nor an optimizer"),
+        ({"": nn.Linear(2, 2)}, "no name"),
+        ({"a/b": nn.Linear(2, 2)}, "no name"),
+        ({"extra": nn.Linear(2, 2)}, "no name"),
+        ({"D": (nn.Linear(2, 2), None)}, "neither a model nor an optimizer"),
+        ({"first": nn.Linear(2, 2)}, "called 'first.weight', as another model's"),
+    ],
+)
+def test_what_is_no_model_is_refused_when_the_saver_is_made(tmp_path, also, message):
+    with pytest.raises(InputError, match=message):
+        Saver(tmp_path / "a", Net(), also=also)
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_optimizer_that_is_none_is_refused_when_the_saver_is_made(tmp_path):
+    with pytest.raises(InputError, match="also="):
+        Saver(tmp_path / "a", Net(), {"a": adam(Net())})
+
+
+def test_what_was_not_saved_of_a_further_model_is_named_and_nothing_is_changed(tmp_path):
+    network, critic, _ = gan()
+    with Saver(tmp_path / "a", network) as saver:
+        saver.save(1)
+    before = copy.deepcopy((network.state_dict(), critic.state_dict()))
+    with Saver(tmp_path / "a", network, also={"D": critic}) as saver:
+        with torch.no_grad():
+            network.first.weight.add_(1)
+        changed = network.first.weight.detach().clone()
+        with pytest.raises(InputError, match="nothing was saved of also"):
+            saver.restore()
+    assert torch.equal(network.first.weight, changed)
+    assert same(critic.state_dict(), before[1])
+
+
+# Wrappers
+
+
+class Wrapped(nn.Module):
+    """As DistributedDataParallel: the model is its `module`."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+def compiled(network):
+    return torch.compile(network, backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [Wrapped, compiled, lambda one: Wrapped(compiled(one))])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_wrappers_may_come_and_go_between_save_and_restore(tmp_path, wrap, is_first):
+    network, average = Net(), Net()
+    optimizer = adam(network)
+    step(network, optimizer)
+    saved, other = (wrap, lambda one: one) if is_first else (lambda one: one, wrap)
+    also = {"ema": saved(average)}
+    with Saver(tmp_path / "a", saved(network), optimizer, codec="lossless", also=also) as saver:
+        saver.save(1)
+    assert "first.weight" in Archive.open(tmp_path / "a")[1]
+    assert "ema.first.weight" in Archive.open(tmp_path / "a")[1]
+    fresh, fresh_average = Net(), Net()
+    fresh_optimizer = adam(fresh)
+    also = {"ema": other(fresh_average)}
+    with Saver(tmp_path / "a", other(fresh), fresh_optimizer, also=also) as saver:
+        assert saver.restore() == 1
+        assert same(fresh_optimizer.state_dict(), optimizer.state_dict())
+        name = next(name for name in other(fresh).state_dict() if name.endswith("first.weight"))
+        with torch.no_grad():
+            fresh.first.weight.zero_()
+        saver.restore(partial=[name])
+    assert same(fresh.state_dict(), network.state_dict())
+    assert same(fresh_average.state_dict(), average.state_dict())
+
+
+# Every save that returns can be restored
+
+plain = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(min_value=-(1 << 2038), max_value=1 << 2038),
+    st.floats(),
+    st.complex_numbers(),
+    st.text(max_size=20),
+    st.binary(max_size=20),
+    st.sampled_from([torch.float32, torch.device("cpu"), torch.Size([2, 3])]),
+)
+dtypes = st.sampled_from(
+    ["float64", "float32", "bfloat16", "float16", "complex64", "int64", "uint8", "uint32", "bool"]
+).map(lambda name: getattr(torch, name))
+
+
+@st.composite
+def tensors(draw):
+    shape = draw(st.sampled_from([(), (0,), (3,), (64, 96), (5, 1000), (2, 3, 4)]))
+    dtype, seed = draw(dtypes), draw(st.integers(0, 99))
+    generator = torch.Generator().manual_seed(seed)
+    raw = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+    if dtype is torch.bool:
+        return raw[..., 0] > 127
+    value = raw.reshape(-1).view(dtype)[: max(1, int(np.prod(shape)))]
+    value = value[: int(np.prod(shape))].reshape(shape)
+    how = draw(st.sampled_from(["as it is", "strided", "expanded", "parameter", "grown", "sparse", "conj"]))
+    if how == "strided" and value.dim() == 2:
+        return value.t()[1:]
+    if how == "expanded" and value.dim() == 1 and len(value):
+        return value[:1].expand(70_000)
+    if how == "parameter" and value.is_floating_point():
+        return nn.Parameter(value)
+    if how == "grown" and value.is_floating_point():
+        value.note = object()  # attributes are no values
+        return value
+    if how == "sparse" and dtype is torch.float32 and value.dim() == 2:
+        return (value > 0).float().to_sparse()
+    return value.conj() if how == "conj" and dtype is torch.complex64 else value
+
+
+@st.composite
+def arrays(draw):
+    dtype = draw(st.sampled_from(["f8", "f4", "f2", "u4", "i8", "u2", "?", "c16"]))
+    array = np.arange(draw(st.integers(0, 5000)), dtype="i8").astype(dtype)
+    return draw(st.sampled_from([array, array[::-2], array[:1].reshape(()), array.dtype.type(3)]))
+
+
+keys = st.one_of(
+    st.text(max_size=8),
+    st.sampled_from(["model", "state", "param_groups", "exp_avg", "ema.fc", "ema", "fc", "@", "optimizer"]),
+)
+values = st.recursive(
+    plain | tensors() | arrays(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(keys | st.integers() | st.tuples(st.integers(), keys), inner, max_size=4)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(keys, inner, max_size=3).map(collections.OrderedDict)
+        | st.lists(inner, min_size=1, max_size=2).map(lambda items: [items, items])
+    ),
+    max_leaves=10,
+)
+PEOPLE = st.sets(st.sampled_from(["ema", "D", "second", "list"]))
+
+
+def checked(network):
+    return functional.cross_entropy(network(torch.linspace(-1, 1, 128).reshape(16, 8)), torch.arange(16) % 4)
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],  # making a counterexample smaller takes minutes
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(
+    extras=st.lists(st.dictionaries(keys, values, max_size=4), min_size=2, max_size=3),
+    codec=st.sampled_from([None, "lossless", "inshrinkerator", "excp"]),
+    mode=st.sampled_from(MODES),
+    waits=st.booleans(),
+    budget=st.sampled_from([None, None, 30_000]),
+    with_check=st.booleans(),
+    people=PEOPLE,
+)
+def test_every_save_that_returns_can_be_restored(
+    tmp_path_factory, extras, codec, mode, waits, budget, with_check, people
+):
+    path = tmp_path_factory.mktemp("run") / "run.inshrink"
+    network, critic, average = gan()
+    optimizer, other = adam(network), torch.optim.SGD(critic.parameters(), lr=1e-2, momentum=0.9)
+    second = torch.optim.RMSprop([network.norm.weight], lr=1e-3)
+    named = {"ema": average, "D": (critic, other), "second": second}
+    options = {"codec": codec, "optimizer_state": mode}
+    if with_check and codec != "lossless":
+        options["check"] = checked
+    held = [optimizer, second] if "list" in people else optimizer
+    also = {name: named[name] for name in sorted(people - {"list"})}
+    live = {"m": network, "e": average, "c": critic, "o": optimizer, "p": other, "s": second}
+    originals = {}
+    with Saver(path, network, held, also=also, **options) as saver:
+        for at, extra in enumerate(extras):
+            step(network, optimizer, second, seed=at)
+            step(critic, other, seed=at)
+            average_of(network, average)
+            kept = copy.deepcopy(live["m"].state_dict()), copy.deepcopy(average.state_dict())
+            saver.save(at, extra, wait=waits, budget=budget)
+            originals[at] = (extra, kept)
+        step(network, optimizer, second, seed=99)
+        for at, (extra, (model_state, average_state)) in originals.items():
+            assert saver.restore(at) == at
+            assert [*saver.extra] == [*extra]
+            for key, value in extra.items():
+                assert same(saver.extra[key], without_attributes(value)), key
+            if codec == "lossless":
+                if not saver.older:
+                    assert same(network.state_dict(), model_state)
+                if "ema" in people and not saver.older:
+                    assert same(average.state_dict(), average_state)
+            assert not (mode == "drop" and optimizer.state)
+            out = path.parent / f"out-{at}"
+            (file,) = inshrink_core.restore(path, out, steps=[at]).paths
+            content = torch.load(file, weights_only=True)
+            assert ("optimizer" in content) == (mode != "drop")
+            assert {*content.get("also", {})} >= set(also) - {"second"}
+    assert inshrink_core.verify(path, deep=True).ok
+
+
+def without_attributes(value):
+    """Return values as they come back: parameters as tensors, and nothing but values of these."""
+    if isinstance(value, dict):
+        like = copy.copy(value)
+        like.update((key, without_attributes(item)) for key, item in value.items())
+        return like
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(without_attributes, value)) if type(value) in (list, tuple) else value
+    return value.detach() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,111 @@
+"""What code and files of others say is shown on one line, and is no formula in a table."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from inshrink_app.widgets.download import csv_bytes
+
+import inshrink_core
+from inshrink_core.cli import main
+from inshrink_core.errors import EvaluatorError, InshrinkError
+from inshrink_core.text import csv_cell, described
+from inshrink_core.training import Saver
+from inshrink_core.training.check import ModelEvaluator
+from tests.training import model
+
+FORMULAS = (
+    "a\n=1",
+    "a\r=1",
+    "=1+1",
+    "+cmd",
+    "-cmd|' /C calc'!A0",
+    "@SUM(A1)",
+    "\tx",
+    "\rx",
+    " =1",
+    "\uff1d1",
+)
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_no_cell_of_a_table_is_a_formula(text: str) -> None:
+    assert str(csv_cell(text)).startswith(("'", "\\", "a"))
+    table = pd.DataFrame({text: [1.5, -2.0], "name": [text, "-2.0"]})
+    rows = list(csv.reader(csv_bytes(table).decode().splitlines(keepends=True)))
+    assert not any(str(cell).startswith(("=", "+", "@", "\t", "\r")) for row in rows for cell in row)
+    assert [row[0] for row in rows[1:]] == ["1.5", "-2.0"]
+    assert rows[-1][1] == "-2.0"
+
+
+def test_tables_of_verbs_hold_no_formula(tmp_path: Path) -> None:
+    for step in (1, 2):
+        torch.save({"=HYPERLINK(A1).weight": torch.ones(4, 4) * step}, tmp_path / f"step_{step}.pt")
+    run = inshrink_core.open(tmp_path)
+    inshrink_core.verbs.diff(run).write_csv(tmp_path / "diff.csv")
+    assert (
+        main(
+            [
+                "sensitivity",
+                str(tmp_path),
+                "--metric",
+                "magnitude",
+                "--csv",
+                str(tmp_path / "sensitivity.csv"),
+            ]
+        )
+        == 0
+    )
+    for name in ("diff.csv", "sensitivity.csv"):
+        text = (tmp_path / name).read_text()
+        assert "'=HYPERLINK" in text
+        assert not any(cell.startswith("=") for row in csv.reader(text.splitlines()) for cell in row)
+
+
+class SilentError(Exception):
+    """Its text is code, too."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a\n\x1b[31mb\r" * 10**6), SilentError(), ValueError("\u2028" * 10**6)]
+)
+def test_an_error_of_others_is_told_on_one_short_line(error: Exception) -> None:
+    told = described(error)
+    assert told.isprintable()
+    assert len(told) <= 300
+    assert told.startswith(type(error).__name__)
+
+
+def test_the_message_of_a_failed_check_is_clipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checks = iter([1.0, 1.0, 1.0])
+
+    def check(network: torch.nn.Module) -> dict[str, float]:
+        for value in checks:
+            return {"loss": value}
+        raise ValueError("\x1b[2J no batch\n" * 10**5)
+
+    with Saver(tmp_path / "a.inshrink", model(), check=check) as saver:
+        saver.save(1)
+        saver.save(2)
+        saver.flush()
+        failures = dict(saver.failures)
+    assert failures
+    for text in (*failures.values(), *(record.getMessage() for record in caplog.records)):
+        assert text.isprintable()
+        assert len(text) < 1000
+
+
+def test_what_a_check_returned_instead_is_clipped() -> None:
+    evaluator = ModelEvaluator(model(), lambda network: {"\x1b" * 10**6: 1, "b\n": 2})
+    with pytest.raises(EvaluatorError) as caught:
+        evaluator.evaluate(evaluator.state_of(model()))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+    assert isinstance(caught.value, InshrinkError)
