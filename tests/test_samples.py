@@ -126,7 +126,7 @@ def test_no_test_sees_results_that_lie_in_the_checkout_or_in_the_real_cache(tmp_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / ".cache"))
     left = package / RUN.name / ".inshrink" if stale == "package" else results_folder(package / RUN.name)
     shutil.copytree(searched / ".inshrink", left, dirs_exist_ok=True)
-    goals = "tests/session/test_goals.py::test_only_an_exact_goal_is_known_to_lose_nothing_without_trials"
+    goals = "tests/verbs/test_goals.py::test_only_an_exact_goal_is_known_to_lose_nothing_without_trials"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", goals],
         cwd=ROOT,

@@ -16,7 +16,7 @@ from inshrink_core.errors import EvaluatorError, InshrinkError
 from inshrink_core.text import csv_cell, described
 from inshrink_core.training import Saver
 from inshrink_core.training.check import ModelEvaluator
-from tests.training import model
+from tests.runs import model
 
 FORMULAS = (
     "a\n=1",

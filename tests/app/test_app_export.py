@@ -123,7 +123,7 @@ def test_a_huge_run_is_planned_with_a_bounded_chart(
 def test_an_export_is_written_as_compress_writes_by_default(root: Path, jobs: StubJobs) -> None:
     from inshrink_core.chain import default_optimizer
     from inshrink_core.codecs.lattice.codec import LatticeCodec
-    from tests.training import write_run as write_training
+    from tests.runs import write_run as write_training
 
     run = str(write_training(root / "run"))
     for codec in ("lattice", "lossless"):

@@ -14,7 +14,7 @@ from inshrink_core.chain import Archive, ChainConfig, ChainWriter, archive_size
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import InputError, StepConflictError
 from inshrink_core.frame import FrameKind
-from tests.training import load, train, write_run
+from tests.runs import load, train, write_run
 
 CODECS = ("inshrinkerator", "lossless")
 

@@ -18,7 +18,7 @@ from inshrink_core.chain import Archive, ChainWriter, open_base
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.errors import BaseModelError, ConfigError, DamagedError, InputError
 from inshrink_core.frame import FrameKind
-from tests.training import load, model, train, write_run
+from tests.runs import load, model, train, write_run
 
 CODECS = ("lattice", "lossless")
 

@@ -13,7 +13,7 @@ import torch
 import inshrink_core
 from inshrink_core.archive import is_archive
 from inshrink_core.chain import Archive
-from tests.training import write_run
+from tests.runs import write_run
 
 N_STEPS = 24
 ROUNDS = 3

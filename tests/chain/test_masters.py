@@ -10,7 +10,7 @@ from torch import nn
 import inshrink_core
 from inshrink_core.chain import frame_size
 from inshrink_core.checkpoint import TensorRole
-from tests.training import batch
+from tests.runs import batch
 
 STEPS = (5, 10, 15, 20)
 

@@ -11,7 +11,7 @@ import torch
 import inshrink_core
 from inshrink_core.chain import Archive
 from inshrink_core.errors import MissingFrameError
-from tests.training import write_run
+from tests.runs import write_run
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from inshrink_core.chain import Archive
 from inshrink_core.cli import main
 from inshrink_core.errors import DamagedError, MissingFrameError
 from inshrink_core.verbs.prune import forget_missing
-from tests.training import model, write_run
+from tests.runs import model, write_run
 
 
 @pytest.fixture(scope="module")

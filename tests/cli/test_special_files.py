@@ -25,7 +25,7 @@ from inshrink_core.training import Saver
 from inshrink_core.training.folder_saver import LINEAGE_NAME, read_lineage
 from inshrink_core.training.spool import Spool, spool_folder
 from inshrink_core.verbs.prune import forget_missing
-from tests.training import model
+from tests.runs import model
 
 _MOST_S = 60
 

@@ -16,7 +16,7 @@ from inshrink_core.archive.layout import FRAME_FOLDER
 from inshrink_core.errors import StorageError
 from inshrink_core.formats.write import write_files
 from inshrink_core.training.spool import Spool
-from tests.training import write_run
+from tests.runs import write_run
 
 
 def saved(step: int) -> dict[str, object]:

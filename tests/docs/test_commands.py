@@ -50,7 +50,7 @@ NO_SHELL = {
 
 ENDLESS = "does not end by itself; tests of the explorer and of the watch run it"
 REMOTE = "needs a bucket; tests/archive/test_remote.py reads one in memory"
-HOURS = "trains for minutes to hours; tests/rehearse has small ones"
+HOURS = "trains for minutes to hours; tests/lab has small ones"
 
 NOT_RUN = {
     ("README.md", "inshrink ui runs/mine"): ENDLESS,

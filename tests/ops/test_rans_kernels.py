@@ -31,7 +31,7 @@ from inshrink_core.ops.rans import (
     rans_decode,
     rans_encode,
 )
-from tests.entropy.plain import plain_kernels
+from tests.coding.plain import plain_kernels
 
 SHAPES = [
     (1, 1, 1, 2),

@@ -10,11 +10,11 @@ from torch import nn
 from inshrink_core.errors import NotFiniteError
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.metrics import Direction
-from tests.training import batch, model
+from tests.runs import batch, model
 
 
 class InProcess:
-    """Loss and predictions of `tests.training.model`, and how often it was asked."""
+    """Loss and predictions of `tests.runs.model`, and how often it was asked."""
 
     metric: str | None = "loss"
     direction: Direction | None = Direction.LOWER

@@ -23,8 +23,8 @@ from inshrink_core.search.quadratic import calibrate
 from inshrink_core.search.space import LatticeLine
 from inshrink_core.search.trials import Trial, TrialLog, TrialRunner
 from inshrink_core.verbs.search import search
+from tests.runs import batch, model, write_run
 from tests.search.evaluators import InProcess
-from tests.training import batch, model, write_run
 
 HALVES = np.log(np.full((10, 2), 0.5))
 LINE = LatticeLine()

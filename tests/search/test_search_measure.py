@@ -31,8 +31,8 @@ from inshrink_core.search.space import Candidate, LatticeLine, space_of
 from inshrink_core.search.trials import Position, TrialLog, TrialRunner
 from inshrink_core.verbs.compress import compress
 from tests.builders import memory_checkpoint, seeded
+from tests.runs import write_run
 from tests.search.evaluators import InProcess
-from tests.training import write_run
 
 CODECS = ("lattice", "inshrinkerator", "qd", "lossless", "excp")
 

@@ -5,7 +5,7 @@ import pytest
 import inshrink_core
 from inshrink_core.chain import archive_size
 from inshrink_core.formats import open_run
-from tests.training import write_run
+from tests.runs import write_run
 
 
 @pytest.fixture(scope="module")

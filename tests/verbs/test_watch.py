@@ -19,8 +19,8 @@ from inshrink_core.chain import Archive
 from inshrink_core.errors import InputError, LockedError, NotFoundError, StepConflictError
 from inshrink_core.verbs.compress import Compress, CompressReport
 from inshrink_core.verbs.watch import WatchEvent
+from tests.runs import write_run
 from tests.signals import hear_ctrl_c
-from tests.training import write_run
 
 INTERVAL = 0.05
 OPTIONS = {"codec": "lossless", "threads": 1}

@@ -12,7 +12,7 @@ from torch import nn
 from inshrink_core import Saver
 from inshrink_core.chain import Archive
 from inshrink_core.chain.sizes import archive_size
-from tests.training import train
+from tests.runs import train
 
 AT, LATER = 60, 25
 

@@ -14,7 +14,7 @@ from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain import Archive, ChainConfig, ChainWriter
 from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
 from inshrink_core.errors import StepConflictError
-from tests.training import write_run
+from tests.runs import write_run
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.cli import main
 from inshrink_core.codec import codec_names, get_codec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from tests.training import load, write_run
+from tests.runs import load, write_run
 
 STATE = {"exp_avg", "exp_avg_sq"}
 

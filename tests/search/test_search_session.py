@@ -25,8 +25,8 @@ from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate, estimate_goals, estimate_levels
 from inshrink_core.verbs.restore import restore
 from inshrink_core.verbs.search import search
+from tests.runs import write_run
 from tests.search.evaluators import InProcess
-from tests.training import write_run
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import torch
 
 from inshrink_core.errors import InputError, NotFoundError
 from inshrink_core.training.saver import Saver
-from tests.training import model, train
+from tests.runs import model, train
 
 
 def sgd(network):

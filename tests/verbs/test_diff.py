@@ -11,7 +11,7 @@ import torch
 import inshrink_core
 from inshrink_core.analysis.movement import Movement
 from inshrink_core.errors import InputError, NotFoundError
-from tests.training import write_run
+from tests.runs import write_run
 
 
 def save(folder: Path, step: int, **tensors: torch.Tensor) -> None:

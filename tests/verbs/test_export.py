@@ -15,7 +15,7 @@ import inshrink_core
 from inshrink_core.archive import check_archive
 from inshrink_core.chain import Archive, tensor_digest
 from inshrink_core.errors import ExistsError, InputError, NotFoundError, StorageError
-from tests.training import load, model, write_run
+from tests.runs import load, model, write_run
 
 STEPS = (5, 10, 15, 20)
 

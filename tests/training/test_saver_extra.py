@@ -20,7 +20,7 @@ from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole
 from inshrink_core.errors import InputError
 from inshrink_core.training.saver import Saver
-from tests.training import model, train
+from tests.runs import model, train
 
 MODES = [None, "exact", "compact", "drop"]
 

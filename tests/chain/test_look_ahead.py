@@ -9,7 +9,7 @@ import pytest
 
 import inshrink_core
 from inshrink_core.chain import Archive
-from tests.training import write_run
+from tests.runs import write_run
 
 
 @pytest.fixture(scope="module")

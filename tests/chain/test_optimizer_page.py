@@ -8,7 +8,7 @@ from benchmarks.optimizer import tables
 from benchmarks.results import RESULTS
 from inshrink_core.chain import OPTIMIZER_CHOICES
 
-PAGE = (Path(__file__).parent.parent / "docs" / "optimizer.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "optimizer.md").read_text(encoding="utf-8")
 
 
 def test_its_tables_are_those_of_the_results() -> None:

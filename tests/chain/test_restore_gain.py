@@ -6,7 +6,7 @@ from inshrink_core.analysis.gain import restore_gain, restore_gain_of_run
 from inshrink_core.errors import InputError
 from inshrink_core.formats import open_run
 from inshrink_core.verbs.compress import compress
-from tests.training import write_run
+from tests.runs import write_run
 
 STEPS = (5, 10, 15, 20)
 

@@ -19,7 +19,7 @@ from inshrink_core.coding.tables import read_tables
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.rans import rans_counts
-from tests.entropy.plain import plain_kernels
+from tests.coding.plain import plain_kernels
 
 RNG = np.random.default_rng
 

@@ -23,7 +23,7 @@ from inshrink_core.errors import InputError, LockedError, StepConflictError, Sto
 from inshrink_core.training.gradients import GradientAverage, finite
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import Spool, spool_folder
-from tests.training import model, train
+from tests.runs import model, train
 
 
 def adam(network):
@@ -351,7 +351,7 @@ import sys, time
 import torch
 from inshrink_core.chain import ChainWriter
 from inshrink_core.training.saver import Saver
-from tests.training import model, train
+from tests.runs import model, train
 
 append, n_appended = ChainWriter.append, 0
 def slow(chain, checkpoint, **options):

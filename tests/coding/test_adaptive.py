@@ -15,7 +15,7 @@ from inshrink_core.lab.published.adaptive import (
     encode_adaptive,
     worst_case_adaptive_bytes,
 )
-from tests.entropy.plain import plain_kernels
+from tests.coding.plain import plain_kernels
 
 
 def _source(n, n_symbols, n_contexts, seed, skew=0.3):

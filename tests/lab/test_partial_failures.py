@@ -10,7 +10,7 @@ import pytest
 import inshrink_core
 from inshrink_core.errors import InputError
 from inshrink_core.lab import losing
-from tests.rehearse.test_rehearsal import TASK
+from tests.lab.test_rehearsal import TASK
 
 
 @pytest.fixture(scope="module")

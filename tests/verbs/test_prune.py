@@ -15,7 +15,7 @@ import inshrink_core
 from inshrink_core.archive import ArchiveReader, check_archive
 from inshrink_core.chain import Archive, tensor_digest
 from inshrink_core.errors import InputError, LockedError, MissingFrameError, NotFoundError, StorageError
-from tests.training import write_run
+from tests.runs import write_run
 
 N_STEPS = 9
 

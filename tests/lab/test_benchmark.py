@@ -15,7 +15,7 @@ from inshrink_core.formats import open_run
 from inshrink_core.lab.bench import bench
 from inshrink_core.lab.bench.measure import Measurer
 from inshrink_core.metrics import Direction
-from tests.training import load, write_run
+from tests.runs import load, write_run
 
 KEYS = [
     *("codec", "bound_kind", "bound", "kept", "ratio_weights", "ratio_total", "max_drop", "mean_divergence"),

@@ -17,8 +17,8 @@ from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.training.saver import Saver
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.watch import watch
+from tests.runs import batch, model, train
 from tests.search.evaluators import InProcess
-from tests.training import batch, model, train
 
 EVERY = 5
 N_SAVES = 6
