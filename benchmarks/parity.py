@@ -260,7 +260,8 @@ def _archived(parity: Parity, name: str, run: Path, *options: str) -> Path:
     parity.run(f"{name} compress", "compress", str(run), "-o", str(archive), *options)
     parity.files(f"{name} archive", archive)
     parity.run(f"{name} inspect", "inspect", str(archive), "--tensors")
-    parity.run(f"{name} verify", "verify", str(archive), "--deep", "--against", str(run))
+    left_out = int("--steps" in options)  # what the run holds beside them is missing, and verify says so
+    parity.run(f"{name} verify", "verify", str(archive), "--deep", "--against", str(run), code=left_out)
     out = parity.scratch / f"{archive.stem}-restored"
     parity.run(f"{name} restore", "restore", str(archive), "--all", "-o", str(out))
     parity.files(f"{name} restored", out)
