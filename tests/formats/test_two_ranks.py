@@ -40,6 +40,7 @@ def _rank(rank: int, world: int, folder: Path) -> None:
         }
         if rank == 0:
             torch.save(whole, folder / f"whole-{step}.pt")
+    torch.distributed.barrier()  # Gloo's threads let go of tensors before Python ends
     torch.distributed.destroy_process_group()
 
 
@@ -78,6 +79,7 @@ def _resume(rank: int, world: int, folder: Path) -> None:
     assert state["train_state"]["step"] == STEPS[-1]
     for name, tensor in held.items():
         assert torch.equal(tensor.full_tensor(), wanted[name]), name
+    torch.distributed.barrier()  # Gloo's threads let go of tensors before Python ends
     torch.distributed.destroy_process_group()
 
 
