@@ -200,9 +200,7 @@ class Watch(Compress):
             codec="lattice",
             keyframe_every=3,
             threads=1,
-            progress=lambda now: (
-                note(f"committed {now.step}") if (now.found or {}).get("event") == "archived" else None
-            ),
+            on_event=lambda event: note(f"committed {event.step}") if event.kind == "archived" else None,
         )
         if report.ended != "until":
             raise RuntimeError(f"the watch ended: {report.ended}")

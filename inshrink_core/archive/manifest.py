@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
 from inshrink_core.archive.layout import (
+    FORMAT_VERSION,
     ID_NBYTES,
     MANIFEST_HEADER_NBYTES,
     MAX_BRANCH,
@@ -17,6 +18,7 @@ from inshrink_core.archive.layout import (
     MAX_STEP,
     NO_ID,
     REBUILD_REMEDY,
+    SEGMENTS_VERSION,
     SMALL_FRAME_NBYTES,
     ManifestHeader,
     derive_frame_id,
@@ -33,8 +35,7 @@ MANIFEST_NAME: Final = "inshrink-manifest"
 """A name no other tool uses, since its presence makes a folder an archive."""
 
 _DIGEST_NBYTES: Final = 32
-_N_FIELDS: Final = 10
-"""Fields of every manifest; where frames lie in segments, two more say where."""
+_N_FIELDS: Final = {FORMAT_VERSION: 10, SEGMENTS_VERSION: 12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +102,13 @@ class Manifest:
             self.tombstones,
             self.next_generation,
         ]
-        has_segments = any(frame.offset is not None for frame in self.frames)
-        if has_segments:
+        version = FORMAT_VERSION
+        if any(frame.offset is not None for frame in self.frames):
+            version = SEGMENTS_VERSION
             columns += zip(*_places(self.frames), strict=True)
         raw = pack_value(columns)
         payload = compress_document(raw)
-        return ManifestHeader(self.archive_id, len(payload), len(raw), has_segments).pack(payload) + payload
+        return ManifestHeader(self.archive_id, len(payload), len(raw), version).pack(payload) + payload
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> Manifest:
@@ -117,13 +119,13 @@ class Manifest:
         DamagedError
             Not a manifest, or one that contradicts itself.
         IncompatibleError
-            A newer version, or frames in parts.
+            A newer version.
         """
         header = ManifestHeader.parse(data, where)
         raw = decompress_document(data[MANIFEST_HEADER_NBYTES:], header.payload_raw_nbytes, where)
         document = unpack_value(raw, where, lists=False)
         try:
-            return _parse_document(document, header.archive_id, header.has_segments)
+            return _parse_document(document, header.archive_id, header.version)
         except (ValueError, TypeError) as error:
             raise DamagedError(
                 f"the manifest is malformed: {error}", where=where, remedy=REBUILD_REMEDY
@@ -160,10 +162,11 @@ def _is_id(value: Any) -> bool:
     return type(value) is bytes and len(value) == ID_NBYTES and value != NO_ID
 
 
-def _parse_document(document: Any, archive_id: bytes, has_segments: bool) -> Manifest:
-    if type(document) is not tuple or len(document) != _N_FIELDS + 2 * has_segments:
+def _parse_document(document: Any, archive_id: bytes, version: int) -> Manifest:
+    if type(document) is not tuple or len(document) != _N_FIELDS[version]:
         raise ValueError("number of fields")
-    ids, parents, *columns, digests, tombstones, next_generation = document[:_N_FIELDS]
+    n_fields = _N_FIELDS[FORMAT_VERSION]
+    ids, parents, *columns, digests, tombstones, next_generation = document[:n_fields]
     steps = _integers(columns[0], 0, MAX_STEP, "steps")
     kinds = _integers(columns[1], 0, 1, "kinds")
     branches = _integers(columns[2], 0, MAX_BRANCH, "branches")
@@ -182,7 +185,7 @@ def _parse_document(document: Any, archive_id: bytes, has_segments: bool) -> Man
     used = (*generations, *tombstones)
     if len(set(used)) != len(used) or max(used, default=0) >= next_generation:
         raise ValueError("a generation is used twice, or above the next")
-    places = list(_parse_places(document[_N_FIELDS:], sizes, generations, next_generation))
+    places = list(_parse_places(document[n_fields:], sizes, generations, next_generation))
     frames: list[FrameInfo] = []
     for row, (frame_id, parent) in enumerate(zip(ids, parents, strict=True)):
         parent_id = frames[_row(parent, row)].frame_id if type(parent) is int else parent

@@ -7,9 +7,11 @@ from numpy.typing import NDArray
 
 from inshrink_core.errors import DamagedError
 
+__all__ = ["pack_bits", "packed_bytes", "unpack_bits"]
+
 
 def bits_per_symbol(n_symbols: int) -> int:
-    """Return how many bits a symbol of an alphabet of `n_symbols` needs."""
+    """Return the bits that tell `n_symbols` symbols apart."""
     return max(n_symbols - 1, 0).bit_length()
 
 

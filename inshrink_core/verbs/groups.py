@@ -6,31 +6,22 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
+from inshrink_core.archive import is_archive
+from inshrink_core.chain import Archive, ChainConfig
+from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.chain.opening import open_any
+from inshrink_core.codec import AnyCodec
 from inshrink_core.errors import InputError, UnreadableError
+from inshrink_core.execution import Limits
+from inshrink_core.formats import Run, Skipped, open_run, unreadable_error
 from inshrink_core.request import Option
+from inshrink_core.search.bounds import Bounds
 from inshrink_core.text import parse_size
 from inshrink_core.verbs.values import choose_steps, given_settings, read_config_file
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import Archive, BaseLike, ChainConfig
-    from inshrink_core.codec import AnyCodec
-    from inshrink_core.execution import Limits
-    from inshrink_core.formats import Run, Skipped, TrainingLog
-    from inshrink_core.search.bounds import Bounds
-else:
-
-    class _Opened:
-        """Of the engine, and open already: what words and files cannot say needs no module of it."""
-
-    Archive = Run = AnyCodec = BaseLike = TrainingLog = _Opened
-
 __all__ = [
-    "AnyArchive",
-    "AnyBase",
-    "AnyLog",
-    "AnyRun",
     "ArchiveLike",
     "Based",
     "Bounding",
@@ -54,17 +45,11 @@ __all__ = [
 ]
 
 PathLike = str | os.PathLike[str]
-AnyBase = BaseLike | PathLike
-"""A base model, or where it is: a file, a directory, ``ARCHIVE@STEP`` or ``RUN@STEP``."""
-AnyArchive = Archive | PathLike
+ArchiveLike = Annotated[Archive | PathLike, Option(metavar="ARCHIVE")]
 """An archive, or its path or URL."""
-AnyLog = TrainingLog | PathLike
-"""What a training logged, or its file."""
-AnyRun = Run | PathLike
+RunLike = Annotated[Run | PathLike, Option(metavar="RUN")]
 """A run, or its path."""
-ArchiveLike = Annotated[AnyArchive, Option(metavar="ARCHIVE")]
-RunLike = Annotated[AnyRun, Option(metavar="RUN")]
-RunOrArchive = Annotated[AnyRun | AnyArchive, Option(metavar="RUN|ARCHIVE")]
+RunOrArchive = Annotated[Run | Archive | PathLike, Option(metavar="RUN|ARCHIVE")]
 Globs = Annotated[str | Iterable[str], Option(metavar="GLOB", many=True)]
 Size = Annotated[int | None, Option(metavar="SIZE", read=parse_size)]
 """Bytes; on the command line as 4GB."""
@@ -90,12 +75,11 @@ def steps_of(opened: Run | Archive, steps: Sequence[int | str] | None) -> tuple[
 
     Those that cannot be read are named like the others: the verb says what is wrong with them.
     """
-    from inshrink_core import formats
 
     def known() -> Sequence[int]:
-        if isinstance(opened, formats.Run):
-            return sorted({*opened.steps, *(row.step for row in opened.unreadable if row.step is not None)})
-        return opened.listed_steps
+        if isinstance(opened, Archive):
+            return opened.listed_steps
+        return sorted({*opened.steps, *(row.step for row in opened.unreadable if row.step is not None)})
 
     return chosen_steps(steps, known, str(opened.path))
 
@@ -150,10 +134,7 @@ class Reading:
 
     def opened_run(self, run: Run | PathLike) -> Run:
         """Open a run; an archive, which would be a directory without checkpoints, is refused."""
-        from inshrink_core import formats
-        from inshrink_core.archive import is_archive
-
-        if isinstance(run, formats.Run):
+        if isinstance(run, Run):
             return run
         if is_archive(run):
             raise InputError(
@@ -161,7 +142,7 @@ class Reading:
                 where=os.fspath(run),
                 remedy="`inshrink restore` makes one",
             )
-        return formats.open_run(run, **self.reading)
+        return open_run(run, **self.reading)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,13 +156,11 @@ class Based:
         if it is the same.
     """
 
-    base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
+    base: Annotated[Any, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
 
     def opened_archive(self, archive: Archive | PathLike) -> Archive:
         """Open an archive."""
-        from inshrink_core import chain
-
-        return archive if isinstance(archive, chain.Archive) else chain.Archive.open(archive, base=self.base)
+        return archive if isinstance(archive, Archive) else Archive.open(archive, base=self.base)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,10 +169,7 @@ class Opening(Reading, Based):
 
     def opened(self, path: Run | Archive | PathLike) -> Run | Archive:
         """Open a run or an archive."""
-        from inshrink_core.archive import is_archive
-        from inshrink_core.chain.archive import open_any
-
-        if not isinstance(path, str | os.PathLike):
+        if isinstance(path, Run | Archive):
             return path
         return open_any(path, base=self.base, **({} if is_archive(path) else self.reading))
 
@@ -212,14 +188,10 @@ class MemoryLimit:
 
     def limits(self, share: float = 1.0) -> Limits:
         """Return the limits; `share` is of what there is, where nothing is said."""
-        from inshrink_core.execution import Limits
-
         return Limits(max_memory=self.max_memory, share=share)
 
     def limited(self, archive: Archive) -> Archive:
         """Return a view of an archive within the limits; as it is, where nothing is said."""
-        from inshrink_core.execution import Limits
-
         return archive if self.limits() == Limits() else archive.limited(self.limits())
 
 
@@ -306,8 +278,6 @@ class Writing:
         self, archive: PathLike = "", *, device: str = "auto", threads: int | None = None
     ) -> ChainConfig:
         """Return it all; what is not asked for is as in the archive, where there is one, or by default."""
-        from inshrink_core.chain.defaults import make_chain_config
-
         return make_chain_config(archive, *self.chosen(), device, threads)
 
 
@@ -338,8 +308,6 @@ class Bounding:
     @property
     def bounds(self) -> Bounds:
         """The bounds; all of them free where nothing is bounded."""
-        from inshrink_core.search.bounds import Bounds
-
         return Bounds(
             max_drop=self.max_drop,
             max_divergence=self.max_divergence,
@@ -354,8 +322,6 @@ class Bounding:
         InputError
             What was given bounds nothing.
         """
-        from inshrink_core.search.bounds import Bounds
-
         return Bounds.promised(self.max_drop, self.max_divergence, self.max_restore_cost)
 
 
@@ -375,6 +341,4 @@ class Sparing:
         self, rows: Sequence[Skipped], where: str, asked: Collection[int] | None = None
     ) -> UnreadableError | None:
         """Return why a verb ends with an error that did all it could; None where it does not."""
-        from inshrink_core.formats import unreadable_error
-
         return None if self.skip_damaged else unreadable_error(rows, where, asked)

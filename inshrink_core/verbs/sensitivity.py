@@ -10,6 +10,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TextIO
 
+from inshrink_core.analysis.profile import profile
+from inshrink_core.chain import Archive
 from inshrink_core.errors import ExistsError, InputError, StorageError
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report
@@ -65,17 +67,10 @@ class SensitivityReport(Report):
     statistic: str = "mean"
     as_csv: bool = False
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "run": self.run,
-            "metric": self.table.metric,
-            "by": self.table.grouping,
-            "steps": self.table.steps,
-            "sources": self.table.sources,
-            "bytes_read": self.bytes_read,
-            "device": self.device,
-            "rows": self.rows,
-        }
+    DOCUMENT: ClassVar = (
+        "run metric=table.metric by=table.grouping steps=table.steps sources=table.sources "
+        "bytes_read device rows"
+    )
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -237,9 +232,6 @@ class Sensitivity(OnDevice, Opening, Request[SensitivityReport | SensitivityTabl
 
     def perform(self) -> SensitivityReport | SensitivityTablesReport:
         """Measure, and write the table."""
-        from inshrink_core.analysis.profile import profile
-        from inshrink_core.chain import Archive
-
         self._check()
         opened = self.opened(self.run)
         where = str(getattr(self.run, "path", self.run))

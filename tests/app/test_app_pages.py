@@ -21,7 +21,6 @@ from tests.app.builders import (
     subject,
     tables,
     texts,
-    visit,
     write_run,
 )
 
@@ -71,7 +70,7 @@ def test_the_run_survives_a_change_of_page(root: Path) -> None:
     write_run(root / "run")
     app = explorer("overview", run=str(root / "run"))
     app.query_params.clear()
-    visit(app, "open").run()
+    app.switch_page("pages/open/view.py").run()
     assert app.query_params["run"] == str(root / "run")
 
 
@@ -104,7 +103,7 @@ def test_a_run_whose_files_vanish_or_change_while_it_is_open_is_told_of(root: Pa
 
 def test_two_tabs_show_two_runs_and_neither_follows_the_other(root: Path) -> None:
     tabs = [explorer("overview", run=str(write_run(root / name))) for name in ("one", "two")]
-    visit(tabs[1], "export").run()
+    tabs[1].switch_page("pages/export/view.py").run()
     for _ in range(2):
         for tab, name in zip(tabs, ("one", "two"), strict=True):
             tab.run()

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.page import Page
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
 from inshrink_app.pages.open import runs
 from inshrink_app.server.recent import forget_recent, load_recent
 from inshrink_app.server.roots import Entry, list_folder, settings
-from inshrink_app.widgets import ending, fmt, problem
-from inshrink_app.widgets.layout import section
+from inshrink_app.widgets import problem, snippets
+from inshrink_app.widgets.formatting import bytes_text, elide, markdown_text, steps_text
+from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+
+OVERVIEW_PAGE = "pages/overview/view.py"
 
 _FOLDER = "inshrink.folder"
 _PROBLEM = "inshrink.open_problem"
@@ -34,7 +34,7 @@ def render() -> None:
     """Draw the page."""
     if state.wants_given_run():
         state.run_path()
-        state.lead_to("overview")
+        state.lead_to(OVERVIEW_PAGE)
     current = state.run_path()
     if current is not None:
         state.publish(run=current)
@@ -54,7 +54,7 @@ def render() -> None:
         _recent_card()
     with right:
         _browser_card()
-    ending.snippets(
+    snippets.show(
         f"inshrink inspect {shlex.quote(current or 'RUN')}",
         f"import inshrink_core\n\nrun = inshrink_core.open({current or 'RUN'!r})\nprint(run.steps)",
     )
@@ -75,12 +75,13 @@ def _show(load: Callable[[], Subject]) -> None:
         st.rerun()
     services.remember(subject)
     state.set_run(str(subject.path))
-    state.go_to("overview")
+    st.switch_page(OVERVIEW_PAGE)
 
 
 def _sample_card() -> None:
     """Offer the bundled run."""
-    with section("Sample run"):
+    with st.container(border=True):
+        st.header("Sample run", anchor=False)
         try:
             offered = services.samples()
         except ServiceError as error:
@@ -91,7 +92,7 @@ def _sample_card() -> None:
         for position, sample in enumerate(offered):
             st.write(_sample_text(sample))
             if st.button(
-                f"Open {fmt.markdown(sample.name)}",
+                f"Open {markdown_text(sample.name)}",
                 type="primary" if position == 0 else "secondary",
                 icon=":material/play_arrow:",
                 key=f"sample.{sample.name}",
@@ -104,16 +105,17 @@ def _sample_text(sample: services.Sample) -> str:
     try:
         subject = services.load_subject(str(sample.path))
     except ServiceError as error:
-        return f"It cannot be read: {fmt.markdown(error.problem.what)}."
+        return f"It cannot be read: {markdown_text(error.problem.what)}."
     return (
         f"A real training with its optimizer state: {len(subject.steps)} checkpoints, "
-        f"{fmt.steps(subject.steps)}, {fmt.size(subject.total_bytes)}."
+        f"{steps_text(subject.steps)}, {bytes_text(subject.total_bytes)}."
     )
 
 
 def _drop_card() -> None:
     """Take files that are dropped, and list those that were."""
-    with section("Drop a file"):
+    with st.container(border=True):
+        st.header("Drop a file", anchor=False)
         # Another key empties the area: what was written need not stay in memory.
         turn = st.session_state.setdefault(_DROPS, 0)
         files = st.file_uploader(
@@ -136,7 +138,7 @@ def _drop_card() -> None:
             with st.container(
                 horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"
             ):
-                label = f"{fmt.markdown(fmt.elided(one.path.name, 40))} · {fmt.size(one.nbytes)}"
+                label = f"{markdown_text(elide(one.path.name, 40))} · {bytes_text(one.nbytes)}"
                 key = one.folder.name
                 if st.button(
                     label,
@@ -162,7 +164,8 @@ def _remove(folder: Path) -> None:
 
 def _recent_card() -> None:
     """Offer what was opened lately and can still be opened."""
-    with section("Recent"):
+    with st.container(border=True):
+        st.header("Recent", anchor=False)
         rows = [row for row in load_recent() if _is_openable(row.path)][:_RECENT_SHOWN]
         if not rows:
             st.caption("Runs and archives you open appear here.")
@@ -170,11 +173,11 @@ def _recent_card() -> None:
             path = Path(row.path)
             with st.container(gap=None):
                 chosen = st.button(
-                    fmt.markdown(fmt.elided(path.name, 40)),
+                    markdown_text(elide(path.name, 40)),
                     icon=_ICONS[row.kind],
                     type="tertiary",
                     key=f"recent.{row.path}",
-                    help=fmt.markdown(row.path),
+                    help=markdown_text(row.path),
                 )
                 when = datetime.fromtimestamp(row.opened_at, UTC).astimezone()
                 st.caption(f"{row.kind.capitalize()} · opened {when:%d %b %Y, %H:%M}")
@@ -195,7 +198,8 @@ def _is_openable(path: str) -> bool:
 
 def _browser_card() -> None:
     """Offer the folders inside of the roots, and a field for a path."""
-    with section("On this computer"):
+    with st.container(border=True):
+        st.header("On this computer", anchor=False)
         _path_form()
         folder = _current_folder()
         _root_picker(folder)
@@ -284,9 +288,9 @@ def _listing(folder: Path, pattern: str) -> None:
 def _line(entry: Entry) -> None:
     """Draw one entry: its name, and a button where it can be opened."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        label = fmt.markdown(fmt.elided(entry.path.name, 44))
+        label = markdown_text(elide(entry.path.name, 44))
         if entry.nbytes is not None:
-            label += f" · {fmt.size(entry.nbytes)}"
+            label += f" · {bytes_text(entry.nbytes)}"
         into = st.button(label, icon=_ICONS[entry.kind], type="tertiary", key=f"entry.{entry.path.name}")
         opened = entry.kind != "folder" and st.button("Open", key=f"open.{entry.path.name}")
     if opened or (into and entry.kind in ("archive", "file")):
@@ -295,4 +299,4 @@ def _line(entry: Entry) -> None:
         _go(entry.path)
 
 
-PAGE = Page("Open", ":material/folder_open:", render, address="start", former=("open",))
+render()

@@ -1,4 +1,4 @@
-"""What a chain remembers for the spacings of later frames; a frame's header has it where it changes."""
+"""What a chain keeps for the spacings of later frames; a frame's header holds it where it changes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
+__all__ = ["Memory", "codes_of", "positive"]
+
 _CODES_PER_OCTAVE: Final = 256
-"""From one code to the next a spacing changes by about a thousandth."""
+"""A step of a code is a thousandth of a spacing."""
 
 
 def codes_of(squares: Mapping[str, float], middle: float) -> dict[str, int]:
-    """Return what is remembered of tensors: log2 of positive numbers over a middle one, in 256ths.
+    """Return what is held of tensors: log2 of positive numbers over a middle one, in 256ths.
 
     Examples
     --------
@@ -34,7 +36,8 @@ class Memory:
         The learning rate with which they do; 0 where it is not known.
     held
         By tensor key, what was settled for the whole chain (`codes_of` mean squared gradients; 0 for a
-        running statistic that is known to move).
+        running statistic that is known to move). None in a chain of an earlier version, which settled
+        nothing and is continued like that.
     probes
         Original values by tensor key, where a movement is still to be seen.
 
@@ -48,31 +51,33 @@ class Memory:
 
     movement: float = 0.0
     rate: float = 0.0
-    held: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, int] | None = field(default_factory=dict)
     probes: Mapping[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, values: Any) -> Self:
-        """Read msgpack values, whatever a damaged archive holds; what is no map is a new chain."""
-        if not isinstance(values, dict):
+        """Read msgpack values, whatever a damaged archive holds; None or nothing is a new chain."""
+        if not isinstance(values, dict) or not values:
             return cls()
         return cls(
             movement=positive(values.get("movement")),
             rate=positive(values.get("rate")),
-            held=_entries(values.get("held"), int),
+            held=_entries(values["held"], int) if "held" in values else None,
             probes=_entries(values.get("probes"), bytes),
         )
 
     def to_values(self) -> dict[str, Any]:
         """Return msgpack values."""
-        values: dict[str, Any] = {"held": dict(self.held)}
+        values: dict[str, Any] = {}
         if self.movement:
             values |= {"movement": self.movement, "rate": self.rate}
+        if self.held is not None:
+            values["held"] = dict(self.held)
         return values | ({"probes": dict(self.probes)} if self.probes else {})
 
     def ratio(self, key: str) -> float | None:
         """Return the mean squared gradient held of a tensor, over that of all; None for nothing."""
-        code = self.held.get(key)
+        code = (self.held or {}).get(key)
         if code is None:
             return None
         return float(2.0 ** min(max(code / _CODES_PER_OCTAVE, -_MAX_OCTAVES), _MAX_OCTAVES))

@@ -12,16 +12,29 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from inshrink_core.ops.lattice import Lattice
+from inshrink_core.ops.lattice import Grid
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = [
+    "MAX_EXPONENT",
+    "MAX_STEP",
+    "MIN_EXPONENT",
+    "Spacing",
+    "exact_mean",
+    "geometric_mean",
+    "grid_of",
+    "held",
+    "new_spacing",
+    "sensitivity_factor",
+    "spacing_of",
+]
 
 MIN_EXPONENT, MAX_EXPONENT = -126, 103
 """Of the unit: the unit is no subnormal, and 2**24 of them are a finite float32."""
 
-MAX_UNITS = 1 << 24
+MAX_STEP = 1 << 24
 """Units in a spacing; 64 spacings of them fit 32 bits."""
 
 _MAX_INTEGER = (1 << 24) - 1
@@ -35,7 +48,7 @@ _UNITS_LOG2 = 8
 _ROOM_LOG2 = 6
 """The unit is also below 2**-14 of the root mean square: spacings may become finer than the first one."""
 
-_SIGNIFICANT_BITS = 8
+_STEP_BITS = 8
 """Significant bits of a spacing: within .2 % of what was asked, and it can be halved."""
 
 _HOLD_OCTAVES = 0.75
@@ -46,15 +59,15 @@ _FACTOR_BOUND = 1e4
 
 
 class Spacing(NamedTuple):
-    """A spacing of ``units * 2**exponent``."""
+    """A spacing of ``step * 2**exponent``."""
 
     exponent: int
-    units: int
+    step: int
 
     @property
     def width(self) -> float:
         """The spacing as a number."""
-        return math.ldexp(self.units, self.exponent)
+        return math.ldexp(self.step, self.exponent)
 
 
 def exact_mean(sums: NDArray[np.int64], n: int) -> float:
@@ -112,8 +125,8 @@ def sensitivity_factor(mean: float, middle: float, power: float) -> float:
 def spacing_of(width: float, exponent: int) -> Spacing:
     """Return the spacing next to `width` in units of a given exponent: of eight significant bits."""
     units = math.ldexp(width, -exponent)
-    spare = max(0, math.frexp(units)[1] - _SIGNIFICANT_BITS)
-    return Spacing(exponent, min(max(round(math.ldexp(units, -spare)) << spare, 1), MAX_UNITS))
+    spare = max(0, math.frexp(units)[1] - _STEP_BITS)
+    return Spacing(exponent, min(max(round(math.ldexp(units, -spare)) << spare, 1), MAX_STEP))
 
 
 def new_spacing(width: float, rms: float) -> Spacing | None:
@@ -140,7 +153,7 @@ def held(width: float, before: Spacing) -> float:
     return math.ldexp(before.width, round(octaves)) if abs(octaves) > _HOLD_OCTAVES else before.width
 
 
-def lattice_of(spacing: Spacing, dtype: str) -> Lattice:
+def grid_of(spacing: Spacing, dtype: str) -> Grid:
     """Return what the kernels take: unit, spacing, reciprocal in float32, and the bound of the integers.
 
     The bound keeps values finite in the stored dtype; bfloat16 reaches as far as float32.
@@ -148,5 +161,5 @@ def lattice_of(spacing: Spacing, dtype: str) -> Lattice:
     bound = _MAX_INTEGER
     if dtype == "float16":
         bound = min(bound, int(math.ldexp(_FLOAT16_MAX, -spacing.exponent)))
-    reciprocal = float(np.float32(1.0 / spacing.width))
-    return Lattice(math.ldexp(1.0, spacing.exponent), spacing.units, reciprocal, bound)
+    rcp = float(np.float32(1.0 / spacing.width))
+    return Grid(math.ldexp(1.0, spacing.exponent), spacing.step, rcp, bound)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.formats import Run
 
+__all__ = ["Measurer", "PeakMemory"]
 
 # Of the key of a point, and of what is measured.
 _VERSION: Final = 3
@@ -78,7 +79,7 @@ class Measurer:
         Parameters
         ----------
         variant, value
-            The codec and the value of its knob; None for the previous checkpoint.
+            The codec and where its knob stands; None for the previous checkpoint.
 
         Notes
         -----
@@ -116,7 +117,7 @@ class Measurer:
         Parameters
         ----------
         variant, value
-            The codec, and the value of its knob.
+            The codec, and where its knob stands.
         evaluated
             Called with the number of steps evaluated so far.
         """
@@ -166,7 +167,7 @@ class Measurer:
     def _summary(self, figures: Sequence[Figures], counted: Sequence[Figures]) -> dict[str, Any]:
         """Return what a point says of its steps; over steps of which one is not known, nothing is."""
         drops, divergences = ([getattr(one, name) for one in counted] for name in ("drop", "divergence"))
-        self.judge.original(self.steps[0])  # shows the metric
+        self.judge.original(self.steps[0])  # tells the metric
         return {
             "metric": self.judge.metric,
             "direction": self.judge.direction,
@@ -191,7 +192,7 @@ class Measurer:
         )
 
     def _judged(self, target: Path, evaluated: Callable[[int], None]) -> tuple[list[Figures], str]:
-        """Evaluate what was restored; a state that the evaluator refuses is within no bound."""
+        """Evaluate what was restored; a state the evaluator refuses keeps no bound, that is all."""
         walk, figures = Archive.open(target).on(self.device).sequential(), []
         try:
             for done, step in enumerate(self.steps, start=1):

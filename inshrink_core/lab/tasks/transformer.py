@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
+__all__ = ["AttentionBlock", "Block"]
+
 
 class AttentionBlock(nn.Module):
     """The first half of a pre-norm block, attention, and the norm of the second.
@@ -35,7 +37,7 @@ class AttentionBlock(nn.Module):
         return out
 
 
-class TransformerBlock(AttentionBlock):
+class Block(AttentionBlock):
     """Pre-norm transformer block: attention, then two linear layers with GELU between them.
 
     Parameters

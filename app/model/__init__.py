@@ -1,1 +1,0 @@
-"""What pages speak of: plain data, without Streamlit."""

@@ -1,1 +1,0 @@
-"""Which parameter each numbered state of an optimizer belongs to: by order, by values, by code."""

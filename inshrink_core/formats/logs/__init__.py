@@ -1,1 +1,0 @@
-"""What a training logged beside its checkpoints: metrics in any file, and TensorBoard events."""
